@@ -1,0 +1,91 @@
+"""What can go wrong, grouped by what the caller does next.
+
+::
+
+    StateStoreError
+    ├── InvalidRequestError      fix the call (also a ValueError)
+    ├── StateMismatchError       the query and the state do not belong together
+    ├── FencedError              somebody newer owns the shard: stop, write nothing
+    ├── StorageUnavailableError  the object store failed: nothing was lost, retry later
+    ├── CommitUnknownError       a commit may or may not have landed: ask, delete nothing
+    ├── CorruptStateError        a file is damaged or missing: an operator must look
+    ├── StoreUnavailableError    no store actor or coordinator answered in time
+    └── SetupError               Ray, Java or the fleet is not there
+
+Messages say what happened, what is safe and what to do next, and end with the variables as ``key=`value```.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CommitUnknownError",
+    "CorruptStateError",
+    "FencedError",
+    "InvalidRequestError",
+    "SetupError",
+    "StateMismatchError",
+    "StateStoreError",
+    "StorageUnavailableError",
+    "StoreUnavailableError",
+]
+
+
+class StateStoreError(Exception):
+    """Root of every error that Statefleet raises on purpose.
+
+    Parameters
+    ----------
+    message
+        What happened, what is safe, what to do next.
+    **context
+        Variables of the failure (state, shard, version, file, ...), printed after the message.
+    """
+
+    def __init__(self, message: str, **context: object) -> None:
+        self.message = message
+        self.context = context
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        facts = " ".join(f"{key}=`{value}`" for key, value in self.context.items())
+        return f"{self.message} [{facts}]" if facts else self.message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors cross process borders (Ray, Spark): keyword context needs its own way through pickle.
+        return (_rebuild, (type(self), self.message, self.context))
+
+
+def _rebuild(kind: type[StateStoreError], message: str, context: dict[str, object]) -> StateStoreError:
+    return kind(message, **context)
+
+
+class InvalidRequestError(StateStoreError, ValueError):
+    """The call itself is wrong: an unknown column, an unsupported type or function, a bad URI."""
+
+
+class StateMismatchError(StateStoreError):
+    """The query and the existing state do not fit: schema, shard count or query identity differ."""
+
+
+class FencedError(StateStoreError):
+    """A newer owner holds the shard, or a newer run holds the state. Nothing was written."""
+
+
+class StorageUnavailableError(StateStoreError):
+    """The object store refused or failed. Committed versions are safe; retry when it is back."""
+
+
+class CommitUnknownError(StateStoreError):
+    """A conditional write got no readable answer. It may have landed: read back before anything else."""
+
+
+class CorruptStateError(StateStoreError):
+    """A file named by a manifest is missing or damaged. The message names it."""
+
+
+class StoreUnavailableError(StateStoreError):
+    """A store actor or the coordinator did not answer before the deadline."""
+
+
+class SetupError(StateStoreError):
+    """The surroundings are missing: no Ray cluster, no Java 17, no RayDP."""

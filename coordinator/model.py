@@ -1,0 +1,162 @@
+"""Words every room shares: identities, commits, leases and what the manifest log records.
+
+All are frozen values. They travel by pickle between actors and as JSON in the manifest log, where field names are
+the format (``docs/format.md``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any, NewType
+
+__all__ = [
+    "ActorLocation",
+    "CommitEntry",
+    "Lease",
+    "RecordKind",
+    "StateMetadata",
+    "StateStoreId",
+    "StateStoreProviderId",
+    "TaskIdentity",
+    "Version",
+]
+
+#: State after that many committed batches: batch ``b`` reads version ``b`` and commits ``b + 1``; version 0 is empty.
+Version = NewType("Version", int)
+
+
+@dataclass(frozen=True, slots=True)
+class StateStoreId:
+    """Identity of one shard, as Spark's ``StateStoreId``.
+
+    ``checkpoint_root_location`` is the folder of the state, ``<fleet uri>/<state name>``.
+    """
+
+    checkpoint_root_location: str
+    operator_id: int
+    partition_id: int
+    store_name: str = "default"
+
+    @property
+    def state_name(self) -> str:
+        return self.checkpoint_root_location.rsplit("/", 1)[-1]
+
+    def path(self) -> str:
+        """Folder of the shard's files relative to the fleet's URI, laid out as Spark lays it out."""
+        base = f"{self.state_name}/{self.operator_id}/{self.partition_id}"
+        return base if self.store_name == "default" else f"{base}/{self.store_name}"
+
+
+@dataclass(frozen=True, slots=True)
+class StateStoreProviderId:
+    """A shard as seen by one run of a query: a restarted query never reuses a former run's instance."""
+
+    store_id: StateStoreId
+    query_run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskIdentity:
+    """Which Spark task asks: query, run, batch, shard and attempt."""
+
+    state_name: str
+    query_id: str
+    run_id: str
+    batch_id: int
+    partition_id: int
+    attempt: int
+    executor: str
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ActorLocation:
+    """One life of one store actor. ``instance_id`` is new each time the process starts."""
+
+    actor_name: str
+    instance_id: str
+    node_id: str
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitEntry:
+    """One shard's line in the manifest: the one delta file that makes ``version`` of the shard."""
+
+    partition_id: int
+    version: int
+    base_version: int
+    epoch: int
+    run_id: str
+    #: Made once per logical commit; a retry repeats it, so a landed commit is recognised as one's own.
+    attempt_id: str
+    #: Path of the delta file relative to the fleet's URI.
+    file: str
+    file_bytes: int
+    #: CRC-32 of the whole file.
+    checksum: int
+    #: Rows of the delta file; updated and removed are what it did to the shard.
+    delta_rows: int
+    rows_updated: int
+    rows_removed: int
+    #: Rows in the shard after this commit.
+    state_rows: int
+    state_bytes: int
+    #: Rows that reached the shard in this batch, late ones included; late rows dropped.
+    rows_in: int
+    rows_late: int
+    watermark_ms: int
+    committed_at_ms: int
+    executor: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> CommitEntry:
+        return cls(**data)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right of one store actor to commit a shard for one run, until a higher epoch is given out."""
+
+    store_id: StateStoreId
+    run_id: str
+    epoch: int
+    location: ActorLocation
+
+
+@dataclass(frozen=True, slots=True)
+class StateMetadata:
+    """What is fixed for the life of a state; ``<state>/metadata.json``, written once with put-if-absent.
+
+    ``schema`` is the JSON form of ``store_actors.schema.StateSchema``; the coordinator only compares it.
+    """
+
+    state_name: str
+    query_id: str
+    num_shards: int
+    output_mode: str
+    schema: dict[str, Any] = field(default_factory=dict)
+    format_version: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> StateMetadata:
+        return cls(**data)
+
+
+class RecordKind(StrEnum):
+    """Kinds of record in a state's manifest log."""
+
+    #: A run of the query took the state over; every older run is fenced from here on.
+    RUN_STARTED = "run_started"
+    #: Shards were given to store actors under new epochs.
+    SHARDS_ASSIGNED = "shards_assigned"
+    #: Shards committed versions.
+    COMMITTED = "committed"

@@ -1,0 +1,164 @@
+"""A Spark Python worker's way to the fleet: one Ray connection a process, the co-located store actor, and retries."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from coordinator.deploy import NAMESPACE, call, ensure_coordinator
+from coordinator.errors import FencedError, StateStoreError, StoreUnavailableError
+from coordinator.model import ActorLocation, StateMetadata, TaskIdentity
+from store_actors.deploy import ensure_store_actor
+from store_actors.schema import StateSchema
+from store_actors.store import ApplyRequest
+
+__all__ = ["FleetAddress", "FleetClient", "executor_name", "fleet_client"]
+
+#: How long a task waits for a store actor or the coordinator to come back before it fails (Spark then retries it).
+_DEADLINE_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class FleetAddress:
+    """Where a fleet is: its URI, options of the object store, and the Ray cluster it lives on."""
+
+    uri: str
+    ray_address: str
+    #: Kept out of the representation, which may reach a log: options can hold credentials.
+    storage_options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    @property
+    def options(self) -> Mapping[str, str] | None:
+        return dict(self.storage_options) or None
+
+
+@cache
+def fleet_client(address: FleetAddress) -> FleetClient:
+    """This process's client of a fleet; connects to Ray at first use (Spark reuses its Python workers)."""
+    connect_to_ray(address.ray_address)
+    return FleetClient(address)
+
+
+def connect_to_ray(ray_address: str) -> None:
+    """Join the Ray cluster from a Spark worker, quietly."""
+    if not ray.is_initialized():
+        os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+        ray.init(address=ray_address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+
+
+@cache
+def executor_name() -> str:
+    """``host:pid`` of the Spark executor: the process above this worker's daemon."""
+    pid = os.getppid()
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        pid = int(fields[1])
+    except (OSError, IndexError, ValueError):
+        pass  # not Linux: the daemon's pid tells executors of a host apart just as well
+    return f"{socket.gethostname()}:{pid}"
+
+
+class FleetClient:
+    """Routes one process's state operations.
+
+    Parameters
+    ----------
+    address
+        The fleet.
+    """
+
+    def __init__(self, address: FleetAddress) -> None:
+        self._address = address
+        self._node_id = ray.get_runtime_context().get_node_id()
+        self._coordinator = ensure_coordinator(address.uri, address.options)
+        self._handles: dict[str, Any] = {}
+        self._local: ActorLocation | None = None
+
+    def apply(
+        self,
+        task: TaskIdentity,
+        metadata: StateMetadata,
+        schema: StateSchema,
+        rows: pa.Table,
+        max_event_ms: int | None,
+    ) -> pa.Table:
+        """Hand a shard its rows; returns what the batch emits once the commit is durable.
+
+        Repeated after the loss of a store actor or of a lease: the commit protocol makes that safe.
+
+        Raises
+        ------
+        StoreUnavailableError
+            No store actor answered before the deadline.
+        StateStoreError
+            Whatever the coordinator or the store refused.
+        """
+        payload = ray.put(rows)
+        deadline = time.monotonic() + _DEADLINE_S
+        pause_s = 0.05
+        while True:
+            location: ActorLocation | None = None
+            try:
+                grant = call(self._coordinator, "attach_and_lease", task, metadata, self._local_location())
+                location = grant.lease.location
+                request = ApplyRequest(task, grant.lease, grant.base_version, schema, max_event_ms)
+                emitted, _ = ray.get(self._handle(location.actor_name).apply.remote(request, payload))
+            except RayActorError as error:
+                self._lost(location)
+                if time.monotonic() > deadline:
+                    raise _unavailable(task, error) from error
+            except RayTaskError as error:
+                cause = error.cause
+                # A lease may have moved between being granted and being used; the next grant says whether this run may go on.
+                if not isinstance(cause, FencedError) or time.monotonic() > deadline:
+                    raise (cause if isinstance(cause, StateStoreError) else error) from None
+            else:
+                result: pa.Table = emitted
+                return result
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 2.0)
+
+    def _local_location(self) -> ActorLocation:
+        if self._local is None:
+            handle = ensure_store_actor(self._address.uri, self._address.options, self._node_id)
+            local: ActorLocation = ray.get(handle.location.remote())
+            self._handles[local.actor_name] = handle
+            self._local = local
+        return self._local
+
+    def _handle(self, actor_name: str) -> Any:
+        if actor_name not in self._handles:
+            try:
+                self._handles[actor_name] = ray.get_actor(actor_name, namespace=NAMESPACE)
+            except ValueError as error:  # how Ray says that no such actor exists any more
+                raise RayActorError(error_msg=str(error)) from error
+        return self._handles[actor_name]
+
+    def _lost(self, location: ActorLocation | None) -> None:
+        """An actor died under a call: tell the coordinator which life of it, and look everything up anew."""
+        self._local = None
+        self._handles.clear()
+        if location is not None:
+            call(self._coordinator, "report_store_actor_lost", location.instance_id)
+
+
+def _unavailable(task: TaskIdentity, error: Exception) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        "the store actor of a shard did not come back in time; committed versions are safe in the object store and nothing of "
+        "this batch was lost; see `ray list actors` and the actor's log, then restart the query",
+        state=task.state_name,
+        partition=task.partition_id,
+        version=task.batch_id + 1,
+        cause=error,
+    )

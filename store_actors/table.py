@@ -1,0 +1,259 @@
+"""A hash table of groups: key words, state words, an index; folds Arrow batches in and gives Arrow tables out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from store_actors import kernels
+from store_actors.layout import FieldSlot, RowLayout, words_of
+from store_actors.schema import StateSchema
+from store_actors.strings import StringPool
+from store_actors.words import decode_column, encode_column, validity
+
+__all__ = ["EncodedBatch", "GroupTable", "Touched"]
+
+Slots = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+_FOREVER = np.iinfo(np.int64).max
+
+
+@dataclass(slots=True)
+class EncodedBatch:
+    """A batch as words: ``keys`` (n, key words), ``nulls`` (n,) key-null bits, ``values`` and ``valid`` (columns, n)."""
+
+    keys: Words
+    nulls: Words
+    values: Words
+    valid: npt.NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.nulls)
+
+
+@dataclass(slots=True)
+class Touched:
+    """What folding did: slots of new groups, slots of changed groups and what those held before."""
+
+    created: Slots
+    changed: Slots
+    before: Words
+
+    @classmethod
+    def nothing(cls, row_words: int) -> Touched:
+        return cls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, row_words), np.uint64))
+
+    def joined(self, other: Touched) -> Touched:
+        if not len(self.created) and not len(self.changed):
+            return other
+        return Touched(
+            np.concatenate([self.created, other.created]),
+            np.concatenate([self.changed, other.changed]),
+            np.concatenate([self.before, other.before]),
+        )
+
+
+class GroupTable:
+    """All groups of one shard, or of one map task's batch. Not thread-safe; its owner locks.
+
+    Parameters
+    ----------
+    schema
+        The operator's schema.
+    merge
+        Whether batches carry partial accumulators instead of raw inputs.
+    """
+
+    def __init__(self, schema: StateSchema, *, merge: bool) -> None:
+        self.layout = RowLayout(schema, merge=merge)
+        self.pool = StringPool()
+        self.rows: Words = np.zeros((1 << 8, self.layout.row_words), np.uint64)
+        self._index: Words = np.zeros(1 << 10, np.uint64)
+        self._free: Slots = np.empty(1 << 8, np.int64)
+        #: Slots ever used, free slots among them.
+        self._counters: Slots = np.zeros(2, np.int64)
+        #: Lower bound of the expiry of every live group; nothing is evicted before the watermark reaches it.
+        self.smallest_expiry: int = _FOREVER
+
+    def __len__(self) -> int:
+        return int(self._counters[0] - self._counters[1])
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, in bytes."""
+        return self.rows.nbytes + self._index.nbytes + self._free.nbytes + self.pool.nbytes
+
+    # -- in -------------------------------------------------------------------------------------------------------
+
+    def encode(self, batch: pa.RecordBatch) -> EncodedBatch:
+        """Words of a batch in ``raw_schema`` or ``row_schema`` order (by name; other columns are ignored)."""
+        layout = self.layout
+        nulls = np.zeros(batch.num_rows, np.uint64)
+        keys: list[Words] = []
+        for slot in layout.keys:
+            column = batch.column(slot.name)
+            valid = validity(column)
+            encode_column(column, self.pool, valid, keys)
+            if column.null_count:
+                nulls |= (valid == 0).astype(np.uint64) * np.uint64(slot.flag)
+                if slot.word == layout.expiry_word:
+                    keys[-1] = _never_expiring(keys[-1], valid)
+        values: list[Words] = []
+        valids: list[npt.NDArray[np.uint8]] = []
+        for field in layout.inputs:
+            column = batch.column(field.name)
+            valid = validity(column)
+            encode_column(column, self.pool, valid, values)
+            valids.extend([valid] * (len(values) - len(valids)))
+        size = batch.num_rows
+        return EncodedBatch(
+            np.column_stack(keys) if keys else np.empty((size, 0), np.uint64),
+            nulls,
+            np.stack(values) if values else np.empty((0, size), np.uint64),
+            np.stack(valids) if valids else np.empty((0, size), np.uint8),
+        )
+
+    def accumulate(self, batch: EncodedBatch, stamp: int) -> Touched:
+        """Fold a batch in. ``stamp`` (uint32) names the version: a group's old words are kept once per stamp."""
+        layout = self.layout
+        size = len(batch)
+        created, changed = np.empty(size, np.int64), np.empty(size, np.int64)
+        before = np.empty((size, layout.row_words), np.uint64)
+        progress = np.zeros(2, np.int64)
+        row = 0
+        while True:
+            row, progress[0], progress[1], smallest, _ = kernels.accumulate(
+                self._index, self.rows, batch.keys, batch.nulls, layout.key_mask, layout.flag_words, row,
+                batch.values, batch.valid, layout.operations, layout.limits, self.pool.arena, self.pool.offsets,
+                layout.initial, np.uint32(stamp), self._free, self._counters, self._index_room(), created, changed,
+                before, progress, layout.expiry_word,
+            )  # fmt: skip
+            self.smallest_expiry = min(self.smallest_expiry, smallest)
+            if row == size:
+                break
+            self._grow(size - row)
+        # Copies of the used part: the buffers were sized for a batch in which every row is a group of its own.
+        return Touched(created[: progress[0]].copy(), changed[: progress[1]].copy(), before[: progress[1]].copy())
+
+    def create_global_group(self, stamp: int) -> Touched:
+        """Make the one group of an operator without keys, as it is before any input."""
+        row = self.layout.initial.reshape(1, -1).copy()
+        row[0, 0] |= np.uint64(stamp << 32)
+        self.put(row)
+        return Touched(self.live(), np.empty(0, np.int64), np.empty((0, self.layout.row_words), np.uint64))
+
+    def put(self, rows: Words) -> None:
+        """Store whole rows laid out as this table's (``before`` of an undo, or :meth:`rows_of` a delta)."""
+        layout, done = self.layout, 0
+        while True:
+            stored, _ = kernels.put(
+                self._index, self.rows, rows[done:], layout.key_mask, layout.flag_words, layout.key_words,
+                self._free, self._counters, self._index_room(),
+            )  # fmt: skip
+            done += stored
+            if done == len(rows):
+                break
+            self._grow(len(rows) - done)
+        if layout.expiry_word >= 0 and len(rows):
+            smallest = rows[:, layout.expiry_word].view(np.int64).min()
+            self.smallest_expiry = min(self.smallest_expiry, int(smallest))
+
+    def rows_of(self, batch: pa.RecordBatch) -> Words:
+        """Rows as words of a batch in ``row_schema`` (a delta or a snapshot)."""
+        rows = np.zeros((batch.num_rows, self.layout.row_words), np.uint64)
+        for slot in (*self.layout.keys, *self.layout.state):
+            column = batch.column(slot.name)
+            valid = validity(column)
+            words: list[Words] = []
+            encode_column(column, self.pool, valid, words)
+            if slot.word == self.layout.expiry_word:
+                words[0] = _never_expiring(words[0], valid)
+            for number, word in enumerate(words):
+                rows[:, slot.word + number] = word
+            flagged = valid == 0 if slot.is_key else valid == 1
+            rows[:, slot.flag_word] |= flagged.astype(np.uint64) * np.uint64(slot.flag)
+        return rows
+
+    # -- out ------------------------------------------------------------------------------------------------------
+
+    def remove_rows(self, rows: Words) -> Slots:
+        """Remove the groups with the keys of these rows; returns the slots they had."""
+        layout = self.layout
+        keys = np.ascontiguousarray(rows[:, layout.flag_words : layout.flag_words + layout.key_words])
+        self._reserve_free(len(rows))
+        out = np.empty(len(rows), np.int64)
+        count = kernels.remove(
+            self._index, self.rows, keys, rows[:, 0] & layout.key_mask, layout.key_mask, layout.flag_words,
+            self._free, self._counters, out,
+        )  # fmt: skip
+        return out[:count]
+
+    def evict(self, limit: int) -> Slots:
+        """Remove every group whose expiry is at most ``limit`` (microseconds); returns their slots, words intact."""
+        layout = self.layout
+        if layout.expiry_word < 0 or limit < self.smallest_expiry:
+            return np.empty(0, np.int64)
+        self._reserve_free(len(self))
+        out = np.empty(len(self), np.int64)
+        count, self.smallest_expiry = kernels.evict(
+            self._index, self.rows, layout.key_mask, layout.flag_words, layout.key_words, int(self._counters[0]),
+            layout.expiry_word, limit, self._free, self._counters, out,
+        )  # fmt: skip
+        return out[:count].copy()
+
+    def live(self) -> Slots:
+        """Slots of all groups."""
+        out = np.empty(len(self), np.int64)
+        kernels.live_slots(self.rows, int(self._counters[0]), out)
+        return out
+
+    def decode(self, rows: Words) -> pa.Table:
+        """Arrow table in ``row_schema`` of rows given as words."""
+        fields = (*self.layout.keys, *self.layout.state)
+        return pa.Table.from_arrays(
+            [self._decode_field(slot, rows) for slot in fields], schema=self.layout.schema.row_schema()
+        )
+
+    def _decode_field(self, slot: FieldSlot, rows: Words) -> pa.Array:
+        flagged = (rows[:, slot.flag_word] & np.uint64(slot.flag)) != 0
+        valid = (~flagged if slot.is_key else flagged).astype(np.uint8)
+        words = tuple(
+            np.ascontiguousarray(rows[:, slot.word + number]).view(np.int64) for number in range(words_of(slot.type))
+        )
+        return decode_column(slot.type, words, valid, self.pool)
+
+    # -- room -----------------------------------------------------------------------------------------------------
+
+    def _index_room(self) -> int:
+        """Keys that still fit before the index is more than 60 % full, where linear probing gets slow."""
+        return int(len(self._index) * 0.6) - len(self)
+
+    def _grow(self, wanted: int) -> None:
+        """Make room for at least one more key; for `wanted` (the rest of a batch) as far as doubling goes."""
+        if self._index_room() <= 0:
+            index = np.zeros(len(self._index) * 2, np.uint64)
+            kernels.grow_index(self._index, index)
+            self._index = index
+        used, capacity = int(self._counters[0]), len(self.rows)
+        if used == capacity and self._counters[1] == 0:
+            # Half more, not double, once large: at most a third of a big shard's rows are spare.
+            extra = capacity if capacity < 1 << 20 else capacity // 2
+            rows = np.empty((capacity + max(extra, min(wanted, 1 << 16)), self.layout.row_words), np.uint64)
+            rows[:used] = self.rows
+            self.rows = rows
+
+    def _reserve_free(self, more: int) -> None:
+        needed = int(self._counters[1]) + more
+        if needed > len(self._free):
+            free = np.empty(max(needed, 2 * len(self._free)), np.int64)
+            free[: self._counters[1]] = self._free[: self._counters[1]]
+            self._free = free
+
+
+def _never_expiring(words: Words, valid: npt.NDArray[np.uint8]) -> Words:
+    """Expiry words in which a null is for ever: ``null <= watermark`` is not true in Spark either."""
+    return np.where(valid == 0, np.uint64(_FOREVER), words)
