@@ -1,0 +1,204 @@
+"""The coordinator actor: a thin asynchronous shell around the ledgers, one for each state of the fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+
+from coordinator.core import InstanceRegistry, LeaseGrant, Record, StateLedger, check_metadata
+from coordinator.dashboard import Dashboard
+from coordinator.errors import StateMismatchError
+from coordinator.manifest_log import LedgerKeeper, ManifestLog
+from coordinator.model import ActorLocation, CommitEntry, StateMetadata, StateStoreProviderId, TaskIdentity
+from coordinator.status import query_status
+from coordinator.storage import open_object_store, probe
+
+__all__ = ["Coordinator"]
+
+
+class Coordinator:
+    """Who holds what, and what counts.
+
+    - Deployed by :mod:`coordinator.deploy` as a named, detached actor that restarts by itself.
+    - Its memory is a cache: ledgers are loaded from the manifest logs when first asked for, so a restarted coordinator
+      answers as the former one did.
+    - Every method may be called again after a lost answer.
+    """
+
+    def __init__(self, uri: str, storage_options: Mapping[str, str] | None, fleet_id: str) -> None:
+        self._store = open_object_store(uri, storage_options)
+        self._uri = uri
+        self._fleet_id = fleet_id
+        self._writer_id = uuid.uuid4().hex
+        self._started_at_ms = int(time.time() * 1000)
+        self._node_id = ray.get_runtime_context().get_node_id()
+        self._keepers: dict[str, LedgerKeeper] = {}
+        self._opening = asyncio.Lock()
+        self._registry = InstanceRegistry()
+        #: Newest known life of each store actor, and lives known to be over.
+        self._actors: dict[str, ActorLocation] = {}
+        self._lost: set[str] = set()
+        self._ended_runs: set[str] = set()
+        self._dashboard = Dashboard()
+        self._dashboard_url: str | None = None
+
+    async def open(self) -> None:
+        """Prove that the store works; raises StorageUnavailableError if it doesn't."""
+        await asyncio.to_thread(probe, self._store)
+        await self.dashboard_url()
+
+    async def _keeper(self, state_name: str) -> LedgerKeeper:
+        async with self._opening:
+            keeper = self._keepers.get(state_name)
+            if keeper is None:
+                keeper = LedgerKeeper(ManifestLog(self._store, state_name, self._writer_id))
+                await keeper.open()
+                self._keepers[state_name] = keeper
+            return keeper
+
+    # -- states and leases ----------------------------------------------------------------------------------------
+
+    async def describe_state(self, state_name: str) -> StateMetadata | None:
+        """What is fixed about a state; None if there is no such state."""
+        return (await self._keeper(state_name)).metadata
+
+    async def check_state(self, metadata: StateMetadata) -> None:
+        """Refuse a query that does not fit an existing state (StateMismatchError), before it starts."""
+        existing = (await self._keeper(metadata.state_name)).metadata
+        if existing is not None:
+            check_metadata(existing, metadata)
+
+    async def attach_and_lease(self, task: TaskIdentity, metadata: StateMetadata, local: ActorLocation) -> LeaseGrant:
+        """The store actor that may commit the task's shard, and the version its batch reads."""
+        keeper = await self._keeper(task.state_name)
+        self._know(local)
+        if keeper.metadata is None:
+            if task.batch_id > 0:
+                raise StateMismatchError(
+                    "the checkpoint has finished batches but the state does not exist; refusing to count from nothing; restore "
+                    "the state's folder, or start with a new checkpoint",
+                    state=task.state_name,
+                    fleet=self._uri,
+                    batch_id=task.batch_id,
+                )
+            await keeper.create_metadata(metadata)
+        assert keeper.metadata is not None
+        check_metadata(keeper.metadata, metadata)
+
+        def decide(ledger: StateLedger) -> tuple[list[Record], LeaseGrant]:
+            return ledger.decide_lease(task, local, self._is_lost)
+
+        return await keeper.submit(decide)
+
+    async def commit(self, state_name: str, entry: CommitEntry) -> CommitEntry:
+        """Count a commit durably; returns the entry that counts, the own or another attempt's of the same run."""
+        return await (await self._keeper(state_name)).submit(lambda ledger: ledger.decide_commit(entry))
+
+    async def commit_chain(self, state_name: str, partition_id: int, version: int) -> tuple[CommitEntry, ...]:
+        """Counted entries that make a shard's version, in order."""
+        keeper = await self._keeper(state_name)
+        # Through the queue: an answer must not show commits whose records are still on their way.
+        return await keeper.submit(lambda ledger: ([], ledger.commit_chain(partition_id, version)))
+
+    # -- store actors ---------------------------------------------------------------------------------------------
+
+    def _know(self, location: ActorLocation) -> None:
+        former = self._actors.get(location.actor_name)
+        if former is not None and former.instance_id != location.instance_id:
+            self._lost.add(former.instance_id)
+        self._actors[location.actor_name] = location
+
+    def _is_lost(self, location: ActorLocation) -> bool:
+        newest = self._actors.get(location.actor_name)
+        replaced = newest is not None and newest.instance_id != location.instance_id
+        return replaced or location.instance_id in self._lost
+
+    async def report_store_actor(self, location: ActorLocation) -> None:
+        """A store actor has started; a former life of the same name is over."""
+        self._know(location)
+
+    async def report_store_actor_lost(self, instance_id: str) -> None:
+        """A store actor died under a call; its shards go elsewhere at their next lease."""
+        self._lost.add(instance_id)
+
+    # -- Spark's StateStoreCoordinator ----------------------------------------------------------------------------
+
+    async def report_active_instance(
+        self,
+        provider_id: StateStoreProviderId,
+        location: ActorLocation,
+        ids_to_check: Sequence[StateStoreProviderId] = (),
+    ) -> list[StateStoreProviderId]:
+        """See :meth:`InstanceRegistry.report_active_instance`."""
+        self._know(location)
+        return self._registry.report_active_instance(provider_id, location, ids_to_check)
+
+    async def verify_if_instance_active(self, provider_id: StateStoreProviderId, location: ActorLocation) -> bool:
+        """See :meth:`InstanceRegistry.verify_if_instance_active`."""
+        return self._registry.verify_if_instance_active(provider_id, location)
+
+    async def get_location(self, provider_id: StateStoreProviderId) -> ActorLocation | None:
+        """See :meth:`InstanceRegistry.get_location`."""
+        return self._registry.get_location(provider_id)
+
+    async def deactivate_instances(self, run_id: str) -> int:
+        """See :meth:`InstanceRegistry.deactivate_instances`; called when a query stops."""
+        self._ended_runs.add(run_id)
+        return self._registry.deactivate_instances(run_id)
+
+    # -- showing --------------------------------------------------------------------------------------------------
+
+    async def load_all_states(self) -> list[str]:
+        """Open every state below the fleet's URI; returns their names."""
+        infos = await asyncio.to_thread(self._store.list, "")
+        names = sorted({info.path.split("/", 1)[0] for info in infos if info.path.endswith("/metadata.json")})
+        for name in names:
+            await self._keeper(name)
+        return names
+
+    def _status(self) -> dict[str, Any]:
+        return {
+            "fleet_id": self._fleet_id,
+            "uri": self._uri,
+            "coordinator": {"node_id": self._node_id, "pid": os.getpid(), "started_at_ms": self._started_at_ms},
+            "store_actors": [
+                {
+                    "actor_name": actor.actor_name,
+                    "instance_id": actor.instance_id,
+                    "node_id": actor.node_id,
+                    "host": actor.host,
+                    "pid": actor.pid,
+                    "alive": actor.instance_id not in self._lost,
+                }
+                for actor in self._actors.values()
+            ],
+            "queries": [
+                query_status(
+                    keeper.ledger,
+                    keeper.metadata,
+                    active=bool(keeper.ledger.run_id) and keeper.ledger.run_id not in self._ended_runs,
+                )
+                for keeper in self._keepers.values()
+                if keeper.ledger is not None and keeper.metadata is not None
+            ],
+        }
+
+    async def status(self) -> dict[str, Any]:
+        """Store actors, queries and shards as JSON data."""
+        return self._status()
+
+    async def dashboard_url(self) -> str:
+        """Address of the dashboard, started at the first call after each start of the actor."""
+        if self._dashboard_url is None:
+            self._dashboard_url = await self._dashboard.start(self._status)
+        return self._dashboard_url
+
+    async def ping(self) -> str:
+        """Writer id of this life of the coordinator."""
+        return self._writer_id

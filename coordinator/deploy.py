@@ -1,0 +1,103 @@
+"""How the coordinator is deployed on Ray, and how it is called while it may be restarting."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from coordinator.actor import Coordinator
+from coordinator.errors import StateStoreError, StoreUnavailableError
+
+__all__ = ["NAMESPACE", "call", "coordinator_name", "ensure_coordinator", "fleet_id_of", "find_coordinator"]
+
+#: Ray namespace of all the fleet's actors.
+NAMESPACE = "statefleet"
+
+#: How long a call waits for a coordinator that is restarting, in seconds.
+DEADLINE_S = 60.0
+
+
+def fleet_id_of(uri: str) -> str:
+    """Short id of the fleet of a normalised URI: part of its actors' names."""
+    return hashlib.blake2b(uri.encode(), digest_size=4).hexdigest()
+
+
+def coordinator_name(uri: str) -> str:
+    """Name of the coordinator of a normalised URI."""
+    return f"statefleet-coordinator-{fleet_id_of(uri)}"
+
+
+def find_coordinator(uri: str) -> Any | None:
+    """Handle of a running coordinator; None if the fleet isn't up."""
+    try:
+        return ray.get_actor(coordinator_name(uri), namespace=NAMESPACE)
+    except ValueError:
+        return None
+
+
+def ensure_coordinator(uri: str, storage_options: Mapping[str, str] | None) -> Any:
+    """Handle of the fleet's coordinator, started and proven to work if it wasn't there.
+
+    Raises
+    ------
+    StorageUnavailableError
+        The object store can't be used.
+    """
+    handle = find_coordinator(uri)
+    if handle is not None:
+        return handle
+    actor = ray.remote(Coordinator).options(
+        name=coordinator_name(uri),
+        namespace=NAMESPACE,
+        # The fleet outlives the drivers that use it.
+        lifetime="detached",
+        get_if_exists=True,
+        # Its memory is a cache of the manifest logs, so Ray may restart it as often as it dies.
+        max_restarts=-1,
+        # Lost answers are repeated by `call`, which knows how long to wait and what to say.
+        max_task_retries=0,
+        num_cpus=0,
+        max_concurrency=1000,
+    )
+    handle = actor.remote(uri, dict(storage_options) if storage_options else None, fleet_id_of(uri))
+    try:
+        call(handle, "open")
+    except StateStoreError:
+        # A coordinator that can't reach its store would be found, and trusted, by the next caller.
+        ray.kill(handle, no_restart=True)
+        raise
+    return handle
+
+
+def call(handle: Any, method: str, *args: Any, deadline_s: float = DEADLINE_S) -> Any:
+    """Call the coordinator, repeating while it restarts (all its methods may be repeated).
+
+    Raises
+    ------
+    StateStoreError
+        What the coordinator raised.
+    StoreUnavailableError
+        It did not come back before the deadline.
+    """
+    deadline = time.monotonic() + deadline_s
+    pause_s = 0.02
+    while True:
+        try:
+            return ray.get(getattr(handle, method).remote(*args))
+        except RayTaskError as error:
+            raise (error.cause if isinstance(error.cause, StateStoreError) else error) from None
+        except RayActorError as error:
+            if time.monotonic() > deadline:
+                raise StoreUnavailableError(
+                    "the coordinator did not come back in time; committed versions are safe in the object store; see "
+                    "`ray list actors` and its log, then repeat",
+                    method=method,
+                    cause=error,
+                ) from error
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 1.0)

@@ -1,0 +1,250 @@
+"""The manifest log of one state in object storage, and the keeper that decides by it.
+
+``<state>/manifest/<seq>.json`` (20 digits, from 1, no gaps) holds the records of one append; each is created with put-if-absent,
+so of two coordinators that believe themselves in office only one gets a place, and the other learns what was decided
+meanwhile. ``<state>/checkpoints/<seq>.json`` is the ledger after that append, so that loading reads little.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import uuid
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from coordinator.core import Record, StateLedger
+from coordinator.errors import CommitUnknownError, CorruptStateError, StateStoreError, StorageUnavailableError
+from coordinator.model import StateMetadata
+from coordinator.storage import ObjectStore
+
+__all__ = ["LedgerKeeper", "LogConflictError", "ManifestLog"]
+
+log = logging.getLogger(__name__)
+
+_CHECKPOINT_INTERVAL = 64
+_APPEND_ATTEMPTS = 4
+
+Result = TypeVar("Result")
+Decide = Callable[[StateLedger], tuple[list[Record], Result]]
+
+
+class LogConflictError(StateStoreError):
+    """Somebody else appended first: reload and decide again."""
+
+
+class ManifestLog:
+    """Append-only records of one state.
+
+    Parameters
+    ----------
+    store
+        The fleet's object store.
+    state_name
+        Folder of the state.
+    writer_id
+        Who writes, for the reader of a record.
+    """
+
+    def __init__(self, store: ObjectStore, state_name: str, writer_id: str) -> None:
+        self._store = store
+        self._state_name = state_name
+        self._writer_id = writer_id
+        self._seq = 0
+
+    def _path(self, folder: str, seq: int) -> str:
+        return f"{self._state_name}/{folder}/{seq:020d}.json"
+
+    def load(self) -> StateLedger:
+        """Fold the newest checkpoint and everything after it.
+
+        Raises
+        ------
+        CorruptStateError
+            A record is missing or unreadable; names the file.
+        """
+        ledger, done = self._load_checkpoint()
+        names = [info.path for info in self._store.list(f"{self._state_name}/manifest")]
+        newest = max((int(name.rsplit("/", 1)[-1].removesuffix(".json")) for name in names), default=0)
+        for seq in range(done + 1, newest + 1):
+            for record in self._read(self._path("manifest", seq))["records"]:
+                ledger.fold(record)
+        self._seq = max(done, newest)
+        return ledger
+
+    def _load_checkpoint(self) -> tuple[StateLedger, int]:
+        root = f"{self._store.uri}/{self._state_name}"
+        checkpoints = self._store.list(f"{self._state_name}/checkpoints")
+        if not checkpoints:
+            return StateLedger(root), 0
+        data = self._read(checkpoints[-1].path)
+        return StateLedger.from_json(root, data["ledger"]), int(data["seq"])
+
+    def _read(self, path: str) -> dict[str, Any]:
+        try:
+            data: dict[str, Any] = json.loads(self._store.get(path))
+        except (FileNotFoundError, ValueError) as error:
+            raise CorruptStateError(
+                "a record of the manifest log is missing or unreadable; no version can be trusted without it; nothing was "
+                "changed; restore the file from a backup of the object store",
+                file=path,
+                state=self._state_name,
+            ) from error
+        return data
+
+    def append(self, records: list[Record], ledger: StateLedger) -> None:
+        """Append records; `ledger` is the state after them, for a checkpoint when one is due.
+
+        Raises
+        ------
+        LogConflictError
+            The place is taken by another writer.
+        StorageUnavailableError
+            The records are not in the log as far as can be read.
+        """
+        seq = self._seq + 1
+        record_id = uuid.uuid4().hex
+        body = {"seq": seq, "writer_id": self._writer_id, "record_id": record_id, "records": records}
+        self._put(self._path("manifest", seq), json.dumps(body).encode(), record_id)
+        self._seq = seq
+        if seq % _CHECKPOINT_INTERVAL == 0:
+            self._checkpoint(seq, ledger)
+
+    def _put(self, path: str, data: bytes, record_id: str) -> None:
+        for _ in range(_APPEND_ATTEMPTS):
+            try:
+                if self._store.put_if_absent(path, data):
+                    return
+            except CommitUnknownError:
+                log.warning("no clear answer to the append of %s; reading it back", path)
+            # Taken, or unknown: what is there decides. One's own record means only the reply was lost.
+            try:
+                found = json.loads(self._store.get(path))
+            except FileNotFoundError:
+                continue
+            if found["record_id"] == record_id:
+                return
+            raise LogConflictError("another coordinator appended first", file=path, writer_id=found["writer_id"])
+        raise StorageUnavailableError(
+            "the manifest log cannot be appended to; nothing was counted; retry when the object store is back", file=path
+        )
+
+    def _checkpoint(self, seq: int, ledger: StateLedger) -> None:
+        data = json.dumps({"seq": seq, "ledger": ledger.to_json()}).encode()
+        try:
+            self._store.put_if_absent(self._path("checkpoints", seq), data)
+        except (CommitUnknownError, StorageUnavailableError) as error:
+            log.warning("no checkpoint of the manifest log this time (loading will read more): %s", error)
+
+    def load_metadata(self) -> StateMetadata | None:
+        """The state's fixed facts; None if the state does not exist."""
+        try:
+            data = self._store.get(f"{self._state_name}/metadata.json")
+        except FileNotFoundError:
+            return None
+        return StateMetadata.from_json(json.loads(data))
+
+    def create_metadata(self, metadata: StateMetadata) -> StateMetadata:
+        """Write the fixed facts once; returns those that are there (another's, if that was first)."""
+        path = f"{self._state_name}/metadata.json"
+        try:
+            if self._store.put_if_absent(path, json.dumps(metadata.to_json(), indent=1).encode()):
+                return metadata
+        except CommitUnknownError:
+            log.warning("no clear answer to the creation of %s; reading it back", path)
+        existing = self.load_metadata()
+        if existing is None:
+            raise StorageUnavailableError("the state's metadata cannot be written; nothing was changed", file=path)
+        return existing
+
+
+class LedgerKeeper:
+    """Decides by one state's ledger and makes decisions durable before answering; one task at a time, in groups.
+
+    While an append is on its way, further decisions queue and go out together in the next one, so a batch costs a few
+    appends however many shards it has.
+    """
+
+    def __init__(self, manifest_log: ManifestLog) -> None:
+        self._log = manifest_log
+        self._ledger: StateLedger | None = None
+        self.metadata: StateMetadata | None = None
+        self._queue: list[tuple[Decide[Any], asyncio.Future[Any]]] = []
+        self._draining: asyncio.Task[None] | None = None
+
+    @property
+    def ledger(self) -> StateLedger | None:
+        """The ledger as last loaded; may run ahead of the log while an append is on its way. For display only."""
+        return self._ledger
+
+    async def open(self) -> None:
+        """Load metadata and ledger."""
+        self.metadata = await asyncio.to_thread(self._log.load_metadata)
+        self._ledger = await asyncio.to_thread(self._log.load)
+
+    async def create_metadata(self, metadata: StateMetadata) -> StateMetadata:
+        """The state's metadata, made from `metadata` if there is none."""
+        if self.metadata is None:
+            self.metadata = await asyncio.to_thread(self._log.create_metadata, metadata)
+        return self.metadata
+
+    async def submit(self, decide: Decide[Result]) -> Result:
+        """Result of a decision once its records are durable; whatever `decide` raises otherwise.
+
+        `decide` may run several times: it is repeated when another coordinator's records came in between.
+        """
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._queue.append((decide, future))
+        if self._draining is None or self._draining.done():
+            self._draining = asyncio.create_task(self._drain())
+        return await future
+
+    async def _drain(self) -> None:
+        while self._queue:
+            group, self._queue = self._queue, []
+            try:
+                outcomes = await self._decide_group([decide for decide, _ in group])
+            except Exception as error:  # noqa: BLE001 - every waiting caller gets it
+                self._ledger = None
+                outcomes = [error] * len(group)
+            for (_, future), outcome in zip(group, outcomes, strict=True):
+                if future.cancelled():
+                    continue
+                if isinstance(outcome, Exception):
+                    future.set_exception(outcome)
+                else:
+                    future.set_result(outcome[0])
+
+    async def _decide_group(self, group: list[Decide[Any]]) -> list[tuple[Any] | Exception]:
+        while True:
+            if self._ledger is None:
+                self._ledger = await asyncio.to_thread(self._log.load)
+            records, outcomes = self._decide_all(self._ledger, group)
+            if not records:
+                return outcomes
+            try:
+                await asyncio.to_thread(self._log.append, records, self._ledger)
+            except LogConflictError as conflict:
+                log.warning("reloading a manifest log that another coordinator wrote to: %s", conflict)
+                self._ledger = None
+                continue
+            return outcomes
+
+    @staticmethod
+    def _decide_all(
+        ledger: StateLedger, group: list[Decide[Any]]
+    ) -> tuple[list[Record], list[tuple[Any] | Exception]]:
+        records: list[Record] = []
+        outcomes: list[tuple[Any] | Exception] = []
+        for decide in group:
+            try:
+                new, result = decide(ledger)
+            except StateStoreError as error:
+                outcomes.append(error)
+                continue
+            for record in new:
+                ledger.fold(record)
+            records += new
+            outcomes.append((result,))
+        return records, outcomes

@@ -1,0 +1,78 @@
+"""What the dashboard and the command line show of a ledger: plain JSON data, computed from counted commits."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from coordinator.core import StateLedger
+from coordinator.model import CommitEntry, StateMetadata
+
+__all__ = ["query_status"]
+
+#: Newest versions over which rows per second is taken.
+_RATE_VERSIONS = 6
+
+
+def query_status(ledger: StateLedger, metadata: StateMetadata, *, active: bool) -> dict[str, Any]:
+    """One query's row, with a row a shard.
+
+    ``version`` and ``watermark_ms`` are those of the newest version that every shard has; ``rows_per_second`` is over the
+    last few batches; None where nothing is known yet.
+    """
+    entries = {shard: ledger.newest(shard) for shard in range(metadata.num_shards)}
+    present = [entry for entry in entries.values() if entry is not None]
+    complete = len(present) == metadata.num_shards
+    version = min(entry.version for entry in present) if complete else 0
+    return {
+        "name": metadata.state_name,
+        "query_id": ledger.query_id,
+        "run_id": ledger.run_id,
+        "output_mode": metadata.output_mode,
+        "num_shards": metadata.num_shards,
+        "batch_id": version - 1 if version else None,
+        "version": version,
+        "watermark_ms": min(entry.watermark_ms for entry in present) if complete and _has_watermark(metadata) else None,
+        "rows_per_second": _rows_per_second(ledger, metadata.num_shards),
+        "state_rows": sum(entry.state_rows for entry in present),
+        "state_bytes": sum(entry.state_bytes for entry in present),
+        "rows_late": sum(sum(entry.rows_late for entry in ledger.commit_chain(shard, version)) for shard in entries),
+        "last_commit_ms": max((entry.committed_at_ms for entry in present), default=None),
+        "active": active,
+        "shards": [_shard_status(ledger, shard, entry) for shard, entry in entries.items()],
+    }
+
+
+def _has_watermark(metadata: StateMetadata) -> bool:
+    return metadata.schema.get("delay_ms") is not None
+
+
+def _shard_status(ledger: StateLedger, shard: int, entry: CommitEntry | None) -> dict[str, Any]:
+    located = ledger.location(shard)
+    return {
+        "partition_id": shard,
+        "actor_name": located[1].actor_name if located else None,
+        "node_id": located[1].node_id if located else None,
+        "epoch": located[0] if located else None,
+        "executor": entry.executor if entry else None,
+        "version": entry.version if entry else 0,
+        "state_rows": entry.state_rows if entry else 0,
+        "state_bytes": entry.state_bytes if entry else 0,
+        "rows_in": entry.rows_in if entry else 0,
+        "last_commit_ms": entry.committed_at_ms if entry else None,
+    }
+
+
+def _rows_per_second(ledger: StateLedger, num_shards: int) -> float | None:
+    rows: dict[int, int] = defaultdict(int)
+    finished_ms: dict[int, int] = defaultdict(int)
+    for shard in range(num_shards):
+        newest = ledger.newest(shard)
+        for entry in ledger.commit_chain(shard, newest.version if newest else 0)[-_RATE_VERSIONS:]:
+            rows[entry.version] += entry.rows_in
+            finished_ms[entry.version] = max(finished_ms[entry.version], entry.committed_at_ms)
+    versions = sorted(rows)
+    if len(versions) < 2:
+        return None
+    elapsed_ms = finished_ms[versions[-1]] - finished_ms[versions[0]]
+    return sum(rows[version] for version in versions[1:]) * 1000 / elapsed_ms if elapsed_ms > 0 else None

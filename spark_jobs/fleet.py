@@ -1,0 +1,211 @@
+"""The front door's substance: connect to a fleet, make a streaming DataFrame's state live in it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from coordinator.deploy import call, ensure_coordinator
+from coordinator.model import StateMetadata
+from coordinator.storage import normalize_uri
+from spark_jobs.plan import AggregatePlan
+from spark_jobs.session import ensure_ray
+from spark_jobs.stateful import StatefulDataFrame
+from spark_jobs.task import route_plan
+from spark_jobs.worker import FleetAddress
+from store_actors.deploy import ensure_store_actor
+
+__all__ = ["Fleet", "connect"]
+
+log = logging.getLogger(__name__)
+
+#: Fewest shards of a new state: room to use a few more cores later, and cheap on one.
+_MIN_SHARDS = 4
+
+
+def connect(uri: str, *, storage_options: Mapping[str, str] | None = None) -> Fleet:
+    """Start the fleet of an object-store URI on this Ray cluster, or attach to it.
+
+    Parameters
+    ----------
+    uri
+        ``file:///folder``, ``s3://bucket/prefix`` (``s3a://`` too), ``gs://..`` or ``az://..``: where state is persisted. One
+        URI is one fleet: it has one coordinator actor and one store actor on each node that runs its tasks.
+    storage_options
+        Options of the object store (endpoint, region, ..) in obstore's names. Credentials are better left to the usual
+        environment variables.
+
+    Returns
+    -------
+    Fleet
+        A handle; making a second one costs nothing.
+
+    Raises
+    ------
+    InvalidRequestError
+        The URI's scheme is not supported.
+    StorageUnavailableError
+        The store cannot be reached or written, or cannot put if absent.
+    SetupError
+        There is no Ray cluster to attach to and none can be started here.
+
+    Examples
+    --------
+    >>> import statefleet as sf
+    >>> fleet = sf.connect("file:///var/lib/statefleet")  # doctest: +SKIP
+    """
+    normalized = normalize_uri(uri)
+    ensure_ray()
+    return Fleet(normalized, storage_options)
+
+
+class Fleet:
+    """A connected fleet. Made by :func:`connect`."""
+
+    def __init__(self, uri: str, storage_options: Mapping[str, str] | None) -> None:
+        self.uri = uri
+        context = ray.get_runtime_context()
+        self._address = FleetAddress(uri, context.gcs_address, tuple(sorted((storage_options or {}).items())))
+        self._coordinator = ensure_coordinator(uri, storage_options)
+        # Start-up (imports, compiled code) happens here, not in a batch.
+        local = ensure_store_actor(uri, storage_options, context.get_node_id())
+        ray.get(local.location.remote())
+        self._watched: set[int] = set()
+
+    def __repr__(self) -> str:
+        return f"Fleet({self.uri!r})"
+
+    def stateful(
+        self,
+        df: DataFrame,
+        *,
+        name: str,
+        outputMode: str = "update",  # noqa: N803 - PySpark's own spelling
+        shards: int | None = None,
+    ) -> StatefulDataFrame:
+        """A streaming DataFrame whose next stateful operator keeps its state in the fleet.
+
+        Parameters
+        ----------
+        df
+            Streaming DataFrame, with its watermark if it has one.
+        name
+            Name of the state, unique in the fleet; its folder below the fleet's URI. Use a query's checkpoint and a state's
+            name together, always the same pair.
+        outputMode
+            ``update``, ``append`` or ``complete``, as in Spark.
+        shards
+            Number of shards; fixed once the state exists. By default that of the existing state, else the cluster's
+            parallelism, and at least four.
+
+        Returns
+        -------
+        StatefulDataFrame
+            Has PySpark's ``groupBy(...).agg(...)`` and its shortcuts.
+
+        Raises
+        ------
+        InvalidRequestError
+            `df` is not streaming, or an argument is not valid.
+        """
+        self._watch(df.sparkSession)
+
+        def run_plan(plan: AggregatePlan) -> DataFrame:
+            return self._run_plan(df, plan, name, shards)
+
+        return StatefulDataFrame(df, name=name, output_mode=outputMode, shards=shards, run_plan=run_plan)
+
+    def _run_plan(self, df: DataFrame, plan: AggregatePlan, name: str, shards: int | None) -> DataFrame:
+        existing: StateMetadata | None = call(self._coordinator, "describe_state", name)
+        if not plan.schema.keys:
+            shards = 1  # one global group has one place
+        elif shards is None:
+            parallelism = max(_MIN_SHARDS, df.sparkSession.sparkContext.defaultParallelism)
+            shards = existing.num_shards if existing is not None else parallelism
+        metadata = StateMetadata(
+            state_name=name,
+            query_id="",  # known to the tasks only
+            num_shards=shards,
+            output_mode=plan.schema.output_mode,
+            schema=plan.schema.to_json(),
+        )
+        # Refused now, when the query is built, rather than in its first batch.
+        call(self._coordinator, "check_state", metadata)
+        return route_plan(plan, metadata, self._address)
+
+    def _watch(self, spark: SparkSession) -> None:
+        """Tell the coordinator when a run of a query ends, as Spark tells its own."""
+        if id(spark) not in self._watched:
+            spark.streams.addListener(_RunListener(self._coordinator))
+            self._watched.add(id(spark))
+
+    def status(self) -> dict[str, Any]:
+        """Where everything is: store actors, queries, shards, versions, watermarks; what the dashboard shows."""
+        status: dict[str, Any] = call(self._coordinator, "status")
+        return status
+
+    def dashboard_url(self) -> str:
+        """Address of the location dashboard (loopback of the coordinator's node)."""
+        url: str = call(self._coordinator, "dashboard_url")
+        return url
+
+    def metrics(self) -> dict[str, dict[str, Any]]:
+        """Counters of each living store actor, by actor name: bytes loaded and written, commits, shards in memory."""
+        return store_metrics(self.status())
+
+    def shutdown(self) -> None:
+        """End the fleet's actors on this cluster. Every committed version stays in the object store."""
+        end_actors(self.status(), self._coordinator)
+
+
+def store_metrics(status: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Metrics of the store actors that a status lists as alive."""
+    from coordinator.deploy import NAMESPACE
+
+    names = {actor["actor_name"] for actor in status["store_actors"] if actor["alive"]}
+    handles = {name: ray.get_actor(name, namespace=NAMESPACE) for name in sorted(names)}
+    return {name: ray.get(handle.metrics.remote()) for name, handle in handles.items()}
+
+
+def end_actors(status: Mapping[str, Any], coordinator: Any) -> None:
+    """Kill a fleet's store actors, then its coordinator, for good."""
+    from coordinator.deploy import NAMESPACE
+
+    for actor in status["store_actors"]:
+        try:
+            ray.kill(ray.get_actor(actor["actor_name"], namespace=NAMESPACE), no_restart=True)
+        except ValueError:
+            log.info("store actor %s is gone already", actor["actor_name"])
+    ray.kill(coordinator, no_restart=True)
+
+
+class _RunListener(StreamingQueryListener):
+    """Reports ended runs to the coordinator."""
+
+    def __init__(self, coordinator: Any) -> None:
+        self._coordinator = coordinator
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
+        """Nothing: a run is known from its first task."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        """Nothing: progress is read off the commits."""
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+        """Nothing."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        """Deactivate the run's instances; the shards stay in memory for the next run."""
+        if ray.is_initialized():
+            self._coordinator.deactivate_instances.remote(str(event.runId))

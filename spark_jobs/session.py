@@ -1,0 +1,145 @@
+"""Ray and a Spark session on it through RayDP: on a laptop, inside ``ray job submit`` and under ``raydp-submit``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import ray
+import raydp
+from pyspark.sql import SparkSession
+
+from coordinator.deploy import NAMESPACE
+from coordinator.errors import SetupError
+from spark_jobs.java import choose_java_home
+
+__all__ = ["ensure_ray", "start_session", "stop_session"]
+
+log = logging.getLogger(__name__)
+
+_CONFIGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.python.worker.reuse": "true",
+    "spark.sql.session.timeZone": "UTC",
+    # Fewer, larger Arrow batches between the JVM and Python.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    # Streaming turns it off anyway, with a warning each time.
+    "spark.sql.adaptive.enabled": "false",
+}
+_started_ray = False
+
+
+def prepare_environment() -> None:
+    """Settle Java and Python for Spark's processes, before any of them starts.
+
+    Raises
+    ------
+    SetupError
+        No Java 17 can be used.
+    """
+    os.environ["JAVA_HOME"] = str(choose_java_home(os.environ))
+    # Executors take the worker's interpreter from the environment; spark.pyspark.python does not reach them.
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+    # Actors and Spark's workers import this project's packages wherever the driver found them.
+    root = str(Path(__file__).resolve().parent.parent)
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if root not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, paths)])
+
+
+def ensure_ray(*, ray_address: str | None = None, num_cpus: int | None = None) -> None:
+    """Join the Ray cluster around this process, or start a local one.
+
+    Raises
+    ------
+    SetupError
+        The address is a Ray Client's, or no cluster answers there.
+    """
+    global _started_ray  # noqa: PLW0603 - one Ray a process, as Ray itself has it
+    if ray.is_initialized():
+        return
+    prepare_environment()
+    address = ray_address or os.environ.get("RAY_ADDRESS")
+    if address is not None and address.startswith("ray://"):
+        raise SetupError(
+            "Ray Client addresses (ray://) cannot host Spark; run on a node of the cluster, by `ray job submit` for instance",
+            address=address,
+        )
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": NAMESPACE}
+    if address is not None:
+        try:
+            ray.init(address=address, **quiet)  # type: ignore[arg-type]
+        except ConnectionError as error:
+            raise SetupError("no Ray cluster answers at this address; start one with `ray start --head` or unset "
+                             "RAY_ADDRESS to use a local one", address=address) from error  # fmt: skip
+        return
+    # A fresh local cluster needs no idle workers: actors bring their own.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+    ray.init(num_cpus=num_cpus or _local_cpus(None), include_dashboard=False, **quiet)  # type: ignore[arg-type]
+    _started_ray = True
+
+
+def _local_cpus(executor_cores: int | None) -> int:
+    """CPUs that a local Ray offers: the executor's, and room for RayDP's own actors."""
+    return max(4, (executor_cores or os.cpu_count() or 1) + 2)
+
+
+def start_session(
+    app_name: str,
+    *,
+    num_executors: int = 1,
+    executor_cores: int | None = None,
+    executor_memory: str = "1g",
+    ray_address: str | None = None,
+    configs: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """A Spark session whose executors are Ray actors.
+
+    Parameters
+    ----------
+    app_name
+        Name of the Spark application.
+    num_executors, executor_cores, executor_memory
+        Size of the Spark cluster; by default one executor with all of this machine's cores.
+    ray_address
+        Ray cluster to join; by default ``RAY_ADDRESS``, else a local one is started.
+    configs
+        Further Spark configuration.
+
+    Raises
+    ------
+    SetupError
+        There is no Java 17, or no Ray cluster where one was expected.
+    """
+    prepare_environment()
+    settings = {**_CONFIGS, **(configs or {})}
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        # raydp-submit (a spark-submit) has started the driver's JVM with Ray as its master already.
+        ensure_ray(ray_address=ray_address or "auto")
+        builder = SparkSession.builder.appName(app_name)
+        for key, value in settings.items():
+            builder = builder.config(key, value)
+        session = builder.getOrCreate()
+    else:
+        cores = executor_cores or os.cpu_count() or 1
+        ensure_ray(ray_address=ray_address, num_cpus=_local_cpus(cores * num_executors))
+        session = raydp.init_spark(app_name, num_executors, cores, executor_memory, configs=settings)
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def stop_session() -> None:
+    """Stop Spark, and Ray if this process started it."""
+    global _started_ray  # noqa: PLW0603
+    raydp.stop_spark()
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        active.stop()
+    if _started_ray:
+        ray.shutdown()
+        _started_ray = False

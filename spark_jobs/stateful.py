@@ -1,0 +1,145 @@
+"""``fleet.stateful(df)``: PySpark's grouping API over state that the fleet holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from coordinator.errors import InvalidRequestError
+from spark_jobs.plan import AggregatePlan, build_plan
+
+__all__ = ["StatefulDataFrame", "StatefulGroupedData"]
+
+_OUTPUT_MODES = ("update", "append", "complete")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_UNCHECKED = "spark.sql.streaming.unsupportedOperationCheck"
+
+
+class StatefulDataFrame:
+    """A streaming DataFrame whose next stateful operator lives in the fleet. Made by ``Fleet.stateful``.
+
+    Raises
+    ------
+    InvalidRequestError
+        The DataFrame is not streaming; the name, the output mode or the number of shards is not valid.
+    """
+
+    def __init__(
+        self,
+        df: DataFrame,
+        *,
+        name: str,
+        output_mode: str,
+        shards: int | None,
+        run_plan: Callable[[AggregatePlan], DataFrame],
+    ) -> None:
+        if not df.isStreaming:
+            raise InvalidRequestError(
+                "the fleet holds the state of streaming queries; read with spark.readStream, or use df.groupBy for a batch",
+                state=name,
+            )
+        if not _NAME.fullmatch(name):
+            raise InvalidRequestError(
+                "a state's name is a folder: letters, digits, '_', '.', '-', starting with a letter or digit", name=name
+            )
+        if output_mode not in _OUTPUT_MODES:
+            raise InvalidRequestError(
+                f"the output mode is one of {', '.join(_OUTPUT_MODES)}", state=name, outputMode=output_mode
+            )
+        if shards is not None and shards < 1:
+            raise InvalidRequestError("a state has at least one shard", state=name, shards=shards)
+        self._df = df
+        self._output_mode = output_mode
+        self._run_plan = run_plan
+
+    def groupBy(self, *cols: Any) -> StatefulGroupedData:  # noqa: N802 - PySpark's own spelling
+        """Group by columns, as ``DataFrame.groupBy``."""
+        columns = list(cols[0]) if len(cols) == 1 and isinstance(cols[0], list | tuple) else list(cols)
+        return StatefulGroupedData(self, columns)
+
+    groupby = groupBy
+
+    def agg(self, *exprs: Any) -> DataFrame:
+        """Aggregate everything as one group, as ``DataFrame.agg``."""
+        return self.groupBy().agg(*exprs)
+
+    def _aggregate(self, keys: list[Any], aggregates: list[Column]) -> DataFrame:
+        plan = build_plan(self._df, keys, aggregates, self._output_mode)
+        if self._output_mode == "complete":
+            # Spark accepts writeStream.outputMode("complete") only on a plan with an aggregation of its own, and here the
+            # aggregation is the fleet's. There is no way to tell Spark so for one query only.
+            self._df.sparkSession.conf.set(_UNCHECKED, "false")
+        return self._run_plan(plan)
+
+    def _numeric_columns(self, cols: tuple[str, ...], keys: list[Any]) -> list[str]:
+        """The columns asked for, or all numeric ones but the keys (PySpark's rule for ``sum()`` and its like)."""
+        if cols:
+            return list(cols)
+        grouped = {key for key in keys if isinstance(key, str)}
+        fields = self._df.schema.fields
+        return [item.name for item in fields if isinstance(item.dataType, T.NumericType) and item.name not in grouped]
+
+
+class StatefulGroupedData:
+    """Groups whose aggregates live in the fleet; methods as PySpark's ``GroupedData``.
+
+    Each returns an ordinary streaming DataFrame, with the column names, types and nullability of Spark's own aggregation.
+
+    Raises
+    ------
+    InvalidRequestError
+        An aggregate or a type is not held by the fleet; the message names it and says what to use.
+    StateMismatchError
+        The query does not fit the existing state of this name.
+    pyspark.errors.AnalysisException
+        Spark refuses the query: an unknown column, a type that does not fit.
+    """
+
+    def __init__(self, stateful: StatefulDataFrame, keys: list[Any]) -> None:
+        self._stateful = stateful
+        self._keys = keys
+
+    def agg(self, *exprs: Any) -> DataFrame:
+        """Aggregate by Columns, or by one dict of column name to function name."""
+        if not exprs:
+            raise InvalidRequestError("agg needs at least one aggregate")
+        if len(exprs) == 1 and isinstance(exprs[0], dict):
+            exprs = tuple(F.expr(f"{function}({_quoted(name)})") for name, function in exprs[0].items())
+        if not all(isinstance(expression, Column) for expression in exprs):
+            raise InvalidRequestError("agg takes Columns, such as F.sum('amount'), or one dict of names to functions")
+        return self._stateful._aggregate(self._keys, list(exprs))
+
+    def count(self) -> DataFrame:
+        """Rows of each group, in column ``count``."""
+        return self.agg(F.count(F.lit(1)).alias("count"))
+
+    def sum(self, *cols: str) -> DataFrame:
+        """Sum of each numeric column."""
+        return self._each(F.sum, cols)
+
+    def min(self, *cols: str) -> DataFrame:
+        """Smallest value of each numeric column."""
+        return self._each(F.min, cols)
+
+    def max(self, *cols: str) -> DataFrame:
+        """Largest value of each numeric column."""
+        return self._each(F.max, cols)
+
+    def avg(self, *cols: str) -> DataFrame:
+        """Average of each numeric column."""
+        return self._each(F.avg, cols)
+
+    mean = avg
+
+    def _each(self, function: Callable[[str], Column], cols: tuple[str, ...]) -> DataFrame:
+        names = self._stateful._numeric_columns(cols, self._keys)
+        return self.agg(*(function(name) for name in names))
+
+
+def _quoted(name: str) -> str:
+    return "1" if name == "*" else f"`{name}`"
