@@ -137,7 +137,7 @@ def _resolve(frame: DataFrame, column: Column) -> Expression:
     return scala_list(analysed.projectList())[0].child()
 
 
-def build_plan(df: DataFrame, keys: Sequence[Any], aggregates: Sequence[Column], output_mode: str) -> AggregatePlan:
+def build_plan(df: DataFrame, keys: Sequence[Any], aggregates: Sequence[Any], output_mode: str) -> AggregatePlan:
     """Plan of ``df.groupBy(*keys).agg(*aggregates)``.
 
     Raises

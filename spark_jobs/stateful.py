@@ -68,7 +68,7 @@ class StatefulDataFrame:
         """Aggregate everything as one group, as ``DataFrame.agg``."""
         return self.groupBy().agg(*exprs)
 
-    def _aggregate(self, keys: list[Any], aggregates: list[Column]) -> DataFrame:
+    def _aggregate(self, keys: list[Any], aggregates: list[Any]) -> DataFrame:
         plan = build_plan(self._df, keys, aggregates, self._output_mode)
         if self._output_mode == "complete":
             # Spark accepts writeStream.outputMode("complete") only on a plan with an aggregation of its own, and here the
@@ -108,9 +108,8 @@ class StatefulGroupedData:
         """Aggregate by Columns, or by one dict of column name to function name."""
         if not exprs:
             raise InvalidRequestError("agg needs at least one aggregate")
-        if len(exprs) == 1 and isinstance(exprs[0], dict):
-            exprs = tuple(F.expr(f"{function}({_quoted(name)})") for name, function in exprs[0].items())
-        if not all(isinstance(expression, Column) for expression in exprs):
+        by_name = len(exprs) == 1 and isinstance(exprs[0], dict)
+        if not by_name and not all(isinstance(expression, Column) for expression in exprs):
             raise InvalidRequestError("agg takes Columns, such as F.sum('amount'), or one dict of names to functions")
         return self._stateful._aggregate(self._keys, list(exprs))
 
@@ -139,7 +138,3 @@ class StatefulGroupedData:
     def _each(self, function: Callable[[str], Column], cols: tuple[str, ...]) -> DataFrame:
         names = self._stateful._numeric_columns(cols, self._keys)
         return self.agg(*(function(name) for name in names))
-
-
-def _quoted(name: str) -> str:
-    return "1" if name == "*" else f"`{name}`"

@@ -1,0 +1,44 @@
+"""One local Ray and one Spark session on RayDP for all integration tests."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_jobs.fleet import Fleet, connect
+from spark_jobs.session import start_session, stop_session
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    session = start_session(
+        "statefleet-tests", executor_cores=2, configs={"spark.sql.shuffle.partitions": "2", "spark.task.maxFailures": "4"}
+    )
+    yield session
+    stop_session()
+
+
+@pytest.fixture(scope="session")
+def fleet_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fleet")
+
+
+@pytest.fixture(scope="session")
+def fleet(spark: SparkSession, fleet_folder: Path) -> Iterator[Fleet]:
+    connected = connect(f"file://{fleet_folder}")
+    yield connected
+    connected.shutdown()
+
+
+@pytest.fixture
+def name() -> str:
+    """A state name of this test's own."""
+    return f"t-{uuid.uuid4().hex[:8]}"
+
+
+Build = Callable[[Any], DataFrame]

@@ -1,0 +1,340 @@
+"""Aggregations on the fleet against Spark's own: schema, values, output modes, watermarks, restarts."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+
+from coordinator.errors import InvalidRequestError, StateMismatchError
+from spark_jobs.fleet import Fleet
+from tests.integration.streams import Feed, Run
+
+UTC = dt.UTC
+ALL_TYPES = pa.schema(
+    [
+        pa.field("k", pa.string()),
+        pa.field("b", pa.bool_()),
+        pa.field("i8", pa.int8()),
+        pa.field("i16", pa.int16()),
+        pa.field("i32", pa.int32()),
+        pa.field("i64", pa.int64()),
+        pa.field("f32", pa.float32()),
+        pa.field("f64", pa.float64()),
+        pa.field("d", pa.decimal128(10, 2)),
+        pa.field("d38", pa.decimal128(38, 3)),
+        pa.field("s", pa.string()),
+        pa.field("bin", pa.binary()),
+        pa.field("day", pa.date32()),
+        pa.field("ts", pa.timestamp("us", tz="UTC")),
+    ]
+)
+
+
+def all_types_row(n: int) -> tuple[Any, ...]:
+    if n % 7 == 3:
+        return (f"k{n % 3}", *([None] * (len(ALL_TYPES) - 1)))
+    return (
+        None if n % 5 == 4 else f"k{n % 3}",
+        n % 2 == 0,
+        n % 128,
+        -n,
+        n * 1000,
+        n * 10**12,
+        n / 4,
+        -n / 8 if n % 4 else 0.0,
+        Decimal(n) / 4,
+        Decimal(n) * 10**20,
+        f"text-{n % 4}",
+        bytes([n % 256, 0]),
+        dt.date(2020, 1, 1) + dt.timedelta(days=n),
+        dt.datetime(2020, 1, 1, tzinfo=UTC) + dt.timedelta(seconds=n * 10),
+    )
+
+
+def normal(rows: list[Row]) -> list[tuple[Any, ...]]:
+    """Rows as comparable tuples, sorted; floats to 12 digits."""
+
+    def value(item: Any) -> Any:
+        if isinstance(item, float):
+            return "nan" if math.isnan(item) else float(f"{item:.12g}")
+        if isinstance(item, bytearray):
+            return bytes(item)
+        return tuple(value(part) for part in item) if isinstance(item, tuple) else item
+
+    return sorted((tuple(value(item) for item in row) for row in rows), key=repr)
+
+
+AGGREGATES: list[Column | Callable[[], Column]] = [
+    lambda: F.count("*").alias("n"),
+    lambda: F.count("i64"),
+    lambda: F.sum("i8"),
+    lambda: F.sum(F.col("i64") * 2),
+    lambda: F.sum("f32"),
+    lambda: F.sum("d"),
+    lambda: F.sum("d38"),
+    lambda: F.avg("i32"),
+    lambda: F.avg("d"),
+    lambda: F.mean("f64").alias("m"),
+    lambda: F.stddev("f64"),
+    lambda: F.var_pop("i32"),
+    lambda: F.stddev_pop("f32"),
+    lambda: F.variance("d"),
+    lambda: (F.sum("i64") / F.count("i64") + 1).alias("expression"),
+    lambda: F.count_if(F.col("i32") > 3000),
+    lambda: F.bool_and("b"),
+    lambda: F.expr("sum(i32) FILTER (WHERE b)"),
+    lambda: F.expr("count(*) FILTER (WHERE i32 > 2000)"),
+    lambda: F.max(F.col("ts")),
+    *[lambda name=name: F.min(name) for name in ALL_TYPES.names[1:]],
+    *[lambda name=name: F.max(name) for name in ALL_TYPES.names[1:]],
+]
+
+
+def test_every_aggregate_over_every_type_equals_spark(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", ALL_TYPES)
+    columns = [make() for make in AGGREGATES]
+    result = fleet.stateful(feed.stream(), name=name, outputMode="complete", shards=2).groupBy("k").agg(*columns)
+    expected = feed.stream().groupBy("k").agg(*columns)
+    assert [(f.name, f.dataType, f.nullable) for f in result.schema] == [
+        (f.name, f.dataType, f.nullable) for f in expected.schema
+    ]
+    run = Run(result, "complete", tmp_path / "ck")
+    try:
+        for start in (0, 20, 40):
+            feed.add([all_types_row(n) for n in range(start, start + 20)])
+            assert normal(run.take()) == normal(feed.batch().groupBy("k").agg(*columns).collect())
+    finally:
+        run.stop()
+
+
+def test_every_type_is_a_key(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(spark, tmp_path / "in", ALL_TYPES)
+    result = fleet.stateful(feed.stream(), name=name, outputMode="complete").groupBy(*ALL_TYPES.names).count()
+    assert result.schema == feed.stream().groupBy(*ALL_TYPES.names).count().schema
+    run = Run(result, "complete", tmp_path / "ck")
+    try:
+        for start in (0, 10):
+            feed.add([all_types_row(n) for n in range(start, start + 15)])
+            assert normal(run.take()) == normal(feed.batch().groupBy(*ALL_TYPES.names).count().collect())
+    finally:
+        run.stop()
+
+
+def test_first_and_last_skip_nulls_when_asked(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(spark, tmp_path / "in", pa.schema([("k", pa.int64()), ("v", pa.string())]))
+    columns = [F.first("v"), F.last("v"), F.first("v", ignorenulls=True), F.last("v", ignorenulls=True)]
+    result = fleet.stateful(feed.stream(), name=name).groupBy("k").agg(*columns)
+    assert result.schema == feed.stream().groupBy("k").agg(*columns).schema
+    run = Run(result, "update", tmp_path / "ck")
+    try:
+        feed.add([(1, None), (2, "x")])
+        assert normal(run.take()) == [(1, None, None, None, None), (2, "x", "x", "x", "x")]
+        feed.add([(1, "a")])
+        assert normal(run.take()) == [(1, None, "a", "a", "a")]
+        feed.add([(1, None)])
+        assert normal(run.take()) == [(1, None, None, "a", "a")]
+    finally:
+        run.stop()
+
+
+def test_global_aggregate_and_shortcuts(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(spark, tmp_path / "in", pa.schema([("k", pa.int64()), ("v", pa.int64())]))
+    everything = fleet.stateful(feed.stream(), name=f"{name}-all").agg({"v": "sum", "*": "count"})
+    assert everything.schema == feed.stream().agg({"v": "sum", "*": "count"}).schema
+    sums = fleet.stateful(feed.stream(), name=f"{name}-sum").groupBy("k").sum()
+    assert sums.schema == feed.stream().groupBy("k").sum().schema
+    runs = [Run(everything, "update", tmp_path / "ck1"), Run(sums, "update", tmp_path / "ck2")]
+    try:
+        feed.add([(1, 10), (1, 20), (2, 5)])
+        assert [tuple(row) for row in runs[0].take()] == [(35, 3)]
+        assert normal(runs[1].take()) == normal(feed.batch().groupBy("k").sum().collect())
+    finally:
+        for run in runs:
+            run.stop()
+
+
+# -- reference cases: count by value (A1, A2), windows (E1, E2, E3) ------------------------------------------------
+
+SECONDS = pa.schema([pa.field("ts", pa.timestamp("us", tz="UTC"))])
+
+
+def at(*seconds: int) -> list[tuple[dt.datetime]]:
+    return [(dt.datetime.fromtimestamp(second, UTC),) for second in seconds]
+
+
+def windowed(frame: Any) -> DataFrame:
+    counts: DataFrame = frame.groupBy(F.window("ts", "5 seconds")).agg(F.count("*").alias("n"))
+    return counts.select(F.col("window.start").cast("long").alias("start"), "n")
+
+
+WINDOW_CASES = {
+    # (input seconds, emitted windows). Spark emits and evicts one no-data batch later; here it is the same batch.
+    "append": [((10, 11, 12, 13, 14, 15), []), ((25,), [(10, 5)]), ((10,), [])],
+    "update": [
+        ((10, 11, 12, 13, 14, 15), [(10, 5), (15, 1)]),
+        ((25,), [(25, 1)]),
+        ((10, 25), [(25, 2)]),
+        ((10,), []),
+    ],
+    "complete": [
+        ((10, 11, 12), [(10, 3)]),
+        ((25,), [(10, 3), (25, 1)]),
+        ((25,), [(10, 3), (25, 2)]),
+        ((10,), [(10, 4), (25, 2)]),
+        ((25,), [(10, 4), (25, 3)]),
+    ],
+}
+
+
+@pytest.mark.parametrize("mode", sorted(WINDOW_CASES))
+def test_windows_follow_the_reference_cases(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, mode: str
+) -> None:
+    feeds = [Feed(spark, tmp_path / side / "in", SECONDS) for side in ("fleet", "spark")]
+    marked = [feed.stream().withWatermark("ts", "10 seconds") for feed in feeds]
+    runs = [
+        Run(windowed(fleet.stateful(marked[0], name=name, outputMode=mode)), mode, tmp_path / "fleet" / "ck"),
+        Run(windowed(marked[1]), mode, tmp_path / "spark" / "ck"),
+    ]
+    try:
+        for seconds, emitted in WINDOW_CASES[mode]:
+            for feed, run in zip(feeds, runs, strict=True):
+                feed.add(at(*seconds))
+                assert normal(run.take()) == emitted, (run is runs[0], seconds)
+    finally:
+        for run in runs:
+            run.stop()
+
+
+def test_append_emits_a_window_in_the_batch_that_closes_it(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", SECONDS)
+    stream = feed.stream().withWatermark("ts", "10 seconds")
+    run = Run(windowed(fleet.stateful(stream, name=name, outputMode="append")), "append", tmp_path / "ck")
+    try:
+        feed.add(at(10, 11))
+        run.wait()
+        feed.add(at(25))
+        run.wait()
+        assert [tuple(row) for row in run.batches[1]] == [(10, 2)]
+        assert sorted(run.batches) == [0, 1]
+        feed.add(at(10, 11, 26))
+        run.wait()
+        (query,) = [one for one in fleet.status()["queries"] if one["name"] == name]
+        # Rows count after the map side has combined them, as numRowsDroppedByWatermark counts in Spark.
+        assert query["rows_late"] == 1
+        assert query["watermark_ms"] == 16_000
+    finally:
+        run.stop()
+
+
+def test_sliding_windows_equal_spark(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feeds = [Feed(spark, tmp_path / side / "in", SECONDS) for side in ("fleet", "spark")]
+
+    def sliding(frame: Any) -> DataFrame:
+        result: DataFrame = frame.groupBy(F.window("ts", "10 seconds", "5 seconds")).count()
+        return result
+
+    marked = [feed.stream().withWatermark("ts", "5 seconds") for feed in feeds]
+    ours = sliding(fleet.stateful(marked[0], name=name, outputMode="append"))
+    assert ours.schema == sliding(marked[1]).schema
+    runs = [Run(ours, "append", tmp_path / "fleet" / "ck"), Run(sliding(marked[1]), "append", tmp_path / "spark" / "ck")]
+    try:
+        for seconds in ((3, 7, 12), (22, 8), (41,), (60,)):
+            for feed in feeds:
+                feed.add(at(*seconds))
+            assert normal(runs[0].take()) == normal(runs[1].take())
+    finally:
+        for run in runs:
+            run.stop()
+
+
+VALUES = pa.schema([("v", pa.int64())])
+
+
+def test_update_counts_continue_over_a_restart_without_reading_state_again(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", VALUES)
+
+    def start() -> Run:
+        return Run(fleet.stateful(feed.stream(), name=name).groupBy("v").count(), "update", tmp_path / "ck")
+
+    run = start()
+    feed.add([(3,)])
+    assert normal(run.take()) == [(3, 1)]
+    feed.add([(3,), (2,)])
+    assert normal(run.take()) == [(2, 1), (3, 2)]
+    run.stop()
+    loaded = sum(metrics["bytes_loaded"] for metrics in fleet.metrics().values())
+    run = start()
+    feed.add([(3,), (2,), (1,)])
+    assert normal(run.take()) == [(1, 1), (2, 2), (3, 3)]
+    feed.add([(4,)] * 4)
+    assert normal(run.take()) == [(4, 4)]
+    run.stop()
+    assert sum(metrics["bytes_loaded"] for metrics in fleet.metrics().values()) == loaded
+
+
+# -- what is refused ----------------------------------------------------------------------------------------------
+
+
+def test_unsupported_requests_are_refused_when_the_query_is_built(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", ALL_TYPES)
+    stateful = fleet.stateful(feed.stream(), name=name)
+    with pytest.raises(AnalysisException, match="nowhere"):
+        stateful.groupBy("nowhere").count()
+    with pytest.raises(InvalidRequestError, match="distinct"):
+        stateful.groupBy("k").agg(F.countDistinct("s"))
+    with pytest.raises(InvalidRequestError, match="collect_list"):
+        stateful.groupBy("k").agg(F.collect_list("s"))
+    with pytest.raises(InvalidRequestError, match="array<string>"):
+        stateful.groupBy(F.array("s")).count()
+    with pytest.raises(InvalidRequestError, match="session"):
+        stateful.groupBy(F.session_window("ts", "5 minutes"), "k").count()
+    with pytest.raises(InvalidRequestError, match="watermark"):
+        fleet.stateful(feed.stream(), name=name, outputMode="append").groupBy("k").count()
+    with pytest.raises(InvalidRequestError, match="streaming"):
+        fleet.stateful(spark.range(3), name=name)
+    with pytest.raises(InvalidRequestError, match="folder"):
+        fleet.stateful(feed.stream(), name="a/b")
+    with pytest.raises(InvalidRequestError, match="upsert"):
+        fleet.stateful(feed.stream(), name=name, outputMode="upsert")
+
+
+def test_a_query_that_does_not_fit_the_state_is_refused(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", ALL_TYPES)
+    run = Run(fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").sum("i64"), "update", tmp_path / "ck")
+    feed.add([all_types_row(1)])
+    run.take()
+    run.stop()
+    with pytest.raises(StateMismatchError, match="number of shards"):
+        fleet.stateful(feed.stream(), name=name, shards=3).groupBy("k").sum("i64")
+    with pytest.raises(StateMismatchError, match=r"keys differ.*k0 string.*k0 int32"):
+        fleet.stateful(feed.stream(), name=name, shards=2).groupBy("i32").sum("i64")
+    with pytest.raises(StateMismatchError, match="accumulators differ"):
+        fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").sum("f64")
+    with pytest.raises(StateMismatchError, match="output mode"):
+        fleet.stateful(feed.stream(), name=name, outputMode="complete", shards=2).groupBy("k").sum("i64")
+    # Another checkpoint is another query: refused by its first batch, and the state is untouched.
+    other = Run(fleet.stateful(feed.stream(), name=name).groupBy("k").sum("i64"), "update", tmp_path / "ck-other")
+    with pytest.raises(Exception, match="belongs to another query"):
+        other.wait()
+    other.stop()

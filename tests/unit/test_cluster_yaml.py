@@ -1,0 +1,45 @@
+"""``cluster.yaml`` passes Ray's own validation."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import ValidationError
+from ray.autoscaler._private.util import prepare_config, validate_config
+
+FILE = Path(__file__).parents[2] / "cluster.yaml"
+
+
+@pytest.fixture
+def config() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load(FILE.read_text())
+    return loaded
+
+
+def test_ray_accepts_the_cluster(config: dict[str, Any]) -> None:
+    validate_config(prepare_config(config))  # what `ray up` does before it asks the cloud for anything
+
+
+def test_ray_refuses_a_broken_cluster(config: dict[str, Any]) -> None:
+    broken = copy.deepcopy(config)
+    broken["available_node_types"]["worker"]["resources"] = "eight"
+    with pytest.raises(ValidationError):
+        validate_config(prepare_config(broken))
+
+
+def test_store_actors_and_executors_stay_off_the_head(config: dict[str, Any]) -> None:
+    types = config["available_node_types"]
+    assert types[config["head_node_type"]]["resources"]["CPU"] == 0
+    assert types["worker"]["resources"]["CPU"] > 0
+    assert types["worker"]["min_workers"] >= 1
+
+
+def test_java_and_this_package_are_set_up_on_every_node(config: dict[str, Any]) -> None:
+    commands = "\n".join(config["setup_commands"])
+    assert "openjdk-17" in commands
+    assert "./run setup" in commands
+    assert "." in config["file_mounts"].values()
