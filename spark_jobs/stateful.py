@@ -76,13 +76,9 @@ class StatefulDataFrame:
             self._df.sparkSession.conf.set(_UNCHECKED, "false")
         return self._run_plan(plan)
 
-    def _numeric_columns(self, cols: tuple[str, ...], keys: list[Any]) -> list[str]:
-        """The columns asked for, or all numeric ones but the keys (PySpark's rule for ``sum()`` and its like)."""
-        if cols:
-            return list(cols)
-        grouped = {key for key in keys if isinstance(key, str)}
-        fields = self._df.schema.fields
-        return [item.name for item in fields if isinstance(item.dataType, T.NumericType) and item.name not in grouped]
+    def _numeric_columns(self, cols: tuple[str, ...]) -> list[str]:
+        """The columns asked for, or all numeric ones, keys too (Spark's rule for ``sum()`` and its like)."""
+        return list(cols) or [item.name for item in self._df.schema.fields if isinstance(item.dataType, T.NumericType)]
 
 
 class StatefulGroupedData:
@@ -136,5 +132,5 @@ class StatefulGroupedData:
     mean = avg
 
     def _each(self, function: Callable[[str], Column], cols: tuple[str, ...]) -> DataFrame:
-        names = self._stateful._numeric_columns(cols, self._keys)
+        names = self._stateful._numeric_columns(cols)
         return self.agg(*(function(name) for name in names))

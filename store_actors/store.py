@@ -155,11 +155,13 @@ class Store:
         """Keep what memory holds only if it is the counted history, moved back to the base version."""
         store_id, base = request.lease.store_id, request.base_version
         provider_id = StateStoreProviderId(store_id, request.task.run_id)
+        # Only shards of this run can be told to be elsewhere. Those of ended runs stay: the next run of their query finds its
+        # state in memory (Spark would unload them).
         with self._guard:
             others = [
                 StateStoreProviderId(other, one.run_id)
                 for other, one in self._held.items()
-                if one.shard is not None and other != store_id
+                if one.shard is not None and other != store_id and one.run_id == request.task.run_id
             ]
         for stale in self._coordinator.report_active_instance(provider_id, others):
             self.unload(stale.store_id, wait=False)

@@ -1,0 +1,233 @@
+"""Exactly once, on real Ray and Spark: what dies is killed for real, in the middle of a query."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import ray
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+from coordinator.deploy import NAMESPACE, call, find_coordinator
+from coordinator.errors import CorruptStateError, FencedError, StateMismatchError
+from coordinator.model import StateMetadata, StateStoreId, TaskIdentity
+from spark_jobs.fleet import Fleet, connect
+from spark_jobs.worker import FleetAddress, fleet_client
+from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from tests.integration.streams import Feed, Run
+
+VALUES = pa.schema([("v", pa.int64())])
+FILES = [[(number * 37 % 101,) for number in range(start, start + 3000)] for start in range(0, 24_000, 3000)]
+
+
+def oracle(files: list[list[tuple[int]]]) -> dict[int, int]:
+    return dict(Counter(row[0] for file in files for row in file))
+
+
+def final_counts(run: Run) -> dict[int, int]:
+    """The newest complete emission."""
+    newest = max(run.batches)
+    return {row["v"]: row["count"] for row in run.batches[newest]}
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def shards_differ(fleet: Fleet, name: str) -> bool:
+    """Whether a batch is under way: some shards have committed it and others have not."""
+    for query in fleet.status()["queries"]:
+        if query["name"] == name and query["version"] >= 1:
+            return len({shard["version"] for shard in query["shards"]}) > 1
+    return False
+
+
+def kill_in_the_middle(fleet: Fleet, name: str, pid_of: Callable[[dict[str, Any]], int]) -> threading.Thread:
+    """A thread that kills a process of the fleet once a batch is half committed."""
+
+    def watch() -> None:
+        while not shards_differ(fleet, name):
+            time.sleep(0.002)
+        kill(pid_of(fleet.status()))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize(
+    "pid_of",
+    [
+        pytest.param(lambda status: next(a["pid"] for a in status["store_actors"] if a["alive"]), id="store actor"),
+        pytest.param(lambda status: status["coordinator"]["pid"], id="coordinator"),
+    ],
+)
+def test_an_actor_killed_in_the_middle_of_a_batch_changes_nothing(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, pid_of: Callable[[dict[str, Any]], int]
+) -> None:
+    feed = Feed(spark, tmp_path / "in", VALUES)
+    frame = fleet.stateful(feed.stream(), name=name, outputMode="complete", shards=4).groupBy("v").count()
+    run = Run(frame, "complete", tmp_path / "ck")
+    try:
+        feed.add(FILES[0])
+        run.wait()
+        victim = pid_of(fleet.status())
+        killer = kill_in_the_middle(fleet, name, pid_of)
+        for file in FILES[1:]:
+            feed.add(file)
+        run.wait()
+        killer.join()
+        assert final_counts(run) == oracle(FILES)
+        assert pid_of(fleet.status()) != victim
+    finally:
+        run.stop()
+
+
+def fail_first_attempt(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Fails once in each partition, after the stage's state has been committed."""
+    yield from list(batches)
+    context = TaskContext.get()
+    assert context is not None
+    if context.attemptNumber() == 0:
+        raise RuntimeError("this task fails after its commit, on purpose")
+
+
+def test_a_task_that_fails_after_its_commit_is_not_applied_twice(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", VALUES)
+    counts = fleet.stateful(feed.stream(), name=name, shards=2).groupBy("v").count()
+    run = Run(counts.mapInArrow(fail_first_attempt, counts.schema), "update", tmp_path / "ck")
+    before = sum(metrics["replayed_answers"] for metrics in fleet.metrics().values())
+    try:
+        for file in FILES[:2]:
+            feed.add(file)
+        run.wait()
+        latest = {row["v"]: row["count"] for batch in sorted(run.batches) for row in run.batches[batch]}
+        assert latest == oracle(FILES[:2])
+    finally:
+        run.stop()
+    replayed = sum(metrics["replayed_answers"] for metrics in fleet.metrics().values()) - before
+    assert replayed == 4  # 2 shards, 2 batches, each answered again from what was recorded
+
+
+SCHEMA = StateSchema(
+    keys=(Field("v", "int64"),),
+    inputs=(),
+    accumulators=(Accumulator(AccumulatorKind.COUNT_ROWS, (), (Field("n", "int64", False),)),),
+    expiry_key=None,
+    delay_ms=None,
+    output_mode="update",
+)
+
+
+class Tasks:
+    """Spark tasks of one state, acted out by the test process through the very client that Spark's tasks use."""
+
+    def __init__(self, fleet: Fleet, name: str) -> None:
+        self.fleet, self.name = fleet, name
+        self.client = fleet_client(FleetAddress(fleet.uri, ray.get_runtime_context().gcs_address))
+
+    def apply(
+        self, batch_id: int, values: list[int], *, run_id: str = "run-1", attempt: int = 0, query_id: str = "query"
+    ) -> list[dict[str, int]]:
+        task = TaskIdentity(self.name, query_id, run_id, batch_id, 0, attempt, "test", "")
+        metadata = StateMetadata(self.name, query_id, 1, "update", SCHEMA.to_json())
+        rows = pa.table({"v": pa.array(values, pa.int64())})
+        emitted = self.client.apply(task, metadata, SCHEMA, rows, None)
+        return sorted(emitted.to_pylist(), key=lambda row: row["v"])
+
+    def chain(self) -> list[Any]:
+        return list(call(find_coordinator(self.fleet.uri), "commit_chain", self.name, 0, 1 << 30))
+
+    def unload(self) -> None:
+        """Make the store actor forget the shard."""
+        (actor, *_) = [a for a in self.fleet.status()["store_actors"] if a["alive"]]
+        handle = ray.get_actor(actor["actor_name"], namespace=NAMESPACE)
+        assert ray.get(handle.unload.remote(StateStoreId(f"{self.fleet.uri}/{self.name}", 0, 0)))
+
+
+def test_two_attempts_at_once_make_one_manifest_entry_and_equal_answers(fleet: Fleet, name: str) -> None:
+    tasks = Tasks(fleet, name)
+    tasks.apply(0, [1, 2])
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda attempt: tasks.apply(1, [2, 3, 3], attempt=attempt), range(8)))
+    assert all(answer == [{"v": 2, "n": 2}, {"v": 3, "n": 2}] for answer in answers)
+    assert [entry.version for entry in tasks.chain()] == [1, 2]
+
+
+def test_a_retry_after_the_store_actor_forgot_gets_the_recorded_answer(fleet: Fleet, name: str) -> None:
+    tasks = Tasks(fleet, name)
+    first = tasks.apply(0, [1, 1, 2])
+    (entry,) = tasks.chain()
+    tasks.unload()
+    assert tasks.apply(0, [1, 1, 2], attempt=1) == first
+    assert tasks.chain() == [entry]
+
+
+def test_a_replay_by_a_new_run_supersedes_and_the_old_run_is_fenced(fleet: Fleet, name: str) -> None:
+    tasks = Tasks(fleet, name)
+    tasks.apply(0, [1])
+    tasks.apply(1, [1])
+    assert tasks.apply(1, [1], run_id="run-2") == [{"v": 1, "n": 2}]
+    assert [entry.run_id for entry in tasks.chain()] == ["run-1", "run-2"]
+    with pytest.raises(FencedError, match="newer run"):
+        tasks.apply(2, [1], run_id="run-1")
+    assert tasks.apply(2, [5], run_id="run-2") == [{"v": 5, "n": 1}]
+
+
+def test_a_second_query_on_the_same_state_is_refused(fleet: Fleet, name: str) -> None:
+    tasks = Tasks(fleet, name)
+    tasks.apply(0, [1])
+    with pytest.raises(StateMismatchError, match="belongs to another query"):
+        tasks.apply(0, [1], run_id="other-run", query_id="other")
+    assert tasks.apply(1, [1]) == [{"v": 1, "n": 2}]
+
+
+def test_a_checkpoint_ahead_of_a_missing_state_is_refused(fleet: Fleet, name: str) -> None:
+    with pytest.raises(StateMismatchError, match="does not exist"):
+        Tasks(fleet, name).apply(7, [1])
+
+
+@pytest.mark.parametrize("damage", ["missing", "flipped", "cut"])
+def test_a_delta_that_cannot_be_read_is_named(fleet: Fleet, fleet_folder: Path, name: str, damage: str) -> None:
+    tasks = Tasks(fleet, name)
+    tasks.apply(0, list(range(50)))
+    (entry,) = tasks.chain()
+    file = fleet_folder / entry.file
+    content = file.read_bytes()
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(content[:-7] if damage == "cut" else content[:90] + bytes([content[90] ^ 1]) + content[91:])
+    tasks.unload()
+    with pytest.raises(CorruptStateError, match=entry.file):
+        tasks.apply(1, [1])
+    file.write_bytes(content)
+    assert tasks.apply(1, [1]) == [{"v": 1, "n": 2}]
+
+
+def test_a_fleet_started_again_reads_everything_from_storage(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    uri = f"file://{tmp_path}/other-fleet"
+    first = connect(uri)
+    Tasks(first, name).apply(0, [1, 2])
+    first.shutdown()
+    second = connect(uri)
+    try:
+        fleet_client.cache_clear()  # this process's client still speaks to the actors that were shut down
+        tasks = Tasks(second, name)
+        assert tasks.apply(1, [2], run_id="run-2") == [{"v": 2, "n": 2}]
+        assert sum(metrics["bytes_loaded"] for metrics in second.metrics().values()) > 0
+    finally:
+        second.shutdown()
+        fleet_client.cache_clear()
