@@ -27,6 +27,8 @@ _CONFIGS = {
     "spark.sql.session.timeZone": "UTC",
     # Fewer, larger Arrow batches between the JVM and Python.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    # A date that Spark 2 would have read differently is a malformed one, not the end of the query.
+    "spark.sql.legacy.timeParserPolicy": "CORRECTED",
     # Streaming turns it off anyway, with a warning each time.
     "spark.sql.adaptive.enabled": "false",
 }

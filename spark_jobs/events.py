@@ -1,0 +1,56 @@
+"""The built-in event source: deterministic, needs no server, and as untidy as real events (out of order, some late, nulls)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+__all__ = ["EVENT_DDL", "make_events", "write_events"]
+
+#: Spark schema of the events.
+EVENT_DDL = "ts TIMESTAMP, user BIGINT, page STRING, amount DOUBLE"
+
+_PAGES = ("home", "search", "product", "cart", "checkout", "help")
+_START_US = 1_735_689_600_000_000  # 2025-01-01 00:00 UTC
+_FILE_SECONDS = 60
+_MAX_DELAY_S = 90
+_LATE_SHARE = 0.002
+_LATE_S = 3600
+
+
+def make_events(number: int, rows: int) -> pa.Table:
+    """Events of file `number`: one minute of event time, with delays up to 90 s and a few rows an hour late.
+
+    The same `number` and `rows` give the same table on every machine.
+    """
+    random = np.random.default_rng(number)
+    delay_s = random.uniform(0, _MAX_DELAY_S, rows)
+    delay_s[random.random(rows) < _LATE_SHARE] += _LATE_S
+    arrival_s = (number + np.sort(random.random(rows))) * _FILE_SECONDS
+    ts = _START_US + ((arrival_s - delay_s) * 1_000_000).astype(np.int64)
+    # A few users make most of the events.
+    user = (random.pareto(1.2, rows) * 50).astype(np.int64) % 100_000
+    page = pa.DictionaryArray.from_arrays(pa.array(random.integers(0, len(_PAGES), rows)), list(_PAGES))
+    amount = np.round(random.exponential(20, rows), 2)
+    return pa.table(
+        {
+            "ts": pa.array(ts, pa.timestamp("us", tz="UTC")),
+            "user": pa.array(user),
+            "page": page.cast(pa.string()),
+            "amount": pa.array(amount, mask=random.random(rows) < 0.01),
+        }
+    )
+
+
+def write_events(folder: Path, files: range, rows: int) -> None:
+    """Write these numbers' files, whole or not at all, where they aren't there yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in files:
+        file = folder / f"events-{number:06d}.parquet"
+        if not file.exists():
+            temporary = file.with_suffix(".tmp")
+            pq.write_table(make_events(number, rows), temporary)
+            temporary.rename(file)

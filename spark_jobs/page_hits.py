@@ -1,0 +1,41 @@
+"""Hits and bytes per page and hour of web access logs (Apache combined format), with the state in the fleet."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from spark_jobs.access_log import read_log
+from spark_jobs.input_job import InputJob, run_job
+
+
+def build(requests: Any) -> DataFrame:
+    """Hits by page and hour."""
+    grouped = requests.groupBy(F.window("ts", "1 hour"), "path").agg(
+        F.count("*").alias("hits"),
+        F.count_if(F.col("status") >= 400).alias("errors"),
+        F.sum("bytes").alias("bytes"),
+    )
+    result: DataFrame = grouped.select(F.col("window.start").alias("hour"), "path", "hits", "errors", "bytes")
+    return result
+
+
+def read(spark: SparkSession, path: str, files_per_trigger: int) -> DataFrame:
+    """Requests with a watermark of a day: log files are written in order, but come in any."""
+    return read_log(spark, path, files_per_trigger).withWatermark("ts", "1 day")
+
+
+JOB = InputJob("page-hits", __doc__ or "", read, build, ("hour", "path"), "hits")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job; returns the exit code."""
+    return run_job(JOB, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""What all jobs share: their options, one line of progress a batch, a table at the end."""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, Row
+from pyspark.sql.streaming import StreamingQuery
+
+from spark_jobs.fleet import Fleet
+
+__all__ = ["add_job_options", "format_table", "keep_newest", "run_to_end", "size_text", "store_uri"]
+
+
+def add_job_options(parser: argparse.ArgumentParser, default_name: str) -> None:
+    """Options of every job that reads a folder."""
+    parser.add_argument("input", help="file or folder to read, as a path or URI")
+    parser.add_argument("--folder", type=Path, default=Path(f"statefleet-data/{default_name}"),
+                        help="where checkpoint and malformed lines go, and the state without --store (%(default)s)")  # fmt: skip
+    parser.add_argument("--store", help="URI of the fleet, file:// or s3:// (default: below --folder)")
+    parser.add_argument("--name", default=default_name, help="name of the state (%(default)s)")
+    parser.add_argument("--shards", type=int, help="shards of a new state (default: by the cluster's cores)")
+    parser.add_argument("--files-per-trigger", type=int, default=1, help="input files a batch (%(default)s)")
+    parser.add_argument("--top", type=int, default=10, help="rows of the table at the end (%(default)s)")
+
+
+def store_uri(options: argparse.Namespace) -> str:
+    """URI of the fleet that a job's options ask for."""
+    return options.store or (options.folder.resolve() / "fleet").as_uri()
+
+
+def size_text(size: float) -> str:
+    """Bytes as a person reads them."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def _watermark_text(watermark_ms: int | None) -> str:
+    if watermark_ms is None:
+        return "none"
+    return dt.datetime.fromtimestamp(watermark_ms / 1000, dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _print_batch(progress: Any, fleet: Fleet, name: str) -> None:
+    seconds = progress["durationMs"]["triggerExecution"] / 1000
+    rows = progress["numInputRows"]
+    line = f"batch {progress['batchId']:>4}  {rows:>9,} rows  {rows / max(seconds, 0.001):>10,.0f} rows/s  {seconds:6.2f} s"
+    for query in fleet.status()["queries"]:
+        if query["name"] == name:
+            line += (
+                f"  state {query['state_rows']:>9,} rows {size_text(query['state_bytes']):>9}"
+                f"  watermark {_watermark_text(query['watermark_ms'])}  late {query['rows_late']:,}"
+            )
+    print(line, flush=True)
+
+
+def run_to_end(query: StreamingQuery, fleet: Fleet, name: str) -> int:
+    """Print a line for each batch until the query ends by itself; returns the rows it read.
+
+    Raises
+    ------
+    pyspark.errors.StreamingQueryException
+        The query failed.
+    """
+    seen: set[int] = set()
+    rows = 0
+    while True:
+        active = query.isActive
+        for progress in query.recentProgress:
+            if progress["batchId"] not in seen and progress["numInputRows"] > 0:
+                seen.add(progress["batchId"])
+                rows += progress["numInputRows"]
+                _print_batch(progress, fleet, name)
+        if not active:
+            break
+        time.sleep(0.2)
+    query.awaitTermination()  # raises what the query failed with
+    return rows
+
+
+def format_table(columns: Sequence[str], rows: Sequence[Row | Sequence[Any]]) -> str:
+    """Rows as aligned text; numbers to the right."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    widths = [max(len(column), *(len(row[i]) for row in cells)) if cells else len(column) for i, column in enumerate(columns)]
+    numeric = [all(isinstance(row[i], int | float) or row[i] is None for row in rows) for i in range(len(columns))]
+
+    def line(values: Sequence[str]) -> str:
+        aligned = [
+            value.rjust(width) if right else value.ljust(width)
+            for value, width, right in zip(values, widths, numeric, strict=True)
+        ]
+        return "  ".join(aligned).rstrip()
+
+    return "\n".join([line(columns), line(["-" * width for width in widths]), *(line(row) for row in cells)])
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.2f}"
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def keep_newest(results: DataFrame, table: Path, keys: Sequence[str]) -> None:
+    """Merge a batch's changed groups into a Parquet table of results (newest row of each group).
+
+    Repeating a batch changes nothing: the rows of its groups are replaced, not added.
+    """
+    changed = pa.Table.from_pylist([row.asDict() for row in results.collect()])
+    if changed.num_rows == 0:
+        return
+    if table.exists():
+        former = pq.read_table(table)
+        joined = former.join(changed.select(list(keys)), keys=list(keys), join_type="left anti")
+        changed = pa.concat_tables([joined.select(changed.column_names), changed], promote_options="permissive")
+    temporary = table.with_suffix(".tmp")
+    table.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(changed, temporary)
+    temporary.replace(table)

@@ -1,0 +1,67 @@
+"""Running average rating per vendor over a folder of CSV reviews (reviewerId,vendorId,rating,date), state in the fleet."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from spark_jobs.input_job import InputJob, reason, run_job
+
+_COLUMNS = "reviewerId STRING, vendorId STRING, rating STRING, date STRING, raw STRING"
+
+
+def parse(rows: DataFrame) -> DataFrame:
+    """Typed columns of CSV rows read as text; and raw, reason."""
+    typed = rows.select(
+        F.concat_ws(",", "reviewerId", "vendorId", "rating", "date").alias("text"),
+        "raw",
+        F.col("vendorId").cast("bigint").alias("vendor"),
+        F.col("rating").cast("double").alias("rating"),
+        F.expr("try_to_timestamp(date, 'yyyy-MM-dd HH:mm')").alias("ts"),
+    )
+    return typed.select(
+        F.coalesce("raw", "text").alias("raw"),
+        "vendor",
+        "rating",
+        "ts",
+        reason(
+            (F.col("raw").isNotNull(), "not a row of four fields"),
+            (F.col("vendor").isNull(), "vendor is not a number"),
+            (F.col("rating").isNull(), "rating is not a number"),
+            (~F.col("rating").between(0, 5), "rating is not between 0 and 5"),
+            (F.col("ts").isNull(), "date cannot be read"),
+        ).alias("reason"),
+    )
+
+
+def read(spark: SparkSession, path: str, files_per_trigger: int) -> DataFrame:
+    """Streaming DataFrame of a file or folder of CSV reviews, parsed."""
+    reader = spark.readStream.schema(_COLUMNS).option("maxFilesPerTrigger", files_per_trigger)
+    return parse(reader.option("header", True).option("columnNameOfCorruptRecord", "raw").csv(path))
+
+
+def build(reviews: Any) -> DataFrame:
+    """Ratings by vendor over all time."""
+    result: DataFrame = reviews.groupBy("vendor").agg(
+        F.count("*").alias("reviews"),
+        F.avg("rating").alias("average"),
+        F.stddev("rating").alias("deviation"),
+        F.max("ts").alias("newest"),
+    )
+    return result
+
+
+JOB = InputJob("vendor-ratings", __doc__ or "", read, build, ("vendor",), "reviews")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job; returns the exit code."""
+    return run_job(JOB, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""The Spark driver is killed with SIGKILL, between two batches and in the middle of one; its restart must not show it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray
+
+from spark_jobs.fleet import Fleet, connect
+from spark_jobs.session import ensure_ray
+
+ROOT = Path(__file__).parents[2]
+BATCHES = 12
+DEADLINE_S = 120
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """A Ray cluster that outlives the drivers; its address."""
+    ensure_ray(num_cpus=8)
+    yield ray.get_runtime_context().gcs_address
+    ray.shutdown()
+
+
+class Driver:
+    """The driver process with its children, which share a process group of their own."""
+
+    def __init__(self, folder: Path, uri: str, address: str) -> None:
+        self._log = (folder / "driver.log").open("ab")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.chaos.driver", str(folder), uri],
+            cwd=ROOT,
+            env={**os.environ, "RAY_ADDRESS": address},
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def kill(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self._log.close()
+
+    def finish(self) -> int:
+        code = self.process.wait(timeout=DEADLINE_S)
+        self._log.close()
+        return code
+
+
+def versions(fleet: Fleet) -> list[int]:
+    """Version of each shard; empty before the state exists."""
+    for query in fleet.status()["queries"]:
+        if query["name"] == "chaos":
+            return [shard["version"] for shard in query["shards"]]
+    return []
+
+
+def wait_for(driver: Driver, fleet: Fleet, condition: Callable[[list[int]], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition(versions(fleet)):
+        assert driver.process.poll() is None, "the driver ended by itself; see its log"
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def between(reached: int) -> Callable[[list[int]], bool]:
+    return lambda found: bool(found) and min(found) == max(found) >= reached
+
+
+def in_the_middle(reached: int) -> Callable[[list[int]], bool]:
+    return lambda found: bool(found) and min(found) >= reached and min(found) < max(found)
+
+
+def test_a_killed_driver_leaves_no_trace(cluster: str, tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}/fleet"
+    (tmp_path / "in").mkdir()
+    counted: Counter[int] = Counter()
+    for number in range(BATCHES):
+        values = [(row * 31 + number * 7) % 257 for row in range(4000)]
+        counted.update(values)
+        pq.write_table(pa.table({"v": pa.array(values, pa.int64())}), tmp_path / "in" / f"{number:03d}.parquet")
+    fleet = connect(uri)
+    try:
+        for condition in (between(2), in_the_middle(4)):
+            driver = Driver(tmp_path, uri, cluster)
+            wait_for(driver, fleet, condition)
+            driver.kill()
+            assert min(versions(fleet)) < BATCHES
+        driver = Driver(tmp_path, uri, cluster)
+        assert driver.finish() == 0, (tmp_path / "driver.log").read_text()[-3000:]
+        result = json.loads((tmp_path / f"result-{BATCHES - 1}.json").read_text())
+        assert {int(value): count for value, count in result.items()} == dict(counted)
+        assert versions(fleet) == [BATCHES] * 4
+        # The fleet stayed up, so no restart read any state from storage.
+        assert [metrics["bytes_loaded"] for metrics in fleet.metrics().values()] == [0]
+    finally:
+        fleet.shutdown()
