@@ -10,7 +10,6 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from coordinator.actor import Coordinator
 from coordinator.errors import StateStoreError, StoreUnavailableError
 
 __all__ = ["NAMESPACE", "call", "coordinator_name", "ensure_coordinator", "fleet_id_of", "find_coordinator"]
@@ -51,6 +50,9 @@ def ensure_coordinator(uri: str, storage_options: Mapping[str, str] | None) -> A
     handle = find_coordinator(uri)
     if handle is not None:
         return handle
+    # Late: most callers only look the actor up.
+    from coordinator.actor import Coordinator
+
     actor = ray.remote(Coordinator).options(
         name=coordinator_name(uri),
         namespace=NAMESPACE,

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,13 +24,25 @@ from coordinator.errors import InvalidRequestError
 from coordinator.model import StateMetadata, TaskIdentity
 from spark_jobs.plan import EVENT_TIME_COLUMN, AggregatePlan
 from spark_jobs.routing import marker_routes
-from spark_jobs.worker import FleetAddress, executor_name, fleet_client
+from spark_jobs.worker import FleetAddress, executor_name, fleet_client, settle_heap
 from store_actors.schema import StateSchema
+
+if TYPE_CHECKING:
+    from store_actors.table import GroupTable
 
 __all__ = ["CombineTask", "StateTask", "route_plan"]
 
 ROUTE_COLUMN = "__route"
 MAX_EVENT_COLUMN = "__max_event_ms"
+
+
+@cache
+def _table_class() -> type[GroupTable]:
+    # The engine's compiled code is loaded once, by the worker that combines; the reduce side never needs it.
+    from store_actors.table import GroupTable
+
+    settle_heap()
+    return GroupTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +53,7 @@ class CombineTask:
     num_shards: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from store_actors.table import GroupTable  # compiled code: loaded in the worker that runs it, not before a fork
-
-        table = GroupTable(self.schema, merge=False)
+        table = _table_class()(self.schema, merge=False)
         max_event_ms: int | None = None
         for batch in batches:
             if batch.num_rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import socket
@@ -20,10 +21,10 @@ from coordinator.deploy import NAMESPACE, call, ensure_coordinator
 from coordinator.errors import FencedError, StateStoreError, StoreUnavailableError
 from coordinator.model import ActorLocation, StateMetadata, TaskIdentity
 from store_actors.deploy import ensure_store_actor
+from store_actors.messages import ApplyRequest
 from store_actors.schema import StateSchema
-from store_actors.store import ApplyRequest
 
-__all__ = ["FleetAddress", "FleetClient", "executor_name", "fleet_client"]
+__all__ = ["FleetAddress", "FleetClient", "executor_name", "fleet_client", "settle_heap"]
 
 #: How long a task waits for a store actor or the coordinator to come back before it fails (Spark then retries it).
 _DEADLINE_S = 120.0
@@ -47,7 +48,19 @@ class FleetAddress:
 def fleet_client(address: FleetAddress) -> FleetClient:
     """This process's client of a fleet; connects to Ray at first use (Spark reuses its Python workers)."""
     connect_to_ray(address.ray_address)
-    return FleetClient(address)
+    client = FleetClient(address)
+    settle_heap()
+    return client
+
+
+def settle_heap() -> None:
+    """Spare the worker's garbage collector what the imports left.
+
+    PySpark's daemon runs a full collection after every task; over the objects of Ray, Arrow and numba that takes longer than a
+    small batch. Frozen objects are never looked at again.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def connect_to_ray(ray_address: str) -> None:

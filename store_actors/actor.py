@@ -15,7 +15,8 @@ import ray
 from coordinator.deploy import call, ensure_coordinator
 from coordinator.model import ActorLocation, CommitEntry, StateStoreId, StateStoreProviderId
 from coordinator.storage import open_object_store
-from store_actors.store import ApplyRequest, Store
+from store_actors.messages import ApplyRequest
+from store_actors.store import Store
 
 __all__ = ["StoreActor"]
 

@@ -9,7 +9,6 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from coordinator.deploy import NAMESPACE, fleet_id_of
-from store_actors.actor import StoreActor
 
 __all__ = ["ensure_store_actor", "store_actor_name"]
 
@@ -26,6 +25,11 @@ def store_actor_name(uri: str, node_id: str) -> str:
 def ensure_store_actor(uri: str, storage_options: Mapping[str, str] | None, node_id: str) -> Any:
     """Handle of the node's store actor, started if it isn't there."""
     name = store_actor_name(uri, node_id)
+    try:
+        return ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:  # how Ray says that there is none
+        # Late: the engine takes seconds to import, and most callers only look the actor up.
+        from store_actors.actor import StoreActor
     actor = ray.remote(StoreActor).options(
         name=name,
         namespace=NAMESPACE,

@@ -18,13 +18,13 @@ from typing import Protocol
 import pyarrow as pa
 
 from coordinator.errors import FencedError, StorageUnavailableError
-from coordinator.model import CommitEntry, Lease, StateStoreId, StateStoreProviderId, TaskIdentity
+from coordinator.model import CommitEntry, StateStoreId, StateStoreProviderId
 from coordinator.storage import ObjectStore
 from store_actors.delta import corrupt_delta, decode_delta, delta_path, encode_delta
-from store_actors.schema import StateSchema
+from store_actors.messages import ApplyRequest
 from store_actors.shard import Change, Shard, output_of
 
-__all__ = ["ApplyRequest", "CoordinatorClient", "Store", "StoreMetrics"]
+__all__ = ["CoordinatorClient", "Store", "StoreMetrics"]
 
 log = logging.getLogger(__name__)
 
@@ -42,17 +42,6 @@ class CoordinatorClient(Protocol):
         self, provider_id: StateStoreProviderId, ids_to_check: Sequence[StateStoreProviderId]
     ) -> Sequence[StateStoreProviderId]:
         """Say that this store holds a shard; returns which of the others it should unload."""
-
-
-@dataclass(frozen=True, slots=True)
-class ApplyRequest:
-    """One Spark task's wish: fold its rows into its shard as the next version."""
-
-    task: TaskIdentity
-    lease: Lease
-    base_version: int
-    schema: StateSchema
-    max_event_ms: int | None
 
 
 @dataclass(slots=True)

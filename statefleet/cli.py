@@ -1,0 +1,114 @@
+"""The ``statefleet`` command: what a fleet holds, and ending it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from coordinator.deploy import call, find_coordinator
+from coordinator.errors import SetupError, StateStoreError
+from coordinator.storage import normalize_uri
+from spark_jobs.fleet import end_actors, store_metrics
+from spark_jobs.progress import format_table, size_text
+from spark_jobs.session import ensure_ray
+
+__all__ = ["main"]
+
+
+def _find(options: argparse.Namespace) -> Any:
+    """The running coordinator of the URI asked for."""
+    uri = normalize_uri(options.uri)
+    ensure_ray(ray_address=options.address)
+    coordinator = find_coordinator(uri)
+    if coordinator is None:
+        raise SetupError("no fleet of this URI runs on this Ray cluster; statefleet.connect(uri) in a job starts it", uri=uri)
+    return coordinator
+
+
+def _status(options: argparse.Namespace) -> str:
+    coordinator = _find(options)
+    call(coordinator, "load_all_states")
+    status: Mapping[str, Any] = call(coordinator, "status")
+    if options.json:
+        return json.dumps(status, indent=2)
+    actors = [(a["actor_name"], a["host"], a["pid"], "alive" if a["alive"] else "lost") for a in status["store_actors"]]
+    queries = [
+        (q["name"], q["version"], q["num_shards"], q["state_rows"], size_text(q["state_bytes"]), q["output_mode"], q["active"])
+        for q in status["queries"]
+    ]
+    return "\n".join(
+        [
+            f"fleet {status['fleet_id']} at {status['uri']}",
+            "",
+            format_table(("store actor", "host", "pid", "state"), actors),
+            "",
+            format_table(("state", "version", "shards", "rows", "memory", "mode", "active"), queries),
+        ]
+    )
+
+
+def _shards(options: argparse.Namespace) -> str:
+    coordinator = _find(options)
+    call(coordinator, "load_all_states")
+    queries = [q for q in call(coordinator, "status")["queries"] if options.name in (None, q["name"])]
+    rows = [{"state": query["name"], **shard} for query in queries for shard in query["shards"]]
+    if options.json:
+        return json.dumps(rows, indent=2)
+    columns = ("state", "partition_id", "actor_name", "executor", "version", "epoch", "state_rows", "rows_in")
+    return format_table(columns, [tuple(row[column] for column in columns) for row in rows])
+
+
+def _metrics(options: argparse.Namespace) -> str:
+    return json.dumps(store_metrics(call(_find(options), "status")), indent=2)
+
+
+def _dashboard(options: argparse.Namespace) -> str:
+    url: str = call(_find(options), "dashboard_url")
+    return url
+
+
+def _stop(options: argparse.Namespace) -> str:
+    coordinator = _find(options)
+    end_actors(call(coordinator, "status"), coordinator)
+    return "the fleet's actors have ended; every committed version stays in the object store"
+
+
+_COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], str], str]] = {
+    "status": (_status, "store actors and states"),
+    "shards": (_shards, "where each shard is, with its version, epoch and rows"),
+    "metrics": (_metrics, "counters of each store actor, as JSON"),
+    "dashboard": (_dashboard, "address of the location dashboard"),
+    "stop": (_stop, "end the fleet's actors; state stays in the object store"),
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="statefleet", description="Look at a fleet, or end it.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, (_, text) in _COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("uri", help="the fleet's URI, as given to statefleet.connect")
+        command.add_argument("--address", default="auto", help="Ray cluster (default: the one running on this machine)")
+        if name in ("status", "shards"):
+            command.add_argument("--json", action="store_true", help="print JSON")
+        if name == "shards":
+            command.add_argument("--name", help="only this state")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code: 0, or 1 with the error on standard error."""
+    options = _parser().parse_args(argv)
+    try:
+        print(_COMMANDS[options.command][0](options))
+    except StateStoreError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
