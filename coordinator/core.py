@@ -79,7 +79,9 @@ def check_metadata(existing: StateMetadata, asked: StateMetadata) -> None:
             **facts,
         )
     for part in ("keys", "accumulators", "inputs", "expiry_key", "delay_ms"):
-        if existing.schema.get(part) != asked.schema.get(part) and _state_part(existing, part) != _state_part(asked, part):
+        if existing.schema.get(part) != asked.schema.get(part) and _state_part(existing, part) != _state_part(
+            asked, part
+        ):
             raise StateMismatchError(
                 f"the query's {part} differ from those of the existing state, whose rows it could not read; nothing was "
                 "changed; restore the query, or use another name for the new one",

@@ -47,7 +47,7 @@ def ensure_coordinator(uri: str, storage_options: Mapping[str, str] | None) -> A
     StorageUnavailableError
         The object store can't be used.
     """
-    handle = find_coordinator(uri)
+    handle: Any = find_coordinator(uri)
     if handle is not None:
         return handle
     # Late: most callers only look the actor up.

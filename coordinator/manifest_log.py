@@ -127,7 +127,8 @@ class ManifestLog:
                 return
             raise LogConflictError("another coordinator appended first", file=path, writer_id=found["writer_id"])
         raise StorageUnavailableError(
-            "the manifest log cannot be appended to; nothing was counted; retry when the object store is back", file=path
+            "the manifest log cannot be appended to; nothing was counted; retry when the object store is back",
+            file=path,
         )
 
     def _checkpoint(self, seq: int, ledger: StateLedger) -> None:
@@ -232,9 +233,7 @@ class LedgerKeeper:
             return outcomes
 
     @staticmethod
-    def _decide_all(
-        ledger: StateLedger, group: list[Decide[Any]]
-    ) -> tuple[list[Record], list[tuple[Any] | Exception]]:
+    def _decide_all(ledger: StateLedger, group: list[Decide[Any]]) -> tuple[list[Record], list[tuple[Any] | Exception]]:
         records: list[Record] = []
         outcomes: list[tuple[Any] | Exception] = []
         for decide in group:

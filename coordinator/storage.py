@@ -320,9 +320,7 @@ class RemoteObjectStore:
         infos = []
         try:
             for page in obstore.list(self._store, prefix):
-                infos += [
-                    ObjectInfo(meta["path"], meta["size"], meta["last_modified"].timestamp()) for meta in page
-                ]
+                infos += [ObjectInfo(meta["path"], meta["size"], meta["last_modified"].timestamp()) for meta in page]
         except BaseError as error:
             raise self._failed(prefix, error) from error
         return sorted(infos, key=lambda info: info.path)
@@ -371,7 +369,9 @@ class MemoryObjectStore:
     def list(self, prefix: str) -> list[ObjectInfo]:
         folder = prefix.rstrip("/") + "/" if prefix else ""
         with self._lock:
-            return [ObjectInfo(key, len(self._objects[key]), 0.0) for key in sorted(self._objects) if key.startswith(folder)]
+            return [
+                ObjectInfo(key, len(self._objects[key]), 0.0) for key in sorted(self._objects) if key.startswith(folder)
+            ]
 
     def delete(self, path: str) -> None:
         with self._lock:

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from coordinator.deploy import call, ensure_coordinator
+from coordinator.deploy import NAMESPACE, call, ensure_coordinator
 from coordinator.model import StateMetadata
 from coordinator.storage import normalize_uri
 from spark_jobs.plan import AggregatePlan
@@ -91,7 +91,7 @@ class Fleet:
         df: DataFrame,
         *,
         name: str,
-        outputMode: str = "update",  # noqa: N803 - PySpark's own spelling
+        outputMode: str = "update",
         shards: int | None = None,
     ) -> StatefulDataFrame:
         """A streaming DataFrame whose next stateful operator keeps its state in the fleet.
@@ -171,17 +171,13 @@ class Fleet:
 
 def store_metrics(status: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Metrics of the store actors that a status lists as alive."""
-    from coordinator.deploy import NAMESPACE
-
     names = {actor["actor_name"] for actor in status["store_actors"] if actor["alive"]}
-    handles = {name: ray.get_actor(name, namespace=NAMESPACE) for name in sorted(names)}
+    handles: dict[str, Any] = {name: ray.get_actor(name, namespace=NAMESPACE) for name in sorted(names)}
     return {name: ray.get(handle.metrics.remote()) for name, handle in handles.items()}
 
 
 def end_actors(status: Mapping[str, Any], coordinator: Any) -> None:
     """Kill a fleet's store actors, then its coordinator, for good."""
-    from coordinator.deploy import NAMESPACE
-
     for actor in status["store_actors"]:
         try:
             ray.kill(ray.get_actor(actor["actor_name"], namespace=NAMESPACE), no_restart=True)
@@ -196,16 +192,16 @@ class _RunListener(StreamingQueryListener):
     def __init__(self, coordinator: Any) -> None:
         self._coordinator = coordinator
 
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Nothing: a run is known from its first task."""
 
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Nothing: progress is read off the commits."""
 
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """Nothing."""
 
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """Deactivate the run's instances; the shards stay in memory for the next run."""
         if ray.is_initialized():
             self._coordinator.deactivate_instances.remote(str(event.runId))

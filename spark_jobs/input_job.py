@@ -81,15 +81,15 @@ def execute(spark: SparkSession, fleet: Fleet, job: InputJob, options: argparse.
     )
     rows = run_to_end(query, fleet, options.name)
     aside.awaitTermination()
-    malformed = (
-        spark.read.parquet(str(folder / "malformed")).count() if (folder / "malformed").is_dir() else 0
-    )
+    malformed = spark.read.parquet(str(folder / "malformed")).count() if (folder / "malformed").is_dir() else 0
     return rows, malformed
 
 
 def run_job(job: InputJob, argv: Sequence[str] | None) -> int:
     """Entry point of a job; returns the exit code."""
-    parser = argparse.ArgumentParser(prog=f"python -m spark_jobs.{job.name.replace('-', '_')}", description=job.description)
+    parser = argparse.ArgumentParser(
+        prog=f"python -m spark_jobs.{job.name.replace('-', '_')}", description=job.description
+    )
     add_job_options(parser, job.name)
     options = parser.parse_args(argv)
     try:
@@ -110,9 +110,13 @@ def _report(job: InputJob, options: argparse.Namespace, fleet: Fleet, rows: int,
     file = options.folder.resolve() / "results.parquet"
     if file.exists():
         table = pq.read_table(file).sort_by([(job.order_by, "descending")])
-        print(format_table(table.column_names, [tuple(row.values()) for row in table.slice(0, options.top).to_pylist()]))
+        print(
+            format_table(table.column_names, [tuple(row.values()) for row in table.slice(0, options.top).to_pylist()])
+        )
         print(f"\n{table.num_rows:,} groups in {file}")
-    print(f"{rows:,} rows read by this run; {malformed:,} malformed lines kept in {options.folder.resolve() / 'malformed'}")
+    print(
+        f"{rows:,} rows read by this run; {malformed:,} malformed lines kept in {options.folder.resolve() / 'malformed'}"
+    )
     print(f"state persisted in {fleet.uri}/{options.name}")
 
 

@@ -168,7 +168,9 @@ def build_plan(df: DataFrame, keys: Sequence[Any], aggregates: Sequence[Any], ou
             "append mode needs a watermark and its event-time column, or a window over it, among the grouping columns: "
             "without them no group is ever final; add withWatermark and group by window, or use update mode"
         )
-    columns = [column.alias(leaf.name) for key in plan_keys for leaf, column in zip(key.leaves, key.columns, strict=True)]
+    columns = [
+        column.alias(leaf.name) for key in plan_keys for leaf, column in zip(key.leaves, key.columns, strict=True)
+    ]
     columns += [column.alias(name) for name, column in builder.inputs]
     if event_time is not None:
         columns.append(event_time.alias(EVENT_TIME_COLUMN))
@@ -249,7 +251,10 @@ def _key(spark: SparkSession, expression: Expression, number: int) -> _Key:
                 leaves.append(Field(null_leaf, "bool", nullable=False))
                 columns.append(column.isNull())
             fields = tuple(
-                (item.name, flatten(column.getField(item.name), item.dataType, f"{path}_{place}", nullable=item.nullable))
+                (
+                    item.name,
+                    flatten(column.getField(item.name), item.dataType, f"{path}_{place}", nullable=item.nullable),
+                )
                 for place, item in enumerate(kind.fields)
             )
             return _KeyTree(fields=fields, null_leaf=null_leaf)

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, Row
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_jobs.fleet import Fleet
 
@@ -33,7 +33,7 @@ def add_job_options(parser: argparse.ArgumentParser, default_name: str) -> None:
 
 def store_uri(options: argparse.Namespace) -> str:
     """URI of the fleet that a job's options ask for."""
-    return options.store or (options.folder.resolve() / "fleet").as_uri()
+    return str(options.store or (options.folder.resolve() / "fleet").as_uri())
 
 
 def size_text(size: float) -> str:
@@ -91,7 +91,9 @@ def run_to_end(query: StreamingQuery, fleet: Fleet, name: str) -> int:
 def format_table(columns: Sequence[str], rows: Sequence[Row | Sequence[Any]]) -> str:
     """Rows as aligned text; numbers to the right."""
     cells = [[_cell(value) for value in row] for row in rows]
-    widths = [max(len(column), *(len(row[i]) for row in cells)) if cells else len(column) for i, column in enumerate(columns)]
+    widths = [
+        max(len(column), *(len(row[i]) for row in cells)) if cells else len(column) for i, column in enumerate(columns)
+    ]
     numeric = [all(isinstance(row[i], int | float) or row[i] is None for row in rows) for i in range(len(columns))]
 
     def line(values: Sequence[str]) -> str:

@@ -70,8 +70,10 @@ def _run(spark: SparkSession, fleet: Fleet, folder: Path, options: argparse.Name
 
 
 def _report(fleet: Fleet, folder: Path, rows: int, seconds: float) -> None:
-    table = pq.read_table(folder / "results.parquet").select(list(_COLUMNS)).sort_by(
-        [("start", "descending"), ("page", "ascending")]
+    table = (
+        pq.read_table(folder / "results.parquet")
+        .select(list(_COLUMNS))
+        .sort_by([("start", "descending"), ("page", "ascending")])
     )
     print("\nNewest windows")
     print(format_table(_COLUMNS, [tuple(row.values()) for row in table.slice(0, 12).to_pylist()]))

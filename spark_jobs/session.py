@@ -62,7 +62,7 @@ def ensure_ray(*, ray_address: str | None = None, num_cpus: int | None = None) -
     SetupError
         The address is a Ray Client's, or no cluster answers there.
     """
-    global _started_ray  # noqa: PLW0603 - one Ray a process, as Ray itself has it
+    global _started_ray
     if ray.is_initialized():
         return
     prepare_environment()
@@ -137,7 +137,7 @@ def start_session(
 
 def stop_session() -> None:
     """Stop Spark, and Ray if this process started it."""
-    global _started_ray  # noqa: PLW0603
+    global _started_ray
     raydp.stop_spark()
     active = SparkSession.getActiveSession()
     if active is not None:

@@ -57,7 +57,7 @@ class StatefulDataFrame:
         self._output_mode = output_mode
         self._run_plan = run_plan
 
-    def groupBy(self, *cols: Any) -> StatefulGroupedData:  # noqa: N802 - PySpark's own spelling
+    def groupBy(self, *cols: Any) -> StatefulGroupedData:
         """Group by columns, as ``DataFrame.groupBy``."""
         columns = list(cols[0]) if len(cols) == 1 and isinstance(cols[0], list | tuple) else list(cols)
         return StatefulGroupedData(self, columns)

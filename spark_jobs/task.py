@@ -8,7 +8,7 @@ one on every shard and on every retry, with nobody to ask who could have died me
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
@@ -52,7 +52,7 @@ class CombineTask:
     schema: StateSchema
     num_shards: int
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         table = _table_class()(self.schema, merge=False)
         max_event_ms: int | None = None
         for batch in batches:
@@ -95,7 +95,7 @@ class StateTask:
     metadata: StateMetadata
     address: FleetAddress
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         # Told apart by name: Spark sends a partition without rows as no batch at all.
         rows, max_event_ms = self._collect(list(batches))
         task = task_identity(self.metadata.state_name)

@@ -24,7 +24,9 @@ def _find(options: argparse.Namespace) -> Any:
     ensure_ray(ray_address=options.address)
     coordinator = find_coordinator(uri)
     if coordinator is None:
-        raise SetupError("no fleet of this URI runs on this Ray cluster; statefleet.connect(uri) in a job starts it", uri=uri)
+        raise SetupError(
+            "no fleet of this URI runs on this Ray cluster; statefleet.connect(uri) in a job starts it", uri=uri
+        )
     return coordinator
 
 
@@ -36,7 +38,15 @@ def _status(options: argparse.Namespace) -> str:
         return json.dumps(status, indent=2)
     actors = [(a["actor_name"], a["host"], a["pid"], "alive" if a["alive"] else "lost") for a in status["store_actors"]]
     queries = [
-        (q["name"], q["version"], q["num_shards"], q["state_rows"], size_text(q["state_bytes"]), q["output_mode"], q["active"])
+        (
+            q["name"],
+            q["version"],
+            q["num_shards"],
+            q["state_rows"],
+            size_text(q["state_bytes"]),
+            q["output_mode"],
+            q["active"],
+        )
         for q in status["queries"]
     ]
     return "\n".join(

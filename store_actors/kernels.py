@@ -61,7 +61,7 @@ u8_2 = uint8[:, ::1]
 
 
 @njit(uint64(uint64), cache=True, nogil=True, inline="always")
-def mix(value):  # type: ignore[no-untyped-def]
+def mix(value):
     # MurmurHash3's 64-bit finaliser: full avalanche, so sequential ids spread over the index.
     value ^= value >> _S33
     value *= _C1
@@ -72,7 +72,7 @@ def mix(value):  # type: ignore[no-untyped-def]
 
 
 @njit(uint64(int64), cache=True, nogil=True)
-def index_shift(size):  # type: ignore[no-untyped-def]
+def index_shift(size):
     bits = 0
     while (1 << bits) < size:
         bits += 1
@@ -80,7 +80,7 @@ def index_shift(size):  # type: ignore[no-untyped-def]
 
 
 @njit(uint64(u64_2, int64, uint64), cache=True, nogil=True)
-def _tag(keys, row, nulls):  # type: ignore[no-untyped-def]
+def _tag(keys, row, nulls):
     hashed = _SEED ^ nulls
     for word in range(keys.shape[1]):
         hashed = mix(hashed ^ keys[row, word]) + _SEED
@@ -88,7 +88,7 @@ def _tag(keys, row, nulls):  # type: ignore[no-untyped-def]
 
 
 @njit(boolean(u64_2, int64, u64_2, int64, uint64, uint64, int64), cache=True, nogil=True, inline="always")
-def _same_key(rows, slot, keys, row, nulls, key_mask, first):  # type: ignore[no-untyped-def]
+def _same_key(rows, slot, keys, row, nulls, key_mask, first):
     if rows[slot, 0] & key_mask != nulls:
         return False
     for word in range(keys.shape[1]):
@@ -98,7 +98,7 @@ def _same_key(rows, slot, keys, row, nulls, key_mask, first):  # type: ignore[no
 
 
 @njit(void(u64_1, u64_1), cache=True, nogil=True)
-def grow_index(old, new):  # type: ignore[no-untyped-def]
+def grow_index(old, new):
     """Re-insert every entry of `old` into the empty, larger `new`."""
     size = new.shape[0]
     mask = np.uint64(size - 1)
@@ -113,7 +113,7 @@ def grow_index(old, new):  # type: ignore[no-untyped-def]
 
 
 @njit(int64(u64_1, u64_2, u64_2, int64, uint64, uint64, int64, uint64, uint64), cache=True, nogil=True)
-def _find(index, rows, keys, row, nulls, key_mask, first, tag, shift):  # type: ignore[no-untyped-def]
+def _find(index, rows, keys, row, nulls, key_mask, first, tag, shift):
     """Position in the index of the row's key, or -1 - position of the empty place where it belongs."""
     mask = np.uint64(index.shape[0] - 1)
     place = tag >> shift
@@ -121,15 +121,13 @@ def _find(index, rows, keys, row, nulls, key_mask, first, tag, shift):  # type: 
         entry = index[place]
         if entry == _ZERO:
             return -1 - np.int64(place)
-        if entry >> _S32 == tag and _same_key(
-            rows, np.int64(entry & _LOW32) - 1, keys, row, nulls, key_mask, first
-        ):
+        if entry >> _S32 == tag and _same_key(rows, np.int64(entry & _LOW32) - 1, keys, row, nulls, key_mask, first):
             return np.int64(place)
         place = (place + _ONE) & mask
 
 
 @njit(void(u64_1, u64_2, u64_2, u64_1, uint64, int64, i64_1), cache=True, nogil=True)
-def lookup(index, rows, keys, nulls, key_mask, first, out):  # type: ignore[no-untyped-def]
+def lookup(index, rows, keys, nulls, key_mask, first, out):
     """Slot of each key, -1 where there is none."""
     shift = index_shift(index.shape[0])
     for row in range(keys.shape[0]):
@@ -138,7 +136,7 @@ def lookup(index, rows, keys, nulls, key_mask, first, out):  # type: ignore[no-u
 
 
 @njit(boolean(u8_1, i64_1, int64, int64), cache=True, nogil=True)
-def _bytes_less(arena, offsets, left, right):  # type: ignore[no-untyped-def]
+def _bytes_less(arena, offsets, left, right):
     """Whether string `left` sorts before `right`: unsigned bytes, as Spark compares UTF8String and binary."""
     a, a_end = offsets[left], offsets[left + 1]
     b, b_end = offsets[right], offsets[right + 1]
@@ -151,12 +149,12 @@ def _bytes_less(arena, offsets, left, right):  # type: ignore[no-untyped-def]
 
 
 @njit(boolean(uint64, int64, uint64, int64), cache=True, nogil=True)
-def _decimal_less(low, high, other_low, other_high):  # type: ignore[no-untyped-def]
+def _decimal_less(low, high, other_low, other_high):
     return high < other_high or (high == other_high and low < other_low)
 
 
 @njit(void(u64_2, i64_2, int64, int64, uint64, int64, i64_2, int64, int64, uint64), cache=True, nogil=True)
-def _add_decimal(rows, rows_i, slot, word, low, high, limits, limit, flag_word, flag):  # type: ignore[no-untyped-def]
+def _add_decimal(rows, rows_i, slot, word, low, high, limits, limit, flag_word, flag):
     """128-bit add; beyond the precision (``limits[limit]``: 10**precision - 1 as high, low) the sum becomes null."""
     total_low = rows[slot, word] + low
     carry = np.int64(1) if total_low < low else np.int64(0)
@@ -176,7 +174,7 @@ def _add_decimal(rows, rows_i, slot, word, low, high, limits, limit, flag_word, 
     void(i64_2, int64, u64_2, i64_2, f64_2, int64, u64_2, f64_2, u8_2, int64, i64_2, u8_1, i64_1),
     cache=True, nogil=True,
 )  # fmt: skip
-def _step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, limits, arena, offsets):  # type: ignore[no-untyped-def]
+def _step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, limits, arena, offsets):
     """Move accumulator ``n`` by one row; the kinds are numbered in ``layout.OpCode`` (those missing: `_fold_block`)."""
     kind = ops[n, 0]
     a, b, c = ops[n, 1], ops[n, 2], ops[n, 3]
@@ -193,7 +191,9 @@ def _step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, limi
         if rows[slot, flag_word] & flag == _ZERO or not present:
             rows[slot, flag_word] &= ~flag  # overflowed, here or in the partial sum: null for good
             return
-        _add_decimal(rows, rows_i, slot, word, values[a, row], np.int64(values[b, row]), limits, ops[n, 7], flag_word, flag)
+        _add_decimal(
+            rows, rows_i, slot, word, values[a, row], np.int64(values[b, row]), limits, ops[n, 7], flag_word, flag
+        )
     elif kind == 4 or kind == 5:  # MIN_INT, MAX_INT
         if present:
             x = np.int64(values[a, row])
@@ -268,7 +268,7 @@ def _step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, limi
     void(i64_2, u64_2, i64_2, f64_2, i64_1, u64_2, f64_2, u8_2, int64, int64, i64_2, u8_1, i64_1),
     cache=True, nogil=True,
 )  # fmt: skip
-def _fold_block(ops, rows, rows_i, rows_f, slots, values, values_f, valid, begin, end, limits, arena, offsets):  # type: ignore[no-untyped-def]
+def _fold_block(ops, rows, rows_i, rows_f, slots, values, values_f, valid, begin, end, limits, arena, offsets):
     """Move every accumulator by rows ``begin..end``, whose groups are ``slots``; their rows are in the cache now."""
     for n in range(ops.shape[0]):
         kind, a, word = ops[n, 0], ops[n, 1], ops[n, 4]
@@ -302,7 +302,7 @@ def _fold_block(ops, rows, rows_i, rows_f, slots, values, values_f, valid, begin
     ),
     cache=True, nogil=True,
 )  # fmt: skip
-def accumulate(  # type: ignore[no-untyped-def]
+def accumulate(
     index, rows, keys, nulls, key_mask, first, start, values, valid, ops, limits, arena, offsets, initial,
     stamp, free, counters, index_room, created, undo_slots, undo_rows, progress, expiry_word,
 ):  # fmt: skip
@@ -385,7 +385,7 @@ def accumulate(  # type: ignore[no-untyped-def]
     Tuple((int64, int64))(u64_1, u64_2, u64_2, uint64, int64, int64, i64_1, i64_1, int64),
     cache=True, nogil=True,
 )  # fmt: skip
-def put(index, rows, new_rows, key_mask, first, key_words, free, counters, index_room):  # type: ignore[no-untyped-def]
+def put(index, rows, new_rows, key_mask, first, key_words, free, counters, index_room):
     """Store whole rows (their words already laid out), replacing those of the same key. Stops when out of room.
 
     Returns
@@ -424,7 +424,7 @@ def put(index, rows, new_rows, key_mask, first, key_words, free, counters, index
 
 
 @njit(void(u64_1, int64), cache=True, nogil=True)
-def _delete_at(index, place):  # type: ignore[no-untyped-def]
+def _delete_at(index, place):
     """Empty a place and shift the entries behind it back, so that no probe ever stops short of its key."""
     size = index.shape[0]
     shift = index_shift(size)
@@ -447,7 +447,7 @@ def _delete_at(index, place):  # type: ignore[no-untyped-def]
     int64(u64_1, u64_2, u64_2, u64_1, uint64, int64, i64_1, i64_1, i64_1),
     cache=True, nogil=True,
 )  # fmt: skip
-def remove(index, rows, keys, nulls, key_mask, first, free, counters, out):  # type: ignore[no-untyped-def]
+def remove(index, rows, keys, nulls, key_mask, first, free, counters, out):
     """Remove keys; their slots go to the free list and to ``out``. Returns how many were there."""
     shift = index_shift(index.shape[0])
     removed = 0
@@ -468,7 +468,7 @@ def remove(index, rows, keys, nulls, key_mask, first, free, counters, out):  # t
     Tuple((int64, int64))(u64_1, u64_2, uint64, int64, int64, int64, int64, int64, i64_1, i64_1, i64_1),
     cache=True, nogil=True,
 )  # fmt: skip
-def evict(index, rows, key_mask, first, key_words, used, expiry_word, limit, free, counters, out):  # type: ignore[no-untyped-def]
+def evict(index, rows, key_mask, first, key_words, used, expiry_word, limit, free, counters, out):
     """Remove every live row whose expiry word is at most ``limit``; rows keep their content until reused.
 
     Returns
@@ -502,7 +502,7 @@ def evict(index, rows, key_mask, first, key_words, used, expiry_word, limit, fre
 
 
 @njit(int64(u64_2, int64, i64_1), cache=True, nogil=True)
-def live_slots(rows, used, out):  # type: ignore[no-untyped-def]
+def live_slots(rows, used, out):
     """Slots of all live rows, in slot order."""
     count = 0
     for slot in range(used):

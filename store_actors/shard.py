@@ -27,7 +27,16 @@ from coordinator.errors import InvalidRequestError
 from store_actors.schema import StateSchema
 from store_actors.table import EncodedBatch, GroupTable, Touched
 
-__all__ = ["CHANGE_COLUMN", "REMOVED", "RETAINED_VERSIONS", "UPDATED", "UPDATED_AND_REMOVED", "Change", "Shard", "output_of"]
+__all__ = [
+    "CHANGE_COLUMN",
+    "REMOVED",
+    "RETAINED_VERSIONS",
+    "UPDATED",
+    "UPDATED_AND_REMOVED",
+    "Change",
+    "Shard",
+    "output_of",
+]
 
 RETAINED_VERSIONS = 2
 

@@ -184,9 +184,7 @@ class Store:
         self.metrics.deltas_loaded += 1
         return decode_delta(data, entry)
 
-    def _commit(
-        self, held: _Held, shard: Shard, request: ApplyRequest, rows: pa.Table
-    ) -> tuple[CommitEntry, pa.Table]:
+    def _commit(self, held: _Held, shard: Shard, request: ApplyRequest, rows: pa.Table) -> tuple[CommitEntry, pa.Table]:
         change = shard.apply(rows.combine_chunks().to_batches(), request.max_event_ms, request.task.batch_id + 1)
         entry, data = _describe(change, request, shard)
         try:

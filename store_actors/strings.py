@@ -26,7 +26,7 @@ i32_1 = int32[::1]
     Tuple((int64, int64, int64))(u8_1, i64_1, u8_1, int64, u64_1, u8_1, i64_1, int64, int64, int64, u64_1),
     cache=True, nogil=True,
 )  # fmt: skip
-def _intern(data, ends, valid, start, index, arena, offsets, count, used, index_room, out):  # type: ignore[no-untyped-def]
+def _intern(data, ends, valid, start, index, arena, offsets, count, used, index_room, out):
     """Give each string its id: that of an equal string already in the arena, or the next one.
 
     ``ends`` are the n + 1 offsets into ``data``. Stops early when the arena, the offsets or the index are full.
@@ -85,7 +85,7 @@ def _intern(data, ends, valid, start, index, arena, offsets, count, used, index_
 
 
 @njit(int64(u8_1, i64_1, i64_1, u8_1, i32_1, u8_1), cache=True, nogil=True)
-def _gather(arena, offsets, ids, valid, ends, out):  # type: ignore[no-untyped-def]
+def _gather(arena, offsets, ids, valid, ends, out):
     """Copy strings out as Arrow offsets and data; with an empty ``out`` only measures. Returns the bytes needed."""
     position = np.int64(0)
     write = out.shape[0] > 0

@@ -68,7 +68,9 @@ def _encode_strings(array: pa.Array, pool: StringPool, valid: Bytes) -> Words:
     ends = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
     begin, end = int(ends[0]), int(ends[-1])
     # A copy on purpose: Arrow's buffers are read-only, which the compiled signatures do not take.
-    content = np.zeros(1, np.uint8) if data is None or end == begin else np.array(np.frombuffer(data, np.uint8)[begin:end])
+    content = (
+        np.zeros(1, np.uint8) if data is None or end == begin else np.array(np.frombuffer(data, np.uint8)[begin:end])
+    )
     return pool.ids(content, ends - begin, valid)
 
 

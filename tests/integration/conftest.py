@@ -17,7 +17,9 @@ from spark_jobs.session import start_session, stop_session
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     session = start_session(
-        "statefleet-tests", executor_cores=2, configs={"spark.sql.shuffle.partitions": "2", "spark.task.maxFailures": "4"}
+        "statefleet-tests",
+        executor_cores=2,
+        configs={"spark.sql.shuffle.partitions": "2", "spark.task.maxFailures": "4"},
     )
     yield session
     stop_session()

@@ -70,7 +70,9 @@ class Run:
         Checkpoint folder.
     """
 
-    def __init__(self, frame: DataFrame, mode: str, checkpoint: Path, *, on_batch: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self, frame: DataFrame, mode: str, checkpoint: Path, *, on_batch: Callable[[int], None] | None = None
+    ) -> None:
         self.batches: dict[int, list[Row]] = {}
 
         def keep(emitted: DataFrame, batch_id: int) -> None:

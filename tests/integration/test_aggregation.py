@@ -254,7 +254,10 @@ def test_sliding_windows_equal_spark(spark: SparkSession, fleet: Fleet, tmp_path
     marked = [feed.stream().withWatermark("ts", "5 seconds") for feed in feeds]
     ours = sliding(fleet.stateful(marked[0], name=name, outputMode="append"))
     assert facts(ours) == facts(sliding(marked[1]))
-    runs = [Run(ours, "append", tmp_path / "fleet" / "ck"), Run(sliding(marked[1]), "append", tmp_path / "spark" / "ck")]
+    runs = [
+        Run(ours, "append", tmp_path / "fleet" / "ck"),
+        Run(sliding(marked[1]), "append", tmp_path / "spark" / "ck"),
+    ]
     try:
         for seconds in ((3, 7, 12), (22, 8), (41,), (60,)):
             for feed in feeds:

@@ -126,7 +126,11 @@ def test_int_sum_wraps_like_java(merge: bool, parts: list[list[int | None]]) -> 
 
 
 @pytest.mark.parametrize("merge", [False, True])
-@given(parts=st.lists(st.lists(st.one_of(st.none(), VALUES["decimal(38,0)"]), min_size=1, max_size=6), min_size=1, max_size=3))
+@given(
+    parts=st.lists(
+        st.lists(st.one_of(st.none(), VALUES["decimal(38,0)"]), min_size=1, max_size=6), min_size=1, max_size=3
+    )
+)
 @settings(max_examples=80, deadline=None)
 def test_decimal_sum_is_exact_and_null_beyond_its_precision(merge: bool, parts: list[list[Decimal | None]]) -> None:
     state = (Field("s", "decimal(38,0)"), Field("empty", "bool", False))
@@ -185,9 +189,7 @@ def test_more_flags_than_one_word_holds() -> None:
     schema = StateSchema(
         keys=(Field("k", "int64"),),
         inputs=fields,
-        accumulators=tuple(
-            Accumulator(K.MAX, (field.name,), (Field(f"m_{field.name}", "int64"),)) for field in fields
-        ),
+        accumulators=tuple(Accumulator(K.MAX, (field.name,), (Field(f"m_{field.name}", "int64"),)) for field in fields),
         expiry_key=None,
         delay_ms=None,
         output_mode="update",
