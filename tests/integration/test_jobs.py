@@ -1,0 +1,128 @@
+"""The runnable jobs against batch computations of the same, on small files with malformed lines and on real data if there."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_jobs import client_traffic, page_hits, vendor_ratings
+from spark_jobs.access_log import parse_log
+from spark_jobs.fleet import Fleet
+from spark_jobs.input_job import InputJob, execute
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+
+GOOD = (
+    '10.0.0.{n} - - [17/May/2015:{h:02d}:05:03 +0000] "GET /page{p}?q=1 HTTP/1.1" {status} {size} "http://x/" '
+    '"Mozilla \\"quoted\\" 5.0"'
+)
+BAD = [
+    "",
+    "nonsense",
+    '10.0.0.1 - - [31/Feb/2015:10:00:00 +0000] "GET / HTTP/1.1" 200 1 "-" "-"',
+    '10.0.0.1 - - [17/May/2015:10:00:00 +0000] "GET / HTTP/1.1" abc 1 "-" "-"',
+]
+
+
+def options(folder: Path, source: Path, name: str) -> argparse.Namespace:
+    return argparse.Namespace(folder=folder, input=str(source), name=name, shards=2, files_per_trigger=1, top=5)
+
+
+def rows_of(table: Any, columns: list[str]) -> list[tuple[Any, ...]]:
+    def value(item: Any) -> Any:
+        return float(f"{item:.10g}") if isinstance(item, float) else str(item)
+
+    return sorted(tuple(value(row[column]) for column in columns) for row in table)
+
+
+def run_and_compare(
+    spark: SparkSession, fleet: Fleet, job: InputJob, batch: Any, source: Path, folder: Path, name: str
+) -> int:
+    """Run the job over `source`; its results must equal its own build over `batch`. Returns the malformed lines kept."""
+    rows, malformed = execute(spark, fleet, job, options(folder, source, name))
+    parsed_good = batch.where("reason IS NULL").drop("raw", "reason")
+    expected = [row.asDict() for row in job.build(parsed_good).collect()]
+    results = pq.read_table(folder / "results.parquet").to_pylist()
+    columns = [column for column in expected[0] if column not in ("hour", "first_seen", "last_seen", "newest")]
+    assert rows_of(results, columns) == rows_of(expected, columns)
+    assert rows == batch.count()
+    assert malformed == batch.where("reason IS NOT NULL").count()
+    return malformed
+
+
+@pytest.fixture
+def log_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    for file in range(3):
+        lines = [
+            GOOD.format(
+                n=n % 7, h=(n + file) % 24, p=n % 5, status=200 if n % 4 else 404, size=n * 10 if n % 3 else "-"
+            )
+            for n in range(200)
+        ]
+        (folder / f"access-{file}.log").write_text("\n".join(lines + BAD[: file + 2]) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("job", [page_hits.JOB, client_traffic.JOB], ids=lambda job: job.name)
+def test_access_log_jobs_equal_a_batch_and_keep_malformed_lines(
+    spark: SparkSession, fleet: Fleet, log_folder: Path, tmp_path: Path, name: str, job: InputJob
+) -> None:
+    batch = parse_log(spark.read.text(str(log_folder)))
+    malformed = run_and_compare(spark, fleet, job, batch, log_folder, tmp_path / "job", name)
+    assert malformed == 2 + 3 + 4
+    kept = spark.read.parquet(str(tmp_path / "job" / "malformed")).collect()
+    assert {row["raw"] for row in kept} == set(BAD)
+    assert {row["reason"] for row in kept} == {"not in combined log format", "time cannot be read"}
+
+
+@pytest.mark.skipif(not (DATA / "web_access.log").exists(), reason="the real access log is not here")
+@pytest.mark.parametrize("job", [page_hits.JOB, client_traffic.JOB], ids=lambda job: job.name)
+def test_access_log_jobs_on_the_real_log(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, job: InputJob
+) -> None:
+    source = tmp_path / "logs"
+    source.mkdir()
+    lines = (DATA / "web_access.log").read_text().splitlines(keepends=True)
+    for part in range(4):
+        (source / f"part-{part}.log").write_text("".join(lines[part * 2500 : (part + 1) * 2500]))
+    batch = parse_log(spark.read.text(str(source)))
+    assert batch.count() == 10_000
+    run_and_compare(spark, fleet, job, batch, source, tmp_path / "job", name)
+
+
+def read_reviews(spark: SparkSession, source: Path) -> Any:
+    reader = spark.read.schema(vendor_ratings._COLUMNS).option("header", True)
+    return vendor_ratings.parse(reader.option("columnNameOfCorruptRecord", "raw").csv(str(source)))
+
+
+def test_vendor_ratings_equal_a_batch_and_keep_malformed_rows(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    source = tmp_path / "reviews"
+    source.mkdir()
+    header = "reviewerId,vendorId,rating,date\n"
+    good = "".join(f"{n},{n % 6},{n % 5 + 1},2006-04-{n % 28 + 1:02d} 17:08\n" for n in range(300))
+    bad = "1,x,5,2006-04-07 17:08\n1,2,five,2006-04-07 17:08\n1,2,9,2006-04-07 17:08\n1,2,5,yesterday\n1,2\n"
+    (source / "a.csv").write_text(header + good)
+    (source / "b.csv").write_text(header + good + bad)
+    malformed = run_and_compare(
+        spark, fleet, vendor_ratings.JOB, read_reviews(spark, source), source, tmp_path / "job", name
+    )
+    assert malformed == 5
+
+
+@pytest.mark.skipif(not (DATA / "reviews.csv.bz2").exists(), reason="the real reviews are not here")
+def test_vendor_ratings_on_the_real_reviews(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
+    source = tmp_path / "reviews"
+    source.mkdir()
+    (source / "reviews.csv.bz2").write_bytes((DATA / "reviews.csv.bz2").read_bytes())
+    batch = read_reviews(spark, source)
+    assert batch.count() == 578_805
+    run_and_compare(spark, fleet, vendor_ratings.JOB, batch, source, tmp_path / "job", name)
