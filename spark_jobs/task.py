@@ -24,7 +24,7 @@ from coordinator.errors import InvalidRequestError
 from coordinator.model import StateMetadata, TaskIdentity
 from spark_jobs.plan import EVENT_TIME_COLUMN, AggregatePlan
 from spark_jobs.routing import marker_routes
-from spark_jobs.worker import FleetAddress, executor_name, fleet_client, settle_heap
+from spark_jobs.worker import FleetAddress, executor_name, fleet_client, settle_worker
 from store_actors.schema import StateSchema
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def _table_class() -> type[GroupTable]:
     # The engine's compiled code is loaded once, by the worker that combines; the reduce side never needs it.
     from store_actors.table import GroupTable
 
-    settle_heap()
+    settle_worker()
     return GroupTable
 
 

@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import socket
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from store_actors.deploy import ensure_store_actor
 from store_actors.messages import ApplyRequest
 from store_actors.schema import StateSchema
 
-__all__ = ["FleetAddress", "FleetClient", "executor_name", "fleet_client", "settle_heap"]
+__all__ = ["FleetAddress", "FleetClient", "executor_name", "fleet_client", "settle_worker"]
 
 #: How long a task waits for a store actor or the coordinator to come back before it fails (Spark then retries it).
 _DEADLINE_S = 120.0
@@ -49,16 +50,20 @@ def fleet_client(address: FleetAddress) -> FleetClient:
     """This process's client of a fleet; connects to Ray at first use (Spark reuses its Python workers)."""
     connect_to_ray(address.ray_address)
     client = FleetClient(address)
-    settle_heap()
+    settle_worker()
     return client
 
 
-def settle_heap() -> None:
-    """Spare the worker's garbage collector what the imports left.
+def settle_worker() -> None:
+    """Spare a worker two costs that PySpark pays anew for every task and that grow with what is imported.
 
-    PySpark's daemon runs a full collection after every task; over the objects of Ray, Arrow and numba that takes longer than a
-    small batch. Frozen objects are never looked at again.
+    - It invalidates the import caches, and Spark puts a jar of its own on the workers' path, whose directory of thousands of entries
+      Python's zip importer then reads again: some 0.2 s a task. No Python package is in it.
+    - It runs a full garbage collection. Frozen objects (all that was imported so far) are never looked at again.
     """
+    for path in [path for path in sys.path if path.endswith(".jar")]:
+        sys.path.remove(path)
+        sys.path_importer_cache.pop(path, None)
     gc.collect()
     gc.freeze()
 
