@@ -97,7 +97,7 @@ def normalize_uri(uri: str) -> str:
             raise InvalidRequestError("a file URI needs an absolute path: file:///folder", uri=uri)
         return f"file://{os.path.normpath(path)}"
     if not parts.netloc:
-        raise InvalidRequestError(f"the URI names no bucket: {scheme}://bucket/prefix", uri=uri)
+        raise InvalidRequestError(f"the URI names no bucket: {scheme}://bucket/prefix (or use file:///folder)", uri=uri)
     return f"{scheme}://{parts.netloc}{path}"
 
 

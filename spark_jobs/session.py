@@ -43,15 +43,21 @@ def prepare_environment() -> None:
     SetupError
         No Java 17 can be used.
     """
-    os.environ["JAVA_HOME"] = str(choose_java_home(os.environ))
+    home = choose_java_home(os.environ)
+    os.environ["JAVA_HOME"] = str(home)
+    # RayDP's master and Ray's Java workers run the first `java` on PATH and know nothing of JAVA_HOME.
+    _put_first("PATH", str(home / "bin"))
     # Executors take the worker's interpreter from the environment; spark.pyspark.python does not reach them.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
     # Actors and Spark's workers import this project's packages wherever the driver found them.
-    root = str(Path(__file__).resolve().parent.parent)
-    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if root not in paths:
-        os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, paths)])
+    _put_first("PYTHONPATH", str(Path(__file__).resolve().parent.parent))
+
+
+def _put_first(variable: str, folder: str) -> None:
+    """Make ``folder`` the first entry of a search path in the environment."""
+    others = [entry for entry in os.environ.get(variable, "").split(os.pathsep) if entry and entry != folder]
+    os.environ[variable] = os.pathsep.join([folder, *others])
 
 
 def ensure_ray(*, ray_address: str | None = None, num_cpus: int | None = None) -> None:

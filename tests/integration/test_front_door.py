@@ -1,0 +1,96 @@
+"""The command line and the dashboard of a running fleet, and the errors of connecting."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import ray
+from pyspark.sql import SparkSession
+
+import statefleet as sf
+from statefleet.cli import main
+from tests.integration.streams import Feed, Run
+
+CHROMIUM = shutil.which("chromium")
+
+
+@pytest.fixture
+def counted(spark: SparkSession, fleet: sf.Fleet, tmp_path: Path, name: str) -> str:
+    """A state with one version."""
+    feed = Feed(spark, tmp_path / "in", pa.schema([("v", pa.int64())]))
+    feed.add([(number,) for number in range(10)])
+    run = Run(fleet.stateful(feed.stream(), name=name, shards=2).groupBy("v").count(), "update", tmp_path / "ck")
+    run.wait()
+    run.stop()
+    return name
+
+
+def test_commands_show_what_the_fleet_holds(fleet: sf.Fleet, counted: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", fleet.uri]) == 0
+    assert counted in capsys.readouterr().out
+    assert main(["shards", fleet.uri, "--name", counted, "--json"]) == 0
+    shards = json.loads(capsys.readouterr().out)
+    assert [(shard["partition_id"], shard["version"]) for shard in shards] == [(0, 1), (1, 1)]
+    assert sum(shard["state_rows"] for shard in shards) == 10
+    assert main(["metrics", fleet.uri]) == 0
+    assert "bytes_loaded" in capsys.readouterr().out
+    assert main(["dashboard", fleet.uri]) == 0
+    assert capsys.readouterr().out.startswith("http://127.0.0.1:")
+
+
+def test_a_fleet_that_does_not_run_is_said_so(fleet: sf.Fleet, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "file:///no/such/fleet"]) == 1
+    assert "no fleet of this URI runs" in capsys.readouterr().err
+    assert main(["status", "ftp://x/y"]) == 1
+    assert "schemes file, s3" in capsys.readouterr().err
+
+
+def test_the_dashboard_answers_on_loopback_with_what_is_held(fleet: sf.Fleet, counted: str) -> None:
+    url = fleet.dashboard_url()
+    assert url.startswith("http://127.0.0.1:")
+    with urllib.request.urlopen(url + "api/status") as answer:
+        status = json.load(answer)
+    (query,) = [one for one in status["queries"] if one["name"] == counted]
+    assert query["state_rows"] == 10
+    assert {shard["executor"] for shard in query["shards"]} != {None}
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_the_page_shows_the_shards_in_a_browser(fleet: sf.Fleet, counted: str, tmp_path: Path) -> None:
+    assert CHROMIUM is not None
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    shown = subprocess.run(
+        [CHROMIUM, *flags, f"--user-data-dir={tmp_path}/profile", "--virtual-time-budget=4000", "--dump-dom",
+         fleet.dashboard_url()],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert counted in shown.stdout
+    assert "Spark executor" in shown.stdout
+    (actor, *_) = fleet.status()["store_actors"]
+    assert actor["actor_name"] in shown.stdout
+
+
+def test_a_store_that_cannot_be_written_is_refused_at_once(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(sf.StorageUnavailableError, match="permissions"):
+        sf.connect(f"file://{tmp_path}/file/fleet")
+    with pytest.raises(sf.InvalidRequestError, match="schemes"):
+        sf.connect("hdfs://namenode/x")
+
+
+def test_a_ray_client_address_is_refused() -> None:
+    code = "from spark_jobs.session import ensure_ray; ensure_ray(ray_address='ray://127.0.0.1:10001')"
+    failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert "Ray Client addresses" in failed.stderr
+
+
+def test_the_session_sees_ray(spark: SparkSession) -> None:
+    assert ray.is_initialized()
+    assert spark.range(10).count() == 10

@@ -1,0 +1,365 @@
+"""The coordinator's rules and the manifest log: who may lease, what counts, what a crash or a zombie can do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coordinator.core import InstanceRegistry, LeaseGrant, StateLedger, check_metadata
+from coordinator.errors import (
+    CommitUnknownError,
+    CorruptStateError,
+    FencedError,
+    InvalidRequestError,
+    StateMismatchError,
+    StorageUnavailableError,
+)
+from coordinator.manifest_log import LedgerKeeper, ManifestLog
+from coordinator.model import (
+    ActorLocation,
+    CommitEntry,
+    StateMetadata,
+    StateStoreId,
+    StateStoreProviderId,
+    TaskIdentity,
+)
+from coordinator.storage import MemoryObjectStore
+
+ROOT = "memory:///clicks"
+
+
+def actor(name: str, life: str = "1") -> ActorLocation:
+    return ActorLocation(name, f"{name}-{life}", f"node-{name}", "host", 1)
+
+
+def task(run: str = "run-1", batch: int = 0, shard: int = 0, query: str = "query") -> TaskIdentity:
+    return TaskIdentity("clicks", query, run, batch, shard, 0, "executor", "node")
+
+
+def entry(grant: LeaseGrant, version: int, attempt: str = "attempt") -> CommitEntry:
+    return CommitEntry(
+        partition_id=grant.lease.store_id.partition_id,
+        version=version,
+        base_version=grant.base_version,
+        epoch=grant.lease.epoch,
+        run_id=grant.lease.run_id,
+        attempt_id=f"{attempt}-{grant.lease.run_id}-{version}",
+        file=f"file-{version}",
+        file_bytes=1,
+        checksum=2,
+        delta_rows=3,
+        rows_updated=3,
+        rows_removed=0,
+        state_rows=3,
+        state_bytes=4,
+        rows_in=5,
+        rows_late=0,
+        watermark_ms=0,
+        committed_at_ms=version,
+    )
+
+
+class Desk:
+    """A ledger with a hand that carries its decisions out at once."""
+
+    def __init__(self) -> None:
+        self.ledger = StateLedger(ROOT)
+        self.lost: set[str] = set()
+
+    def lease(self, identity: TaskIdentity, local: ActorLocation) -> LeaseGrant:
+        records, grant = self.ledger.decide_lease(identity, local, lambda where: where.instance_id in self.lost)
+        for record in records:
+            self.ledger.fold(json.loads(json.dumps(record)))
+        return grant
+
+    def commit(self, committed: CommitEntry) -> CommitEntry:
+        records, counted = self.ledger.decide_commit(committed)
+        for record in records:
+            self.ledger.fold(json.loads(json.dumps(record)))
+        return counted
+
+
+def test_a_shard_stays_on_its_actor_over_batches_and_runs() -> None:
+    desk = Desk()
+    first = desk.lease(task(), actor("a"))
+    assert first.lease.location == actor("a")
+    desk.commit(entry(first, 1))
+    second = desk.lease(task(batch=1), actor("b"))
+    assert (second.lease, second.base_version) == (first.lease, 1)
+    third = desk.lease(task("run-2", 1), actor("b"))
+    assert third.lease.location == actor("a")
+    assert third.lease.epoch > first.lease.epoch
+
+
+def test_a_lost_actors_shard_moves_under_a_higher_epoch_and_its_commit_is_refused() -> None:
+    desk = Desk()
+    old = desk.lease(task(), actor("a"))
+    desk.lost.add("a-1")
+    new = desk.lease(task(), actor("b"))
+    assert new.lease.location == actor("b")
+    assert new.lease.epoch > old.lease.epoch
+    with pytest.raises(FencedError, match="newer owner"):
+        desk.commit(entry(old, 1))
+    assert desk.commit(entry(new, 1, "mine")).attempt_id == "mine-run-1-1"
+
+
+def test_a_retried_commit_counts_once_and_a_second_attempt_gets_the_first() -> None:
+    desk = Desk()
+    grant = desk.lease(task(), actor("a"))
+    mine = entry(grant, 1)
+    assert desk.commit(mine) == mine
+    assert desk.ledger.decide_commit(mine) == ([], mine)
+    assert desk.ledger.decide_commit(entry(grant, 1, "other")) == ([], mine)
+    assert desk.ledger.commit_chain(0, 9) == (mine,)
+
+
+def test_a_new_run_supersedes_and_the_old_run_is_fenced() -> None:
+    desk = Desk()
+    for batch in range(3):
+        desk.commit(entry(desk.lease(task(batch=batch), actor("a")), batch + 1))
+    old = desk.lease(task(batch=3), actor("a"))
+    grant = desk.lease(task("run-2", 1), actor("a"))
+    assert grant.base_version == 1
+    desk.commit(entry(grant, 2))
+    assert [(e.version, e.run_id) for e in desk.ledger.commit_chain(0, 9)] == [(1, "run-1"), (2, "run-2")]
+    with pytest.raises(FencedError, match="newer run"):
+        desk.lease(task(batch=3), actor("a"))
+    with pytest.raises(FencedError, match="newer owner"):
+        desk.commit(entry(old, 4))
+
+
+def test_a_batch_that_spark_left_out_leaves_a_gap_that_the_next_one_bridges() -> None:
+    desk = Desk()
+    desk.commit(entry(desk.lease(task(), actor("a")), 1))
+    grant = desk.lease(task(batch=4), actor("a"))
+    assert grant.base_version == 1
+    desk.commit(entry(grant, 5))
+    assert [e.version for e in desk.ledger.commit_chain(0, 9)] == [1, 5]
+
+
+def test_a_commit_on_another_base_is_refused() -> None:
+    desk = Desk()
+    desk.commit(entry(desk.lease(task(), actor("a")), 1))
+    grant = desk.lease(task(batch=1), actor("a"))
+    with pytest.raises(InvalidRequestError, match="newest below it"):
+        desk.commit(replace(entry(grant, 2), base_version=0))
+
+
+def test_state_and_checkpoint_belong_together() -> None:
+    desk = Desk()
+    with pytest.raises(StateMismatchError, match="no version"):
+        desk.lease(task(batch=3), actor("a"))
+    desk.commit(entry(desk.lease(task(), actor("a")), 1))
+    with pytest.raises(StateMismatchError, match="another query"):
+        desk.lease(task("run-9", query="other"), actor("a"))
+
+
+def test_a_ledger_survives_its_own_json() -> None:
+    desk = Desk()
+    for shard in range(3):
+        desk.commit(entry(desk.lease(task(shard=shard), actor("a")), 1))
+    desk.lease(task("run-2", 1), actor("a"))
+    copy = StateLedger.from_json(ROOT, json.loads(json.dumps(desk.ledger.to_json())))
+    assert copy.to_json() == desk.ledger.to_json()
+
+
+FIELD = {"name": "k0", "type": "string", "nullable": True}
+SUM = {"kind": "sum_int", "inputs": ["v0"], "state": [{"name": "a0_sum", "type": "int64", "nullable": True}]}
+METADATA = StateMetadata("clicks", "query", 4, "update", {"keys": [FIELD], "accumulators": [SUM], "expiry_key": None})
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (replace(METADATA, num_shards=8), "number of shards.*existing=`4` asked=`8`"),
+        (replace(METADATA, output_mode="append"), "output mode.*existing=`update` asked=`append`"),
+        (replace(METADATA, schema={**METADATA.schema, "keys": [{**FIELD, "type": "int64"}]}), "keys.*string.*int64"),
+        (replace(METADATA, schema={**METADATA.schema, "accumulators": [{**SUM, "kind": "max"}]}), "sum_int.*max"),
+        (replace(METADATA, schema={**METADATA.schema, "expiry_key": "k0"}), "expiry_key"),
+    ],
+)
+def test_a_query_that_does_not_fit_is_refused_with_both_sides(asked: StateMetadata, message: str) -> None:
+    check_metadata(METADATA, METADATA)
+    with pytest.raises(StateMismatchError, match=message):
+        check_metadata(METADATA, asked)
+
+
+def test_nullability_and_input_names_may_change() -> None:
+    schema = {**METADATA.schema, "keys": [{**FIELD, "nullable": False}], "accumulators": [{**SUM, "inputs": ["v7"]}]}
+    check_metadata(METADATA, replace(METADATA, schema=schema))
+
+
+# -- Spark's StateStoreCoordinator, cases C1 and C2 -----------------------------------------------------------------
+
+
+def provider(run: str, shard: int = 0) -> StateStoreProviderId:
+    return StateStoreProviderId(StateStoreId(ROOT, 0, shard), run)
+
+
+def test_the_last_reporter_has_the_instance() -> None:
+    registry = InstanceRegistry()
+    assert not registry.verify_if_instance_active(provider("run"), actor("a"))
+    assert registry.get_location(provider("run")) is None
+    registry.report_active_instance(provider("run"), actor("a"), [])
+    assert registry.verify_if_instance_active(provider("run"), actor("a"))
+    assert registry.get_location(provider("run")) == actor("a")
+    registry.report_active_instance(provider("run"), actor("b"), [])
+    assert not registry.verify_if_instance_active(provider("run"), actor("a"))
+
+
+def test_a_reporter_learns_which_of_its_others_are_elsewhere_or_unknown() -> None:
+    registry = InstanceRegistry()
+    registry.report_active_instance(provider("run", 1), actor("a"), [])
+    registry.report_active_instance(provider("run", 2), actor("b"), [])
+    others = [provider("run", shard) for shard in (1, 2, 3)]
+    assert registry.report_active_instance(provider("run", 0), actor("a"), others) == others[1:]
+
+
+def test_deactivating_a_run_leaves_the_others() -> None:
+    registry = InstanceRegistry()
+    for run in ("one", "two"):
+        registry.report_active_instance(provider(run), actor("a"), [])
+    assert registry.deactivate_instances("one") == 1
+    assert registry.get_location(provider("one")) is None
+    assert registry.get_location(provider("two")) == actor("a")
+
+
+# -- the manifest log ----------------------------------------------------------------------------------------------
+
+
+class Flaky(MemoryObjectStore):
+    """Loses the answer of chosen puts: after storing (`lost`), or before (`dropped`)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost = self.dropped = 0
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        if self.dropped:
+            self.dropped -= 1
+            raise CommitUnknownError("nothing was stored", path=path)
+        created = super().put_if_absent(path, data)
+        if self.lost:
+            self.lost -= 1
+            raise CommitUnknownError("the answer was lost", path=path)
+        return created
+
+
+async def opened(store: MemoryObjectStore, writer: str = "w") -> LedgerKeeper:
+    keeper = LedgerKeeper(ManifestLog(store, "clicks", writer))
+    await keeper.open()
+    return keeper
+
+
+async def lease(keeper: LedgerKeeper, identity: TaskIdentity, local: ActorLocation) -> LeaseGrant:
+    return await keeper.submit(lambda ledger: ledger.decide_lease(identity, local, lambda _: False))
+
+
+async def commit(keeper: LedgerKeeper, committed: CommitEntry) -> CommitEntry:
+    return await keeper.submit(lambda ledger: ledger.decide_commit(committed))
+
+
+def run(scenario: Callable[[], Any]) -> None:
+    asyncio.run(scenario())
+
+
+def test_commits_that_come_together_share_an_append_and_survive_a_crash() -> None:
+    store = MemoryObjectStore()
+
+    async def scenario() -> None:
+        keeper = await opened(store)
+        grants = [await lease(keeper, task(shard=shard), actor("a")) for shard in range(20)]
+        before = len(store.list("clicks/manifest"))
+        await asyncio.gather(*(commit(keeper, entry(grant, 1)) for grant in grants))
+        assert len(store.list("clicks/manifest")) - before <= 2
+        again = await opened(store)
+        assert again.ledger is not None
+        assert keeper.ledger is not None
+        assert again.ledger.to_json() == keeper.ledger.to_json()
+
+    run(scenario)
+
+
+def test_a_long_log_is_read_from_its_checkpoint() -> None:
+    store = MemoryObjectStore()
+
+    async def scenario() -> None:
+        keeper = await opened(store)
+        for batch in range(80):
+            await commit(keeper, entry(await lease(keeper, task(batch=batch), actor("a")), batch + 1))
+        assert store.list("clicks/checkpoints")
+        store.delete("clicks/manifest/00000000000000000003.json")  # folded long ago
+        again = await opened(store)
+        assert again.ledger is not None
+        assert len(again.ledger.commit_chain(0, 99)) == 80
+
+    run(scenario)
+
+
+def test_a_gap_in_the_log_is_named() -> None:
+    store = MemoryObjectStore()
+
+    async def scenario() -> None:
+        keeper = await opened(store)
+        for batch in range(3):
+            await commit(keeper, entry(await lease(keeper, task(batch=batch), actor("a")), batch + 1))
+        store.delete("clicks/manifest/00000000000000000002.json")
+        with pytest.raises(CorruptStateError, match="00000000000000000002"):
+            await opened(store)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("lost", "dropped"), [(1, 0), (0, 1), (0, 3)])
+def test_a_put_without_an_answer_counts_exactly_once(lost: int, dropped: int) -> None:
+    store = Flaky()
+
+    async def scenario() -> None:
+        keeper = await opened(store)
+        grant = await lease(keeper, task(), actor("a"))
+        store.lost, store.dropped = lost, dropped
+        mine = entry(grant, 1)
+        assert await commit(keeper, mine) == mine
+        again = await opened(store)
+        assert again.ledger is not None
+        assert again.ledger.commit_chain(0, 9) == (mine,)
+
+    run(scenario)
+
+
+def test_a_store_that_stays_silent_counts_nothing() -> None:
+    store = Flaky()
+
+    async def scenario() -> None:
+        keeper = await opened(store)
+        grant = await lease(keeper, task(), actor("a"))
+        store.dropped = 99
+        with pytest.raises(StorageUnavailableError, match="nothing was counted"):
+            await commit(keeper, entry(grant, 1))
+        store.dropped = 0
+        assert await commit(keeper, entry(grant, 1)) == entry(grant, 1)
+
+    run(scenario)
+
+
+def test_a_zombie_coordinator_is_fenced_by_the_log() -> None:
+    store = MemoryObjectStore()
+
+    async def scenario() -> None:
+        zombie = await opened(store, "zombie")
+        old = await lease(zombie, task(), actor("a"))
+        successor = await opened(store, "successor")
+        new = await lease(successor, task("run-2"), actor("b"))
+        mine = await commit(successor, entry(new, 1))
+        with pytest.raises(FencedError):
+            await commit(zombie, entry(old, 1))
+        again = await opened(store)
+        assert again.ledger is not None
+        assert again.ledger.commit_chain(0, 9) == (mine,)
+
+    run(scenario)

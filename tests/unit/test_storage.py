@@ -1,0 +1,115 @@
+"""One contract for every object store, and what a URI may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from coordinator.errors import InvalidRequestError, StorageUnavailableError
+from coordinator.storage import (
+    LocalObjectStore,
+    MemoryObjectStore,
+    ObjectStore,
+    RemoteObjectStore,
+    normalize_uri,
+    open_object_store,
+    probe,
+)
+
+
+def remote(_: Path) -> ObjectStore:
+    from obstore.store import MemoryStore
+
+    return RemoteObjectStore("s3://bucket", MemoryStore())
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(LocalObjectStore, id="local"),
+        pytest.param(lambda _: MemoryObjectStore(), id="memory"),
+        pytest.param(remote, id="obstore"),
+    ]
+)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    make: Callable[[Path], ObjectStore] = request.param
+    return make(tmp_path / "root")
+
+
+class TestContract:
+    """What the commit protocol relies on."""
+
+    def test_the_first_put_wins_and_the_second_changes_nothing(self, store: ObjectStore) -> None:
+        assert store.put_if_absent("a/b", b"first")
+        assert not store.put_if_absent("a/b", b"second")
+        assert store.get("a/b") == b"first"
+
+    def test_of_racing_writers_exactly_one_wins(self, store: ObjectStore) -> None:
+        for number in range(20):
+            with ThreadPoolExecutor(8) as pool:
+                bodies = [bytes([writer]) * 100 for writer in range(8)]
+                won = list(pool.map(lambda body, path=f"race/{number}": store.put_if_absent(path, body), bodies))
+            assert won.count(True) == 1
+            assert store.get(f"race/{number}") == bodies[won.index(True)]
+
+    def test_what_is_not_there(self, store: ObjectStore) -> None:
+        with pytest.raises(FileNotFoundError):
+            store.get("nothing")
+        assert store.list("nothing") == []
+        store.delete("nothing")
+
+    def test_a_folder_lists_its_own_objects_in_order(self, store: ObjectStore) -> None:
+        for path in ("s/manifest/2", "s/manifest/1", "s/manifests/3", "t/manifest/4"):
+            store.put(path, b"12345")
+        assert [(info.path, info.size) for info in store.list("s/manifest")] == [
+            ("s/manifest/1", 5),
+            ("s/manifest/2", 5),
+        ]
+        store.delete("s/manifest/1")
+        assert [info.path for info in store.list("s/manifest")] == ["s/manifest/2"]
+        assert len(store.list("")) == 3
+
+    def test_the_probe_accepts_it_and_leaves_nothing(self, store: ObjectStore) -> None:
+        probe(store)
+        assert store.list("") == []
+
+
+class Overwriting(MemoryObjectStore):
+    """A store without conditional puts, as some S3 look-alikes are."""
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        self.put(path, data)
+        return True
+
+
+def test_a_store_without_conditional_puts_is_refused() -> None:
+    with pytest.raises(StorageUnavailableError, match="cannot tell two writers apart"):
+        probe(Overwriting())
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(StorageUnavailableError, match="file"):
+        probe(LocalObjectStore(tmp_path / "file" / "fleet"))
+
+
+@pytest.mark.parametrize(
+    ("uri", "normal"),
+    [
+        ("file:///var/lib/sf/", "file:///var/lib/sf"),
+        ("file:///a/../b//c", "file:///b/c"),
+        ("s3a://bucket/prefix/", "s3://bucket/prefix"),
+        ("s3://bucket", "s3://bucket"),
+        ("gs://bucket/x", "gs://bucket/x"),
+    ],
+)
+def test_uris_have_one_form(uri: str, normal: str) -> None:
+    assert normalize_uri(uri) == normal
+
+
+@pytest.mark.parametrize("uri", ["", "/var/lib", "hdfs://x/y", "file://relative/x", "http://x/y", "s3:///prefix"])
+def test_other_uris_are_refused_with_what_is_supported(uri: str) -> None:
+    with pytest.raises(InvalidRequestError, match=r"file.*uri=`"):
+        open_object_store(uri)

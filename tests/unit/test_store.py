@@ -1,0 +1,209 @@
+"""The store's half of the commit protocol, with a real coordinator ledger and an in-memory object store; no Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from coordinator.core import LeaseGrant
+from coordinator.errors import CorruptStateError, FencedError, StoreUnavailableError
+from coordinator.manifest_log import LedgerKeeper, ManifestLog
+from coordinator.model import ActorLocation, CommitEntry, StateStoreProviderId, TaskIdentity
+from coordinator.storage import MemoryObjectStore
+from store_actors.messages import ApplyRequest
+from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from store_actors.store import Store
+
+SCHEMA = StateSchema(
+    keys=(Field("v", "string"),),
+    inputs=(),
+    accumulators=(Accumulator(AccumulatorKind.COUNT_ROWS, (), (Field("n", "int64", False),)),),
+    expiry_key=None,
+    delay_ms=None,
+    output_mode="update",
+)
+
+
+class Coordinator:
+    """A coordinator in this process: a real keeper over a real log, one decision at a time."""
+
+    def __init__(self, objects: MemoryObjectStore) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._guard = ThreadPoolExecutor(1)
+        self._keeper = LedgerKeeper(ManifestLog(objects, "s", "writer"))
+        self._do(self._keeper.open())
+        self.lose_answers = 0
+
+    def _do(self, coroutine: Any) -> Any:
+        return self._guard.submit(self._loop.run_until_complete, coroutine).result()
+
+    def lease(self, task: TaskIdentity, local: str, lost: frozenset[str] = frozenset()) -> LeaseGrant:
+        where = ActorLocation(local, local, "node", "host", 1)
+        return self._do(
+            self._keeper.submit(lambda ledger: ledger.decide_lease(task, where, lambda one: one.instance_id in lost))
+        )
+
+    def commit(self, state_name: str, entry: CommitEntry) -> CommitEntry:
+        counted: CommitEntry = self._do(self._keeper.submit(lambda ledger: ledger.decide_commit(entry)))
+        if self.lose_answers:
+            self.lose_answers -= 1
+            raise StoreUnavailableError("the answer was lost")
+        return counted
+
+    def commit_chain(self, state_name: str, partition_id: int, version: int) -> Sequence[CommitEntry]:
+        return self._do(self._keeper.submit(lambda ledger: ([], ledger.commit_chain(partition_id, version))))
+
+    def report_active_instance(
+        self, provider_id: StateStoreProviderId, ids_to_check: Sequence[StateStoreProviderId]
+    ) -> Sequence[StateStoreProviderId]:
+        return []
+
+
+class Fleet:
+    """Stores over one object store."""
+
+    def __init__(self) -> None:
+        self.objects = MemoryObjectStore()
+        self.coordinator = Coordinator(self.objects)
+        self.store = self.new_store()
+
+    def new_store(self) -> Store:
+        return Store(self.objects, self.coordinator)
+
+    def request(
+        self, batch: int, run: str = "run-1", schema: StateSchema = SCHEMA, *, local: str = "a", lost: str = ""
+    ) -> ApplyRequest:
+        task = TaskIdentity("s", "query", run, batch, 0, 0, "executor", "node")
+        grant = self.coordinator.lease(task, local, frozenset([lost]))
+        return ApplyRequest(task, grant.lease, grant.base_version, schema, None)
+
+    def apply(self, batch: int, values: str, run: str = "run-1", schema: StateSchema = SCHEMA) -> dict[str, int]:
+        return counts(self.store.apply(self.request(batch, run, schema), rows(values))[0])
+
+    def deltas(self) -> list[str]:
+        return [info.path for info in self.objects.list("") if info.path.endswith(".delta")]
+
+
+def rows(values: str) -> pa.Table:
+    return pa.table({"v": pa.array(list(values), pa.string())})
+
+
+def counts(table: pa.Table) -> dict[str, int]:
+    return {row["v"]: row["n"] for row in table.to_pylist()}
+
+
+def test_batches_follow_each_other() -> None:
+    fleet = Fleet()
+    assert fleet.apply(0, "aab") == {"a": 2, "b": 1}
+    assert fleet.apply(1, "bc") == {"b": 2, "c": 1}
+    assert fleet.apply(2, "") == {}
+
+
+def test_a_repeated_request_gets_the_recorded_rows_and_applies_nothing() -> None:
+    fleet = Fleet()
+    first = fleet.apply(0, "aab")
+    assert fleet.apply(0, "aab") == first
+    assert fleet.store.metrics.replayed_answers == 1
+    assert len(fleet.deltas()) == 1
+    assert fleet.apply(1, "a") == {"a": 3}
+
+
+def test_a_new_run_replays_in_memory_and_reads_nothing() -> None:
+    fleet = Fleet()
+    fleet.apply(0, "a")
+    fleet.apply(1, "a")
+    assert fleet.apply(1, "aa", "run-2") == {"a": 3}
+    assert fleet.apply(2, "b", "run-2") == {"b": 1}
+    assert (fleet.store.metrics.bytes_loaded, fleet.store.metrics.rollbacks) == (0, 1)
+
+
+def test_a_new_process_loads_from_the_deltas() -> None:
+    fleet = Fleet()
+    for batch in range(5):
+        fleet.apply(batch, "ab"[: batch % 2 + 1])
+    fleet.store = fleet.new_store()
+    assert fleet.apply(5, "ab") == {"a": 6, "b": 3}
+    assert fleet.store.metrics.deltas_loaded == 5
+
+
+def test_a_replay_beyond_memory_is_loaded() -> None:
+    fleet = Fleet()
+    for batch in range(6):
+        fleet.apply(batch, "a")
+    assert fleet.apply(1, "b", "run-2") == {"b": 1}
+    assert fleet.apply(2, "a", "run-2") == {"a": 2}
+    assert fleet.store.metrics.deltas_loaded == 1
+
+
+def test_two_stores_racing_for_a_version_make_one_entry_and_equal_answers() -> None:
+    fleet = Fleet()
+    fleet.apply(0, "a")
+    request = fleet.request(1)
+    stores = [fleet.store, fleet.new_store(), fleet.new_store()]
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda store: counts(store.apply(request, rows("ab"))[0]), stores))
+    assert answers == [{"a": 2, "b": 1}] * 3
+    assert [entry.version for entry in fleet.coordinator.commit_chain("s", 0, 9)] == [1, 2]
+    assert len(fleet.deltas()) == 2
+
+
+def test_an_owner_that_was_replaced_counts_nothing_and_leaves_no_file() -> None:
+    fleet = Fleet()
+    old = fleet.request(0, local="a")
+    new = fleet.request(0, local="b", lost="a")
+    successor = fleet.new_store()
+    assert counts(successor.apply(new, rows("ab"))[0]) == {"a": 1, "b": 1}
+    with pytest.raises(FencedError):
+        fleet.store.apply(old, rows("ab"))
+    assert len(fleet.deltas()) == 1
+
+
+def test_a_commit_whose_answer_was_lost_is_adopted_at_the_next_call() -> None:
+    fleet = Fleet()
+    fleet.apply(0, "a")
+    fleet.coordinator.lose_answers = 1
+    with pytest.raises(StoreUnavailableError):
+        fleet.apply(1, "ab")
+    assert fleet.apply(1, "ab") == {"a": 2, "b": 1}
+    assert fleet.store.metrics.adopted_commits == 1
+    assert fleet.apply(2, "a") == {"a": 3}
+
+
+@pytest.mark.parametrize("damage", [None, b"", b"not arrow"])
+def test_a_delta_that_cannot_be_read_is_named(damage: bytes | None) -> None:
+    fleet = Fleet()
+    fleet.apply(0, "a")
+    (path,) = fleet.deltas()
+    fleet.objects.delete(path) if damage is None else fleet.objects.put(path, damage)
+    fleet.store = fleet.new_store()
+    with pytest.raises(CorruptStateError, match=path):
+        fleet.apply(1, "a")
+
+
+def test_complete_mode_gives_every_group_also_to_a_retry() -> None:
+    schema = StateSchema(SCHEMA.keys, (), SCHEMA.accumulators, None, None, "complete")
+    fleet = Fleet()
+    fleet.apply(0, "ab", schema=schema)
+    assert fleet.apply(1, "a", schema=schema) == {"a": 2, "b": 1}
+    assert fleet.apply(1, "a", schema=schema) == {"a": 2, "b": 1}
+
+
+def test_the_format_document_reads_a_version_without_this_package() -> None:
+    """Runs the code in docs/format.md over real deltas."""
+    import io
+    from pathlib import Path
+
+    fleet = Fleet()
+    for batch, values in enumerate(("aab", "bc", "a")):
+        fleet.apply(batch, values)
+    text = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
+    namespace: dict[str, Any] = {}
+    exec(text.split("```python")[1].split("```")[0], namespace)
+    files = [io.BytesIO(fleet.objects.get(entry.file)) for entry in fleet.coordinator.commit_chain("s", 0, 9)]
+    read = namespace["read_version"](files, ["v"])
+    assert {row["v"]: row["n"] for row in read} == {"a": 3, "b": 2, "c": 1}
