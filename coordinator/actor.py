@@ -13,7 +13,6 @@ import ray
 
 from coordinator.core import InstanceRegistry, LeaseGrant, Record, StateLedger, check_metadata
 from coordinator.dashboard import Dashboard
-from coordinator.errors import StateMismatchError
 from coordinator.manifest_log import LedgerKeeper, ManifestLog
 from coordinator.model import ActorLocation, CommitEntry, StateMetadata, StateStoreProviderId, TaskIdentity
 from coordinator.status import query_status
@@ -78,15 +77,14 @@ class Coordinator:
         """The store actor that may commit the task's shard, and the version its batch reads."""
         keeper = await self._keeper(task.state_name)
         self._know(local)
+
+        def check(ledger: StateLedger) -> tuple[list[Record], None]:
+            ledger.check_query(task)
+            return [], None
+
         if keeper.metadata is None:
-            if task.batch_id > 0:
-                raise StateMismatchError(
-                    "the checkpoint has finished batches but the state does not exist; refusing to count from nothing; restore "
-                    "the state's folder, or start with a new checkpoint",
-                    state=task.state_name,
-                    fleet=self._uri,
-                    batch_id=task.batch_id,
-                )
+            # Before anything is written: a checkpoint ahead of a missing state must not make an empty one.
+            await keeper.submit(check)
             await keeper.create_metadata(metadata)
         assert keeper.metadata is not None
         check_metadata(keeper.metadata, metadata)

@@ -67,7 +67,6 @@ class TaskIdentity:
     partition_id: int
     attempt: int
     executor: str
-    node_id: str
 
 
 @dataclass(frozen=True, slots=True)

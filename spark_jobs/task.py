@@ -140,7 +140,6 @@ def task_identity(state_name: str) -> TaskIdentity:
         partition_id=context.partitionId(),
         attempt=context.attemptNumber(),
         executor=executor_name(),
-        node_id="",
     )
 
 

@@ -141,7 +141,7 @@ class Tasks:
     def apply(
         self, batch_id: int, values: list[int], *, run_id: str = "run-1", attempt: int = 0, query_id: str = "query"
     ) -> list[dict[str, int]]:
-        task = TaskIdentity(self.name, query_id, run_id, batch_id, 0, attempt, "test", "")
+        task = TaskIdentity(self.name, query_id, run_id, batch_id, 0, attempt, "test")
         metadata = StateMetadata(self.name, query_id, 1, "update", SCHEMA.to_json())
         rows = pa.table({"v": pa.array(values, pa.int64())})
         emitted = self.client.apply(task, metadata, SCHEMA, rows, None)
@@ -195,7 +195,7 @@ def test_a_second_query_on_the_same_state_is_refused(fleet: Fleet, name: str) ->
 
 
 def test_a_checkpoint_ahead_of_a_missing_state_is_refused(fleet: Fleet, name: str) -> None:
-    with pytest.raises(StateMismatchError, match="does not exist"):
+    with pytest.raises(StateMismatchError, match="refusing to count from nothing"):
         Tasks(fleet, name).apply(7, [1])
 
 

@@ -38,7 +38,7 @@ def actor(name: str, life: str = "1") -> ActorLocation:
 
 
 def task(run: str = "run-1", batch: int = 0, shard: int = 0, query: str = "query") -> TaskIdentity:
-    return TaskIdentity("clicks", query, run, batch, shard, 0, "executor", "node")
+    return TaskIdentity("clicks", query, run, batch, shard, 0, "executor")
 
 
 def entry(grant: LeaseGrant, version: int, attempt: str = "attempt") -> CommitEntry:

@@ -78,7 +78,7 @@ class Fleet:
     def request(
         self, batch: int, run: str = "run-1", schema: StateSchema = SCHEMA, *, local: str = "a", lost: str = ""
     ) -> ApplyRequest:
-        task = TaskIdentity("s", "query", run, batch, 0, 0, "executor", "node")
+        task = TaskIdentity("s", "query", run, batch, 0, 0, "executor")
         grant = self.coordinator.lease(task, local, frozenset([lost]))
         return ApplyRequest(task, grant.lease, grant.base_version, schema, None)
 
