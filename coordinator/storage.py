@@ -14,6 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -209,7 +210,9 @@ class LocalObjectStore:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            temporary.unlink(missing_ok=True)
+            # The first failure is the one to tell; where no file can be made, none can be removed either.
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
             raise self._failed(target, error) from error
         return temporary
 
