@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 _CHECKPOINT_INTERVAL = 64
 _APPEND_ATTEMPTS = 4
+#: Lost races for the log's next place before a group of decisions fails.
+_DECIDE_ATTEMPTS = 20
 
 Result = TypeVar("Result")
 Decide = Callable[[StateLedger], tuple[list[Record], Result]]
@@ -68,8 +70,12 @@ class ManifestLog:
         names = [info.path for info in self._store.list(f"{self._state_name}/manifest")]
         newest = max((int(name.rsplit("/", 1)[-1].removesuffix(".json")) for name in names), default=0)
         for seq in range(done + 1, newest + 1):
-            for record in self._read(self._path("manifest", seq))["records"]:
-                ledger.fold(record)
+            path = self._path("manifest", seq)
+            try:
+                for record in self._read(path)["records"]:
+                    ledger.fold(record)
+            except (KeyError, TypeError, ValueError) as error:
+                raise self._unreadable(path) from error
         self._seq = max(done, newest)
         return ledger
 
@@ -78,20 +84,27 @@ class ManifestLog:
         checkpoints = self._store.list(f"{self._state_name}/checkpoints")
         if not checkpoints:
             return StateLedger(root), 0
-        data = self._read(checkpoints[-1].path)
-        return StateLedger.from_json(root, data["ledger"]), int(data["seq"])
+        path = checkpoints[-1].path
+        data = self._read(path)
+        try:
+            return StateLedger.from_json(root, data["ledger"]), int(data["seq"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._unreadable(path) from error
 
     def _read(self, path: str) -> dict[str, Any]:
         try:
             data: dict[str, Any] = json.loads(self._store.get(path))
         except (FileNotFoundError, ValueError) as error:
-            raise CorruptStateError(
-                "a record of the manifest log is missing or unreadable; no version can be trusted without it; nothing was "
-                "changed; restore the file from a backup of the object store",
-                file=path,
-                state=self._state_name,
-            ) from error
+            raise self._unreadable(path) from error
         return data
+
+    def _unreadable(self, path: str) -> CorruptStateError:
+        return CorruptStateError(
+            "a record of the manifest log is missing or unreadable; no version can be trusted without it; nothing was "
+            "changed; restore the file from a backup of the object store",
+            file=path,
+            state=self._state_name,
+        )
 
     def append(self, records: list[Record], ledger: StateLedger) -> None:
         """Append records; `ledger` is the state after them, for a checkpoint when one is due.
@@ -218,7 +231,7 @@ class LedgerKeeper:
                     future.set_result(outcome[0])
 
     async def _decide_group(self, group: list[Decide[Any]]) -> list[tuple[Any] | Exception]:
-        while True:
+        for _ in range(_DECIDE_ATTEMPTS):
             if self._ledger is None:
                 self._ledger = await asyncio.to_thread(self._log.load)
             records, outcomes = self._decide_all(self._ledger, group)
@@ -231,6 +244,9 @@ class LedgerKeeper:
                 self._ledger = None
                 continue
             return outcomes
+        raise StorageUnavailableError(
+            "another coordinator keeps appending first, or the object store does not list what it holds; nothing was counted"
+        )
 
     @staticmethod
     def _decide_all(ledger: StateLedger, group: list[Decide[Any]]) -> tuple[list[Record], list[tuple[Any] | Exception]]:

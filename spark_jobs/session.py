@@ -31,7 +31,9 @@ _CONFIGS = {
     "spark.sql.legacy.timeParserPolicy": "CORRECTED",
     # Streaming turns it off anyway, with a warning each time.
     "spark.sql.adaptive.enabled": "false",
+    "spark.log4j.config.file.name": str(Path(__file__).with_name("log4j2.properties")),
 }
+_LOOPBACK = "127.0.0.1"
 _started_ray = False
 
 
@@ -136,7 +138,17 @@ def start_session(
     else:
         cores = executor_cores or os.cpu_count() or 1
         ensure_ray(ray_address=ray_address, num_cpus=_local_cpus(cores * num_executors))
-        session = raydp.init_spark(app_name, num_executors, cores, executor_memory, configs=settings)
+        if _started_ray:
+            # RayDP would open the driver's ports to the network.
+            settings = {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK, **settings}
+        try:
+            session = raydp.init_spark(app_name, num_executors, cores, executor_memory, configs=settings)
+        except FileNotFoundError as error:
+            raise SetupError(
+                "the Ray cluster cannot run RayDP: a file it needs is missing there, most likely `java`; start Ray on every "
+                "node with Java 17's bin folder on PATH",
+                reason=str(error).splitlines()[-1],
+            ) from error
     session.sparkContext.setLogLevel("ERROR")
     return session
 

@@ -185,18 +185,17 @@ class Store:
         return decode_delta(data, entry)
 
     def _commit(self, held: _Held, shard: Shard, request: ApplyRequest, rows: pa.Table) -> tuple[CommitEntry, pa.Table]:
-        change = shard.apply(rows.combine_chunks().to_batches(), request.max_event_ms, request.task.batch_id + 1)
-        entry, data = _describe(change, request, shard)
+        entry: CommitEntry | None = None
         try:
+            change = shard.apply(rows.combine_chunks().to_batches(), request.max_event_ms, request.task.batch_id + 1)
+            entry, data = _describe(change, request, shard)
             self._objects.put(entry.file, data)
             counted = self._coordinator.commit(request.task.state_name, entry)
-        except FencedError:
+        except BaseException as error:
+            # The shard may be half changed, or the commit counted after all: memory is no longer the truth, so it goes.
             held.forget()
-            self._discard(entry)
-            raise
-        except BaseException:
-            # The commit may have been counted: memory is no longer known to be the truth, so it goes.
-            held.forget()
+            if entry is not None and isinstance(error, FencedError):
+                self._discard(entry)
             raise
         if counted.attempt_id == entry.attempt_id:
             shard.commit()

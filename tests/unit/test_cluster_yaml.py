@@ -43,3 +43,14 @@ def test_java_and_this_package_are_set_up_on_every_node(config: dict[str, Any]) 
     assert "openjdk-17" in commands
     assert "./run setup" in commands
     assert "." in config["file_mounts"].values()
+
+
+def test_the_head_can_ask_aws_for_workers(config: dict[str, Any]) -> None:
+    # Ray's provider for AWS imports boto3, which is no dependency of Ray.
+    assert config["provider"]["type"] == "aws"
+    assert any("boto3" in command for command in config["head_setup_commands"])
+
+
+def test_workers_are_marked_as_places_for_stores(config: dict[str, Any]) -> None:
+    assert config["available_node_types"]["worker"]["resources"]["statefleet_store"] == 1
+    assert "statefleet_store" not in config["available_node_types"]["head"]["resources"]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from pathlib import Path
 
 import pytest
 
 from coordinator.errors import SetupError
-from spark_jobs.java import choose_java_home, java_version, parse_version
+from spark_jobs.java import choose_java_home, java_version, main, parse_version
+from spark_jobs.session import prepare_environment
 
 
 def home(folder: Path, version: str | None, *, release: bool = True) -> Path:
@@ -65,3 +67,27 @@ def test_without_a_17_the_runtime_that_comes_with_the_package_is_taken(tmp_path:
     chosen = choose_java_home({"PATH": str(other / "bin")})
     assert os.access(chosen / "bin" / "java", os.X_OK)
     assert java_version(chosen) == 17
+
+
+def test_ray_and_raydp_find_the_chosen_java_first_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, other = home(tmp_path / "own", "17.0.15"), home(tmp_path / "other", "21.0.1")
+    monkeypatch.setenv("JAVA_HOME", str(chosen))
+    monkeypatch.setenv("PATH", os.pathsep.join([str(other / "bin"), "/usr/bin"]))
+    # Restored with the rest, since the call sets them.
+    for variable in ("PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "RAY_ENABLE_UV_RUN_RUNTIME_ENV"):
+        monkeypatch.setenv(variable, "")
+    prepare_environment()
+    prepare_environment()
+    assert shutil.which("java") == str(chosen / "bin" / "java")
+    assert os.environ["PATH"].split(os.pathsep).count(str(chosen / "bin")) == 1
+
+
+def test_the_chosen_java_is_printed_for_scripts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(home(tmp_path / "own", "17.0.15")))
+    assert main() == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'own'}\n"
+    monkeypatch.setenv("JAVA_HOME", str(home(tmp_path / "eleven", "11.0.2")))
+    assert main() == 1
+    assert "Java 11" in capsys.readouterr().err

@@ -207,3 +207,40 @@ def test_the_format_document_reads_a_version_without_this_package() -> None:
     files = [io.BytesIO(fleet.objects.get(entry.file)) for entry in fleet.coordinator.commit_chain("s", 0, 9)]
     read = namespace["read_version"](files, ["v"])
     assert {row["v"]: row["n"] for row in read} == {"a": 3, "b": 2, "c": 1}
+
+
+class FailsOnce(MemoryObjectStore):
+    """Refuses the first delta, after the shard was changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failing = False
+
+    def put(self, path: str, data: bytes) -> None:
+        if self.failing:
+            self.failing = False
+            raise MemoryError("on purpose")
+        super().put(path, data)
+
+
+def test_a_failure_after_the_shard_changed_is_forgotten_and_the_retry_counts_once() -> None:
+    fleet = Fleet()
+    fleet.objects = FailsOnce()
+    fleet.coordinator = Coordinator(fleet.objects)
+    fleet.store = fleet.new_store()
+    fleet.apply(0, "a")
+    fleet.objects.failing = True
+    with pytest.raises(MemoryError):
+        fleet.apply(1, "a")
+    assert fleet.apply(1, "a") == {"a": 2}
+    fleet.store = fleet.new_store()
+    assert fleet.apply(2, "a") == {"a": 3}
+
+
+def test_a_failure_inside_the_shard_leaves_no_half_changed_state() -> None:
+    fleet = Fleet()
+    fleet.apply(0, "a")
+    request = fleet.request(1)
+    with pytest.raises(KeyError):
+        fleet.store.apply(request, pa.table({"other": ["a"]}))
+    assert fleet.apply(1, "a") == {"a": 2}
