@@ -9,10 +9,11 @@ from spark_jobs.input_job import reason
 
 __all__ = ["parse_log", "read_log"]
 
-#: host ident user [time] "method path protocol" status bytes "referer" "agent"
+#: host ident user [time] "method path protocol" status bytes "referer" "agent". The quoted parts repeat possessively (``*+``):
+#: Java recurses once a character otherwise, and one long agent, which anyone can send, would overflow the executor's stack.
 _LINE = (
     r'^(\S+) (\S+) (\S+) \[([^\]]+)\] "(\S+) (\S+)(?: ([^"]*))?" (\d{3}) (\d+|-)'
-    r'(?: "((?:[^"\\]|\\.)*)" "((?:[^"\\]|\\.)*)")?\s*$'
+    r'(?: "((?:[^"\\]|\\.)*+)" "((?:[^"\\]|\\.)*+)")?\s*$'
 )
 _TIME = "dd/MMM/yyyy:HH:mm:ss Z"
 

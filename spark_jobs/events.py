@@ -51,6 +51,6 @@ def write_events(folder: Path, files: range, rows: int) -> None:
     for number in files:
         file = folder / f"events-{number:06d}.parquet"
         if not file.exists():
-            temporary = file.with_suffix(".tmp")
+            temporary = file.with_name(f".{file.name}")  # Spark reads no file whose name begins with a dot
             pq.write_table(make_events(number, rows), temporary)
             temporary.rename(file)

@@ -12,11 +12,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import TimestampType
 
 from spark_jobs.fleet import Fleet
 
-__all__ = ["add_job_options", "format_table", "keep_newest", "run_to_end", "size_text", "store_uri"]
+__all__ = ["add_job_options", "format_table", "keep_newest", "newest_rows", "run_to_end", "size_text", "store_uri"]
 
 
 def add_job_options(parser: argparse.ArgumentParser, default_name: str) -> None:
@@ -122,16 +125,38 @@ def _cell(value: Any) -> str:
 def keep_newest(results: DataFrame, table: Path, keys: Sequence[str]) -> None:
     """Merge a batch's changed groups into a Parquet table of results (newest row of each group).
 
-    Repeating a batch changes nothing: the rows of its groups are replaced, not added.
+    Repeating a batch changes nothing: the rows of its groups are replaced, not added. Timestamps are kept in UTC.
     """
-    changed = pa.Table.from_pylist([row.asDict() for row in results.collect()])
+    changed = _collect_arrow(results)
     if changed.num_rows == 0:
         return
     if table.exists():
-        former = pq.read_table(table)
-        joined = former.join(changed.select(list(keys)), keys=list(keys), join_type="left anti")
-        changed = pa.concat_tables([joined.select(changed.column_names), changed], promote_options="permissive")
+        changed = newest_rows(pa.concat_tables([pq.read_table(table), changed]), keys)
     temporary = table.with_suffix(".tmp")
     table.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(changed, temporary)
     temporary.replace(table)
+
+
+def _collect_arrow(results: DataFrame) -> pa.Table:
+    """Rows as an Arrow table of the DataFrame's types.
+
+    ``collect`` turns timestamps into the driver's local time without its zone, in which one hour a year comes twice; so they
+    come as microseconds.
+    """
+    columns = [
+        F.unix_micros(results[field.name]).alias(field.name)
+        if isinstance(field.dataType, TimestampType)
+        else results[field.name]
+        for field in results.schema.fields
+    ]
+    rows = [row.asDict() for row in results.select(columns).collect()]
+    return pa.Table.from_pylist(rows, schema=to_arrow_schema(results.schema))
+
+
+def newest_rows(table: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """The last row of each group, in order. Null keys are a group."""
+    numbered = table.select(list(keys)).append_column("row", pa.array(range(table.num_rows), pa.int64()))
+    kept = numbered.rename_columns([*(f"key{i}" for i in range(len(keys))), "row"])
+    last = kept.group_by(kept.column_names[:-1]).aggregate([("row", "max")])
+    return table.take(last.sort_by("row_max").column("row_max"))

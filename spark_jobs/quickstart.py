@@ -53,9 +53,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _done_batches(folder: Path) -> int:
-    """Batches that earlier runs finished, by the checkpoint's commit log."""
-    commits = folder / "checkpoint" / "commits"
-    return len([file for file in commits.glob("*") if file.name.isdigit()]) if commits.is_dir() else 0
+    """Batches that earlier runs finished: by the newest of the checkpoint's commits, as Spark deletes all but the last hundred."""
+    commits = (folder / "checkpoint" / "commits").glob("*")
+    return max((int(file.name) + 1 for file in commits if file.name.isdigit()), default=0)
 
 
 def _run(spark: SparkSession, fleet: Fleet, folder: Path, options: argparse.Namespace) -> int:

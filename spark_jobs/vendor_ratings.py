@@ -12,15 +12,19 @@ from pyspark.sql import functions as F
 from spark_jobs.input_job import InputJob, reason, run_job
 
 _COLUMNS = "reviewerId STRING, vendorId STRING, rating STRING, date STRING, raw STRING"
+_NUMBER = r"^\s*[+-]?\d+(\.\d*)?\s*$"
 
 
 def parse(rows: DataFrame) -> DataFrame:
     """Typed columns of CSV rows read as text; and raw, reason."""
+    texts = [F.coalesce(F.col(name), F.lit("")) for name in ("reviewerId", "vendorId", "rating", "date")]
     typed = rows.select(
-        F.concat_ws(",", "reviewerId", "vendorId", "rating", "date").alias("text"),
+        F.concat_ws(",", *texts).alias("text"),
         "raw",
-        F.col("vendorId").cast("bigint").alias("vendor"),
-        F.col("rating").cast("double").alias("rating"),
+        F.col("reviewerId").isNull().alias("anonymous"),
+        # Spark's own casts let more pass: '2.7' is 2 as bigint, '5d' is 5 as double.
+        F.when(F.col("vendorId").rlike(r"^\s*\d+\s*$"), F.col("vendorId").cast("bigint")).alias("vendor"),
+        F.when(F.col("rating").rlike(_NUMBER), F.col("rating").cast("double")).alias("rating"),
         F.expr("try_to_timestamp(date, 'yyyy-MM-dd HH:mm')").alias("ts"),
     )
     return typed.select(
@@ -30,6 +34,7 @@ def parse(rows: DataFrame) -> DataFrame:
         "ts",
         reason(
             (F.col("raw").isNotNull(), "not a row of four fields"),
+            (F.col("anonymous"), "reviewer is missing"),
             (F.col("vendor").isNull(), "vendor is not a number"),
             (F.col("rating").isNull(), "rating is not a number"),
             (~F.col("rating").between(0, 5), "rating is not between 0 and 5"),

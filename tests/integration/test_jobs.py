@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import datetime as dt
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from spark_jobs import client_traffic, page_hits, vendor_ratings
 from spark_jobs.access_log import parse_log
 from spark_jobs.fleet import Fleet
 from spark_jobs.input_job import InputJob, execute
+from spark_jobs.progress import keep_newest
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 
@@ -27,6 +30,8 @@ BAD = [
     '10.0.0.1 - - [31/Feb/2015:10:00:00 +0000] "GET / HTTP/1.1" 200 1 "-" "-"',
     '10.0.0.1 - - [17/May/2015:10:00:00 +0000] "GET / HTTP/1.1" abc 1 "-" "-"',
 ]
+#: What a client may send as its name; Java's regular expressions recurse on it if they may.
+LONG = '10.0.0.1 - - [17/May/2015:10:00:00 +0000] "GET /page1 HTTP/1.1" 200 1 "-" "' + 'a\\"' * 20_000 + '"'
 
 
 def options(folder: Path, source: Path, name: str) -> argparse.Namespace:
@@ -35,6 +40,8 @@ def options(folder: Path, source: Path, name: str) -> argparse.Namespace:
 
 def rows_of(table: Any, columns: list[str]) -> list[tuple[Any, ...]]:
     def value(item: Any) -> Any:
+        if isinstance(item, dt.datetime):
+            return str(item.astimezone(dt.UTC))  # Spark's rows have the local time without its zone, results have UTC
         return float(f"{item:.10g}") if isinstance(item, float) else str(item)
 
     return sorted(tuple(value(row[column]) for column in columns) for row in table)
@@ -48,7 +55,7 @@ def run_and_compare(
     parsed_good = batch.where("reason IS NULL").drop("raw", "reason")
     expected = [row.asDict() for row in job.build(parsed_good).collect()]
     results = pq.read_table(folder / "results.parquet").to_pylist()
-    columns = [column for column in expected[0] if column not in ("hour", "first_seen", "last_seen", "newest")]
+    columns = list(expected[0])
     assert rows_of(results, columns) == rows_of(expected, columns)
     assert rows == batch.count()
     assert malformed == batch.where("reason IS NOT NULL").count()
@@ -66,7 +73,7 @@ def log_folder(tmp_path: Path) -> Path:
             )
             for n in range(200)
         ]
-        (folder / f"access-{file}.log").write_text("\n".join(lines + BAD[: file + 2]) + "\n")
+        (folder / f"access-{file}.log").write_text("\n".join([*lines, LONG, *BAD[: file + 2]]) + "\n")
     return folder
 
 
@@ -97,6 +104,22 @@ def test_access_log_jobs_on_the_real_log(
     run_and_compare(spark, fleet, job, batch, source, tmp_path / "job", name)
 
 
+def test_results_keep_both_hours_of_the_night_that_clocks_go_back(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        for batch in ("2025-10-26 00:30:00", "2025-10-26 01:30:00", "2025-10-26 01:30:00"):
+            changed = spark.sql(f"SELECT TIMESTAMP'{batch}' AS hour, CAST(NULL AS STRING) AS path, 1 AS hits")
+            keep_newest(changed, tmp_path / "results.parquet", ("hour", "path"))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    hours = pq.read_table(tmp_path / "results.parquet").column("hour").to_pylist()
+    assert hours == [dt.datetime(2025, 10, 26, hour, 30, tzinfo=dt.UTC) for hour in (0, 1)]
+
+
 def read_reviews(spark: SparkSession, source: Path) -> Any:
     reader = spark.read.schema(vendor_ratings._COLUMNS).option("header", True)
     return vendor_ratings.parse(reader.option("columnNameOfCorruptRecord", "raw").csv(str(source)))
@@ -110,12 +133,17 @@ def test_vendor_ratings_equal_a_batch_and_keep_malformed_rows(
     header = "reviewerId,vendorId,rating,date\n"
     good = "".join(f"{n},{n % 6},{n % 5 + 1},2006-04-{n % 28 + 1:02d} 17:08\n" for n in range(300))
     bad = "1,x,5,2006-04-07 17:08\n1,2,five,2006-04-07 17:08\n1,2,9,2006-04-07 17:08\n1,2,5,yesterday\n1,2\n"
+    bad += "1,2,5d,2006-04-07 17:08\n1,2.7,5,2006-04-07 17:08\n,2,5,2006-04-07 17:08\n1,2,5,2006-04-07 17:08,6\n"
     (source / "a.csv").write_text(header + good)
     (source / "b.csv").write_text(header + good + bad)
     malformed = run_and_compare(
         spark, fleet, vendor_ratings.JOB, read_reviews(spark, source), source, tmp_path / "job", name
     )
-    assert malformed == 5
+    assert malformed == 9
+    kept = {row["raw"]: row["reason"] for row in spark.read.parquet(str(tmp_path / "job" / "malformed")).collect()}
+    assert set(kept) == set(bad.splitlines())
+    assert kept["1,2.7,5,2006-04-07 17:08"] == "vendor is not a number"
+    assert kept[",2,5,2006-04-07 17:08"] == "reviewer is missing"
 
 
 @pytest.mark.skipif(not (DATA / "reviews.csv.bz2").exists(), reason="the real reviews are not here")

@@ -1,0 +1,93 @@
+"""What the jobs decide without Spark: the event source, tables as text, merged results, where a run resumes."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from spark_jobs.events import make_events, write_events
+from spark_jobs.progress import format_table, newest_rows, size_text
+from spark_jobs.quickstart import _done_batches
+
+
+def test_a_file_of_events_is_the_same_each_time_and_differs_from_the_next() -> None:
+    assert make_events(3, 1000).equals(make_events(3, 1000))
+    assert not make_events(3, 1000).equals(make_events(4, 1000))
+
+
+def test_events_come_out_of_order_with_some_very_late_and_some_null() -> None:
+    events = make_events(5, 20_000)
+    ts = events.column("ts").cast(pa.int64()).to_numpy()
+    assert (ts[1:] < ts[:-1]).any()
+    late = int((ts < ts.max() - 1800 * 1_000_000).sum())
+    assert 0 < late < 200
+    assert 0 < events.column("amount").null_count < 600
+    assert pc.all(pc.greater_equal(events.column("user"), 0)).as_py()
+
+
+def test_written_events_are_kept_and_a_torn_write_has_a_name_that_spark_skips(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_events(tmp_path, range(2), 10)
+    before = (tmp_path / "events-000001.parquet").stat().st_mtime_ns
+    write_events(tmp_path, range(1, 3), 10)
+    assert sorted(file.name for file in tmp_path.iterdir()) == [f"events-{n:06d}.parquet" for n in range(3)]
+    assert (tmp_path / "events-000001.parquet").stat().st_mtime_ns == before
+    assert pq.read_table(tmp_path / "events-000002.parquet").equals(make_events(2, 10))
+
+    def die(table: pa.Table, where: Path) -> None:
+        where.write_bytes(b"PAR1 torn")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pq, "write_table", die)
+    with pytest.raises(KeyboardInterrupt):
+        write_events(tmp_path, range(3, 4), 10)
+    (torn,) = [file.name for file in tmp_path.iterdir() if file.read_bytes() == b"PAR1 torn"]
+    assert torn.startswith((".", "_"))
+
+
+@pytest.mark.parametrize(("commits", "done"), [([], 0), ([0, 1, 2], 3), (range(40, 141), 141)])
+def test_a_run_resumes_after_the_newest_commit_though_old_ones_are_deleted(
+    tmp_path: Path, commits: list[int], done: int
+) -> None:
+    folder = tmp_path / "checkpoint" / "commits"
+    folder.mkdir(parents=True)
+    for number in commits:
+        (folder / str(number)).touch()
+        (folder / f".{number}.crc").touch()
+    assert _done_batches(tmp_path) == done
+
+
+def test_a_run_without_a_checkpoint_starts_at_nothing(tmp_path: Path) -> None:
+    assert _done_batches(tmp_path) == 0
+
+
+def test_the_newest_row_of_each_group_is_kept_and_null_keys_are_a_group() -> None:
+    hour = dt.datetime(2025, 10, 26, 0, 30, tzinfo=dt.UTC)
+    table = pa.table(
+        {"row": [hour, None, hour, None, hour], "page": ["a", "a", "b", "a", "a"], "hits": [1, 2, 3, 4, 5]}
+    )
+    assert newest_rows(table, ("row", "page")).column("hits").to_pylist() == [3, 4, 5]
+
+
+def test_a_table_as_text_aligns_numbers_right_and_names_nulls() -> None:
+    text = format_table(("page", "hits"), [("home", 12345), (None, None), ("x" * 80, 1.5)])
+    lines = text.split("\n")
+    assert lines[2].split() == ["home", "12,345"]
+    assert lines[2].endswith(" 12,345")
+    assert lines[3].split() == ["-", "-"]
+    assert "x" * 57 + "..." in lines[4]
+
+
+def test_an_empty_table_is_its_header() -> None:
+    assert format_table(("page", "hits"), []).split("\n")[0] == "page  hits"
+
+
+@pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 KB"), (2.5e12, "2.5 TB")])
+def test_sizes_are_readable(size: float, text: str) -> None:
+    assert size_text(size) == text
