@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import ray
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
@@ -17,13 +19,14 @@ from pyspark.sql.streaming.listener import (
 )
 
 from coordinator.deploy import NAMESPACE, call, ensure_coordinator
+from coordinator.errors import SetupError
 from coordinator.model import StateMetadata
 from coordinator.storage import normalize_uri
 from spark_jobs.plan import AggregatePlan
 from spark_jobs.session import ensure_ray
 from spark_jobs.stateful import StatefulDataFrame
 from spark_jobs.task import route_plan
-from spark_jobs.worker import FleetAddress
+from spark_jobs.worker import ConnectTask, FleetAddress
 from store_actors.deploy import ensure_store_actor
 
 __all__ = ["Fleet", "connect"]
@@ -81,7 +84,7 @@ class Fleet:
         # Start-up (imports, compiled code) happens here, not in a batch.
         local = ensure_store_actor(uri, storage_options, context.get_node_id())
         ray.get(local.location.remote())
-        self._watched: set[int] = set()
+        self._readied: set[str] = set()
 
     def __repr__(self) -> str:
         return f"Fleet({self.uri!r})"
@@ -119,7 +122,7 @@ class Fleet:
         InvalidRequestError
             `df` is not streaming, or an argument is not valid.
         """
-        self._watch(df.sparkSession)
+        self._ready(df.sparkSession)
 
         def run_plan(plan: AggregatePlan) -> DataFrame:
             return self._run_plan(df, plan, name, shards)
@@ -144,11 +147,25 @@ class Fleet:
         call(self._coordinator, "check_state", metadata)
         return route_plan(plan, metadata, self._address)
 
-    def _watch(self, spark: SparkSession) -> None:
-        """Tell the coordinator when a run of a query ends, as Spark tells its own."""
-        if id(spark) not in self._watched:
-            spark.streams.addListener(_RunListener(self._coordinator))
-            self._watched.add(id(spark))
+    def _ready(self, spark: SparkSession) -> None:
+        """Do once for a Spark application what would otherwise fall into its first batch."""
+        application = spark.sparkContext.applicationId
+        if application in self._readied:
+            return
+        # The coordinator is told when a run of a query ends, as Spark tells its own.
+        spark.streams.addListener(_RunListener(self._coordinator))
+        slots = spark.sparkContext.defaultParallelism
+        tasks = spark.range(0, slots, 1, slots).mapInArrow(ConnectTask(self._address), "id BIGINT")
+        try:
+            tasks.write.format("noop").mode("overwrite").save()
+        except (PythonException, Py4JJavaError) as error:
+            raise SetupError(
+                "Spark's Python workers cannot reach the fleet; every node needs this package and its dependencies, and object "
+                "store credentials in its environment",
+                uri=self.uri,
+                cause=error,
+            ) from error
+        self._readied.add(application)
 
     def status(self) -> dict[str, Any]:
         """Where everything is: store actors, queries, shards, versions, watermarks; what the dashboard shows."""

@@ -28,13 +28,11 @@ from spark_jobs.catalyst import (
     scala_list,
     watermark_delay_ms,
 )
+from spark_jobs.exchange import EVENT_TIME_COLUMN, HASH_COLUMN
 from spark_jobs.types import spark_field, type_name
 from store_actors.schema import Accumulator, Field, StateSchema
 
-__all__ = ["EVENT_TIME_COLUMN", "AggregatePlan", "build_plan"]
-
-#: Event time in milliseconds since the epoch, sent to the map side of a query with a watermark.
-EVENT_TIME_COLUMN = "__event_time_ms"
+__all__ = ["AggregatePlan", "build_plan"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class AggregatePlan:
     Attributes
     ----------
     prepared
-        Key leaves, inputs and (with a watermark) the event time; names as in `schema`.
+        Key leaves and inputs, named as in `schema`, the hash of the keys and (with a watermark) the event time.
     schema
         The state's schema.
     """
@@ -174,7 +172,8 @@ def build_plan(df: DataFrame, keys: Sequence[Any], aggregates: Sequence[Any], ou
     columns += [column.alias(name) for name, column in builder.inputs]
     if event_time is not None:
         columns.append(event_time.alias(EVENT_TIME_COLUMN))
-    prepared = child.select(*columns) if columns else child.select(F.lit(None).cast("boolean").alias("__row"))
+    hashed = [column for key in plan_keys for column in key.columns]
+    prepared = child.select(*columns, (F.hash(*hashed) if hashed else F.lit(0)).alias(HASH_COLUMN))
     types = {item.name: item for item in prepared.schema.fields}
     schema = StateSchema(
         keys=tuple(_leaf_field(types[leaf.name]) for key in plan_keys for leaf in key.leaves),
@@ -184,7 +183,6 @@ def build_plan(df: DataFrame, keys: Sequence[Any], aggregates: Sequence[Any], ou
         expiry_key=None if output_mode == "complete" else expiry,
         delay_ms=delay_ms,
         output_mode=output_mode,
-        combined=delay_ms is not None,
     )
     return AggregatePlan(prepared, schema, plan_keys, tuple(builder.aggregates), outputs)
 

@@ -24,9 +24,10 @@ _CONFIGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.python.worker.reuse": "true",
+    "spark.python.daemon.module": "spark_jobs.daemon",
     "spark.sql.session.timeZone": "UTC",
     # Fewer, larger Arrow batches between the JVM and Python.
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
     # A date that Spark 2 would have read differently is a malformed one, not the end of the query.
     "spark.sql.legacy.timeParserPolicy": "CORRECTED",
     # Streaming turns it off anyway, with a warning each time.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import socket
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -21,11 +19,12 @@ from ray.exceptions import RayActorError, RayTaskError
 from coordinator.deploy import NAMESPACE, call, ensure_coordinator
 from coordinator.errors import FencedError, StateStoreError, StoreUnavailableError
 from coordinator.model import ActorLocation, StateMetadata, TaskIdentity
+from spark_jobs.daemon import settle_process
 from store_actors.deploy import ensure_store_actor
-from store_actors.messages import ApplyRequest
+from store_actors.messages import ApplyRequest, ShardInput
 from store_actors.schema import StateSchema
 
-__all__ = ["FleetAddress", "FleetClient", "executor_name", "fleet_client", "settle_worker"]
+__all__ = ["ConnectTask", "FleetAddress", "FleetClient", "executor_name", "fleet_client"]
 
 #: How long a task waits for a store actor or the coordinator to come back before it fails (Spark then retries it).
 _DEADLINE_S = 120.0
@@ -50,22 +49,19 @@ def fleet_client(address: FleetAddress) -> FleetClient:
     """This process's client of a fleet; connects to Ray at first use (Spark reuses its Python workers)."""
     connect_to_ray(address.ray_address)
     client = FleetClient(address)
-    settle_worker()
+    settle_process()
     return client
 
 
-def settle_worker() -> None:
-    """Spare a worker two costs that PySpark pays anew for every task and that grow with what is imported.
+@dataclass(frozen=True, slots=True)
+class ConnectTask:
+    """A ``mapInArrow`` function that only readies the worker it runs in."""
 
-    - It invalidates the import caches, and Spark puts a jar of its own on the workers' path, whose directory of thousands of entries
-      Python's zip importer then reads again: some 0.2 s a task. No Python package is in it.
-    - It runs a full garbage collection. Frozen objects (all that was imported so far) are never looked at again.
-    """
-    for path in [path for path in sys.path if path.endswith(".jar")]:
-        sys.path.remove(path)
-        sys.path_importer_cache.pop(path, None)
-    gc.collect()
-    gc.freeze()
+    address: FleetAddress
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        fleet_client(self.address).connect()
+        yield from batches
 
 
 def connect_to_ray(ray_address: str) -> None:
@@ -108,7 +104,7 @@ class FleetClient:
         task: TaskIdentity,
         metadata: StateMetadata,
         schema: StateSchema,
-        rows: pa.Table,
+        rows: ShardInput,
         max_event_ms: int | None,
     ) -> pa.Table:
         """Hand a shard its rows; returns what the batch emits once the commit is durable.
@@ -146,6 +142,10 @@ class FleetClient:
                 return result
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 2.0)
+
+    def connect(self) -> None:
+        """Find (or start) the store actor of this node."""
+        self._local_location()
 
     def _local_location(self) -> ActorLocation:
         if self._local is None:

@@ -15,7 +15,7 @@ import ray
 from coordinator.deploy import call, ensure_coordinator
 from coordinator.model import ActorLocation, CommitEntry, StateStoreId, StateStoreProviderId
 from coordinator.storage import open_object_store
-from store_actors.messages import ApplyRequest
+from store_actors.messages import ApplyRequest, ShardInput
 from store_actors.store import Store
 
 __all__ = ["StoreActor"]
@@ -67,7 +67,7 @@ class StoreActor:
         """This life of the actor."""
         return self._location
 
-    def apply(self, request: ApplyRequest, rows: pa.Table) -> tuple[pa.Table, CommitEntry]:
+    def apply(self, request: ApplyRequest, rows: ShardInput) -> tuple[pa.Table, CommitEntry]:
         """See :meth:`Store.apply`."""
         return self._store.apply(request, rows)
 

@@ -13,7 +13,9 @@ from coordinator.errors import InvalidRequestError
 from store_actors.kernels import ACCUMULATE_WORDS, FLAG_BITS
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema, string_to_type
 
-__all__ = ["FieldSlot", "OpCode", "RowLayout", "words_of"]
+__all__ = ["Feed", "FieldSlot", "OpCode", "RowLayout", "words_of"]
+
+Words = npt.NDArray[np.uint64]
 
 
 class OpCode(IntEnum):
@@ -55,15 +57,19 @@ class FieldSlot:
 
 
 class RowLayout:
-    """Layout of the rows of one schema and of the operations that fold a batch into them.
+    """Layout of the rows of one schema, and of the two kinds of batches that are folded into them.
 
     Parameters
     ----------
     schema
         The operator's schema.
-    merge
-        True: batches carry partial accumulators (``schema.row_schema()``). False: raw inputs
-        (``schema.raw_schema()``).
+
+    Attributes
+    ----------
+    raw, partial
+        How batches of raw inputs (``schema.raw_schema()``) and of partial accumulators (``schema.row_schema()``) are folded.
+    initial
+        The words of a new group.
 
     Raises
     ------
@@ -71,14 +77,13 @@ class RowLayout:
         More than 31 key leaves.
     """
 
-    def __init__(self, schema: StateSchema, *, merge: bool) -> None:
+    def __init__(self, schema: StateSchema) -> None:
         if len(schema.keys) > FLAG_BITS:
             raise InvalidRequestError(
                 f"a stateful operator groups by at most {FLAG_BITS} columns; group by fewer, or by a struct's hash",
                 columns=len(schema.keys),
             )
         self.schema = schema
-        self.merge = merge
         flags = len(schema.keys) + len(schema.state_fields)
         self.flag_words = 1 + max(0, -(-(flags - FLAG_BITS) // 64))
         self.keys: tuple[FieldSlot, ...] = self._place(schema.keys, self.flag_words, 0, is_key=True)
@@ -89,8 +94,9 @@ class RowLayout:
         self.row_words = self.flag_words + self.key_words + sum(words_of(slot.type) for slot in self.state)
         self.key_mask = np.uint64((1 << len(schema.keys)) - 1)
         self.expiry_word = next((slot.word for slot in self.keys if slot.name == schema.expiry_key), -1)
-        self.inputs: tuple[Field, ...] = schema.state_fields if merge else schema.inputs
-        self._build_operations()
+        self.initial: Words = self._initial()
+        self.raw = Feed(self, merge=False)
+        self.partial = Feed(self, merge=True)
 
     def _place(self, fields: tuple[Field, ...], word: int, bit: int, *, is_key: bool) -> tuple[FieldSlot, ...]:
         slots = []
@@ -102,39 +108,57 @@ class RowLayout:
             word += words_of(data_type)
         return tuple(slots)
 
-    def _build_operations(self) -> None:
-        """Fill ``initial`` (the words of a new group), ``operations`` and ``limits`` (of decimal sums)."""
-        self.initial: npt.NDArray[np.uint64] = np.zeros(self.row_words, np.uint64)
-        limits: list[tuple[int, int]] = []
-        operations: list[list[int]] = []
+    def slots_of(self, accumulator: Accumulator) -> list[FieldSlot]:
+        """Places of an accumulator's state fields."""
         by_name = {slot.name: slot for slot in self.state}
+        return [by_name[field.name] for field in accumulator.state]
+
+    def _initial(self) -> Words:
+        words = np.zeros(self.row_words, np.uint64)
         for accumulator in self.schema.accumulators:
-            slots = [by_name[field.name] for field in accumulator.state]
-            operations.append(self._operation(accumulator, slots, limits))
+            slots = self.slots_of(accumulator)
             for slot in slots[_NULLABLE_FIELDS[accumulator.kind] :]:
-                self._set_valid(slot)
+                words[slot.flag_word] |= np.uint64(slot.flag)
+            if accumulator.kind is AccumulatorKind.SUM_DECIMAL:
+                words[slots[1].word] = 1  # is_empty
+        return words
+
+
+class Feed:
+    """How one kind of batch is folded into rows: the columns it carries and the compiled step of each accumulator.
+
+    Attributes
+    ----------
+    inputs
+        Columns besides the keys.
+    operations
+        One line of ``ACCUMULATE_WORDS`` int64 an accumulator, for ``kernels.accumulate``.
+    limits
+        Largest unscaled values (high word, low word) of decimal sums.
+    """
+
+    def __init__(self, layout: RowLayout, *, merge: bool) -> None:
+        self._merge = merge
+        self.inputs: tuple[Field, ...] = layout.schema.state_fields if merge else layout.schema.inputs
+        limits: list[tuple[int, int]] = []
+        operations = [self._operation(item, layout.slots_of(item), limits) for item in layout.schema.accumulators]
         self.operations: npt.NDArray[np.int64] = np.array(operations, np.int64).reshape(-1, ACCUMULATE_WORDS)
         self.limits: npt.NDArray[np.int64] = np.array(limits, np.int64).reshape(-1, 2)
 
-    def _set_valid(self, slot: FieldSlot) -> None:
-        self.initial[slot.flag_word] |= np.uint64(slot.flag)
-
     def _operation(self, accumulator: Accumulator, slots: list[FieldSlot], limits: list[tuple[int, int]]) -> list[int]:
-        names = [field.name for field in accumulator.state] if self.merge else list(accumulator.inputs)
+        names = [field.name for field in accumulator.state] if self._merge else list(accumulator.inputs)
         first = slots[0]
         code = self._code(accumulator.kind, first.type)
-        columns = [self.input_column(name) for name in names]
+        columns = [self._input_column(name) for name in names]
         wide = words_of(first.type) == 2
         a = columns[0] if columns else -1
         b = a + 1 if wide else (columns[1] if code is OpCode.MERGE_MOMENTS else -1)
-        c = columns[-1] if self.merge and len(columns) > 1 else -1
+        c = columns[-1] if self._merge and len(columns) > 1 else -1
         extra = skip_nulls = 0
         if code is OpCode.ADD_DECIMAL:
             extra = len(limits)
             bound = 10**first.type.precision - 1
             limits.append((bound >> 64, int(np.uint64(bound & (2**64 - 1)).view(np.int64))))
-            self._set_valid(first)
-            self.initial[slots[1].word] = 1  # is_empty
         elif code in (OpCode.FIRST, OpCode.LAST):
             extra = 2 if wide else 1
             skip_nulls = int(accumulator.kind in (AccumulatorKind.FIRST_VALID, AccumulatorKind.LAST_VALID))
@@ -143,14 +167,14 @@ class RowLayout:
 
     def _code(self, kind: AccumulatorKind, data_type: pa.DataType) -> OpCode:
         if kind in (AccumulatorKind.COUNT_ROWS, AccumulatorKind.COUNT_VALID):
-            return OpCode.ADD_INT if self.merge else OpCode.COUNT
+            return OpCode.ADD_INT if self._merge else OpCode.COUNT
         if kind is AccumulatorKind.MOMENTS:
-            return OpCode.MERGE_MOMENTS if self.merge else OpCode.MOMENTS
+            return OpCode.MERGE_MOMENTS if self._merge else OpCode.MOMENTS
         if kind in (AccumulatorKind.MIN, AccumulatorKind.MAX):
             return OpCode[f"{kind.name}_{_ordering(data_type)}"]
         return _CODES[kind]
 
-    def input_column(self, name: str) -> int:
+    def _input_column(self, name: str) -> int:
         """First column of an input in the words of an encoded batch."""
         column = 0
         for field in self.inputs:
@@ -160,13 +184,13 @@ class RowLayout:
         raise InvalidRequestError("an accumulator reads a column that the batch does not carry", column=name)
 
 
-#: How many leading state fields start as null; the others are always valid.
+#: How many leading state fields start as null; the others start as valid.
 _NULLABLE_FIELDS = {
     AccumulatorKind.COUNT_ROWS: 0,
     AccumulatorKind.COUNT_VALID: 0,
     AccumulatorKind.SUM_INT: 1,
     AccumulatorKind.SUM_FLOAT: 1,
-    AccumulatorKind.SUM_DECIMAL: 1,
+    AccumulatorKind.SUM_DECIMAL: 0,
     AccumulatorKind.MIN: 1,
     AccumulatorKind.MAX: 1,
     AccumulatorKind.FIRST: 1,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from coordinator.model import Lease, TaskIdentity
 from store_actors.schema import StateSchema
 
-__all__ = ["ApplyRequest"]
+__all__ = ["ApplyRequest", "ShardInput"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +21,28 @@ class ApplyRequest:
     base_version: int
     schema: StateSchema
     max_event_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInput:
+    """A shard's rows of one micro-batch.
+
+    Attributes
+    ----------
+    raw
+        Rows in ``StateSchema.raw_schema()``.
+    partial
+        Rows in ``StateSchema.row_schema()``, partially aggregated by the map side.
+    rows_read
+        Input rows that all of these stand for.
+    """
+
+    raw: pa.Table
+    partial: pa.Table
+    rows_read: int
+
+    @classmethod
+    def of_raw(cls, schema: StateSchema, *batches: pa.RecordBatch) -> ShardInput:
+        """Rows of which none were combined."""
+        raw = pa.Table.from_batches(batches, schema=None if batches else schema.raw_schema())
+        return cls(raw, schema.row_schema().empty_table(), raw.num_rows)

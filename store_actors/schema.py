@@ -82,8 +82,6 @@ class StateSchema:
         Watermark delay; None without a watermark.
     output_mode
         ``update``, ``append`` or ``complete``.
-    combined
-        Whether rows arrive as partial accumulators made by the map side rather than as raw inputs.
     """
 
     keys: tuple[Field, ...]
@@ -92,7 +90,6 @@ class StateSchema:
     expiry_key: str | None
     delay_ms: int | None
     output_mode: str
-    combined: bool = False
 
     @property
     def state_fields(self) -> tuple[Field, ...]:
@@ -102,11 +99,11 @@ class StateSchema:
         return pa.schema([field.arrow() for field in self.keys])
 
     def raw_schema(self) -> pa.Schema:
-        """Keys and raw inputs: what the map side sees, and the shard when nothing was combined."""
+        """Keys and raw inputs: what the map side reads, and what reaches the shard where nothing was combined."""
         return pa.schema([field.arrow() for field in (*self.keys, *self.inputs)])
 
     def row_schema(self) -> pa.Schema:
-        """Keys and accumulators: a combined row, a row of state, a row of output."""
+        """Keys and accumulators: a partially aggregated row, a row of state, a row of output."""
         return pa.schema([field.arrow() for field in (*self.keys, *self.state_fields)])
 
     def to_json(self) -> dict[str, Any]:
@@ -127,7 +124,6 @@ class StateSchema:
             expiry_key=data["expiry_key"],
             delay_ms=data["delay_ms"],
             output_mode=data["output_mode"],
-            combined=data["combined"],
         )
 
 

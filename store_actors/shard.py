@@ -15,7 +15,6 @@ batch. Spark does the second only one batch later.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from coordinator.errors import InvalidRequestError
+from store_actors.messages import ShardInput
 from store_actors.schema import StateSchema
 from store_actors.table import EncodedBatch, GroupTable, Touched
 
@@ -61,7 +61,7 @@ class Change:
     delta
         ``row_schema`` columns and ``__change`` (int8).
     rows_in, rows_late
-        Rows that reached the shard, and those of them dropped as late.
+        Input rows of the shard, and rows (partially aggregated ones, as Spark counts them) dropped as late.
     watermark_ms
         Watermark that includes the batch, in milliseconds since the epoch.
     """
@@ -92,12 +92,12 @@ class Shard:
     Parameters
     ----------
     schema
-        The operator's schema; ``schema.combined`` says how batches arrive.
+        The operator's schema.
     """
 
     def __init__(self, schema: StateSchema) -> None:
         self.schema = schema
-        self.table = GroupTable(schema, merge=schema.combined)
+        self.table = GroupTable(schema)
         self.version = 0
         self.watermark_ms = 0
         self._undo: deque[_Undo] = deque(maxlen=RETAINED_VERSIONS)
@@ -113,13 +113,13 @@ class Shard:
 
     # -- a batch --------------------------------------------------------------------------------------------------
 
-    def apply(self, batches: Sequence[pa.RecordBatch], max_event_ms: int | None, version: int) -> Change:
+    def apply(self, rows: ShardInput, max_event_ms: int | None, version: int) -> Change:
         """Fold a batch into the newest version, as `version`, not yet committed.
 
         Parameters
         ----------
-        batches
-            The shard's rows, in ``row_schema`` if combined, else ``raw_schema``.
+        rows
+            The shard's rows of the batch.
         max_event_ms
             Largest event time of the whole micro-batch over all shards; None without rows or watermark.
         version
@@ -136,26 +136,26 @@ class Shard:
             raise InvalidRequestError(
                 "a shard only moves to a newer version; go back first", version=version, newest=self.version
             )
-        touched, rows_in, rows_late = self._fold(batches, version)
+        touched, rows_late = self._fold(rows, version)
         watermark_ms = self._next_watermark(max_event_ms)
-        change, before = self._evict(touched, watermark_ms, version, rows_in, rows_late)
+        change, before = self._evict(touched, watermark_ms, version, rows.rows_read, rows_late)
         undo = _Undo(self.version, self.watermark_ms, self._created_rows, before)
         self._pending = (change, undo)
         return change
 
-    def _fold(self, batches: Sequence[pa.RecordBatch], version: int) -> tuple[Touched, int, int]:
+    def _fold(self, rows: ShardInput, version: int) -> tuple[Touched, int]:
         touched = Touched.nothing(self.table.layout.row_words)
-        rows_in = rows_late = 0
-        for batch in batches:
-            rows_in += batch.num_rows
-            encoded = self.table.encode(batch)
-            on_time = self._drop_late(encoded)
-            rows_late += batch.num_rows - len(on_time)
-            touched = touched.joined(self.table.accumulate(on_time, version & 0xFFFFFFFF))
+        rows_late = 0
+        for table, partial in ((rows.raw, False), (rows.partial, True)):
+            for batch in table.combine_chunks().to_batches():
+                encoded = self.table.encode(batch, partial=partial)
+                on_time = self._drop_late(encoded)
+                rows_late += batch.num_rows - len(on_time)
+                touched = touched.joined(self.table.accumulate(on_time, version & 0xFFFFFFFF))
         if not self.schema.keys and len(self.table) == 0 and self.schema.output_mode != "append":
             # Spark's global aggregate has its one row even before any input came.
             touched = touched.joined(self.table.create_global_group(version & 0xFFFFFFFF))
-        return touched, rows_in, rows_late
+        return touched, rows_late
 
     def _drop_late(self, batch: EncodedBatch) -> EncodedBatch:
         word = self.table.layout.expiry_word
@@ -163,14 +163,7 @@ class Shard:
             return batch
         expiry = batch.keys[:, word - self.table.layout.flag_words].view(np.int64)
         keep = expiry > self.watermark_ms * 1000
-        if keep.all():
-            return batch
-        return EncodedBatch(
-            np.ascontiguousarray(batch.keys[keep]),
-            batch.nulls[keep],
-            np.ascontiguousarray(batch.values[:, keep]),
-            np.ascontiguousarray(batch.valid[:, keep]),
-        )
+        return batch if keep.all() else batch.take(keep)
 
     def _next_watermark(self, max_event_ms: int | None) -> int:
         """Spark's rule: the largest event time less the delay, and never back."""

@@ -21,7 +21,7 @@ from coordinator.errors import FencedError, StorageUnavailableError
 from coordinator.model import CommitEntry, StateStoreId, StateStoreProviderId
 from coordinator.storage import ObjectStore
 from store_actors.delta import corrupt_delta, decode_delta, delta_path, encode_delta
-from store_actors.messages import ApplyRequest
+from store_actors.messages import ApplyRequest, ShardInput
 from store_actors.shard import Change, Shard, output_of
 
 __all__ = ["CoordinatorClient", "Store", "StoreMetrics"]
@@ -93,7 +93,7 @@ class Store:
         self._guard = threading.Lock()
         self.metrics = StoreMetrics()
 
-    def apply(self, request: ApplyRequest, rows: pa.Table) -> tuple[pa.Table, CommitEntry]:
+    def apply(self, request: ApplyRequest, rows: ShardInput) -> tuple[pa.Table, CommitEntry]:
         """Fold a task's rows into its shard, commit, and return what the batch emits with its manifest entry.
 
         A repeated call for a version that the same run has committed changes nothing and returns the same rows.
@@ -184,10 +184,12 @@ class Store:
         self.metrics.deltas_loaded += 1
         return decode_delta(data, entry)
 
-    def _commit(self, held: _Held, shard: Shard, request: ApplyRequest, rows: pa.Table) -> tuple[CommitEntry, pa.Table]:
+    def _commit(
+        self, held: _Held, shard: Shard, request: ApplyRequest, rows: ShardInput
+    ) -> tuple[CommitEntry, pa.Table]:
         entry: CommitEntry | None = None
         try:
-            change = shard.apply(rows.combine_chunks().to_batches(), request.max_event_ms, request.task.batch_id + 1)
+            change = shard.apply(rows, request.max_event_ms, request.task.batch_id + 1)
             entry, data = _describe(change, request, shard)
             self._objects.put(entry.file, data)
             counted = self._coordinator.commit(request.task.state_name, entry)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from store_actors import kernels
-from store_actors.layout import FieldSlot, RowLayout, words_of
+from store_actors.layout import Feed, FieldSlot, RowLayout, words_of
 from store_actors.schema import StateSchema
 from store_actors.strings import StringPool
 from store_actors.words import decode_column, encode_column, validity
@@ -26,6 +26,7 @@ _FOREVER = np.iinfo(np.int64).max
 class EncodedBatch:
     """A batch as words: ``keys`` (n, key words), ``nulls`` (n,) key-null bits, ``values`` and ``valid`` (columns, n)."""
 
+    feed: Feed
     keys: Words
     nulls: Words
     values: Words
@@ -33,6 +34,16 @@ class EncodedBatch:
 
     def __len__(self) -> int:
         return len(self.nulls)
+
+    def take(self, rows: npt.NDArray[np.bool_] | slice) -> EncodedBatch:
+        """Some of the rows."""
+        return EncodedBatch(
+            self.feed,
+            np.ascontiguousarray(self.keys[rows]),
+            self.nulls[rows],
+            np.ascontiguousarray(self.values[:, rows]),
+            np.ascontiguousarray(self.valid[:, rows]),
+        )
 
 
 @dataclass(slots=True)
@@ -64,15 +75,15 @@ class GroupTable:
     ----------
     schema
         The operator's schema.
-    merge
-        Whether batches carry partial accumulators instead of raw inputs.
+    capacity
+        Groups to have room for from the start.
     """
 
-    def __init__(self, schema: StateSchema, *, merge: bool) -> None:
-        self.layout = RowLayout(schema, merge=merge)
+    def __init__(self, schema: StateSchema, *, capacity: int = 1 << 8) -> None:
+        self.layout = RowLayout(schema)
         self.pool = StringPool()
-        self.rows: Words = np.zeros((1 << 8, self.layout.row_words), np.uint64)
-        self._index: Words = np.zeros(1 << 10, np.uint64)
+        self.rows: Words = np.zeros((capacity, self.layout.row_words), np.uint64)
+        self._index: Words = np.zeros(1 << (capacity * 2).bit_length(), np.uint64)
         self._free: Slots = np.empty(1 << 8, np.int64)
         #: Slots ever used, free slots among them.
         self._counters: Slots = np.zeros(2, np.int64)
@@ -89,9 +100,10 @@ class GroupTable:
 
     # -- in -------------------------------------------------------------------------------------------------------
 
-    def encode(self, batch: pa.RecordBatch) -> EncodedBatch:
-        """Words of a batch in ``raw_schema`` or ``row_schema`` order (by name; other columns are ignored)."""
+    def encode(self, batch: pa.RecordBatch, *, partial: bool = False) -> EncodedBatch:
+        """Words of a batch with the columns of ``raw_schema``, or of ``row_schema`` if `partial`; others are ignored."""
         layout = self.layout
+        feed = layout.partial if partial else layout.raw
         nulls = np.zeros(batch.num_rows, np.uint64)
         keys: list[Words] = []
         for slot in layout.keys:
@@ -104,13 +116,14 @@ class GroupTable:
                     keys[-1] = _never_expiring(keys[-1], valid)
         values: list[Words] = []
         valids: list[npt.NDArray[np.uint8]] = []
-        for field in layout.inputs:
+        for field in feed.inputs:
             column = batch.column(field.name)
             valid = validity(column)
             encode_column(column, self.pool, valid, values)
             valids.extend([valid] * (len(values) - len(valids)))
         size = batch.num_rows
         return EncodedBatch(
+            feed,
             np.column_stack(keys) if keys else np.empty((size, 0), np.uint64),
             nulls,
             np.stack(values) if values else np.empty((0, size), np.uint64),
@@ -128,7 +141,7 @@ class GroupTable:
         while True:
             row, progress[0], progress[1], smallest, _ = kernels.accumulate(
                 self._index, self.rows, batch.keys, batch.nulls, layout.key_mask, layout.flag_words, row,
-                batch.values, batch.valid, layout.operations, layout.limits, self.pool.arena, self.pool.offsets,
+                batch.values, batch.valid, batch.feed.operations, batch.feed.limits, self.pool.arena, self.pool.offsets,
                 layout.initial, np.uint32(stamp), self._free, self._counters, self._index_room(), created, changed,
                 before, progress, layout.expiry_word,
             )  # fmt: skip

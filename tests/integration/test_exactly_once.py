@@ -23,6 +23,7 @@ from coordinator.errors import CorruptStateError, FencedError, StateMismatchErro
 from coordinator.model import StateMetadata, StateStoreId, TaskIdentity
 from spark_jobs.fleet import Fleet, connect
 from spark_jobs.worker import FleetAddress, fleet_client
+from store_actors.messages import ShardInput
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from tests.integration.streams import Feed, Run
 
@@ -143,7 +144,7 @@ class Tasks:
     ) -> list[dict[str, int]]:
         task = TaskIdentity(self.name, query_id, run_id, batch_id, 0, attempt, "test")
         metadata = StateMetadata(self.name, query_id, 1, "update", SCHEMA.to_json())
-        rows = pa.table({"v": pa.array(values, pa.int64())})
+        rows = ShardInput.of_raw(SCHEMA, pa.record_batch({"v": pa.array(values, pa.int64())}))
         emitted = self.client.apply(task, metadata, SCHEMA, rows, None)
         return sorted(emitted.to_pylist(), key=lambda row: row["v"])
 

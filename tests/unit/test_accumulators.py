@@ -50,15 +50,15 @@ def schema_of(kind: AccumulatorKind, type_name: str, state: tuple[Field, ...]) -
 def run(schema: StateSchema, parts: list[list[Any]], *, merge: bool, keys: list[list[Any]] | None = None) -> pa.Table:
     """One table fed all parts; with `merge` each part is combined by a table of its own first."""
     value_type = string_to_type(schema.inputs[0].type)
-    final = GroupTable(schema, merge=merge)
+    final = GroupTable(schema)
     for number, part in enumerate(parts):
         key = pa.array(keys[number], value_type) if keys else pa.nulls(len(part), value_type)
         batch = pa.record_batch([key, pa.array(part, value_type)], schema=schema.raw_schema())
         if merge:
-            combined = GroupTable(schema, merge=False)
+            combined = GroupTable(schema)
             combined.accumulate(combined.encode(batch), 1)
             for partial in combined.decode(combined.rows[combined.live()]).to_batches():
-                final.accumulate(final.encode(partial), 1)
+                final.accumulate(final.encode(partial, partial=True), 1)
         else:
             final.accumulate(final.encode(batch), 1)
     return final.decode(final.rows[final.live()])
@@ -196,7 +196,7 @@ def test_more_flags_than_one_word_holds() -> None:
     )
     columns = [pa.array([1]), *(pa.array([number if number % 3 else None]) for number in range(100))]
     batch = pa.record_batch([c.cast(pa.int64()) for c in columns], schema=schema.raw_schema())
-    table = GroupTable(schema, merge=False)
+    table = GroupTable(schema)
     table.accumulate(table.encode(batch), 1)
     row = only(table.decode(table.rows[table.live()]))
     assert all(row[f"m_v{number}"] == (number if number % 3 else None) for number in range(100))

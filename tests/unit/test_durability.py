@@ -11,6 +11,7 @@ import pytest
 
 from coordinator.errors import CorruptStateError
 from coordinator.storage import LocalObjectStore, MemoryObjectStore
+from store_actors.messages import ShardInput
 from store_actors.schema import Field
 from tests.unit.test_coordinator import opened
 from tests.unit.test_store import SCHEMA, Fleet
@@ -38,7 +39,7 @@ def test_append_mode_emits_closed_groups_once_and_the_same_to_retry_replay_and_a
     def batch(number: int, seconds: list[int], max_event_ms: int, run: str = "run-1") -> tuple[dict[int, int], int]:
         request = replace(fleet.request(number, run, schema), max_event_ms=max_event_ms)
         values = pa.array([second * 1_000_000 for second in seconds], pa.timestamp("us", tz="UTC"))
-        output, entry = fleet.store.apply(request, pa.table({"v": values}))
+        output, entry = fleet.store.apply(request, ShardInput.of_raw(schema, pa.record_batch({"v": values})))
         return {int(row["v"].timestamp()): row["n"] for row in output.to_pylist()}, entry.rows_late
 
     assert batch(0, [10, 10, 20], 5_000) == ({}, 0)

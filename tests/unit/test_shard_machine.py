@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from coordinator.errors import InvalidRequestError
+from store_actors.messages import ShardInput
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from store_actors.shard import CHANGE_COLUMN, Change, Shard, output_of
+from store_actors.table import GroupTable
 
 SECOND = 1_000_000
 SCHEMA = StateSchema(
@@ -50,6 +53,17 @@ def batch_of(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
     )
 
 
+def input_of(*raw: pa.RecordBatch, combined: Sequence[pa.RecordBatch] = ()) -> ShardInput:
+    """A shard's input of which some batches were each partially aggregated by a map task."""
+    partial = [SCHEMA.row_schema().empty_table()]
+    for batch in combined:
+        table = GroupTable(SCHEMA)
+        table.accumulate(table.encode(batch), 1)
+        partial.append(table.decode(table.rows[table.live()]))
+    some = ShardInput.of_raw(SCHEMA, *raw)
+    return ShardInput(some.raw, pa.concat_tables(partial), some.rows_read + sum(batch.num_rows for batch in combined))
+
+
 def groups_of(table: pa.Table) -> Groups:
     groups: Groups = {}
     ends = table.column("end").cast(pa.int64()).to_pylist()
@@ -68,12 +82,11 @@ class ModelVersion:
     def __init__(self, groups: Groups, watermark_ms: int) -> None:
         self.groups, self.watermark_ms = groups, watermark_ms
 
-    def after(self, rows: list[tuple[Any, ...]], max_event_ms: int | None) -> tuple[ModelVersion, Groups, Groups, int]:
-        """(next version, updated groups, closed groups, late rows)"""
-        groups, touched, late = dict(self.groups), set(), 0
+    def after(self, rows: list[tuple[Any, ...]], max_event_ms: int | None) -> tuple[ModelVersion, Groups, Groups]:
+        """(next version, updated groups, closed groups)"""
+        groups, touched = dict(self.groups), set()
         for end, user, amount, label in rows:
             if end is not None and end * 1000 <= self.watermark_ms:
-                late += 1
                 continue
             n, total, top = groups.get((end, user), (0, None, None))
             if amount is not None:
@@ -88,7 +101,11 @@ class ModelVersion:
         closed = {key: row for key, row in groups.items() if key[0] is not None and key[0] * 1000 <= watermark}
         updated = {key: groups[key] for key in touched}
         left = {key: row for key, row in groups.items() if key not in closed}
-        return ModelVersion(left, watermark), updated, closed, late
+        return ModelVersion(left, watermark), updated, closed
+
+    def late(self, rows: list[tuple[Any, ...]], *, distinct: bool) -> int:
+        keys = [row[:2] for row in rows if row[0] is not None and row[0] * 1000 <= self.watermark_ms]
+        return len(set(keys)) if distinct else len(keys)
 
 
 class ShardMachine(RuleBasedStateMachine):
@@ -109,12 +126,22 @@ class ShardMachine(RuleBasedStateMachine):
         assert len(self.shard) == 0
 
     @precondition(lambda self: self.pending is None)
-    @rule(rows=st.lists(ROW, max_size=25), parts=st.integers(1, 3), event=st.one_of(st.none(), st.integers(0, 30)))
-    def apply(self, rows: list[tuple[Any, ...]], parts: int, event: int | None) -> None:
+    @rule(
+        rows=st.lists(ROW, max_size=25),
+        parts=st.integers(1, 3),
+        combined=st.integers(0, 3),
+        event=st.one_of(st.none(), st.integers(0, 30)),
+    )
+    def apply(self, rows: list[tuple[Any, ...]], parts: int, combined: int, event: int | None) -> None:
         max_event_ms = None if event is None else event * 1000
-        model, updated, closed, late = self.newest.after(rows, max_event_ms)
-        batches = [batch_of(rows[part::parts]) for part in range(parts)]
-        change = self.shard.apply(batches, max_event_ms, self.shard.version + 1)
+        model, updated, closed = self.newest.after(rows, max_event_ms)
+        pieces = [rows[part::parts] for part in range(parts)]
+        batches = [batch_of(piece) for piece in pieces]
+        # A combined row stands for all the rows of its group, and is late once.
+        late = sum(self.newest.late(piece, distinct=place < combined) for place, piece in enumerate(pieces))
+        change = self.shard.apply(
+            input_of(*batches[combined:], combined=batches[:combined]), max_event_ms, self.shard.version + 1
+        )
         note(f"version {change.version}: {change.delta.to_pylist()}")
         assert (change.rows_in, change.rows_late) == (len(rows), late)
         assert (change.rows_updated, change.rows_removed) == (len(updated), len(closed))
@@ -126,7 +153,7 @@ class ShardMachine(RuleBasedStateMachine):
     @rule()
     def apply_twice_is_refused(self) -> None:
         with pytest.raises(InvalidRequestError, match="uncommitted"):
-            self.shard.apply([], None, self.shard.version + 1)
+            self.shard.apply(input_of(), None, self.shard.version + 1)
 
     @precondition(lambda self: self.pending is not None)
     @rule()
@@ -178,7 +205,7 @@ TestShardAgainstDicts = ShardMachine.TestCase
 def test_the_two_newest_versions_are_reachable_in_memory() -> None:
     shard = Shard(SCHEMA)
     for version in range(1, 5):
-        shard.apply([batch_of([(version * 10, "u", version, None)])], None, version)
+        shard.apply(input_of(batch_of([(version * 10, "u", version, None)])), None, version)
         shard.commit()
     assert not Shard(SCHEMA).rollback(3)
     assert not shard.rollback(1)
@@ -188,8 +215,8 @@ def test_the_two_newest_versions_are_reachable_in_memory() -> None:
 
 def test_delta_carries_the_kind_of_each_change() -> None:
     shard = Shard(SCHEMA)
-    shard.apply([batch_of([(5, "old", 1, None)])], 0, 1)
+    shard.apply(input_of(batch_of([(5, "old", 1, None)])), 0, 1)
     shard.commit()
-    change = shard.apply([batch_of([(6, "brief", 1, None), (60, "stays", 1, None)])], 20_000, 2)
+    change = shard.apply(input_of(batch_of([(6, "brief", 1, None), (60, "stays", 1, None)])), 20_000, 2)
     kinds = {row["user"]: row[CHANGE_COLUMN] for row in change.delta.to_pylist()}
     assert kinds == {"old": 1, "brief": 2, "stays": 0}

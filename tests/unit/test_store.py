@@ -15,7 +15,7 @@ from coordinator.errors import CorruptStateError, FencedError, StoreUnavailableE
 from coordinator.manifest_log import LedgerKeeper, ManifestLog
 from coordinator.model import ActorLocation, CommitEntry, StateStoreProviderId, TaskIdentity
 from coordinator.storage import MemoryObjectStore
-from store_actors.messages import ApplyRequest
+from store_actors.messages import ApplyRequest, ShardInput
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from store_actors.store import Store
 
@@ -89,8 +89,8 @@ class Fleet:
         return [info.path for info in self.objects.list("") if info.path.endswith(".delta")]
 
 
-def rows(values: str) -> pa.Table:
-    return pa.table({"v": pa.array(list(values), pa.string())})
+def rows(values: str) -> ShardInput:
+    return ShardInput.of_raw(SCHEMA, pa.record_batch({"v": pa.array(list(values), pa.string())}))
 
 
 def counts(table: pa.Table) -> dict[str, int]:
@@ -242,5 +242,5 @@ def test_a_failure_inside_the_shard_leaves_no_half_changed_state() -> None:
     fleet.apply(0, "a")
     request = fleet.request(1)
     with pytest.raises(KeyError):
-        fleet.store.apply(request, pa.table({"other": ["a"]}))
+        fleet.store.apply(request, ShardInput.of_raw(SCHEMA, pa.record_batch({"other": ["a"]})))
     assert fleet.apply(1, "a") == {"a": 2}

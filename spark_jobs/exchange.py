@@ -1,0 +1,213 @@
+"""The columnar exchange between a query's map tasks and its shards.
+
+Spark shuffles rows one by one. A map task here partitions its Arrow batches itself and gives Spark's shuffle a few rows
+that each hold a *chunk*, an Arrow record batch of many rows for one shard. It stays Spark's own shuffle, with its retries and
+its barrier; only the rows in it are larger, and the JVM looks at no value between the source and the shard.
+
+Where groups repeat within a task's block of rows, the block is partially aggregated first. With a watermark every map task also
+tells every shard the largest event time that it saw: a shuffle is a barrier, so every shard knows the watermark that includes this
+batch, the same one on every shard and on every retry, with nobody to ask who could have died meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_jobs.daemon import settle_process
+from spark_jobs.routing import marker_routes
+from store_actors.messages import ShardInput
+from store_actors.schema import StateSchema
+
+if TYPE_CHECKING:
+    from store_actors.table import GroupTable
+
+__all__ = ["EVENT_TIME_COLUMN", "EXCHANGE_SCHEMA", "HASH_COLUMN", "ROUTE_COLUMN", "ExchangeTask", "unpack"]
+
+#: Columns that the map side reads besides the keys and inputs: Spark's ``hash(keys)``, and event time in milliseconds.
+HASH_COLUMN = "__hash"
+EVENT_TIME_COLUMN = "__event_time_ms"
+
+ROUTE_COLUMN = "__route"
+#: What is shuffled: the route, and either a chunk (an IPC record batch, how many input rows it stands for, whether it is
+#: partially aggregated) or, without one, the largest event time of a map task.
+EXCHANGE_SCHEMA = pa.schema(
+    [
+        pa.field(ROUTE_COLUMN, pa.int32(), nullable=False),
+        pa.field("rows_read", pa.int64(), nullable=False),
+        pa.field("partial", pa.bool_(), nullable=False),
+        pa.field("max_event_ms", pa.int64()),
+        pa.field("chunk", pa.binary()),
+    ]
+)
+
+#: Rows and bytes that a map task gathers before it partitions them: enough to find repeated groups, little enough to hold.
+_BLOCK_ROWS = 1 << 18
+_BLOCK_BYTES = 32 << 20
+#: Aim of a chunk's size. Spark hands a task up to ``maxRecordsPerBatch`` shuffled rows at once, so chunks must stay small.
+_CHUNK_BYTES = 32 << 10
+#: Blocks of fewer rows are small enough to look at every row's group.
+_SAMPLE_FROM = 1 << 14
+#: A block is partially aggregated if it has at most this many groups a row.
+_WORTHWHILE = 0.5
+
+
+@cache
+def _table_class() -> type[GroupTable]:
+    # The engine's compiled code is loaded once, by a worker that combines; the reduce side never needs it.
+    from store_actors.table import GroupTable
+
+    settle_process()
+    return GroupTable
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeTask:
+    """Map side, a ``mapInArrow`` function: rows with ``__hash`` (and event time) in, :data:`EXCHANGE_SCHEMA` out."""
+
+    schema: StateSchema
+    num_shards: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        max_event_ms: int | None = None
+        for block in _blocks(batches):
+            if self.schema.delay_ms is not None:
+                largest = pc.max(block.column(EVENT_TIME_COLUMN)).as_py()
+                if largest is not None:
+                    max_event_ms = largest if max_event_ms is None else max(max_event_ms, largest)
+            yield self._exchange(block)
+        if max_event_ms is not None:
+            yield self._markers(max_event_ms)
+
+    def _exchange(self, block: pa.RecordBatch) -> pa.RecordBatch:
+        hashes = block.column(HASH_COLUMN).to_numpy()
+        partial = self._combines(hashes)
+        rows = block.select([field.name for field in self.schema.raw_schema()])
+        if self.num_shards == 1:
+            bounds = np.array([0, len(hashes)])
+        else:
+            shards = np.mod(hashes, np.int32(self.num_shards)).astype(np.uint16)
+            rows = rows.take(pa.array(np.argsort(shards, kind="stable")))
+            bounds = np.concatenate([[0], np.cumsum(np.bincount(shards, minlength=self.num_shards))])
+        rows_read = np.diff(bounds)
+        if partial:
+            rows, bounds = self._combine(rows, bounds)
+        else:
+            rows = pa.RecordBatch.from_arrays(
+                [column.cast(field.type) for column, field in zip(rows.columns, self.schema.raw_schema(), strict=True)],
+                schema=self.schema.raw_schema(),
+            )
+        return self._pack(rows, bounds, rows_read, partial=partial)
+
+    def _combines(self, hashes: npt.NDArray[np.int32]) -> bool:
+        """Whether a block is partially aggregated."""
+        if not self.schema.keys or self.schema.expiry_key is not None:
+            # Spark counts late rows after its partial aggregation, and so do we.
+            return True
+        # All rows of a key share its hash, so a sample by hash estimates the groups of the whole block without bias.
+        sample = hashes if len(hashes) < _SAMPLE_FROM else hashes[(hashes >> 20) & 31 == 0]
+        return len(np.unique(sample)) <= _WORTHWHILE * len(sample)
+
+    def _combine(
+        self, rows: pa.RecordBatch, bounds: npt.NDArray[np.int64]
+    ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
+        """One row a group, in the order of shards as before."""
+        table = _table_class()(self.schema, capacity=1 << 12)
+        encoded = table.encode(rows)
+        groups = [0]
+        for begin, end in pairwise(bounds):
+            if end > begin:
+                table.accumulate(encoded.take(slice(begin, end)), 1)
+            groups.append(len(table))
+        # A table that nothing was removed from has its groups in the order in which they came.
+        combined = table.decode(table.rows[: len(table)]).combine_chunks().to_batches()
+        return combined[0], np.array(groups)
+
+    def _pack(
+        self, rows: pa.RecordBatch, bounds: npt.NDArray[np.int64], rows_read: npt.NDArray[np.int64], *, partial: bool
+    ) -> pa.RecordBatch:
+        per_chunk = max(1, _CHUNK_BYTES * rows.num_rows // max(1, rows.nbytes))
+        routes = marker_routes(self.num_shards)
+        sink = pa.BufferOutputStream()
+        ends, chunk_routes, counts = [0], [], []
+        for shard in np.flatnonzero(np.diff(bounds)):
+            begin, end = int(bounds[shard]), int(bounds[shard + 1])
+            for start in range(begin, end, per_chunk):
+                sink.write(rows.slice(start, min(per_chunk, end - start)).serialize())
+                ends.append(sink.tell())
+                chunk_routes.append(routes[shard])
+                # The first chunk of a shard tells for all of them how many input rows they stand for.
+                counts.append(rows_read[shard] if start == begin else 0)
+        size = len(counts)
+        chunks = pa.Array.from_buffers(
+            pa.binary(), size, [None, pa.py_buffer(np.array(ends, np.int32)), sink.getvalue()]
+        )
+        columns = [
+            pa.array(chunk_routes, pa.int32()),
+            pa.array(counts, pa.int64()),
+            pa.array(np.full(size, partial)),
+            pa.nulls(size, pa.int64()),
+            chunks,
+        ]
+        return pa.record_batch(columns, schema=EXCHANGE_SCHEMA)
+
+    def _markers(self, max_event_ms: int) -> pa.RecordBatch:
+        size = self.num_shards
+        columns = [
+            pa.array(marker_routes(size), pa.int32()),
+            pa.array(np.zeros(size, np.int64)),
+            pa.array(np.zeros(size, bool)),
+            pa.array([max_event_ms] * size, pa.int64()),
+            pa.nulls(size, pa.binary()),
+        ]
+        return pa.record_batch(columns, schema=EXCHANGE_SCHEMA)
+
+
+def _blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Larger batches of the same rows."""
+    pending: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        if batch.num_rows:
+            pending.append(batch)
+            rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= _BLOCK_ROWS or size >= _BLOCK_BYTES:
+            yield pa.concat_batches(pending)
+            pending, rows, size = [], 0, 0
+    if pending:
+        yield pa.concat_batches(pending)
+
+
+def unpack(batches: Iterable[pa.RecordBatch], schema: StateSchema) -> tuple[ShardInput, int | None]:
+    """Reduce side: a shard's rows, and the largest event time of the micro-batch.
+
+    Parameters
+    ----------
+    batches
+        What one partition of the exchange received, in :data:`EXCHANGE_SCHEMA` without the route.
+    schema
+        The operator's schema.
+    """
+    schemas = {False: schema.raw_schema(), True: schema.row_schema()}
+    chunks: dict[bool, list[pa.RecordBatch]] = {False: [], True: []}
+    rows_read = 0
+    max_event_ms: int | None = None
+    for batch in batches:
+        rows_read += pc.sum(batch.column("rows_read")).as_py() or 0
+        largest = pc.max(batch.column("max_event_ms")).as_py()
+        if largest is not None:
+            max_event_ms = largest if max_event_ms is None else max(max_event_ms, largest)
+        for partial, chunk in zip(batch.column("partial").to_pylist(), batch.column("chunk"), strict=True):
+            if chunk.is_valid:
+                chunks[partial].append(pa.ipc.read_record_batch(chunk.as_buffer(), schemas[partial]))
+    # One piece each: what is sent to the store actor is then a few large buffers.
+    raw, partials = (pa.Table.from_batches(chunks[kind], schemas[kind]).combine_chunks() for kind in (False, True))
+    return ShardInput(raw, partials, rows_read), max_event_ms

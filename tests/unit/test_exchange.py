@@ -1,0 +1,135 @@
+"""The columnar exchange, acted out without Spark: what map tasks pack for each shard is what that shard unpacks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_jobs import exchange
+from spark_jobs.exchange import EVENT_TIME_COLUMN, HASH_COLUMN, ROUTE_COLUMN, ExchangeTask, unpack
+from spark_jobs.routing import murmur3_int
+from store_actors.messages import ShardInput
+from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
+
+KEYED = StateSchema(
+    keys=(Field("k", "int64"), Field("s", "string")),
+    inputs=(Field("v", "int64"),),
+    accumulators=(
+        Accumulator(AccumulatorKind.COUNT_ROWS, (), (Field("n", "int64", False),)),
+        Accumulator(AccumulatorKind.SUM_INT, ("v",), (Field("t", "int64"),)),
+    ),
+    expiry_key=None,
+    delay_ms=None,
+    output_mode="update",
+)
+TIMED = StateSchema(KEYED.keys, KEYED.inputs, KEYED.accumulators, expiry_key=None, delay_ms=1000, output_mode="update")
+Row = tuple[int | None, str | None, int | None]
+
+
+def hash_of(row: Row) -> int:
+    return murmur3_int(hash(row[:2]) & 0xFFFFFFFF)
+
+
+def batch_of(rows: list[Row], events: list[int | None] | None = None) -> pa.RecordBatch:
+    names = ["k", "s", "v", HASH_COLUMN]
+    types = [pa.int64(), pa.string(), pa.int64(), pa.int32()]
+    columns = [pa.array([row[place] for row in rows], types[place]) for place in range(3)]
+    columns.append(pa.array([hash_of(row) for row in rows], pa.int32()))
+    if events is not None:
+        names.append(EVENT_TIME_COLUMN)
+        columns.append(pa.array(events, pa.int64()))
+    return pa.record_batch(columns, names=names)
+
+
+def shuffle(schema: StateSchema, tasks: list[list[pa.RecordBatch]], shards: int) -> list[tuple[ShardInput, int | None]]:
+    """What each shard receives of some map tasks, by Spark's hash partitioning of the route."""
+    sent = [batch for task in tasks for batch in ExchangeTask(schema, shards)(iter(task))]
+    received: list[list[pa.RecordBatch]] = [[] for _ in range(shards)]
+    for batch in sent:
+        for place, route in enumerate(batch.column(ROUTE_COLUMN).to_pylist()):
+            received[murmur3_int(route) % shards].append(batch.slice(place, 1))
+    return [unpack(batches, schema) for batches in received]
+
+
+def totals(inputs: list[ShardInput]) -> dict[tuple[Any, Any], tuple[int, int | None]]:
+    found: dict[tuple[Any, Any], tuple[int, int | None]] = {}
+    for one in inputs:
+        rows = [(row["k"], row["s"], 1, row["v"]) for row in one.raw.to_pylist()]
+        rows += [(row["k"], row["s"], row["n"], row["t"]) for row in one.partial.to_pylist()]
+        for k, s, n, t in rows:
+            count, total = found.get((k, s), (0, None))
+            found[k, s] = (count + n, total if t is None else t + (total or 0))
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.one_of(st.none(), st.integers(-5, 40)),
+            st.one_of(st.none(), st.sampled_from(["", "a", "ä" * 50])),
+            st.one_of(st.none(), st.integers(-9, 9)),
+        ),
+        max_size=200,
+    ),
+    shards=st.integers(1, 7),
+    combine=st.booleans(),
+    chunk_bytes=st.sampled_from([1, 200, 1 << 15]),
+    block_rows=st.sampled_from([1, 30, 1 << 18]),
+)
+def test_every_row_reaches_the_shard_of_its_hash_once(
+    rows: list[Row], shards: int, combine: bool, chunk_bytes: int, block_rows: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exchange, "_WORTHWHILE", 1.0 if combine else -1.0)
+        patch.setattr(exchange, "_CHUNK_BYTES", chunk_bytes)
+        patch.setattr(exchange, "_BLOCK_ROWS", block_rows)
+        tasks = [[batch_of(rows[:50]), batch_of(rows[50:60])], [batch_of(rows[60:])]]
+        received = [one for one, _ in shuffle(KEYED, tasks, shards)]
+    assert sum(one.rows_read for one in received) == len(rows)
+    assert all((one.raw if combine else one.partial).num_rows == 0 for one in received)
+    expected: dict[tuple[Any, Any], tuple[int, int | None]] = {}
+    for k, s, v in rows:
+        n, t = expected.get((k, s), (0, None))
+        expected[k, s] = (n + 1, t if v is None else v + (t or 0))
+    assert totals(received) == expected
+    for shard, one in enumerate(received):
+        for k, s in totals([one]):
+            assert hash_of((k, s, 0)) % shards == shard
+
+
+def test_blocks_are_combined_where_groups_repeat() -> None:
+    many = [(int(k), None, 1) for k in np.arange(40_000)]
+    few = [(int(k) % 1000, None, 1) for k in np.arange(40_000)]
+    (spread,) = [one for one, _ in shuffle(KEYED, [[batch_of(many)]], 1)]
+    (dense,) = [one for one, _ in shuffle(KEYED, [[batch_of(few)]], 1)]
+    assert (spread.raw.num_rows, spread.partial.num_rows) == (40_000, 0)
+    assert (dense.raw.num_rows, dense.partial.num_rows) == (0, 1000)
+    assert spread.rows_read == dense.rows_read == 40_000
+
+
+def test_every_shard_learns_the_largest_event_time_of_all_tasks() -> None:
+    row: Row = (1, None, 1)
+    tasks = [[batch_of([row, row], [5, None])], [batch_of([row], [17])], [batch_of([row], [None])], []]
+    assert [largest for _, largest in shuffle(TIMED, tasks, 5)] == [17] * 5
+    assert [largest for _, largest in shuffle(TIMED, [[batch_of([row], [None])]], 5)] == [None] * 5
+
+
+def test_a_shard_without_rows_gets_empty_tables_of_the_right_types() -> None:
+    ((empty, largest),) = shuffle(KEYED, [], 1)
+    assert (empty.raw.schema, empty.partial.schema) == (KEYED.raw_schema(), KEYED.row_schema())
+    assert (empty.rows_read, largest) == (0, None)
+
+
+def test_timestamps_keep_their_instant_whatever_the_session_time_zone() -> None:
+    schema = StateSchema((Field("k", "timestamp"),), (), KEYED.accumulators[:1], None, None, "update")
+    column = pa.array([1_700_000_000_000_000], pa.timestamp("us", tz="Europe/Berlin"))
+    batch = pa.record_batch([column, pa.array([7], pa.int32())], names=["k", HASH_COLUMN])
+    ((one, _),) = shuffle(schema, [[batch]], 1)
+    assert one.raw.column("k").cast(pa.int64()).to_pylist() == [1_700_000_000_000_000]
+    assert one.raw.schema == schema.raw_schema()
