@@ -6,7 +6,7 @@ Spark's, not a copy of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -21,6 +21,7 @@ __all__ = [
     "rebuild",
     "resolved",
     "scala_list",
+    "walk",
     "watermark_delay_ms",
 ]
 
@@ -76,6 +77,13 @@ def rebuild(
     assert spark._jvm is not None
     rebuilt = [rebuild(spark, child, replacement) for child in children]
     return node.withNewChildren(spark._jvm.PythonUtils.toSeq(rebuilt))
+
+
+def walk(node: Expression) -> Iterator[Expression]:
+    """A plan's nodes, parents first."""
+    yield node
+    for child in scala_list(node.children()):
+        yield from walk(child)
 
 
 def watermark_delay_ms(attribute: Expression) -> int | None:

@@ -26,10 +26,12 @@ from spark_jobs.catalyst import (
     rebuild,
     resolved,
     scala_list,
+    walk,
     watermark_delay_ms,
 )
-from spark_jobs.exchange import EVENT_TIME_COLUMN, HASH_COLUMN
+from spark_jobs.exchange import EVENT_TIME_COLUMN, HASH_COLUMN, ROUTE_COLUMN
 from spark_jobs.types import spark_field, type_name
+from spark_jobs.watermark import check_watermark, event_time
 from store_actors.schema import Accumulator, Field, StateSchema
 
 __all__ = ["AggregatePlan", "build_plan"]
@@ -146,6 +148,8 @@ def build_plan(df: DataFrame, keys: Sequence[Any], aggregates: Sequence[Any], ou
         Spark itself refuses it: an unknown column, a type that does not fit.
     """
     spark = df.sparkSession
+    _check_chain(df)
+    check_watermark(df)
     node = df.groupBy(*keys).agg(*aggregates)._jdf.queryExecution().analyzed()
     if class_name(node) != "Aggregate":
         raise InvalidRequestError(
@@ -159,7 +163,7 @@ def build_plan(df: DataFrame, keys: Sequence[Any], aggregates: Sequence[Any], ou
     plan_keys = tuple(_key(spark, expression, number) for number, expression in enumerate(grouping))
     for output in outputs:
         builder.collect(output, grouping)
-    delay_ms, event_time = _event_time(spark, scala_list(node.child().output()))
+    delay_ms, time = event_time(spark, scala_list(node.child().output()))
     expiry = next((key.expiry for key in plan_keys if key.expiry is not None), None)
     if output_mode == "append" and (delay_ms is None or expiry is None):
         raise InvalidRequestError(
@@ -170,8 +174,8 @@ def build_plan(df: DataFrame, keys: Sequence[Any], aggregates: Sequence[Any], ou
         column.alias(leaf.name) for key in plan_keys for leaf, column in zip(key.leaves, key.columns, strict=True)
     ]
     columns += [column.alias(name) for name, column in builder.inputs]
-    if event_time is not None:
-        columns.append(event_time.alias(EVENT_TIME_COLUMN))
+    if time is not None:
+        columns.append(time.alias(EVENT_TIME_COLUMN))
     hashed = [column for key in plan_keys for column in key.columns]
     prepared = child.select(*columns, (F.hash(*hashed) if hashed else F.lit(0)).alias(HASH_COLUMN))
     types = {item.name: item for item in prepared.schema.fields}
@@ -185,6 +189,21 @@ def build_plan(df: DataFrame, keys: Sequence[Any], aggregates: Sequence[Any], ou
         output_mode=output_mode,
     )
     return AggregatePlan(prepared, schema, plan_keys, tuple(builder.aggregates), outputs)
+
+
+def _check_chain(df: DataFrame) -> None:
+    """Refuse a second operator of the fleet in one query.
+
+    It would take the changed rows of the first for new ones, and count them again.
+    """
+    for node in walk(df._jdf.queryExecution().analyzed()):
+        if class_name(node) == "RepartitionByExpression":
+            routes = {one.toString().partition("#")[0] for one in scala_list(node.partitionExpressions())}
+            if ROUTE_COLUMN in routes:
+                raise InvalidRequestError(
+                    "one stateful operator of the fleet cannot feed another in the same query yet; write the results of the first "
+                    "to a sink, and read them in a second query"
+                )
 
 
 def _leaf_field(item: T.StructField) -> Field:
@@ -280,26 +299,3 @@ def _normalised(spark: SparkSession, column: Column, kind: T.DataType) -> Column
     assert spark._jvm is not None
     normalise = spark._jvm.org.apache.spark.sql.catalyst.optimizer.NormalizeNaNAndZero
     return column_of(spark, normalise(column._jc.expr()))
-
-
-def _event_time(spark: SparkSession, attributes: Sequence[Expression]) -> tuple[int | None, Column | None]:
-    """Watermark delay and event time in milliseconds, of the child's output."""
-    marked = [(attribute, watermark_delay_ms(attribute)) for attribute in attributes]
-    marked = [(attribute, delay) for attribute, delay in marked if delay is not None]
-    if not marked:
-        return None, None
-    times = [(attribute, delay) for attribute, delay in marked if not isinstance(data_type(attribute), T.StructType)]
-    if not times:
-        raise InvalidRequestError(
-            "the column that withWatermark named is gone before the stateful operator, which needs it to move the watermark; "
-            "keep it in the select",
-            columns=[attribute.name() for attribute, _ in marked],
-        )
-    if len({(attribute.exprId().id(), delay) for attribute, delay in times}) > 1:
-        raise InvalidRequestError(
-            "a stateful operator of the fleet takes one watermark for now; keep one of the event-time columns",
-            columns=[attribute.name() for attribute, _ in times],
-        )
-    attribute, delay = times[0]
-    # unix_millis floors, as Spark does when it takes the largest event time.
-    return delay, F.unix_millis(column_of(spark, attribute).cast("timestamp"))

@@ -239,6 +239,7 @@ def test_append_emits_a_window_in_the_batch_that_closes_it(
         (query,) = [one for one in fleet.status()["queries"] if one["name"] == name]
         # Rows count after the map side has combined them, as numRowsDroppedByWatermark counts in Spark.
         assert query["rows_late"] == 1
+        assert sum(shard["rows_in"] for shard in query["shards"]) == 3
         assert query["watermark_ms"] == 16_000
     finally:
         run.stop()
