@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from coordinator.errors import StateStoreError
 from spark_jobs.fleet import Fleet, connect
-from spark_jobs.progress import add_job_options, format_table, keep_newest, run_to_end, store_uri
+from spark_jobs.progress import add_job_options, error_text, format_table, keep_newest, run_to_end, store_uri
 from spark_jobs.session import start_session, stop_session
 
 __all__ = ["MALFORMED_COLUMNS", "InputJob", "run_job"]
@@ -98,8 +99,8 @@ def run_job(job: InputJob, argv: Sequence[str] | None) -> int:
         print(f"fleet: {fleet.uri}   dashboard: {fleet.dashboard_url()}", flush=True)
         rows, malformed = execute(spark, fleet, job, options)
         _report(job, options, fleet, rows, malformed)
-    except StateStoreError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (StateStoreError, PySparkException) as error:
+        print(f"error: {error_text(error)}", file=sys.stderr)
         return 1
     finally:
         stop_session()

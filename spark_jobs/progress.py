@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,16 @@ from pyspark.sql.types import TimestampType
 
 from spark_jobs.fleet import Fleet
 
-__all__ = ["add_job_options", "format_table", "keep_newest", "newest_rows", "run_to_end", "size_text", "store_uri"]
+__all__ = [
+    "add_job_options",
+    "error_text",
+    "format_table",
+    "keep_newest",
+    "newest_rows",
+    "run_to_end",
+    "size_text",
+    "store_uri",
+]
 
 
 def add_job_options(parser: argparse.ArgumentParser, default_name: str) -> None:
@@ -37,6 +47,16 @@ def add_job_options(parser: argparse.ArgumentParser, default_name: str) -> None:
 def store_uri(options: argparse.Namespace) -> str:
     """URI of the fleet that a job's options ask for."""
     return str(options.store or (options.folder.resolve() / "fleet").as_uri())
+
+
+def error_text(error: Exception) -> str:
+    """What went wrong in one line: the error of this project that a failed task carried, if any, else Spark's own message.
+
+    Spark has logged the whole of it, with every stack, by the time the driver sees it.
+    """
+    text = str(error)
+    ours = re.search(r"coordinator\.errors\.\w+: (.+)", text)
+    return ours.group(1) if ours else text.strip().split("\n")[0]
 
 
 def size_text(size: float) -> str:

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from coordinator.errors import StateStoreError
 from spark_jobs.events import EVENT_DDL, write_events
 from spark_jobs.fleet import Fleet, connect
-from spark_jobs.progress import format_table, keep_newest, run_to_end, size_text
+from spark_jobs.progress import error_text, format_table, keep_newest, run_to_end, size_text
 from spark_jobs.session import start_session, stop_session
 
 __all__ = ["build", "main"]
@@ -110,8 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             time.sleep(options.linger)
     except KeyboardInterrupt:
         return 130
-    except StateStoreError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (StateStoreError, PySparkException) as error:
+        print(f"error: {error_text(error)}", file=sys.stderr)
         return 1
     finally:
         stop_session()

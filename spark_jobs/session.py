@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,6 +36,7 @@ _CONFIGS = {
     "spark.log4j.config.file.name": str(Path(__file__).with_name("log4j2.properties")),
 }
 _LOOPBACK = "127.0.0.1"
+_KNOCK_S = 10.0
 _started_ray = False
 
 
@@ -84,8 +86,9 @@ def ensure_ray(*, ray_address: str | None = None, num_cpus: int | None = None) -
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": NAMESPACE}
     if address is not None:
         try:
+            _knock(address)
             ray.init(address=address, **quiet)  # type: ignore[arg-type]
-        except ConnectionError as error:
+        except OSError as error:
             raise SetupError("no Ray cluster answers at this address; start one with `ray start --head` or unset "
                              "RAY_ADDRESS to use a local one", address=address) from error  # fmt: skip
         return
@@ -93,6 +96,13 @@ def ensure_ray(*, ray_address: str | None = None, num_cpus: int | None = None) -
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     ray.init(num_cpus=num_cpus or _local_cpus(None), include_dashboard=False, **quiet)  # type: ignore[arg-type]
     _started_ray = True
+
+
+def _knock(address: str) -> None:
+    """Ask in seconds whether anybody listens; Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=_KNOCK_S).close()
 
 
 def _local_cpus(executor_cores: int | None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -85,10 +86,19 @@ def test_a_store_that_cannot_be_written_is_refused_at_once(spark: SparkSession, 
         sf.connect("hdfs://namenode/x")
 
 
-def test_a_ray_client_address_is_refused() -> None:
-    code = "from spark_jobs.session import ensure_ray; ensure_ray(ray_address='ray://127.0.0.1:10001')"
+def unused_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [("ray://127.0.0.1:10001", "Ray Client addresses"), (unused_address(), "no Ray cluster answers at this address")],
+)
+def test_an_address_without_a_usable_ray_is_refused_at_once(address: str, told: str) -> None:
+    code = f"from spark_jobs.session import ensure_ray; ensure_ray(ray_address='{address}')"
     failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert "Ray Client addresses" in failed.stderr
+    assert told in failed.stderr
 
 
 def test_the_session_sees_ray(spark: SparkSession) -> None:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from spark_jobs.events import make_events, write_events
-from spark_jobs.progress import format_table, newest_rows, size_text
+from spark_jobs.progress import error_text, format_table, newest_rows, size_text
 from spark_jobs.quickstart import _done_batches
 
 
@@ -91,3 +91,14 @@ def test_an_empty_table_is_its_header() -> None:
 @pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 KB"), (2.5e12, "2.5 TB")])
 def test_sizes_are_readable(size: float, text: str) -> None:
     assert size_text(size) == text
+
+
+def test_a_failed_query_is_told_in_the_words_of_the_error_that_a_task_carried() -> None:
+    spark = (
+        "[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted\n  File x\n"
+        "coordinator.errors.CorruptStateError: the delta is missing [file=`a/0/1.delta`]\n\n\tat org.apache"
+    )
+    assert error_text(RuntimeError(spark)) == "the delta is missing [file=`a/0/1.delta`]"
+    assert error_text(RuntimeError("[PATH_NOT_FOUND] Path does not exist: /x.\n\tat y")) == (
+        "[PATH_NOT_FOUND] Path does not exist: /x."
+    )
