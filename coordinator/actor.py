@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -11,14 +13,36 @@ from typing import Any
 
 import ray
 
-from coordinator.core import InstanceRegistry, LeaseGrant, Record, StateLedger, check_metadata
+from coordinator.cleanup import Pins, check_age, orphans, prunable_records
+from coordinator.compatibility import check_metadata
+from coordinator.core import LeaseGrant, Record, StateLedger
 from coordinator.dashboard import Dashboard
+from coordinator.errors import StateStoreError
 from coordinator.manifest_log import LedgerKeeper, ManifestLog
-from coordinator.model import ActorLocation, CommitEntry, StateMetadata, StateStoreProviderId, TaskIdentity
+from coordinator.model import (
+    DEFAULT_STORE,
+    ActorLocation,
+    CommitEntry,
+    LoadPlan,
+    Maintenance,
+    ShardKey,
+    SnapshotEntry,
+    StateMetadata,
+    StateStoreId,
+    StateStoreProviderId,
+    TaskIdentity,
+)
+from coordinator.registry import InstanceRegistry
 from coordinator.status import query_status
-from coordinator.storage import open_object_store, probe
+from coordinator.storage import ObjectInfo, open_object_store, probe
 
 __all__ = ["Coordinator"]
+
+log = logging.getLogger(__name__)
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
 
 
 class Coordinator:
@@ -30,12 +54,14 @@ class Coordinator:
     - Every method may be called again after a lost answer.
     """
 
-    def __init__(self, uri: str, storage_options: Mapping[str, str] | None, fleet_id: str) -> None:
+    def __init__(
+        self, uri: str, storage_options: Mapping[str, str] | None, fleet_id: str, maintenance: Maintenance
+    ) -> None:
         self._store = open_object_store(uri, storage_options)
         self._uri = uri
         self._fleet_id = fleet_id
         self._writer_id = uuid.uuid4().hex
-        self._started_at_ms = int(time.time() * 1000)
+        self._started_at_ms = _now_ms()
         self._node_id = ray.get_runtime_context().get_node_id()
         self._keepers: dict[str, LedgerKeeper] = {}
         self._opening = asyncio.Lock()
@@ -44,6 +70,9 @@ class Coordinator:
         self._actors: dict[str, ActorLocation] = {}
         self._lost: set[str] = set()
         self._ended_runs: set[str] = set()
+        self._maintenance = maintenance
+        self._pins = Pins(maintenance.grace_s)
+        self._rounds: asyncio.Task[None] | None = None
         self._dashboard = Dashboard()
         self._dashboard_url: str | None = None
 
@@ -56,9 +85,13 @@ class Coordinator:
         async with self._opening:
             keeper = self._keepers.get(state_name)
             if keeper is None:
-                keeper = LedgerKeeper(ManifestLog(self._store, state_name, self._writer_id))
+                keeper = LedgerKeeper(
+                    ManifestLog(self._store, state_name, self._writer_id), max_age_s=self._maintenance.grace_s / 2
+                )
                 await keeper.open()
                 self._keepers[state_name] = keeper
+                if self._rounds is None:
+                    self._rounds = asyncio.create_task(self._maintain())
             return keeper
 
     # -- states and leases ----------------------------------------------------------------------------------------
@@ -96,13 +129,111 @@ class Coordinator:
 
     async def commit(self, state_name: str, entry: CommitEntry) -> CommitEntry:
         """Count a commit durably; returns the entry that counts, the own or another attempt's of the same run."""
-        return await (await self._keeper(state_name)).submit(lambda ledger: ledger.decide_commit(entry))
 
-    async def commit_chain(self, state_name: str, partition_id: int, version: int) -> tuple[CommitEntry, ...]:
-        """Counted entries that make a shard's version, in order."""
+        def decide(ledger: StateLedger) -> tuple[list[Record], CommitEntry]:
+            records, counted = ledger.decide_commit(entry)
+            if records:
+                # Here, not when the call came in: the wait for the log's turn is part of the commit's age.
+                check_age(entry.file, entry.committed_at_ms, _now_ms(), self._maintenance.grace_s)
+            return records, counted
+
+        return await (await self._keeper(state_name)).submit(decide)
+
+    async def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> tuple[CommitEntry, ...]:
+        """Count the commits of all stores of a partition together; returns those that count."""
+
+        def decide(ledger: StateLedger) -> tuple[list[Record], tuple[CommitEntry, ...]]:
+            records, counted = ledger.decide_commits(entries)
+            if records:
+                for entry in entries:
+                    check_age(entry.file, entry.committed_at_ms, _now_ms(), self._maintenance.grace_s)
+            return records, counted
+
+        return await (await self._keeper(state_name)).submit(decide)
+
+    async def load_plan(
+        self, state_name: str, partition_id: int, version: int, store_name: str = DEFAULT_STORE
+    ) -> LoadPlan:
+        """How to load a version of a shard; its files are left alone for the grace period."""
         keeper = await self._keeper(state_name)
         # Through the queue: an answer must not show commits whose records are still on their way.
-        return await keeper.submit(lambda ledger: ([], ledger.commit_chain(partition_id, version)))
+        plan = await keeper.submit(lambda ledger: ([], ledger.load_plan(partition_id, version, store_name)))
+        self._pins.add([one.file for one in plan.snapshots] + [one.file for one in plan.deltas], time.time())
+        return plan
+
+    async def locate(self, state_name: str, partition_id: int) -> tuple[StateStoreId, int, ActorLocation | None]:
+        """A partition's identity, its newest counted version (0 without any), and the store actor with its lease."""
+        keeper = await self._keeper(state_name)
+
+        def look(ledger: StateLedger) -> tuple[list[Record], tuple[StateStoreId, int, ActorLocation | None]]:
+            assigned = ledger.location(partition_id)
+            store_id = StateStoreId(ledger.root, 0, partition_id)
+            newest = ledger.base_version(partition_id, sys.maxsize)
+            return [], (store_id, newest, None if assigned is None else assigned[1])
+
+        return await keeper.submit(look)
+
+    async def lease_location(self, state_name: str, partition_id: int) -> ActorLocation | None:
+        """Store actor that holds a shard's lease."""
+        keeper = await self._keeper(state_name)
+        assigned = await keeper.submit(lambda ledger: ([], ledger.location(partition_id)))
+        return None if assigned is None else assigned[1]
+
+    # -- maintenance ----------------------------------------------------------------------------------------------
+
+    async def add_snapshot(self, state_name: str, snapshot: SnapshotEntry) -> bool:
+        """Count a snapshot; False if its version was superseded meanwhile, or a newer one is there."""
+
+        def decide(ledger: StateLedger) -> tuple[list[Record], bool]:
+            records, counted = ledger.decide_snapshot(snapshot)
+            if records:
+                check_age(snapshot.file, snapshot.created_at_ms, _now_ms(), self._maintenance.grace_s)
+            return records, counted
+
+        return await (await self._keeper(state_name)).submit(decide)
+
+    async def _maintain(self) -> None:
+        """Truncate and clean every state, again and again. A failure of one round is told and the next one tries again."""
+        while True:
+            await asyncio.sleep(self._maintenance.interval_s)
+            for state_name in list(self._keepers):
+                try:
+                    await self.clean(state_name, False)
+                except (StateStoreError, OSError):
+                    log.exception("maintenance of a state failed; it is tried again at the next round: %s", state_name)
+
+    async def clean(self, state_name: str, dry_run: bool) -> dict[str, Any]:
+        """Let go of versions that need not be retained, and delete the files that nothing needs.
+
+        Returns
+        -------
+        dict
+            ``floors`` (partition, store and oldest retained version, where that moves) and ``files`` (path, bytes and age in seconds).
+        """
+        keeper = await self._keeper(state_name)
+        keep = self._maintenance.min_versions_to_retain
+        # Before it is known what is referenced: what is too young now may be counted by then.
+        now_s = time.time()
+
+        def truncate(ledger: StateLedger) -> tuple[list[Record], tuple[dict[ShardKey, int], set[str]]]:
+            records, floors = ledger.decide_truncation(keep)
+            return [] if dry_run else records, (floors, ledger.referenced_files())
+
+        floors, referenced = await keeper.submit(truncate)
+        grace_s = self._maintenance.grace_s
+        files: list[ObjectInfo] = []
+        # Who was told to read what, before this coordinator started, is forgotten: until they are done, nothing goes.
+        if dry_run or now_s - self._started_at_ms / 1000 > grace_s:
+            infos = await asyncio.to_thread(self._store.list, state_name)
+            files = orphans(infos, referenced, self._pins.current(now_s), now_s, grace_s)
+            files += prunable_records(infos, now_s, grace_s)
+        if not dry_run:
+            for info in files:
+                await asyncio.to_thread(self._store.delete, info.path)
+        return {
+            "floors": [[*shard, floor] for shard, floor in floors.items()],
+            "files": [{"path": info.path, "bytes": info.size, "age_s": int(now_s - info.modified_s)} for info in files],
+        }
 
     # -- store actors ---------------------------------------------------------------------------------------------
 

@@ -11,6 +11,8 @@ Epochs are one counter a state. A run that starts takes the next epoch, and ever
 older runs are refused. A shard given to another store actor takes the next epoch: from then on commits of its former owner
 are refused.
 
+A new coordinator and an old one may both believe themselves in office; ``manifest_log.LedgerKeeper`` tells them apart.
+
 Versions: batch ``b`` reads the newest counted version ``<= b`` of its shard and commits ``b + 1``. (Usually that is version ``b``;
 Spark may optimise a batch without input away, in which case the shard skips a version.) A later run that commits a version
 supersedes what earlier runs counted from that version on: the batch had failed or is being replayed.
@@ -18,23 +20,25 @@ supersedes what earlier runs counted from that version on: the batch had failed 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from coordinator.errors import FencedError, InvalidRequestError, StateMismatchError
 from coordinator.model import (
+    DEFAULT_STORE,
     ActorLocation,
     CommitEntry,
     Lease,
+    LoadPlan,
     RecordKind,
-    StateMetadata,
+    ShardKey,
+    SnapshotEntry,
     StateStoreId,
-    StateStoreProviderId,
     TaskIdentity,
 )
 
-__all__ = ["InstanceRegistry", "LeaseGrant", "Record", "StateLedger", "check_metadata"]
+__all__ = ["LeaseGrant", "Record", "StateLedger"]
 
 #: One record of the manifest log, as JSON data: ``kind`` (a RecordKind) and the kind's own fields.
 Record = dict[str, Any]
@@ -54,70 +58,6 @@ class _Assignment:
     location: ActorLocation
 
 
-def check_metadata(existing: StateMetadata, asked: StateMetadata) -> None:
-    """Refuse a query that does not fit the state.
-
-    Raises
-    ------
-    StateMismatchError
-        Schema, number of shards or output mode differ; both are shown.
-    """
-    facts = {"state": existing.state_name}
-    if existing.num_shards != asked.num_shards:
-        raise StateMismatchError(
-            "the number of shards is fixed for the life of a state; ask for the existing number (or leave it out), or use "
-            "another name",
-            existing=existing.num_shards,
-            asked=asked.num_shards,
-            **facts,
-        )
-    if existing.output_mode != asked.output_mode:
-        raise StateMismatchError(
-            "the state was made in another output mode; use that, or another name",
-            existing=existing.output_mode,
-            asked=asked.output_mode,
-            **facts,
-        )
-    for part in ("keys", "accumulators", "inputs", "expiry_key", "delay_ms"):
-        if existing.schema.get(part) != asked.schema.get(part) and _state_part(existing, part) != _state_part(
-            asked, part
-        ):
-            raise StateMismatchError(
-                f"the query's {part} differ from those of the existing state, whose rows it could not read; nothing was "
-                "changed; restore the query, or use another name for the new one",
-                existing=_brief(existing.schema.get(part)),
-                asked=_brief(asked.schema.get(part)),
-                **facts,
-            )
-
-
-def _state_part(metadata: StateMetadata, part: str) -> Any:
-    """What of a schema's part must stay: state fields and kinds, not how the query computes its inputs or its delay."""
-    if part in ("inputs", "delay_ms"):
-        return None
-    if part == "accumulators":
-        return [(item["kind"], [_typed(field) for field in item["state"]]) for item in metadata.schema.get(part, [])]
-    if part == "keys":
-        return [_typed(field) for field in metadata.schema.get(part, [])]
-    return metadata.schema.get(part)
-
-
-def _typed(field: Mapping[str, Any]) -> tuple[Any, Any]:
-    return field["name"], field["type"]
-
-
-def _brief(part: Any) -> Any:
-    """A schema part as a person reads it: ``name type`` for fields, ``kind(inputs)`` for accumulators."""
-    if not isinstance(part, list | tuple):
-        return part
-    return ", ".join(
-        f"{item['name']} {item['type']}"
-        if "type" in item
-        else f"{item['kind']}({', '.join(item['inputs'])}) {' '.join(field['type'] for field in item['state'])}"
-        for item in part
-    )
-
-
 class StateLedger:
     """Everything decided about one state so far.
 
@@ -135,8 +75,15 @@ class StateLedger:
         #: Runs that a newer run has replaced; they may not lease or commit any more.
         self.retired: set[str] = set()
         self._assignments: dict[int, _Assignment] = {}
-        #: Counted entries of each shard, versions ascending.
-        self._chains: dict[int, list[CommitEntry]] = {}
+        #: Counted entries of each shard, versions ascending, from the oldest retained one.
+        self._chains: dict[ShardKey, list[CommitEntry]] = {}
+        #: Stores of each partition that have a version.
+        self._stores: dict[int, list[str]] = {}
+        #: Counted snapshots of each shard, versions ascending.
+        self._snapshots: dict[ShardKey, list[SnapshotEntry]] = {}
+        #: What is left of truncated history: oldest retained version, and late rows before it.
+        self._floors: dict[ShardKey, int] = {}
+        self._late_before: dict[ShardKey, int] = {}
 
     @property
     def state_name(self) -> str:
@@ -144,20 +91,81 @@ class StateLedger:
 
     # -- reading --------------------------------------------------------------------------------------------------
 
-    def newest(self, partition_id: int) -> CommitEntry | None:
+    def newest(self, partition_id: int, store_name: str = DEFAULT_STORE) -> CommitEntry | None:
         """Newest counted entry of a shard."""
-        chain = self._chains.get(partition_id)
+        chain = self._chains.get((partition_id, store_name))
         return chain[-1] if chain else None
 
-    def commit_chain(self, partition_id: int, version: int) -> tuple[CommitEntry, ...]:
-        """Counted entries of a shard up to a version; their deltas in order make it."""
-        return tuple(entry for entry in self._chains.get(partition_id, ()) if entry.version <= version)
+    def entries(self, partition_id: int, store_name: str = DEFAULT_STORE) -> tuple[CommitEntry, ...]:
+        """Retained entries of a shard, oldest first."""
+        return tuple(self._chains.get((partition_id, store_name), ()))
+
+    def _partition_chains(self, partition_id: int) -> list[list[CommitEntry]]:
+        return [self._chains[partition_id, store_name] for store_name in self._stores.get(partition_id, ())]
+
+    def store_names(self) -> set[str]:
+        """Named stores that have a version in some partition."""
+        return {store_name for _, store_name in self._chains}
+
+    def rows_late(self, partition_id: int) -> int:
+        """Late rows of a shard since the state began."""
+        before = self._late_before.get((partition_id, DEFAULT_STORE), 0)
+        return before + sum(entry.rows_late for entry in self.entries(partition_id))
+
+    def load_plan(self, partition_id: int, version: int, store_name: str = DEFAULT_STORE) -> LoadPlan:
+        """How to load a version of a shard.
+
+        Raises
+        ------
+        InvalidRequestError
+            The version is not retained any more.
+        """
+        shard = (partition_id, store_name)
+        floor = self._floors.get(shard, 0)
+        if version < floor:
+            raise InvalidRequestError(
+                "this version is older than the oldest one that is retained; nothing was changed; ask for a newer one, and "
+                "raise min_versions_to_retain to keep more",
+                state=self.state_name,
+                partition=partition_id,
+                store=store_name,
+                version=version,
+                oldest=floor,
+            )
+        snapshots = [one for one in self._snapshots.get(shard, ()) if one.version <= version]
+        deltas = tuple(entry for entry in self._chains.get(shard, ()) if entry.version <= version)
+        return LoadPlan(tuple(reversed(snapshots)), deltas, floor)
+
+    def referenced_files(self) -> set[str]:
+        """Every delta and snapshot file that a retained version needs."""
+        files = {entry.file for chain in self._chains.values() for entry in chain}
+        return files | {one.file for snapshots in self._snapshots.values() for one in snapshots}
 
     def base_version(self, partition_id: int, batch_id: int) -> int:
-        """Version that a batch reads: the newest counted one up to the batch's number, 0 without any."""
-        for entry in reversed(self._chains.get(partition_id, ())):
-            if entry.version <= batch_id:
-                return entry.version
+        """Version that a batch reads: the newest counted one up to the batch's number, 0 without any.
+
+        Raises
+        ------
+        StateMismatchError
+            That version is no longer retained: the checkpoint is older than the state.
+        """
+        # The stores of a partition commit together; one that was added later has no early versions.
+        found = [
+            next((entry.version for entry in reversed(chain) if entry.version <= batch_id), 0)
+            for chain in self._partition_chains(partition_id)
+        ]
+        if any(found):
+            return max(found)
+        floor = max((floor for (partition, _), floor in self._floors.items() if partition == partition_id), default=0)
+        if floor:
+            raise StateMismatchError(
+                "the checkpoint is older than the oldest retained version of the state; nothing was changed; restore the "
+                "checkpoint that belongs to the state, or start a new state under another name",
+                state=self.state_name,
+                partition=partition_id,
+                batch_id=batch_id,
+                oldest=floor,
+            )
         return 0
 
     def location(self, partition_id: int) -> tuple[int, ActorLocation] | None:
@@ -218,6 +226,7 @@ class StateLedger:
         records: list[Record] = []
         epoch = self.epoch
         if task.run_id != self.run_id:
+            self._check_not_of_the_past(task)
             epoch += 1
             records.append(
                 {
@@ -246,20 +255,44 @@ class StateLedger:
         lease = Lease(store_id=store_id, run_id=task.run_id, epoch=lease_epoch, location=location)
         return records, LeaseGrant(lease, self.base_version(task.partition_id, task.batch_id))
 
+    def _check_not_of_the_past(self, task: TaskIdentity) -> None:
+        """Refuse a new run whose first batch the state has left behind.
+
+        A batch starts only after the one before it is in Spark's commit log, so a shard with version ``v`` proves that batch ``v - 2``
+        is finished. A run that starts earlier read that log long ago (a driver that slept while another went on); what it
+        replays would supersede finished batches, which nobody would ever replay again.
+        """
+        newest = max((chain[-1].version for chain in self._chains.values() if chain), default=0)
+        if newest > task.batch_id + 1:
+            raise StateMismatchError(
+                "the state is ahead of the checkpoint that this run started from: another driver has finished later batches; "
+                "nothing was changed; restart the query, so that it reads its checkpoint anew; if the checkpoint was put back on "
+                "purpose, start with another state",
+                state=self.state_name,
+                batch_id=task.batch_id,
+                newest_version=newest,
+            )
+
     def decide_commit(self, entry: CommitEntry) -> tuple[list[Record], CommitEntry]:
-        """Count a commit, or say which one counts.
+        """:meth:`decide_commits` of a partition that has one store."""
+        records, counted = self.decide_commits([entry])
+        return records, counted[0]
+
+    def decide_commits(self, entries: Sequence[CommitEntry]) -> tuple[list[Record], tuple[CommitEntry, ...]]:
+        """Count one attempt's commits of all the stores of a partition, together, or say which attempt's count.
 
         Raises
         ------
         FencedError
             The run or the lease is no longer the newest; nothing was counted.
         InvalidRequestError
-            The entry builds on a version that is not the one below it.
+            The entries build on a version that is not the one below them.
         """
-        chain = self._chains.get(entry.partition_id, [])
-        for counted in chain:
-            if counted.attempt_id == entry.attempt_id:
-                return [], counted
+        entry = entries[0]
+        known = [one for chain in self._partition_chains(entry.partition_id) for one in chain]
+        mine = tuple(one for one in known if one.attempt_id == entry.attempt_id)
+        if mine:
+            return [], mine
         assignment = self._assignments.get(entry.partition_id)
         if entry.run_id != self.run_id or assignment is None or entry.epoch != assignment.epoch:
             raise FencedError(
@@ -270,9 +303,9 @@ class StateLedger:
                 epoch=entry.epoch,
                 newest_epoch=None if assignment is None else assignment.epoch,
             )
-        for counted in chain:
-            if counted.version == entry.version and counted.run_id == entry.run_id:
-                return [], counted
+        others = tuple(one for one in known if (one.version, one.run_id) == (entry.version, entry.run_id))
+        if others:
+            return [], others
         base = self.base_version(entry.partition_id, entry.version - 1)
         if entry.base_version != base:
             raise InvalidRequestError(
@@ -283,7 +316,37 @@ class StateLedger:
                 base_version=entry.base_version,
                 expected=base,
             )
-        return [{"kind": RecordKind.COMMITTED, "entry": entry.to_json()}], entry
+        return [{"kind": RecordKind.COMMITTED, "entry": one.to_json()} for one in entries], tuple(entries)
+
+    def decide_snapshot(self, snapshot: SnapshotEntry) -> tuple[list[Record], bool]:
+        """Count a snapshot, if the commit that it shows still counts and it is new; returns whether it is counted."""
+        known = self._snapshots.get(snapshot.shard, ())
+        if any(one.file == snapshot.file for one in known):
+            return [], True
+        shown = any(
+            (entry.version, entry.attempt_id) == (snapshot.version, snapshot.attempt_id)
+            for entry in self._chains.get(snapshot.shard, ())
+        )
+        if not shown or any(one.version >= snapshot.version for one in known):
+            return [], False
+        return [{"kind": RecordKind.SNAPSHOT, "snapshot": snapshot.to_json()}], True
+
+    def decide_truncation(self, min_versions_to_retain: int) -> tuple[list[Record], dict[ShardKey, int]]:
+        """Let go of versions that need not be retained; returns the new floor of each shard that has one.
+
+        Spark's rule: keep the newest snapshot that is at or below ``newest - min_versions_to_retain + 1``, and everything after it.
+        """
+        floors: dict[ShardKey, int] = {}
+        for shard, chain in self._chains.items():
+            wanted = (chain[-1].version if chain else 0) - min_versions_to_retain + 1
+            covering = [one.version for one in self._snapshots.get(shard, ()) if one.version <= wanted]
+            if covering and covering[-1] > self._floors.get(shard, 0):
+                floors[shard] = covering[-1]
+        records: list[Record] = [
+            {"kind": RecordKind.TRUNCATED, "partition_id": partition_id, "store_name": store_name, "floor": floor}
+            for (partition_id, store_name), floor in floors.items()
+        ]
+        return records, floors
 
     # -- folding --------------------------------------------------------------------------------------------------
 
@@ -303,11 +366,34 @@ class StateLedger:
                 location = ActorLocation(**record["location"])
                 self._assignments[record["partition_id"]] = _Assignment(self.epoch, location)
             case RecordKind.COMMITTED:
-                entry = CommitEntry.from_json(record["entry"])
-                chain = self._chains.setdefault(entry.partition_id, [])
-                while chain and chain[-1].version >= entry.version:
-                    chain.pop()
-                chain.append(entry)
+                self._count(CommitEntry.from_json(record["entry"]))
+            case RecordKind.SNAPSHOT:
+                snapshot = SnapshotEntry.from_json(record["snapshot"])
+                self._snapshots.setdefault(snapshot.shard, []).append(snapshot)
+            case RecordKind.TRUNCATED:
+                self._truncate((record["partition_id"], record["store_name"]), record["floor"])
+
+    def _count(self, entry: CommitEntry) -> None:
+        chain = self._chains.get(entry.shard)
+        if chain is None:
+            chain = self._chains[entry.shard] = []
+            self._stores.setdefault(entry.partition_id, []).append(entry.store_name)
+        while chain and chain[-1].version >= entry.version:
+            chain.pop()
+        chain.append(entry)
+        snapshots = self._snapshots.get(entry.shard, [])
+        while snapshots and snapshots[-1].version >= entry.version:
+            snapshots.pop()
+
+    def _truncate(self, shard: ShardKey, floor: int) -> None:
+        chain = self._chains[shard]
+        self._late_before[shard] = self._late_before.get(shard, 0) + sum(
+            entry.rows_late for entry in chain if entry.version < floor
+        )
+        # The floor's own commit stays: it says which lineage the floor's snapshot belongs to.
+        self._chains[shard] = [entry for entry in chain if entry.version >= floor]
+        self._snapshots[shard] = [one for one in self._snapshots[shard] if one.version >= floor]
+        self._floors[shard] = floor
 
     def to_json(self) -> dict[str, Any]:
         """The ledger as data, for a checkpoint of the log."""
@@ -317,7 +403,10 @@ class StateLedger:
             "query_id": self.query_id,
             "retired": sorted(self.retired),
             "assignments": {str(key): asdict(value) for key, value in self._assignments.items()},
-            "chains": {str(key): [entry.to_json() for entry in chain] for key, chain in self._chains.items()},
+            "entries": [entry.to_json() for chain in self._chains.values() for entry in chain],
+            "snapshots": [one.to_json() for items in self._snapshots.values() for one in items],
+            "floors": [[*shard, floor] for shard, floor in self._floors.items()],
+            "late_before": [[*shard, late] for shard, late in self._late_before.items()],
         }
 
     @classmethod
@@ -330,46 +419,10 @@ class StateLedger:
             int(key): _Assignment(value["epoch"], ActorLocation(**value["location"]))
             for key, value in data["assignments"].items()
         }
-        ledger._chains = {
-            int(key): [CommitEntry.from_json(entry) for entry in chain] for key, chain in data["chains"].items()
-        }
+        for entry in map(CommitEntry.from_json, data["entries"]):
+            ledger._count(entry)
+        for one in map(SnapshotEntry.from_json, data["snapshots"]):
+            ledger._snapshots.setdefault(one.shard, []).append(one)
+        ledger._floors = {(partition, store): floor for partition, store, floor in data["floors"]}
+        ledger._late_before = {(partition, store): late for partition, store, late in data["late_before"]}
         return ledger
-
-
-class InstanceRegistry:
-    """Which store actor has which shard loaded, per query run: Spark's StateStoreCoordinator, message by message.
-
-    Volatile on purpose, as in Spark: it is a hint for placement and unloading. Who may commit is the ledger's matter.
-    """
-
-    def __init__(self) -> None:
-        self._instances: dict[StateStoreProviderId, ActorLocation] = {}
-
-    def report_active_instance(
-        self, provider_id: StateStoreProviderId, location: ActorLocation, ids_to_check: Iterable[StateStoreProviderId]
-    ) -> list[StateStoreProviderId]:
-        """Record that a store actor has loaded a shard (the last reporter wins).
-
-        Returns
-        -------
-        list of StateStoreProviderId
-            Those of `ids_to_check` that are recorded elsewhere or nowhere: the reporter should unload them.
-        """
-        self._instances[provider_id] = location
-        return [other for other in ids_to_check if not self.verify_if_instance_active(other, location)]
-
-    def verify_if_instance_active(self, provider_id: StateStoreProviderId, location: ActorLocation) -> bool:
-        """Whether the shard is recorded at exactly this store actor."""
-        recorded = self._instances.get(provider_id)
-        return recorded is not None and recorded.instance_id == location.instance_id
-
-    def get_location(self, provider_id: StateStoreProviderId) -> ActorLocation | None:
-        """Store actor that has the shard loaded, None if nobody reported it."""
-        return self._instances.get(provider_id)
-
-    def deactivate_instances(self, run_id: str) -> int:
-        """Forget all shards of one query run; returns how many there were."""
-        ended = [provider_id for provider_id in self._instances if provider_id.query_run_id == run_id]
-        for provider_id in ended:
-            del self._instances[provider_id]
-        return len(ended)

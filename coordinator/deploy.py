@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -11,14 +12,28 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from coordinator.errors import StateStoreError, StoreUnavailableError
+from coordinator.model import Maintenance
 
-__all__ = ["NAMESPACE", "call", "coordinator_name", "ensure_coordinator", "fleet_id_of", "find_coordinator"]
+__all__ = [
+    "HUNG_AFTER_S",
+    "NAMESPACE",
+    "answer",
+    "call",
+    "coordinator_name",
+    "ensure_coordinator",
+    "fleet_id_of",
+    "find_coordinator",
+]
+
+log = logging.getLogger(__name__)
 
 #: Ray namespace of all the fleet's actors.
 NAMESPACE = "statefleet"
 
 #: How long a call waits for a coordinator that is restarting, in seconds.
 DEADLINE_S = 60.0
+#: Seconds without an answer to a ping after which an actor that has a call to answer counts as hung.
+HUNG_AFTER_S = 20.0
 
 
 def fleet_id_of(uri: str) -> str:
@@ -39,8 +54,8 @@ def find_coordinator(uri: str) -> Any | None:
         return None
 
 
-def ensure_coordinator(uri: str, storage_options: Mapping[str, str] | None) -> Any:
-    """Handle of the fleet's coordinator, started and proven to work if it wasn't there.
+def ensure_coordinator(uri: str, storage_options: Mapping[str, str] | None, maintenance: Maintenance) -> Any:
+    """Handle of the fleet's coordinator, started (with these options) and proven to work if it wasn't there.
 
     Raises
     ------
@@ -66,7 +81,7 @@ def ensure_coordinator(uri: str, storage_options: Mapping[str, str] | None) -> A
         num_cpus=0,
         max_concurrency=1000,
     )
-    handle = actor.remote(uri, dict(storage_options) if storage_options else None, fleet_id_of(uri))
+    handle = actor.remote(uri, dict(storage_options) if storage_options else None, fleet_id_of(uri), maintenance)
     try:
         call(handle, "open")
     except StateStoreError:
@@ -74,6 +89,23 @@ def ensure_coordinator(uri: str, storage_options: Mapping[str, str] | None) -> A
         ray.kill(handle, no_restart=True)
         raise
     return handle
+
+
+def answer(handle: Any, reference: Any) -> Any:
+    """Result of an actor's method, however long it takes; an actor that hangs is ended, and Ray starts it anew.
+
+    Raises
+    ------
+    ray.exceptions.RayActorError
+        The actor died, or it hung (a process that is stopped, deadlocked or cut off) and was ended.
+    """
+    while not ray.wait([reference], timeout=HUNG_AFTER_S / 4)[0]:
+        ping = handle.ping.remote()
+        if not ray.wait([ping, reference], timeout=HUNG_AFTER_S)[0]:
+            log.warning("an actor does not answer; it is ended and starts anew: %r", handle)
+            ray.kill(handle, no_restart=False)
+            raise RayActorError(error_msg=f"the actor did not answer a ping for {HUNG_AFTER_S:.0f} s")
+    return ray.get(reference)
 
 
 def call(handle: Any, method: str, *args: Any, deadline_s: float = DEADLINE_S) -> Any:
@@ -90,7 +122,7 @@ def call(handle: Any, method: str, *args: Any, deadline_s: float = DEADLINE_S) -
     pause_s = 0.02
     while True:
         try:
-            return ray.get(getattr(handle, method).remote(*args))
+            return answer(handle, getattr(handle, method).remote(*args))
         except RayTaskError as error:
             raise (error.cause if isinstance(error.cause, StateStoreError) else error) from None
         except RayActorError as error:

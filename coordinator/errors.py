@@ -4,6 +4,9 @@
 
     StateStoreError
     ├── InvalidRequestError      fix the call (also a ValueError)
+    │   ├── OperationOutOfOrderError   the handle is committed, aborted or released: open a new one
+    │   └── VersionNotFoundError       no such version, or memory no longer holds it: load it
+    ├── WriterBusyError          another handle is changing the shard: end it first
     ├── StateMismatchError       the query and the state do not belong together
     ├── FencedError              somebody newer owns the shard: stop, write nothing
     ├── StorageUnavailableError  the object store failed: nothing was lost, retry later
@@ -22,11 +25,14 @@ __all__ = [
     "CorruptStateError",
     "FencedError",
     "InvalidRequestError",
+    "OperationOutOfOrderError",
     "SetupError",
     "StateMismatchError",
     "StateStoreError",
     "StorageUnavailableError",
     "StoreUnavailableError",
+    "VersionNotFoundError",
+    "WriterBusyError",
 ]
 
 
@@ -61,6 +67,18 @@ def _rebuild(kind: type[StateStoreError], message: str, context: dict[str, objec
 
 class InvalidRequestError(StateStoreError, ValueError):
     """The call itself is wrong: an unknown column, an unsupported type or function, a bad URI."""
+
+
+class OperationOutOfOrderError(InvalidRequestError):
+    """A handle was used after its commit, abort or release, or committed twice. Nothing was changed."""
+
+
+class VersionNotFoundError(InvalidRequestError):
+    """A version is negative, does not exist, or is no longer in memory. What is stored is untouched."""
+
+
+class WriterBusyError(StateStoreError):
+    """A shard has one writer at a time, and another handle is it. Commit or abort that one first."""
 
 
 class StateMismatchError(StateStoreError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 import uuid
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -82,14 +83,23 @@ class ManifestLog:
     def _load_checkpoint(self) -> tuple[StateLedger, int]:
         root = f"{self._store.uri}/{self._state_name}"
         checkpoints = self._store.list(f"{self._state_name}/checkpoints")
-        if not checkpoints:
-            return StateLedger(root), 0
-        path = checkpoints[-1].path
-        data = self._read(path)
+        for info in reversed(checkpoints):
+            try:
+                data = self._read(info.path)
+                return StateLedger.from_json(root, data["ledger"]), int(data["seq"])
+            except (CorruptStateError, KeyError, TypeError, ValueError) as error:
+                if not self._has_record_of(info.path):
+                    raise self._unreadable(info.path) from error
+                log.warning("a checkpoint of the manifest log is unreadable, reading from the one before: %s", error)
+        return StateLedger(root), 0
+
+    def _has_record_of(self, checkpoint: str) -> bool:
+        """Whether the record that a checkpoint was made after is still in the log, so that the log can do without it."""
         try:
-            return StateLedger.from_json(root, data["ledger"]), int(data["seq"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise self._unreadable(path) from error
+            self._store.get(checkpoint.replace("/checkpoints/", "/manifest/"))
+        except FileNotFoundError:
+            return False
+        return True
 
     def _read(self, path: str) -> dict[str, Any]:
         try:
@@ -105,6 +115,14 @@ class ManifestLog:
             file=path,
             state=self._state_name,
         )
+
+    def is_newest(self) -> bool:
+        """Whether nobody has appended since this log was last loaded or appended to."""
+        try:
+            self._store.get(self._path("manifest", self._seq + 1))
+        except FileNotFoundError:
+            return True
+        return False
 
     def append(self, records: list[Record], ledger: StateLedger) -> None:
         """Append records; `ledger` is the state after them, for a checkpoint when one is due.
@@ -177,11 +195,27 @@ class LedgerKeeper:
     """Decides by one state's ledger and makes decisions durable before answering; one task at a time, in groups.
 
     While an append is on its way, further decisions queue and go out together in the next one, so a batch costs a few
-    appends however many shards it has.
+    appends however many shards it has. Answers that need no append are given only after a look that nobody else has appended, so
+    a coordinator that was replaced without noticing tells nothing out of date.
+
+    Parameters
+    ----------
+    manifest_log
+        The state's log.
+    max_age_s
+        A ledger that was not compared with the log for so long is read anew: places of the log that it takes for free may
+        have been used and cleaned away since.
+    clock
+        Monotonic seconds.
     """
 
-    def __init__(self, manifest_log: ManifestLog) -> None:
+    def __init__(
+        self, manifest_log: ManifestLog, *, max_age_s: float = 1800.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._log = manifest_log
+        self._max_age_s = max_age_s
+        self._clock = clock
+        self._compared_s = clock()
         self._ledger: StateLedger | None = None
         self.metadata: StateMetadata | None = None
         self._queue: list[tuple[Decide[Any], asyncio.Future[Any]]] = []
@@ -195,7 +229,13 @@ class LedgerKeeper:
     async def open(self) -> None:
         """Load metadata and ledger."""
         self.metadata = await asyncio.to_thread(self._log.load_metadata)
-        self._ledger = await asyncio.to_thread(self._log.load)
+        await self._load()
+
+    async def _load(self) -> StateLedger:
+        now_s = self._clock()
+        ledger = await asyncio.to_thread(self._log.load)
+        self._ledger, self._compared_s = ledger, now_s
+        return ledger
 
     async def create_metadata(self, metadata: StateMetadata) -> StateMetadata:
         """The state's metadata, made from `metadata` if there is none."""
@@ -232,21 +272,34 @@ class LedgerKeeper:
 
     async def _decide_group(self, group: list[Decide[Any]]) -> list[tuple[Any] | Exception]:
         for _ in range(_DECIDE_ATTEMPTS):
-            if self._ledger is None:
-                self._ledger = await asyncio.to_thread(self._log.load)
-            records, outcomes = self._decide_all(self._ledger, group)
-            if not records:
+            ledger = self._ledger
+            if ledger is None or self._clock() - self._compared_s > self._max_age_s:
+                ledger = await self._load()
+            records, outcomes = self._decide_all(ledger, group)
+            if await self._settle(records, ledger):
                 return outcomes
-            try:
-                await asyncio.to_thread(self._log.append, records, self._ledger)
-            except LogConflictError as conflict:
-                log.warning("reloading a manifest log that another coordinator wrote to: %s", conflict)
-                self._ledger = None
-                continue
-            return outcomes
+            self._ledger = None
         raise StorageUnavailableError(
             "another coordinator keeps appending first, or the object store does not list what it holds; nothing was counted"
         )
+
+    async def _settle(self, records: list[Record], ledger: StateLedger) -> bool:
+        """Make a group's answers true; False if they were decided by an old ledger."""
+        now_s = self._clock()
+        if not records:
+            current = await asyncio.to_thread(self._log.is_newest)
+        else:
+            try:
+                await asyncio.to_thread(self._log.append, records, ledger)
+                current = True
+            except LogConflictError as conflict:
+                log.warning("reloading a manifest log that another coordinator wrote to: %s", conflict)
+                current = False
+        if self._clock() - self._compared_s > self._max_age_s:
+            # Too slow: the place that was free may be one that was cleaned away. Reading the log tells.
+            return False
+        self._compared_s = now_s
+        return current
 
     @staticmethod
     def _decide_all(ledger: StateLedger, group: list[Decide[Any]]) -> tuple[list[Record], list[tuple[Any] | Exception]]:

@@ -10,17 +10,30 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, NewType
 
+from coordinator.errors import InvalidRequestError
+
 __all__ = [
+    "DEFAULT_STORE",
     "ActorLocation",
     "CommitEntry",
     "Lease",
+    "LoadPlan",
+    "Maintenance",
     "RecordKind",
+    "ShardKey",
+    "SnapshotEntry",
     "StateMetadata",
     "StateStoreId",
     "StateStoreProviderId",
     "TaskIdentity",
     "Version",
 ]
+
+#: Name of an operator's store where it has only one.
+DEFAULT_STORE = "default"
+
+#: One named store of one partition.
+ShardKey = tuple[int, str]
 
 #: State after that many committed batches: batch ``b`` reads version ``b`` and commits ``b + 1``; version 0 is empty.
 Version = NewType("Version", int)
@@ -36,7 +49,7 @@ class StateStoreId:
     checkpoint_root_location: str
     operator_id: int
     partition_id: int
-    store_name: str = "default"
+    store_name: str = DEFAULT_STORE
 
     @property
     def state_name(self) -> str:
@@ -45,7 +58,7 @@ class StateStoreId:
     def path(self) -> str:
         """Folder of the shard's files relative to the fleet's URI, laid out as Spark lays it out."""
         base = f"{self.state_name}/{self.operator_id}/{self.partition_id}"
-        return base if self.store_name == "default" else f"{base}/{self.store_name}"
+        return base if self.store_name == DEFAULT_STORE else f"{base}/{self.store_name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +122,11 @@ class CommitEntry:
     watermark_ms: int
     committed_at_ms: int
     executor: str = ""
+    store_name: str = DEFAULT_STORE
+
+    @property
+    def shard(self) -> ShardKey:
+        return self.partition_id, self.store_name
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -116,6 +134,90 @@ class CommitEntry:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> CommitEntry:
         return cls(**data)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotEntry:
+    """One snapshot file: all rows of one counted version of a shard."""
+
+    partition_id: int
+    version: int
+    #: Attempt of the commit that made the version: a snapshot of a superseded commit never counts.
+    attempt_id: str
+    file: str
+    file_bytes: int
+    #: CRC-32 of the whole file.
+    checksum: int
+    rows: int
+    watermark_ms: int
+    created_at_ms: int
+    store_name: str = DEFAULT_STORE
+
+    @property
+    def shard(self) -> ShardKey:
+        return self.partition_id, self.store_name
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> SnapshotEntry:
+        return cls(**data)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """How to load one version of a shard: the newest snapshot that can be read, then every later delta in order.
+
+    Attributes
+    ----------
+    snapshots
+        Snapshots of the version and before, newest first: should one be damaged, the next will do.
+    deltas
+        Retained commits up to the version, oldest first.
+    floor
+        Oldest retained version; 0 if the deltas go back to the empty version.
+    """
+
+    snapshots: tuple[SnapshotEntry, ...]
+    deltas: tuple[CommitEntry, ...]
+    floor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Maintenance:
+    """When snapshots are made and what is kept, with Spark's names and defaults where Spark has them.
+
+    Attributes
+    ----------
+    interval_s
+        Seconds between rounds of maintenance (``spark.sql.streaming.stateStore.maintenanceInterval``).
+    min_deltas_for_snapshot
+        Deltas since the last snapshot that make a new one due (``..stateStore.minDeltasForSnapshot``).
+    min_versions_to_retain
+        Newest versions that stay readable (``spark.sql.streaming.minBatchesToRetain``).
+    grace_s
+        Seconds that a file which no manifest names is left alone: it may belong to a commit on its way.
+    """
+
+    interval_s: float = 60.0
+    min_deltas_for_snapshot: int = 10
+    min_versions_to_retain: int = 100
+    grace_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        # A batch is replayed on the version before its own, so one version is not enough; and a grace period shorter than a
+        # commit takes would refuse every commit.
+        if (
+            self.interval_s <= 0
+            or self.min_deltas_for_snapshot < 1
+            or self.min_versions_to_retain < 2
+            or self.grace_s < 1
+        ):
+            raise InvalidRequestError(
+                "maintenance needs interval_s > 0, min_deltas_for_snapshot >= 1, min_versions_to_retain >= 2 and grace_s >= 1",
+                **asdict(self),
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,3 +261,7 @@ class RecordKind(StrEnum):
     SHARDS_ASSIGNED = "shards_assigned"
     #: Shards committed versions.
     COMMITTED = "committed"
+    #: A snapshot of a counted version was written.
+    SNAPSHOT = "snapshot"
+    #: Versions older than a snapshot are no longer retained; their files may be deleted.
+    TRUNCATED = "truncated"

@@ -36,7 +36,7 @@ def query_status(ledger: StateLedger, metadata: StateMetadata, *, active: bool) 
         "rows_per_second": _rows_per_second(ledger, metadata.num_shards),
         "state_rows": sum(entry.state_rows for entry in present),
         "state_bytes": sum(entry.state_bytes for entry in present),
-        "rows_late": sum(sum(entry.rows_late for entry in ledger.commit_chain(shard, version)) for shard in entries),
+        "rows_late": sum(ledger.rows_late(shard) for shard in entries),
         "last_commit_ms": max((entry.committed_at_ms for entry in present), default=None),
         "active": active,
         "shards": [_shard_status(ledger, shard, entry) for shard, entry in entries.items()],
@@ -67,8 +67,7 @@ def _rows_per_second(ledger: StateLedger, num_shards: int) -> float | None:
     rows: dict[int, int] = defaultdict(int)
     finished_ms: dict[int, int] = defaultdict(int)
     for shard in range(num_shards):
-        newest = ledger.newest(shard)
-        for entry in ledger.commit_chain(shard, newest.version if newest else 0)[-_RATE_VERSIONS:]:
+        for entry in ledger.entries(shard)[-_RATE_VERSIONS:]:
             rows[entry.version] += entry.rows_in
             finished_ms[entry.version] = max(finished_ms[entry.version], entry.committed_at_ms)
     versions = sorted(rows)

@@ -2,40 +2,44 @@
 
 - :class:`LocalObjectStore` (``file://``): a temporary file, fsync, and a hard link to the final name, which the file system
   creates or refuses atomically. Own code because obstore's local store does not fsync, and a commit must survive power loss.
-- :class:`RemoteObjectStore` (``s3://``, ``gs://``, ``az://``): obstore, the one maintained Python library with
+- :mod:`coordinator.remote_storage` (``s3://``, ``gs://``, ``az://``): obstore, the one maintained Python library with
   conditional puts on all three clouds and no further dependencies.
 - :class:`MemoryObjectStore`: tests and simulation.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
-import time
 import uuid
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from coordinator.errors import CommitUnknownError, InvalidRequestError, StorageUnavailableError
+from coordinator.errors import CommitUnknownError, InvalidRequestError, StateStoreError, StorageUnavailableError
 
 __all__ = [
     "LocalObjectStore",
     "MemoryObjectStore",
     "ObjectInfo",
     "ObjectStore",
-    "RemoteObjectStore",
     "normalize_uri",
     "open_object_store",
     "probe",
 ]
 
+log = logging.getLogger(__name__)
+
 _SCHEMES = ("file", "s3", "gs", "az")
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
 _TEMPORARY_PREFIX = ".tmp-"
+#: Races of two writers in a probe.
+_RACES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +55,19 @@ class ObjectStore(Protocol):
     """Immutable objects by path. Thread-safe."""
 
     uri: str
+    #: Whether `put_if_absent` holds between two processes; else the user has promised that there is one.
+    tells_writers_apart: bool
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         """Create an object durably; False if one is there already.
 
+        The one that is there may be one's own: the reply of a first attempt can be lost. Callers who must know put an id of
+        their own into `data` and read back.
+
         Raises
         ------
         CommitUnknownError
-            No answer says whether the object was created.
+            No answer says whether the object was created: read it back before anything else.
         StorageUnavailableError
             The store failed and certainly created nothing.
         """
@@ -85,6 +94,10 @@ def normalize_uri(uri: str) -> str:
         No scheme, a scheme that is not supported, a relative ``file`` path or no bucket.
     """
     parts = urlsplit(uri)
+    if parts.password is not None:
+        raise InvalidRequestError(
+            "a fleet's URI holds no password; credentials belong in the environment", scheme=parts.scheme
+        )
     scheme = _ALIASES.get(parts.scheme, parts.scheme)
     if scheme not in _SCHEMES:
         raise InvalidRequestError(
@@ -117,33 +130,93 @@ def open_object_store(uri: str, storage_options: Mapping[str, str] | None = None
         store = LocalObjectStore(Path(unquote(urlsplit(normalized).path)))
         store.uri = normalized
         return store
-    return RemoteObjectStore.open(normalized, storage_options)
+    # Late: that module builds on this one.
+    from coordinator.remote_storage import open_remote_store
+
+    return open_remote_store(normalized, storage_options)
 
 
 def probe(store: ObjectStore) -> None:
-    """Prove that the store can be written and that its put-if-absent refuses a second writer.
+    """Prove that the store can be written and that its put-if-absent refuses a second writer, also one at the same moment.
 
     Raises
     ------
     StorageUnavailableError
-        It can't, or it doesn't.
+        It can't, or it doesn't; the message says which, and what to do.
     """
-    path = f"_probe/{uuid.uuid4().hex}"
+    folder = f"_probe/{uuid.uuid4().hex}"
     try:
-        first = store.put_if_absent(path, b"first")
-        second = store.put_if_absent(path, b"second")
-        content = store.get(path)
-        store.delete(path)
+        fault = _fault(store, folder)
     except (OSError, CommitUnknownError) as error:
         raise StorageUnavailableError(
             "the object store cannot be used; check that it exists and may be written", uri=store.uri, cause=error
         ) from error
-    if not first or second or content != b"first":
-        raise StorageUnavailableError(
-            "the object store overwrites on put-if-absent, so it cannot tell two writers apart; use a store with conditional "
-            "puts (If-None-Match)",
-            uri=store.uri,
+    _remove_all(store, folder)
+    if fault is not None:
+        raise fault
+
+
+def _fault(store: ObjectStore, folder: str) -> StorageUnavailableError | None:
+    """What is wrong with a store that can be written."""
+    try:
+        apart = _refuses_a_second(store, f"{folder}/second")
+        if apart and store.tells_writers_apart:
+            apart = all(_one_racer_wins(store, f"{folder}/race-{number}") for number in range(_RACES))
+    except StateStoreError as error:
+        if not _takes_plain_put(store, f"{folder}/plain"):
+            raise
+        return _without_conditions("fails at", store, cause=error)
+    return None if apart else _without_conditions("ignores", store)
+
+
+def _refuses_a_second(store: ObjectStore, path: str) -> bool:
+    store.put_if_absent(path, b"first")
+    return not store.put_if_absent(path, b"second") and store.get(path) == b"first"
+
+
+def _one_racer_wins(store: ObjectStore, path: str) -> bool:
+    bodies = [b"left", b"right"]
+    start = threading.Barrier(len(bodies))
+
+    def race(body: bytes) -> bool:
+        start.wait()
+        return store.put_if_absent(path, body)
+
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        won = list(pool.map(race, bodies))
+    # With a lost reply the winner, too, believes that another was first; two winners there never are.
+    return all(not one or store.get(path) == body for one, body in zip(won, bodies, strict=True)) and not all(won)
+
+
+def _takes_plain_put(store: ObjectStore, path: str) -> bool:
+    try:
+        store.put(path, b"plain")
+    except StateStoreError:
+        return False
+    return True
+
+
+def _without_conditions(verb: str, store: ObjectStore, **context: object) -> StorageUnavailableError:
+    advice = "use another server or bucket"
+    if not store.uri.startswith("file:"):
+        advice += (
+            " or, if only one fleet of this URI ever runs at a time and you accept the risk, "
+            "storage_options={'single_writer': 'true'}"
         )
+    return StorageUnavailableError(
+        f"the object store can be written but {verb} put-if-absent (If-None-Match: *), so it cannot tell two writers apart and "
+        f"commits would be lost; nothing was started; {advice}",
+        uri=store.uri,
+        **context,
+    )
+
+
+def _remove_all(store: ObjectStore, folder: str) -> None:
+    try:
+        for info in store.list(folder):
+            store.delete(info.path)
+    except (OSError, StateStoreError) as error:
+        log.warning("objects of a start-up probe stay behind in %s/%s: %s", store.uri, folder, error)
 
 
 class LocalObjectStore:
@@ -154,6 +227,8 @@ class LocalObjectStore:
     root
         Absolute folder; made when first written.
     """
+
+    tells_writers_apart = True
 
     def __init__(self, root: Path) -> None:
         self.uri = f"file://{root}"
@@ -256,124 +331,11 @@ class LocalObjectStore:
         )
 
 
-class RemoteObjectStore:
-    """Objects in a bucket, through obstore.
-
-    Parameters
-    ----------
-    uri
-        Normalised URI.
-    store
-        An obstore store whose root is the URI.
-    """
-
-    #: A 409 of S3 means "two writers at this moment": nothing may have landed, so the put is tried again this often.
-    _ATTEMPTS = 5
-
-    def __init__(self, uri: str, store: Any) -> None:
-        self.uri = uri
-        self._store = store
-
-    @classmethod
-    def open(cls, uri: str, storage_options: Mapping[str, str] | None) -> RemoteObjectStore:
-        """Store of a bucket; credentials come from the usual environment unless the options have them."""
-        # Late: obstore's runtime threads must not exist before a process forks.
-        from obstore.exceptions import BaseError
-        from obstore.store import from_url
-
-        try:
-            return cls(uri, from_url(uri, config=dict(storage_options or {})))  # type: ignore[call-overload]
-        except (BaseError, ValueError) as error:
-            raise InvalidRequestError(
-                "the object store's options are not usable; see obstore's names for this scheme", uri=uri
-            ) from error
-
-    def put_if_absent(self, path: str, data: bytes) -> bool:
-        import obstore
-        from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
-
-        for attempt in range(self._ATTEMPTS):
-            try:
-                obstore.put(self._store, path, data, mode="create")
-            except (AlreadyExistsError, PreconditionError):
-                # Also raised for S3's 409, after which there may be no object at all.
-                if self._exists(path):
-                    return False
-                time.sleep(0.05 * 2**attempt)
-            except BaseError as error:
-                raise CommitUnknownError(
-                    "a conditional put got no clear answer; it may have landed: read it back", path=path, cause=error
-                ) from error
-            else:
-                return True
-        raise CommitUnknownError("conditional puts keep conflicting and no object appears", path=path)
-
-    def _exists(self, path: str) -> bool:
-        import obstore
-        from obstore.exceptions import BaseError
-
-        try:
-            obstore.head(self._store, path)
-        except FileNotFoundError:
-            return False
-        except BaseError as error:
-            raise CommitUnknownError("a refused put cannot be read back", path=path, cause=error) from error
-        return True
-
-    def put(self, path: str, data: bytes) -> None:
-        import obstore
-        from obstore.exceptions import BaseError
-
-        try:
-            obstore.put(self._store, path, data)
-        except BaseError as error:
-            raise self._failed(path, error) from error
-
-    def get(self, path: str) -> bytes:
-        import obstore
-        from obstore.exceptions import BaseError
-
-        try:
-            return bytes(obstore.get(self._store, path).bytes())
-        except FileNotFoundError:
-            raise
-        except BaseError as error:
-            raise self._failed(path, error) from error
-
-    def list(self, prefix: str) -> list[ObjectInfo]:
-        import obstore
-        from obstore.exceptions import BaseError
-
-        infos = []
-        try:
-            for page in obstore.list(self._store, prefix):
-                infos += [ObjectInfo(meta["path"], meta["size"], meta["last_modified"].timestamp()) for meta in page]
-        except BaseError as error:
-            raise self._failed(prefix, error) from error
-        return sorted(infos, key=lambda info: info.path)
-
-    def delete(self, path: str) -> None:
-        import obstore
-        from obstore.exceptions import BaseError
-
-        try:
-            obstore.delete(self._store, path)
-        except FileNotFoundError:
-            return
-        except BaseError as error:
-            raise self._failed(path, error) from error
-
-    @staticmethod
-    def _failed(path: str, error: Exception) -> StorageUnavailableError:
-        return StorageUnavailableError(
-            "the object store failed; what was committed is untouched; retry when it is back", path=path, cause=error
-        )
-
-
 class MemoryObjectStore:
     """Objects in a dict; for tests and simulation."""
 
     uri = "memory://"
+    tells_writers_apart = True
 
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}

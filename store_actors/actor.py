@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
+import threading
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -13,28 +16,49 @@ import pyarrow as pa
 import ray
 
 from coordinator.deploy import call, ensure_coordinator
-from coordinator.model import ActorLocation, CommitEntry, StateStoreId, StateStoreProviderId
+from coordinator.model import (
+    DEFAULT_STORE,
+    ActorLocation,
+    CommitEntry,
+    LoadPlan,
+    Maintenance,
+    SnapshotEntry,
+    StateStoreId,
+    StateStoreProviderId,
+)
 from coordinator.storage import open_object_store
-from store_actors.messages import ApplyRequest, ShardInput
+from store_actors.messages import ApplyRequest, OpenRequest, ShardInput
+from store_actors.sessions import KeyedStores
 from store_actors.store import Store
 
 __all__ = ["StoreActor"]
+
+log = logging.getLogger(__name__)
 
 
 class _RemoteCoordinator:
     """The coordinator as a store sees it: plain calls, repeated while the coordinator restarts."""
 
-    def __init__(self, uri: str, storage_options: Mapping[str, str] | None, location: ActorLocation) -> None:
-        self._handle = ensure_coordinator(uri, storage_options)
+    def __init__(
+        self, uri: str, storage_options: Mapping[str, str] | None, maintenance: Maintenance, location: ActorLocation
+    ) -> None:
+        self._handle = ensure_coordinator(uri, storage_options, maintenance)
         self._location = location
 
     def commit(self, state_name: str, entry: CommitEntry) -> CommitEntry:
         counted: CommitEntry = call(self._handle, "commit", state_name, entry)
         return counted
 
-    def commit_chain(self, state_name: str, partition_id: int, version: int) -> Sequence[CommitEntry]:
-        chain: Sequence[CommitEntry] = call(self._handle, "commit_chain", state_name, partition_id, version)
-        return chain
+    def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> Sequence[CommitEntry]:
+        counted: Sequence[CommitEntry] = call(self._handle, "commit_all", state_name, list(entries))
+        return counted
+
+    def load_plan(self, state_name: str, partition_id: int, version: int, store_name: str = DEFAULT_STORE) -> LoadPlan:
+        plan: LoadPlan = call(self._handle, "load_plan", state_name, partition_id, version, store_name)
+        return plan
+
+    def add_snapshot(self, state_name: str, snapshot: SnapshotEntry) -> bool:
+        return bool(call(self._handle, "add_snapshot", state_name, snapshot))
 
     def report_active_instance(
         self, provider_id: StateStoreProviderId, ids_to_check: Sequence[StateStoreProviderId]
@@ -44,6 +68,10 @@ class _RemoteCoordinator:
         )
         return stale
 
+    def is_elsewhere(self, store_id: StateStoreId) -> bool:
+        holder: ActorLocation | None = call(self._handle, "lease_location", store_id.state_name, store_id.partition_id)
+        return holder is not None and holder.instance_id != self._location.instance_id
+
     def report_store_actor(self) -> None:
         call(self._handle, "report_store_actor", self._location)
 
@@ -51,7 +79,9 @@ class _RemoteCoordinator:
 class StoreActor:
     """Holds shards on one Ray node; deployed by :mod:`store_actors.deploy`, which has the options and their reasons."""
 
-    def __init__(self, actor_name: str, uri: str, storage_options: Mapping[str, str] | None) -> None:
+    def __init__(
+        self, actor_name: str, uri: str, storage_options: Mapping[str, str] | None, maintenance: Maintenance
+    ) -> None:
         self._location = ActorLocation(
             actor_name=actor_name,
             instance_id=uuid.uuid4().hex,
@@ -59,9 +89,27 @@ class StoreActor:
             host=socket.gethostname(),
             pid=os.getpid(),
         )
-        coordinator = _RemoteCoordinator(uri, storage_options, self._location)
-        self._store = Store(open_object_store(uri, storage_options), coordinator)
+        coordinator = _RemoteCoordinator(uri, storage_options, maintenance, self._location)
+        objects = open_object_store(uri, storage_options)
+        self._store = Store(objects, coordinator)
+        self._keyed = KeyedStores(objects, coordinator, self._store.metrics)
         coordinator.report_store_actor()
+        self._maintenance = maintenance
+        threading.Thread(target=self._maintain, name="statefleet-maintenance", daemon=True).start()
+
+    def _maintain(self) -> None:
+        while True:
+            time.sleep(self._maintenance.interval_s)
+            try:
+                self._store.maintain(self._maintenance.min_deltas_for_snapshot)
+                self._keyed.maintain(self._maintenance.min_deltas_for_snapshot)
+            except Exception:  # the thread must outlive any round; Store counts the failures it knows
+                log.exception("a round of maintenance failed; the next one tries again")
+
+    @ray.method(concurrency_group="control")
+    def ping(self) -> str:
+        """Id of this life of the actor, at once."""
+        return self._location.instance_id
 
     def location(self) -> ActorLocation:
         """This life of the actor."""
@@ -70,6 +118,29 @@ class StoreActor:
     def apply(self, request: ApplyRequest, rows: ShardInput) -> tuple[pa.Table, CommitEntry]:
         """See :meth:`Store.apply`."""
         return self._store.apply(request, rows)
+
+    # -- keyed stores: see KeyedStores, method by method ------------------------------------------------------------
+
+    def open_update(self, request: OpenRequest) -> tuple[str, int]:
+        return self._keyed.open_update(request)
+
+    def open_read(self, request: OpenRequest) -> tuple[str, int]:
+        return self._keyed.open_read(request)
+
+    def session_call(self, session_id: str, store_name: str, method: str, args: tuple[Any, ...]) -> Any:
+        return self._keyed.call(session_id, store_name, method, args)
+
+    def next_batch(self, session_id: str, scan_id: str) -> pa.RecordBatch | None:
+        return self._keyed.next_batch(session_id, scan_id)
+
+    def commit_session(self, session_id: str, watermark_ms: int | None) -> int:
+        return self._keyed.commit(session_id, watermark_ms)
+
+    def session_committed(self, session_id: str) -> bool:
+        return self._keyed.committed(session_id)
+
+    def end_session(self, session_id: str) -> None:
+        self._keyed.end(session_id)
 
     def unload(self, store_id: StateStoreId) -> bool:
         """See :meth:`Store.unload`."""

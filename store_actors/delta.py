@@ -1,22 +1,24 @@
-"""Delta files: one Arrow IPC file a commit (``docs/format.md``), LZ4-compressed, readable by any Arrow tool.
+"""Files of a shard: Arrow IPC, LZ4-compressed, readable by any Arrow tool (``docs/format.md``).
 
-Columns are the operator's ``row_schema`` and ``__change``; the file's schema metadata carries the version, the one it
-builds on, the watermark and the operator's schema under the key ``statefleet``.
+A delta holds what one commit changed, a snapshot all rows of one version. Columns are the operator's ``row_schema`` and
+``__change`` (a snapshot's rows are all updates); the file's schema metadata carries the version, the one it builds on, the
+watermark and the operator's schema under the key ``statefleet``.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
+from typing import Any
 
 import pyarrow as pa
 
 from coordinator.errors import CorruptStateError
-from coordinator.model import CommitEntry, StateStoreId
+from coordinator.model import CommitEntry, SnapshotEntry, StateStoreId
 from store_actors.schema import StateSchema
-from store_actors.shard import Change
+from store_actors.shard import CHANGE_COLUMN, UPDATED, Change
 
-__all__ = ["decode_delta", "delta_path", "encode_delta"]
+__all__ = ["corrupt_file", "decode_file", "delta_path", "encode_delta", "encode_snapshot", "snapshot_path"]
 
 _METADATA_KEY = b"statefleet"
 
@@ -26,15 +28,27 @@ def delta_path(store_id: StateStoreId, version: int, attempt_id: str) -> str:
     return f"{store_id.path()}/{version}-{attempt_id}.delta"
 
 
+def snapshot_path(store_id: StateStoreId, version: int, attempt_id: str) -> str:
+    """Path relative to the fleet's URI; unique as a delta's."""
+    return f"{store_id.path()}/{version}-{attempt_id}.snapshot"
+
+
 def encode_delta(change: Change, schema: StateSchema) -> tuple[bytes, int]:
     """Bytes of the file and their CRC-32."""
-    facts = {
-        "version": change.version,
-        "base_version": change.base_version,
-        "watermark_ms": change.watermark_ms,
-        "schema": schema.to_json(),
-    }
-    table = change.delta.replace_schema_metadata({_METADATA_KEY: json.dumps(facts).encode()})
+    facts = {"version": change.version, "base_version": change.base_version, "watermark_ms": change.watermark_ms}
+    return _encode(change.delta, facts, schema)
+
+
+def encode_snapshot(rows: pa.Table, version: int, watermark_ms: int, schema: StateSchema) -> tuple[bytes, int]:
+    """Bytes of the file and their CRC-32; `rows` in ``row_schema``."""
+    changes = pa.nulls(rows.num_rows, pa.int8()).fill_null(UPDATED)
+    return _encode(
+        rows.append_column(CHANGE_COLUMN, changes), {"version": version, "watermark_ms": watermark_ms}, schema
+    )
+
+
+def _encode(rows: pa.Table, facts: dict[str, Any], schema: StateSchema) -> tuple[bytes, int]:
+    table = rows.replace_schema_metadata({_METADATA_KEY: json.dumps({**facts, "schema": schema.to_json()}).encode()})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
         writer.write_table(table)
@@ -42,8 +56,8 @@ def encode_delta(change: Change, schema: StateSchema) -> tuple[bytes, int]:
     return data, zlib.crc32(data)
 
 
-def decode_delta(data: bytes, entry: CommitEntry) -> pa.Table:
-    """Table of a delta file, checked against its manifest entry.
+def decode_file(data: bytes, entry: CommitEntry | SnapshotEntry) -> pa.Table:
+    """Table of a delta or snapshot file, checked against its manifest entry.
 
     Raises
     ------
@@ -51,19 +65,24 @@ def decode_delta(data: bytes, entry: CommitEntry) -> pa.Table:
         Size or checksum differ from the manifest's, or the bytes are no Arrow file. Names file, shard and version.
     """
     if len(data) != entry.file_bytes or zlib.crc32(data) != entry.checksum:
-        raise corrupt_delta(entry, "its size or checksum differs from the manifest's")
+        raise corrupt_file(entry, "its size or checksum differs from the manifest's")
     try:
         return pa.ipc.open_file(pa.BufferReader(data)).read_all()
     except pa.ArrowInvalid as error:
-        raise corrupt_delta(entry, f"it is not a readable Arrow file ({error})") from error
+        raise corrupt_file(entry, f"it is not a readable Arrow file ({error})") from error
 
 
-def corrupt_delta(entry: CommitEntry, reason: str) -> CorruptStateError:
-    """The error for a delta that the manifest names and nobody can use."""
+def corrupt_file(entry: CommitEntry | SnapshotEntry, reason: str) -> CorruptStateError:
+    """The error for a file that the manifest names and nobody can use."""
+    if isinstance(entry, SnapshotEntry):
+        text, facts = "a snapshot file cannot be used", {}
+    else:
+        text, facts = "a delta file cannot be used", {"readable_up_to_version": entry.base_version}
     return CorruptStateError(
-        f"a delta file cannot be used: {reason}; versions before it are intact; nothing was written; restore the file "
-        "from a backup of the object store",
+        f"{text}: {reason}; versions before it are intact; nothing was written; restore the file from a backup of the "
+        "object store",
         file=entry.file,
         partition=entry.partition_id,
         version=entry.version,
+        **facts,
     )

@@ -9,6 +9,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from coordinator.deploy import NAMESPACE, fleet_id_of
+from coordinator.model import Maintenance
 
 __all__ = ["ensure_store_actor", "store_actor_name"]
 
@@ -22,15 +23,19 @@ def store_actor_name(uri: str, node_id: str) -> str:
     return f"statefleet-store-{fleet_id_of(uri)}-{node_id[:12]}"
 
 
-def ensure_store_actor(uri: str, storage_options: Mapping[str, str] | None, node_id: str) -> Any:
-    """Handle of the node's store actor, started if it isn't there."""
+def ensure_store_actor(
+    uri: str, storage_options: Mapping[str, str] | None, maintenance: Maintenance, node_id: str
+) -> Any:
+    """Handle of the node's store actor, started (with these options) if it isn't there."""
     name = store_actor_name(uri, node_id)
     try:
         return ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:  # how Ray says that there is none
         # Late: the engine takes seconds to import, and most callers only look the actor up.
         from store_actors.actor import StoreActor
-    actor = ray.remote(StoreActor).options(
+    # A ping must be answered while all threads work.
+    remote = ray.remote(concurrency_groups={"control": 1})(StoreActor)  # type: ignore[call-overload]
+    actor = remote.options(
         name=name,
         namespace=NAMESPACE,
         # State must outlive the Spark driver that caused it to be loaded.
@@ -46,4 +51,4 @@ def ensure_store_actor(uri: str, storage_options: Mapping[str, str] | None, node
         # Soft: if the node is gone Ray may restart the actor elsewhere rather than never.
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node_id, soft=True),
     )
-    return actor.remote(name, uri, dict(storage_options) if storage_options else None)
+    return actor.remote(name, uri, dict(storage_options) if storage_options else None, maintenance)

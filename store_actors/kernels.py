@@ -34,7 +34,9 @@ __all__ = [
     "lookup",
     "mix",
     "put",
+    "reindex",
     "remove",
+    "upsert",
 ]
 
 LIVE = np.uint64(1 << 31)
@@ -130,9 +132,17 @@ def _find(index, rows, keys, row, nulls, key_mask, first, tag, shift):
 def lookup(index, rows, keys, nulls, key_mask, first, out):
     """Slot of each key, -1 where there is none."""
     shift = index_shift(index.shape[0])
-    for row in range(keys.shape[0]):
-        place = _find(index, rows, keys, row, nulls[row], key_mask, first, _tag(keys, row, nulls[row]), shift)
-        out[row] = np.int64(index[place] & _LOW32) - 1 if place >= 0 else -1
+    tags = np.empty(_BLOCK, np.uint64)
+    for block in range(0, keys.shape[0], _BLOCK):
+        end = min(block + _BLOCK, keys.shape[0])
+        for row in range(block, end):
+            tags[row - block] = _tag(keys, row, nulls[row])
+        for row in range(block, end):  # as in `accumulate`: overlap the cache misses
+            entry = index[tags[row - block] >> shift]
+            out[row] = np.int64(rows[np.int64(entry & _LOW32) - 1, 0] >> _S32) if entry != _ZERO else 0
+        for row in range(block, end):
+            place = _find(index, rows, keys, row, nulls[row], key_mask, first, tags[row - block], shift)
+            out[row] = np.int64(index[place] & _LOW32) - 1 if place >= 0 else -1
 
 
 @njit(boolean(u8_1, i64_1, int64, int64), cache=True, nogil=True)
@@ -421,6 +431,91 @@ def put(index, rows, new_rows, key_mask, first, key_words, free, counters, index
             rows[slot, word] = new_rows[row, word]
         rows[slot, 0] |= LIVE
     return new_rows.shape[0], added
+
+
+@njit(
+    Tuple((int64, int64, int64))(
+        u64_1, u64_2, u64_2, u64_2, u64_1, uint64, int64, int64, uint32, i64_1, i64_1, int64, i64_1, u64_2, i64_1,
+    ),
+    cache=True, nogil=True,
+)  # fmt: skip
+def upsert(
+    index, rows, new_rows, keys, nulls, key_mask, first, start, stamp, free, counters, index_room, created, undo_rows,
+    progress,
+):  # fmt: skip
+    """Write whole rows ``start..`` under `stamp`, keeping what they overwrite unless that has the same stamp.
+
+    ``progress`` is (created, undone) so far in this call. Stops early when a new key finds no free slot or no room in
+    the index. Of rows with the same key the last one stays.
+
+    Returns
+    -------
+    tuple
+        (first row not written, created, undone)
+    """
+    total = keys.shape[0]
+    shift = index_shift(index.shape[0])
+    n_created, n_undone = progress[0], progress[1]
+    added = np.int64(0)
+    tags = np.empty(_BLOCK, np.uint64)
+    stamp_word = np.uint64(stamp) << _S32
+    warmth = _ZERO
+    block = start
+    while block < total:
+        end = min(block + _BLOCK, total)
+        for row in range(block, end):
+            tags[row - block] = _tag(keys, row, nulls[row])
+        for row in range(block, end):  # as in `accumulate`: overlap the cache misses
+            entry = index[tags[row - block] >> shift]
+            if entry != _ZERO:
+                warmth ^= rows[np.int64(entry & _LOW32) - 1, 0]
+        for row in range(block, end):
+            tag = tags[row - block]
+            place = _find(index, rows, keys, row, nulls[row], key_mask, first, tag, shift)
+            if place >= 0:
+                slot = np.int64(index[place] & _LOW32) - 1
+                if rows[slot, 0] >> _S32 != np.uint64(stamp):
+                    for word in range(rows.shape[1]):
+                        undo_rows[n_undone, word] = rows[slot, word]
+                    n_undone += 1
+            else:
+                if added < index_room and counters[1] > 0:
+                    counters[1] -= 1
+                    slot = free[counters[1]]
+                elif added < index_room and counters[0] < rows.shape[0]:
+                    slot = counters[0]
+                    counters[0] += 1
+                else:
+                    return row, n_created, n_undone
+                index[-1 - place] = (tag << _S32) | np.uint64(slot + 1)
+                added += 1
+                created[n_created] = slot
+                n_created += 1
+            for word in range(1, rows.shape[1]):
+                rows[slot, word] = new_rows[row, word]
+            rows[slot, 0] = (new_rows[row, 0] & _LOW32) | LIVE | stamp_word
+        block = end
+    if warmth == _SEED:
+        counters[0] += 0  # keeps the warming loads from being optimised away
+    return total, n_created, n_undone
+
+
+@njit(void(u64_1, u64_2, int64, uint64, int64, int64), cache=True, nogil=True)
+def reindex(index, rows, used, key_mask, first, key_words):
+    """Enter every live row of the first `used` into an empty index, after key words changed in place."""
+    shift = index_shift(index.shape[0])
+    mask = np.uint64(index.shape[0] - 1)
+    keys = np.empty((1, key_words), np.uint64)
+    for slot in range(used):
+        if rows[slot, 0] & LIVE == _ZERO:
+            continue
+        for word in range(key_words):
+            keys[0, word] = rows[slot, first + word]
+        tag = _tag(keys, 0, rows[slot, 0] & key_mask)
+        place = tag >> shift
+        while index[place] != _ZERO:
+            place = (place + _ONE) & mask
+        index[place] = (tag << _S32) | np.uint64(slot + 1)
 
 
 @njit(void(u64_1, int64), cache=True, nogil=True)

@@ -141,7 +141,11 @@ class Feed:
         self._merge = merge
         self.inputs: tuple[Field, ...] = layout.schema.state_fields if merge else layout.schema.inputs
         limits: list[tuple[int, int]] = []
-        operations = [self._operation(item, layout.slots_of(item), limits) for item in layout.schema.accumulators]
+        operations = [
+            self._operation(item, layout.slots_of(item), limits)
+            for item in layout.schema.accumulators
+            if item.kind is not AccumulatorKind.VALUE
+        ]
         self.operations: npt.NDArray[np.int64] = np.array(operations, np.int64).reshape(-1, ACCUMULATE_WORDS)
         self.limits: npt.NDArray[np.int64] = np.array(limits, np.int64).reshape(-1, 2)
 
@@ -198,6 +202,7 @@ _NULLABLE_FIELDS = {
     AccumulatorKind.FIRST_VALID: 1,
     AccumulatorKind.LAST_VALID: 1,
     AccumulatorKind.MOMENTS: 0,
+    AccumulatorKind.VALUE: 1,
 }
 
 _CODES = {

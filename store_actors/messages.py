@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from coordinator.model import Lease, TaskIdentity
-from store_actors.schema import StateSchema
+from store_actors.schema import Field, StateSchema
 
-__all__ = ["ApplyRequest", "ShardInput"]
+__all__ = ["ApplyRequest", "OpenRequest", "ShardInput", "StoreSpec"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,25 @@ class ApplyRequest:
     base_version: int
     schema: StateSchema
     max_event_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSpec:
+    """Name and columns of one keyed store of an operator."""
+
+    name: str
+    keys: tuple[Field, ...]
+    values: tuple[Field, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """A wish for a handle on the keyed stores of one partition, at a version."""
+
+    task: TaskIdentity
+    lease: Lease
+    base_version: int
+    stores: tuple[StoreSpec, ...]
 
 
 @dataclass(frozen=True, slots=True)

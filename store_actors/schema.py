@@ -40,6 +40,8 @@ class AccumulatorKind(StrEnum):
     LAST_VALID = "last_valid"
     #: Central moments of order two (Welford, merged as Chan et al.). Input float64; state: n, avg, m2, all float64.
     MOMENTS = "moments"
+    #: A value column of a keyed store: written whole, folded by nothing. No input; state: one value, null if it is null.
+    VALUE = "value"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,12 @@ class StateSchema:
     def row_schema(self) -> pa.Schema:
         """Keys and accumulators: a partially aggregated row, a row of state, a row of output."""
         return pa.schema([field.arrow() for field in (*self.keys, *self.state_fields)])
+
+    @classmethod
+    def keyed(cls, keys: tuple[Field, ...], values: tuple[Field, ...]) -> StateSchema:
+        """Schema of a keyed store: rows of value columns that are put and removed by key, in any order of time."""
+        accumulators = tuple(Accumulator(AccumulatorKind.VALUE, (), (field,)) for field in values)
+        return cls(keys, (), accumulators, None, None, "update")
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

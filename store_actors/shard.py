@@ -3,9 +3,8 @@
 Life of a batch: :meth:`Shard.apply` folds the batch into the newest version and returns the :class:`Change` (what the
 delta file will hold); then :meth:`Shard.commit` once the change is durable and counted, or :meth:`Shard.abort`.
 
-Versions: state is changed in place and each version keeps what it overwrote (created keys, former rows). Aborting and
-going back to one of the last :data:`RETAINED_VERSIONS` versions put those rows back; nothing else is copied, and nothing is
-reloaded when Spark replays a batch.
+Versions (``versions.py``): state is changed in place and each version keeps what it overwrote. Aborting and going back to one
+of the last :data:`RETAINED_VERSIONS` versions put those rows back; nothing is reloaded when Spark replays a batch.
 
 Event time (``shared`` by all shards of a query, because every shard sees the largest event time of the whole batch):
 rows are late by the watermark of the version that the batch reads; groups are closed by the watermark that includes this
@@ -14,18 +13,23 @@ batch. Spark does the second only one batch later.
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from coordinator.errors import InvalidRequestError
 from store_actors.messages import ShardInput
-from store_actors.schema import StateSchema
-from store_actors.table import EncodedBatch, GroupTable, Touched
+from store_actors.table import EncodedBatch, Touched
+from store_actors.versions import (
+    CHANGE_COLUMN,
+    REMOVED,
+    RETAINED_VERSIONS,
+    UPDATED,
+    UPDATED_AND_REMOVED,
+    Change,
+    UndoPart,
+    VersionedTable,
+)
 
 __all__ = [
     "CHANGE_COLUMN",
@@ -38,55 +42,10 @@ __all__ = [
     "output_of",
 ]
 
-RETAINED_VERSIONS = 2
-
-#: Last column of a delta: what the batch did to the row's group.
-CHANGE_COLUMN = "__change"
-#: The group is in the version, with the row's values.
-UPDATED = 0
-#: The watermark closed the group; the row holds its final values, from an earlier version.
-REMOVED = 1
-#: The batch changed the group and its watermark closed it at once.
-UPDATED_AND_REMOVED = 2
-
 Words = npt.NDArray[np.uint64]
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What one batch did to a shard.
-
-    Attributes
-    ----------
-    delta
-        ``row_schema`` columns and ``__change`` (int8).
-    rows_in, rows_late
-        Input rows of the shard, and rows (partially aggregated ones, as Spark counts them) dropped as late.
-    watermark_ms
-        Watermark that includes the batch, in milliseconds since the epoch.
-    """
-
-    version: int
-    base_version: int
-    delta: pa.Table
-    rows_updated: int
-    rows_removed: int
-    rows_in: int
-    rows_late: int
-    watermark_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Undo:
-    """How to get from a version back to the one it was made from."""
-
-    base_version: int
-    base_watermark_ms: int
-    created: Words
-    before: Words
-
-
-class Shard:
+class Shard(VersionedTable):
     """Groups of one partition at its newest version, with the way back to the versions before.
 
     Parameters
@@ -94,22 +53,6 @@ class Shard:
     schema
         The operator's schema.
     """
-
-    def __init__(self, schema: StateSchema) -> None:
-        self.schema = schema
-        self.table = GroupTable(schema)
-        self.version = 0
-        self.watermark_ms = 0
-        self._undo: deque[_Undo] = deque(maxlen=RETAINED_VERSIONS)
-        self._pending: tuple[Change, _Undo] | None = None
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    @property
-    def nbytes(self) -> int:
-        """Memory held, in bytes, with what the retained versions need."""
-        return self.table.nbytes + sum(undo.created.nbytes + undo.before.nbytes for undo in self._undo)
 
     # -- a batch --------------------------------------------------------------------------------------------------
 
@@ -130,17 +73,13 @@ class Shard:
         InvalidRequestError
             Another change is pending, or `version` is not newer.
         """
-        if self._pending is not None:
-            raise InvalidRequestError("the shard has an uncommitted change; commit or abort it first", version=version)
-        if version <= self.version:
-            raise InvalidRequestError(
-                "a shard only moves to a newer version; go back first", version=version, newest=self.version
-            )
+        self.check_next(version)
         touched, rows_late = self._fold(rows, version)
         watermark_ms = self._next_watermark(max_event_ms)
         change, before = self._evict(touched, watermark_ms, version, rows.rows_read, rows_late)
-        undo = _Undo(self.version, self.watermark_ms, self._created_rows, before)
-        self._pending = (change, undo)
+        step = self.begin(version)
+        step.watermark_ms = watermark_ms
+        step.parts.append(UndoPart(self._created_rows, before))
         return change
 
     def _fold(self, rows: ShardInput, version: int) -> tuple[Touched, int]:
@@ -201,59 +140,6 @@ class Shard:
         )
         before = touched.before if not len(gone) else np.concatenate([touched.before, removed[~just_touched]])
         return change, before
-
-    def commit(self) -> int:
-        """Make the pending change the newest version; returns its number."""
-        change, undo = self._take_pending()
-        self._undo.append(undo)
-        self.version, self.watermark_ms = change.version, change.watermark_ms
-        return self.version
-
-    def abort(self) -> None:
-        """Drop the pending change; the shard is again what it was before :meth:`apply`."""
-        _, undo = self._take_pending()
-        self._revert(undo)
-
-    def _take_pending(self) -> tuple[Change, _Undo]:
-        if self._pending is None:
-            raise InvalidRequestError("the shard has no uncommitted change", version=self.version)
-        pending, self._pending = self._pending, None
-        return pending
-
-    # -- versions -------------------------------------------------------------------------------------------------
-
-    def rollback(self, version: int) -> bool:
-        """Go back to an earlier version if memory still has the way; False (and no effect) if it must be loaded."""
-        if self._pending is not None:
-            self.abort()
-        reachable = {self.version} | {undo.base_version for undo in self._undo}
-        if version not in reachable:
-            return False
-        while self.version != version:
-            undo = self._undo.pop()
-            self._revert(undo)
-            self.version, self.watermark_ms = undo.base_version, undo.base_watermark_ms
-        return True
-
-    def _revert(self, undo: _Undo) -> None:
-        self.table.remove_rows(undo.created)
-        self.table.put(undo.before)
-
-    def load(self, delta: pa.Table, version: int, watermark_ms: int) -> None:
-        """Replay a committed delta (or a snapshot, whose rows are all updates) on top of the newest version."""
-        change = delta.column(CHANGE_COLUMN).combine_chunks()
-        live = pc.equal(change, UPDATED)
-        rows = delta.drop_columns([CHANGE_COLUMN])
-        for batch in rows.filter(live).combine_chunks().to_batches():
-            self.table.put(self.table.rows_of(batch))
-        for batch in rows.filter(pc.invert(live)).combine_chunks().to_batches():
-            self.table.remove_rows(self.table.rows_of(batch))
-        self._undo.clear()
-        self.version, self.watermark_ms = version, watermark_ms
-
-    def snapshot(self) -> pa.Table:
-        """All groups of the newest version, with a pending change if there is one; ``row_schema``."""
-        return self.table.decode(self.table.rows[self.table.live()])
 
 
 def output_of(delta: pa.Table, output_mode: str) -> pa.Table:

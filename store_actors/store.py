@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,12 +16,14 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from coordinator.errors import FencedError, StorageUnavailableError
-from coordinator.model import CommitEntry, StateStoreId, StateStoreProviderId
+from coordinator.errors import FencedError, StateStoreError
+from coordinator.model import DEFAULT_STORE, CommitEntry, LoadPlan, SnapshotEntry, StateStoreId, StateStoreProviderId
 from coordinator.storage import ObjectStore
-from store_actors.delta import corrupt_delta, decode_delta, delta_path, encode_delta
+from store_actors.commits import describe_commit, discard, write_snapshot
+from store_actors.loading import Loader, LoadMetrics
 from store_actors.messages import ApplyRequest, ShardInput
-from store_actors.shard import Change, Shard, output_of
+from store_actors.schema import StateSchema
+from store_actors.shard import Shard, output_of
 
 __all__ = ["CoordinatorClient", "Store", "StoreMetrics"]
 
@@ -35,8 +36,17 @@ class CoordinatorClient(Protocol):
     def commit(self, state_name: str, entry: CommitEntry) -> CommitEntry:
         """Count a commit; returns the entry that counts."""
 
-    def commit_chain(self, state_name: str, partition_id: int, version: int) -> Sequence[CommitEntry]:
-        """Entries whose deltas, in order, make the shard's version."""
+    def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> Sequence[CommitEntry]:
+        """Count the commits of all stores of a partition together; returns the entries that count."""
+
+    def load_plan(self, state_name: str, partition_id: int, version: int, store_name: str = DEFAULT_STORE) -> LoadPlan:
+        """Files that make the shard's version."""
+
+    def add_snapshot(self, state_name: str, snapshot: SnapshotEntry) -> bool:
+        """Count a snapshot; False if its version was superseded meanwhile."""
+
+    def is_elsewhere(self, store_id: StateStoreId) -> bool:
+        """Whether another store actor has the shard's lease."""
 
     def report_active_instance(
         self, provider_id: StateStoreProviderId, ids_to_check: Sequence[StateStoreProviderId]
@@ -45,16 +55,17 @@ class CoordinatorClient(Protocol):
 
 
 @dataclass(slots=True)
-class StoreMetrics:
+class StoreMetrics(LoadMetrics):
     """Counters since the process started."""
 
-    bytes_loaded: int = 0
-    deltas_loaded: int = 0
     bytes_written: int = 0
     commits: int = 0
     replayed_answers: int = 0
     adopted_commits: int = 0
     rollbacks: int = 0
+    snapshots_written: int = 0
+    shards_unloaded: int = 0
+    maintenance_failures: int = 0
 
 
 @dataclass(slots=True)
@@ -69,6 +80,8 @@ class _Held:
     attempts: dict[int, str] = field(default_factory=dict)
     #: The newest commit with its delta, for a retry of the task that made it.
     newest: tuple[CommitEntry, pa.Table] | None = None
+    #: Deltas that loading the newest version would replay.
+    deltas: int = 0
 
     def forget(self) -> None:
         self.shard, self.newest, self.epoch = None, None, -1
@@ -87,11 +100,12 @@ class Store:
     """
 
     def __init__(self, objects: ObjectStore, coordinator: CoordinatorClient) -> None:
+        self.metrics = StoreMetrics()
         self._objects = objects
         self._coordinator = coordinator
+        self._loader = Loader(objects, self.metrics)
         self._held: dict[StateStoreId, _Held] = {}
         self._guard = threading.Lock()
-        self.metrics = StoreMetrics()
 
     def apply(self, request: ApplyRequest, rows: ShardInput) -> tuple[pa.Table, CommitEntry]:
         """Fold a task's rows into its shard, commit, and return what the batch emits with its manifest entry.
@@ -157,8 +171,8 @@ class Store:
         if held.shard is None:
             return
         newest = held.shard.version
-        chain = self._coordinator.commit_chain(store_id.state_name, store_id.partition_id, base)
-        counted = chain[-1].attempt_id if chain else ""
+        deltas = self._coordinator.load_plan(store_id.state_name, store_id.partition_id, base).deltas
+        counted = deltas[-1].attempt_id if deltas else ""
         if held.attempts.get(base, "") != counted or not held.shard.rollback(base):
             held.forget()
             return
@@ -166,23 +180,25 @@ class Store:
         self.metrics.rollbacks += newest != base
 
     def _load(self, held: _Held, request: ApplyRequest) -> Shard:
-        """Read the base version's deltas from storage."""
+        """Read the base version from storage."""
         store_id = request.lease.store_id
-        shard = Shard(request.schema)
-        held.attempts = {}
-        for entry in self._coordinator.commit_chain(store_id.state_name, store_id.partition_id, request.base_version):
-            shard.load(self._read(entry), entry.version, entry.watermark_ms)
-            held.attempts = {entry.version: entry.attempt_id}
+        plan = self._coordinator.load_plan(store_id.state_name, store_id.partition_id, request.base_version)
+        shard, held.deltas = self._loader.load(lambda: Shard(request.schema), plan)
+        held.attempts = {entry.version: entry.attempt_id for entry in plan.deltas[-1:]}
         return shard
 
-    def _read(self, entry: CommitEntry) -> pa.Table:
-        try:
-            data = self._objects.get(entry.file)
-        except FileNotFoundError as error:
-            raise corrupt_delta(entry, "it is missing from the object store") from error
-        self.metrics.bytes_loaded += len(data)
-        self.metrics.deltas_loaded += 1
-        return decode_delta(data, entry)
+    def read(self, store_id: StateStoreId, version: int, schema: StateSchema) -> pa.Table:
+        """All rows of any retained version, in ``row_schema``, from storage; what is in memory is not touched.
+
+        Raises
+        ------
+        InvalidRequestError
+            The version is not retained.
+        CorruptStateError
+            A file that it needs is missing or damaged.
+        """
+        plan = self._coordinator.load_plan(store_id.state_name, store_id.partition_id, version)
+        return self._loader.load(lambda: Shard(schema), plan)[0].snapshot()
 
     def _commit(
         self, held: _Held, shard: Shard, request: ApplyRequest, rows: ShardInput
@@ -190,14 +206,23 @@ class Store:
         entry: CommitEntry | None = None
         try:
             change = shard.apply(rows, request.max_event_ms, request.task.batch_id + 1)
-            entry, data = _describe(change, request, shard)
+            entry, data = describe_commit(
+                change,
+                task=request.task,
+                lease=request.lease,
+                store_id=request.lease.store_id,
+                attempt_id=uuid.uuid4().hex,
+                schema=request.schema,
+                state_rows=len(shard),
+                state_bytes=shard.nbytes,
+            )
             self._objects.put(entry.file, data)
             counted = self._coordinator.commit(request.task.state_name, entry)
         except BaseException as error:
             # The shard may be half changed, or the commit counted after all: memory is no longer the truth, so it goes.
             held.forget()
             if entry is not None and isinstance(error, FencedError):
-                self._discard(entry)
+                discard(self._objects, entry.file)
             raise
         if counted.attempt_id == entry.attempt_id:
             shard.commit()
@@ -206,27 +231,56 @@ class Store:
             self.metrics.bytes_written += len(data)
         else:
             delta = self._adopt(shard, counted)
-            self._discard(entry)
+            discard(self._objects, entry.file)
         held.attempts[counted.version] = counted.attempt_id
         for version in [v for v in held.attempts if v < shard.version - 4]:
             del held.attempts[version]
         held.newest = (counted, delta)
+        held.deltas += 1
         return held.newest
 
     def _adopt(self, shard: Shard, counted: CommitEntry) -> pa.Table:
         """Another attempt of the same run was counted first: take its delta instead of the own."""
         shard.abort()
-        delta = self._read(counted)
+        delta = self._loader.read(counted)
         shard.load(delta, counted.version, counted.watermark_ms)
         self.metrics.adopted_commits += 1
         return delta
 
-    def _discard(self, entry: CommitEntry) -> None:
-        """Remove the file of a commit that certainly does not count."""
-        try:
-            self._objects.delete(entry.file)
-        except (StorageUnavailableError, FileNotFoundError):
-            log.warning("an uncounted delta file stays behind: %s", entry.file)
+    # -- maintenance ----------------------------------------------------------------------------------------------
+
+    def maintain(self, min_deltas_for_snapshot: int) -> None:
+        """One round: write the snapshots that are due, let go of shards that the coordinator says are elsewhere.
+
+        The failure of one shard is logged and counted, and does not keep the others from their turn.
+        """
+        with self._guard:
+            held_shards = list(self._held.items())
+        for store_id, held in held_shards:
+            try:
+                if held.shard is not None and self._coordinator.is_elsewhere(store_id):
+                    self.metrics.shards_unloaded += self.unload(store_id, wait=False)
+                elif held.deltas >= min_deltas_for_snapshot:
+                    self._write_snapshot(store_id, held)
+            except (StateStoreError, OSError):
+                self.metrics.maintenance_failures += 1
+                log.exception("maintenance of a shard failed; it is tried again in the next round: %s", store_id.path())
+
+    def _write_snapshot(self, store_id: StateStoreId, held: _Held) -> None:
+        # Under the lock only a copy of the rows is taken: batches go on while it is encoded and stored.
+        with held.lock:
+            if held.shard is None or held.newest is None:
+                return
+            entry, schema = held.newest[0], held.shard.schema
+            frozen = held.shard.table.frozen()
+        size = write_snapshot(self._objects, self._coordinator, store_id, entry, frozen.decode(frozen.rows), schema)
+        if size is None:
+            return
+        self.metrics.snapshots_written += 1
+        self.metrics.bytes_written += size
+        with held.lock:
+            if held.newest is not None:
+                held.deltas = max(0, held.newest[0].version - entry.version)
 
     def unload(self, store_id: StateStoreId, *, wait: bool = True) -> bool:
         """Drop a shard from memory; storage keeps every version. False if it is busy (or not here)."""
@@ -245,31 +299,3 @@ class Store:
         with self._guard:
             items = list(self._held.items())
         return [(key, one.shard.version, len(one.shard)) for key, one in items if one.shard is not None]
-
-
-def _describe(change: Change, request: ApplyRequest, shard: Shard) -> tuple[CommitEntry, bytes]:
-    attempt_id = uuid.uuid4().hex
-    data, checksum = encode_delta(change, request.schema)
-    task = request.task
-    entry = CommitEntry(
-        partition_id=task.partition_id,
-        version=change.version,
-        base_version=change.base_version,
-        epoch=request.lease.epoch,
-        run_id=task.run_id,
-        attempt_id=attempt_id,
-        file=delta_path(request.lease.store_id, change.version, attempt_id),
-        file_bytes=len(data),
-        checksum=checksum,
-        delta_rows=change.delta.num_rows,
-        rows_updated=change.rows_updated,
-        rows_removed=change.rows_removed,
-        state_rows=len(shard),
-        state_bytes=shard.nbytes,
-        rows_in=change.rows_in,
-        rows_late=change.rows_late,
-        watermark_ms=change.watermark_ms,
-        committed_at_ms=int(time.time() * 1000),
-        executor=task.executor,
-    )
-    return entry, data

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -175,10 +177,45 @@ class GroupTable:
             smallest = rows[:, layout.expiry_word].view(np.int64).min()
             self.smallest_expiry = min(self.smallest_expiry, int(smallest))
 
-    def rows_of(self, batch: pa.RecordBatch) -> Words:
-        """Rows as words of a batch in ``row_schema`` (a delta or a snapshot)."""
+    def upsert(self, rows: Words, stamp: int) -> tuple[Slots, Words]:
+        """Write whole rows as the version that ``stamp`` (uint32) names; of rows with one key the last one stays.
+
+        Returns
+        -------
+        tuple
+            Slots of new keys, and what rows of older versions held before.
+        """
+        layout, size = self.layout, len(rows)
+        keys, nulls = self.keys_of(rows)
+        created, before = np.empty(size, np.int64), np.empty((size, layout.row_words), np.uint64)
+        progress, row = np.zeros(2, np.int64), 0
+        while True:
+            row, progress[0], progress[1] = kernels.upsert(
+                self._index, self.rows, rows, keys, nulls, layout.key_mask, layout.flag_words, row, np.uint32(stamp),
+                self._free, self._counters, self._index_room(), created, before, progress,
+            )  # fmt: skip
+            if row == size:
+                break
+            self._grow(size - row)
+        return created[: progress[0]].copy(), before[: progress[1]].copy()
+
+    def keys_of(self, rows: Words) -> tuple[Words, Words]:
+        """Key words and key-null bits of rows given as words."""
+        first = self.layout.flag_words
+        keys = np.ascontiguousarray(rows[:, first : first + self.layout.key_words])
+        return keys, rows[:, 0] & self.layout.key_mask
+
+    def find(self, rows: Words) -> Slots:
+        """Slots of the groups with the keys of these rows; -1 where there is none."""
+        keys, nulls = self.keys_of(rows)
+        out = np.empty(len(rows), np.int64)
+        kernels.lookup(self._index, self.rows, keys, nulls, self.layout.key_mask, self.layout.flag_words, out)
+        return out
+
+    def rows_of(self, batch: pa.RecordBatch, fields: tuple[FieldSlot, ...] | None = None) -> Words:
+        """Rows as words of a batch in ``row_schema`` (a delta or a snapshot), or of only some of its fields."""
         rows = np.zeros((batch.num_rows, self.layout.row_words), np.uint64)
-        for slot in (*self.layout.keys, *self.layout.state):
+        for slot in (*self.layout.keys, *self.layout.state) if fields is None else fields:
             column = batch.column(slot.name)
             valid = validity(column)
             words: list[Words] = []
@@ -196,13 +233,12 @@ class GroupTable:
     def remove_rows(self, rows: Words) -> Slots:
         """Remove the groups with the keys of these rows; returns the slots they had."""
         layout = self.layout
-        keys = np.ascontiguousarray(rows[:, layout.flag_words : layout.flag_words + layout.key_words])
+        keys, nulls = self.keys_of(rows)
         self._reserve_free(len(rows))
         out = np.empty(len(rows), np.int64)
         count = kernels.remove(
-            self._index, self.rows, keys, rows[:, 0] & layout.key_mask, layout.key_mask, layout.flag_words,
-            self._free, self._counters, out,
-        )  # fmt: skip
+            self._index, self.rows, keys, nulls, layout.key_mask, layout.flag_words, self._free, self._counters, out
+        )
         return out[:count]
 
     def evict(self, limit: int) -> Slots:
@@ -224,20 +260,59 @@ class GroupTable:
         kernels.live_slots(self.rows, int(self._counters[0]), out)
         return out
 
-    def decode(self, rows: Words) -> pa.Table:
-        """Arrow table in ``row_schema`` of rows given as words."""
+    def frozen(self) -> GroupTable:
+        """The live groups as they are now, for reading; later changes of this table do not show in it.
+
+        Rows are copied; the pool is shared, because it only grows.
+        """
+        frozen = copy.copy(self)
+        frozen.rows = np.take(self.rows, self.live(), axis=0)
+        frozen.pool = copy.copy(self.pool)
+        return frozen
+
+    def decode(self, rows: Words, pool: StringPool | None = None) -> pa.Table:
+        """Arrow table in ``row_schema`` of rows given as words; of those taken before :meth:`compact`, with its old `pool`."""
         fields = (*self.layout.keys, *self.layout.state)
         return pa.Table.from_arrays(
-            [self._decode_field(slot, rows) for slot in fields], schema=self.layout.schema.row_schema()
+            [self.decode_field(slot, rows, pool) for slot in fields], schema=self.layout.schema.row_schema()
         )
 
-    def _decode_field(self, slot: FieldSlot, rows: Words) -> pa.Array:
+    def decode_field(self, slot: FieldSlot, rows: Words, pool: StringPool | None = None) -> pa.Array:
+        """One column of rows given as words."""
         flagged = (rows[:, slot.flag_word] & np.uint64(slot.flag)) != 0
         valid = (~flagged if slot.is_key else flagged).astype(np.uint8)
         words = tuple(
             np.ascontiguousarray(rows[:, slot.word + number]).view(np.int64) for number in range(words_of(slot.type))
         )
-        return decode_column(slot.type, words, valid, self.pool)
+        return decode_column(slot.type, words, valid, self.pool if pool is None else pool)
+
+    # -- strings --------------------------------------------------------------------------------------------------
+
+    def compact(self, others: Sequence[Words] = ()) -> None:
+        """Drop strings that no live row, nor any of `others`, holds: :attr:`pool` is a new one, all ids change in place.
+
+        Parameters
+        ----------
+        others
+            Further rows of this layout (whole ones, or only flag and key words) that stay in use.
+        """
+        layout, used = self.layout, self.rows[: int(self._counters[0])]
+        holders = [(rows, slot.word, chosen) for rows in (used, *others) for slot, chosen in self._string_words(rows)]
+        wanted = np.zeros(self.pool.count, np.bool_)
+        for rows, word, chosen in holders:
+            wanted[rows[chosen, word].view(np.int64)] = True
+        self.pool, new_ids = _subset(self.pool, np.flatnonzero(wanted))
+        for rows, word, chosen in holders:
+            rows[chosen, word] = new_ids[rows[chosen, word].view(np.int64)]
+        self._index[:] = 0
+        kernels.reindex(self._index, self.rows, len(used), layout.key_mask, layout.flag_words, layout.key_words)
+
+    def _string_words(self, rows: Words) -> Iterator[tuple[FieldSlot, Slots]]:
+        """String fields that the rows have words for, each with the live rows in which it is not null."""
+        for slot in (*self.layout.keys, *self.layout.state):
+            if (pa.types.is_string(slot.type) or pa.types.is_binary(slot.type)) and slot.word < rows.shape[1]:
+                flagged = (rows[:, slot.flag_word] & np.uint64(slot.flag)) != 0
+                yield slot, np.flatnonzero((flagged != slot.is_key) & (rows[:, 0] & kernels.LIVE != 0))
 
     # -- room -----------------------------------------------------------------------------------------------------
 
@@ -265,6 +340,23 @@ class GroupTable:
             free = np.empty(max(needed, 2 * len(self._free)), np.int64)
             free[: self._counters[1]] = self._free[: self._counters[1]]
             self._free = free
+
+
+def _subset(pool: StringPool, ids: Slots) -> tuple[StringPool, Words]:
+    """A pool of only these strings, and the new id of each old one (0 of those that are left out)."""
+    subset, new_ids = StringPool(), np.zeros(max(pool.count, 1), np.uint64)
+    ends = np.cumsum(pool.offsets[ids + 1] - pool.offsets[ids])
+    begin = 0
+    while begin < len(ids):
+        # Arrow counts bytes in 32 bits: at most 1 GiB at a time, or one string.
+        taken = ends[begin - 1] if begin else 0
+        end = max(begin + 1, int(np.searchsorted(ends, taken + (1 << 30), side="right")))
+        some, all_valid = ids[begin:end], np.ones(end - begin, np.uint8)
+        offsets, data = pool.gather(some, all_valid)
+        content = data if len(data) else np.zeros(1, np.uint8)
+        new_ids[some] = subset.ids(content, offsets.astype(np.int64), all_valid)
+        begin = end
+    return subset, new_ids
 
 
 def _never_expiring(words: Words, valid: npt.NDArray[np.uint8]) -> Words:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.core import InstanceRegistry, LeaseGrant, StateLedger, check_metadata
+from coordinator.compatibility import check_metadata
+from coordinator.core import LeaseGrant, StateLedger
 from coordinator.errors import (
     CommitUnknownError,
     CorruptStateError,
@@ -28,6 +29,7 @@ from coordinator.model import (
     StateStoreProviderId,
     TaskIdentity,
 )
+from coordinator.registry import InstanceRegistry
 from coordinator.storage import MemoryObjectStore
 
 ROOT = "memory:///clicks"
@@ -115,7 +117,7 @@ def test_a_retried_commit_counts_once_and_a_second_attempt_gets_the_first() -> N
     assert desk.commit(mine) == mine
     assert desk.ledger.decide_commit(mine) == ([], mine)
     assert desk.ledger.decide_commit(entry(grant, 1, "other")) == ([], mine)
-    assert desk.ledger.commit_chain(0, 9) == (mine,)
+    assert desk.ledger.entries(0) == (mine,)
 
 
 def test_a_new_run_supersedes_and_the_old_run_is_fenced() -> None:
@@ -123,10 +125,10 @@ def test_a_new_run_supersedes_and_the_old_run_is_fenced() -> None:
     for batch in range(3):
         desk.commit(entry(desk.lease(task(batch=batch), actor("a")), batch + 1))
     old = desk.lease(task(batch=3), actor("a"))
-    grant = desk.lease(task("run-2", 1), actor("a"))
-    assert grant.base_version == 1
-    desk.commit(entry(grant, 2))
-    assert [(e.version, e.run_id) for e in desk.ledger.commit_chain(0, 9)] == [(1, "run-1"), (2, "run-2")]
+    grant = desk.lease(task("run-2", 2), actor("a"))
+    assert grant.base_version == 2
+    desk.commit(entry(grant, 3))
+    assert [(e.version, e.run_id) for e in desk.ledger.entries(0)] == [(1, "run-1"), (2, "run-1"), (3, "run-2")]
     with pytest.raises(FencedError, match="newer run"):
         desk.lease(task(batch=3), actor("a"))
     with pytest.raises(FencedError, match="newer owner"):
@@ -139,7 +141,7 @@ def test_a_batch_that_spark_left_out_leaves_a_gap_that_the_next_one_bridges() ->
     grant = desk.lease(task(batch=4), actor("a"))
     assert grant.base_version == 1
     desk.commit(entry(grant, 5))
-    assert [e.version for e in desk.ledger.commit_chain(0, 9)] == [1, 5]
+    assert [e.version for e in desk.ledger.entries(0)] == [1, 5]
 
 
 def test_a_commit_on_another_base_is_refused() -> None:
@@ -296,7 +298,7 @@ def test_a_long_log_is_read_from_its_checkpoint() -> None:
         store.delete("clicks/manifest/00000000000000000003.json")  # folded long ago
         again = await opened(store)
         assert again.ledger is not None
-        assert len(again.ledger.commit_chain(0, 99)) == 80
+        assert len(again.ledger.entries(0)) == 80
 
     run(scenario)
 
@@ -327,7 +329,7 @@ def test_a_put_without_an_answer_counts_exactly_once(lost: int, dropped: int) ->
         assert await commit(keeper, mine) == mine
         again = await opened(store)
         assert again.ledger is not None
-        assert again.ledger.commit_chain(0, 9) == (mine,)
+        assert again.ledger.entries(0) == (mine,)
 
     run(scenario)
 
@@ -360,6 +362,6 @@ def test_a_zombie_coordinator_is_fenced_by_the_log() -> None:
             await commit(zombie, entry(old, 1))
         again = await opened(store)
         assert again.ledger is not None
-        assert again.ledger.commit_chain(0, 9) == (mine,)
+        assert again.ledger.entries(0) == (mine,)
 
     run(scenario)

@@ -11,9 +11,18 @@ import pyarrow as pa
 import pytest
 
 from coordinator.core import LeaseGrant
-from coordinator.errors import CorruptStateError, FencedError, StoreUnavailableError
+from coordinator.errors import CorruptStateError, FencedError, StateMismatchError, StoreUnavailableError
 from coordinator.manifest_log import LedgerKeeper, ManifestLog
-from coordinator.model import ActorLocation, CommitEntry, StateStoreProviderId, TaskIdentity
+from coordinator.model import (
+    DEFAULT_STORE,
+    ActorLocation,
+    CommitEntry,
+    LoadPlan,
+    SnapshotEntry,
+    StateStoreId,
+    StateStoreProviderId,
+    TaskIdentity,
+)
 from coordinator.storage import MemoryObjectStore
 from store_actors.messages import ApplyRequest, ShardInput
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
@@ -38,6 +47,7 @@ class Coordinator:
         self._keeper = LedgerKeeper(ManifestLog(objects, "s", "writer"))
         self._do(self._keeper.open())
         self.lose_answers = 0
+        self.elsewhere = False
 
     def _do(self, coroutine: Any) -> Any:
         return self._guard.submit(self._loop.run_until_complete, coroutine).result()
@@ -55,8 +65,23 @@ class Coordinator:
             raise StoreUnavailableError("the answer was lost")
         return counted
 
-    def commit_chain(self, state_name: str, partition_id: int, version: int) -> Sequence[CommitEntry]:
-        return self._do(self._keeper.submit(lambda ledger: ([], ledger.commit_chain(partition_id, version))))
+    def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> Sequence[CommitEntry]:
+        return self._do(self._keeper.submit(lambda ledger: ledger.decide_commits(entries)))
+
+    def load_plan(self, state_name: str, partition_id: int, version: int, store_name: str = DEFAULT_STORE) -> LoadPlan:
+        return self._do(self._keeper.submit(lambda ledger: ([], ledger.load_plan(partition_id, version, store_name))))
+
+    def add_snapshot(self, state_name: str, snapshot: SnapshotEntry) -> bool:
+        return self._do(self._keeper.submit(lambda ledger: ledger.decide_snapshot(snapshot)))
+
+    def truncate(self, keep: int) -> dict[int, int]:
+        return self._do(self._keeper.submit(lambda ledger: ledger.decide_truncation(keep)))
+
+    def referenced(self) -> set[str]:
+        return self._do(self._keeper.submit(lambda ledger: ([], ledger.referenced_files())))
+
+    def is_elsewhere(self, store_id: StateStoreId) -> bool:
+        return self.elsewhere
 
     def report_active_instance(
         self, provider_id: StateStoreProviderId, ids_to_check: Sequence[StateStoreProviderId]
@@ -131,13 +156,14 @@ def test_a_new_process_loads_from_the_deltas() -> None:
     assert fleet.store.metrics.deltas_loaded == 5
 
 
-def test_a_replay_beyond_memory_is_loaded() -> None:
+def test_a_run_that_starts_in_the_past_is_refused() -> None:
     fleet = Fleet()
     for batch in range(6):
         fleet.apply(batch, "a")
-    assert fleet.apply(1, "b", "run-2") == {"b": 1}
-    assert fleet.apply(2, "a", "run-2") == {"a": 2}
-    assert fleet.store.metrics.deltas_loaded == 1
+    with pytest.raises(StateMismatchError, match="ahead of the checkpoint"):
+        fleet.apply(4, "b", "run-2")
+    assert fleet.apply(5, "b", "run-3") == {"b": 1}
+    assert fleet.apply(6, "a", "run-3") == {"a": 6}
 
 
 def test_two_stores_racing_for_a_version_make_one_entry_and_equal_answers() -> None:
@@ -148,7 +174,7 @@ def test_two_stores_racing_for_a_version_make_one_entry_and_equal_answers() -> N
     with ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(lambda store: counts(store.apply(request, rows("ab"))[0]), stores))
     assert answers == [{"a": 2, "b": 1}] * 3
-    assert [entry.version for entry in fleet.coordinator.commit_chain("s", 0, 9)] == [1, 2]
+    assert [entry.version for entry in fleet.coordinator.load_plan("s", 0, 9).deltas] == [1, 2]
     assert len(fleet.deltas()) == 2
 
 
@@ -204,7 +230,7 @@ def test_the_format_document_reads_a_version_without_this_package() -> None:
     text = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
     namespace: dict[str, Any] = {}
     exec(text.split("```python")[1].split("```")[0], namespace)
-    files = [io.BytesIO(fleet.objects.get(entry.file)) for entry in fleet.coordinator.commit_chain("s", 0, 9)]
+    files = [io.BytesIO(fleet.objects.get(entry.file)) for entry in fleet.coordinator.load_plan("s", 0, 9).deltas]
     read = namespace["read_version"](files, ["v"])
     assert {row["v"]: row["n"] for row in read} == {"a": 3, "b": 2, "c": 1}
 

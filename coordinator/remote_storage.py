@@ -1,0 +1,295 @@
+"""Object stores in the cloud, or on a server that speaks S3: what obstore answers, told in our errors.
+
+Rules that the code follows:
+
+- A conditional put is sent once at a time and repeated here, not by obstore: only so it is known whether an earlier attempt may have
+  landed. After such an attempt "it exists already" may mean one's own object, so callers read back.
+- S3 answers 409 to a conditional put that meets another one; neither may have landed. obstore reports it like 412.
+- Text of a server can repeat what it was sent (S3 echoes access keys, Azure's URLs hold signatures), so causes are cut down to
+  what failed, and obstore's own exceptions are never chained: Ray would print them with theirs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import re
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from coordinator.errors import CommitUnknownError, InvalidRequestError, StorageUnavailableError
+from coordinator.storage import ObjectInfo
+
+__all__ = ["RemoteObjectStore", "SingleWriterObjectStore", "open_remote_store"]
+
+log = logging.getLogger(__name__)
+
+#: What obstore takes apart from a store's configuration; among the latter it panics on these names.
+_CLIENT_OPTIONS = (
+    "allow_http",
+    "allow_invalid_certificates",
+    "connect_timeout",
+    "default_content_type",
+    "http1_only",
+    "http2_keep_alive_interval",
+    "http2_keep_alive_timeout",
+    "http2_keep_alive_while_idle",
+    "http2_only",
+    "pool_idle_timeout",
+    "pool_max_idle_per_host",
+    "proxy_url",
+    "proxy_ca_certificate",
+    "proxy_excludes",
+    "randomize_addresses",
+    "read_timeout",
+    "root_certificate",
+    "timeout",
+    "user_agent",
+)
+#: Prefix of a scheme's options where they are environment variables.
+_PREFIXES = {"s3": "aws_", "gs": "google_", "az": "azure_"}
+#: One request; a delta is some MB.
+_CLIENT_DEFAULTS = {"connect_timeout": "5s", "timeout": "30s"}
+#: Reads and puts of unique names may be repeated blindly.
+_RETRIES = {
+    "max_retries": 6,
+    "retry_timeout": timedelta(seconds=40),
+    "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=3), "base": 2},
+}
+_NO_RETRIES = {"max_retries": 0}
+
+#: Attempts of a conditional put, the first pause between two (then doubling), and when no further one is begun.
+_ATTEMPTS = 5
+_FIRST_PAUSE_S = 0.1
+_PATIENCE_S = 40.0
+
+
+def open_remote_store(uri: str, storage_options: Mapping[str, str] | None) -> RemoteObjectStore:
+    """Store of a bucket; credentials come from the usual environment unless the options have them.
+
+    Parameters
+    ----------
+    uri
+        Normalised URI.
+    storage_options
+        obstore's names for the scheme, with or without prefix (``aws_region``, ``region``), its client's (``allow_http``,
+        ``timeout``, ..), and ``single_writer``.
+
+    Raises
+    ------
+    InvalidRequestError
+        An option is not known or not usable.
+    """
+    # Late: obstore's runtime threads must not exist before a process forks.
+    from obstore.exceptions import BaseError
+    from obstore.store import from_url
+
+    prefix = _PREFIXES[uri.partition(":")[0]]
+    config = {key.lower().removeprefix(prefix): value for key, value in (storage_options or {}).items()}
+    kind = SingleWriterObjectStore if _single_writer(config.pop("single_writer", "false")) else RemoteObjectStore
+    client = dict(_CLIENT_DEFAULTS)
+    for option in _CLIENT_OPTIONS:
+        # Once client options are given, obstore looks for none of them in the environment.
+        value = config.pop(option, os.environ.get(f"{prefix}{option}".upper()))
+        if value is not None:
+            client[option] = value
+
+    def make(retries: Mapping[str, object]) -> Any:
+        return from_url(uri, config=config, client_options=client, retry_config=retries)  # type: ignore[call-overload]
+
+    try:
+        store = kind(uri, make(_RETRIES), make(_NO_RETRIES))
+    except (BaseError, ValueError, TypeError) as error:
+        raise InvalidRequestError(
+            "the object store's options are not usable; see obstore's names for this scheme",
+            uri=uri,
+            cause=_told(error),
+        ) from None
+    return store
+
+
+def _single_writer(value: str) -> bool:
+    if value.lower() not in ("true", "false"):
+        raise InvalidRequestError("storage option single_writer is 'true' or 'false'", single_writer=value)
+    return value.lower() == "true"
+
+
+class RemoteObjectStore:
+    """Objects in a bucket, through obstore. See :class:`coordinator.storage.ObjectStore` for the contract.
+
+    Parameters
+    ----------
+    uri
+        Normalised URI.
+    store
+        An obstore store whose root is the URI.
+    once
+        The same without retries, for conditional puts; by default `store`.
+    """
+
+    tells_writers_apart = True
+
+    def __init__(self, uri: str, store: Any, once: Any = None) -> None:
+        self.uri = uri
+        self._store = store
+        self._once = store if once is None else once
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.uri!r})"
+
+    def __reduce__(self) -> NoReturn:
+        # obstore's pickles hold the credentials.
+        raise TypeError("an object store is not sent to another process; send its URI and open it there")
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+
+        unclear: Exception | None = None
+        give_up = time.monotonic() + _PATIENCE_S
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                if time.monotonic() > give_up:
+                    break
+                # Spread, because those who conflict tried at the same moment.
+                time.sleep(_FIRST_PAUSE_S * 2 ** (attempt - 1) * random.uniform(0.5, 1))
+            try:
+                obstore.put(self._once, path, data, mode="create")
+            except (AlreadyExistsError, PreconditionError):
+                if self._exists(path):
+                    return False
+            except (BaseError, OSError, NotImplementedError) as error:
+                if _is_refusal(error) and unclear is None:
+                    raise self._failed(path, error) from None
+                unclear = error
+            else:
+                return True
+        raise CommitUnknownError(
+            "a conditional put got no clear answer; it may have landed: read it back",
+            path=path,
+            cause="conditional puts keep conflicting (409) and no object appears"
+            if unclear is None
+            else _told(unclear),
+        )
+
+    def _exists(self, path: str) -> bool:
+        import obstore
+        from obstore.exceptions import BaseError
+
+        try:
+            obstore.head(self._store, path)
+        except FileNotFoundError:
+            return False
+        except BaseError as error:
+            raise CommitUnknownError("whether an object exists cannot be read", path=path, cause=_told(error)) from None
+        return True
+
+    def put(self, path: str, data: bytes) -> None:
+        import obstore
+        from obstore.exceptions import BaseError
+
+        try:
+            obstore.put(self._store, path, data)
+        except (BaseError, OSError) as error:
+            raise self._failed(path, error) from None
+
+    def get(self, path: str) -> bytes:
+        import obstore
+        from obstore.exceptions import BaseError
+
+        try:
+            return bytes(obstore.get(self._store, path).bytes())
+        except FileNotFoundError as error:
+            if re.search("NoSuchBucket|ContainerNotFound", str(error)):
+                # A bucket that is gone must not look like a state that never was.
+                raise self._failed(path, error) from None
+            raise FileNotFoundError(path) from None
+        except (BaseError, OSError) as error:
+            raise self._failed(path, error) from None
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        import obstore
+        from obstore.exceptions import BaseError
+
+        infos = []
+        try:
+            for page in obstore.list(self._store, prefix):
+                infos += [ObjectInfo(meta["path"], meta["size"], meta["last_modified"].timestamp()) for meta in page]
+        except (BaseError, OSError) as error:
+            raise self._failed(prefix, error) from None
+        return sorted(infos, key=lambda info: info.path)
+
+    def delete(self, path: str) -> None:
+        import obstore
+        from obstore.exceptions import BaseError
+
+        try:
+            obstore.delete(self._store, path)
+        except FileNotFoundError:
+            return
+        except (BaseError, OSError) as error:
+            raise self._failed(path, error) from None
+
+    def _failed(self, path: str, error: Exception) -> StorageUnavailableError:
+        advice = (
+            "check that the bucket exists and that the credentials in the environment may read and write it"
+            if _is_refusal(error)
+            else "retry when it is back"
+        )
+        return StorageUnavailableError(
+            f"the object store failed; what was committed is untouched; {advice}",
+            uri=self.uri,
+            path=path,
+            cause=_told(error),
+        )
+
+
+class SingleWriterObjectStore(RemoteObjectStore):
+    """For servers without conditional puts, where the user has promised that one fleet at a time uses the URI.
+
+    ``put_if_absent`` looks and then writes. A second coordinator between the two would be overwritten, which loses commits.
+    """
+
+    tells_writers_apart = False
+
+    def __init__(self, uri: str, store: Any, once: Any = None) -> None:
+        super().__init__(uri, store, once)
+        log.warning(
+            "SINGLE WRITER: %s is used without conditional puts, so nothing stops a second fleet of this URI (a forgotten "
+            "cluster, another machine) from overwriting commits; run one at a time, and prefer a store with conditional puts",
+            uri,
+        )
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        import obstore
+        from obstore.exceptions import BaseError
+
+        if self._exists(path):
+            return False
+        try:
+            obstore.put(self._store, path, data)
+        except (BaseError, OSError) as error:
+            raise CommitUnknownError(
+                "a put got no clear answer; it may have landed: read it back", path=path, cause=_told(error)
+            ) from None
+        return True
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the server certainly did nothing, and will do nothing when asked again."""
+    from obstore.exceptions import NotSupportedError, PermissionDeniedError, UnauthenticatedError
+
+    refusals = (NotSupportedError, PermissionDeniedError, UnauthenticatedError, FileNotFoundError, NotImplementedError)
+    return isinstance(error, refusals)
+
+
+def _told(error: Exception) -> str:
+    """What an exception of obstore says, without anything that a server repeats of its request."""
+    text = str(error).partition("\n\nDebug source")[0]
+    told, _, body = text.partition("<")
+    told = re.sub(r"//[^/@\s]*@", "//", re.sub(r"\?\S*", "", told))[:300].rstrip(" :\n")
+    code = re.search(r"<Code>(\w{1,80})</Code>", body)
+    return f"{type(error).__name__}: {told}" + (f" ({code[1]})" if code else "")

@@ -1,0 +1,104 @@
+"""Checks of batches that a caller gives to a keyed store, before a word of it is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from coordinator.errors import InvalidRequestError
+from store_actors.schema import Field, string_to_type
+
+__all__ = ["Rows", "checked_table", "key_batch", "value_array"]
+
+Rows: TypeAlias = "pa.RecordBatch | pa.Table"
+
+
+def checked_table(rows: Rows, fields: Sequence[Field]) -> pa.Table:
+    """The `fields` of a batch or table, in their order, in as few chunks as Arrow can; further columns are left out.
+
+    Raises
+    ------
+    InvalidRequestError
+        A column is missing or there twice, has another type, or holds nulls that its field does not allow. Names the
+        column and both types.
+    """
+    if not isinstance(rows, pa.Table | pa.RecordBatch):
+        raise InvalidRequestError("rows are given as an Arrow table or record batch", got=type(rows).__name__)
+    for field in fields:
+        _check_column(rows, field)
+    table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+    return table.select([field.name for field in fields]).combine_chunks()
+
+
+def _check_column(rows: Rows, field: Field) -> None:
+    places = rows.schema.get_all_field_indices(field.name)
+    if len(places) != 1:
+        raise InvalidRequestError(
+            "rows for a keyed store need each of its columns once; nothing was changed; add or rename the column",
+            column=field.name,
+            type=field.type,
+            times=len(places),
+            got={one.name: str(one.type) for one in rows.schema},
+        )
+    column = rows.column(places[0])
+    if not _same_type(column.type, string_to_type(field.type)):
+        raise InvalidRequestError(
+            "a column for a keyed store has another type than the store; nothing was changed; cast it",
+            column=field.name,
+            type=field.type,
+            got=str(column.type),
+        )
+    if not field.nullable and column.null_count:
+        raise InvalidRequestError(
+            "a column for a keyed store that is never null has nulls; nothing was changed; fill or drop them",
+            column=field.name,
+            type=field.type,
+            nulls=column.null_count,
+        )
+
+
+def _same_type(got: pa.DataType, wanted: pa.DataType) -> bool:
+    """Equal types; a timestamp may be in any zone, because its instant is the same in all."""
+    if pa.types.is_timestamp(got) and pa.types.is_timestamp(wanted):
+        return got.unit == wanted.unit and (got.tz is None) == (wanted.tz is None)
+    return bool(got == wanted)
+
+
+def key_batch(key: Sequence[object], fields: Sequence[Field]) -> pa.RecordBatch:
+    """A batch of the one key whose parts are given in the order of the fields.
+
+    Raises
+    ------
+    InvalidRequestError
+        The key has another number of parts, or a part that its field's type cannot hold.
+    """
+    if len(key) != len(fields):
+        raise InvalidRequestError(
+            "a key has one part for each key column", key=key, columns=[field.name for field in fields]
+        )
+    arrays = [
+        value_array(part, string_to_type(field.type), field.name) for part, field in zip(key, fields, strict=True)
+    ]
+    return pa.record_batch(arrays, names=[field.name for field in fields])
+
+
+def value_array(value: object, data_type: pa.DataType, column: str) -> pa.Array:
+    """An array of one value.
+
+    Raises
+    ------
+    InvalidRequestError
+        The type cannot hold it.
+    """
+    plain = value.as_py() if isinstance(value, pa.Scalar) else value
+    try:
+        return pa.array([plain], data_type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequestError(
+            f"a value does not fit its column ({error}); nothing was changed",
+            column=column,
+            type=str(data_type),
+            value=value,
+        ) from error

@@ -1,0 +1,204 @@
+"""The rows of a keyed store as words: whole rows put and removed under a version, and scans that outlive changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from weakref import WeakSet
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from store_actors.kernels import LIVE
+from store_actors.schema import Field, StateSchema
+from store_actors.strings import StringPool
+from store_actors.table import GroupTable
+from store_actors.versions import UndoPart, VersionedTable, VersionStep
+
+__all__ = ["KeyedTable", "NetChange", "RowScan"]
+
+Slots = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+_LOW32 = np.uint64(0xFFFFFFFF)
+_S32 = np.uint64(32)
+#: Garbage strings are not looked for in pools smaller than this, in bytes.
+_SMALL_POOL = 1 << 20
+
+
+class RowScan(Iterator[pa.RecordBatch]):
+    """Rows as they were when the scan was made, as record batches in ``row_schema``; made by a handle.
+
+    It keeps slots, and copies the rows that it has yet to give out only when the table is about to change.
+
+    Parameters
+    ----------
+    table
+        Where the slots are.
+    slots, extra
+        What to give out: rows of the table, then rows that are no longer in it.
+    batch_rows
+        Largest number of rows in a batch.
+    """
+
+    def __init__(self, table: GroupTable, slots: Slots, extra: Words, batch_rows: int) -> None:
+        self._table = table
+        self._pool: StringPool = table.pool
+        self._slots: Slots | None = slots
+        self._rows = extra
+        self._position = 0
+        self._batch_rows = batch_rows
+
+    def __iter__(self) -> RowScan:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        rows = self._take(self._batch_rows)
+        if not len(rows):
+            raise StopIteration
+        return self._table.decode(rows, self._pool).to_batches()[0]
+
+    def _take(self, limit: int) -> Words:
+        begin = self._position
+        if self._slots is not None and begin < len(self._slots):
+            rows = np.take(self._table.rows, self._slots[begin : begin + limit], axis=0)
+        else:
+            done = 0 if self._slots is None else len(self._slots)
+            rows = self._rows[begin - done : begin - done + limit]
+        self._position += len(rows)
+        return rows
+
+    def freeze(self) -> None:
+        """Copy what is left, because the table is about to change."""
+        if self._slots is not None:
+            left = np.take(self._table.rows, self._slots[self._position :], axis=0)
+            done = max(0, self._position - len(self._slots))
+            self._rows, self._slots, self._position = np.concatenate([left, self._rows[done:]]), None, 0
+
+    def read_all(self) -> pa.Table:
+        """Everything that is left, as one table."""
+        schema = self._table.layout.schema.row_schema()
+        return pa.Table.from_batches(list(self), schema=schema)
+
+    def close(self) -> None:
+        """Give out nothing more, and hold no rows."""
+        self._slots, self._rows, self._position = None, self._rows[:0].copy(), 0
+
+
+@dataclass(frozen=True, slots=True)
+class NetChange:
+    """What a version adds up to against its base: new rows, changed rows with their new words, removed ones with their last.
+
+    Attributes
+    ----------
+    rows_updated
+        Keys that were put and are there, also those with the words that they had.
+    """
+
+    added: Words
+    changed: Words
+    removed: Words
+    rows_updated: int
+
+    @property
+    def rows(self) -> Words:
+        """All of them, in this order."""
+        return np.concatenate([self.added, self.changed, self.removed])
+
+
+class KeyedTable(VersionedTable):
+    """Rows of value words under key words, with the way back to the versions before.
+
+    Parameters
+    ----------
+    keys, values
+        Columns of the store.
+    """
+
+    def __init__(self, keys: tuple[Field, ...], values: tuple[Field, ...]) -> None:
+        super().__init__(StateSchema.keyed(keys, values))
+        layout = self.table.layout
+        #: Leading words of a row that tell its key: flags and key words.
+        self.key_end = layout.flag_words + layout.key_words
+        self._scans: WeakSet[RowScan] = WeakSet()
+        self._pool_floor = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, in bytes, with what older versions and a pending change need."""
+        return self.table.nbytes + sum(step.nbytes for step in self.steps())
+
+    # -- changes --------------------------------------------------------------------------------------------------
+
+    def put_rows(self, rows: Words, step: VersionStep) -> None:
+        """Write whole rows as part of a pending version; of rows with one key the last one stays."""
+        self.freeze_scans()
+        slots, before = self.table.upsert(rows, step.version & 0xFFFFFFFF)
+        step.parts.append(UndoPart(np.take(self.table.rows, slots, axis=0)[:, : self.key_end].copy(), before))
+
+    def remove_rows(self, keys: Words, step: VersionStep) -> int:
+        """Remove the rows with these keys as part of a pending version; returns how many were there."""
+        self.freeze_scans()
+        gone = np.take(self.table.rows, self.table.remove_rows(keys), axis=0)
+        # Rows that this version wrote are no part of the base, or were kept when it first wrote them.
+        before = gone[gone[:, 0] >> _S32 != np.uint64(step.version & 0xFFFFFFFF)]
+        before[:, 0] |= LIVE
+        step.parts.append(UndoPart(np.empty((0, self.key_end), np.uint64), before))
+        return len(gone)
+
+    def net_change(self, step: VersionStep) -> NetChange:
+        """What a pending version changes."""
+        table = self.table
+        before = np.concatenate(
+            [np.empty((0, table.layout.row_words), np.uint64), *(part.before for part in step.parts)]
+        )
+        created = np.concatenate([np.empty((0, self.key_end), np.uint64), *(part.created for part in step.parts)])
+        slots, new = table.find(before), np.unique(table.find(created))
+        # A key of the base that was removed and put again is among both; a created one may be gone again.
+        in_base = np.zeros(len(table.rows), np.bool_)
+        in_base[slots[slots >= 0]] = True
+        new = new[new >= 0]
+        new = new[~in_base[new]]
+        kept = slots >= 0
+        now, then = np.take(table.rows, slots[kept], axis=0), before[kept]
+        differs = ((now[:, 0] ^ then[:, 0]) & _LOW32 != 0) | (now[:, 1:] != then[:, 1:]).any(axis=1)
+        return NetChange(np.take(table.rows, new, axis=0), now[differs], before[~kept], len(new) + len(now))
+
+    def _revert(self, step: VersionStep) -> None:
+        self.freeze_scans()
+        super()._revert(step)
+
+    def load(self, delta: pa.Table, version: int, watermark_ms: int) -> None:
+        """Replay a committed delta (or a snapshot, whose rows are all updates) on top of the newest version."""
+        self.freeze_scans()
+        super().load(delta, version, watermark_ms)
+        self.compact()
+
+    def commit(self) -> int:
+        """Make the pending change the newest version; returns its number."""
+        version = super().commit()
+        self.compact()
+        return version
+
+    # -- scans and strings ----------------------------------------------------------------------------------------
+
+    def watch(self, scan: RowScan) -> RowScan:
+        """Keep a scan as it is when the table changes."""
+        self._scans.add(scan)
+        return scan
+
+    def freeze_scans(self) -> None:
+        """Called before every change."""
+        for scan in list(self._scans):
+            scan.freeze()
+        self._scans.clear()
+
+    def compact(self) -> None:
+        """Drop strings that no version holds any more, once the pool has doubled since the last time."""
+        if self.table.pool.nbytes < 2 * self._pool_floor + _SMALL_POOL:
+            return
+        self.freeze_scans()
+        parts = [part for step in self.steps() for part in step.parts]
+        self.table.compact([rows for part in parts for rows in (part.created, part.before)])
+        self._pool_floor = self.table.pool.nbytes

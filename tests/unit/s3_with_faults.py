@@ -1,0 +1,125 @@
+"""A small S3-compatible server on loopback that misbehaves on request, for tests of the object-store layer."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+__all__ = ["ACCESS_KEY", "DROP_AFTER", "DROP_BEFORE", "SECRET_KEY", "FaultyS3", "faulty_s3"]
+
+ACCESS_KEY, SECRET_KEY = "AKIATESTONLY", "tops3cret"
+
+#: The connection is closed instead of an answer: before or after the request was carried out.
+DROP_BEFORE, DROP_AFTER = -1, -2
+
+#: Status (or drop) for a request, None to behave: given method, path and whether it is conditional.
+Fault = Callable[[str, str, bool], int | None]
+
+
+class FaultyS3(ThreadingHTTPServer):
+    """PUT, GET and HEAD of whole objects, listing and deletion; a fault decides first."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.objects: dict[str, bytes] = {}
+        self.lock = threading.Lock()
+        self.honours_conditions = True
+        self.fault: Fault = lambda method, path, conditional: None
+        self.requests: list[str] = []
+
+    def fail_once(self, method: str, *faults: int) -> None:
+        """The next requests of a method fail so, one each."""
+        left = list(faults)
+        self.fault = lambda asked, path, conditional: left.pop(0) if asked == method and left else None
+
+    def options(self, **more: str) -> dict[str, str]:
+        """Storage options of this server."""
+        return {
+            "endpoint": f"http://127.0.0.1:{self.server_port}",
+            "access_key_id": ACCESS_KEY,
+            "secret_access_key": SECRET_KEY,
+            "region": "us-east-1",
+            "allow_http": "true",
+            **more,
+        }
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: FaultyS3
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: tests look at what the client tells."""
+
+    def _serve(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        path, conditional = urlsplit(self.path).path, self.headers.get("if-none-match") == "*"
+        with self.server.lock:
+            self.server.requests.append(self.command)
+            status = self.server.fault(self.command, path, conditional)
+            answer = b""
+            if status in (None, DROP_AFTER):
+                done, answer = self._carry_out(path, body, conditional)
+                status = done if status is None else status
+        if status in (DROP_BEFORE, DROP_AFTER):
+            self.close_connection = True
+            return
+        if status >= 300:
+            # As S3 does, it repeats the access key.
+            answer = f"<Error><Code>Code{status}</Code><AWSAccessKeyId>{ACCESS_KEY}</AWSAccessKeyId></Error>".encode()
+        self.send_response(status)
+        self.send_header("etag", '"tag"')
+        self.send_header("last-modified", "Sat, 21 Nov 2026 08:00:00 GMT")
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer)
+
+    def _carry_out(self, path: str, body: bytes, conditional: bool) -> tuple[int, bytes]:
+        objects = self.server.objects
+        if self.command == "PUT":
+            if conditional and self.server.honours_conditions and path in objects:
+                return 412, b""
+            objects[path] = body
+            return 200, b""
+        if self.command == "POST":  # deletes those named
+            keys = re.findall(r"<Key>([^<]+)</Key>", body.decode())
+            for key in keys:
+                objects.pop(f"{path}/{key}", None)
+            deleted = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
+            return 200, f"<DeleteResult>{deleted}</DeleteResult>".encode()
+        query = parse_qs(urlsplit(self.path).query)
+        if "list-type" in query:
+            return 200, self._listing(path, query.get("prefix", [""])[0])
+        return (200, objects[path]) if path in objects else (404, b"")
+
+    def _listing(self, bucket: str, prefix: str) -> bytes:
+        keys = {path.removeprefix(f"{bucket}/"): body for path, body in self.server.objects.items()}
+        contents = "".join(
+            f"<Contents><Key>{key}</Key><Size>{len(body)}</Size><LastModified>2026-11-21T08:00:00.000Z</LastModified></Contents>"
+            for key, body in sorted(keys.items())
+            if key.startswith(prefix)
+        )
+        return f"<ListBucketResult><IsTruncated>false</IsTruncated>{contents}</ListBucketResult>".encode()
+
+    do_PUT = do_GET = do_HEAD = do_POST = _serve
+
+
+@contextmanager
+def faulty_s3() -> Iterator[FaultyS3]:
+    """A running server."""
+    server = FaultyS3()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

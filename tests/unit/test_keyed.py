@@ -1,0 +1,521 @@
+"""Order rules, checks and edges of the keyed store; `test_keyed_machine.py` has its meaning."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from coordinator.errors import InvalidRequestError, OperationOutOfOrderError, VersionNotFoundError, WriterBusyError
+from coordinator.model import StateStoreId
+from store_actors import keyed_table
+from store_actors.delta import delta_path, encode_delta
+from store_actors.keyed import FOUND_COLUMN, HandleState, KeyedShard, ReadHandle, UpdateHandle
+from store_actors.schema import Field, StateSchema
+from store_actors.versions import CHANGE_COLUMN, REMOVED, UPDATED
+
+K = (Field("k", "int64"),)
+V = (Field("v", "int64"),)
+
+
+def rows(**columns: list[Any]) -> pa.Table:
+    return pa.table({name: pa.array(values, pa.int64()) for name, values in columns.items()})
+
+
+def filled(versions: int) -> KeyedShard:
+    """A store whose version n has keys 0..n-1, each with the last version that wrote it: all of them."""
+    shard = KeyedShard(K, V)
+    for version in range(versions):
+        handle = shard.begin(version)
+        handle.put(rows(k=list(range(version + 1)), v=[version + 1] * (version + 1)))
+        handle.commit()
+    return shard
+
+
+def content(handle: ReadHandle | UpdateHandle) -> dict[Any, Any]:
+    return {row["k"]: row["v"] for row in handle.iterator().read_all().to_pylist()}
+
+
+# -- order rules ------------------------------------------------------------------------------------------------------
+
+WRITES: list[Callable[[UpdateHandle], object]] = [
+    lambda handle: handle.put(rows(k=[1], v=[1])),
+    lambda handle: handle.remove(rows(k=[1])),
+    lambda handle: handle.remove_where(pc.field("v") > 0),
+]
+READS: list[Callable[[Any], object]] = [
+    lambda handle: handle.get((1,)),
+    lambda handle: handle.multi_get(rows(k=[1])),
+    lambda handle: handle.iterator(),
+    lambda handle: handle.prefix_scan(rows(k=[1])),
+    lambda handle: handle.range_scan("k"),
+    lambda handle: handle.metrics(),
+    len,
+]
+
+
+@pytest.mark.parametrize("end", ["commit", "abort"])
+@pytest.mark.parametrize("use", [*WRITES, *READS, lambda handle: handle.updates(), lambda handle: handle.prepare()])
+def test_a_handle_is_of_no_use_after_commit_or_abort(end: str, use: Callable[[UpdateHandle], object]) -> None:
+    handle = filled(1).begin(1)
+    getattr(handle, end)()
+    with pytest.raises(OperationOutOfOrderError, match="open a new handle"):
+        use(handle)
+
+
+def test_a_handle_commits_once() -> None:
+    handle = filled(1).begin(1)
+    handle.commit()
+    assert handle.has_committed
+    with pytest.raises(OperationOutOfOrderError, match="commit on a handle that is committed"):
+        handle.commit()
+
+
+def test_what_is_committed_cannot_be_aborted_and_what_is_aborted_cannot_be_committed() -> None:
+    shard = filled(1)
+    committed = shard.begin(1)
+    committed.commit()
+    with pytest.raises(OperationOutOfOrderError):
+        committed.abort()
+    aborted = shard.begin(2)
+    aborted.abort()
+    aborted.abort()  # a task's completion hook may come twice
+    with pytest.raises(OperationOutOfOrderError):
+        aborted.commit()
+    assert shard.version == 2
+
+
+@pytest.mark.parametrize("use", READS)
+def test_a_released_reader_is_of_no_use(use: Callable[[ReadHandle], object]) -> None:
+    reader = filled(1).read()
+    reader.release()
+    reader.release()
+    assert reader.state is HandleState.RELEASED
+    with pytest.raises(OperationOutOfOrderError, match="released"):
+        use(reader)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_prepared_change_is_read_but_not_added_to(write: Callable[[UpdateHandle], object]) -> None:
+    shard = filled(1)
+    handle = shard.begin(1)
+    handle.put(rows(k=[7], v=[7]))
+    change = handle.prepare()
+    assert content(handle) == {0: 1, 7: 7}
+    with pytest.raises(OperationOutOfOrderError, match="prepared"):
+        write(handle)
+    assert handle.commit() is change
+
+
+def test_there_is_one_writer_and_readers_do_not_keep_it_out() -> None:
+    shard = filled(2)
+    reader = shard.read(1)
+    writer = shard.begin(2)
+    with pytest.raises(WriterBusyError) as refused:
+        shard.begin(2)
+    assert refused.value.context["writing"] == 3
+    with pytest.raises(WriterBusyError):
+        shard.load(pa.table({}), 9)
+    writer.abort()
+    shard.begin(2).abort()
+    assert content(reader) == {0: 1}
+
+
+@pytest.mark.parametrize("call", [KeyedShard.begin, KeyedShard.read, KeyedShard.snapshot, KeyedShard.rollback])
+def test_versions_are_not_negative(call: Callable[[KeyedShard, int], object]) -> None:
+    with pytest.raises(VersionNotFoundError, match="counted from 0"):
+        call(filled(1), -1)
+
+
+@pytest.mark.parametrize("call", [KeyedShard.begin, KeyedShard.read, KeyedShard.snapshot])
+@pytest.mark.parametrize("version", [1, 6])
+def test_a_version_that_memory_does_not_hold_is_named(call: Callable[[KeyedShard, int], object], version: int) -> None:
+    with pytest.raises(VersionNotFoundError) as refused:
+        call(filled(5), version)
+    assert refused.value.context == {"version": version, "retained": [3, 4, 5]}
+    copy = pickle.loads(pickle.dumps(refused.value))
+    assert str(copy) == str(refused.value)
+
+
+def test_an_older_version_is_written_anew_after_going_back() -> None:
+    """Spark: commit 1 and 2, redo 2 from 1 with another value."""
+    shard = filled(2)
+    with pytest.raises(InvalidRequestError, match="rollback"):
+        shard.begin(1)
+    assert shard.rollback(1)
+    redo = shard.begin(1)
+    redo.put(rows(k=[0], v=[-2]))
+    redo.commit()
+    assert content(shard.read(2)) == {0: -2}
+    assert not shard.rollback(5)
+
+
+def test_a_reader_keeps_its_version_until_memory_lets_go_of_it() -> None:
+    shard = filled(2)
+    reader = shard.read(2)
+    for version in (2, 3):
+        shard.begin(version).commit()
+        assert content(reader) == {0: 2, 1: 2}
+    shard.begin(4).commit()
+    with pytest.raises(VersionNotFoundError, match="no longer holds"):
+        content(reader)
+
+
+def test_a_reader_of_a_version_made_anew_is_told() -> None:
+    shard = filled(2)
+    reader = shard.read(2)
+    shard.rollback(1)
+    shard.begin(1).commit()
+    with pytest.raises(VersionNotFoundError, match="no longer holds"):
+        reader.get((0,))
+
+
+def test_leaving_a_writer_aborts_it_unless_it_committed() -> None:
+    shard = filled(1)
+
+    def fail() -> None:
+        with shard.begin(1) as handle:
+            handle.put(rows(k=[0], v=[9]))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert (shard.version, content(shard.read())) == (1, {0: 1})
+    with shard.begin(1) as handle:
+        handle.commit()
+    assert shard.version == 2
+
+
+def test_a_handle_of_an_empty_version_is_not_false() -> None:
+    shard = KeyedShard(K, V)
+    assert shard.read()
+    assert len(shard.read()) == 0
+
+
+def test_an_empty_version_commits() -> None:
+    shard = filled(1)
+    change = shard.begin(1).commit(watermark_ms=5000)
+    assert (change.version, change.delta.num_rows, change.watermark_ms, shard.watermark_ms) == (2, 0, 5000, 5000)
+    assert shard.rollback(1)
+    assert shard.watermark_ms == 0
+
+
+# -- batches ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("batch", "column", "wanted"),
+    [
+        (rows(v=[1]), "k", "int64"),
+        (rows(k=[1]), "v", "int64"),
+        (pa.table({"k": pa.array(["1"]), "v": pa.array([1])}), "k", "int64"),
+        (pa.table({"k": pa.array([1]), "v": pa.array([1], pa.int32())}), "v", "int64"),
+        (pa.table([pa.array([1])] * 3, ["k", "v", "k"]), "k", "int64"),
+    ],
+)
+def test_put_names_the_column_and_the_types(batch: pa.Table, column: str, wanted: str) -> None:
+    shard = filled(1)
+    handle = shard.begin(1)
+    with pytest.raises(InvalidRequestError) as refused:
+        handle.put(batch)
+    assert (refused.value.context["column"], refused.value.context["type"]) == (column, wanted)
+    assert content(handle) == {0: 1}
+
+
+@pytest.mark.parametrize("column", ["k", "v"])
+def test_nulls_are_refused_only_where_the_field_says_so(column: str) -> None:
+    batch = rows(k=[1, 2], v=[1, 2]).set_column(["k", "v"].index(column), column, pa.array([None, 2], pa.int64()))
+    loose = KeyedShard(K, V).begin(0)
+    loose.put(batch)
+    assert len(loose) == 2
+    strict = KeyedShard((Field("k", "int64", False),), (Field("v", "int64", False),)).begin(0)
+    with pytest.raises(InvalidRequestError, match="nulls") as refused:
+        strict.put(batch)
+    assert refused.value.context["column"] == column
+    assert len(strict) == 0
+
+
+def test_a_missing_key_of_a_value_that_is_never_null_is_null_and_flagged() -> None:
+    shard = KeyedShard(K, (Field("v", "int64", False),))
+    found = shard.read().multi_get(rows(k=[1]))
+    assert found.to_pylist() == [{"k": 1, "v": None, FOUND_COLUMN: False}]
+    assert shard.read().multi_get(rows(k=[])).num_rows == 0
+
+
+def test_rows_are_copied_out_of_the_callers_batch() -> None:
+    values = np.array([1, 2])
+    handle = KeyedShard(K, V).begin(0)
+    handle.put(pa.table({"k": pa.array(values), "v": pa.array(values)}))
+    values[:] = 0
+    assert content(handle) == {1: 1, 2: 2}
+
+
+def test_the_last_row_of_a_key_wins() -> None:
+    handle = KeyedShard(K, V).begin(0)
+    handle.put(pa.concat_tables([rows(k=[1, 1, 2], v=[1, 2, 3]), rows(k=[2, 3], v=[4, None])]))
+    assert content(handle) == {1: 2, 2: 4, 3: None}
+
+
+@pytest.mark.parametrize(
+    ("keys", "values"),
+    [((), V), (K, K), ((Field("__k", "int64"),), V), ((Field("k", "list<int64>"),), V), (K * 32, ())],
+)
+def test_columns_that_no_store_can_have_are_refused(keys: tuple[Field, ...], values: tuple[Field, ...]) -> None:
+    with pytest.raises(InvalidRequestError):
+        KeyedShard(keys, values)
+
+
+def test_a_set_of_keys_needs_no_values() -> None:
+    shard = KeyedShard(K, ())
+    handle = shard.begin(0)
+    handle.put(rows(k=[1, 1, None]))
+    assert handle.get((None,)) == {}
+    assert handle.get((2,)) is None
+    assert handle.commit().rows_updated == 2
+
+
+@pytest.mark.parametrize("key", [(), (1, 2), ("one",), (2**64,)])
+def test_a_key_that_does_not_fit_is_refused(key: tuple[Any, ...]) -> None:
+    with pytest.raises(InvalidRequestError):
+        filled(1).read().get(key)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        pc.field("w") > 1,
+        pc.field("v") + pc.scalar("x") > 1,
+        lambda batch: [True],
+        lambda batch: np.arange(batch.num_rows),
+    ],
+)
+def test_a_condition_that_cannot_be_evaluated_removes_nothing(condition: Any) -> None:
+    handle = filled(3).begin(3)
+    with pytest.raises(InvalidRequestError, match="nothing was removed"):
+        handle.remove_where(condition)
+    assert len(handle) == 3
+
+
+def test_a_condition_over_many_batches_removes_from_all() -> None:
+    shard = KeyedShard(K, V)
+    handle = shard.begin(0)
+    handle.put(pa.table({"k": pa.array(np.arange(150_000)), "v": pa.array(np.arange(150_000) % 3)}))
+    assert handle.remove_where(pc.field("v") == 1) == 50_000
+    assert handle.remove_where(lambda batch: pc.equal(batch.column("v"), 2).to_numpy(zero_copy_only=False)) == 50_000
+    assert len(handle) == 50_000
+    assert [batch.num_rows for batch in handle.iterator(batch_rows=20_000)] == [20_000, 20_000, 10_000]
+
+
+# -- scans ------------------------------------------------------------------------------------------------------------
+
+
+def test_prefix_scan_sees_uncommitted_puts_until_they_are_aborted() -> None:
+    """Spark's P15, with a null among the prefixes."""
+    fields = (Field("a", "string"), Field("n", "int64"))
+    shard = KeyedShard(fields, V)
+
+    def put(handle: UpdateHandle, letters: list[str | None], numbers: list[int]) -> None:
+        pairs = [(a, n) for a in letters for n in numbers]
+        batch = rows(n=[n for _, n in pairs], v=[n * 10 for _, n in pairs])
+        handle.put(batch.append_column("a", pa.array([a for a, _ in pairs], pa.string())))
+
+    def scan(handle: ReadHandle | UpdateHandle, *letters: str | None) -> list[tuple[str | None, int]]:
+        found = handle.prefix_scan(pa.table({"a": pa.array(letters, pa.string())})).read_all().to_pylist()
+        return sorted(((row["a"], row["n"]) for row in found), key=str)
+
+    with shard.begin(0) as handle:
+        put(handle, ["a", "b", "c", None], [1, 2, 3])
+        handle.commit()
+    handle = shard.begin(1)
+    put(handle, ["c", "d"], [4, 5, 6])
+    assert scan(handle, "c") == [("c", n) for n in range(1, 7)]
+    assert scan(handle, None, "d") == [("d", 4), ("d", 5), ("d", 6), (None, 1), (None, 2), (None, 3)]
+    assert scan(shard.read(1), "c", "d") == [("c", 1), ("c", 2), ("c", 3)]
+    handle.abort()
+    assert scan(shard.read(), "c") == [("c", 1), ("c", 2), ("c", 3)]
+    assert scan(shard.read(), "nothing") == []
+
+
+@pytest.mark.parametrize("columns", [{}, {"n": [1]}, {"a": [1], "n": [1], "v": [1]}])
+def test_a_prefix_is_made_of_leftmost_key_columns(columns: dict[str, list[int]]) -> None:
+    shard = KeyedShard((Field("a", "int64"), Field("n", "int64")), V)
+    with pytest.raises(InvalidRequestError, match="leftmost"):
+        shard.read().prefix_scan(rows(**columns))
+
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+ORDERED: list[tuple[str, list[Any]]] = [
+    ("bool", [False, True]),
+    ("int8", [-128, -1, 0, 127]),
+    ("int64", [-(2**63), -1, 0, 1, 2**63 - 1]),
+    ("float32", [-math.inf, -1.5, 0.0, 1.5, math.inf, math.nan]),
+    ("float64", [-math.inf, -1e300, -0.0, 5e-324, 2.0, math.inf, math.nan]),
+    ("decimal(38,2)", [Decimal("-1e30"), Decimal("-0.01"), Decimal(0), Decimal("1e30")]),
+    ("timestamp", [NOON - timedelta(days=40000), NOON, NOON + timedelta(microseconds=1)]),
+    ("timestamp_ntz", [NOON.replace(tzinfo=None), NOON.replace(tzinfo=None) + timedelta(1)]),
+    ("date32", [date(1960, 1, 1), date(1970, 1, 1), date(2026, 1, 1)]),
+    ("duration", [timedelta(-1), timedelta(0), timedelta(1)]),
+    ("string", ["", "Z", "a", "aa", "b", "ä", "日本", "😀"]),
+    ("binary", [b"", b"\x00", b"\x00\x01", b"\x7f", b"\x80", b"\xff"]),
+]
+
+
+@pytest.mark.parametrize(("type_name", "values"), ORDERED)
+@pytest.mark.parametrize("pending", [False, True])
+def test_range_scan_orders_every_type_of_key(type_name: str, values: list[Any], pending: bool) -> None:
+    field = Field("k", type_name)
+    shard = KeyedShard((field,), V)
+    keys = pa.array([*values[::-1], None], field.arrow().type)
+    handle = shard.begin(0)
+    handle.put(pa.table({"k": keys, "v": pa.array(range(len(keys)))}))
+    handle.commit()
+    reader: Any = shard.read()
+    writer = shard.begin(1)
+    if pending:  # the reader finds its rows under what the writer overwrote
+        writer.remove(pa.table({"k": keys.slice(0, 2)}))
+        writer.put(pa.table({"k": keys.slice(2), "v": pa.array([-1] * (len(keys) - 2))}))
+
+    def scan(start: Any, end: Any) -> list[int]:
+        return reader.range_scan("k", start, end, batch_rows=2).read_all().column("v").to_pylist()
+
+    count = len(values)
+    ascending = list(range(count - 1, -1, -1))
+    assert scan(None, None) == [*ascending, count]
+    for begin in range(count):
+        assert scan(values[begin], None) == [*ascending[begin:], count]
+        for end in range(count):
+            assert scan(values[begin], values[end]) == ascending[begin:end]
+
+
+def test_ranges_are_scanned_by_key_columns_with_ends_of_their_type() -> None:
+    reader = filled(1).read()
+    with pytest.raises(InvalidRequestError, match="key column"):
+        reader.range_scan("v")
+    with pytest.raises(InvalidRequestError) as refused:
+        reader.range_scan("k", start="a")
+    assert refused.value.context["type"] == "int64"
+
+
+def test_a_scan_goes_on_while_every_row_is_replaced_and_the_store_is_gone() -> None:
+    shard = KeyedShard(K, V)
+    handle = shard.begin(0)
+    handle.put(pa.table({"k": pa.array(np.arange(1000)), "v": pa.array(np.arange(1000))}))
+    scan = handle.iterator(batch_rows=10)
+    seen: dict[int, int] = {}
+    for batch in scan:
+        for row in batch.to_pylist():
+            seen[row["k"]] = row["v"]
+            if row["k"] % 100 == 0:
+                handle.remove(rows(k=[row["k"] + 1]))
+                handle.put(rows(k=[row["k"] + 2, row["k"] + 5000], v=[-1, -1]))
+    assert seen == {key: key for key in range(1000)}
+    again = handle.iterator()
+    del shard, handle
+    assert again.read_all().num_rows == 1000
+    assert again.read_all().num_rows == 0
+
+
+def test_a_closed_scan_gives_nothing() -> None:
+    scan = filled(3).read().iterator(batch_rows=1)
+    assert next(scan).num_rows == 1
+    scan.close()
+    assert list(scan) == []
+
+
+# -- what changed -----------------------------------------------------------------------------------------------------
+
+
+def test_only_net_changes_are_told_and_written() -> None:
+    shard = filled(4)
+    handle = shard.begin(4)
+    handle.put(rows(k=[0, 1, 2, 50, 51], v=[4, 9, 9, 9, 9]))  # 0 as it was
+    handle.remove(rows(k=[2, 50, 77]))
+    handle.remove(rows(k=[3]))
+    handle.put(rows(k=[3], v=[4]))  # removed and put back as it was
+    changes = {row["k"]: (row["v"], row[CHANGE_COLUMN]) for row in handle.updates().to_pylist()}
+    assert changes == {1: (9, "changed"), 2: (4, "removed"), 51: (9, "added")}
+    metrics = handle.metrics()
+    assert (metrics.num_keys, metrics.rows_updated, metrics.rows_removed) == (4, 4, 1)
+    change = handle.commit()
+    delta = {row["k"]: (row["v"], row[CHANGE_COLUMN]) for row in change.delta.to_pylist()}
+    assert delta == {1: (9, UPDATED), 2: (4, REMOVED), 51: (9, UPDATED)}
+    assert (change.rows_in, change.rows_updated, change.rows_removed) == (10, 4, 1)
+
+
+def test_a_delta_is_a_file_like_any_other() -> None:
+    shard = filled(1)
+    change = shard.begin(1).commit()
+    data, _ = encode_delta(change, shard.schema)
+    table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+    assert table.schema.names == ["k", "v", CHANGE_COLUMN]
+    assert delta_path(StateStoreId("x/s", 0, 3, "timers"), 2, "id") == "s/0/3/timers/2-id.delta"
+    assert StateSchema.from_json(shard.schema.to_json()) == shard.schema
+
+
+def test_removing_a_key_is_counted() -> None:
+    """Spark's P16."""
+    shard = filled(5)
+    assert shard.read().metrics().num_keys == 5
+    handle = shard.begin(5)
+    assert handle.remove(rows(k=[0, 0, 99])) == 1
+    handle.commit()
+    assert shard.read().metrics().num_keys == 4
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_strings_that_no_version_holds_are_dropped() -> None:
+    shard = KeyedShard((Field("k", "string"),), (Field("v", "binary"),))
+    keys = pa.array([f"key {number}" for number in range(1000)])
+    sizes = []
+    for version in range(60):
+        handle = shard.begin(version)
+        values = pa.array([f"{version} {number}".encode() * 20 for number in range(1000)], pa.binary())
+        handle.put(pa.table({"k": keys, "v": values}))
+        handle.commit()
+        sizes.append(shard.nbytes)
+        assert shard.read(max(0, version)).get(("key 7",)) == (
+            {"v": f"{version - 1} 7".encode() * 20} if version else None
+        )
+    assert max(sizes[30:]) <= 1.5 * max(sizes[:30])
+
+
+def test_many_columns_have_their_own_null_flags() -> None:
+    fields = tuple(Field(f"v{number}", "int64") for number in range(100))
+    handle = KeyedShard(K, fields).begin(0)
+    lines = [
+        {"k": key, **{f"v{number}": None if (number * key) % 3 else number for number in range(100)}}
+        for key in range(20)
+    ]
+    handle.put(pa.Table.from_pylist(lines, schema=pa.schema([field.arrow() for field in (*K, *fields)])))
+    assert sorted(handle.iterator().read_all().to_pylist(), key=lambda row: row["k"]) == lines
+
+
+def test_an_open_reader_survives_the_renumbering_of_strings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyed_table, "_SMALL_POOL", -(1 << 40))
+    shard = KeyedShard((Field("k", "string"),), (Field("v", "string"),))
+    with shard.begin(0) as handle:
+        handle.put(pa.table({"k": ["first"], "v": ["0"]}))  # dropped when version 1 is, and all later ids move
+        handle.commit()
+    with shard.begin(1) as handle:
+        handle.remove(pa.table({"k": ["first"]}))
+        handle.put(pa.table({"k": ["x", "y", "z"], "v": ["1", "2", "3"]}))
+        handle.commit()
+    reader = shard.read(2)
+    for version, gone in ((2, "x"), (3, "y")):
+        with shard.begin(version) as handle:
+            handle.remove(pa.table({"k": [gone]}))
+            handle.put(pa.table({"k": ["z"], "v": [f"new {version}"]}))
+            assert content(reader) == {"x": "1", "y": "2", "z": "3"}
+            handle.commit()
+        assert content(reader) == {"x": "1", "y": "2", "z": "3"}
+        assert reader.get(("z",)) == {"v": "3"}

@@ -1,0 +1,243 @@
+"""Snapshots, retention, recovery and cleaning, on a real ledger and store over objects in memory; no Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+
+from coordinator.cleanup import Pins, check_age, orphans, prunable_records
+from coordinator.core import StateLedger
+from coordinator.errors import CorruptStateError, FencedError, InvalidRequestError, StateMismatchError
+from coordinator.manifest_log import LedgerKeeper, ManifestLog
+from coordinator.model import StateStoreId
+from coordinator.storage import MemoryObjectStore, ObjectInfo
+from tests.unit.test_store import SCHEMA, Fleet, counts
+
+SHARD = StateStoreId("memory:///s", 0, 0)
+
+
+def filled(batches: int, snapshots: tuple[int, ...] = ()) -> Fleet:
+    """A fleet whose only shard has counted one "a" a batch, with snapshots after some of them."""
+    fleet = Fleet()
+    for batch in range(batches):
+        fleet.apply(batch, "a" + "b" * (batch == 0))
+        if batch + 1 in snapshots:
+            fleet.store.maintain(1)
+    return fleet
+
+
+def files(fleet: Fleet, suffix: str) -> list[str]:
+    return [info.path for info in fleet.objects.list("s/0") if info.path.endswith(suffix)]
+
+
+def restarted(fleet: Fleet) -> Fleet:
+    fleet.store = fleet.new_store()
+    return fleet
+
+
+def test_a_snapshot_is_written_once_enough_deltas_have_piled_up() -> None:
+    fleet = Fleet()
+    for batch in range(7):
+        fleet.apply(batch, "a")
+        fleet.store.maintain(3)
+    assert [int(path.split("/")[-1].split("-")[0]) for path in files(fleet, ".snapshot")] == [3, 6]
+    assert restarted(fleet).apply(7, "a") == {"a": 8}
+    assert (fleet.store.metrics.snapshots_loaded, fleet.store.metrics.deltas_loaded) == (1, 1)
+
+
+def test_every_retained_version_is_readable() -> None:
+    fleet = filled(6, (2, 4))
+    for version in range(7):
+        expected = {} if version == 0 else {"a": version, "b": 1}
+        assert counts(fleet.store.read(SHARD, version, SCHEMA)) == expected
+
+
+def test_a_damaged_or_missing_snapshot_is_passed_over() -> None:
+    fleet = filled(6, (2, 5))
+    older, newest = files(fleet, ".snapshot")
+    content = fleet.objects.get(newest)
+    fleet.objects.put(newest, content[:-20])
+    assert restarted(fleet).apply(6, "a") == {"a": 7}
+    assert (fleet.store.metrics.snapshots_skipped, fleet.store.metrics.snapshots_loaded) == (1, 1)
+    fleet.objects.delete(newest)
+    fleet.objects.put(older, b"nothing")
+    assert restarted(fleet).apply(7, "a") == {"a": 8}
+    assert (fleet.store.metrics.snapshots_skipped, fleet.store.metrics.snapshots_loaded) == (2, 0)
+    assert fleet.store.metrics.deltas_loaded == 7
+
+
+def test_a_damaged_delta_is_named_with_what_can_still_be_read() -> None:
+    fleet = filled(6, (2,))
+    (delta,) = [path for path in files(fleet, ".delta") if "/4-" in path]
+    fleet.objects.put(delta, b"PAR1" + fleet.objects.get(delta)[4:])
+    with pytest.raises(CorruptStateError, match=rf"{delta}.*partition=`0` version=`4` readable_up_to_version=`3`"):
+        fleet.store.read(SHARD, 6, SCHEMA)
+    assert counts(fleet.store.read(SHARD, 3, SCHEMA)) == {"a": 3, "b": 1}
+
+
+def test_truncation_keeps_the_newest_snapshot_that_covers_the_retained_versions() -> None:
+    fleet = filled(12, (3, 6, 9, 12))
+    assert fleet.coordinator.truncate(5) == {(0, "default"): 6}  # versions 8 to 12 need the snapshot at 6
+    assert fleet.coordinator.truncate(5) == {}
+    assert counts(fleet.store.read(SHARD, 8, SCHEMA)) == {"a": 8, "b": 1}
+    assert counts(fleet.store.read(SHARD, 6, SCHEMA)) == {"a": 6, "b": 1}
+    with pytest.raises(InvalidRequestError, match="oldest=`6`"):
+        fleet.store.read(SHARD, 5, SCHEMA)
+    gone = set(files(fleet, "")) - fleet.coordinator.referenced()
+    assert sorted(int(path.split("/")[-1].split("-")[0]) for path in gone) == [1, 2, 3, 3, 4, 5]
+    for path in gone:
+        fleet.objects.delete(path)
+    assert restarted(fleet).apply(12, "a") == {"a": 13}
+
+
+def test_a_checkpoint_older_than_what_is_retained_is_refused_rather_than_read_as_empty() -> None:
+    fleet = filled(12, (3, 6, 9, 12))
+    fleet.coordinator.truncate(2)
+    with pytest.raises(StateMismatchError, match="ahead of the checkpoint"):
+        fleet.apply(4, "a", "run-2")
+    assert fleet.apply(12, "a", "run-3") == {"a": 13}
+
+
+def test_a_snapshot_of_a_superseded_commit_never_counts() -> None:
+    fleet = filled(3)
+    (entry, *_) = fleet.coordinator.load_plan("s", 0, 3).deltas[::-1]
+    assert fleet.apply(2, "aa", "run-2") == {"a": 4}
+    ledger_size = len(fleet.coordinator.referenced())
+    held = next(iter(fleet.store._held.values()))
+    assert held.newest is not None
+    held.newest = (replace(held.newest[0], attempt_id=entry.attempt_id), held.newest[1])
+    fleet.store.maintain(1)
+    assert files(fleet, ".snapshot") == []
+    assert len(fleet.coordinator.referenced()) == ledger_size
+
+
+def test_replaying_a_version_drops_the_snapshots_that_showed_it() -> None:
+    fleet = filled(4, (2, 4))
+    assert fleet.apply(3, "aaa", "run-2") == {"a": 6}
+    assert len(fleet.coordinator.load_plan("s", 0, 4).snapshots) == 1
+    assert counts(restarted(fleet).store.read(SHARD, 4, SCHEMA)) == {"a": 6, "b": 1}
+
+
+def test_a_failing_snapshot_is_counted_and_the_next_round_writes_it() -> None:
+    fleet = filled(3)
+    put, fleet.objects.put = fleet.objects.put, refuse  # type: ignore[method-assign]
+    fleet.store.maintain(1)
+    assert fleet.store.metrics.maintenance_failures == 1
+    fleet.objects.put = put  # type: ignore[method-assign]
+    fleet.store.maintain(1)
+    assert len(files(fleet, ".snapshot")) == 1
+
+
+def refuse(path: str, data: bytes) -> None:
+    raise OSError("the disk is full")
+
+
+def test_a_shard_that_is_leased_elsewhere_is_unloaded() -> None:
+    fleet = filled(3)
+    fleet.store.maintain(99)
+    assert len(fleet.store.loaded()) == 1
+    fleet.coordinator.elsewhere = True
+    fleet.store.maintain(99)
+    assert fleet.store.loaded() == []
+    assert fleet.store.metrics.shards_unloaded == 1
+
+
+def test_snapshots_of_strings_stay_as_they_were_while_the_shard_goes_on() -> None:
+    fleet = Fleet()
+    fleet.apply(0, "abc")
+    (held,) = fleet.store._held.values()
+    assert held.shard is not None
+    frozen = held.shard.table.frozen()
+    for batch in range(1, 60):
+        fleet.apply(batch, "".join(chr(200 + batch * 40 + n) for n in range(40)))
+    assert counts(frozen.decode(frozen.rows)) == {"a": 1, "b": 1, "c": 1}
+
+
+# -- cleaning ------------------------------------------------------------------------------------------------------
+
+
+def info(path: str, age_s: float) -> ObjectInfo:
+    return ObjectInfo(path, 1, 10_000 - age_s)
+
+
+def test_only_old_unneeded_data_files_are_orphans() -> None:
+    infos = [
+        info("s/0/1/3-aa.delta", 500),
+        info("s/0/1/3-bb.delta", 500),
+        info("s/0/1/names/3-bb.snapshot", 500),
+        info("s/0/1/4-cc.delta", 5),
+        info("s/0/1/5-dd.snapshot", 500),
+        info("s/metadata.json", 500),
+        info("s/notes-of-a-user.txt", 500),
+    ]
+    found = orphans(infos, {"s/0/1/3-aa.delta"}, {"s/0/1/5-dd.snapshot"}, 10_000, 100)
+    assert [one.path for one in found] == ["s/0/1/3-bb.delta", "s/0/1/names/3-bb.snapshot"]
+
+
+def test_records_are_needed_from_the_second_newest_checkpoint_on() -> None:
+    infos = [info(f"s/manifest/{seq:020d}.json", 500) for seq in range(1, 200)]
+    assert prunable_records([*infos, info(f"s/checkpoints/{64:020d}.json", 500)], 10_000, 100) == []
+    checkpoints = [info(f"s/checkpoints/{seq:020d}.json", 500) for seq in (64, 128, 192)]
+    gone = {one.path for one in prunable_records([*infos, *checkpoints], 10_000, 100)}
+    assert gone == {one.path for one in infos[:128]} | {checkpoints[0].path}
+    assert prunable_records([*infos, *checkpoints], 10_000, 1000) == []
+
+
+def test_pinned_files_are_let_go_after_their_time() -> None:
+    pins = Pins(60)
+    pins.add(["a"], 100)
+    pins.add(["b"], 130)
+    assert pins.current(150) == {"a", "b"}
+    assert pins.current(170) == {"b"}
+
+
+def test_a_commit_that_took_too_long_is_refused_before_its_file_can_be_cleaned() -> None:
+    check_age("f", 0, 1_700_000, 3600)
+    with pytest.raises(FencedError, match="too long"):
+        check_age("f", 0, 1_900_000, 3600)
+
+
+# -- a coordinator that was away --------------------------------------------------------------------------------------
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_coordinator_that_slept_reads_the_log_before_it_answers_or_appends() -> None:
+    store = MemoryObjectStore()
+    clock = Clock()
+
+    def bump(ledger: StateLedger) -> tuple[list[dict[str, object]], int]:
+        record = {"kind": "run_started", "run_id": f"r{ledger.epoch}", "query_id": "q", "batch_id": 0}
+        return [{**record, "epoch": ledger.epoch + 1}], ledger.epoch + 1
+
+    async def scenario() -> None:
+        sleeper = LedgerKeeper(ManifestLog(store, "s", "sleeper"), max_age_s=100, clock=clock)
+        await sleeper.open()
+        assert await sleeper.submit(bump) == 1
+        successor = LedgerKeeper(ManifestLog(store, "s", "successor"), max_age_s=100, clock=clock)
+        await successor.open()
+        for _ in range(130):
+            await successor.submit(bump)
+        # An answer without an append is current, too.
+        assert await sleeper.submit(lambda ledger: ([], ledger.epoch)) == 131
+        for _ in range(130):
+            await successor.submit(bump)
+        clock.now_s = 1000.0
+        # Its next place was used and cleaned away: taking it would count what nobody will ever read.
+        for old in prunable_records(store.list("s"), time.time(), 0):
+            store.delete(old.path)
+        assert await sleeper.submit(bump) == 262
+        fresh = LedgerKeeper(ManifestLog(store, "s", "fresh"), clock=clock)
+        await fresh.open()
+        assert fresh.ledger is not None
+        assert fresh.ledger.epoch == 262
+
+    asyncio.run(scenario())

@@ -1,0 +1,270 @@
+"""Sessions on keyed stores: versions, commits of several stores together, takeovers, replays, schema evolution; no Ray."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from coordinator.errors import (
+    FencedError,
+    InvalidRequestError,
+    OperationOutOfOrderError,
+    StateMismatchError,
+    WriterBusyError,
+)
+from coordinator.model import TaskIdentity
+from store_actors.messages import OpenRequest, StoreSpec
+from store_actors.schema import Field
+from store_actors.sessions import KeyedStores
+from store_actors.store import StoreMetrics
+from tests.unit.test_store import Coordinator
+from tests.unit.test_store import Fleet as AggregationFleet
+
+COUNTS = StoreSpec("default", (Field("k", "string"),), (Field("n", "int64"),))
+NAMES = StoreSpec("names", (Field("id", "int64"),), (Field("name", "string"),))
+
+
+class Fleet:
+    """Keyed stores over one object store."""
+
+    def __init__(self) -> None:
+        self.objects = AggregationFleet().objects
+        self.coordinator = Coordinator(self.objects)
+        self.stores = self.new_stores()
+
+    def new_stores(self) -> KeyedStores:
+        return KeyedStores(self.objects, self.coordinator, StoreMetrics())
+
+    def request(self, batch: int, run: str = "run-1", attempt: int = 0, *specs: StoreSpec) -> OpenRequest:
+        task = TaskIdentity("s", "query", run, batch, 0, attempt, "executor")
+        grant = self.coordinator.lease(task, "a")
+        return OpenRequest(task, grant.lease, grant.base_version, specs or (COUNTS,))
+
+    def open(self, batch: int, run: str = "run-1", attempt: int = 0, *specs: StoreSpec) -> str:
+        return self.stores.open_update(self.request(batch, run, attempt, *specs))[0]
+
+    def put(self, session: str, **counts: int) -> None:
+        self.call(session, "put", pa.record_batch({"k": list(counts), "n": pa.array(counts.values(), pa.int64())}))
+
+    def call(self, session: str, method: str, *args: Any, store: str = "default") -> Any:
+        return self.stores.call(session, store, method, args)
+
+    def write(self, batch: int, run: str = "run-1", **counts: int) -> int:
+        session = self.open(batch, run)
+        self.put(session, **counts)
+        return self.stores.commit(session)
+
+    def read(self, version: int, *specs: StoreSpec) -> list[dict[str, Any]]:
+        session, _ = self.stores.open_read(self.request(version, self.run, 0, *(specs or (COUNTS,))))
+        scan = self.call(session, "iterator", store=(specs or (COUNTS,))[0].name)
+        found: list[dict[str, Any]] = []
+        while (batch := self.stores.next_batch(session, scan)) is not None:
+            found += batch.to_pylist()
+        return sorted(found, key=str)
+
+    run = "run-1"
+
+
+def test_a_batch_reads_its_version_and_commits_the_next() -> None:
+    fleet = Fleet()
+    assert fleet.write(0, a=1, b=2) == 1
+    session = fleet.open(1)
+    assert fleet.call(session, "get", ("a",)) == {"n": 1}
+    fleet.put(session, a=5)
+    assert fleet.call(session, "remove_key", ("b",)) == 1
+    assert fleet.stores.commit(session) == 2
+    assert fleet.stores.commit(session) == 2, "a lost answer is repeated"
+    assert fleet.read(2) == [{"k": "a", "n": 5}]
+    assert fleet.read(1) == [{"k": "a", "n": 1}, {"k": "b", "n": 2}]
+    assert fleet.read(0) == []
+
+
+def test_an_aborted_session_leaves_nothing() -> None:
+    fleet = Fleet()
+    fleet.write(0, a=1)
+    session = fleet.open(1)
+    fleet.put(session, a=9, c=9)
+    fleet.stores.end(session)
+    with pytest.raises(OperationOutOfOrderError, match="aborted"):
+        fleet.put(session, a=1)
+    with pytest.raises(OperationOutOfOrderError):
+        fleet.stores.commit(session)
+    assert fleet.write(1, b=2) == 2
+    assert fleet.read(2) == [{"k": "a", "n": 1}, {"k": "b", "n": 2}]
+
+
+def test_a_second_writer_is_refused_and_a_retried_task_takes_over() -> None:
+    fleet = Fleet()
+    fleet.write(0, a=1)
+    first = fleet.open(1)
+    fleet.put(first, a=100)
+    with pytest.raises(WriterBusyError):
+        fleet.open(1)
+    retry = fleet.open(1, attempt=1)
+    fleet.put(retry, a=2)
+    with pytest.raises(FencedError, match="newer attempt"):
+        fleet.put(first, a=3)
+    with pytest.raises(FencedError):
+        fleet.stores.commit(first)
+    assert fleet.stores.commit(retry) == 2
+    assert fleet.read(2) == [{"k": "a", "n": 2}]
+
+
+def test_a_task_repeated_after_its_commit_adopts_what_counts() -> None:
+    fleet = Fleet()
+    fleet.write(0, a=1)
+    fleet.write(1, a=2)
+    repeated = fleet.open(1, attempt=1)
+    assert fleet.call(repeated, "get", ("a",)) == {"n": 1}
+    fleet.put(repeated, a=2)
+    assert fleet.stores.commit(repeated) == 2
+    assert fleet.stores._metrics.adopted_commits == 1
+    assert len(fleet.coordinator.load_plan("s", 0, 2).deltas) == 2
+    assert fleet.write(2, b=1) == 3
+    assert fleet.read(3) == [{"k": "a", "n": 2}, {"k": "b", "n": 1}]
+
+
+def test_a_new_run_replays_and_supersedes_and_the_old_one_is_fenced() -> None:
+    fleet = Fleet()
+    fleet.write(0, a=1)
+    fleet.write(1, a=2)
+    old = fleet.open(2)
+    fleet.put(old, a=3)
+    fleet.run = "run-2"
+    assert fleet.write(1, "run-2", a=20) == 2
+    with pytest.raises(FencedError):
+        fleet.stores.commit(old)
+    assert fleet.read(2) == [{"k": "a", "n": 20}]
+    fleet.stores = fleet.new_stores()
+    assert fleet.read(2) == [{"k": "a", "n": 20}]
+
+
+def test_named_stores_commit_together_and_one_may_come_later() -> None:
+    fleet = Fleet()
+    fleet.write(0, a=1)
+    session = fleet.open(1, "run-1", 0, COUNTS, NAMES)
+    fleet.put(session, a=2)
+    fleet.call(session, "put_row", {"id": 7, "name": "seven"}, store="names")
+    before = len(fleet.objects.list("s/manifest"))
+    assert fleet.stores.commit(session) == 2
+    assert len(fleet.objects.list("s/manifest")) == before + 1
+    assert any(info.path.startswith("s/0/0/names/2-") for info in fleet.objects.list("s"))
+    fleet.write(2, a=3)  # the other store stays as it is
+    assert fleet.read(3, NAMES) == [{"id": 7, "name": "seven"}]
+    fleet.stores = fleet.new_stores()
+    session = fleet.open(3, "run-1", 0, COUNTS, NAMES)
+    assert fleet.call(session, "get", (7,), store="names") == {"name": "seven"}
+    assert fleet.call(session, "get", ("a",)) == {"n": 3}
+    with pytest.raises(InvalidRequestError, match="without this store"):
+        fleet.call(session, "get", (7,), store="nowhere")
+
+
+def test_a_reader_keeps_its_version_while_the_next_ones_are_written() -> None:
+    fleet = Fleet()
+    fleet.write(0, a=1)
+    reader, _ = fleet.stores.open_read(fleet.request(1))
+    scan = fleet.call(reader, "iterator")
+    fleet.write(1, a=2, b=1)
+    assert fleet.call(reader, "get", ("a",)) == {"n": 1}
+    assert fleet.call(reader, "get", ("b",)) is None
+    batch = fleet.stores.next_batch(reader, scan)
+    assert batch is not None
+    assert batch.to_pylist() == [{"k": "a", "n": 1}]
+    with pytest.raises(InvalidRequestError, match="release it"):
+        fleet.stores.commit(reader)
+    fleet.stores.end(reader)
+    with pytest.raises(OperationOutOfOrderError, match="released"):
+        fleet.call(reader, "get", ("a",))
+
+
+def test_a_commit_whose_answer_was_lost_is_not_lost() -> None:
+    fleet = Fleet()
+    fleet.write(0, a=1)
+    session = fleet.open(1)
+    fleet.put(session, a=2)
+    commit_all = fleet.coordinator.commit_all
+
+    def lose(*args: Any) -> Any:
+        commit_all(*args)
+        raise ConnectionError("the answer was lost")
+
+    fleet.coordinator.commit_all = lose  # type: ignore[method-assign]
+    with pytest.raises(ConnectionError):
+        fleet.stores.commit(session)
+    fleet.coordinator.commit_all = commit_all  # type: ignore[method-assign]
+    retry = fleet.open(1, attempt=1)
+    fleet.put(retry, a=2)
+    assert fleet.stores.commit(retry) == 2
+    assert fleet.read(2) == [{"k": "a", "n": 2}]
+
+
+WIDER = StoreSpec("default", COUNTS.keys, (Field("note", "string"), Field("n", "float64")))
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_value_columns_may_be_added_dropped_and_widened(restart: bool) -> None:
+    fleet = Fleet()
+    narrow = StoreSpec("default", COUNTS.keys, (Field("n", "int32"), Field("gone", "bool")))
+    session = fleet.open(0, "run-1", 0, narrow)
+    fleet.call(session, "put_row", {"k": "a", "n": 7, "gone": True})
+    fleet.stores.commit(session)
+    if restart:
+        fleet.stores = fleet.new_stores()
+    session = fleet.open(1, "run-1", 0, WIDER)
+    assert fleet.call(session, "get", ("a",)) == {"note": None, "n": 7.0}
+    fleet.call(session, "put_row", {"k": "b", "n": 0.5, "note": "x"})
+    fleet.stores.commit(session)
+    assert fleet.read(1, narrow) == [{"k": "a", "n": 7, "gone": True}]
+    fleet.stores = fleet.new_stores()
+    assert fleet.read(2, WIDER) == [{"k": "a", "note": None, "n": 7.0}, {"k": "b", "note": "x", "n": 0.5}]
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        (StoreSpec("default", (Field("k", "int64"),), COUNTS.values), "key columns are fixed"),
+        (StoreSpec("default", COUNTS.keys, (Field("n", "int32"),)), "n cannot become int32"),
+        (StoreSpec("default", COUNTS.keys, (*COUNTS.values, Field("new", "bool", False))), "new must be nullable"),
+    ],
+)
+def test_other_changes_are_refused_with_both_schemas(spec: StoreSpec, told: str) -> None:
+    fleet = Fleet()
+    fleet.write(0, a=1)
+    with pytest.raises(StateMismatchError, match=rf"{told}.*written=`k string, n int64` asked="):
+        fleet.open(1, "run-1", 0, spec)
+    assert fleet.write(1, a=2) == 2
+
+
+def test_snapshots_of_named_stores_are_written_beside_an_open_update_and_read() -> None:
+    fleet = Fleet()
+    session = fleet.open(0, "run-1", 0, COUNTS, NAMES)
+    fleet.put(session, a=1)
+    fleet.call(session, "put_row", {"id": 7, "name": "seven"}, store="names")
+    fleet.stores.commit(session)
+    session = fleet.open(1, "run-1", 0, COUNTS, NAMES)
+    fleet.put(session, a=2, b=2)
+    fleet.stores.maintain(2)
+    assert fleet.stores._metrics.snapshots_written == 0
+    fleet.stores.maintain(1)
+    assert fleet.stores._metrics.snapshots_written == 2
+    fleet.stores.maintain(1)
+    assert fleet.stores._metrics.snapshots_written == 2
+    fleet.stores.commit(session)
+    fleet.stores = fleet.new_stores()
+    assert fleet.read(1) == [{"k": "a", "n": 1}]
+    assert fleet.read(2) == [{"k": "a", "n": 2}, {"k": "b", "n": 2}]
+    assert fleet.read(1, NAMES) == [{"id": 7, "name": "seven"}]
+    assert fleet.stores._metrics.snapshots_loaded == 3
+
+
+def test_a_partition_that_is_leased_elsewhere_is_let_go_and_its_writer_fenced() -> None:
+    fleet = Fleet()
+    fleet.write(0, a=1)
+    session = fleet.open(1)
+    fleet.coordinator.elsewhere = True
+    fleet.stores.maintain(99)
+    with pytest.raises(FencedError):
+        fleet.put(session, a=2)
+    assert fleet.stores._metrics.shards_unloaded == 1
