@@ -1,0 +1,14 @@
+"""Deterministic simulation of the commit protocol: the project's own code under a simulated Ray, Spark and object store.
+
+One seed is one schedule: which party goes on at each storage or message step, what the storage answers, who dies, who is
+replaced while it sleeps and wakes up later. Nothing waits, and the same seed gives the same trace.
+
+- ``scheduler.py``: parties and fibers, one of which runs at a time
+- ``event_loop.py``: asyncio for the coordinator, without threads or clock
+- ``cluster.py``: Ray: named actors, their lives, messages
+- ``storage.py``: an object store that loses answers
+- ``workload.py``: the input of each batch and what the serial model makes of it
+- ``spark.py``: drivers, executors, task attempts, the commit log
+- ``audit.py``: what must hold
+- ``world.py``: one schedule; ``planted.py``: bugs that must be found
+"""

@@ -1,0 +1,56 @@
+"""``python -m tests.simulation --seed N`` replays a schedule; ``--seeds N [--from M]`` runs many."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+
+from tests.simulation.many import Totals, run_many
+from tests.simulation.world import run_seed
+
+
+def main() -> int:
+    """Run what was asked; 1 if a schedule failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--seed", type=int, help="run this schedule and print its trace")
+    what.add_argument("--seeds", type=int, help="run this many schedules and print totals")
+    parser.add_argument("--from", type=int, default=0, dest="first", help="first of --seeds")
+    parser.add_argument("--jobs", type=int, help="processes (default: one a core)")
+    parser.add_argument("--harsh", action="store_true", help="with --seed: the worst weather there is")
+    arguments = parser.parse_args()
+    if arguments.seed is not None:
+        return replay(arguments.seed, harsh=arguments.harsh)
+    return survey(range(arguments.first, arguments.first + arguments.seeds), arguments.jobs)
+
+
+def replay(seed: int, *, harsh: bool) -> int:
+    """Run one schedule and tell all of it."""
+    outcome = run_seed(seed, harsh=harsh)
+    print(outcome.told())
+    if outcome.error is None:
+        return 0
+    traceback.print_exception(outcome.error)
+    return 1
+
+
+def survey(seeds: range, jobs: int | None) -> int:
+    """Run many schedules; the first failed one with its trace, the others by their number."""
+    started_s, totals = time.perf_counter(), Totals()
+    for totals in run_many(seeds, jobs):
+        if totals.failed:
+            break
+    taken_s = time.perf_counter() - started_s
+    for told in list(totals.failed.values())[:1]:
+        print(told)
+    print(f"{totals.schedules} schedules, {totals.steps} steps, {totals.records} records, {taken_s:.1f} s", end=", ")
+    print(f"{totals.schedules / taken_s:.1f} schedules/s; failed: {sorted(totals.failed)}")
+    for kind, count in sorted(totals.faults.items()):
+        print(f"  {kind:32} {count}")
+    return 1 if totals.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

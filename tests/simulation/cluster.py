@@ -1,0 +1,250 @@
+"""A simulated Ray: named actors with several lives, and messages that are delayed, reordered and lost.
+
+The project's Coordinator, StoreActor and FleetClient run on it unchanged. What Ray promises is kept: a call arrives at most
+once; a caller that gets an answer got the method's; a caller that gets a RayActorError knows nothing.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from ray.exceptions import RayActorError, RayTaskError
+
+from coordinator.errors import StateStoreError
+from tests.simulation.clock import SimulatedClock
+from tests.simulation.event_loop import SimulatedLoop, run_at_once
+from tests.simulation.scheduler import Party, Scheduler
+
+__all__ = ["Cluster", "Life", "SimulatedRay"]
+
+
+class Ref:
+    """The answer to a call, once there is one."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self.value: Any = None
+        self.error: Exception | None = None
+
+    def settle(self, value: Any, error: Exception | None) -> None:
+        if not self.done:
+            self.done, self.value, self.error = True, value, error
+
+
+class Life(Party):
+    """One life of a named actor: a process that holds one instance of an actor class.
+
+    Parameters
+    ----------
+    make
+        Makes the actor, as a fiber of this life.
+    """
+
+    def __init__(self, cluster: Cluster, name: str, label: str, node: str, make: Callable[[], Any]) -> None:
+        super().__init__(label, node)
+        self.actor_name, self.make = name, make
+        self.actor: Any = None
+        self.owed: list[Ref] = []
+        self._cluster = cluster
+        cluster.scheduler.spawn(self, self._boot)
+
+    def _boot(self) -> None:
+        try:
+            self.actor = self.make()
+        except StateStoreError as error:
+            # Ray ends an actor whose constructor fails; whoever needs it next has it made anew.
+            self._cluster.scheduler.log(self.name, f"does not start: {type(error).__name__}")
+            self._cluster.scheduler.later(lambda: self._cluster.end(self))
+
+    def can_receive(self) -> bool:
+        return self.dead or (self.actor is not None and self.frozen_until <= self._cluster.scheduler.now)
+
+    def receive(self, method: str, args: tuple[Any, ...], ref: Ref) -> None:
+        """Run a method in a thread of the process."""
+        self._cluster.scheduler.spawn(self, lambda: self._serve(method, args, ref))
+
+    def _serve(self, method: str, args: tuple[Any, ...], ref: Ref) -> None:
+        try:
+            value = getattr(self.actor, method)(*args)
+        except Exception as error:  # noqa: BLE001 - Ray hands a method's error to its caller
+            self.answer(method, ref, None, error)
+        else:
+            self.answer(method, ref, value, None)
+
+    def answer(self, method: str, ref: Ref, value: Any, error: Exception | None) -> None:
+        """Send a result on its way."""
+        said = f"raises {type(error).__name__}" if error else "answers"
+        self._cluster.scheduler.log(self.name, f"{method} {said}")
+        told = None if error is None else _as_ray_tells(method, error)
+        self._cluster.scheduler.later(lambda: ref.settle(value, told))
+
+
+class AsyncLife(Life):
+    """A life of an asynchronous actor: all its methods share one event loop."""
+
+    def __init__(self, cluster: Cluster, name: str, label: str, node: str, make: Callable[[], Any]) -> None:
+        super().__init__(cluster, name, label, node, make)
+        self._loop = SimulatedLoop(self._run_blocking, cluster.after)  # type: ignore[abstract]
+        self.finished = False
+        cluster.scheduler.add(self)
+
+    def ended(self) -> None:
+        self.finished = True
+        self._loop.abandon()
+
+    def ready(self) -> bool:
+        awake = self.frozen_until <= self._cluster.scheduler.now
+        return awake and self._loop.has_work()
+
+    def step(self) -> None:
+        self._loop.run_ready()
+
+    def _run_blocking(self, function: Callable[[], Any], future: Any) -> None:
+        self._cluster.scheduler.spawn(self, lambda: run_at_once(function, future))
+
+    def receive(self, method: str, args: tuple[Any, ...], ref: Ref) -> None:
+        self._loop.create_task(self._serve_async(method, args, ref))
+
+    async def _serve_async(self, method: str, args: tuple[Any, ...], ref: Ref) -> None:
+        try:
+            value = await getattr(self.actor, method)(*args)
+        except Exception as error:  # noqa: BLE001 - Ray hands a method's error to its caller
+            self.answer(method, ref, None, error)
+        else:
+            self.answer(method, ref, value, None)
+
+
+def _as_ray_tells(method: str, error: Exception) -> RayTaskError:
+    told: RayTaskError = RayTaskError(
+        method, "", pickle.loads(pickle.dumps(error)), proctitle="simulated", pid=1, ip="127.0.0.1"
+    )  # type: ignore[no-untyped-call]
+    return told
+
+
+class Cluster:
+    """Which life answers to which name, and the messages between lives."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        clock: SimulatedClock,
+        fault_rate: Callable[[], float],
+        restart: Callable[[Life], None],
+    ) -> None:
+        self.scheduler, self.clock = scheduler, clock
+        self._fault_rate, self._restart = fault_rate, restart
+        self.current: dict[str, Life] = {}
+        #: Lives that were given up but go on; some of their callers still reach them.
+        self.zombies: dict[str, list[Life]] = {}
+
+    def end(self, life: Life) -> None:
+        """A life is over; unless it had been replaced, callers meet a dead actor until the next one begins."""
+        if life.dead:
+            return
+        self.scheduler.kill(life)
+        self.lost(life)
+        if self.current[life.actor_name] is life:
+            self.scheduler.later(lambda: self._restart(life), delay=self.scheduler.rng.randrange(40))
+
+    def after(self, seconds: float, callback: Callable[[], None]) -> None:
+        """Have a timer of a process fire."""
+        self.scheduler.later(callback, delay=self.clock.steps(seconds))
+
+    def lost(self, life: Life) -> None:
+        """Ray gives a life up: whoever waits for it is told so."""
+        for ref in life.owed:
+            self.scheduler.later(lambda ref=ref: ref.settle(None, _actor_error(life.name)))  # type: ignore[misc]
+        life.owed = []
+
+    def send(self, name: str, method: str, args: tuple[Any, ...]) -> Ref:
+        """Call a method of whoever answers to a name."""
+        rng, ref = self.scheduler.rng, Ref()
+        life = self.current[name]
+        zombies = [one for one in self.zombies.get(name, ()) if not one.dead]
+        if zombies and rng.random() < 0.3:
+            life = rng.choice(zombies)
+        sender = self.scheduler.party.name
+        self.scheduler.log(sender, f"calls {method} of {life.name}")
+        life.owed = [one for one in life.owed if not one.done]
+        life.owed.append(ref)
+        if rng.random() < self._fault_rate():
+            kind = rng.choice(("lost_request", "lost_answer"))
+            self.scheduler.fault(sender, f"message.{kind}", f"{method} of {life.name}")
+            delay = rng.randrange(30)
+            self.scheduler.later(lambda: ref.settle(None, _actor_error(life.name)), delay=delay)
+            if kind == "lost_request":
+                return ref
+        self.scheduler.later(lambda: self._deliver(life, method, args, ref), when=life.can_receive)
+        return ref
+
+    def _deliver(self, life: Life, method: str, args: tuple[Any, ...], ref: Ref) -> None:
+        if life.dead:
+            ref.settle(None, _actor_error(life.name))
+        else:
+            life.receive(method, args, ref)
+
+
+def _actor_error(name: str) -> RayActorError:
+    return RayActorError(error_msg=f"simulated: {name} died or cannot be reached")
+
+
+class SimulatedRay:
+    """What the project uses of the ``ray`` module."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def get(self, ref: Ref) -> Any:
+        self._cluster.scheduler.pause(wake=lambda: ref.done)
+        if ref.error is not None:
+            raise ref.error
+        return ref.value
+
+    def wait(self, refs: list[Ref], timeout: float) -> tuple[list[Ref], list[Ref]]:
+        """The first answer that is there within `timeout` seconds, and the others."""
+        scheduler = self._cluster.scheduler
+        deadline = scheduler.now + 1 + self._cluster.clock.steps(timeout)
+        scheduler.pause(wake=lambda: scheduler.now >= deadline or any(ref.done for ref in refs))
+        done = [ref for ref in refs if ref.done][:1]
+        return done, [ref for ref in refs if ref not in done]
+
+    def kill(self, handle: Handle, no_restart: bool) -> None:
+        """End an actor's present life; Ray does that while its caller goes on."""
+        life = self._cluster.current[handle.name]
+        self._cluster.scheduler.fault(self._cluster.scheduler.party.name, "hung_actor_ended", life.name)
+        self._cluster.scheduler.later(lambda: self._cluster.end(life))
+
+    def put(self, value: Any) -> Any:
+        return value
+
+    def get_actor(self, name: str, namespace: str) -> Handle:
+        return Handle(self._cluster, name)
+
+    def get_runtime_context(self) -> SimulatedRay:
+        return self
+
+    def get_node_id(self) -> str:
+        fiber = self._cluster.scheduler.current
+        return "" if fiber is None else fiber.party.node
+
+
+class Handle:
+    """An actor handle: by name, so it follows the actor to its next life, as Ray's do."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self._cluster, self.name = cluster, name
+
+    def __getattr__(self, method: str) -> RemoteMethod:
+        if method.startswith("__"):
+            raise AttributeError(method)
+        return RemoteMethod(self._cluster, self.name, method)
+
+
+class RemoteMethod:
+    def __init__(self, cluster: Cluster, name: str, method: str) -> None:
+        self._cluster, self._name, self._method = cluster, name, method
+
+    def remote(self, *args: Any) -> Ref:
+        return self._cluster.send(self._name, self._method, args)

@@ -1,0 +1,71 @@
+"""Many schedules, on every core."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from tests.simulation.world import run_seed
+
+__all__ = ["Totals", "run_many"]
+
+_AT_ONCE = 25
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over schedules, and the failed ones with their story."""
+
+    schedules: int = 0
+    steps: int = 0
+    records: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    #: seed -> trace, error and how to see it again
+    failed: dict[int, str] = field(default_factory=dict)
+
+    def add(self, other: Totals) -> None:
+        self.schedules += other.schedules
+        self.steps += other.steps
+        self.records += other.records
+        self.faults += other.faults
+        self.failed |= other.failed
+
+
+def _run_some(seeds: range) -> Totals:
+    totals = Totals()
+    for seed in seeds:
+        outcome = run_seed(seed)
+        totals.schedules += 1
+        totals.steps += outcome.steps
+        totals.records += outcome.records
+        totals.faults += outcome.faults
+        if outcome.error is not None:
+            totals.failed[seed] = outcome.told()
+    return totals
+
+
+def _settle_on_a_core(counter: multiprocessing.Queue[int]) -> None:
+    # Fibers hand over to each other all the time; on one core that needs no other core to wake up.
+    with suppress(OSError, AttributeError):
+        os.sched_setaffinity(0, {counter.get()})
+
+
+def run_many(seeds: range, jobs: int | None = None) -> Iterator[Totals]:
+    """Run schedules; yields the totals so far after each handful."""
+    cores = sorted(os.sched_getaffinity(0))[: jobs or None]
+    # Not forked: a process with fibers and Arrow's threads must not be.
+    context = multiprocessing.get_context("spawn")
+    numbers: multiprocessing.Queue[int] = context.Queue()
+    for core in cores:
+        numbers.put(core)
+    handfuls = [seeds[start : start + _AT_ONCE] for start in range(0, len(seeds), _AT_ONCE)]
+    totals = Totals()
+    with ProcessPoolExecutor(len(cores), context, _settle_on_a_core, (numbers,)) as pool:
+        for some in pool.map(_run_some, handfuls):
+            totals.add(some)
+            yield totals

@@ -1,0 +1,107 @@
+"""Bugs to plant: each takes one safeguard of the protocol away. A simulation that finds none of them proves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import store_actors.store
+from coordinator.actor import Coordinator
+from coordinator.cleanup import check_age
+from coordinator.core import StateLedger
+from coordinator.errors import CommitUnknownError, FencedError, StateStoreError
+from coordinator.manifest_log import LogConflictError, ManifestLog
+from coordinator.model import CommitEntry, RecordKind
+from store_actors.store import Store
+
+__all__ = ["BUGS", "planted"]
+
+
+def _conflicts_ignored(append: Callable[..., None]) -> Callable[..., None]:
+    def careless(log: Any, records: Any, ledger: Any) -> None:
+        try:
+            append(log, records, ledger)
+        except LogConflictError:
+            log._seq += 1
+
+    return careless
+
+
+def _owners_not_fenced(decide_commit: Callable[..., Any]) -> Callable[..., Any]:
+    def careless(ledger: StateLedger, entry: CommitEntry) -> Any:
+        try:
+            return decide_commit(ledger, entry)
+        except FencedError:
+            return [{"kind": RecordKind.COMMITTED, "entry": entry.to_json()}], entry
+
+    return careless
+
+
+def _lineage_not_verified(_: Callable[..., None]) -> Callable[..., None]:
+    def careless(store: Any, held: Any, request: Any) -> None:
+        if held.shard is not None and not held.shard.rollback(request.base_version):
+            held.forget()
+
+    return careless
+
+
+def _silence_taken_for_success(put: Callable[..., None]) -> Callable[..., None]:
+    def careless(log: Any, path: str, data: bytes, record_id: str) -> None:
+        try:
+            if log._store.put_if_absent(path, data):
+                return
+        except CommitUnknownError:
+            return
+        put(log, path, data, record_id)
+
+    return careless
+
+
+def _past_runs_welcome(_: Callable[..., None]) -> Callable[..., None]:
+    return lambda ledger, task: None
+
+
+def _memory_taken_for_log(_: Callable[..., bool]) -> Callable[..., bool]:
+    return lambda log: True
+
+
+def _files_of_failed_commits_deleted(_: Any) -> Any:
+    # The store deletes a delta only when it was told that it does not count; here: after any failure.
+    return StateStoreError
+
+
+def _age_checked_at_the_door(_: Callable[..., Any]) -> Callable[..., Any]:
+    async def careless(actor: Any, state_name: str, entry: CommitEntry) -> CommitEntry:
+        now_ms = int(actor._store.now_s() * 1000)
+        check_age(entry.file, entry.committed_at_ms, now_ms, actor._maintenance.grace_s)
+        keeper = await actor._keeper(state_name)
+        counted: CommitEntry = await keeper.submit(lambda ledger: ledger.decide_commit(entry))
+        return counted
+
+    return careless
+
+
+#: name -> (owner, attribute, what to make of it)
+BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
+    "conflicts of the log are ignored": (ManifestLog, "append", _conflicts_ignored),
+    "replaced owners may commit": (StateLedger, "decide_commit", _owners_not_fenced),
+    "memory is used without a look at its lineage": (Store, "_verify_lineage", _lineage_not_verified),
+    "a put without an answer is taken for done": (ManifestLog, "_put", _silence_taken_for_success),
+    "runs that were replaced may come back": (StateLedger, "check_query", _past_runs_welcome),
+    "a coordinator answers from an old memory": (ManifestLog, "is_newest", _memory_taken_for_log),
+    "files of failed commits are deleted": (store_actors.store, "FencedError", _files_of_failed_commits_deleted),
+    "the age of a commit is checked before it waits": (Coordinator, "commit", _age_checked_at_the_door),
+}
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Run with one of the bugs."""
+    owner, attribute, spoil = BUGS[name]
+    sound = getattr(owner, attribute)
+    setattr(owner, attribute, spoil(sound))
+    try:
+        yield
+    finally:
+        setattr(owner, attribute, sound)

@@ -1,0 +1,243 @@
+"""Who goes on next: fibers (blocking code that can be paused anywhere it does I/O), parties that die or freeze, a trace.
+
+The project's stores and logs are plain blocking code. Each call of theirs runs in a thread of its own, but as a coroutine:
+exactly one thread has the baton, and it gives it back at every storage or message step. Which one gets it next is drawn
+from the seed, so a schedule is a function of its seed.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Protocol
+
+__all__ = ["Crashed", "Event", "Fiber", "NoEndError", "Party", "Scheduler", "Violation"]
+
+_MAX_STEPS = 20_000
+
+
+class Violation(AssertionError):
+    """Something that must hold did not."""
+
+
+class NoEndError(Violation):
+    """A schedule took too long: a party waits for ever, or all hinder each other."""
+
+
+class Crashed(BaseException):
+    """The process that runs this code is gone. Not an Exception: nothing in the project may catch and survive it."""
+
+
+class Step(Protocol):
+    """Something the scheduler can let go on."""
+
+    finished: bool
+
+    def ready(self) -> bool: ...
+
+    def step(self) -> None: ...
+
+
+class Party:
+    """A process: it may die, or freeze and go on later without knowing."""
+
+    def __init__(self, name: str, node: str) -> None:
+        self.name, self.node = name, node
+        self.dead = False
+        self.frozen_until = 0
+        self.fibers: list[Fiber] = []
+
+    def ended(self) -> None:
+        """Called once, when the process is gone."""
+
+
+class _Thread:
+    """A thread that runs one fiber after the other; reused, as starting one takes longer than most schedules' steps."""
+
+    idle: list[_Thread] = []  # noqa: RUF012 - shared on purpose
+
+    def __init__(self) -> None:
+        self.go, self.back = threading.Lock(), threading.Lock()
+        self.go.acquire()
+        self.back.acquire()
+        self.body: Callable[[], None] | None = None
+        threading.Thread(target=self._run, name="fiber", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            self.go.acquire()
+            assert self.body is not None
+            self.body()
+            self.body = None
+            _Thread.idle.append(self)
+            self.back.release()
+
+    def resume(self) -> None:
+        """Hand the baton over; returns when it comes back."""
+        self.go.release()
+        self.back.acquire()
+
+    def yield_baton(self) -> None:
+        self.back.release()
+        self.go.acquire()
+
+
+class Fiber:
+    """One activity of a party."""
+
+    def __init__(self, scheduler: Scheduler, party: Party, body: Callable[[], object]) -> None:
+        self.party, self.finished = party, False
+        self.wake: Callable[[], bool] | None = None
+        self._scheduler, self._body = scheduler, body
+        self._thread: _Thread | None = None
+
+    def ready(self) -> bool:
+        return self.party.frozen_until <= self._scheduler.now and (self.wake is None or self.wake())
+
+    def step(self) -> None:
+        if self._thread is None:
+            if self.party.dead:
+                self.finished = True
+                return
+            self._thread = _Thread.idle.pop() if _Thread.idle else _Thread()
+            self._thread.body = self._run
+        outer, self._scheduler.current = self._scheduler.current, self
+        self._thread.resume()
+        self._scheduler.current = outer
+
+    def _run(self) -> None:
+        try:
+            self._body()
+        except Crashed:
+            pass
+        except BaseException as error:  # noqa: BLE001 - a fiber's last words, whatever they are
+            self._scheduler.failure = self._scheduler.failure or error
+        self.finished = True
+
+    def pause(self, wake: Callable[[], bool] | None) -> None:
+        """Give the baton back until it is given again (and `wake` holds)."""
+        if self.party.dead:
+            raise Crashed
+        self.wake = wake
+        assert self._thread is not None
+        self._thread.yield_baton()
+        self.wake = None
+        if self.party.dead:
+            raise Crashed
+
+
+class Event:
+    """Something that happens once, at a moment drawn by the scheduler: a message arrives, a late write lands."""
+
+    def __init__(self, happen: Callable[[], None], ready: Callable[[], bool]) -> None:
+        self.ready, self._happen, self.finished = ready, happen, False
+
+    def step(self) -> None:
+        self.finished = True
+        self._happen()
+
+
+class Scheduler:
+    """Draws what goes on next.
+
+    Parameters
+    ----------
+    rng
+        The schedule's only source of chance.
+    stickiness
+        Probability that whoever went on last goes on again; 0 mixes most, 0.95 gives long undisturbed runs.
+    """
+
+    def __init__(self, rng: random.Random, stickiness: float) -> None:
+        self.rng, self.now = rng, 0
+        self.current: Fiber | None = None
+        self.failure: BaseException | None = None
+        self.trace: list[tuple[int, str, str]] = []
+        self.faults: Counter[str] = Counter()
+        self._stickiness = stickiness
+        self._steps: list[Step] = []
+        self._last: Step | None = None
+
+    # -- called by the simulated world ----------------------------------------------------------------------------
+
+    def add(self, step: Step) -> None:
+        self._steps.append(step)
+
+    def spawn(self, party: Party, body: Callable[[], object]) -> Fiber:
+        """Start an activity of a party; it first goes on when drawn."""
+        fiber = Fiber(self, party, body)
+        party.fibers = [one for one in party.fibers if not one.finished]
+        party.fibers.append(fiber)
+        self.add(fiber)
+        return fiber
+
+    def later(self, happen: Callable[[], None], *, delay: int = 0, when: Callable[[], bool] | None = None) -> None:
+        """Have something happen at a step not before `delay` steps from now."""
+        at = self.now + delay
+        self.add(Event(happen, lambda: self.now >= at and (when is None or when())))
+
+    def pause(self, what: str = "", wake: Callable[[], bool] | None = None) -> None:
+        """A step of the running fiber: others may go on, the party may die, before it does."""
+        assert self.current is not None, "only a fiber can wait"
+        if what:
+            self.log(self.current.party.name, what)
+        self.current.pause(wake)
+
+    def log(self, who: str, what: str) -> None:
+        self.trace.append((self.now, who, what))
+
+    def fault(self, who: str, kind: str, what: str = "") -> None:
+        """Note an injected fault."""
+        self.faults[kind] += 1
+        self.log(who, f"** {kind} {what}")
+
+    @property
+    def party(self) -> Party:
+        assert self.current is not None
+        return self.current.party
+
+    def kill(self, party: Party) -> None:
+        """End a process; its activities end where they stand, and whatever they try on the way out fails."""
+        if party.dead:
+            return
+        party.dead, party.frozen_until = True, 0
+        for fiber in party.fibers:
+            while not fiber.finished:
+                fiber.step()
+        party.ended()
+
+    # -- running --------------------------------------------------------------------------------------------------
+
+    def run(self, each_step: Callable[[], None], done: Callable[[], bool]) -> None:
+        """Let things go on until `done`.
+
+        Raises
+        ------
+        Violation
+            Nobody can go on, or it takes too long.
+        BaseException
+            Whatever a fiber did not handle.
+        """
+        while not done():
+            self.now += 1
+            if self.now > _MAX_STEPS:
+                raise NoEndError(f"no end after {_MAX_STEPS} steps")
+            each_step()
+            self._one_step()
+            if self.failure is not None:
+                raise self.failure
+
+    def _one_step(self) -> None:
+        self._steps = [step for step in self._steps if not step.finished]
+        ready = [step for step in self._steps if step.ready()]
+        if not ready:
+            return
+        if self._last in ready and self.rng.random() < self._stickiness:
+            chosen = self._last
+            assert chosen is not None
+        else:
+            chosen = ready[int(self.rng.random() * len(ready))]
+        self._last = chosen
+        chosen.step()

@@ -1,0 +1,173 @@
+"""A simulated Spark: drivers that run batch after batch, executors, task attempts, and the commit log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ray.exceptions import RayError
+
+from coordinator.errors import CorruptStateError, StateMismatchError, StateStoreError
+from coordinator.model import StateMetadata, TaskIdentity
+from spark_jobs.worker import FleetAddress, FleetClient
+from tests.simulation.audit import compare
+from tests.simulation.scheduler import Party, Scheduler, Violation
+from tests.simulation.workload import Workload, groups_of
+
+__all__ = ["QUERY", "STATE", "CommitLog", "Driver", "Executor"]
+
+STATE, QUERY = "s", "query"
+#: ``spark.task.maxFailures``.
+_ATTEMPTS = 4
+#: How often whoever started a driver restarts its query.
+_RUNS = 3
+
+
+class CommitLog:
+    """Spark's log of finished batches: a file a batch, written once."""
+
+    def __init__(self) -> None:
+        self.finished: list[int] = []
+
+    def newest(self) -> int:
+        return self.finished[-1] if self.finished else -1
+
+    def add(self, batch: int) -> bool:
+        """Record a batch; False if another driver did already (Spark then stops the query)."""
+        if batch in self.finished:
+            return False
+        self.finished.append(batch)
+        return True
+
+
+class Executor(Party):
+    """A Python worker of a driver: a process with the project's client of the fleet in it."""
+
+    def __init__(self, name: str, node: str, address: FleetAddress) -> None:
+        super().__init__(name, node)
+        self._address = address
+        self._client: FleetClient | None = None
+
+    def client(self) -> FleetClient:
+        if self._client is None:
+            self._client = FleetClient(self._address)
+        return self._client
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One attempt of the task of a shard."""
+
+    shard: int
+    number: int
+    executor: Executor
+    #: None while it runs.
+    succeeded: bool | None = None
+    #: The driver has given it up; it may go on all the same.
+    given_up: bool = False
+
+    def is_over(self) -> bool:
+        return self.succeeded is not None or self.executor.dead or self.given_up
+
+
+class Driver(Party):
+    """A Spark driver with its query, restarted a few times when it fails.
+
+    Parameters
+    ----------
+    world
+        Has the cluster's address, the checkpoint (`commit_log`) and what to do when a batch is finished.
+    """
+
+    def __init__(self, world: Any, name: str) -> None:
+        super().__init__(name, "node-0")
+        self._world = world
+        self._scheduler: Scheduler = world.scheduler
+        self._workload: Workload = world.workload
+        self._lives = 0
+        self.executors = [self._new_executor(node) for node in world.nodes]
+        self.stopped = False
+        self._scheduler.spawn(self, self._run)
+
+    def _new_executor(self, node: str) -> Executor:
+        self._lives += 1
+        return Executor(f"{self.name}.exec{self._lives}", node, self._world.address)
+
+    def replace_executor(self, executor: Executor) -> None:
+        """Start another process where one was lost."""
+        if executor in self.executors:
+            self.executors[self.executors.index(executor)] = self._new_executor(executor.node)
+
+    def _run(self) -> None:
+        for _ in range(_RUNS):
+            if self._run_query():
+                break
+        self.stopped = True
+
+    def _run_query(self) -> bool:
+        """One run of the query; True if there is no point in another."""
+        run_id = self._world.ids.uuid4().hex
+        self._scheduler.pause(f"starts run {run_id[:4]}")
+        batch = self._world.commit_log.newest() + 1
+        while batch < self._workload.batches:
+            self._scheduler.pause(f"runs batch {batch}")
+            if not self._run_batch(run_id, batch):
+                return False
+            self._scheduler.pause(f"records batch {batch}")
+            if not self._world.commit_log.add(batch):
+                self._scheduler.log(self.name, "stops: another driver has recorded the batch")
+                return True
+            self._world.batch_finished(batch)
+            batch += 1
+        return True
+
+    def _run_batch(self, run_id: str, batch: int) -> bool:
+        running = {shard: self._launch(run_id, batch, shard, 0) for shard in range(self._workload.shards)}
+        while running:
+            self._scheduler.pause(wake=lambda: any(attempt.is_over() for attempt in running.values()))
+            for attempt in [one for one in running.values() if one.is_over()]:
+                if attempt.succeeded:
+                    del running[attempt.shard]
+                elif attempt.number + 1 == _ATTEMPTS:
+                    return False
+                else:
+                    self.replace_executor(attempt.executor) if attempt.executor.dead else None
+                    running[attempt.shard] = self._launch(run_id, batch, attempt.shard, attempt.number + 1)
+        return True
+
+    def _launch(self, run_id: str, batch: int, shard: int, number: int) -> Attempt:
+        executor = self._scheduler.rng.choice(self.executors)
+        if executor.dead:
+            self.replace_executor(executor)
+            executor = self._scheduler.rng.choice(self.executors)
+        attempt = Attempt(shard, number, executor)
+        task = TaskIdentity(STATE, QUERY, run_id, batch, shard, number, executor.name)
+        self._world.attempts.append(attempt)
+        self._scheduler.spawn(executor, lambda: self._attempt(attempt, task))
+        return attempt
+
+    def _attempt(self, attempt: Attempt, task: TaskIdentity) -> None:
+        workload, batch, shard = self._workload, task.batch_id, attempt.shard
+        schema = workload.schema
+        metadata = StateMetadata(STATE, QUERY, workload.shards, schema.output_mode, schema.to_json())
+        rows = workload.input_of(batch, shard, stamp=len(self._world.attempts) * 1009)
+        event = workload.max_event_ms[batch]
+        name = f"task {task.run_id[:4]} batch {batch} shard {shard} attempt {attempt.number}"
+        try:
+            emitted = attempt.executor.client().apply(task, metadata, schema, rows, event)
+        except StateMismatchError as error:
+            # A driver that slept while another went on is told that its checkpoint is of the past.
+            if batch > self._world.commit_log.newest():
+                raise Violation(f"{name}: no query here is strange, yet: {error}") from error
+            attempt.succeeded = False
+        except CorruptStateError as error:
+            raise Violation(f"{name}: nothing is damaged, yet: {error}") from error
+        except StateStoreError as error:
+            self._scheduler.log(attempt.executor.name, f"{name} fails: {type(error).__name__}")
+            attempt.succeeded = False
+        except RayError as error:
+            raise Violation(f"{name}: an error that no caller can tell from others escaped: {error!r}") from error
+        else:
+            self._scheduler.log(attempt.executor.name, f"{name} succeeds")
+            compare(f"rows emitted by {name}", groups_of(emitted), workload.emitted[shard][batch])
+            attempt.succeeded = True

@@ -1,0 +1,334 @@
+"""One schedule: a fleet, a query, and the weather that its seed brings."""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import ray
+
+import coordinator.actor
+import coordinator.manifest_log
+import coordinator.storage
+from coordinator.actor import Coordinator
+from coordinator.deploy import coordinator_name
+from coordinator.model import Maintenance
+from coordinator.storage import ObjectStore
+from spark_jobs.worker import FleetAddress
+from store_actors.actor import StoreActor
+from store_actors.deploy import store_actor_name
+from tests.simulation.audit import audit_log, audit_state
+from tests.simulation.clock import HeldShards, InlinePool, SimulatedClock, SimulatedIds, SimulatedThreading
+from tests.simulation.cluster import AsyncLife, Cluster, Life, SimulatedRay
+from tests.simulation.scheduler import Party, Scheduler, Violation
+from tests.simulation.spark import QUERY, STATE, CommitLog, Driver
+from tests.simulation.storage import RememberedObjects, SimulatedObjects
+from tests.simulation.workload import Workload
+
+__all__ = ["Outcome", "World", "run_seed"]
+
+_URI = "file:///simulated"
+#: Moments of a schedule at which faults are still injected; after that it must come to its end.
+_FAULTY_STEPS = 1500
+#: Packages whose modules get the simulated clock, ids and Ray.
+_PROJECT = ("coordinator", "store_actors", "spark_jobs")
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """How a schedule treats its parties; drawn anew for each, so that some are wild in one way only."""
+
+    stickiness: float
+    storage_faults: float
+    message_faults: float
+    strikes: float
+    #: Of the strikes, how many leave a zombie.
+    zombies: float
+    second_driver: bool
+    checkpoint_interval: int
+    seconds_a_step: float
+
+    @classmethod
+    def draw(cls, rng: random.Random) -> Weather:
+        return cls(
+            stickiness=rng.choice((0.0, 0.0, 0.5, 0.9)),
+            storage_faults=rng.choice((0.0, 0.02, 0.1)),
+            message_faults=rng.choice((0.0, 0.01, 0.06)),
+            strikes=rng.choice((0.0, 0.005, 0.02)),
+            zombies=rng.choice((0.2, 0.8)),
+            second_driver=rng.random() < 0.35,
+            checkpoint_interval=rng.choice((64, 2, 5)),
+            seconds_a_step=rng.choice((0.01, 0.05, 0.1)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a schedule."""
+
+    seed: int
+    steps: int
+    records: int
+    faults: Counter[str]
+    trace: tuple[tuple[int, str, str], ...]
+    error: BaseException | None
+
+    def told(self) -> str:
+        """The trace and how to see it again."""
+        lines = [f"{step:6} {who:14} {what}" for step, who, what in self.trace]
+        return "\n".join(
+            [*lines, f"seed {self.seed}: {self.error}", f"again: python -m tests.simulation --seed {self.seed}"]
+        )
+
+
+class World:
+    """Everything of one schedule.
+
+    Parameters
+    ----------
+    seed
+        Decides all of it.
+    harsh
+        Nobody is spared, whatever the seed says.
+    """
+
+    def __init__(self, seed: int, *, harsh: bool = False) -> None:
+        self.rng = random.Random(seed)
+        self.weather = Weather.draw(self.rng)
+        self._harsh = harsh
+        if harsh:
+            self.weather = replace(self.weather, stickiness=0.0, storage_faults=0.1, message_faults=0.06, strikes=0.02)
+        self.workload = Workload(self.rng)
+        self.scheduler = Scheduler(self.rng, self.weather.stickiness)
+        self.ids = SimulatedIds(random.Random(seed + 1))
+        self.clock = SimulatedClock(self.scheduler, self.weather.seconds_a_step)
+        self.stored = RememberedObjects(self.clock.time)
+        self.objects = SimulatedObjects(self.scheduler, self.stored, lambda: self._rate(self.weather.storage_faults))
+        self.cluster = Cluster(
+            self.scheduler, self.clock, lambda: self._rate(self.weather.message_faults), self._restart
+        )
+        self.ray = SimulatedRay(self.cluster)
+        self.maintenance = self._draw_maintenance()
+        self.address = FleetAddress(_URI, "ray", maintenance=self.maintenance)
+        self.nodes = ("node-0", "node-1")
+        self.commit_log = CommitLog()
+        self.attempts: list[Any] = []
+        self.records = 0
+        self._lives = 0
+        self._drivers: list[Driver] = []
+
+    def _draw_maintenance(self) -> Maintenance:
+        """From never to all the time; the grace period is what the protocol relies on, so it is longer than late writes are."""
+        step_s = self.weather.seconds_a_step
+        return Maintenance(
+            interval_s=self.rng.choice((20, 60, 10**9)) * step_s,
+            min_deltas_for_snapshot=self.rng.randint(1, 3),
+            min_versions_to_retain=self.rng.randint(2, 3),
+            # Harsh: about as long as a commit takes when many coordinators reload the log, so many are refused as too slow.
+            grace_s=(self.rng.choice((150, 400)) if self._harsh else self.rng.choice((800, 2000, 10**6))) * step_s,
+        )
+
+    def _rate(self, rate: float) -> float:
+        return rate if self.scheduler.now < _FAULTY_STEPS else 0.0
+
+    # -- parties --------------------------------------------------------------------------------------------------
+
+    def _label(self, kind: str) -> str:
+        self._lives += 1
+        return f"{kind}#{self._lives}"
+
+    def start_coordinator(self) -> None:
+        name = coordinator_name(_URI)
+        make = partial(Coordinator, _URI, None, "fleet", self.maintenance)
+        self.cluster.current[name] = AsyncLife(self.cluster, name, self._label("coordinator"), self.nodes[0], make)
+
+    def start_store(self, node: str) -> None:
+        name = store_actor_name(_URI, node)
+
+        def make() -> StoreActor:
+            actor = StoreActor(name, _URI, None, self.maintenance)
+            actor._store._held = HeldShards(self.scheduler)
+            return actor
+
+        self.cluster.current[name] = Life(self.cluster, name, self._label(f"store-{node[-1]}"), node, make)
+
+    def start_driver(self) -> None:
+        self._drivers.append(Driver(self, self._label("driver")))
+
+    def _restart(self, life: Life) -> None:
+        if isinstance(life, AsyncLife):
+            self.start_coordinator()
+        else:
+            self.start_store(life.node)
+
+    # -- what happens to them -------------------------------------------------------------------------------------
+
+    def each_step(self) -> None:
+        if self.rng.random() < self._rate(self.weather.strikes):
+            self._strike()
+        active = [one for one in self._drivers if not one.dead and not one.stopped]
+        awake = [one for one in active if one.frozen_until <= self.scheduler.now]
+        unfinished = len(self.commit_log.finished) < self.workload.batches
+        if unfinished and not awake and (not active or self.rng.random() < 0.1):
+            self.start_driver()
+        elif self.weather.second_driver and len(active) < 2 and self.rng.random() < self._rate(0.005):
+            self.scheduler.fault("world", "second_driver")
+            self.start_driver()
+
+    def _strike(self) -> None:
+        """Kill a party, or freeze it and perhaps replace it meanwhile."""
+        actors = list(self.cluster.current.values())
+        drivers = [one for one in self._drivers if not one.dead and not one.stopped]
+        executors = [one for driver in drivers for one in driver.executors]
+        kind = self.rng.choice(("actor", "actor", "driver", "executor"))
+        by_kind: dict[str, list[Any]] = {"actor": actors, "driver": drivers, "executor": executors}
+        candidates: list[Party] = [one for one in by_kind[kind] if not one.dead]
+        if not candidates:
+            return
+        party = self.rng.choice(candidates)
+        kind = party.name.partition("#")[0].partition("-")[0] if kind != "executor" else "executor"
+        if self.rng.random() < self.weather.zombies:
+            self._freeze(party, kind)
+        else:
+            self._kill(party, kind)
+
+    def _kill(self, party: Party, kind: str) -> None:
+        self.scheduler.fault(party.name, f"kill.{kind}")
+        if isinstance(party, Life):
+            self.cluster.end(party)
+            return
+        self.scheduler.kill(party)
+        if isinstance(party, Driver) and self.rng.random() < 0.5:
+            for executor in party.executors:
+                self.scheduler.kill(executor)
+
+    def _freeze(self, party: Party, kind: str) -> None:
+        duration = int(3 ** self.rng.uniform(1, 6.5))
+        party.frozen_until = self.scheduler.now + duration
+        if self.rng.random() < 0.3:
+            self.scheduler.fault(party.name, f"pause.{kind}", f"for {duration} steps")
+            return
+        self.scheduler.fault(party.name, f"zombie.{kind}", f"for {duration} steps")
+        if isinstance(party, Life):
+            self.cluster.zombies.setdefault(party.actor_name, []).append(party)
+            self.cluster.lost(party)
+            self._restart(party)
+        for attempt in self.attempts:
+            if attempt.executor is party:
+                attempt.given_up = True
+
+    # -- a schedule -----------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run to the end of the query, then let everybody left come to an end, and audit."""
+        self.start_coordinator()
+        for node in self.nodes:
+            self.start_store(node)
+        self.start_driver()
+        self.scheduler.run(self.each_step, self._is_over)
+        self.records = audit_log(self.stored, self.workload, STATE)
+        self._audit_state("the end")
+
+    def _is_over(self) -> bool:
+        if len(self.commit_log.finished) < self.workload.batches:
+            return False
+        if any(not one.dead and not one.stopped for one in self._drivers):
+            return False
+        return all(attempt.succeeded is not None or attempt.executor.dead for attempt in self.attempts)
+
+    def batch_finished(self, batch: int) -> None:
+        """Spark has recorded a batch: from here on it must never be lost."""
+        if self.commit_log.finished != list(range(batch + 1)):
+            raise Violation(f"batches were recorded in the order {self.commit_log.finished}")
+        self._audit_state(f"after batch {batch}")
+
+    def _audit_state(self, when: str) -> None:
+        copy = RememberedObjects(self.clock.time)
+        for info in self.stored.list(""):
+            copy.put(info.path, self.stored.get(info.path))
+        # Numbers of its own: an audit must not change what comes after it.
+        version, ids = len(self.commit_log.finished), self.ids._rng.getstate()
+        try:
+            audit_state(copy, self._coordinator_over, self.workload, STATE, QUERY, version)
+        except Exception as error:
+            raise Violation(f"{when}: {error}") from error
+        finally:
+            self.ids._rng.setstate(ids)
+
+    @staticmethod
+    def _coordinator_over(objects: ObjectStore) -> Coordinator:
+        names = vars(coordinator.actor)
+        simulated, names["open_object_store"] = names["open_object_store"], lambda *_: objects
+        try:
+            return Coordinator(_URI, None, "audit", Maintenance())
+        finally:
+            names["open_object_store"] = simulated
+
+    def bury(self) -> None:
+        """End every process, so that no fiber is left."""
+        parties: list[Party] = [*self.cluster.current.values(), *self._drivers]
+        parties += [one for lives in self.cluster.zombies.values() for one in lives]
+        parties += [attempt.executor for attempt in self.attempts]
+        for party in parties:
+            self.scheduler.kill(party)
+
+    @contextmanager
+    def surroundings(self) -> Iterator[None]:
+        """Give the project's modules this world's clock, ids, Ray and storage instead of the real ones."""
+        swaps: dict[int, Any] = {
+            id(time): self.clock,
+            id(uuid): self.ids,
+            id(threading): SimulatedThreading(self.scheduler),
+            id(ThreadPoolExecutor): lambda *_, **__: InlinePool(),
+            id(ray): self.ray,
+            id(coordinator.storage.open_object_store): lambda *_: self.objects,
+        }
+        places = [
+            (module, name, value)
+            for key, module in list(sys.modules.items())
+            if key.partition(".")[0] in _PROJECT
+            for name, value in vars(module).items()
+            if id(value) in swaps
+        ]
+        interval = coordinator.manifest_log._CHECKPOINT_INTERVAL
+        # A default argument keeps the real clock from before.
+        defaults: Any = coordinator.manifest_log.LedgerKeeper.__init__.__kwdefaults__
+        logging.disable(logging.CRITICAL)
+        try:
+            for module, name, value in places:
+                setattr(module, name, swaps[id(value)])
+            coordinator.manifest_log._CHECKPOINT_INTERVAL = self.weather.checkpoint_interval
+            defaults["clock"] = self.clock.monotonic
+            yield
+        finally:
+            for module, name, value in places:
+                setattr(module, name, value)
+            coordinator.manifest_log._CHECKPOINT_INTERVAL = interval
+            defaults["clock"] = time.monotonic
+            logging.disable(logging.NOTSET)
+
+
+def run_seed(seed: int, *, harsh: bool = False) -> Outcome:
+    """Run one schedule, in the weather of its seed or the worst there is; its error, if any, is part of the outcome."""
+    world = World(seed, harsh=harsh)
+    error: BaseException | None = None
+    with world.surroundings():
+        try:
+            world.run()
+        except Exception as caught:  # noqa: BLE001 - whatever comes is a finding
+            error = caught
+        finally:
+            world.bury()
+    scheduler = world.scheduler
+    return Outcome(seed, scheduler.now, world.records, scheduler.faults, tuple(scheduler.trace), error)
