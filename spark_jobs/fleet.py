@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import os
+import uuid
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import pyarrow as pa
 import ray
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PythonException
@@ -20,13 +23,14 @@ from pyspark.sql.streaming.listener import (
 
 from coordinator.deploy import NAMESPACE, call, ensure_coordinator
 from coordinator.errors import SetupError
-from coordinator.model import StateMetadata
+from coordinator.model import Maintenance, StateMetadata, TaskIdentity
 from coordinator.storage import normalize_uri
 from spark_jobs.plan import AggregatePlan
 from spark_jobs.session import ensure_ray
+from spark_jobs.state_store import ReadStateStore, StateStore, store_specs
 from spark_jobs.stateful import StatefulDataFrame
 from spark_jobs.task import route_plan
-from spark_jobs.worker import ConnectTask, FleetAddress
+from spark_jobs.worker import ConnectTask, FleetAddress, fleet_client
 from store_actors.deploy import ensure_store_actor
 
 __all__ = ["Fleet", "connect"]
@@ -35,9 +39,13 @@ log = logging.getLogger(__name__)
 
 #: Fewest shards of a new state: room to use a few more cores later, and cheap on one.
 _MIN_SHARDS = 4
+#: Query id of keyed state that Python programs write.
+_PYTHON = "python"
 
 
-def connect(uri: str, *, storage_options: Mapping[str, str] | None = None) -> Fleet:
+def connect(
+    uri: str, *, storage_options: Mapping[str, str] | None = None, maintenance: Maintenance | None = None
+) -> Fleet:
     """Start the fleet of an object-store URI on this Ray cluster, or attach to it.
 
     Parameters
@@ -48,6 +56,8 @@ def connect(uri: str, *, storage_options: Mapping[str, str] | None = None) -> Fl
     storage_options
         Options of the object store (endpoint, region, ..) in obstore's names. Credentials are better left to the usual
         environment variables.
+    maintenance
+        When snapshots are made and how many versions are kept, for a fleet that is started by this call.
 
     Returns
     -------
@@ -70,21 +80,24 @@ def connect(uri: str, *, storage_options: Mapping[str, str] | None = None) -> Fl
     """
     normalized = normalize_uri(uri)
     ensure_ray()
-    return Fleet(normalized, storage_options)
+    return Fleet(normalized, storage_options, maintenance or Maintenance())
 
 
 class Fleet:
     """A connected fleet. Made by :func:`connect`."""
 
-    def __init__(self, uri: str, storage_options: Mapping[str, str] | None) -> None:
+    def __init__(self, uri: str, storage_options: Mapping[str, str] | None, maintenance: Maintenance) -> None:
         self.uri = uri
         context = ray.get_runtime_context()
-        self._address = FleetAddress(uri, context.gcs_address, tuple(sorted((storage_options or {}).items())))
-        self._coordinator = ensure_coordinator(uri, storage_options)
+        self._address = FleetAddress(
+            uri, context.gcs_address, tuple(sorted((storage_options or {}).items())), maintenance
+        )
+        self._coordinator = ensure_coordinator(uri, storage_options, maintenance)
         # Start-up (imports, compiled code) happens here, not in a batch.
-        local = ensure_store_actor(uri, storage_options, context.get_node_id())
+        local = ensure_store_actor(uri, storage_options, maintenance, context.get_node_id())
         ray.get(local.location.remote())
         self._readied: set[str] = set()
+        self._run_id = f"python-{uuid.uuid4().hex}"
 
     def __repr__(self) -> str:
         return f"Fleet({self.uri!r})"
@@ -122,30 +135,103 @@ class Fleet:
         InvalidRequestError
             `df` is not streaming, or an argument is not valid.
         """
-        self._ready(df.sparkSession)
 
         def run_plan(plan: AggregatePlan) -> DataFrame:
-            return self._run_plan(df, plan, name, shards)
+            return self.attach(
+                df,
+                name,
+                plan.schema.output_mode,
+                plan.schema.to_json(),
+                shards if plan.schema.keys else 1,  # one global group has one place
+                lambda metadata, address: route_plan(plan, metadata, address),
+            )
 
         return StatefulDataFrame(df, name=name, output_mode=outputMode, shards=shards, run_plan=run_plan)
 
-    def _run_plan(self, df: DataFrame, plan: AggregatePlan, name: str, shards: int | None) -> DataFrame:
+    def attach(
+        self,
+        df: DataFrame,
+        name: str,
+        output_mode: str,
+        schema: dict[str, Any],
+        shards: int | None,
+        route: Callable[[StateMetadata, FleetAddress], DataFrame],
+    ) -> DataFrame:
+        """The DataFrame of an operator whose state is `name`, once it is known to fit the state that exists.
+
+        Raises
+        ------
+        StateMismatchError
+            It does not.
+        """
+        self._ready(df.sparkSession)
         existing: StateMetadata | None = call(self._coordinator, "describe_state", name)
-        if not plan.schema.keys:
-            shards = 1  # one global group has one place
-        elif shards is None:
+        if shards is None:
             parallelism = max(_MIN_SHARDS, df.sparkSession.sparkContext.defaultParallelism)
             shards = existing.num_shards if existing is not None else parallelism
-        metadata = StateMetadata(
-            state_name=name,
-            query_id="",  # known to the tasks only
-            num_shards=shards,
-            output_mode=plan.schema.output_mode,
-            schema=plan.schema.to_json(),
-        )
+        # The query's id is known to its tasks only.
+        metadata = StateMetadata(name, "", shards, output_mode, schema)
         # Refused now, when the query is built, rather than in its first batch.
         call(self._coordinator, "check_state", metadata)
-        return route_plan(plan, metadata, self._address)
+        return route(metadata, self._address)
+
+    # -- keyed state from plain Python ----------------------------------------------------------------------------
+
+    def state_store(
+        self,
+        name: str,
+        partition_id: int = 0,
+        *,
+        keys: pa.Schema | None = None,
+        values: pa.Schema | None = None,
+        stores: Mapping[str, tuple[pa.Schema, pa.Schema]] | None = None,
+        shards: int = 1,
+    ) -> StateStore:
+        """A handle that makes the next version of a partition of keyed state, from plain Python.
+
+        The state belongs to Python programs: that of a streaming query is refused here. The program that opens it last is its
+        writer; commits of earlier ones are refused.
+
+        Parameters
+        ----------
+        name, partition_id
+            The state, and which of its `shards` partitions.
+        keys, values
+            Columns of the one store ``default``; or `stores`, by name. New nullable, fewer and wider value columns than those
+            of the existing state are accepted.
+
+        Raises
+        ------
+        WriterBusyError
+            A handle of this program is open already.
+        StateMismatchError
+            The state belongs to a query, or its schema does not fit; shows both schemas.
+        """
+        specs = store_specs(keys, values, stores)
+        newest = call(self._coordinator, "locate", name, partition_id)[1]
+        task = TaskIdentity(name, _PYTHON, self._run_id, newest, partition_id, 0, f"python:{os.getpid()}")
+        metadata = StateMetadata(name, _PYTHON, shards, "keyed", {})
+        return fleet_client(self._address).open_update(task, metadata, specs)
+
+    def read_state_store(
+        self,
+        name: str,
+        partition_id: int = 0,
+        *,
+        keys: pa.Schema | None = None,
+        values: pa.Schema | None = None,
+        stores: Mapping[str, tuple[pa.Schema, pa.Schema]] | None = None,
+        version: int | None = None,
+    ) -> ReadStateStore:
+        """A handle that reads any retained version of a partition of keyed state, also while it is being written.
+
+        Raises
+        ------
+        VersionNotFoundError, InvalidRequestError
+            The version does not exist, or is not retained.
+        """
+        specs = store_specs(keys, values, stores)
+        return fleet_client(self._address).open_read(name, partition_id, specs, version)
 
     def _ready(self, spark: SparkSession) -> None:
         """Do once for a Spark application what would otherwise fall into its first batch."""
@@ -176,6 +262,24 @@ class Fleet:
         """Address of the location dashboard (loopback of the coordinator's node)."""
         url: str = call(self._coordinator, "dashboard_url")
         return url
+
+    def clean(self, name: str, *, dry_run: bool = False) -> dict[str, Any]:
+        """Do at once for a state what the coordinator does at every round: let old versions go, delete files nobody needs.
+
+        Parameters
+        ----------
+        name
+            The state.
+        dry_run
+            Only say what would go.
+
+        Returns
+        -------
+        dict
+            ``floors`` (partition, store and new oldest retained version) and ``files`` (path, bytes, age in seconds).
+        """
+        cleaned: dict[str, Any] = call(self._coordinator, "clean", name, dry_run)
+        return cleaned
 
     def metrics(self) -> dict[str, dict[str, Any]]:
         """Counters of each living store actor, by actor name: bytes loaded and written, commits, shards in memory."""

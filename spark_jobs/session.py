@@ -13,7 +13,6 @@ import ray
 import raydp
 from pyspark.sql import SparkSession
 
-from coordinator.deploy import NAMESPACE
 from coordinator.errors import SetupError
 from spark_jobs.java import choose_java_home
 
@@ -83,7 +82,8 @@ def ensure_ray(*, ray_address: str | None = None, num_cpus: int | None = None) -
             "Ray Client addresses (ray://) cannot host Spark; run on a node of the cluster, by `ray job submit` for instance",
             address=address,
         )
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": NAMESPACE}
+    # No namespace: RayDP names its own actors, so each driver needs one of its own. The fleet is looked up by its namespace.
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is not None:
         try:
             _knock(address)

@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ import pyarrow as pa
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from coordinator.deploy import NAMESPACE, call, ensure_coordinator
-from coordinator.errors import FencedError, StateStoreError, StoreUnavailableError
-from coordinator.model import ActorLocation, StateMetadata, TaskIdentity
+from coordinator.deploy import NAMESPACE, answer, call, ensure_coordinator
+from coordinator.errors import FencedError, StateStoreError, StoreUnavailableError, VersionNotFoundError
+from coordinator.model import ActorLocation, Lease, Maintenance, StateMetadata, StateStoreId, TaskIdentity
 from spark_jobs.daemon import settle_process
+from spark_jobs.state_store import Ask, ReadStateStore, StateStore
 from store_actors.deploy import ensure_store_actor
-from store_actors.messages import ApplyRequest, ShardInput
+from store_actors.messages import ApplyRequest, OpenRequest, ShardInput, StoreSpec
 from store_actors.schema import StateSchema
 
 __all__ = ["ConnectTask", "FleetAddress", "FleetClient", "executor_name", "fleet_client"]
@@ -38,6 +39,7 @@ class FleetAddress:
     ray_address: str
     #: Kept out of the representation, which may reach a log: options can hold credentials.
     storage_options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    maintenance: Maintenance = field(default_factory=Maintenance)
 
     @property
     def options(self) -> Mapping[str, str] | None:
@@ -68,7 +70,7 @@ def connect_to_ray(ray_address: str) -> None:
     """Join the Ray cluster from a Spark worker, quietly."""
     if not ray.is_initialized():
         os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
-        ray.init(address=ray_address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address=ray_address, log_to_driver=False, logging_level=logging.ERROR)
 
 
 @cache
@@ -95,7 +97,7 @@ class FleetClient:
     def __init__(self, address: FleetAddress) -> None:
         self._address = address
         self._node_id = ray.get_runtime_context().get_node_id()
-        self._coordinator = ensure_coordinator(address.uri, address.options)
+        self._coordinator = ensure_coordinator(address.uri, address.options, address.maintenance)
         self._handles: dict[str, Any] = {}
         self._local: ActorLocation | None = None
 
@@ -127,7 +129,8 @@ class FleetClient:
                 grant = call(self._coordinator, "attach_and_lease", task, metadata, self._local_location())
                 location = grant.lease.location
                 request = ApplyRequest(task, grant.lease, grant.base_version, schema, max_event_ms)
-                emitted, _ = ray.get(self._handle(location.actor_name).apply.remote(request, payload))
+                handle = self._handle(location.actor_name)
+                emitted, _ = answer(handle, handle.apply.remote(request, payload))
             except RayActorError as error:
                 self._lost(location)
                 if time.monotonic() > deadline:
@@ -143,14 +146,82 @@ class FleetClient:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 2.0)
 
+    def open_update(self, task: TaskIdentity, metadata: StateMetadata, stores: tuple[StoreSpec, ...]) -> StateStore:
+        """A handle that makes the next version of a partition's keyed stores.
+
+        Raises
+        ------
+        WriterBusyError
+            Another handle is changing the partition.
+        StateStoreError
+            Whatever the coordinator or the store refused.
+        """
+        deadline = time.monotonic() + _DEADLINE_S
+        while True:
+            location: ActorLocation | None = None
+            try:
+                grant = call(self._coordinator, "attach_and_lease", task, metadata, self._local_location())
+                location = grant.lease.location
+                request = OpenRequest(task, grant.lease, grant.base_version, stores)
+                ask = self._session(location, "open_update", request)
+            except RayActorError as error:
+                self._lost(location)
+                if time.monotonic() > deadline:
+                    raise _unavailable(task, error) from error
+                time.sleep(0.2)
+            else:
+                return StateStore(ask, _default(grant.lease.store_id, stores), grant.base_version)
+
+    def open_read(
+        self, state_name: str, partition_id: int, stores: tuple[StoreSpec, ...], version: int | None
+    ) -> ReadStateStore:
+        """A handle that reads a retained version of a partition's keyed stores, the newest by default.
+
+        Raises
+        ------
+        InvalidRequestError
+            The version does not exist or is not retained.
+        """
+        store_id, newest, location = call(self._coordinator, "locate", state_name, partition_id)
+        wanted = newest if version is None else version
+        if not 0 <= wanted <= newest:
+            raise VersionNotFoundError(
+                "the state has no such version", state=state_name, partition=partition_id, version=wanted, newest=newest
+            )
+        where = location or self._local_location()
+        task = TaskIdentity(state_name, "", "", wanted, partition_id, 0, executor_name())
+        request = OpenRequest(task, Lease(store_id, "", -1, where), wanted, stores)
+        return ReadStateStore(self._session(where, "open_read", request), _default(store_id, stores), wanted)
+
+    def _session(self, location: ActorLocation, opening: str, request: OpenRequest) -> Ask:
+        """Opens a session on a store actor; returns how to call it."""
+        handle = self._handle(location.actor_name)
+        session_id, _ = _unwrapped(handle, opening, request)
+
+        def ask(method: str, *args: Any) -> Any:
+            try:
+                return _unwrapped(handle, method, session_id, *args)
+            except RayActorError as error:
+                raise StoreUnavailableError(
+                    "the store actor was lost under a handle; nothing of it was committed unless commit said so; open a new one",
+                    state=request.task.state_name,
+                    partition=request.task.partition_id,
+                    version=request.base_version,
+                    cause=error,
+                ) from error
+
+        return ask
+
     def connect(self) -> None:
         """Find (or start) the store actor of this node."""
         self._local_location()
 
     def _local_location(self) -> ActorLocation:
         if self._local is None:
-            handle = ensure_store_actor(self._address.uri, self._address.options, self._node_id)
-            local: ActorLocation = ray.get(handle.location.remote())
+            handle = ensure_store_actor(
+                self._address.uri, self._address.options, self._address.maintenance, self._node_id
+            )
+            local: ActorLocation = answer(handle, handle.location.remote())
             self._handles[local.actor_name] = handle
             self._local = local
         return self._local
@@ -169,6 +240,19 @@ class FleetClient:
         self._handles.clear()
         if location is not None:
             call(self._coordinator, "report_store_actor_lost", location.instance_id)
+
+
+def _unwrapped(handle: Any, method: str, *args: Any) -> Any:
+    """Result of an actor's method; an error of this project comes as itself."""
+    try:
+        return answer(handle, getattr(handle, method).remote(*args))
+    except RayTaskError as error:
+        raise (error.cause if isinstance(error.cause, StateStoreError) else error) from None
+
+
+def _default(store_id: StateStoreId, stores: tuple[StoreSpec, ...]) -> StateStoreId:
+    """Identity of the first store, on which a new handle works."""
+    return replace(store_id, store_name=stores[0].name)
 
 
 def _unavailable(task: TaskIdentity, error: Exception) -> StoreUnavailableError:

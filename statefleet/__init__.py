@@ -13,14 +13,20 @@ from coordinator.errors import (
     CorruptStateError,
     FencedError,
     InvalidRequestError,
+    OperationOutOfOrderError,
     SetupError,
     StateMismatchError,
     StateStoreError,
     StorageUnavailableError,
     StoreUnavailableError,
+    VersionNotFoundError,
+    WriterBusyError,
 )
+from coordinator.model import Maintenance
 from spark_jobs.fleet import Fleet, connect
+from spark_jobs.partitions import map_partitions_with_state_store
 from spark_jobs.session import start_session, stop_session
+from spark_jobs.state_store import ReadStateStore, StateStore
 from spark_jobs.stateful import StatefulDataFrame, StatefulGroupedData
 
 __all__ = [
@@ -29,14 +35,21 @@ __all__ = [
     "Fleet",
     "FencedError",
     "InvalidRequestError",
+    "Maintenance",
+    "OperationOutOfOrderError",
+    "ReadStateStore",
     "SetupError",
     "StateMismatchError",
+    "StateStore",
     "StateStoreError",
     "StatefulDataFrame",
     "StatefulGroupedData",
     "StorageUnavailableError",
     "StoreUnavailableError",
+    "VersionNotFoundError",
+    "WriterBusyError",
     "connect",
+    "map_partitions_with_state_store",
     "start_session",
     "stop_session",
 ]

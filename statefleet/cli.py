@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from coordinator.deploy import call, find_coordinator
-from coordinator.errors import SetupError, StateStoreError
+from coordinator.errors import InvalidRequestError, SetupError, StateStoreError
 from coordinator.storage import normalize_uri
 from spark_jobs.fleet import end_actors, store_metrics
 from spark_jobs.progress import format_table, size_text
@@ -80,6 +80,30 @@ def _dashboard(options: argparse.Namespace) -> str:
     return url
 
 
+def _gc(options: argparse.Namespace) -> str:
+    coordinator = _find(options)
+    states: list[str] = call(coordinator, "load_all_states")
+    chosen = [name for name in states if options.name in (None, name)]
+    if not chosen:
+        raise InvalidRequestError("the fleet has no such state", name=options.name, states=states)
+    cleaned = {name: call(coordinator, "clean", name, options.dry_run) for name in chosen}
+    if options.json:
+        return json.dumps(cleaned, indent=2)
+    files = [
+        (file["path"], size_text(file["bytes"]), file["age_s"]) for one in cleaned.values() for file in one["files"]
+    ]
+    floors = [(name, *floor) for name, one in cleaned.items() for floor in one["floors"]]
+    verb = "would be" if options.dry_run else "were"
+    return "\n".join(
+        [
+            f"{len(floors)} shards whose oldest version {verb} raised",
+            *([format_table(("state", "partition", "store", "oldest version"), floors)] if floors else []),
+            f"{len(files)} files that {verb} deleted, {size_text(sum(f['bytes'] for o in cleaned.values() for f in o['files']))}",
+            *([format_table(("file", "size", "age in s"), files)] if files else []),
+        ]
+    )
+
+
 def _stop(options: argparse.Namespace) -> str:
     coordinator = _find(options)
     end_actors(call(coordinator, "status"), coordinator)
@@ -91,6 +115,7 @@ _COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], str], str]] = {
     "shards": (_shards, "where each shard is, with its version, epoch and rows"),
     "metrics": (_metrics, "counters of each store actor, as JSON"),
     "dashboard": (_dashboard, "address of the location dashboard"),
+    "gc": (_gc, "let old versions go and delete files that nobody needs, now"),
     "stop": (_stop, "end the fleet's actors; state stays in the object store"),
 }
 
@@ -102,9 +127,11 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("uri", help="the fleet's URI, as given to statefleet.connect")
         command.add_argument("--address", default="auto", help="Ray cluster (default: the one running on this machine)")
-        if name in ("status", "shards"):
+        if name in ("status", "shards", "gc"):
             command.add_argument("--json", action="store_true", help="print JSON")
-        if name == "shards":
+        if name == "gc":
+            command.add_argument("--dry-run", action="store_true", help="only show what would go")
+        if name in ("shards", "gc"):
             command.add_argument("--name", help="only this state")
     return parser
 

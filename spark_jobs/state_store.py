@@ -1,0 +1,209 @@
+"""Spark's ``StateStore`` and ``ReadStateStore`` for Python: handles on the keyed state of one partition, in Arrow batches.
+
+A handle belongs to one partition and one version, and holds all the operator's named stores. Its methods work on the store ``default``;
+``handle.store(name)`` is the same handle seen through another of its stores. State lives in the store actor; a call sends or
+brings a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from coordinator.errors import InvalidRequestError, OperationOutOfOrderError
+from coordinator.model import DEFAULT_STORE, StateStoreId
+from store_actors.messages import StoreSpec
+from store_actors.schema import Field, type_to_string
+
+__all__ = ["Ask", "Condition", "ReadStateStore", "Rows", "StateStore", "store_specs"]
+
+Rows: TypeAlias = "pa.Table | pa.RecordBatch"
+#: Over key and value columns: an expression, or a function from a record batch to one boolean a row.
+Condition: TypeAlias = "pc.Expression | Callable[[pa.RecordBatch], Any]"
+#: What a handle asks of its store actor: (method, arguments) to result.
+Ask = Callable[..., Any]
+
+
+def store_specs(
+    keys: pa.Schema | None, values: pa.Schema | None, stores: Mapping[str, tuple[pa.Schema, pa.Schema]] | None
+) -> tuple[StoreSpec, ...]:
+    """Columns of an operator's stores, given as one store ``default`` or by name.
+
+    Raises
+    ------
+    InvalidRequestError
+        Neither or both are given, a name is no folder, or a column has a type that state cannot hold.
+    """
+    if (stores is None) == (keys is None or values is None):
+        raise InvalidRequestError("give either keys and values of one store, or stores by name")
+    named = {DEFAULT_STORE: (keys, values)} if stores is None else stores
+    for name in named:
+        if not name.replace("-", "").replace("_", "").isalnum() or name.isdigit():
+            raise InvalidRequestError(
+                "a store's name is a folder: letters, digits, '_', '-', and not digits alone", name=name
+            )
+    return tuple(StoreSpec(name, _fields(parts[0]), _fields(parts[1])) for name, parts in named.items())
+
+
+def _fields(schema: pa.Schema) -> tuple[Field, ...]:
+    try:
+        return tuple(Field(field.name, type_to_string(field.type), field.nullable) for field in schema)
+    except ValueError as error:
+        raise InvalidRequestError("a store cannot hold this type", schema=str(schema), cause=error) from error
+
+
+class ReadStateStore:
+    """Reads one version of a partition's keyed state. Made by ``Fleet.read_state_store``.
+
+    Every method raises OperationOutOfOrderError once the handle is released (or committed, or aborted).
+
+    Parameters
+    ----------
+    ask
+        Sends a call to the session in the store actor.
+    store_id
+        Whose state it is.
+    version
+        The version that is read (of a :class:`StateStore`, the one before its updates).
+    """
+
+    def __init__(self, ask: Ask, store_id: StateStoreId, version: int) -> None:
+        self._ask = ask
+        self.id = store_id
+        self.version = version
+
+    def store(self, name: str) -> Self:
+        """The same handle, working on another of its stores."""
+        other = StateStoreId(self.id.checkpoint_root_location, self.id.operator_id, self.id.partition_id, name)
+        return type(self)(self._ask, other, self.version)
+
+    def _call(self, method: str, *args: Any) -> Any:
+        return self._ask("session_call", self.id.store_name, method, args)
+
+    def get(self, *key: object) -> dict[str, Any] | None:
+        """Values under one key, given as its parts in the order of the key columns; None if it is not there."""
+        found: dict[str, Any] | None = self._call("get", key)
+        return found
+
+    def multi_get(self, keys: Rows) -> pa.Table:
+        """Rows under keys, in their order: key columns, value columns (null where the key is missing), ``__found``."""
+        return self._call("multi_get", keys)
+
+    def iterator(self) -> Iterator[pa.RecordBatch]:
+        """All rows as they are now, in no particular order; puts and removes while iterating are not shown."""
+        return self._scan("iterator")
+
+    def prefix_scan(self, prefixes: Rows) -> Iterator[pa.RecordBatch]:
+        """Rows whose leftmost key columns are as in one of the rows of `prefixes`."""
+        return self._scan("prefix_scan", prefixes)
+
+    def range_scan(self, column: str, start: object = None, end: object = None) -> Iterator[pa.RecordBatch]:
+        """Rows with ``start <= column < end`` ordered by that key column; None leaves an end open; nulls come last."""
+        return self._scan("range_scan", column, start, end)
+
+    def _scan(self, method: str, *args: Any) -> Iterator[pa.RecordBatch]:
+        # Opened now: the scan shows the store as it is at this call, not when the first batch is asked for.
+        scan_id = self._call(method, *args)
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            while (batch := self._ask("next_batch", scan_id)) is not None:
+                yield batch
+
+        return batches()
+
+    @property
+    def metrics(self) -> dict[str, int]:
+        """``num_keys``, ``memory_used_bytes``, ``rows_updated``, ``rows_removed`` of this handle's store."""
+        found = self._call("metrics")
+        names = ("num_keys", "memory_used_bytes", "rows_updated", "rows_removed")
+        return {name: getattr(found, name) for name in names}
+
+    def release(self) -> None:
+        """End of reading."""
+        self._ask("end_session")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class StateStore(ReadStateStore):
+    """Makes the next version of a partition's keyed state. Made by ``Fleet.state_store``, or given to a function of
+    ``map_partitions_with_state_store``. As a context manager it aborts unless it was committed.
+    """
+
+    def put(self, rows: Rows | None = None, **columns: object) -> None:
+        """Set the values of keys, given as a batch or, of one key, by column name. The last row of a key counts.
+
+        Raises
+        ------
+        InvalidRequestError
+            A column is missing, of another type, or null where it may not be. Nothing was changed.
+        """
+        if (rows is None) == (not columns):
+            raise InvalidRequestError("put takes a batch, or the columns of one row by name")
+        if rows is None:
+            self._call("put_row", columns)
+        else:
+            self._call("put", rows)
+
+    def remove(self, what: Rows | Condition | Sequence[object]) -> int:
+        """Remove keys (a batch of key columns, or one key as a tuple), or every row for which a condition is true.
+
+        Returns
+        -------
+        int
+            How many keys were there and are gone.
+        """
+        if isinstance(what, pa.Table | pa.RecordBatch):
+            return int(self._call("remove", what))
+        if isinstance(what, tuple | list):
+            return int(self._call("remove_key", tuple(what)))
+        return int(self._call("remove_where", what))
+
+    def updates(self) -> pa.Table:
+        """Net changes against the version before: key and value columns, ``__change`` (added, changed, removed)."""
+        return self._call("updates")
+
+    def commit(self, watermark_ms: int | None = None) -> int:
+        """Make the updates of all the handle's stores durable, as one version; returns the version.
+
+        Raises
+        ------
+        FencedError
+            A newer owner holds the partition; nothing was counted.
+        OperationOutOfOrderError
+            The handle has been committed or aborted.
+        """
+        if self.has_committed:
+            raise OperationOutOfOrderError("the handle is committed already", version=self.version)
+        return int(self._ask("commit_session", watermark_ms))
+
+    def abort(self) -> None:
+        """Drop the updates.
+
+        Raises
+        ------
+        OperationOutOfOrderError
+            The handle is committed.
+        """
+        self._ask("end_session")
+
+    @property
+    def has_committed(self) -> bool:
+        """Whether the version was made."""
+        return bool(self._ask("session_committed"))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self.has_committed:
+            self.abort()
