@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from spark_jobs.session import start_session, stop_session
 
 
 def main(folder: Path, uri: str) -> None:
-    spark = start_session("chaos-driver", executor_cores=2)
+    # A name of its own: a driver that was stopped or killed may still hold the former one.
+    spark = start_session(f"chaos-driver-{os.getpid()}", executor_cores=2)
     stream = spark.readStream.schema("v BIGINT").option("maxFilesPerTrigger", 1).parquet(str(folder / "in"))
     counts = connect(uri).stateful(stream, name="chaos", outputMode="complete", shards=4).groupBy("v").count()
 

@@ -19,14 +19,17 @@ import ray
 
 from spark_jobs.fleet import Fleet, connect
 from spark_jobs.session import ensure_ray
+from tests.conftest import NewUri
+
+pytestmark = pytest.mark.timeout(600)
 
 ROOT = Path(__file__).parents[2]
 BATCHES = 12
-DEADLINE_S = 120
+DEADLINE_S = 200
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
+def cluster(new_uri: NewUri) -> Iterator[str]:
     """A Ray cluster that outlives the drivers; its address."""
     ensure_ray(num_cpus=8)
     yield ray.get_runtime_context().gcs_address
@@ -51,6 +54,13 @@ class Driver:
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self._log.close()
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.kill()
 
     def finish(self) -> int:
         code = self.process.wait(timeout=DEADLINE_S)
@@ -82,8 +92,8 @@ def in_the_middle(reached: int) -> Callable[[list[int]], bool]:
     return lambda found: bool(found) and min(found) >= reached and min(found) < max(found)
 
 
-def test_a_killed_driver_leaves_no_trace(cluster: str, tmp_path: Path) -> None:
-    uri = f"file://{tmp_path}/fleet"
+def test_a_killed_driver_leaves_no_trace(cluster: str, new_uri: NewUri, tmp_path: Path) -> None:
+    uri = new_uri()
     (tmp_path / "in").mkdir()
     counted: Counter[int] = Counter()
     for number in range(BATCHES):
@@ -93,12 +103,12 @@ def test_a_killed_driver_leaves_no_trace(cluster: str, tmp_path: Path) -> None:
     fleet = connect(uri)
     try:
         for condition in (between(2), in_the_middle(4)):
-            driver = Driver(tmp_path, uri, cluster)
-            wait_for(driver, fleet, condition)
-            driver.kill()
+            with Driver(tmp_path, uri, cluster) as driver:
+                wait_for(driver, fleet, condition)
+                driver.kill()
             assert min(versions(fleet)) < BATCHES
-        driver = Driver(tmp_path, uri, cluster)
-        assert driver.finish() == 0, (tmp_path / "driver.log").read_text()[-3000:]
+        with Driver(tmp_path, uri, cluster) as driver:
+            assert driver.finish() == 0, (tmp_path / "driver.log").read_text()[-3000:]
         result = json.loads((tmp_path / f"result-{BATCHES - 1}.json").read_text())
         assert {int(value): count for value, count in result.items()} == dict(counted)
         assert versions(fleet) == [BATCHES] * 4

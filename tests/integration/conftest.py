@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +11,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.fleet import Fleet, connect
 from spark_jobs.session import start_session, stop_session
+from tests.conftest import NewUri
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(new_uri: NewUri) -> Iterator[SparkSession]:
     session = start_session(
         "statefleet-tests",
         executor_cores=2,
@@ -26,13 +26,8 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
-def fleet_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("fleet")
-
-
-@pytest.fixture(scope="session")
-def fleet(spark: SparkSession, fleet_folder: Path) -> Iterator[Fleet]:
-    connected = connect(f"file://{fleet_folder}")
+def fleet(spark: SparkSession, new_uri: NewUri) -> Iterator[Fleet]:
+    connected = connect(new_uri())
     yield connected
     connected.shutdown()
 

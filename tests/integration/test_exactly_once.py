@@ -14,18 +14,16 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-import ray
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-from coordinator.deploy import NAMESPACE, call, find_coordinator
 from coordinator.errors import CorruptStateError, FencedError, StateMismatchError
-from coordinator.model import StateMetadata, StateStoreId, TaskIdentity
+from coordinator.storage import open_object_store
 from spark_jobs.fleet import Fleet, connect
-from spark_jobs.worker import FleetAddress, fleet_client
-from store_actors.messages import ShardInput
-from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from spark_jobs.worker import fleet_client
+from tests.conftest import NewUri
 from tests.integration.streams import Feed, Run
+from tests.tasks import Tasks
 
 VALUES = pa.schema([("v", pa.int64())])
 FILES = [[(number * 37 % 101,) for number in range(start, start + 3000)] for start in range(0, 24_000, 3000)]
@@ -122,42 +120,6 @@ def test_a_task_that_fails_after_its_commit_is_not_applied_twice(
     assert replayed == 4  # 2 shards, 2 batches, each answered again from what was recorded
 
 
-SCHEMA = StateSchema(
-    keys=(Field("v", "int64"),),
-    inputs=(),
-    accumulators=(Accumulator(AccumulatorKind.COUNT_ROWS, (), (Field("n", "int64", False),)),),
-    expiry_key=None,
-    delay_ms=None,
-    output_mode="update",
-)
-
-
-class Tasks:
-    """Spark tasks of one state, acted out by the test process through the very client that Spark's tasks use."""
-
-    def __init__(self, fleet: Fleet, name: str) -> None:
-        self.fleet, self.name = fleet, name
-        self.client = fleet_client(FleetAddress(fleet.uri, ray.get_runtime_context().gcs_address))
-
-    def apply(
-        self, batch_id: int, values: list[int], *, run_id: str = "run-1", attempt: int = 0, query_id: str = "query"
-    ) -> list[dict[str, int]]:
-        task = TaskIdentity(self.name, query_id, run_id, batch_id, 0, attempt, "test")
-        metadata = StateMetadata(self.name, query_id, 1, "update", SCHEMA.to_json())
-        rows = ShardInput.of_raw(SCHEMA, pa.record_batch({"v": pa.array(values, pa.int64())}))
-        emitted = self.client.apply(task, metadata, SCHEMA, rows, None)
-        return sorted(emitted.to_pylist(), key=lambda row: row["v"])
-
-    def chain(self) -> list[Any]:
-        return list(call(find_coordinator(self.fleet.uri), "commit_chain", self.name, 0, 1 << 30))
-
-    def unload(self) -> None:
-        """Make the store actor forget the shard."""
-        (actor, *_) = [a for a in self.fleet.status()["store_actors"] if a["alive"]]
-        handle = ray.get_actor(actor["actor_name"], namespace=NAMESPACE)
-        assert ray.get(handle.unload.remote(StateStoreId(f"{self.fleet.uri}/{self.name}", 0, 0)))
-
-
 def test_two_attempts_at_once_make_one_manifest_entry_and_equal_answers(fleet: Fleet, name: str) -> None:
     tasks = Tasks(fleet, name)
     tasks.apply(0, [1, 2])
@@ -201,25 +163,27 @@ def test_a_checkpoint_ahead_of_a_missing_state_is_refused(fleet: Fleet, name: st
 
 
 @pytest.mark.parametrize("damage", ["missing", "flipped", "cut"])
-def test_a_delta_that_cannot_be_read_is_named(fleet: Fleet, fleet_folder: Path, name: str, damage: str) -> None:
+def test_a_delta_that_cannot_be_read_is_named(fleet: Fleet, name: str, damage: str) -> None:
     tasks = Tasks(fleet, name)
     tasks.apply(0, list(range(50)))
     (entry,) = tasks.chain()
-    file = fleet_folder / entry.file
-    content = file.read_bytes()
+    store = open_object_store(fleet.uri)
+    content = store.get(entry.file)
     if damage == "missing":
-        file.unlink()
+        store.delete(entry.file)
     else:
-        file.write_bytes(content[:-7] if damage == "cut" else content[:90] + bytes([content[90] ^ 1]) + content[91:])
+        store.put(
+            entry.file, content[:-7] if damage == "cut" else content[:90] + bytes([content[90] ^ 1]) + content[91:]
+        )
     tasks.unload()
     with pytest.raises(CorruptStateError, match=entry.file):
         tasks.apply(1, [1])
-    file.write_bytes(content)
+    store.put(entry.file, content)
     assert tasks.apply(1, [1]) == [{"v": 1, "n": 2}]
 
 
-def test_a_fleet_started_again_reads_everything_from_storage(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    uri = f"file://{tmp_path}/other-fleet"
+def test_a_fleet_started_again_reads_everything_from_storage(spark: SparkSession, new_uri: NewUri, name: str) -> None:
+    uri = new_uri()
     first = connect(uri)
     Tasks(first, name).apply(0, [1, 2])
     first.shutdown()

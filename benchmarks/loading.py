@@ -1,0 +1,130 @@
+"""How fast a shard is written as a snapshot and loaded again, index included; no Ray and no Spark.
+
+``python -m benchmarks.loading --json result.json``
+
+One shard of int64 keys with two int64 values, stored at ``--uri`` (a temporary folder by default) as one snapshot and some deltas. The
+plain read of the same files is timed beside it: the ratio says how far loading is from what the storage itself gives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from coordinator.model import CommitEntry, LoadPlan, SnapshotEntry, StateStoreId
+from coordinator.storage import ObjectStore, open_object_store
+from store_actors.delta import delta_path, encode_delta, encode_snapshot, snapshot_path
+from store_actors.loading import Loader, LoadMetrics
+from store_actors.messages import ShardInput
+from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from store_actors.shard import Shard
+
+_SCHEMA = StateSchema(
+    keys=(Field("k", "int64"),),
+    inputs=(Field("v", "int64"),),
+    accumulators=(
+        Accumulator(AccumulatorKind.COUNT_ROWS, (), (Field("n", "int64", False),)),
+        Accumulator(AccumulatorKind.SUM_INT, ("v",), (Field("total", "int64"),)),
+    ),
+    expiry_key=None,
+    delay_ms=None,
+    output_mode="update",
+)
+
+
+def _write(objects: ObjectStore, rows: int, deltas: int) -> tuple[LoadPlan, int, float]:
+    """Snapshot of `rows` groups and `deltas` deltas of a tenth each; (plan, bytes, seconds that the snapshot took)."""
+    store_id = StateStoreId(f"{objects.uri}/bench", 0, 0)
+    random = np.random.default_rng(rows)
+    shard = Shard(_SCHEMA)
+    entries: list[CommitEntry] = []
+    for version in range(1, deltas + 2):
+        keys = random.permutation(rows) if version == 1 else random.integers(0, rows, rows // 10)
+        batch = pa.record_batch({"k": keys.astype(np.int64), "v": keys.astype(np.int64)})
+        change = shard.apply(ShardInput.of_raw(_SCHEMA, batch), None, version)
+        shard.commit()
+        if version == 1:
+            started = time.perf_counter()
+            data, checksum = encode_snapshot(shard.snapshot(), 1, 0, _SCHEMA)
+            file = snapshot_path(store_id, 1, "aa")
+            objects.put(file, data)
+            snapshot_s = time.perf_counter() - started
+            snapshot = SnapshotEntry(0, 1, "aa", file, len(data), checksum, len(shard), 0, 0)
+            size = len(data)
+        else:
+            data, checksum = encode_delta(change, _SCHEMA)
+            file = delta_path(store_id, version, "aa")
+            objects.put(file, data)
+            size += len(data)
+            entries.append(
+                CommitEntry(0, version, version - 1, 1, "r", "aa", file, len(data), checksum, change.delta.num_rows,
+                            change.rows_updated, 0, len(shard), shard.nbytes, rows, 0, 0, 0)
+            )  # fmt: skip
+    return LoadPlan((snapshot,), tuple(entries), 1), size, snapshot_s
+
+
+def _median_s(action: Callable[[], Any], times: int) -> float:
+    seconds = []
+    for _ in range(times):
+        started = time.perf_counter()
+        action()
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.loading", description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, help="file for all figures")
+    parser.add_argument("--uri", help="object store to use (default: a temporary folder)")
+    parser.add_argument("--rows", type=int, default=2_000_000, help="groups of the shard (%(default)s)")
+    parser.add_argument("--deltas", type=int, default=5, help="deltas after the snapshot (%(default)s)")
+    parser.add_argument("--times", type=int, default=5, help="repetitions (%(default)s)")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run it and print the figures."""
+    options = _parse(argv)
+    with tempfile.TemporaryDirectory(prefix="statefleet-bench-") as folder:
+        objects = open_object_store(options.uri or f"file://{folder}")
+        plan, size, snapshot_s = _write(objects, options.rows, options.deltas)
+        rows = options.rows + sum(entry.delta_rows for entry in plan.deltas)
+        files = [plan.snapshots[0].file, *(entry.file for entry in plan.deltas)]
+        read_s = _median_s(lambda: [objects.get(file) for file in files], options.times)
+        load_s = _median_s(lambda: Loader(objects, LoadMetrics()).load(lambda: Shard(_SCHEMA), plan), options.times)
+        for file in files:
+            objects.delete(file)
+    result = {
+        "rows": rows,
+        "bytes": size,
+        "snapshot_rows_per_s": options.rows / snapshot_s,
+        "load_rows_per_s": rows / load_s,
+        "load_mb_per_s": size / load_s / 1e6,
+        "read_mb_per_s": size / read_s / 1e6,
+        "load / read": load_s / read_s,
+    }
+    print(f"{options.rows:,} groups, one snapshot and {options.deltas} deltas: {rows:,} rows in {size / 1e6:.1f} MB")
+    print(f"  snapshot   {result['snapshot_rows_per_s'] / 1e6:6.2f} M rows/s written")
+    print(
+        f"  load       {result['load_rows_per_s'] / 1e6:6.2f} M rows/s, {result['load_mb_per_s']:8.1f} MB/s, index included"
+    )
+    print(
+        f"  plain read {'':>6}           {result['read_mb_per_s']:8.1f} MB/s; load / read {result['load / read']:.1f}"
+    )
+    if options.json is not None:
+        options.json.write_text(json.dumps(result, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

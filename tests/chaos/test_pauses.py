@@ -1,0 +1,165 @@
+"""Processes that stop for a while (SIGSTOP) and wake up (SIGCONT) when others have taken over: none of them can commit."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray
+
+import coordinator.deploy
+from coordinator.deploy import call, find_coordinator
+from coordinator.errors import FencedError
+from coordinator.manifest_log import LedgerKeeper, ManifestLog
+from coordinator.model import ActorLocation, CommitEntry, Maintenance
+from coordinator.storage import open_object_store
+from spark_jobs.fleet import Fleet, connect
+from spark_jobs.session import ensure_ray
+from spark_jobs.worker import fleet_client
+from store_actors.deploy import ensure_store_actor
+from store_actors.messages import ApplyRequest
+from tests.chaos.test_driver_kill import Driver, between, versions, wait_for
+from tests.conftest import NewUri
+from tests.tasks import SCHEMA, Tasks, shard_input
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def cluster(new_uri: NewUri) -> Iterator[str]:
+    ensure_ray(num_cpus=8)
+    yield ray.get_runtime_context().gcs_address
+    fleet_client.cache_clear()
+    ray.shutdown()
+
+
+@pytest.fixture
+def fleet(cluster: str, new_uri: NewUri) -> Iterator[Fleet]:
+    connected = connect(new_uri())
+    yield connected
+    connected.shutdown()
+
+
+@contextmanager
+def paused(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def only_actor(fleet: Fleet) -> dict[str, Any]:
+    (actor,) = [one for one in fleet.status()["store_actors"] if one["alive"]]
+    return actor
+
+
+def test_an_owner_that_wakes_up_after_its_shard_moved_cannot_commit(fleet: Fleet) -> None:
+    tasks = Tasks(fleet, "moved")
+    tasks.apply(0, [1, 2])
+    former = only_actor(fleet)
+    successor = ensure_store_actor(fleet.uri, None, Maintenance(), "b" * 56)
+    place: ActorLocation = ray.get(successor.location.remote())
+    coordinator = find_coordinator(fleet.uri)
+    with ThreadPoolExecutor(1) as pool:
+        with paused(former["pid"]):
+            waiting = pool.submit(tasks.apply, 1, [2, 3])
+            time.sleep(1.0)
+            call(coordinator, "report_store_actor_lost", former["instance_id"])
+            task = tasks.identity(1, attempt=1)
+            grant = call(coordinator, "attach_and_lease", task, tasks.metadata(), place)
+            assert grant.lease.location == place
+            request = ApplyRequest(task, grant.lease, grant.base_version, SCHEMA, None)
+            emitted, counted = ray.get(successor.apply.remote(request, shard_input([2, 3])))
+        # Awake again, it commits under its old lease, is refused, and its task is given what the successor counted.
+        assert waiting.result(60) == sorted(emitted.to_pylist(), key=lambda row: row["v"])
+    assert [(entry.version, entry.attempt_id) for entry in tasks.chain()][1:] == [(2, counted.attempt_id)]
+    assert tasks.apply(2, [3]) == [{"v": 3, "n": 2}]
+
+
+def test_an_owner_that_stays_stopped_is_replaced(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator.deploy, "HUNG_AFTER_S", 3.0)
+    tasks = Tasks(fleet, "stopped")
+    tasks.apply(0, [1, 2])
+    former = only_actor(fleet)
+    with paused(former["pid"]):
+        assert tasks.apply(1, [2, 3]) == [{"v": 2, "n": 2}, {"v": 3, "n": 1}]
+    assert only_actor(fleet)["instance_id"] != former["instance_id"]
+
+
+def test_a_coordinator_that_wakes_up_after_it_was_replaced_counts_nothing(fleet: Fleet) -> None:
+    tasks = Tasks(fleet, "replaced")
+    tasks.apply(0, [1])
+    log = ManifestLog(open_object_store(fleet.uri), "replaced", "successor")
+
+    async def take_over() -> CommitEntry:
+        keeper = LedgerKeeper(log)
+        await keeper.open()
+        place = ActorLocation("elsewhere", "life", "node", "host", 1)
+        task = tasks.identity(1, "run-2")
+        grant = await keeper.submit(lambda ledger: ledger.decide_lease(task, place, lambda _: True))
+        (former,) = tasks_chain
+        entry = replace(former, version=2, base_version=1, epoch=grant.lease.epoch, run_id="run-2", attempt_id="mine")
+        return await keeper.submit(lambda ledger: ledger.decide_commit(entry))
+
+    tasks_chain = tasks.chain()
+    with paused(fleet.status()["coordinator"]["pid"]):
+        mine = asyncio.run(take_over())
+    with pytest.raises(FencedError):
+        tasks.apply(1, [5])
+    assert [entry.attempt_id for entry in tasks.chain()][1:] == [mine.attempt_id]
+
+
+@pytest.mark.soak
+def test_a_driver_that_wakes_up_after_another_took_its_query_changes_nothing(
+    cluster: str, new_uri: NewUri, tmp_path: Path
+) -> None:
+    batches = 8
+    (tmp_path / "in").mkdir()
+    counted: Counter[int] = Counter()
+    for number in range(batches):
+        values = [(row * 31 + number * 7) % 97 for row in range(2000)]
+        counted.update(values)
+        pq.write_table(pa.table({"v": pa.array(values, pa.int64())}), tmp_path / "in" / f"{number:03d}.parquet")
+    uri = new_uri()
+    fleet = connect(uri)
+    try:
+        with Driver(tmp_path, uri, cluster) as first:
+            wait_for(first, fleet, between(2))
+            os.killpg(first.process.pid, signal.SIGSTOP)
+            with Driver(tmp_path, uri, cluster) as second:
+                assert second.finish() == 0, (tmp_path / "driver.log").read_text()[-3000:]
+            assert versions(fleet) == [batches] * 4
+            os.killpg(first.process.pid, signal.SIGCONT)
+            assert first.finish() != 0, "it had to be told that it is no longer the query's driver"
+        assert versions(fleet) == [batches] * 4
+        assert fleet_rows(fleet) == dict(counted)
+    finally:
+        fleet.shutdown()
+
+
+def fleet_rows(fleet: Fleet) -> dict[int, int]:
+    """All counts of the state ``chaos``, read from storage."""
+    objects = open_object_store(fleet.uri)
+    rows: dict[int, int] = {}
+    for partition in range(4):
+        plan = call(find_coordinator(fleet.uri), "load_plan", "chaos", partition, 1 << 30)
+        shard: dict[int, int] = {}
+        for entry in plan.deltas:
+            for row in pa.ipc.open_file(pa.BufferReader(objects.get(entry.file))).read_all().to_pylist():
+                shard[row["k0"]] = row["a0_count"]
+        rows |= shard
+    return rows

@@ -1,0 +1,128 @@
+"""A query of many batches whose processes are killed at random, seeded moments: its result is that of a serial run.
+
+``pytest tests/chaos/test_random_kills.py -m soak -s`` prints what was killed when and how long each recovery took. ``CHAOS_SEED``
+chooses another order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray
+
+from spark_jobs.fleet import Fleet, connect
+from spark_jobs.session import ensure_ray
+from tests.chaos.test_driver_kill import Driver, versions
+from tests.conftest import NewUri
+
+BATCHES = 36
+KINDS = ("store actor", "coordinator", "executor", "driver")
+
+
+@pytest.fixture(scope="module")
+def cluster(new_uri: NewUri) -> Iterator[str]:
+    ensure_ray(num_cpus=12)
+    yield ray.get_runtime_context().gcs_address
+    ray.shutdown()
+
+
+class Supervisor:
+    """Keeps a driver running until it ends by itself, as a cluster's scheduler would."""
+
+    def __init__(self, folder: Path, uri: str, address: str) -> None:
+        self._arguments = (folder, uri, address)
+        self.driver = Driver(*self._arguments)
+        self.starts = 1
+
+    def is_done(self) -> bool:
+        code = self.driver.process.poll()
+        if code not in (None, 0):
+            self.driver = Driver(*self._arguments)
+            self.starts += 1
+        return code == 0
+
+
+def pid_of(kind: str, fleet: Fleet, supervisor: Supervisor) -> int | None:
+    """Process of a kind that takes part in the query now."""
+    status = fleet.status()
+    if kind == "coordinator":
+        return int(status["coordinator"]["pid"])
+    if kind == "store actor":
+        return next((int(one["pid"]) for one in status["store_actors"] if one["alive"]), None)
+    if kind == "driver":
+        return supervisor.driver.process.pid
+    names = {shard["executor"] for query in status["queries"] for shard in query["shards"] if shard["executor"]}
+    pids = {int(name.rpartition(":")[2]) for name in names}
+    return next((pid for pid in pids if Path(f"/proc/{pid}").exists()), None)
+
+
+def kill(kind: str, fleet: Fleet, supervisor: Supervisor) -> bool:
+    pid = pid_of(kind, fleet, supervisor)
+    if pid is None:
+        return False
+    if kind == "driver":
+        os.killpg(pid, signal.SIGKILL)
+    else:
+        os.kill(pid, signal.SIGKILL)
+    return True
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(2400)
+def test_a_query_survives_whatever_is_killed(cluster: str, new_uri: NewUri, tmp_path: Path) -> None:
+    seed = int(os.environ.get("CHAOS_SEED", "1"))
+    chance = random.Random(seed)
+    (tmp_path / "in").mkdir()
+    counted: Counter[int] = Counter()
+    for number in range(BATCHES):
+        values = [(row * 31 + number * 7) % 1021 for row in range(4000)]
+        counted.update(values)
+        pq.write_table(pa.table({"v": pa.array(values, pa.int64())}), tmp_path / "in" / f"{number:03d}.parquet")
+    uri = new_uri()
+    fleet = connect(uri)
+    supervisor = Supervisor(tmp_path, uri, cluster)
+    plan = [*KINDS, *KINDS]
+    chance.shuffle(plan)
+    recoveries: list[tuple[str, int, float]] = []
+    try:
+        for place, kind in enumerate(plan):
+            wait_past(fleet, supervisor, (place + 1) * BATCHES // (len(plan) + 2))
+            time.sleep(chance.random())
+            before = min(versions(fleet))
+            started = time.monotonic()
+            if kill(kind, fleet, supervisor):
+                wait_past(fleet, supervisor, before)
+                recoveries.append((kind, before, time.monotonic() - started))
+        while not supervisor.is_done():
+            time.sleep(0.2)
+        result = json.loads((tmp_path / f"result-{BATCHES - 1}.json").read_text())
+        assert {int(value): count for value, count in result.items()} == dict(counted)
+        assert versions(fleet) == [BATCHES] * 4
+        assert {kind for kind, _, _ in recoveries} == set(KINDS)
+    finally:
+        supervisor.driver.__exit__()
+        fleet.shutdown()
+    print(f"\nseed {seed}: {BATCHES} batches, {supervisor.starts} driver starts, result equal")
+    for kind, version, seconds in recoveries:
+        print(f"  {kind:<12} killed after version {version:>2}: next version {seconds:6.1f} s later")
+
+
+def wait_past(fleet: Fleet, supervisor: Supervisor, version: int) -> None:
+    """Until every shard is past a version (or the query has ended)."""
+    deadline = time.monotonic() + 400
+    while not supervisor.is_done():
+        found = versions(fleet)
+        if found and min(found) > version:
+            return
+        assert time.monotonic() < deadline, f"no progress past version {version}: {found}"
+        time.sleep(0.05)

@@ -1,0 +1,48 @@
+"""Where the tests' fleets keep their state: a folder, or a bucket of a real S3-compatible server (``--store s3``)."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.s3_server import BUCKET, S3Server
+
+#: A URI that no other test uses.
+NewUri = Callable[[], str]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--store",
+        choices=("file", "s3"),
+        default="file",
+        help="object store of the integration and chaos tests; s3 builds a server once (some minutes) and runs it on loopback",
+    )
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """The server of this run, with its credentials in the environment, as a user sets them."""
+    server = S3Server(tmp_path_factory.mktemp("s3"))
+    # Whatever else is set there for S3 belongs to the developer, not to a test.
+    kept = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    for name in kept:
+        del os.environ[name]
+    os.environ.update(server.environment())
+    yield server
+    for name in server.environment():
+        del os.environ[name]
+    os.environ.update(kept)
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def new_uri(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> NewUri:
+    """Makes URIs of fresh fleets. Ask for it before Ray starts: Ray's and Spark's workers inherit the environment."""
+    if request.config.getoption("--store") == "s3":
+        request.getfixturevalue("s3_server")
+        return lambda: f"s3://{BUCKET}/run/{uuid.uuid4().hex}"
+    return lambda: f"file://{tmp_path_factory.mktemp('fleet')}"

@@ -1,0 +1,70 @@
+"""Snapshots, retention and cleaning beside a running query, and recovery of a whole fleet from what is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from coordinator.model import Maintenance
+from coordinator.storage import open_object_store
+from spark_jobs.fleet import Fleet, connect
+from statefleet import cli
+from tests.integration.streams import Feed, Run
+
+VALUES = pa.schema([("v", pa.int64())])
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.2)
+
+
+def data_files(fleet: Fleet, name: str, suffix: str) -> list[str]:
+    return [info.path for info in open_object_store(fleet.uri).list(f"{name}/0") if info.path.endswith(suffix)]
+
+
+def test_a_query_keeps_few_files_and_a_new_fleet_reads_them(
+    spark: SparkSession, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    often = Maintenance(interval_s=0.5, min_deltas_for_snapshot=3, min_versions_to_retain=4, grace_s=2.0)
+    uri = f"file://{tmp_path}/fleet"
+    fleet = connect(uri, maintenance=often)
+    feed = Feed(spark, tmp_path / "in", VALUES)
+
+    def start(on: Fleet) -> Run:
+        counts = on.stateful(feed.stream(), name=name, shards=2).groupBy("v").count()
+        return Run(counts, "update", tmp_path / "ck")
+
+    run = start(fleet)
+    try:
+        for batch in range(12):
+            feed.add([(batch,), (batch % 3,)])
+            run.wait()
+        wait_for(lambda: len(data_files(fleet, name, ".snapshot")) >= 2)
+        # 12 versions of 2 shards were committed; 4 versions and the deltas since a snapshot below them are left.
+        wait_for(lambda: len(data_files(fleet, name, ".delta")) <= 2 * (4 + 2 * 3 + 1))
+        assert cli.main(["gc", uri, "--dry-run"]) == 0
+        assert "would be" in capsys.readouterr().out
+        assert sum(one["maintenance_failures"] for one in fleet.metrics().values()) == 0
+    finally:
+        run.stop()
+    fleet.shutdown()
+    again = connect(uri, maintenance=often)
+    run = start(again)
+    try:
+        feed.add([(batch,) for batch in range(12)])
+        emitted = {row["v"]: row["count"] for row in run.take()}
+        assert emitted == {v: 2 + (4 if v < 3 else 0) for v in range(12)}
+        (metrics,) = again.metrics().values()
+        assert metrics["snapshots_loaded"] == 2
+        assert metrics["deltas_loaded"] <= 2 * 4
+    finally:
+        run.stop()
+        again.shutdown()

