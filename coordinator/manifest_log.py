@@ -12,6 +12,7 @@ import json
 import logging
 import time
 import uuid
+import zlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -31,6 +32,23 @@ _DECIDE_ATTEMPTS = 20
 
 Result = TypeVar("Result")
 Decide = Callable[[StateLedger], tuple[list[Record], Result]]
+
+
+def seal(body: dict[str, Any]) -> bytes:
+    """Bytes of a JSON object with a checksum of all its other fields."""
+    return json.dumps({**body, "checksum": _checksum(body)}, indent=1).encode()
+
+
+def unseal(data: bytes) -> dict[str, Any]:
+    """The object of :func:`seal`; ValueError if a byte of it has changed."""
+    body: Any = json.loads(data)
+    if not isinstance(body, dict) or body.pop("checksum", None) != _checksum(body):
+        raise ValueError("the checksum differs")
+    return dict(body)
+
+
+def _checksum(body: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(body, sort_keys=True).encode())
 
 
 class LogConflictError(StateStoreError):
@@ -103,10 +121,9 @@ class ManifestLog:
 
     def _read(self, path: str) -> dict[str, Any]:
         try:
-            data: dict[str, Any] = json.loads(self._store.get(path))
+            return unseal(self._store.get(path))
         except (FileNotFoundError, ValueError) as error:
             raise self._unreadable(path) from error
-        return data
 
     def _unreadable(self, path: str) -> CorruptStateError:
         return CorruptStateError(
@@ -137,7 +154,7 @@ class ManifestLog:
         seq = self._seq + 1
         record_id = uuid.uuid4().hex
         body = {"seq": seq, "writer_id": self._writer_id, "record_id": record_id, "records": records}
-        self._put(self._path("manifest", seq), json.dumps(body).encode(), record_id)
+        self._put(self._path("manifest", seq), seal(body), record_id)
         self._seq = seq
         if seq % _CHECKPOINT_INTERVAL == 0:
             self._checkpoint(seq, ledger)
@@ -151,7 +168,7 @@ class ManifestLog:
                 log.warning("no clear answer to the append of %s; reading it back", path)
             # Taken, or unknown: what is there decides. One's own record means only the reply was lost.
             try:
-                found = json.loads(self._store.get(path))
+                found = self._read_again(path)
             except FileNotFoundError:
                 continue
             if found["record_id"] == record_id:
@@ -162,8 +179,14 @@ class ManifestLog:
             file=path,
         )
 
+    def _read_again(self, path: str) -> dict[str, Any]:
+        try:
+            return unseal(self._store.get(path))
+        except ValueError as error:
+            raise self._unreadable(path) from error
+
     def _checkpoint(self, seq: int, ledger: StateLedger) -> None:
-        data = json.dumps({"seq": seq, "ledger": ledger.to_json()}).encode()
+        data = seal({"seq": seq, "ledger": ledger.to_json()})
         try:
             self._store.put_if_absent(self._path("checkpoints", seq), data)
         except (CommitUnknownError, StorageUnavailableError) as error:
@@ -175,13 +198,16 @@ class ManifestLog:
             data = self._store.get(f"{self._state_name}/metadata.json")
         except FileNotFoundError:
             return None
-        return StateMetadata.from_json(json.loads(data))
+        try:
+            return StateMetadata.from_json(unseal(data))
+        except (TypeError, ValueError) as error:
+            raise self._unreadable(f"{self._state_name}/metadata.json") from error
 
     def create_metadata(self, metadata: StateMetadata) -> StateMetadata:
         """Write the fixed facts once; returns those that are there (another's, if that was first)."""
         path = f"{self._state_name}/metadata.json"
         try:
-            if self._store.put_if_absent(path, json.dumps(metadata.to_json(), indent=1).encode()):
+            if self._store.put_if_absent(path, seal(metadata.to_json())):
                 return metadata
         except CommitUnknownError:
             log.warning("no clear answer to the creation of %s; reading it back", path)
