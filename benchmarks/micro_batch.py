@@ -70,7 +70,8 @@ class Variant:
         return float(batches[-1]["durationMs"]["triggerExecution"]) / 1000
 
 
-def _aggregate(frame: Any) -> DataFrame:
+def aggregate(frame: Any) -> DataFrame:
+    """The aggregation that all stateful variants run."""
     result: DataFrame = frame.groupBy("key").agg(F.count("*").alias("n"), F.sum("amount").alias("total"))
     return result
 
@@ -95,16 +96,16 @@ def _start(spark: SparkSession, fleet: Fleet, name: str, root: Path, shards: int
     for key, value in _SPARK_STORES.get(name, {}).items():
         spark.conf.set(key, value)
     if name == "statefleet":
-        result = _aggregate(fleet.stateful(source, name=f"bench-{root.name}", shards=shards))
+        result = aggregate(fleet.stateful(source, name=f"bench-{root.name}", shards=shards))
     elif name == "stateless":
         result = _stateless(source, shards)
     else:
-        result = _aggregate(source)
+        result = aggregate(source)
     writer = result.writeStream.outputMode("update").format("noop")
     return Variant(name, folder, writer.option("checkpointLocation", str(root / name / "checkpoint")).start())
 
 
-def _write(file: Path, keys: np.ndarray[Any, np.dtype[np.int64]], parts: int) -> Path:
+def write_input(file: Path, keys: np.ndarray[Any, np.dtype[np.int64]], parts: int) -> Path:
     """Parquet file of `keys` in as many row groups as there are cores to read them; moved in whole."""
     amounts = keys * 7 + 1
     pq.write_table(pa.table({"key": keys, "amount": amounts}), file, row_group_size=-(-len(keys) // parts))
@@ -117,13 +118,13 @@ def _measure(spark: SparkSession, fleet: Fleet, keys: int, options: argparse.Nam
     random = np.random.default_rng(keys)
     variants = [_start(spark, fleet, name, root, options.shards) for name in options.variants]
     try:
-        every_key = _write(files / "prefill.parquet", random.permutation(keys).astype(np.int64), 4)
+        every_key = write_input(files / "prefill.parquet", random.permutation(keys).astype(np.int64), 4)
         for variant in variants:
             variant.prefill_s = variant.run(every_key)
             print(f"  {variant.name:<10} first batch, {keys:,} new keys: {variant.prefill_s:.2f} s", flush=True)
         for number in range(options.warmup + options.batches):
             drawn = random.integers(0, keys, options.rows, dtype=np.int64)
-            file = _write(files / f"batch-{number:04d}.parquet", drawn, 4)
+            file = write_input(files / f"batch-{number:04d}.parquet", drawn, 4)
             turn = number % len(variants)
             for variant in variants[turn:] + variants[:turn]:
                 seconds = variant.run(file)
