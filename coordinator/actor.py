@@ -128,23 +128,22 @@ class Coordinator:
         return await keeper.submit(decide)
 
     async def commit(self, state_name: str, entry: CommitEntry) -> CommitEntry:
-        """Count a commit durably; returns the entry that counts, the own or another attempt's of the same run."""
-
-        def decide(ledger: StateLedger) -> tuple[list[Record], CommitEntry]:
-            records, counted = ledger.decide_commit(entry)
-            if records:
-                # Here, not when the call came in: the wait for the log's turn is part of the commit's age.
-                check_age(entry.file, entry.committed_at_ms, _now_ms(), self._maintenance.grace_s)
-            return records, counted
-
-        return await (await self._keeper(state_name)).submit(decide)
+        """:meth:`commit_all` of a partition that has one store."""
+        return (await self.commit_all(state_name, [entry]))[0]
 
     async def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> tuple[CommitEntry, ...]:
-        """Count the commits of all stores of a partition together; returns those that count."""
+        """Count one attempt's commits of all stores of a partition, durably and together.
+
+        Returns
+        -------
+        tuple of CommitEntry
+            Those that count: the own, or another attempt's of the same run.
+        """
 
         def decide(ledger: StateLedger) -> tuple[list[Record], tuple[CommitEntry, ...]]:
             records, counted = ledger.decide_commits(entries)
             if records:
+                # Here, not when the call came in: the wait for the log's turn is part of the commit's age.
                 for entry in entries:
                     check_age(entry.file, entry.committed_at_ms, _now_ms(), self._maintenance.grace_s)
             return records, counted
@@ -172,12 +171,6 @@ class Coordinator:
             return [], (store_id, newest, None if assigned is None else assigned[1])
 
         return await keeper.submit(look)
-
-    async def lease_location(self, state_name: str, partition_id: int) -> ActorLocation | None:
-        """Store actor that holds a shard's lease."""
-        keeper = await self._keeper(state_name)
-        assigned = await keeper.submit(lambda ledger: ([], ledger.location(partition_id)))
-        return None if assigned is None else assigned[1]
 
     # -- maintenance ----------------------------------------------------------------------------------------------
 

@@ -103,10 +103,6 @@ class StateLedger:
     def _partition_chains(self, partition_id: int) -> list[list[CommitEntry]]:
         return [self._chains[partition_id, store_name] for store_name in self._stores.get(partition_id, ())]
 
-    def store_names(self) -> set[str]:
-        """Named stores that have a version in some partition."""
-        return {store_name for _, store_name in self._chains}
-
     def rows_late(self, partition_id: int) -> int:
         """Late rows of a shard since the state began."""
         before = self._late_before.get((partition_id, DEFAULT_STORE), 0)
@@ -272,11 +268,6 @@ class StateLedger:
                 batch_id=task.batch_id,
                 newest_version=newest,
             )
-
-    def decide_commit(self, entry: CommitEntry) -> tuple[list[Record], CommitEntry]:
-        """:meth:`decide_commits` of a partition that has one store."""
-        records, counted = self.decide_commits([entry])
-        return records, counted[0]
 
     def decide_commits(self, entries: Sequence[CommitEntry]) -> tuple[list[Record], tuple[CommitEntry, ...]]:
         """Count one attempt's commits of all the stores of a partition, together, or say which attempt's count.

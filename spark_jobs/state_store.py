@@ -9,21 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from coordinator.errors import InvalidRequestError, OperationOutOfOrderError
 from coordinator.model import DEFAULT_STORE, StateStoreId
+from store_actors.columns import Rows
+from store_actors.conditions import Condition
 from store_actors.messages import StoreSpec
 from store_actors.schema import Field, type_to_string
 
-__all__ = ["Ask", "Condition", "ReadStateStore", "Rows", "StateStore", "store_specs"]
+__all__ = ["Ask", "ReadStateStore", "StateStore", "store_specs"]
 
-Rows: TypeAlias = "pa.Table | pa.RecordBatch"
-#: Over key and value columns: an expression, or a function from a record batch to one boolean a row.
-Condition: TypeAlias = "pc.Expression | Callable[[pa.RecordBatch], Any]"
 #: What a handle asks of its store actor: (method, arguments) to result.
 Ask = Callable[..., Any]
 

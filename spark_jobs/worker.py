@@ -6,16 +6,17 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from coordinator.core import LeaseGrant
 from coordinator.deploy import NAMESPACE, answer, call, ensure_coordinator
 from coordinator.errors import FencedError, StateStoreError, StoreUnavailableError, VersionNotFoundError
 from coordinator.model import ActorLocation, Lease, Maintenance, StateMetadata, StateStoreId, TaskIdentity
@@ -26,6 +27,8 @@ from store_actors.messages import ApplyRequest, OpenRequest, ShardInput, StoreSp
 from store_actors.schema import StateSchema
 
 __all__ = ["ConnectTask", "FleetAddress", "FleetClient", "executor_name", "fleet_client"]
+
+Result = TypeVar("Result")
 
 #: How long a task waits for a store actor or the coordinator to come back before it fails (Spark then retries it).
 _DEADLINE_S = 120.0
@@ -121,6 +124,16 @@ class FleetClient:
             Whatever the coordinator or the store refused.
         """
         payload = ray.put(rows)
+
+        def hand_over(grant: LeaseGrant) -> pa.Table:
+            request = ApplyRequest(task, grant.lease, grant.base_version, schema, max_event_ms)
+            emitted, _ = _unwrapped(self._handle(grant.lease.location.actor_name), "apply", request, payload)
+            return emitted
+
+        return self._on_lease(task, metadata, hand_over)
+
+    def _on_lease(self, task: TaskIdentity, metadata: StateMetadata, use: Callable[[LeaseGrant], Result]) -> Result:
+        """What `use` makes of the task's lease; a new lease is asked for if a store actor, or the lease, was lost meanwhile."""
         deadline = time.monotonic() + _DEADLINE_S
         pause_s = 0.05
         while True:
@@ -128,21 +141,16 @@ class FleetClient:
             try:
                 grant = call(self._coordinator, "attach_and_lease", task, metadata, self._local_location())
                 location = grant.lease.location
-                request = ApplyRequest(task, grant.lease, grant.base_version, schema, max_event_ms)
-                handle = self._handle(location.actor_name)
-                emitted, _ = answer(handle, handle.apply.remote(request, payload))
+                try:
+                    return use(grant)
+                except FencedError:
+                    # A lease may have moved between being granted and being used; the next grant says whether this run may go on.
+                    if time.monotonic() > deadline:
+                        raise
             except RayActorError as error:
                 self._lost(location)
                 if time.monotonic() > deadline:
                     raise _unavailable(task, error) from error
-            except RayTaskError as error:
-                cause = error.cause
-                # A lease may have moved between being granted and being used; the next grant says whether this run may go on.
-                if not isinstance(cause, FencedError) or time.monotonic() > deadline:
-                    raise (cause if isinstance(cause, StateStoreError) else error) from None
-            else:
-                result: pa.Table = emitted
-                return result
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 2.0)
 
@@ -156,21 +164,13 @@ class FleetClient:
         StateStoreError
             Whatever the coordinator or the store refused.
         """
-        deadline = time.monotonic() + _DEADLINE_S
-        while True:
-            location: ActorLocation | None = None
-            try:
-                grant = call(self._coordinator, "attach_and_lease", task, metadata, self._local_location())
-                location = grant.lease.location
-                request = OpenRequest(task, grant.lease, grant.base_version, stores)
-                ask = self._session(location, "open_update", request)
-            except RayActorError as error:
-                self._lost(location)
-                if time.monotonic() > deadline:
-                    raise _unavailable(task, error) from error
-                time.sleep(0.2)
-            else:
-                return StateStore(ask, _default(grant.lease.store_id, stores), grant.base_version)
+
+        def open_session(grant: LeaseGrant) -> StateStore:
+            request = OpenRequest(task, grant.lease, grant.base_version, stores)
+            ask = self._session(grant.lease.location, "open_update", request)
+            return StateStore(ask, _default(grant.lease.store_id, stores), grant.base_version)
+
+        return self._on_lease(task, metadata, open_session)
 
     def open_read(
         self, state_name: str, partition_id: int, stores: tuple[StoreSpec, ...], version: int | None

@@ -69,7 +69,7 @@ class _RemoteCoordinator:
         return stale
 
     def is_elsewhere(self, store_id: StateStoreId) -> bool:
-        holder: ActorLocation | None = call(self._handle, "lease_location", store_id.state_name, store_id.partition_id)
+        holder: ActorLocation | None = call(self._handle, "locate", store_id.state_name, store_id.partition_id)[2]
         return holder is not None and holder.instance_id != self._location.instance_id
 
     def report_store_actor(self) -> None:

@@ -52,9 +52,7 @@ class _Partition:
     lock: threading.RLock = field(default_factory=threading.RLock)
     shards: dict[str, KeyedShard] = field(default_factory=dict)
     specs: dict[str, StoreSpec] = field(default_factory=dict)
-    epoch: int = -1
-    run_id: str = ""
-    version: int = 0
+    #: Counted attempt of each version that memory can still reach.
     attempts: dict[int, str] = field(default_factory=dict)
     writer: _Session | None = None
     newest: dict[str, CommitEntry] = field(default_factory=dict)
@@ -64,7 +62,6 @@ class _Partition:
         self.shards.clear()
         self.attempts.clear()
         self.newest.clear()
-        self.epoch, self.version = -1, 0
 
 
 @dataclass(slots=True)
@@ -75,6 +72,8 @@ class _Session:
     used_s: float
     committed: int | None = None
     ended: str = ""
+    #: Whether somebody newer ended it.
+    fenced: bool = False
     scans: dict[str, Iterator[pa.RecordBatch]] = field(default_factory=dict)
 
 
@@ -194,7 +193,7 @@ class KeyedStores:
                 partition=asked.partition_id,
                 version=request.base_version,
             )
-        self._end(writer, "a newer attempt took the partition over")
+        self._end(writer, "a newer attempt took the partition over", fenced=True)
 
     def _position(self, partition: _Partition, request: OpenRequest) -> None:
         """Bring every store to the base version, in memory if it is the counted one."""
@@ -220,7 +219,6 @@ class KeyedStores:
                     shard.load(_empty(shard), base)
                 partition.shards[spec.name], partition.specs[spec.name] = shard, spec
                 partition.deltas = max(partition.deltas, deltas)
-        partition.version, partition.epoch, partition.run_id = base, request.lease.epoch, request.task.run_id
         partition.attempts[base] = counted
 
     # -- using ----------------------------------------------------------------------------------------------------
@@ -270,7 +268,7 @@ class KeyedStores:
     def _check_open(session: _Session) -> None:
         if session.ended:
             task = session.request.task
-            kind = FencedError if "took" in session.ended else OperationOutOfOrderError
+            kind = FencedError if session.fenced else OperationOutOfOrderError
             raise kind(
                 f"the handle has ended: {session.ended}; nothing was changed; open a new one",
                 state=task.state_name,
@@ -363,9 +361,9 @@ class KeyedStores:
             for entry in entries:
                 discard(self._objects, entry.file)
             self._metrics.adopted_commits += 1
-        partition.version = counted[0].version
-        partition.attempts[partition.version] = counted[0].attempt_id
-        for version in [v for v in partition.attempts if v < partition.version - 4]:
+        newest = counted[0].version
+        partition.attempts[newest] = counted[0].attempt_id
+        for version in [v for v in partition.attempts if v < newest - 4]:
             del partition.attempts[version]
         partition.newest = {entry.store_name: entry for entry in counted}
         partition.deltas += 1
@@ -393,13 +391,13 @@ class KeyedStores:
             if not session.ended:
                 self._end(session, "it was aborted" if session.partition.writer is session else "it was released")
 
-    def _end(self, session: _Session, reason: str) -> None:
+    def _end(self, session: _Session, reason: str, *, fenced: bool = False) -> None:
         for handle in session.handles.values():
             if isinstance(handle, UpdateHandle):
                 handle.abort()
             else:
                 handle.release()
-        session.ended = reason
+        session.ended, session.fenced = reason, fenced
         session.scans.clear()
         if session.partition.writer is session:
             session.partition.writer = None
@@ -429,7 +427,7 @@ class KeyedStores:
     def _unload(self, partition: _Partition) -> None:
         with partition.lock:
             if partition.writer is not None:
-                self._end(partition.writer, "another store actor took the partition over")
+                self._end(partition.writer, "another store actor took the partition over", fenced=True)
             partition.forget()
         self._metrics.shards_unloaded += 1
 

@@ -113,7 +113,8 @@ def test_a_coordinator_that_wakes_up_after_it_was_replaced_counts_nothing(fleet:
         grant = await keeper.submit(lambda ledger: ledger.decide_lease(task, place, lambda _: True))
         (former,) = tasks_chain
         entry = replace(former, version=2, base_version=1, epoch=grant.lease.epoch, run_id="run-2", attempt_id="mine")
-        return await keeper.submit(lambda ledger: ledger.decide_commit(entry))
+        (counted,) = await keeper.submit(lambda ledger: ledger.decide_commits([entry]))
+        return counted
 
     tasks_chain = tasks.chain()
     with paused(fleet.status()["coordinator"]["pid"]):

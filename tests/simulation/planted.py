@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,12 +28,12 @@ def _conflicts_ignored(append: Callable[..., None]) -> Callable[..., None]:
     return careless
 
 
-def _owners_not_fenced(decide_commit: Callable[..., Any]) -> Callable[..., Any]:
-    def careless(ledger: StateLedger, entry: CommitEntry) -> Any:
+def _owners_not_fenced(decide_commits: Callable[..., Any]) -> Callable[..., Any]:
+    def careless(ledger: StateLedger, entries: Sequence[CommitEntry]) -> Any:
         try:
-            return decide_commit(ledger, entry)
+            return decide_commits(ledger, entries)
         except FencedError:
-            return [{"kind": RecordKind.COMMITTED, "entry": entry.to_json()}], entry
+            return [{"kind": RecordKind.COMMITTED, "entry": entry.to_json()} for entry in entries], tuple(entries)
 
     return careless
 
@@ -72,11 +72,12 @@ def _files_of_failed_commits_deleted(_: Any) -> Any:
 
 
 def _age_checked_at_the_door(_: Callable[..., Any]) -> Callable[..., Any]:
-    async def careless(actor: Any, state_name: str, entry: CommitEntry) -> CommitEntry:
+    async def careless(actor: Any, state_name: str, entries: Sequence[CommitEntry]) -> tuple[CommitEntry, ...]:
         now_ms = int(actor._store.now_s() * 1000)
-        check_age(entry.file, entry.committed_at_ms, now_ms, actor._maintenance.grace_s)
+        for entry in entries:
+            check_age(entry.file, entry.committed_at_ms, now_ms, actor._maintenance.grace_s)
         keeper = await actor._keeper(state_name)
-        counted: CommitEntry = await keeper.submit(lambda ledger: ledger.decide_commit(entry))
+        counted: tuple[CommitEntry, ...] = await keeper.submit(lambda ledger: ledger.decide_commits(entries))
         return counted
 
     return careless
@@ -85,13 +86,13 @@ def _age_checked_at_the_door(_: Callable[..., Any]) -> Callable[..., Any]:
 #: name -> (owner, attribute, what to make of it)
 BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "conflicts of the log are ignored": (ManifestLog, "append", _conflicts_ignored),
-    "replaced owners may commit": (StateLedger, "decide_commit", _owners_not_fenced),
+    "replaced owners may commit": (StateLedger, "decide_commits", _owners_not_fenced),
     "memory is used without a look at its lineage": (Store, "_verify_lineage", _lineage_not_verified),
     "a put without an answer is taken for done": (ManifestLog, "_put", _silence_taken_for_success),
     "runs that were replaced may come back": (StateLedger, "check_query", _past_runs_welcome),
     "a coordinator answers from an old memory": (ManifestLog, "is_newest", _memory_taken_for_log),
     "files of failed commits are deleted": (store_actors.store, "FencedError", _files_of_failed_commits_deleted),
-    "the age of a commit is checked before it waits": (Coordinator, "commit", _age_checked_at_the_door),
+    "the age of a commit is checked before it waits": (Coordinator, "commit_all", _age_checked_at_the_door),
 }
 
 

@@ -80,7 +80,7 @@ class Desk:
         return grant
 
     def commit(self, committed: CommitEntry) -> CommitEntry:
-        records, counted = self.ledger.decide_commit(committed)
+        records, (counted,) = self.ledger.decide_commits([committed])
         for record in records:
             self.ledger.fold(json.loads(json.dumps(record)))
         return counted
@@ -115,8 +115,8 @@ def test_a_retried_commit_counts_once_and_a_second_attempt_gets_the_first() -> N
     grant = desk.lease(task(), actor("a"))
     mine = entry(grant, 1)
     assert desk.commit(mine) == mine
-    assert desk.ledger.decide_commit(mine) == ([], mine)
-    assert desk.ledger.decide_commit(entry(grant, 1, "other")) == ([], mine)
+    assert desk.ledger.decide_commits([mine]) == ([], (mine,))
+    assert desk.ledger.decide_commits([entry(grant, 1, "other")]) == ([], (mine,))
     assert desk.ledger.entries(0) == (mine,)
 
 
@@ -263,7 +263,8 @@ async def lease(keeper: LedgerKeeper, identity: TaskIdentity, local: ActorLocati
 
 
 async def commit(keeper: LedgerKeeper, committed: CommitEntry) -> CommitEntry:
-    return await keeper.submit(lambda ledger: ledger.decide_commit(committed))
+    (counted,) = await keeper.submit(lambda ledger: ledger.decide_commits([committed]))
+    return counted
 
 
 def run(scenario: Callable[[], Any]) -> None:

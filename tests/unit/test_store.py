@@ -59,7 +59,8 @@ class Coordinator:
         )
 
     def commit(self, state_name: str, entry: CommitEntry) -> CommitEntry:
-        counted: CommitEntry = self._do(self._keeper.submit(lambda ledger: ledger.decide_commit(entry)))
+        counted: CommitEntry
+        (counted,) = self._do(self._keeper.submit(lambda ledger: ledger.decide_commits([entry])))
         if self.lose_answers:
             self.lose_answers -= 1
             raise StoreUnavailableError("the answer was lost")
