@@ -306,15 +306,15 @@ def _fold_block(ops, rows, rows_i, rows_f, slots, values, values_f, valid, begin
 
 
 @njit(
-    Tuple((int64, int64, int64, int64, int64))(
+    Tuple((int64, int64, int64))(
         u64_1, u64_2, u64_2, u64_1, uint64, int64, int64, u64_2, u8_2, i64_2, i64_2, u8_1, i64_1, u64_1,
-        uint32, i64_1, i64_1, int64, i64_1, i64_1, u64_2, i64_1, int64,
+        uint32, i64_1, i64_1, int64, i64_1, i64_1, u64_2, i64_1,
     ),
     cache=True, nogil=True,
 )  # fmt: skip
 def accumulate(
     index, rows, keys, nulls, key_mask, first, start, values, valid, ops, limits, arena, offsets, initial,
-    stamp, free, counters, index_room, created, undo_slots, undo_rows, progress, expiry_word,
+    stamp, free, counters, index_room, created, undo_slots, undo_rows, progress,
 ):  # fmt: skip
     """Fold rows ``start..`` of a batch into the table.
 
@@ -324,7 +324,7 @@ def accumulate(
     Returns
     -------
     tuple
-        (first row not folded, created, undone, smallest expiry of a new key, index entries added)
+        (first row not folded, created, undone)
     """
     rows_i = rows.view(np.int64)
     rows_f = rows.view(np.float64)
@@ -332,7 +332,6 @@ def accumulate(
     total = keys.shape[0]
     shift = index_shift(index.shape[0])
     n_created, n_undone = progress[0], progress[1]
-    smallest = np.int64(0x7FFFFFFFFFFFFFFF)
     added = np.int64(0)
     tags = np.empty(_BLOCK, np.uint64)
     slots = np.empty(_BLOCK, np.int64)
@@ -371,7 +370,7 @@ def accumulate(
                     _fold_block(
                         ops, rows, rows_i, rows_f, slots, values, values_f, valid, block, row, limits, arena, offsets
                     )
-                    return row, n_created, n_undone, smallest, added
+                    return row, n_created, n_undone
                 for word in range(rows.shape[1]):
                     rows[slot, word] = initial[word]
                 rows[slot, 0] |= stamp_word | LIVE | nulls[row]
@@ -381,32 +380,27 @@ def accumulate(
                 added += 1
                 created[n_created] = slot
                 n_created += 1
-                if expiry_word >= 0 and rows_i[slot, expiry_word] < smallest:
-                    smallest = rows_i[slot, expiry_word]
             slots[row - block] = slot
         _fold_block(ops, rows, rows_i, rows_f, slots, values, values_f, valid, block, end, limits, arena, offsets)
         block = end
     if warmth == _SEED:
         counters[0] += 0  # keeps the warming loads from being optimised away
-    return total, n_created, n_undone, smallest, added
+    return total, n_created, n_undone
 
 
 @njit(
-    Tuple((int64, int64))(u64_1, u64_2, u64_2, uint64, int64, int64, i64_1, i64_1, int64),
+    int64(u64_1, u64_2, u64_2, uint64, int64, int64, int64, i64_1, i64_1, int64, i64_1),
     cache=True, nogil=True,
 )  # fmt: skip
-def put(index, rows, new_rows, key_mask, first, key_words, free, counters, index_room):
-    """Store whole rows (their words already laid out), replacing those of the same key. Stops when out of room.
+def put(index, rows, new_rows, key_mask, first, key_words, start, free, counters, index_room, out):
+    """Store whole rows ``start..`` (their words already laid out), replacing those of the same key; ``out`` gets their slots.
 
-    Returns
-    -------
-    tuple
-        (first row not stored, index entries added)
+    Stops when out of room; returns the first row not stored.
     """
     shift = index_shift(index.shape[0])
     keys = np.empty((1, key_words), np.uint64)
     added = np.int64(0)
-    for row in range(new_rows.shape[0]):
+    for row in range(start, new_rows.shape[0]):
         nulls = new_rows[row, 0] & key_mask
         for word in range(key_words):
             keys[0, word] = new_rows[row, first + word]
@@ -416,7 +410,7 @@ def put(index, rows, new_rows, key_mask, first, key_words, free, counters, index
             slot = np.int64(index[place] & _LOW32) - 1
         else:
             if added >= index_room:
-                return row, added
+                return row
             if counters[1] > 0:
                 counters[1] -= 1
                 slot = free[counters[1]]
@@ -424,13 +418,14 @@ def put(index, rows, new_rows, key_mask, first, key_words, free, counters, index
                 slot = counters[0]
                 counters[0] += 1
             else:
-                return row, added
+                return row
             index[-1 - place] = (tag << _S32) | np.uint64(slot + 1)
             added += 1
         for word in range(rows.shape[1]):
             rows[slot, word] = new_rows[row, word]
         rows[slot, 0] |= LIVE
-    return new_rows.shape[0], added
+        out[row] = slot
+    return new_rows.shape[0]
 
 
 @njit(
@@ -560,28 +555,20 @@ def remove(index, rows, keys, nulls, key_mask, first, free, counters, out):
 
 
 @njit(
-    Tuple((int64, int64))(u64_1, u64_2, uint64, int64, int64, int64, int64, int64, i64_1, i64_1, i64_1),
+    int64(u64_1, u64_2, i64_1, uint64, int64, int64, int64, int64, i64_1, i64_1, i64_1),
     cache=True, nogil=True,
 )  # fmt: skip
-def evict(index, rows, key_mask, first, key_words, used, expiry_word, limit, free, counters, out):
-    """Remove every live row whose expiry word is at most ``limit``; rows keep their content until reused.
+def evict(index, rows, candidates, key_mask, first, key_words, expiry_word, limit, free, counters, out):
+    """Remove those of the candidate slots that hold a live row with an expiry word of at most ``limit``.
 
-    Returns
-    -------
-    tuple
-        (how many, smallest expiry left)
+    Their rows keep their content until reused. Returns how many.
     """
     shift = index_shift(index.shape[0])
     rows_i = rows.view(np.int64)
     keys = np.empty((1, key_words), np.uint64)
-    smallest = np.int64(0x7FFFFFFFFFFFFFFF)
     removed = 0
-    for slot in range(used):
-        if rows[slot, 0] & LIVE == _ZERO:
-            continue
-        expiry = rows_i[slot, expiry_word]
-        if expiry > limit:
-            smallest = min(smallest, expiry)
+    for slot in candidates:
+        if rows[slot, 0] & LIVE == _ZERO or rows_i[slot, expiry_word] > limit:
             continue
         nulls = rows[slot, 0] & key_mask
         for word in range(key_words):
@@ -593,7 +580,7 @@ def evict(index, rows, key_mask, first, key_words, used, expiry_word, limit, fre
         counters[1] += 1
         out[removed] = slot
         removed += 1
-    return removed, smallest
+    return removed
 
 
 @njit(int64(u64_2, int64, i64_1), cache=True, nogil=True)

@@ -134,7 +134,8 @@ class VersionView:
         wanted = np.ascontiguousarray(np.column_stack([prefixes[:, 0] & mask, prefixes[:, first : first + width]]))
         index = np.zeros(1 << (len(wanted) * 2).bit_length(), np.uint64)
         held = np.empty((len(wanted) + 1, 1 + width), np.uint64)
-        kernels.put(index, held, wanted, mask, 1, width, np.empty(0, np.int64), np.zeros(2, np.int64), len(wanted))
+        nothing_free, counters, slots = np.empty(0, np.int64), np.zeros(2, np.int64), np.empty(len(wanted), np.int64)
+        kernels.put(index, held, wanted, mask, 1, width, 0, nothing_free, counters, len(wanted), slots)
 
         def chosen(rows: Words) -> Mask:
             out = np.empty(len(rows), np.int64)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from store_actors import kernels
+from store_actors.calendar import NEVER, ExpiryCalendar
 from store_actors.layout import Feed, FieldSlot, RowLayout, words_of
 from store_actors.schema import StateSchema
 from store_actors.strings import StringPool
@@ -20,8 +21,6 @@ __all__ = ["EncodedBatch", "GroupTable", "Touched"]
 
 Slots = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
-
-_FOREVER = np.iinfo(np.int64).max
 
 
 @dataclass(slots=True)
@@ -89,8 +88,7 @@ class GroupTable:
         self._free: Slots = np.empty(1 << 8, np.int64)
         #: Slots ever used, free slots among them.
         self._counters: Slots = np.zeros(2, np.int64)
-        #: Lower bound of the expiry of every live group; nothing is evicted before the watermark reaches it.
-        self.smallest_expiry: int = _FOREVER
+        self._calendar = ExpiryCalendar()
 
     def __len__(self) -> int:
         return int(self._counters[0] - self._counters[1])
@@ -98,7 +96,7 @@ class GroupTable:
     @property
     def nbytes(self) -> int:
         """Memory held, in bytes."""
-        return self.rows.nbytes + self._index.nbytes + self._free.nbytes + self.pool.nbytes
+        return self.rows.nbytes + self._index.nbytes + self._free.nbytes + self.pool.nbytes + self._calendar.nbytes
 
     # -- in -------------------------------------------------------------------------------------------------------
 
@@ -141,16 +139,16 @@ class GroupTable:
         progress = np.zeros(2, np.int64)
         row = 0
         while True:
-            row, progress[0], progress[1], smallest, _ = kernels.accumulate(
+            row, progress[0], progress[1] = kernels.accumulate(
                 self._index, self.rows, batch.keys, batch.nulls, layout.key_mask, layout.flag_words, row,
                 batch.values, batch.valid, batch.feed.operations, batch.feed.limits, self.pool.arena, self.pool.offsets,
                 layout.initial, np.uint32(stamp), self._free, self._counters, self._index_room(), created, changed,
-                before, progress, layout.expiry_word,
+                before, progress,
             )  # fmt: skip
-            self.smallest_expiry = min(self.smallest_expiry, smallest)
             if row == size:
                 break
             self._grow(size - row)
+        self._schedule(created[: progress[0]])
         # Copies of the used part: the buffers were sized for a batch in which every row is a group of its own.
         return Touched(created[: progress[0]].copy(), changed[: progress[1]].copy(), before[: progress[1]].copy())
 
@@ -161,21 +159,20 @@ class GroupTable:
         self.put(row)
         return Touched(self.live(), np.empty(0, np.int64), np.empty((0, self.layout.row_words), np.uint64))
 
-    def put(self, rows: Words) -> None:
-        """Store whole rows laid out as this table's (``before`` of an undo, or :meth:`rows_of` a delta)."""
+    def put(self, rows: Words) -> Slots:
+        """Store whole rows laid out as this table's (``before`` of an undo, or :meth:`rows_of` a delta); returns their slots."""
         layout, done = self.layout, 0
+        slots = np.empty(len(rows), np.int64)
         while True:
-            stored, _ = kernels.put(
-                self._index, self.rows, rows[done:], layout.key_mask, layout.flag_words, layout.key_words,
-                self._free, self._counters, self._index_room(),
+            done = kernels.put(
+                self._index, self.rows, rows, layout.key_mask, layout.flag_words, layout.key_words, done,
+                self._free, self._counters, self._index_room(), slots,
             )  # fmt: skip
-            done += stored
             if done == len(rows):
                 break
             self._grow(len(rows) - done)
-        if layout.expiry_word >= 0 and len(rows):
-            smallest = rows[:, layout.expiry_word].view(np.int64).min()
-            self.smallest_expiry = min(self.smallest_expiry, int(smallest))
+        self._schedule(slots)
+        return slots
 
     def upsert(self, rows: Words, stamp: int) -> tuple[Slots, Words]:
         """Write whole rows as the version that ``stamp`` (uint32) names; of rows with one key the last one stays.
@@ -197,7 +194,14 @@ class GroupTable:
             if row == size:
                 break
             self._grow(size - row)
+        self._schedule(created[: progress[0]])
         return created[: progress[0]].copy(), before[: progress[1]].copy()
+
+    def _schedule(self, slots: Slots) -> None:
+        """Note when rows expire. A row's expiry stays as long as the row is there."""
+        word = self.layout.expiry_word
+        if word >= 0 and len(slots):
+            self._calendar.add(self.rows[slots, word].view(np.int64), slots.copy())
 
     def keys_of(self, rows: Words) -> tuple[Words, Words]:
         """Key words and key-null bits of rows given as words."""
@@ -244,15 +248,18 @@ class GroupTable:
     def evict(self, limit: int) -> Slots:
         """Remove every group whose expiry is at most ``limit`` (microseconds); returns their slots, words intact."""
         layout = self.layout
-        if layout.expiry_word < 0 or limit < self.smallest_expiry:
-            return np.empty(0, np.int64)
-        self._reserve_free(len(self))
-        out = np.empty(len(self), np.int64)
-        count, self.smallest_expiry = kernels.evict(
-            self._index, self.rows, layout.key_mask, layout.flag_words, layout.key_words, int(self._counters[0]),
+        candidates = self._calendar.due(limit)
+        self._reserve_free(len(candidates))
+        out = np.empty(len(candidates), np.int64)
+        count = kernels.evict(
+            self._index, self.rows, candidates, layout.key_mask, layout.flag_words, layout.key_words,
             layout.expiry_word, limit, self._free, self._counters, out,
         )  # fmt: skip
         return out[:count].copy()
+
+    def used_rows(self) -> Words:
+        """Every row that was ever used, live or not (word 0 tells)."""
+        return self.rows[: int(self._counters[0])]
 
     def live(self) -> Slots:
         """Slots of all groups."""
@@ -296,7 +303,7 @@ class GroupTable:
         others
             Further rows of this layout (whole ones, or only flag and key words) that stay in use.
         """
-        layout, used = self.layout, self.rows[: int(self._counters[0])]
+        layout, used = self.layout, self.used_rows()
         holders = [(rows, slot.word, chosen) for rows in (used, *others) for slot, chosen in self._string_words(rows)]
         wanted = np.zeros(self.pool.count, np.bool_)
         for rows, word, chosen in holders:
@@ -361,4 +368,4 @@ def _subset(pool: StringPool, ids: Slots) -> tuple[StringPool, Words]:
 
 def _never_expiring(words: Words, valid: npt.NDArray[np.uint8]) -> Words:
     """Expiry words in which a null is for ever: ``null <= watermark`` is not true in Spark either."""
-    return np.where(valid == 0, np.uint64(_FOREVER), words)
+    return np.where(valid == 0, np.uint64(NEVER), words)

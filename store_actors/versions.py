@@ -8,7 +8,7 @@ removed; going back puts those back, and a reader of an older version lays them 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -117,11 +117,13 @@ class VersionedTable:
     ----------
     schema
         Schema of the rows.
+    table
+        Makes the table that holds them.
     """
 
-    def __init__(self, schema: StateSchema) -> None:
+    def __init__(self, schema: StateSchema, table: Callable[[StateSchema], GroupTable] = GroupTable) -> None:
         self.schema = schema
-        self.table = GroupTable(schema)
+        self.table = table(schema)
         self.version = 0
         self.watermark_ms = 0
         #: Serial of the step that made the oldest retained version.

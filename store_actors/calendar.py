@@ -1,0 +1,57 @@
+"""When rows expire: what is due is found without a look at the rest.
+
+Rows are entered as they are made, a batch at a time, and never taken out; whoever evicts checks that a slot still holds a
+row that is due. So the cost of an eviction follows what is evicted, not the size of the state.
+"""
+
+from __future__ import annotations
+
+import heapq
+from itertools import count
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["NEVER", "ExpiryCalendar"]
+
+Slots = npt.NDArray[np.int64]
+
+#: Expiry of a row that lives for ever, in microseconds.
+NEVER = np.iinfo(np.int64).max
+
+
+class ExpiryCalendar:
+    """Slots by the time at which their rows expire, in microseconds."""
+
+    def __init__(self) -> None:
+        #: (next expiry, number, sorted expiries, their slots, position), by next expiry. Batches come about in the order of time, so
+        #: few of them hold rows that are due at once.
+        self._pages: list[tuple[int, int, Slots, Slots, int]] = []
+        self._numbers = count()
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, in bytes."""
+        return sum(expiries.nbytes + slots.nbytes for _, _, expiries, slots, _ in self._pages)
+
+    def add(self, expiries: Slots, slots: Slots) -> None:
+        """Enter rows; a slot that is entered again counts by each of its entries."""
+        lasting = expiries == NEVER
+        if lasting.any():
+            expiries, slots = expiries[~lasting], slots[~lasting]
+        if not len(slots):
+            return
+        order = np.argsort(expiries, kind="stable")
+        expiries, slots = expiries[order], slots[order]
+        heapq.heappush(self._pages, (int(expiries[0]), next(self._numbers), expiries, slots, 0))
+
+    def due(self, limit: int) -> Slots:
+        """Take out what expires at or before `limit`; entries may be out of date, or double."""
+        found: list[Slots] = []
+        while self._pages and self._pages[0][0] <= limit:
+            _, number, expiries, slots, begin = heapq.heappop(self._pages)
+            end = int(np.searchsorted(expiries, limit, side="right"))
+            found.append(slots[begin:end])
+            if end < len(slots):
+                heapq.heappush(self._pages, (int(expiries[end]), number, expiries, slots, end))
+        return np.concatenate(found) if found else np.empty(0, np.int64)

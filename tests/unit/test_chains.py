@@ -1,0 +1,122 @@
+"""Rows that share a key, and rows that expire, against plain dicts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store_actors.calendar import NEVER, ExpiryCalendar
+from store_actors.chains import ROW_COLUMN, MultiTable
+from store_actors.schema import Field, StateSchema
+from store_actors.versions import CHANGE_COLUMN, UndoPart
+
+SCHEMA = StateSchema.keyed((Field("k", "string"), Field(ROW_COLUMN, "int64", nullable=False)), (Field("v", "int64"),))
+KEYS = st.sampled_from(["a", "b", "c", None, ""])
+
+
+class Model:
+    """A multi-map from key to values, with what a version did."""
+
+    def __init__(self) -> None:
+        self.table = MultiTable(SCHEMA)
+        self.rows: dict[int, tuple[str | None, int]] = {}
+
+    def batch(self, rows: dict[int, tuple[str | None, int]]) -> pa.RecordBatch:
+        return pa.record_batch(
+            [
+                pa.array([key for key, _ in rows.values()], pa.string()),
+                pa.array(list(rows), pa.int64()),
+                pa.array([value for _, value in rows.values()], pa.int64()),
+            ],
+            schema=SCHEMA.row_schema(),
+        )
+
+    def change(self, add: list[tuple[str | None, int]], remove: list[int], version: int) -> None:
+        table = self.table
+        step = table.begin(version)
+        gone = {number: self.rows[number] for number in remove}
+        words = table.table.rows_of(self.batch(gone))
+        slots = table.table.remove_rows(words)
+        step.parts.append(UndoPart(np.empty((0, words.shape[1]), np.uint64), table.table.rows[slots].copy()))
+        numbers = table.numbers(len(add)).tolist()
+        new = dict(zip(numbers, add, strict=True))
+        created, before = table.table.upsert(table.table.rows_of(self.batch(new)), version)
+        assert len(before) == 0
+        step.parts.append(UndoPart(table.table.rows[created].copy(), before))
+        for number in remove:
+            del self.rows[number]
+        self.rows |= new
+
+    def check(self) -> None:
+        keys = ["a", "b", "c", None, "", "never"]
+        probe = pa.record_batch({"k": pa.array(keys, pa.string())})
+        places, slots = self.table.table.match(*self.table.table.chain_keys(probe))
+        found = self.table.table.decode(self.table.table.rows[slots]).to_pylist()
+        matched = sorted((place, row[ROW_COLUMN], row["v"]) for place, row in zip(places.tolist(), found, strict=True))
+        assert matched == sorted(
+            (keys.index(key), number, value) for number, (key, value) in self.rows.items() if key in keys
+        )
+        assert places.tolist() == sorted(places.tolist())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_chains_find_all_rows_of_a_key_through_changes_undo_and_reload(data: st.DataObject) -> None:
+    model = Model()
+    for version in range(1, data.draw(st.integers(1, 8)) + 1):
+        before = dict(model.rows)
+        add = data.draw(st.lists(st.tuples(KEYS, st.integers(-5, 5)), max_size=12))
+        remove = data.draw(st.lists(st.sampled_from(sorted(before)), unique=True)) if before else []
+        model.change(add, remove, version + 100)
+        model.check()
+        match data.draw(st.sampled_from(["commit", "abort", "compact", "reload"])):
+            case "abort":
+                model.table.abort()
+                model.rows = before
+            case "compact":
+                model.table.commit()
+                model.table.table.compact([part.before for step in model.table.steps() for part in step.parts])
+            case "reload":
+                model.table.commit()
+                rows = model.table.snapshot()
+                model.table = MultiTable(SCHEMA)
+                model.table.load(
+                    rows.append_column(CHANGE_COLUMN, pa.array(np.zeros(len(rows), np.int8))), version + 100, 0
+                )
+            case "commit":
+                model.table.commit()
+        model.check()
+        if model.table.version != version + 100:
+            model.table.version = version + 100
+
+
+def test_a_thousand_rows_of_one_key_and_a_thousand_keys_are_all_found() -> None:
+    model = Model()
+    model.change([("hot", value) for value in range(1000)] + [(f"k{value}", value) for value in range(1000)], [], 1)
+    probe = pa.record_batch({"k": pa.array(["hot", "k7", "hot", "cold"])})
+    places, slots = model.table.table.match(*model.table.table.chain_keys(probe))
+    assert np.bincount(places, minlength=4).tolist() == [1000, 1, 1000, 0]
+    assert len(set(slots.tolist())) == 1001
+
+
+@given(st.lists(st.lists(st.integers(0, 50), max_size=10), max_size=10), st.lists(st.integers(0, 60), max_size=10))
+def test_a_calendar_gives_what_is_due_once(batches: list[list[int]], limits: list[int]) -> None:
+    calendar, waiting, slot = ExpiryCalendar(), dict[int, int](), 0
+    for batch, limit in zip(batches, limits, strict=False):
+        slots = np.arange(slot, slot + len(batch))
+        slot += len(batch)
+        calendar.add(np.array(batch, np.int64), slots)
+        waiting |= dict(zip(slots.tolist(), batch, strict=True))
+        due = calendar.due(limit).tolist()
+        assert sorted(due) == sorted(one for one, expiry in waiting.items() if expiry <= limit)
+        for one in due:
+            del waiting[one]
+
+
+def test_what_never_expires_is_not_entered() -> None:
+    calendar = ExpiryCalendar()
+    calendar.add(np.array([NEVER, 5]), np.array([1, 2]))
+    assert calendar.due(NEVER - 1).tolist() == [2]
+    assert calendar.nbytes == 0
