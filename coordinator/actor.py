@@ -9,15 +9,17 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
 
-from coordinator.cleanup import Pins, check_age, orphans, prunable_records
-from coordinator.compatibility import check_metadata
+from coordinator.cleanup import check_age
+from coordinator.compatibility import changes, check_metadata
 from coordinator.core import LeaseGrant, Record, StateLedger
 from coordinator.dashboard import Dashboard
 from coordinator.errors import StateStoreError
+from coordinator.maintenance import Cleaner
 from coordinator.manifest_log import LedgerKeeper, ManifestLog
 from coordinator.model import (
     DEFAULT_STORE,
@@ -25,16 +27,16 @@ from coordinator.model import (
     CommitEntry,
     LoadPlan,
     Maintenance,
-    ShardKey,
     SnapshotEntry,
     StateMetadata,
     StateStoreId,
     StateStoreProviderId,
     TaskIdentity,
 )
+from coordinator.names import check_state_name, is_state_name
 from coordinator.registry import InstanceRegistry
 from coordinator.status import query_status
-from coordinator.storage import ObjectInfo, open_object_store, probe
+from coordinator.storage import open_object_store, probe
 
 __all__ = ["Coordinator"]
 
@@ -71,7 +73,7 @@ class Coordinator:
         self._lost: set[str] = set()
         self._ended_runs: set[str] = set()
         self._maintenance = maintenance
-        self._pins = Pins(maintenance.grace_s)
+        self._cleaner = Cleaner(self._store, maintenance)
         self._rounds: asyncio.Task[None] | None = None
         self._dashboard = Dashboard()
         self._dashboard_url: str | None = None
@@ -82,6 +84,8 @@ class Coordinator:
         await self.dashboard_url()
 
     async def _keeper(self, state_name: str) -> LedgerKeeper:
+        # Whatever the caller checked: the folder of a name such as "" is everybody's, and cleaning it would be the end of them.
+        check_state_name(state_name)
         async with self._opening:
             keeper = self._keepers.get(state_name)
             if keeper is None:
@@ -97,14 +101,20 @@ class Coordinator:
     # -- states and leases ----------------------------------------------------------------------------------------
 
     async def describe_state(self, state_name: str) -> StateMetadata | None:
-        """What is fixed about a state; None if there is no such state."""
-        return (await self._keeper(state_name)).metadata
+        """What is fixed about a state, with its newest schema; None if there is no such state."""
+        keeper = await self._keeper(state_name)
+        created = keeper.metadata
+        return None if created is None else await keeper.submit(lambda ledger: ([], ledger.described(created)))
 
     async def check_state(self, metadata: StateMetadata) -> None:
         """Refuse a query that does not fit an existing state (StateMismatchError), before it starts."""
-        existing = (await self._keeper(metadata.state_name)).metadata
+        existing = await self.describe_state(metadata.state_name)
         if existing is not None:
             check_metadata(existing, metadata)
+            begun, gone = changes(existing.schema, metadata.schema)
+            if begun or gone:
+                # A renamed column is another column: whoever did not mean it should see it.
+                log.warning("%s: starting from nothing: %s; left out: %s", metadata.state_name, begun or "-", gone or "-")
 
     async def attach_and_lease(self, task: TaskIdentity, metadata: StateMetadata, local: ActorLocation) -> LeaseGrant:
         """The store actor that may commit the task's shard, and the version its batch reads."""
@@ -119,13 +129,19 @@ class Coordinator:
             # Before anything is written: a checkpoint ahead of a missing state must not make an empty one.
             await keeper.submit(check)
             await keeper.create_metadata(metadata)
-        assert keeper.metadata is not None
-        check_metadata(keeper.metadata, metadata)
+        created = keeper.metadata
+        assert created is not None
 
         def decide(ledger: StateLedger) -> tuple[list[Record], LeaseGrant]:
-            return ledger.decide_lease(task, local, self._is_lost)
+            # First the lease: a run that was replaced is told so, whatever became of the schema since.
+            records, grant = ledger.decide_lease(task, local, self._is_lost)
+            return [*records, *ledger.decide_schema(task, created, metadata)], grant
 
-        return await keeper.submit(decide)
+        upstream = [
+            await (await self._keeper(name)).submit(lambda ledger: ([], ledger.batch_watermarks(task.run_id, task.batch_id)))
+            for name in metadata.schema.get("options", {}).get("upstream", ())
+        ]
+        return replace(await keeper.submit(decide), upstream=tuple(upstream))
 
     async def commit(self, state_name: str, entry: CommitEntry) -> CommitEntry:
         """:meth:`commit_all` of a partition that has one store."""
@@ -157,7 +173,7 @@ class Coordinator:
         keeper = await self._keeper(state_name)
         # Through the queue: an answer must not show commits whose records are still on their way.
         plan = await keeper.submit(lambda ledger: ([], ledger.load_plan(partition_id, version, store_name)))
-        self._pins.add([one.file for one in plan.snapshots] + [one.file for one in plan.deltas], time.time())
+        self._cleaner.pin(plan)
         return plan
 
     async def locate(self, state_name: str, partition_id: int) -> tuple[StateStoreId, int, ActorLocation | None]:
@@ -189,44 +205,23 @@ class Coordinator:
         """Truncate and clean every state, again and again. A failure of one round is told and the next one tries again."""
         while True:
             await asyncio.sleep(self._maintenance.interval_s)
-            for state_name in list(self._keepers):
+            for state_name, keeper in list(self._keepers.items()):
                 try:
-                    await self.clean(state_name, False)
+                    await self._cleaner.round(keeper, state_name)
                 except (StateStoreError, OSError):
                     log.exception("maintenance of a state failed; it is tried again at the next round: %s", state_name)
 
     async def clean(self, state_name: str, dry_run: bool) -> dict[str, Any]:
-        """Let go of versions that need not be retained, and delete the files that nothing needs.
+        """Let go of versions that need not be retained, and delete the files that nothing needs, or only say what would go.
+
+        Nothing is deleted before the coordinator has been there for the grace period.
 
         Returns
         -------
         dict
             ``floors`` (partition, store and oldest retained version, where that moves) and ``files`` (path, bytes and age in seconds).
         """
-        keeper = await self._keeper(state_name)
-        keep = self._maintenance.min_versions_to_retain
-        # Before it is known what is referenced: what is too young now may be counted by then.
-        now_s = time.time()
-
-        def truncate(ledger: StateLedger) -> tuple[list[Record], tuple[dict[ShardKey, int], set[str]]]:
-            records, floors = ledger.decide_truncation(keep)
-            return [] if dry_run else records, (floors, ledger.referenced_files())
-
-        floors, referenced = await keeper.submit(truncate)
-        grace_s = self._maintenance.grace_s
-        files: list[ObjectInfo] = []
-        # Who was told to read what, before this coordinator started, is forgotten: until they are done, nothing goes.
-        if dry_run or now_s - self._started_at_ms / 1000 > grace_s:
-            infos = await asyncio.to_thread(self._store.list, state_name)
-            files = orphans(infos, referenced, self._pins.current(now_s), now_s, grace_s)
-            files += prunable_records(infos, now_s, grace_s)
-        if not dry_run:
-            for info in files:
-                await asyncio.to_thread(self._store.delete, info.path)
-        return {
-            "floors": [[*shard, floor] for shard, floor in floors.items()],
-            "files": [{"path": info.path, "bytes": info.size, "age_s": int(now_s - info.modified_s)} for info in files],
-        }
+        return await self._cleaner.clean(await self._keeper(state_name), state_name, dry_run=dry_run)
 
     # -- store actors ---------------------------------------------------------------------------------------------
 
@@ -279,7 +274,8 @@ class Coordinator:
     async def load_all_states(self) -> list[str]:
         """Open every state below the fleet's URI; returns their names."""
         infos = await asyncio.to_thread(self._store.list, "")
-        names = sorted({info.path.split("/", 1)[0] for info in infos if info.path.endswith("/metadata.json")})
+        folders = {info.path.split("/", 1)[0] for info in infos if info.path.endswith("/metadata.json")}
+        names = sorted(filter(is_state_name, folders))
         for name in names:
             await self._keeper(name)
         return names

@@ -1,8 +1,23 @@
-"""What may be deleted: the pure rules of cleaning a state's folder.
+"""What may be deleted, and when it is worth looking: the pure rules of cleaning a state's folder.
 
-A file is deleted if no retained version needs it, no reader has asked for it lately, and it is older than the grace period, for until
-then it may belong to a commit on its way. The other half of that rule is :func:`check_age`: a commit that took longer is refused, so
-no file can be deleted first and counted afterwards.
+A file is deleted once no retained version needs it, no reader has asked for it lately, and it is older than the grace period. It must
+never be needed afterwards, whoever believes to be the coordinator, however long anybody sleeps between two steps. The steps of
+:class:`coordinator.maintenance.Cleaner` are therefore, in this order:
+
+1. The folder is listed. Only files that are older than the grace period *now* are candidates.
+2. A record, an empty one, is appended to the manifest log, and what retained versions need is read off the ledger at that record.
+3. Candidates that are not needed there are deleted.
+
+A candidate that is not needed at the record is not needed by anything later, for only a record that counts a file makes it needed:
+
+- A record that was decided before, and is still on its way (its writer sleeps, or its request hangs), finds its place taken by the
+  record of step 2, or by what came before that. Its writer reads the log, and decides again. That is why a look that the log's next
+  place is free is not enough.
+- What is decided later is refused by :func:`check_age`: a file is counted only until half the grace period after it was begun, and
+  a candidate is older than the whole. The other half is for clocks that differ: of coordinators, store actors and the object store.
+
+So a coordinator may sleep before step 2, and then it finds out what was decided meanwhile; or after it, and then it deletes what nobody
+can have begun to need.
 """
 
 from __future__ import annotations
@@ -14,9 +29,12 @@ from dataclasses import dataclass, field
 from coordinator.errors import FencedError
 from coordinator.storage import ObjectInfo
 
-__all__ = ["Pins", "check_age", "orphans", "prunable_records"]
+__all__ = ["ListingSchedule", "Pins", "check_age", "orphans", "prunable_records"]
 
 _DATA_FILE = re.compile(r"^[^/]+/\d+/\d+/(?:[^/]+/)?\d+-[0-9a-f]+\.(?:delta|snapshot)$")
+#: Listings in a grace period in which something may be found, and grace periods between listings in which nothing is expected.
+_LISTINGS_A_GRACE = 4
+_GRACES_AT_REST = 24
 _RECORD = re.compile(r"/(?P<folder>manifest|checkpoints)/(?P<seq>\d{20})\.json$")
 
 
@@ -84,3 +102,52 @@ class Pins:
         """Pinned files; forgets those whose time is over."""
         self._until = {file: until for file, until in self._until.items() if until > now_s}
         return set(self._until)
+
+
+@dataclass(slots=True)
+class ListingSchedule:
+    """When a state's folder is worth a listing, for which object stores charge.
+
+    - Files are left over when versions are let go, and by attempts that fail, most of which fail because a run or a lease ended. They
+      may be deleted a grace period later, so until then, and a grace period more for what a dying owner still wrote, listings
+      go on: a few in a grace period, whatever happens in between. Garbage is held a quarter of the grace period longer for that.
+    - A state at rest is listed when the coordinator has been there for a grace period, and then once in many: a lost answer
+      of the object store can leave a file over without anybody knowing.
+    - Before that nothing is listed: who was told to read what, before this coordinator started, is forgotten.
+
+    Parameters
+    ----------
+    grace_s
+        Seconds that an unneeded file is left alone.
+    started_s
+        When the coordinator started, in monotonic seconds, as all times here.
+    """
+
+    grace_s: float
+    started_s: float
+    _epoch: int = -1
+    _changed_s: float = 0.0
+    _listed_s: float | None = None
+
+    def observe(self, now_s: float, epoch: int, floors_moved: bool) -> None:
+        """Take note of a round: the ledger's epoch, which each new run and lease raises, and whether versions were let go."""
+        if floors_moved or epoch != self._epoch:
+            self._epoch, self._changed_s = epoch, now_s
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether to list now."""
+        if not self.may_delete(now_s):
+            return False
+        if self._listed_s is None:
+            return True
+        is_at_rest = self._listed_s > self._changed_s + 2 * self.grace_s
+        period_s = self.grace_s * _GRACES_AT_REST if is_at_rest else self.grace_s / _LISTINGS_A_GRACE
+        return now_s - self._listed_s >= period_s
+
+    def may_delete(self, now_s: float) -> bool:
+        """Whether readers that a former coordinator knew of are done."""
+        return now_s - self.started_s > self.grace_s
+
+    def listed(self, now_s: float) -> None:
+        """Take note of a listing that was begun."""
+        self._listed_s = now_s

@@ -1,14 +1,30 @@
-"""Whether a query fits an existing state."""
+"""Whether a query fits an existing state, and how its aggregates continue those that are there.
+
+Fixed for the life of a state: the number of shards, the output mode, the keys and the key that groups expire by. The aggregates may
+change from one run of the query to the next: new ones start from nothing, those that are gone are left out, the order does not
+matter, and a state field may take a wider type. They are matched by their meaning, not by their place. Schemas are in
+JSON form here (``store_actors.schema.StateSchema.to_json``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from coordinator.errors import StateMismatchError
 from coordinator.model import StateMetadata
 
-__all__ = ["check_metadata"]
+__all__ = ["changes", "check_metadata", "continued", "is_wider", "same_state"]
+
+#: Types that hold every value of another one.
+_WIDER = {
+    "int8": ("int16", "int32", "int64", "float32", "float64"),
+    "int16": ("int32", "int64", "float32", "float64"),
+    "int32": ("int64", "float64"),
+    "float32": ("float64",),
+}
+#: Kinds whose states are the same thing: which rows are counted depends on whether a column can be null.
+_COUNTS = {"count_rows", "count_valid"}
 
 
 def check_metadata(existing: StateMetadata, asked: StateMetadata) -> None:
@@ -35,41 +51,141 @@ def check_metadata(existing: StateMetadata, asked: StateMetadata) -> None:
             asked=asked.output_mode,
             **facts,
         )
-    for part in ("keys", "accumulators", "inputs", "expiry_key", "delay_ms"):
-        if existing.schema.get(part) != asked.schema.get(part) and _state_part(existing, part) != _state_part(
-            asked, part
-        ):
-            raise StateMismatchError(
-                f"the query's {part} differ from those of the existing state, whose rows it could not read; nothing was "
-                "changed; restore the query, or use another name for the new one",
-                existing=_brief(existing.schema.get(part)),
-                asked=_brief(asked.schema.get(part)),
-                **facts,
+    for part, brief in (("operator", str), ("keys", _brief), ("expiry_key", str)):
+        if _fixed_part(existing, part) != _fixed_part(asked, part):
+            raise _mismatch(f"the query's {part} differ from those of the existing state", part, existing, asked, brief)
+    try:
+        continued(_accumulators(existing.schema), _accumulators(asked.schema))
+    except ValueError as error:
+        raise _mismatch(
+            f"the query's accumulators differ from those of the existing state: {error}",
+            "accumulators",
+            existing,
+            asked,
+            _brief,
+        ) from error
+
+
+def same_state(former: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether the rows of two schemas mean the same, column by column (and neither says more about them than the other)."""
+    first, second = _accumulators(former), _accumulators(new)
+    if not _have_meanings(first) or not _have_meanings(second):
+        return [_layout(item) for item in first] == [_layout(item) for item in second]
+    return [(_identity(item), _layout(item)) for item in first] == [(_identity(item), _layout(item)) for item in second]
+
+
+def continued(former: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[int | None]:
+    """For each of the new accumulators the place of the former one that it continues; None if it starts from nothing.
+
+    Raises
+    ------
+    ValueError
+        They do not go together; says why.
+    """
+    if not _have_meanings(former) or not _have_meanings(new):
+        if [_layout(item) for item in former] != [_layout(item) for item in new]:
+            raise ValueError(
+                "the state does not say what its aggregates mean (an early version made it), so they are fixed"
             )
+        return list(range(len(new)))
+    places = _matched([_identity(item) for item in former], [_identity(item) for item in new])
+    for item, place in zip(new, places, strict=True):
+        if place is not None and (obstacle := _obstacle(former[place], item)):
+            raise ValueError(f"{item['meaning']} {obstacle}")
+    if former and all(place is None for place in places):
+        raise ValueError("not one of the aggregates is there, so this is another query")
+    return places
 
 
-def _state_part(metadata: StateMetadata, part: str) -> Any:
-    """What of a schema's part must stay: state fields and kinds, not how the query computes its inputs or its delay."""
-    if part in ("inputs", "delay_ms"):
-        return None
-    if part == "accumulators":
-        return [(item["kind"], [_typed(field) for field in item["state"]]) for item in metadata.schema.get(part, [])]
-    if part == "keys":
-        return [_typed(field) for field in metadata.schema.get(part, [])]
-    return metadata.schema.get(part)
+def changes(former: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, str]:
+    """Accumulators that a query which fits starts from nothing, and those that it leaves out, as a person reads them."""
+    first, second = _accumulators(former), _accumulators(new)
+    places = continued(first, second)
+    begun = [item for item, place in zip(second, places, strict=True) if place is None]
+    return _brief(begun), _brief([item for place, item in enumerate(first) if place not in places])
+
+
+def is_wider(former: str, new: str) -> bool:
+    """Whether a type (named as in a schema) holds every value of another one, exactly."""
+    if former.startswith("decimal(") and new.startswith("decimal("):
+        (precision, scale), (wide, same) = (name[8:-1].split(",") for name in (former, new))
+        return int(wide) >= int(precision) and same == scale
+    return former == new or new in _WIDER.get(former, ())
+
+
+def _accumulators(schema: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    items: Sequence[Mapping[str, Any]] = schema.get("accumulators", ())
+    return items
+
+
+def _have_meanings(items: Sequence[Mapping[str, Any]]) -> bool:
+    return all(item.get("meaning") for item in items)
+
+
+def _identity(item: Mapping[str, Any]) -> tuple[str, str]:
+    return item["meaning"], item["cast"]
+
+
+def _layout(item: Mapping[str, Any]) -> Any:
+    return item["kind"], [_typed(field) for field in item["state"]]
+
+
+def _matched(former: Sequence[tuple[str, str]], new: Sequence[tuple[str, str]]) -> list[int | None]:
+    """Equal meanings under equal casts; then what is left over of the same meaning, if there is one of it on each side."""
+    places: dict[tuple[str, str], int | None] = {one: former.index(one) if one in former else None for one in new}
+    left = [place for place, one in enumerate(former) if one not in places]
+    for meaning, cast in [one for one, place in places.items() if place is None]:
+        rivals = [one for one, place in places.items() if one[0] == meaning and one not in former]
+        candidates = [place for place in left if former[place][0] == meaning]
+        if len(rivals) == len(candidates) == 1:
+            places[meaning, cast] = candidates[0]
+    return [places[one] for one in new]
+
+
+def _obstacle(former: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    if former["kind"] != new["kind"] and not {former["kind"], new["kind"]} <= _COUNTS:
+        return f"cannot go on as {new['kind']} from {former['kind']}"
+    for before, after in zip(former["state"], new["state"], strict=True):
+        if not is_wider(before["type"], after["type"]):
+            return f"cannot become {after['type']}, it is {before['type']}"
+    return ""
+
+
+def _fixed_part(metadata: StateMetadata, part: str) -> Any:
+    value = metadata.schema.get(part)
+    if part == "operator":
+        return value or "aggregate"  # as states were before there were others
+    return [_typed(field) for field in value or ()] if part == "keys" else value
+
+
+def _mismatch(
+    reason: str, part: str, existing: StateMetadata, asked: StateMetadata, brief: Callable[[Any], Any]
+) -> StateMismatchError:
+    return StateMismatchError(
+        f"{reason}, whose rows it could not read; nothing was changed; restore the query, or use another name for the new one",
+        existing=brief(existing.schema.get(part)),
+        asked=brief(asked.schema.get(part)),
+        state=existing.state_name,
+    )
 
 
 def _typed(field: Mapping[str, Any]) -> tuple[Any, Any]:
     return field["name"], field["type"]
 
 
-def _brief(part: Any) -> Any:
-    """A schema part as a person reads it: ``name type`` for fields, ``kind(inputs)`` for accumulators."""
-    if not isinstance(part, list | tuple):
-        return part
+def _brief(part: Any) -> str:
+    """Fields or accumulators as a person reads them: ``name type``, or what is accumulated and the types of its state."""
     return ", ".join(
-        f"{item['name']} {item['type']}"
-        if "type" in item
-        else f"{item['kind']}({', '.join(item['inputs'])}) {' '.join(field['type'] for field in item['state'])}"
-        for item in part
+        f"{item['name']} {item['type']}" if "type" in item else f"{_named(item)} {' '.join(_types(item))}"
+        for item in part or ()
     )
+
+
+def _named(item: Mapping[str, Any]) -> str:
+    if not item.get("meaning"):
+        return f"{item['kind']}({', '.join(item['inputs'])})"
+    return f"{item['kind']}: {item['meaning']}" + (f" as {item['cast']}" if item["cast"] else "")
+
+
+def _types(item: Mapping[str, Any]) -> list[str]:
+    return [field["type"] for field in item["state"]]

@@ -20,10 +20,12 @@ supersedes what earlier runs counted from that version on: the batch had failed 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from coordinator.compatibility import check_metadata, same_state
 from coordinator.errors import FencedError, InvalidRequestError, StateMismatchError
 from coordinator.model import (
     DEFAULT_STORE,
@@ -34,9 +36,11 @@ from coordinator.model import (
     RecordKind,
     ShardKey,
     SnapshotEntry,
+    StateMetadata,
     StateStoreId,
     TaskIdentity,
 )
+from coordinator.watermarks import Watermarks
 
 __all__ = ["LeaseGrant", "Record", "StateLedger"]
 
@@ -46,10 +50,20 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class LeaseGrant:
-    """A lease and the version that the task's batch reads."""
+    """A lease and the version that the task's batch reads.
+
+    Attributes
+    ----------
+    watermarks
+        Where event time stood after that version.
+    upstream
+        Where it stands, this batch included, for each operator that feeds this one.
+    """
 
     lease: Lease
     base_version: int
+    watermarks: Watermarks = field(default_factory=Watermarks)
+    upstream: tuple[Watermarks, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +98,8 @@ class StateLedger:
         #: What is left of truncated history: oldest retained version, and late rows before it.
         self._floors: dict[ShardKey, int] = {}
         self._late_before: dict[ShardKey, int] = {}
+        #: Schemas that were taken after that of ``metadata.json``, each with the epoch from which on it is in force.
+        self._schemas: list[tuple[int, dict[str, Any]]] = []
 
     @property
     def state_name(self) -> str:
@@ -130,7 +146,11 @@ class StateLedger:
             )
         snapshots = [one for one in self._snapshots.get(shard, ()) if one.version <= version]
         deltas = tuple(entry for entry in self._chains.get(shard, ()) if entry.version <= version)
-        return LoadPlan(tuple(reversed(snapshots)), deltas, floor)
+        return LoadPlan(tuple(reversed(snapshots)), deltas, floor, tuple(self._schemas))
+
+    def described(self, created: StateMetadata) -> StateMetadata:
+        """The state's metadata (as `created`) with the newest schema that was taken."""
+        return replace(created, schema=self._schemas[-1][1]) if self._schemas else created
 
     def referenced_files(self) -> set[str]:
         """Every delta and snapshot file that a retained version needs."""
@@ -249,7 +269,44 @@ class StateLedger:
             )
         store_id = StateStoreId(self.root, 0, task.partition_id)
         lease = Lease(store_id=store_id, run_id=task.run_id, epoch=lease_epoch, location=location)
-        return records, LeaseGrant(lease, self.base_version(task.partition_id, task.batch_id))
+        base = self.base_version(task.partition_id, task.batch_id)
+        read = next((entry for entry in self.entries(task.partition_id) if entry.version == base), None)
+        return records, LeaseGrant(lease, base, Watermarks() if read is None else read.watermarks)
+
+    def batch_watermarks(self, run_id: str, batch_id: int) -> Watermarks:
+        """Watermarks of this operator with a batch included, for those that it feeds; each shard has the same.
+
+        Raises
+        ------
+        InvalidRequestError
+            The run has not committed the batch here.
+        """
+        for chain in self._chains.values():
+            for entry in reversed(chain):
+                if entry.run_id == run_id and entry.version == batch_id + 1:
+                    return entry.watermarks
+        raise InvalidRequestError(
+            "an operator is fed by a state that has not committed this batch; nothing was changed; both must be in one query",
+            state=self.state_name,
+            run_id=run_id,
+            batch_id=batch_id,
+        )
+
+    def decide_schema(self, task: TaskIdentity, created: StateMetadata, asked: StateMetadata) -> list[Record]:
+        """Take the schema of a task's run, if it differs from the newest; to be decided together with the task's lease.
+
+        Raises
+        ------
+        StateMismatchError
+            The query does not fit the state.
+        """
+        newest = self.described(created)
+        check_metadata(newest, asked)
+        if same_state(newest.schema, asked.schema):
+            return []
+        epoch = self.epoch + (task.run_id != self.run_id)
+        schema = json.loads(json.dumps(asked.schema))
+        return [{"kind": RecordKind.SCHEMA_CHANGED, "run_id": task.run_id, "epoch": epoch, "schema": schema}]
 
     def _check_not_of_the_past(self, task: TaskIdentity) -> None:
         """Refuse a new run whose first batch the state has left behind.
@@ -352,6 +409,8 @@ class StateLedger:
                     partition: replace(assignment, epoch=self.epoch)
                     for partition, assignment in self._assignments.items()
                 }
+            case RecordKind.SCHEMA_CHANGED:
+                self._schemas.append((record["epoch"], record["schema"]))
             case RecordKind.SHARDS_ASSIGNED:
                 self.epoch = record["epoch"]
                 location = ActorLocation(**record["location"])
@@ -398,6 +457,7 @@ class StateLedger:
             "snapshots": [one.to_json() for items in self._snapshots.values() for one in items],
             "floors": [[*shard, floor] for shard, floor in self._floors.items()],
             "late_before": [[*shard, late] for shard, late in self._late_before.items()],
+            "schemas": [list(one) for one in self._schemas],
         }
 
     @classmethod
@@ -416,4 +476,5 @@ class StateLedger:
             ledger._snapshots.setdefault(one.shard, []).append(one)
         ledger._floors = {(partition, store): floor for partition, store, floor in data["floors"]}
         ledger._late_before = {(partition, store): late for partition, store, late in data["late_before"]}
+        ledger._schemas = [(epoch, schema) for epoch, schema in data.get("schemas", ())]
         return ledger

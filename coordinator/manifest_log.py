@@ -245,6 +245,8 @@ class LedgerKeeper:
         self._ledger: StateLedger | None = None
         self.metadata: StateMetadata | None = None
         self._queue: list[tuple[Decide[Any], asyncio.Future[Any]]] = []
+        #: Whether the next group is appended even if it has no records.
+        self._fence = False
         self._draining: asyncio.Task[None] | None = None
 
     @property
@@ -269,11 +271,19 @@ class LedgerKeeper:
             self.metadata = await asyncio.to_thread(self._log.create_metadata, metadata)
         return self.metadata
 
-    async def submit(self, decide: Decide[Result]) -> Result:
+    async def submit(self, decide: Decide[Result], *, fence: bool = False) -> Result:
         """Result of a decision once its records are durable; whatever `decide` raises otherwise.
 
         `decide` may run several times: it is repeated when another coordinator's records came in between.
+
+        Parameters
+        ----------
+        decide
+            From the ledger to records and an answer.
+        fence
+            Append even if there are no records: afterwards nothing can land in the log that was decided before.
         """
+        self._fence = self._fence or fence
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._queue.append((decide, future))
         if self._draining is None or self._draining.done():
@@ -283,8 +293,9 @@ class LedgerKeeper:
     async def _drain(self) -> None:
         while self._queue:
             group, self._queue = self._queue, []
+            fence, self._fence = self._fence, False
             try:
-                outcomes = await self._decide_group([decide for decide, _ in group])
+                outcomes = await self._decide_group([decide for decide, _ in group], fence)
             except Exception as error:  # noqa: BLE001 - every waiting caller gets it
                 self._ledger = None
                 outcomes = [error] * len(group)
@@ -296,23 +307,23 @@ class LedgerKeeper:
                 else:
                     future.set_result(outcome[0])
 
-    async def _decide_group(self, group: list[Decide[Any]]) -> list[tuple[Any] | Exception]:
+    async def _decide_group(self, group: list[Decide[Any]], fence: bool) -> list[tuple[Any] | Exception]:
         for _ in range(_DECIDE_ATTEMPTS):
             ledger = self._ledger
             if ledger is None or self._clock() - self._compared_s > self._max_age_s:
                 ledger = await self._load()
             records, outcomes = self._decide_all(ledger, group)
-            if await self._settle(records, ledger):
+            if await self._settle(records, ledger, fence):
                 return outcomes
             self._ledger = None
         raise StorageUnavailableError(
             "another coordinator keeps appending first, or the object store does not list what it holds; nothing was counted"
         )
 
-    async def _settle(self, records: list[Record], ledger: StateLedger) -> bool:
+    async def _settle(self, records: list[Record], ledger: StateLedger, fence: bool) -> bool:
         """Make a group's answers true; False if they were decided by an old ledger."""
         now_s = self._clock()
-        if not records:
+        if not records and not fence:
             current = await asyncio.to_thread(self._log.is_newest)
         else:
             try:

@@ -6,11 +6,13 @@ the format (``docs/format.md``).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, NewType
 
 from coordinator.errors import InvalidRequestError
+from coordinator.watermarks import Watermarks
 
 __all__ = [
     "DEFAULT_STORE",
@@ -123,10 +125,17 @@ class CommitEntry:
     committed_at_ms: int
     executor: str = ""
     store_name: str = DEFAULT_STORE
+    #: What operators that this one feeds go by, and each source's own watermark (:mod:`coordinator.watermarks`).
+    output_watermark_ms: int = 0
+    source_watermarks_ms: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def shard(self) -> ShardKey:
         return self.partition_id, self.store_name
+
+    @property
+    def watermarks(self) -> Watermarks:
+        return Watermarks(self.watermark_ms, self.output_watermark_ms, self.source_watermarks_ms)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -177,11 +186,14 @@ class LoadPlan:
         Retained commits up to the version, oldest first.
     floor
         Oldest retained version; 0 if the deltas go back to the empty version.
+    schemas
+        Schemas that the query took after its first one, oldest first, each with the epoch from which on commits are in it.
     """
 
     snapshots: tuple[SnapshotEntry, ...]
     deltas: tuple[CommitEntry, ...]
     floor: int
+    schemas: tuple[tuple[int, dict[str, Any]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +246,8 @@ class Lease:
 class StateMetadata:
     """What is fixed for the life of a state; ``<state>/metadata.json``, written once with put-if-absent.
 
-    ``schema`` is the JSON form of ``store_actors.schema.StateSchema``; the coordinator only compares it.
+    ``schema`` is the JSON form of ``store_actors.schema.StateSchema``; the coordinator only compares it. That of the file is the first
+    one: later ones are in the log (``SCHEMA_CHANGED``).
     """
 
     state_name: str
@@ -257,6 +270,8 @@ class RecordKind(StrEnum):
 
     #: A run of the query took the state over; every older run is fenced from here on.
     RUN_STARTED = "run_started"
+    #: The run's schema is not that of the run before it; in force from the run's epoch on.
+    SCHEMA_CHANGED = "schema_changed"
     #: Shards were given to store actors under new epochs.
     SHARDS_ASSIGNED = "shards_assigned"
     #: Shards committed versions.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
@@ -11,38 +11,29 @@ from pyspark.sql import types as T
 
 from coordinator.errors import InvalidRequestError
 from spark_jobs.catalyst import Expression, class_name, column_of, data_type, scala_list
-from spark_jobs.types import type_name
+from spark_jobs.meaning import meaning_of
+from spark_jobs.types import state_field
 from store_actors.schema import AccumulatorKind, Field
 
-__all__ = ["Part", "parts_of", "unwrap"]
-
-
-_REPLACEABLE = "org.apache.spark.sql.catalyst.expressions.RuntimeReplaceable"
+__all__ = ["Part", "parts_of"]
 
 
 @dataclass(frozen=True)
 class Part:
-    """One accumulator of an aggregate: its kind, its input (None for rows), and its state fields.
+    """One accumulator of an aggregate: its kind, its input (None for rows), its state fields, and what it means.
 
     The state fields of all parts, in order, stand for the function's ``aggBufferAttributes``.
     """
 
     kind: AccumulatorKind
     input: Column | None
-    #: (suffix, state type, nullable)
-    state: tuple[tuple[str, str, bool], ...]
+    #: Named by suffixes.
+    state: tuple[Field, ...]
+    meaning: str = ""
+    cast: str = ""
 
     def fields(self, prefix: str) -> tuple[Field, ...]:
-        return tuple(Field(f"{prefix}_{suffix}", kind, nullable) for suffix, kind, nullable in self.state)
-
-
-def unwrap(spark: SparkSession, function: Expression) -> Expression:
-    """The function that Spark really runs: ``any_value``, ``bool_and``, .. are other functions in disguise."""
-    assert spark._jvm is not None
-    replaceable = spark._jvm.java.lang.Class.forName(_REPLACEABLE)
-    while replaceable.isInstance(function):
-        function = function.replacement()
-    return function
+        return tuple(replace(field, name=f"{prefix}_{field.name}") for field in self.state)
 
 
 def parts_of(spark: SparkSession, aggregate: Expression, function: Expression) -> tuple[Part, ...]:
@@ -70,7 +61,13 @@ def parts_of(spark: SparkSession, aggregate: Expression, function: Expression) -
         )
     condition = aggregate.filter()
     where = column_of(spark, condition.get()) if condition.isDefined() else None
-    return maker(_Use(spark, function, text, where))
+    meaning, cast = meaning_of(spark, aggregate, function)
+    parts = maker(_Use(spark, function, text, where))
+    # The parts of one aggregate belong together: its sum never goes on with the sum of another.
+    return tuple(
+        replace(part, meaning=meaning if len(parts) == 1 else f"{meaning}.{part.state[0].name}", cast=cast)
+        for part in parts
+    )
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,7 @@ class _Use:
 def _count(use: _Use) -> tuple[Part, ...]:
     children = scala_list(use.function.children())
     needed = [column_of(use.spark, child).isNotNull() for child in children if child.nullable()]
-    state = (("count", "int64", False),)
+    state = (state_field("count", T.LongType(), False),)
     if not needed and use.where is None:
         return (Part(AccumulatorKind.COUNT_ROWS, None, state),)
     present = use.where if use.where is not None else F.lit(True)
@@ -117,13 +114,12 @@ def _sum(use: _Use) -> tuple[Part, ...]:
     result = data_type(use.function)
     column = use.kept(column_of(use.spark, use.child()).cast(result))
     if isinstance(result, T.DecimalType):
-        state = (("sum", type_name(result, use.text), True), ("is_empty", "bool", False))
-        return (Part(AccumulatorKind.SUM_DECIMAL, column, state),)
+        return (Part(AccumulatorKind.SUM_DECIMAL, column, _decimal_sum(result)),)
     if isinstance(result, T.DoubleType):
-        return (Part(AccumulatorKind.SUM_FLOAT, column, (("sum", "float64", True),)),)
+        return (Part(AccumulatorKind.SUM_FLOAT, column, (state_field("sum", result),)),)
     if isinstance(result, T.LongType):
         use.require_legacy_arithmetic()
-        return (Part(AccumulatorKind.SUM_INT, column, (("sum", "int64", True),)),)
+        return (Part(AccumulatorKind.SUM_INT, column, (state_field("sum", result),)),)
     raise InvalidRequestError(
         "the fleet sums numbers; cast the column to one", aggregate=use.text, type=result.simpleString()
     )
@@ -136,17 +132,20 @@ def _average(use: _Use) -> tuple[Part, ...]:
             "the fleet averages numbers; cast the column to one", aggregate=use.text, type=sum_type.simpleString()
         )
     column = use.kept(column_of(use.spark, use.child()).cast(sum_type))
-    count = Part(AccumulatorKind.COUNT_VALID, column, (("count", "int64", False),))
+    count = Part(AccumulatorKind.COUNT_VALID, column, (state_field("count", T.LongType(), False),))
     if isinstance(sum_type, T.DoubleType):
-        return (Part(AccumulatorKind.SUM_FLOAT, column, (("sum", "float64", True),)), count)
-    state = (("sum", type_name(sum_type, use.text), True), ("is_empty", "bool", False))
-    return (Part(AccumulatorKind.SUM_DECIMAL, column, state), count)
+        return (Part(AccumulatorKind.SUM_FLOAT, column, (state_field("sum", sum_type),)), count)
+    return (Part(AccumulatorKind.SUM_DECIMAL, column, _decimal_sum(sum_type)), count)
+
+
+def _decimal_sum(kind: T.DecimalType) -> tuple[Field, ...]:
+    return (state_field("sum", kind), state_field("is_empty", T.BooleanType(), False))
 
 
 def _extreme(kind: AccumulatorKind) -> Callable[[_Use], tuple[Part, ...]]:
     def make(use: _Use) -> tuple[Part, ...]:
-        name = type_name(data_type(use.child()), use.text)
-        return (Part(kind, use.column(), (("value", name, True),)),)
+        value = state_field("value", data_type(use.child()), what=use.text)
+        return (Part(kind, use.column(), (value,)),)
 
     return make
 
@@ -158,8 +157,8 @@ def _positional(any_kind: AccumulatorKind, valid_kind: AccumulatorKind) -> Calla
             raise InvalidRequestError(
                 "first and last with a FILTER need ignorenulls=True in the fleet", aggregate=use.text
             )
-        name = type_name(data_type(use.child()), use.text)
-        state = (("value", name, True), ("value_set", "bool", False))
+        value = state_field("value", data_type(use.child()), what=use.text)
+        state = (value, state_field("value_set", T.BooleanType(), False))
         return (Part(valid_kind if ignore_nulls else any_kind, use.column(), state),)
 
     return make
@@ -167,7 +166,7 @@ def _positional(any_kind: AccumulatorKind, valid_kind: AccumulatorKind) -> Calla
 
 def _moments(use: _Use) -> tuple[Part, ...]:
     column = use.kept(column_of(use.spark, use.child()).cast(T.DoubleType()))
-    state = (("n", "float64", False), ("avg", "float64", False), ("m2", "float64", False))
+    state = tuple(state_field(name, T.DoubleType(), False) for name in ("n", "avg", "m2"))
     return (Part(AccumulatorKind.MOMENTS, column, state),)
 
 

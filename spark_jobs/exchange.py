@@ -25,26 +25,28 @@ import pyarrow.compute as pc
 from spark_jobs.daemon import settle_process
 from spark_jobs.routing import marker_routes
 from store_actors.messages import ShardInput
-from store_actors.schema import StateSchema
+from store_actors.schema import OperatorKind, StateSchema
 
 if TYPE_CHECKING:
     from store_actors.table import GroupTable
 
 __all__ = ["EVENT_TIME_COLUMN", "EXCHANGE_SCHEMA", "HASH_COLUMN", "ROUTE_COLUMN", "ExchangeTask", "unpack"]
 
-#: Columns that the map side reads besides the keys and inputs: Spark's ``hash(keys)``, and event time in milliseconds.
+#: Columns that the map side reads besides the keys and inputs: Spark's ``hash(keys)``, and event time in milliseconds, if the
+#: operator is fed by a watermarked source.
 HASH_COLUMN = "__hash"
 EVENT_TIME_COLUMN = "__event_time_ms"
 
 ROUTE_COLUMN = "__route"
-#: What is shuffled: the route, and either a chunk (an IPC record batch, how many input rows it stands for, whether it is
-#: partially aggregated) or, without one, the largest event time of a map task.
+#: What is shuffled: the route, and either a chunk (an IPC record batch, how many input rows it stands for, which of the schema's
+#: ``input_schemas`` it has) or, without one, the watermark of one of the operator's sources as a map task saw it.
 EXCHANGE_SCHEMA = pa.schema(
     [
         pa.field(ROUTE_COLUMN, pa.int32(), nullable=False),
         pa.field("rows_read", pa.int64(), nullable=False),
-        pa.field("partial", pa.bool_(), nullable=False),
-        pa.field("max_event_ms", pa.int64()),
+        pa.field("input", pa.int8(), nullable=False),
+        pa.field("source", pa.int16(), nullable=False),
+        pa.field("watermark_ms", pa.int64()),
         pa.field("chunk", pa.binary()),
     ]
 )
@@ -56,6 +58,8 @@ _BLOCK_BYTES = 32 << 20
 _CHUNK_BYTES = 32 << 10
 #: Blocks of fewer rows are small enough to look at every row's group.
 _SAMPLE_FROM = 1 << 14
+#: Place of partially aggregated rows in an aggregation's ``input_schemas``.
+_PARTIAL = 1
 #: A block is partially aggregated if it has at most this many groups a row.
 _WORTHWHILE = 0.5
 
@@ -71,15 +75,30 @@ def _table_class() -> type[GroupTable]:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeTask:
-    """Map side, a ``mapInArrow`` function: rows with ``__hash`` (and event time) in, :data:`EXCHANGE_SCHEMA` out."""
+    """Map side, a ``mapInArrow`` function: rows with ``__hash`` (and event time) in, :data:`EXCHANGE_SCHEMA` out.
+
+    Parameters
+    ----------
+    schema
+        The operator's schema.
+    num_shards
+        Number of its shards.
+    source
+        Which of the operator's own sources the rows come from, with its delay; None if no watermark stands between the rows and the
+        operator that they come from.
+    input
+        Which of ``schema.input_schemas()`` the rows have.
+    """
 
     schema: StateSchema
     num_shards: int
+    source: tuple[int, int] | None = None
+    input: int = 0
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         max_event_ms: int | None = None
         for block in _blocks(batches):
-            if self.schema.delay_ms is not None:
+            if self.source is not None:
                 largest = pc.max(block.column(EVENT_TIME_COLUMN)).as_py()
                 if largest is not None:
                     max_event_ms = largest if max_event_ms is None else max(max_event_ms, largest)
@@ -90,7 +109,8 @@ class ExchangeTask:
     def _exchange(self, block: pa.RecordBatch) -> pa.RecordBatch:
         hashes = block.column(HASH_COLUMN).to_numpy()
         partial = self._combines(hashes)
-        rows = block.select([field.name for field in self.schema.raw_schema()])
+        wanted = self.schema.input_schemas()[self.input]
+        rows = block.select(wanted.names)
         if self.num_shards == 1:
             bounds = np.array([0, len(hashes)])
         else:
@@ -102,13 +122,14 @@ class ExchangeTask:
             rows, bounds = self._combine(rows, bounds)
         else:
             rows = pa.RecordBatch.from_arrays(
-                [column.cast(field.type) for column, field in zip(rows.columns, self.schema.raw_schema(), strict=True)],
-                schema=self.schema.raw_schema(),
+                [column.cast(field.type) for column, field in zip(rows.columns, wanted, strict=True)], schema=wanted
             )
-        return self._pack(rows, bounds, rows_read, partial=partial)
+        return self._pack(rows, bounds, rows_read, _PARTIAL if partial else self.input)
 
     def _combines(self, hashes: npt.NDArray[np.int32]) -> bool:
         """Whether a block is partially aggregated."""
+        if self.schema.operator is not OperatorKind.AGGREGATE:
+            return False
         if not self.schema.keys or self.schema.expiry_key is not None:
             # Spark counts late rows after its partial aggregation, and so do we.
             return True
@@ -132,7 +153,7 @@ class ExchangeTask:
         return combined[0], np.array(groups)
 
     def _pack(
-        self, rows: pa.RecordBatch, bounds: npt.NDArray[np.int64], rows_read: npt.NDArray[np.int64], *, partial: bool
+        self, rows: pa.RecordBatch, bounds: npt.NDArray[np.int64], rows_read: npt.NDArray[np.int64], kind: int
     ) -> pa.RecordBatch:
         per_chunk = max(1, _CHUNK_BYTES * rows.num_rows // max(1, rows.nbytes))
         routes = marker_routes(self.num_shards)
@@ -153,19 +174,23 @@ class ExchangeTask:
         columns = [
             pa.array(chunk_routes, pa.int32()),
             pa.array(counts, pa.int64()),
-            pa.array(np.full(size, partial)),
+            pa.array(np.full(size, kind, np.int8)),
+            pa.array(np.zeros(size, np.int16)),
             pa.nulls(size, pa.int64()),
             chunks,
         ]
         return pa.record_batch(columns, schema=EXCHANGE_SCHEMA)
 
     def _markers(self, max_event_ms: int) -> pa.RecordBatch:
+        assert self.source is not None
+        number, delay_ms = self.source
         size = self.num_shards
         columns = [
             pa.array(marker_routes(size), pa.int32()),
             pa.array(np.zeros(size, np.int64)),
-            pa.array(np.zeros(size, bool)),
-            pa.array([max_event_ms] * size, pa.int64()),
+            pa.array(np.full(size, self.input, np.int8)),
+            pa.array(np.full(size, number, np.int16)),
+            pa.array([max_event_ms - delay_ms] * size, pa.int64()),
             pa.nulls(size, pa.binary()),
         ]
         return pa.record_batch(columns, schema=EXCHANGE_SCHEMA)
@@ -186,8 +211,8 @@ def _blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.concat_batches(pending)
 
 
-def unpack(batches: Iterable[pa.RecordBatch], schema: StateSchema) -> tuple[ShardInput, int | None]:
-    """Reduce side: a shard's rows, and the largest event time of the micro-batch.
+def unpack(batches: Iterable[pa.RecordBatch], schema: StateSchema) -> tuple[ShardInput, dict[int, int]]:
+    """Reduce side: a shard's rows, and the watermark of each of the operator's own sources that the micro-batch had rows of.
 
     Parameters
     ----------
@@ -196,18 +221,20 @@ def unpack(batches: Iterable[pa.RecordBatch], schema: StateSchema) -> tuple[Shar
     schema
         The operator's schema.
     """
-    schemas = {False: schema.raw_schema(), True: schema.row_schema()}
-    chunks: dict[bool, list[pa.RecordBatch]] = {False: [], True: []}
+    schemas = schema.input_schemas()
+    chunks: list[list[pa.RecordBatch]] = [[] for _ in schemas]
     rows_read = 0
-    max_event_ms: int | None = None
+    seen: dict[int, int] = {}
     for batch in batches:
         rows_read += pc.sum(batch.column("rows_read")).as_py() or 0
-        largest = pc.max(batch.column("max_event_ms")).as_py()
-        if largest is not None:
-            max_event_ms = largest if max_event_ms is None else max(max_event_ms, largest)
-        for partial, chunk in zip(batch.column("partial").to_pylist(), batch.column("chunk"), strict=True):
+        facts = (batch.column(name).to_pylist() for name in ("input", "source", "watermark_ms"))
+        for number, source, watermark_ms, chunk in zip(*facts, batch.column("chunk"), strict=True):
+            if watermark_ms is not None:
+                seen[source] = max(watermark_ms, seen.get(source, watermark_ms))
             if chunk.is_valid:
-                chunks[partial].append(pa.ipc.read_record_batch(chunk.as_buffer(), schemas[partial]))
+                chunks[number].append(pa.ipc.read_record_batch(chunk.as_buffer(), schemas[number]))
     # One piece each: what is sent to the store actor is then a few large buffers.
-    raw, partials = (pa.Table.from_batches(chunks[kind], schemas[kind]).combine_chunks() for kind in (False, True))
-    return ShardInput(raw, partials, rows_read), max_event_ms
+    tables = tuple(
+        pa.Table.from_batches(some, kind).combine_chunks() for some, kind in zip(chunks, schemas, strict=True)
+    )
+    return ShardInput(tables, rows_read), seen

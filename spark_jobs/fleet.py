@@ -24,8 +24,9 @@ from pyspark.sql.streaming.listener import (
 from coordinator.deploy import NAMESPACE, call, ensure_coordinator
 from coordinator.errors import SetupError
 from coordinator.model import Maintenance, StateMetadata, TaskIdentity
+from coordinator.names import check_state_name
 from coordinator.storage import normalize_uri
-from spark_jobs.plan import AggregatePlan
+from spark_jobs.operator import OperatorPlan, RoutedOperator
 from spark_jobs.session import ensure_ray
 from spark_jobs.state_store import ReadStateStore, StateStore, store_specs
 from spark_jobs.stateful import StatefulDataFrame
@@ -136,14 +137,15 @@ class Fleet:
             `df` is not streaming, or an argument is not valid.
         """
 
-        def run_plan(plan: AggregatePlan) -> DataFrame:
+        def run_plan(plan: OperatorPlan) -> DataFrame:
+            operator = RoutedOperator.of(plan, name, self.uri)
             return self.attach(
                 df,
                 name,
-                plan.schema.output_mode,
-                plan.schema.to_json(),
-                shards if plan.schema.keys else 1,  # one global group has one place
-                lambda metadata, address: route_plan(plan, metadata, address),
+                operator.schema.output_mode,
+                operator.schema.to_json(),
+                shards if operator.schema.keys else 1,  # one global group has one place
+                lambda metadata, address: route_plan(operator, metadata, address),
             )
 
         return StatefulDataFrame(df, name=name, output_mode=outputMode, shards=shards, run_plan=run_plan)
@@ -161,9 +163,12 @@ class Fleet:
 
         Raises
         ------
+        InvalidRequestError
+            The name cannot be a state's.
         StateMismatchError
-            It does not.
+            It does not fit.
         """
+        check_state_name(name)
         self._ready(df.sparkSession)
         existing: StateMetadata | None = call(self._coordinator, "describe_state", name)
         if shards is None:
@@ -202,11 +207,14 @@ class Fleet:
 
         Raises
         ------
+        InvalidRequestError
+            The name of the state, or of a store, cannot be one.
         WriterBusyError
             A handle of this program is open already.
         StateMismatchError
             The state belongs to a query, or its schema does not fit; shows both schemas.
         """
+        check_state_name(name)
         specs = store_specs(keys, values, stores)
         newest = call(self._coordinator, "locate", name, partition_id)[1]
         task = TaskIdentity(name, _PYTHON, self._run_id, newest, partition_id, 0, f"python:{os.getpid()}")
@@ -228,8 +236,9 @@ class Fleet:
         Raises
         ------
         VersionNotFoundError, InvalidRequestError
-            The version does not exist, or is not retained.
+            The version does not exist, or is not retained; or the name cannot be a state's.
         """
+        check_state_name(name)
         specs = store_specs(keys, values, stores)
         return fleet_client(self._address).open_read(name, partition_id, specs, version)
 

@@ -7,6 +7,7 @@ Spark's own final expressions (:meth:`AggregatePlan.finish`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,51 +17,24 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from coordinator.errors import InvalidRequestError
-from spark_jobs.aggregates import Part, parts_of, unwrap
+from spark_jobs.aggregates import Part, parts_of
 from spark_jobs.catalyst import (
     Expression,
     class_name,
     column_of,
-    data_type,
     frame_of,
     rebuild,
     resolved,
     scala_list,
-    walk,
-    watermark_delay_ms,
 )
-from spark_jobs.exchange import EVENT_TIME_COLUMN, HASH_COLUMN, ROUTE_COLUMN
-from spark_jobs.types import spark_field, type_name
-from spark_jobs.watermark import check_watermark, event_time
-from store_actors.schema import Accumulator, Field, StateSchema
+from spark_jobs.exchange import EVENT_TIME_COLUMN, HASH_COLUMN
+from spark_jobs.keys import Key, is_session, key_of, leaf_field, metadata_of
+from spark_jobs.meaning import unwrap
+from spark_jobs.types import spark_field
+from spark_jobs.watermark import event_time
+from store_actors.schema import Accumulator, StateSchema
 
 __all__ = ["AggregatePlan", "build_plan"]
-
-
-@dataclass(frozen=True)
-class _Key:
-    """One grouping expression: its leaves, and how they make it again."""
-
-    expression: Expression
-    leaves: tuple[Field, ...]
-    columns: tuple[Column, ...]
-    tree: _KeyTree
-    expiry: str | None
-
-
-@dataclass(frozen=True)
-class _KeyTree:
-    """A leaf's name, or the (name, tree) fields of a struct, whose null is told by a leaf if it can be null."""
-
-    leaf: str | None = None
-    fields: tuple[tuple[str, _KeyTree], ...] = ()
-    null_leaf: str | None = None
-
-    def column(self) -> Column:
-        if self.leaf is not None:
-            return F.col(self.leaf)
-        struct = F.struct(*(tree.column().alias(name) for name, tree in self.fields))
-        return struct if self.null_leaf is None else F.when(~F.col(self.null_leaf), struct)
 
 
 @dataclass
@@ -82,13 +56,21 @@ class AggregatePlan:
         Key leaves and inputs, named as in `schema`, the hash of the keys and (with a watermark) the event time.
     schema
         The state's schema.
+    appends
+        Whether a row that was emitted stands.
     """
 
     prepared: DataFrame
     schema: StateSchema
-    _keys: tuple[_Key, ...]
+    appends: bool
+    _keys: tuple[Key, ...]
     _aggregates: tuple[_Aggregate, ...]
-    _outputs: tuple[Expression, ...]
+    _outputs: tuple[tuple[Expression, dict[str, Any]], ...]
+
+    @property
+    def inputs(self) -> tuple[DataFrame, ...]:
+        """See :class:`~spark_jobs.operator.OperatorPlan`."""
+        return (self.prepared,)
 
     def row_type(self) -> T.StructType:
         """Spark's form of ``schema.row_schema()``."""
@@ -108,9 +90,9 @@ class AggregatePlan:
             return None
 
         columns = []
-        for output in self._outputs:
+        for output, metadata in self._outputs:
             node = output.child() if class_name(output) == "Alias" else output
-            columns.append(column_of(spark, rebuild(spark, node, replacement)).alias(output.name()))
+            columns.append(column_of(spark, rebuild(spark, node, replacement)).alias(output.name(), metadata=metadata))
         return reduced.select(*columns)
 
     def _evaluate(self, reduced: DataFrame, node: Expression) -> Expression:
@@ -148,8 +130,6 @@ def build_plan(df: DataFrame, keys: Sequence[Any], aggregates: Sequence[Any], ou
         Spark itself refuses it: an unknown column, a type that does not fit.
     """
     spark = df.sparkSession
-    _check_chain(df)
-    check_watermark(df)
     node = df.groupBy(*keys).agg(*aggregates)._jdf.queryExecution().analyzed()
     if class_name(node) != "Aggregate":
         raise InvalidRequestError(
@@ -158,9 +138,13 @@ def build_plan(df: DataFrame, keys: Sequence[Any], aggregates: Sequence[Any], ou
         )
     grouping = scala_list(node.groupingExpressions())
     outputs = tuple(scala_list(node.aggregateExpressions()))
+    if any(is_session(expression) for expression in grouping):
+        raise InvalidRequestError(
+            "session windows are not held by the fleet yet; use F.window, or Spark's own groupBy for this query"
+        )
     child = frame_of(spark, node.child())
     builder = _Builder(spark)
-    plan_keys = tuple(_key(spark, expression, number) for number, expression in enumerate(grouping))
+    plan_keys = tuple(key_of(spark, expression, f"k{number}") for number, expression in enumerate(grouping))
     for output in outputs:
         builder.collect(output, grouping)
     delay_ms, time = event_time(spark, scala_list(node.child().output()))
@@ -180,34 +164,17 @@ def build_plan(df: DataFrame, keys: Sequence[Any], aggregates: Sequence[Any], ou
     prepared = child.select(*columns, (F.hash(*hashed) if hashed else F.lit(0)).alias(HASH_COLUMN))
     types = {item.name: item for item in prepared.schema.fields}
     schema = StateSchema(
-        keys=tuple(_leaf_field(types[leaf.name]) for key in plan_keys for leaf in key.leaves),
-        inputs=tuple(_leaf_field(types[name]) for name, _ in builder.inputs),
+        keys=tuple(leaf_field(types[leaf.name]) for key in plan_keys for leaf in key.leaves),
+        inputs=tuple(leaf_field(types[name]) for name, _ in builder.inputs),
         accumulators=tuple(builder.accumulators),
         # Complete mode keeps everything: nothing is evicted, and nothing is late (as in Spark).
         expiry_key=None if output_mode == "complete" else expiry,
         delay_ms=delay_ms,
         output_mode=output_mode,
     )
-    return AggregatePlan(prepared, schema, plan_keys, tuple(builder.aggregates), outputs)
-
-
-def _check_chain(df: DataFrame) -> None:
-    """Refuse a second operator of the fleet in one query.
-
-    It would take the changed rows of the first for new ones, and count them again.
-    """
-    for node in walk(df._jdf.queryExecution().analyzed()):
-        if class_name(node) == "RepartitionByExpression":
-            routes = {one.toString().partition("#")[0] for one in scala_list(node.partitionExpressions())}
-            if ROUTE_COLUMN in routes:
-                raise InvalidRequestError(
-                    "one stateful operator of the fleet cannot feed another in the same query yet; write the results of the first "
-                    "to a sink, and read them in a second query"
-                )
-
-
-def _leaf_field(item: T.StructField) -> Field:
-    return Field(item.name, type_name(item.dataType, item.name), item.nullable)
+    described = [metadata_of(attribute) for attribute in scala_list(node.output())]
+    named = tuple(zip(outputs, described, strict=True))
+    return AggregatePlan(prepared, schema, output_mode == "append", plan_keys, tuple(builder.aggregates), named)
 
 
 class _Builder:
@@ -219,6 +186,7 @@ class _Builder:
         self.accumulators: list[Accumulator] = []
         self.inputs: list[tuple[str, Column]] = []
         self._input_keys: dict[str, str] = {}
+        self._meanings: Counter[tuple[str, str]] = Counter()
 
     def collect(self, node: Expression, grouping: Sequence[Expression]) -> None:
         if any(node.semanticEquals(expression) for expression in grouping):
@@ -237,8 +205,15 @@ class _Builder:
         for part in parts_of(self._spark, node, function):
             fields = part.fields(f"a{number}")
             aggregate.buffers += [item.name for item in fields]
-            self.accumulators.append(Accumulator(part.kind, self._input(part), fields))
+            meaning = self._told_apart(part.meaning, part.cast)
+            self.accumulators.append(Accumulator(part.kind, self._input(part), fields, meaning, part.cast))
         self.aggregates.append(aggregate)
+
+    def _told_apart(self, meaning: str, cast: str) -> str:
+        """Columns of one name (of two tables of a join) give one text: from the second one on it is numbered."""
+        self._meanings[meaning, cast] += 1
+        number = self._meanings[meaning, cast]
+        return meaning if number == 1 else f"{meaning} #{number}"
 
     def _input(self, part: Part) -> tuple[str, ...]:
         """Name of the part's input column; equal inputs are shuffled once."""
@@ -249,53 +224,3 @@ class _Builder:
             self._input_keys[key] = f"v{len(self.inputs)}"
             self.inputs.append((self._input_keys[key], part.input))
         return (self._input_keys[key],)
-
-
-def _key(spark: SparkSession, expression: Expression, number: int) -> _Key:
-    if class_name(expression) == "SessionWindow" or _is_session(expression):
-        raise InvalidRequestError(
-            "session windows are not held by the fleet yet; use F.window, or Spark's own groupBy for this query",
-            column=expression.sql(),
-        )
-    leaves: list[Field] = []
-    columns: list[Column] = []
-
-    def flatten(column: Column, kind: T.DataType, path: str, *, nullable: bool) -> _KeyTree:
-        if isinstance(kind, T.StructType):
-            null_leaf = None
-            if nullable:
-                null_leaf = f"{path}_null"
-                leaves.append(Field(null_leaf, "bool", nullable=False))
-                columns.append(column.isNull())
-            fields = tuple(
-                (
-                    item.name,
-                    flatten(column.getField(item.name), item.dataType, f"{path}_{place}", nullable=item.nullable),
-                )
-                for place, item in enumerate(kind.fields)
-            )
-            return _KeyTree(fields=fields, null_leaf=null_leaf)
-        leaves.append(Field(path, type_name(kind, expression.sql()), nullable))
-        columns.append(_normalised(spark, column, kind))
-        return _KeyTree(leaf=path)
-
-    kind = data_type(expression)
-    tree = flatten(column_of(spark, expression), kind, f"k{number}", nullable=expression.nullable())
-    expiry = None
-    if watermark_delay_ms(expression) is not None:
-        ends = {name: inner.leaf for name, inner in tree.fields}
-        expiry = ends.get("end") if isinstance(kind, T.StructType) else tree.leaf
-    return _Key(expression, tuple(leaves), tuple(columns), tree, expiry)
-
-
-def _is_session(expression: Expression) -> bool:
-    return class_name(expression) == "AttributeReference" and expression.metadata().contains("spark.sessionWindow")
-
-
-def _normalised(spark: SparkSession, column: Column, kind: T.DataType) -> Column:
-    """Floating-point keys as Spark groups them: one NaN, and -0.0 is 0.0."""
-    if not isinstance(kind, T.FloatType | T.DoubleType):
-        return column
-    assert spark._jvm is not None
-    normalise = spark._jvm.org.apache.spark.sql.catalyst.optimizer.NormalizeNaNAndZero
-    return column_of(spark, normalise(column._jc.expr()))

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from coordinator.errors import InvalidRequestError, OperationOutOfOrderError
 from coordinator.model import DEFAULT_STORE, StateStoreId
+from coordinator.names import check_store_name
 from store_actors.columns import Rows
 from store_actors.conditions import Condition
 from store_actors.messages import StoreSpec
@@ -40,10 +41,7 @@ def store_specs(
         raise InvalidRequestError("give either keys and values of one store, or stores by name")
     named = {DEFAULT_STORE: (keys, values)} if stores is None else stores
     for name in named:
-        if not name.replace("-", "").replace("_", "").isalnum() or name.isdigit():
-            raise InvalidRequestError(
-                "a store's name is a folder: letters, digits, '_', '-', and not digits alone", name=name
-            )
+        check_store_name(name)
     return tuple(StoreSpec(name, _fields(parts[0]), _fields(parts[1])) for name, parts in named.items())
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -11,12 +10,14 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from coordinator.errors import InvalidRequestError
-from spark_jobs.plan import AggregatePlan, build_plan
+from coordinator.names import check_state_name
+from spark_jobs.deduplicate import build_deduplicate
+from spark_jobs.operator import OperatorPlan
+from spark_jobs.plan import build_plan
 
 __all__ = ["StatefulDataFrame", "StatefulGroupedData"]
 
 _OUTPUT_MODES = ("update", "append", "complete")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _UNCHECKED = "spark.sql.streaming.unsupportedOperationCheck"
 
 
@@ -36,17 +37,14 @@ class StatefulDataFrame:
         name: str,
         output_mode: str,
         shards: int | None,
-        run_plan: Callable[[AggregatePlan], DataFrame],
+        run_plan: Callable[[OperatorPlan], DataFrame],
     ) -> None:
         if not df.isStreaming:
             raise InvalidRequestError(
                 "the fleet holds the state of streaming queries; read with spark.readStream, or use df.groupBy for a batch",
                 state=name,
             )
-        if not _NAME.fullmatch(name):
-            raise InvalidRequestError(
-                "a state's name is a folder: letters, digits, '_', '.', '-', starting with a letter or digit", name=name
-            )
+        check_state_name(name)
         if output_mode not in _OUTPUT_MODES:
             raise InvalidRequestError(
                 f"the output mode is one of {', '.join(_OUTPUT_MODES)}", state=name, outputMode=output_mode
@@ -67,6 +65,22 @@ class StatefulDataFrame:
     def agg(self, *exprs: Any) -> DataFrame:
         """Aggregate everything as one group, as ``DataFrame.agg``."""
         return self.groupBy().agg(*exprs)
+
+    def dropDuplicates(self, subset: Sequence[str] | None = None) -> DataFrame:
+        """First row of each combination of the columns (all, by default), as ``DataFrame.dropDuplicates``.
+
+        With a watermark, keys are forgotten once it passes their event time, if that is among the columns; otherwise state grows
+        for ever, as in Spark.
+        """
+        return self._run_plan(build_deduplicate(self._df, subset, within_watermark=False))
+
+    drop_duplicates = dropDuplicates
+
+    def dropDuplicatesWithinWatermark(self, subset: Sequence[str] | None = None) -> DataFrame:
+        """First row of each combination of the columns, as long as the watermark has not passed the row by its delay; as
+        ``DataFrame.dropDuplicatesWithinWatermark``.
+        """
+        return self._run_plan(build_deduplicate(self._df, subset, within_watermark=True))
 
     def _aggregate(self, keys: list[Any], aggregates: list[Any]) -> DataFrame:
         plan = build_plan(self._df, keys, aggregates, self._output_mode)

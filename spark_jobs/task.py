@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from coordinator.errors import InvalidRequestError
 from coordinator.model import StateMetadata, TaskIdentity
 from spark_jobs.exchange import EXCHANGE_SCHEMA, ROUTE_COLUMN, ExchangeTask, unpack
-from spark_jobs.plan import AggregatePlan
+from spark_jobs.operator import RoutedOperator
 from spark_jobs.worker import FleetAddress, executor_name, fleet_client
 from store_actors.schema import StateSchema
 
@@ -33,10 +35,10 @@ class StateTask:
     address: FleetAddress
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        rows, max_event_ms = unpack(batches, self.schema)
+        rows, seen = unpack(batches, self.schema)
         task = task_identity(self.metadata.state_name)
         metadata = replace(self.metadata, query_id=task.query_id)
-        emitted = fleet_client(self.address).apply(task, metadata, self.schema, rows, max_event_ms)
+        emitted = fleet_client(self.address).apply(task, metadata, self.schema, rows, seen)
         yield from emitted.to_batches(max_chunksize=1 << 16)
 
 
@@ -67,9 +69,19 @@ def task_identity(state_name: str) -> TaskIdentity:
     )
 
 
-def route_plan(plan: AggregatePlan, metadata: StateMetadata, address: FleetAddress) -> DataFrame:
-    """The streaming DataFrame in which a plan's groups live in the fleet."""
-    schema, num_shards = plan.schema, metadata.num_shards
-    chunks = plan.prepared.mapInArrow(ExchangeTask(schema, num_shards), from_arrow_schema(EXCHANGE_SCHEMA))
-    shuffled = chunks.repartition(num_shards, ROUTE_COLUMN).drop(ROUTE_COLUMN)
-    return plan.finish(shuffled.mapInArrow(StateTask(schema, metadata, address), plan.row_type()))
+def route_plan(operator: RoutedOperator, metadata: StateMetadata, address: FleetAddress) -> DataFrame:
+    """The streaming DataFrame in which an operator's state lives in the fleet."""
+    schema, num_shards = operator.schema, metadata.num_shards
+    kind = from_arrow_schema(EXCHANGE_SCHEMA)
+    parts: list[DataFrame] = []
+    source = 0
+    for number, branches in enumerate(operator.branches):
+        for branch in branches:
+            marked = None if branch.delay_ms is None else (source, branch.delay_ms)
+            source += marked is not None
+            parts.append(branch.frame.mapInArrow(ExchangeTask(schema, num_shards, marked, number), kind))
+    # The name of the column tells operators that this one feeds whom they follow.
+    route = operator.upstream.route_column()
+    chunks = reduce(DataFrame.unionAll, parts).withColumnRenamed(ROUTE_COLUMN, route)
+    shuffled = chunks.repartition(num_shards, F.col(f"`{route}`")).drop(F.col(f"`{route}`"))
+    return operator.plan.finish(shuffled.mapInArrow(StateTask(schema, metadata, address), operator.plan.row_type()))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from typing import Any
+
 from pyspark.sql import types as T
 
 from coordinator.errors import InvalidRequestError
-from store_actors.schema import Field
+from store_actors.schema import Field, spark_type
 
-__all__ = ["spark_field", "type_name"]
+__all__ = ["spark_field", "state_field"]
 
 _NAMES: dict[type[T.DataType], str] = {
     T.BooleanType: "bool",
@@ -24,17 +28,40 @@ _NAMES: dict[type[T.DataType], str] = {
     T.TimestampNTZType: "timestamp_ntz",
     T.DayTimeIntervalType: "duration",
 }
-_TYPES = {name: kind for kind, name in _NAMES.items()}
+#: Metadata of a column that is about the query it stands in (watermark, window), not about its type.
+_OF_THE_QUERY = "spark."
 
 
-def type_name(data_type: T.DataType, what: str) -> str:
-    """State type of a Spark type.
+def state_field(
+    name: str,
+    data_type: T.DataType,
+    nullable: bool = True,
+    *,
+    what: str = "",
+    metadata: Mapping[str, Any] | None = None,
+) -> Field:
+    """Field of a state's schema for a Spark type, with what of Spark's the state's own type does not tell.
+
+    Parameters
+    ----------
+    what
+        The column, in SQL, for the error; `name` without it.
+    metadata
+        Metadata of Spark's column (such as the declared type of a char or varchar).
 
     Raises
     ------
     InvalidRequestError
-        No state holds such values; `what` (a column, in SQL) is named.
+        No state holds such values.
     """
+    kind = _type_name(data_type, what or name)
+    kept = {key: value for key, value in (metadata or {}).items() if not key.startswith(_OF_THE_QUERY)}
+    told = {"type": data_type.jsonValue(), "metadata": kept}
+    spark = None if told == {"type": spark_type(kind), "metadata": {}} else json.dumps(told, sort_keys=True)
+    return Field(name, kind, nullable, spark)
+
+
+def _type_name(data_type: T.DataType, what: str) -> str:
     if isinstance(data_type, T.DecimalType):
         return f"decimal({data_type.precision},{data_type.scale})"
     name = _NAMES.get(type(data_type))
@@ -49,10 +76,6 @@ def type_name(data_type: T.DataType, what: str) -> str:
 
 
 def spark_field(field: Field) -> T.StructField:
-    """Spark's form of a state field."""
-    if field.type.startswith("decimal("):
-        precision, scale = field.type[len("decimal(") : -1].split(",")
-        data_type: T.DataType = T.DecimalType(int(precision), int(scale))
-    else:
-        data_type = _TYPES[field.type]()
-    return T.StructField(field.name, data_type, field.nullable)
+    """Spark's form of a state field. Its metadata stays behind: that of a result is for Spark to say."""
+    told = field.spark_json()
+    return T.StructField.fromJson({**told, "metadata": {}})

@@ -32,6 +32,8 @@ Result = TypeVar("Result")
 
 #: How long a task waits for a store actor or the coordinator to come back before it fails (Spark then retries it).
 _DEADLINE_S = 120.0
+#: How long it waits before it asks again, at first.
+_PAUSE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +112,16 @@ class FleetClient:
         metadata: StateMetadata,
         schema: StateSchema,
         rows: ShardInput,
-        max_event_ms: int | None,
+        seen: Mapping[int, int],
     ) -> pa.Table:
         """Hand a shard its rows; returns what the batch emits once the commit is durable.
 
         Repeated after the loss of a store actor or of a lease: the commit protocol makes that safe.
+
+        Parameters
+        ----------
+        seen
+            Own watermark, in milliseconds, of each of the operator's own sources (by number) that the batch had rows of.
 
         Raises
         ------
@@ -126,7 +133,8 @@ class FleetClient:
         payload = ray.put(rows)
 
         def hand_over(grant: LeaseGrant) -> pa.Table:
-            request = ApplyRequest(task, grant.lease, grant.base_version, schema, max_event_ms)
+            watermarks = schema.watermarks_after(grant.watermarks, seen, grant.upstream)
+            request = ApplyRequest(task, grant.lease, grant.base_version, schema, watermarks)
             emitted, _ = _unwrapped(self._handle(grant.lease.location.actor_name), "apply", request, payload)
             return emitted
 
@@ -135,7 +143,7 @@ class FleetClient:
     def _on_lease(self, task: TaskIdentity, metadata: StateMetadata, use: Callable[[LeaseGrant], Result]) -> Result:
         """What `use` makes of the task's lease; a new lease is asked for if a store actor, or the lease, was lost meanwhile."""
         deadline = time.monotonic() + _DEADLINE_S
-        pause_s = 0.05
+        pause_s = _PAUSE_S
         while True:
             location: ActorLocation | None = None
             try:
@@ -182,16 +190,24 @@ class FleetClient:
         InvalidRequestError
             The version does not exist or is not retained.
         """
-        store_id, newest, location = call(self._coordinator, "locate", state_name, partition_id)
-        wanted = newest if version is None else version
-        if not 0 <= wanted <= newest:
-            raise VersionNotFoundError(
-                "the state has no such version", state=state_name, partition=partition_id, version=wanted, newest=newest
-            )
-        where = location or self._local_location()
-        task = TaskIdentity(state_name, "", "", wanted, partition_id, 0, executor_name())
-        request = OpenRequest(task, Lease(store_id, "", -1, where), wanted, stores)
-        return ReadStateStore(self._session(where, "open_read", request), _default(store_id, stores), wanted)
+        deadline = time.monotonic() + _DEADLINE_S
+        while True:
+            store_id, newest, location = call(self._coordinator, "locate", state_name, partition_id)
+            where = location or self._local_location()
+            wanted = newest if version is None else version
+            if not 0 <= wanted <= newest:
+                raise VersionNotFoundError(
+                    "the state has no such version", state=state_name, partition=partition_id, version=wanted, newest=newest
+                )
+            task = TaskIdentity(state_name, "", "", wanted, partition_id, 0, executor_name())
+            request = OpenRequest(task, Lease(store_id, "", -1, where), wanted, stores)
+            try:
+                return ReadStateStore(self._session(where, "open_read", request), _default(store_id, stores), wanted)
+            except RayActorError as error:
+                self._lost(where)
+                if time.monotonic() > deadline:
+                    raise _unavailable(task, error) from error
+                time.sleep(_PAUSE_S)
 
     def _session(self, location: ActorLocation, opening: str, request: OpenRequest) -> Ask:
         """Opens a session on a store actor; returns how to call it."""

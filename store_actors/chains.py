@@ -8,7 +8,7 @@ each chain; ``_next`` and ``_previous`` lead on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -93,6 +93,27 @@ class ChainedTable(GroupTable):
             return np.empty(0, np.int64), np.empty(0, np.int64)
         return np.concatenate([rows for rows, _ in parts]), np.concatenate([slots for _, slots in parts])
 
+    def chain_keys_of(self, rows: Words) -> tuple[Words, Words]:
+        """:meth:`chain_keys` of rows given as words."""
+        first = self.layout.flag_words
+        return np.ascontiguousarray(rows[:, first : first + self._chain_words]), rows[:, 0] & self._chain_mask
+
+    def match_blocks(self, keys: Words, nulls: Words, pairs: int = 1 << 20) -> Iterator[tuple[Slots, Slots]]:
+        """:meth:`match` in blocks of at most `pairs` pairs, or all those of one key if they are more.
+
+        The table must not change meanwhile, except in words that are no keys.
+        """
+        room, done = pairs, 0
+        while done < len(keys):
+            out_rows, out_slots, begin = np.empty(room, np.int64), np.empty(room, np.int64), done
+            done, filled = chain_kernels.match(
+                self._heads, self.rows, keys, nulls, self._next, self.layout.flag_words, self._chain_words,
+                self._chain_mask, begin, out_rows, out_slots,
+            )  # fmt: skip
+            room = room if done > begin else 2 * room
+            if filled:
+                yield out_rows[:filled], out_slots[:filled]
+
     # -- changing -------------------------------------------------------------------------------------------------
 
     def put(self, rows: Words) -> Slots:
@@ -120,9 +141,9 @@ class ChainedTable(GroupTable):
         self._leave(slots)
         return slots
 
-    def compact(self, others: Sequence[Words] = ()) -> None:
-        """See :meth:`GroupTable.compact`; string keys have other words afterwards, so all chains are made anew."""
-        super().compact(others)
+    def reindex(self) -> None:
+        """See :meth:`GroupTable.reindex`; all chains are made anew, too."""
+        super().reindex()
         self._heads[:] = 0
         self._chains = 0
         self._enter(self.live())

@@ -13,6 +13,7 @@ import pyarrow as pa
 from coordinator.errors import StorageUnavailableError
 from coordinator.model import CommitEntry, Lease, SnapshotEntry, StateStoreId, TaskIdentity
 from coordinator.storage import ObjectStore
+from coordinator.watermarks import Watermarks
 from store_actors.delta import delta_path, encode_delta, encode_snapshot, snapshot_path
 from store_actors.schema import StateSchema
 from store_actors.versions import Change
@@ -39,9 +40,12 @@ def describe_commit(
     schema: StateSchema,
     state_rows: int,
     state_bytes: int,
+    watermarks: Watermarks | None = None,
 ) -> tuple[CommitEntry, bytes]:
     """Manifest entry and delta file of a change; nothing is written yet."""
     data, checksum = encode_delta(change, schema)
+    if watermarks is None:
+        watermarks = Watermarks(change.watermark_ms, change.watermark_ms)
     entry = CommitEntry(
         partition_id=task.partition_id,
         version=change.version,
@@ -60,6 +64,8 @@ def describe_commit(
         rows_in=change.rows_in,
         rows_late=change.rows_late,
         watermark_ms=change.watermark_ms,
+        output_watermark_ms=watermarks.output_ms,
+        source_watermarks_ms=dict(watermarks.sources),
         committed_at_ms=_now_ms(),
         executor=task.executor,
         store_name=store_id.store_name,

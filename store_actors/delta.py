@@ -2,13 +2,14 @@
 
 A delta holds what one commit changed, a snapshot all rows of one version. Columns are the operator's ``row_schema`` and
 ``__change`` (a snapshot's rows are all updates); the file's schema metadata carries the version, the one it builds on, the
-watermark and the operator's schema under the key ``statefleet``.
+watermark, the operator's schema and Spark's (``StructType.json()``) under the key ``statefleet``.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from coordinator.model import CommitEntry, SnapshotEntry, StateStoreId
 from store_actors.schema import StateSchema
 from store_actors.shard import CHANGE_COLUMN, UPDATED, Change
 
-__all__ = ["corrupt_file", "decode_file", "delta_path", "encode_delta", "encode_snapshot", "snapshot_path"]
+__all__ = ["corrupt_file", "decode_file", "delta_path", "encode_delta", "encode_snapshot", "schema_of", "snapshot_path"]
 
 _METADATA_KEY = b"statefleet"
 
@@ -48,12 +49,22 @@ def encode_snapshot(rows: pa.Table, version: int, watermark_ms: int, schema: Sta
 
 
 def _encode(rows: pa.Table, facts: dict[str, Any], schema: StateSchema) -> tuple[bytes, int]:
-    table = rows.replace_schema_metadata({_METADATA_KEY: json.dumps({**facts, "schema": schema.to_json()}).encode()})
+    table = rows.replace_schema_metadata({_METADATA_KEY: json.dumps({**facts, **_described(schema)}).encode()})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
         writer.write_table(table)
     data = sink.getvalue().to_pybytes()
     return data, zlib.crc32(data)
+
+
+@lru_cache(maxsize=64)
+def _described(schema: StateSchema) -> dict[str, Any]:
+    return {"schema": schema.to_json(), "spark": schema.spark_schema()}
+
+
+def schema_of(rows: pa.Table) -> StateSchema:
+    """The operator's schema that a file's rows (of :func:`decode_file`) were written in."""
+    return StateSchema.from_json(json.loads(rows.schema.metadata[_METADATA_KEY])["schema"])
 
 
 def decode_file(data: bytes, entry: CommitEntry | SnapshotEntry) -> pa.Table:

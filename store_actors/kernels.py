@@ -30,6 +30,7 @@ __all__ = [
     "evict",
     "grow_index",
     "index_shift",
+    "insert",
     "live_slots",
     "lookup",
     "mix",
@@ -495,6 +496,67 @@ def upsert(
     return total, n_created, n_undone
 
 
+@njit(
+    Tuple((int64, int64))(
+        u64_1, u64_2, u64_2, u64_2, u64_1, uint64, int64, int64, uint32, i64_1, i64_1, int64, i64_1, i64_1, int64,
+    ),
+    cache=True, nogil=True,
+)  # fmt: skip
+def insert(
+    index, rows, new_rows, keys, nulls, key_mask, first, start, stamp, free, counters, index_room, created, sources,
+    made,
+):  # fmt: skip
+    """Write those of the whole rows ``start..`` whose key is not there yet; of rows with the same key the first one.
+
+    ``created`` gets the slots from place ``made`` on, ``sources`` the rows they come from. Stops early when out of room.
+
+    Returns
+    -------
+    tuple
+        (first row not looked at, created)
+    """
+    total = keys.shape[0]
+    shift = index_shift(index.shape[0])
+    added = np.int64(0)
+    tags = np.empty(_BLOCK, np.uint64)
+    stamp_word = np.uint64(stamp) << _S32
+    warmth = _ZERO
+    block = start
+    while block < total:
+        end = min(block + _BLOCK, total)
+        for row in range(block, end):
+            tags[row - block] = _tag(keys, row, nulls[row])
+        for row in range(block, end):  # as in `accumulate`: overlap the cache misses
+            entry = index[tags[row - block] >> shift]
+            if entry != _ZERO:
+                warmth ^= rows[np.int64(entry & _LOW32) - 1, 0]
+        for row in range(block, end):
+            tag = tags[row - block]
+            place = _find(index, rows, keys, row, nulls[row], key_mask, first, tag, shift)
+            if place >= 0:
+                continue
+            if added < index_room and counters[1] > 0:
+                counters[1] -= 1
+                slot = free[counters[1]]
+            elif added < index_room and counters[0] < rows.shape[0]:
+                slot = counters[0]
+                counters[0] += 1
+            else:
+                return row, made
+            index[-1 - place] = (tag << _S32) | np.uint64(slot + 1)
+            added += 1
+            for word in range(1, rows.shape[1]):
+                rows[slot, word] = new_rows[row, word]
+            rows[slot, 0] = (new_rows[row, 0] & _LOW32) | LIVE | stamp_word
+            created[made] = slot
+            sources[made] = row
+            made += 1
+        block = end
+    if warmth == _SEED:
+        counters[0] += 0  # keeps the warming loads from being optimised away
+    return total, made
+
+
 @njit(void(u64_1, u64_2, int64, uint64, int64, int64), cache=True, nogil=True)
 def reindex(index, rows, used, key_mask, first, key_words):
     """Enter every live row of the first `used` into an empty index, after key words changed in place."""
@@ -565,21 +627,32 @@ def evict(index, rows, candidates, key_mask, first, key_words, expiry_word, limi
     """
     shift = index_shift(index.shape[0])
     rows_i = rows.view(np.int64)
-    keys = np.empty((1, key_words), np.uint64)
+    keys = np.empty((_BLOCK, key_words), np.uint64)
+    tags = np.empty(_BLOCK, np.uint64)
+    warmth = _ZERO
     removed = 0
-    for slot in candidates:
-        if rows[slot, 0] & LIVE == _ZERO or rows_i[slot, expiry_word] > limit:
-            continue
-        nulls = rows[slot, 0] & key_mask
-        for word in range(key_words):
-            keys[0, word] = rows[slot, first + word]
-        place = _find(index, rows, keys, 0, nulls, key_mask, first, _tag(keys, 0, nulls), shift)
-        _delete_at(index, place)
-        rows[slot, 0] &= ~LIVE
-        free[counters[1]] = slot
-        counters[1] += 1
-        out[removed] = slot
-        removed += 1
+    for block in range(0, candidates.shape[0], _BLOCK):
+        end = min(block + _BLOCK, candidates.shape[0])
+        for position in range(block, end):
+            slot = candidates[position]
+            for word in range(key_words):
+                keys[position - block, word] = rows[slot, first + word]
+            tags[position - block] = _tag(keys, position - block, rows[slot, 0] & key_mask)
+        for position in range(block, end):  # as in `accumulate`: overlap the cache misses
+            warmth ^= index[tags[position - block] >> shift]
+        for position in range(block, end):
+            slot, row = candidates[position], position - block
+            if rows[slot, 0] & LIVE == _ZERO or rows_i[slot, expiry_word] > limit:
+                continue
+            place = _find(index, rows, keys, row, rows[slot, 0] & key_mask, key_mask, first, tags[row], shift)
+            _delete_at(index, place)
+            rows[slot, 0] &= ~LIVE
+            free[counters[1]] = slot
+            counters[1] += 1
+            out[removed] = slot
+            removed += 1
+    if warmth == _SEED:
+        counters[0] += 0  # keeps the warming loads from being optimised away
     return removed
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from coordinator.model import Lease, TaskIdentity
+from coordinator.watermarks import Watermarks
 from store_actors.schema import Field, StateSchema
 
 __all__ = ["ApplyRequest", "OpenRequest", "ShardInput", "StoreSpec"]
@@ -14,13 +15,19 @@ __all__ = ["ApplyRequest", "OpenRequest", "ShardInput", "StoreSpec"]
 
 @dataclass(frozen=True, slots=True)
 class ApplyRequest:
-    """One Spark task's wish: fold its rows into its shard as the next version."""
+    """One Spark task's wish: fold its rows into its shard as the next version.
+
+    Attributes
+    ----------
+    watermarks
+        Where event time stands with the batch included, the same for all shards of the operator.
+    """
 
     task: TaskIdentity
     lease: Lease
     base_version: int
     schema: StateSchema
-    max_event_ms: int | None
+    watermarks: Watermarks
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +55,27 @@ class ShardInput:
 
     Attributes
     ----------
-    raw
-        Rows in ``StateSchema.raw_schema()``.
-    partial
-        Rows in ``StateSchema.row_schema()``, partially aggregated by the map side.
+    tables
+        One for each of ``StateSchema.input_schemas()``.
     rows_read
         Input rows that all of these stand for.
     """
 
-    raw: pa.Table
-    partial: pa.Table
+    tables: tuple[pa.Table, ...]
     rows_read: int
+
+    @property
+    def raw(self) -> pa.Table:
+        """Rows in ``StateSchema.raw_schema()``."""
+        return self.tables[0]
+
+    @property
+    def partial(self) -> pa.Table:
+        """Rows of an aggregation in ``StateSchema.row_schema()``, partially aggregated by the map side."""
+        return self.tables[1]
 
     @classmethod
     def of_raw(cls, schema: StateSchema, *batches: pa.RecordBatch) -> ShardInput:
-        """Rows of which none were combined."""
+        """Rows of the first kind, of which none were combined."""
         raw = pa.Table.from_batches(batches, schema=None if batches else schema.raw_schema())
-        return cls(raw, schema.row_schema().empty_table(), raw.num_rows)
+        return cls((raw, *(one.empty_table() for one in schema.input_schemas()[1:])), raw.num_rows)

@@ -7,13 +7,45 @@ A :class:`StateSchema` is built once per query (``spark_jobs.plan``), travels to
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
 import pyarrow as pa
 
-__all__ = ["Accumulator", "AccumulatorKind", "Field", "StateSchema", "string_to_type", "type_to_string"]
+from coordinator.watermarks import Watermarks
+
+__all__ = [
+    "Accumulator",
+    "AccumulatorKind",
+    "Field",
+    "OperatorKind",
+    "StateSchema",
+    "payload_type",
+    "spark_type",
+    "string_to_type",
+    "type_to_string",
+]
+
+
+class OperatorKind(StrEnum):
+    """What a stateful operator does with its state."""
+
+    #: Groups with accumulators.
+    AGGREGATE = "aggregate"
+    #: Groups in sessions: windows that end when nothing comes for a while.
+    SESSION = "session"
+    #: First row of each key.
+    DEDUPLICATE = "deduplicate"
+    #: Rows of two streams that belong together.
+    JOIN = "join"
+    #: First, by some order, rows of each key.
+    TOP = "top"
+    #: First rows of all.
+    LIMIT = "limit"
 
 
 class AccumulatorKind(StrEnum):
@@ -46,23 +78,45 @@ class AccumulatorKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A named column with its Arrow type in string form."""
+    """A named column with its Arrow type in string form.
+
+    Attributes
+    ----------
+    spark
+        ``type`` and ``metadata`` of Spark's column, as Spark writes them in a schema's JSON, where they are not what
+        :func:`spark_type` makes of `type`: the fields of an interval, the declared type of a char or varchar.
+    """
 
     name: str
     type: str
     nullable: bool = True
+    spark: str | None = None
 
     def arrow(self) -> pa.Field:
         return pa.field(self.name, string_to_type(self.type), self.nullable)
 
+    def spark_json(self) -> dict[str, Any]:
+        """The column as Spark writes it in the JSON of a schema (``StructField.json()``)."""
+        told = {"type": spark_type(self.type), "metadata": {}} if self.spark is None else json.loads(self.spark)
+        return {"name": self.name, "nullable": self.nullable, **told}
+
 
 @dataclass(frozen=True, slots=True)
 class Accumulator:
-    """One accumulator: its inputs (columns of the incoming batch) and the state fields it moves."""
+    """One accumulator: its inputs (columns of the incoming batch) and the state fields it moves.
+
+    Attributes
+    ----------
+    meaning, cast
+        What it accumulates, and what the query casts that to: how a changed query finds its state (:mod:`coordinator.compatibility`).
+        Empty in files from before these were written.
+    """
 
     kind: AccumulatorKind
     inputs: tuple[str, ...]
     state: tuple[Field, ...]
+    meaning: str = ""
+    cast: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +138,10 @@ class StateSchema:
         Watermark delay; None without a watermark.
     output_mode
         ``update``, ``append`` or ``complete``.
+    operator
+        What is done with the state.
+    options
+        What else the operator needs to know (JSON values); see the operator's module.
     """
 
     keys: tuple[Field, ...]
@@ -92,26 +150,70 @@ class StateSchema:
     expiry_key: str | None
     delay_ms: int | None
     output_mode: str
+    operator: OperatorKind = OperatorKind.AGGREGATE
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def state_fields(self) -> tuple[Field, ...]:
-        return tuple(field for accumulator in self.accumulators for field in accumulator.state)
+        return tuple(one for accumulator in self.accumulators for one in accumulator.state)
 
     def key_schema(self) -> pa.Schema:
-        return pa.schema([field.arrow() for field in self.keys])
+        return pa.schema([one.arrow() for one in self.keys])
+
+    @property
+    def input_keys(self) -> tuple[Field, ...]:
+        """Keys that rows come with; the others (``__row``) the operator gives them."""
+        return tuple(one for one in self.keys if not one.name.startswith("__"))
 
     def raw_schema(self) -> pa.Schema:
         """Keys and raw inputs: what the map side reads, and what reaches the shard where nothing was combined."""
-        return pa.schema([field.arrow() for field in (*self.keys, *self.inputs)])
+        return pa.schema([one.arrow() for one in (*self.input_keys, *self.inputs)])
+
+    def input_schemas(self) -> tuple[pa.Schema, ...]:
+        """The kinds of chunks that reach the shard: raw and partially aggregated rows; of a join, left and right ones."""
+        if self.operator is OperatorKind.AGGREGATE:
+            return self.raw_schema(), self.row_schema()
+        if self.operator is OperatorKind.JOIN:
+            named = {one.name: one for one in self.inputs}
+            sides = [[*self.input_keys, *(named[name] for name in names)] for names in self.options["sides"]]
+            return tuple(pa.schema([one.arrow() for one in side]) for side in sides)
+        return (self.raw_schema(),)
 
     def row_schema(self) -> pa.Schema:
         """Keys and accumulators: a partially aggregated row, a row of state, a row of output."""
-        return pa.schema([field.arrow() for field in (*self.keys, *self.state_fields)])
+        return pa.schema([one.arrow() for one in (*self.keys, *self.state_fields)])
+
+    def watermarks_after(
+        self, base: Watermarks, seen: Mapping[int, int], upstream: Sequence[Watermarks] = ()
+    ) -> Watermarks:
+        """Where event time stands with a batch included; the options of :mod:`spark_jobs.event_time` say by which rules.
+
+        Parameters
+        ----------
+        base
+            Where it stood before.
+        seen
+            Own watermark, in milliseconds, of each of the operator's own sources (by number) that the batch had rows of.
+        upstream
+            Of the operators that feed this one.
+        """
+        own = self.options.get("sources", ["0"] if self.delay_ms is not None else [])
+        return base.after(
+            {own[number]: watermark_ms for number, watermark_ms in seen.items()},
+            upstream,
+            sources=[*own, *self.options.get("upstream_sources", ())],
+            policy=self.options.get("policy", "min"),
+            is_fed_directly=bool(own),
+        )
+
+    def spark_schema(self) -> dict[str, Any]:
+        """:meth:`row_schema` as Spark writes it (``StructType.json()``)."""
+        return {"type": "struct", "fields": [one.spark_json() for one in (*self.keys, *self.state_fields)]}
 
     @classmethod
     def keyed(cls, keys: tuple[Field, ...], values: tuple[Field, ...]) -> StateSchema:
         """Schema of a keyed store: rows of value columns that are put and removed by key, in any order of time."""
-        accumulators = tuple(Accumulator(AccumulatorKind.VALUE, (), (field,)) for field in values)
+        accumulators = tuple(Accumulator(AccumulatorKind.VALUE, (), (one,)) for one in values)
         return cls(keys, (), accumulators, None, None, "update")
 
     def to_json(self) -> dict[str, Any]:
@@ -126,12 +228,20 @@ class StateSchema:
             keys=fields(data["keys"]),
             inputs=fields(data["inputs"]),
             accumulators=tuple(
-                Accumulator(AccumulatorKind(item["kind"]), tuple(item["inputs"]), fields(item["state"]))
+                Accumulator(
+                    AccumulatorKind(item["kind"]),
+                    tuple(item["inputs"]),
+                    fields(item["state"]),
+                    item.get("meaning", ""),
+                    item.get("cast", ""),
+                )
                 for item in data["accumulators"]
             ),
             expiry_key=data["expiry_key"],
             delay_ms=data["delay_ms"],
             output_mode=data["output_mode"],
+            operator=OperatorKind(data.get("operator", OperatorKind.AGGREGATE)),
+            options=data.get("options", {}),
         )
 
 
@@ -152,6 +262,10 @@ _SIMPLE: dict[str, pa.DataType] = {
 }
 
 
+#: Before the Arrow form of a type that no state can hold.
+_ARROW = "arrow:"
+
+
 def type_to_string(data_type: pa.DataType) -> str:
     """Name of an Arrow type in a state's schema; the time zone of a timestamp is dropped, its instant is UTC."""
     if pa.types.is_decimal128(data_type):
@@ -164,9 +278,39 @@ def type_to_string(data_type: pa.DataType) -> str:
     raise ValueError(f"no state can hold the Arrow type {data_type}")
 
 
+def payload_type(data_type: pa.DataType) -> str:
+    """Name of the type of a column that only passes an operator, which may be any."""
+    try:
+        return type_to_string(data_type)
+    except ValueError:
+        return _ARROW + base64.b64encode(pa.schema([pa.field("", data_type)]).serialize().to_pybytes()).decode()
+
+
 def string_to_type(name: str) -> pa.DataType:
-    """Arrow type of a name made by :func:`type_to_string`."""
+    """Arrow type of a name made by :func:`type_to_string` or :func:`payload_type`."""
     if name.startswith("decimal("):
         precision, scale = name[len("decimal(") : -1].split(",")
         return pa.decimal128(int(precision), int(scale))
+    if name.startswith(_ARROW):
+        serialized = base64.b64decode(name.removeprefix(_ARROW))
+        return pa.ipc.read_schema(pa.py_buffer(serialized)).field(0).type
     return _SIMPLE[name]
+
+
+#: Names in the JSON of Spark's schemas; decimals are written alike.
+_SPARK = {
+    "bool": "boolean",
+    "int8": "byte",
+    "int16": "short",
+    "int32": "integer",
+    "int64": "long",
+    "float32": "float",
+    "float64": "double",
+    "date32": "date",
+    "duration": "interval day to second",
+}
+
+
+def spark_type(name: str) -> str:
+    """Spark's name (``DataType.json()``, without quotes) of a type named by :func:`type_to_string`."""
+    return _SPARK.get(name, name)

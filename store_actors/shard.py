@@ -6,9 +6,8 @@ delta file will hold); then :meth:`Shard.commit` once the change is durable and 
 Versions (``versions.py``): state is changed in place and each version keeps what it overwrote. Aborting and going back to one
 of the last :data:`RETAINED_VERSIONS` versions put those rows back; nothing is reloaded when Spark replays a batch.
 
-Event time (``shared`` by all shards of a query, because every shard sees the largest event time of the whole batch):
-rows are late by the watermark of the version that the batch reads; groups are closed by the watermark that includes this
-batch. Spark does the second only one batch later.
+Event time is shared by all shards of an operator (:mod:`coordinator.watermarks`): rows are late by the watermark of the version
+that the batch reads; groups are closed by the watermark that includes this batch. Spark does the second only one batch later.
 """
 
 from __future__ import annotations
@@ -56,15 +55,15 @@ class Shard(VersionedTable):
 
     # -- a batch --------------------------------------------------------------------------------------------------
 
-    def apply(self, rows: ShardInput, max_event_ms: int | None, version: int) -> Change:
+    def apply(self, rows: ShardInput, watermark_ms: int, version: int) -> Change:
         """Fold a batch into the newest version, as `version`, not yet committed.
 
         Parameters
         ----------
         rows
             The shard's rows of the batch.
-        max_event_ms
-            Largest event time of the whole micro-batch over all shards; None without rows or watermark.
+        watermark_ms
+            Watermark that includes the batch: what it has passed is closed. Rows are late by that of the version before.
         version
             Version to make, larger than the newest.
 
@@ -75,7 +74,6 @@ class Shard(VersionedTable):
         """
         self.check_next(version)
         touched, rows_late = self._fold(rows, version)
-        watermark_ms = self._next_watermark(max_event_ms)
         change, before = self._evict(touched, watermark_ms, version, rows.rows_read, rows_late)
         step = self.begin(version)
         step.watermark_ms = watermark_ms
@@ -103,12 +101,6 @@ class Shard(VersionedTable):
         expiry = batch.keys[:, word - self.table.layout.flag_words].view(np.int64)
         keep = expiry > self.watermark_ms * 1000
         return batch if keep.all() else batch.take(keep)
-
-    def _next_watermark(self, max_event_ms: int | None) -> int:
-        """Spark's rule: the largest event time less the delay, and never back."""
-        if self.schema.delay_ms is None or max_event_ms is None:
-            return self.watermark_ms
-        return max(self.watermark_ms, max_event_ms - self.schema.delay_ms)
 
     def _evict(
         self, touched: Touched, watermark_ms: int, version: int, rows_in: int, rows_late: int
@@ -141,9 +133,13 @@ class Shard(VersionedTable):
         before = touched.before if not len(gone) else np.concatenate([touched.before, removed[~just_touched]])
         return change, before
 
+    def output(self, delta: pa.Table) -> pa.Table:
+        """Rows that a batch emits, read off its delta, so that a retry of a committed batch emits the same."""
+        return output_of(delta, self.schema.output_mode)
+
 
 def output_of(delta: pa.Table, output_mode: str) -> pa.Table:
-    """Rows that a batch emits, read off its delta, so that a retry of a committed batch emits the same.
+    """Rows that an aggregation emits for a delta.
 
     ``update``: every group that the batch changed. ``append``: every group that its watermark closed. (``complete``
     emits the whole version: :meth:`Shard.snapshot`.)

@@ -11,7 +11,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import pyarrow as pa
@@ -20,10 +20,11 @@ from coordinator.errors import FencedError, StateStoreError
 from coordinator.model import DEFAULT_STORE, CommitEntry, LoadPlan, SnapshotEntry, StateStoreId, StateStoreProviderId
 from coordinator.storage import ObjectStore
 from store_actors.commits import describe_commit, discard, write_snapshot
+from store_actors.evolution import adapter
 from store_actors.loading import Loader, LoadMetrics
 from store_actors.messages import ApplyRequest, ShardInput
+from store_actors.operators import OperatorShard, make_shard
 from store_actors.schema import StateSchema
-from store_actors.shard import Shard, output_of
 
 __all__ = ["CoordinatorClient", "Store", "StoreMetrics"]
 
@@ -73,12 +74,12 @@ class _Held:
     """A shard in memory with what proves which lineage it belongs to."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    shard: Shard | None = None
+    shard: OperatorShard | None = None
     epoch: int = -1
     run_id: str = ""
     #: Counted attempt of each version that memory can still reach.
     attempts: dict[int, str] = field(default_factory=dict)
-    #: The newest commit with its delta, for a retry of the task that made it.
+    #: The newest commit with the rows it emitted, for a retry of the task that made it.
     newest: tuple[CommitEntry, pa.Table] | None = None
     #: Deltas that loading the newest version would replay.
     deltas: int = 0
@@ -128,9 +129,9 @@ class Store:
             if recorded is None:
                 shard = self._position(held, request)
                 recorded = self._commit(held, shard, request, rows)
-            entry, delta = recorded
+            entry, emitted = recorded
             if request.schema.output_mode != "complete":
-                return output_of(delta, request.schema.output_mode), entry
+                return emitted, entry
             assert held.shard is not None
             return held.shard.snapshot(), entry
 
@@ -144,9 +145,12 @@ class Store:
         self.metrics.replayed_answers += 1
         return held.newest
 
-    def _position(self, held: _Held, request: ApplyRequest) -> Shard:
+    def _position(self, held: _Held, request: ApplyRequest) -> OperatorShard:
         """The shard at the version that the batch reads."""
         base = request.base_version
+        if held.shard is not None and held.shard.schema != request.schema:
+            # The query was changed: its state is read again, in the new schema.
+            held.forget()
         if held.epoch != request.lease.epoch or held.shard is None or held.shard.version != base:
             self._verify_lineage(held, request)
         if held.shard is None:
@@ -179,11 +183,11 @@ class Store:
         held.newest = None
         self.metrics.rollbacks += newest != base
 
-    def _load(self, held: _Held, request: ApplyRequest) -> Shard:
+    def _load(self, held: _Held, request: ApplyRequest) -> OperatorShard:
         """Read the base version from storage."""
         store_id = request.lease.store_id
         plan = self._coordinator.load_plan(store_id.state_name, store_id.partition_id, request.base_version)
-        shard, held.deltas = self._loader.load(lambda: Shard(request.schema), plan)
+        shard, held.deltas = self._loader.load(lambda: make_shard(request.schema), plan, adapter(plan, request.schema))
         held.attempts = {entry.version: entry.attempt_id for entry in plan.deltas[-1:]}
         return shard
 
@@ -198,14 +202,15 @@ class Store:
             A file that it needs is missing or damaged.
         """
         plan = self._coordinator.load_plan(store_id.state_name, store_id.partition_id, version)
-        return self._loader.load(lambda: Shard(schema), plan)[0].snapshot()
+        return self._loader.load(lambda: make_shard(schema), plan, adapter(plan, schema))[0].snapshot()
 
     def _commit(
-        self, held: _Held, shard: Shard, request: ApplyRequest, rows: ShardInput
+        self, held: _Held, shard: OperatorShard, request: ApplyRequest, rows: ShardInput
     ) -> tuple[CommitEntry, pa.Table]:
         entry: CommitEntry | None = None
         try:
-            change = shard.apply(rows, request.max_event_ms, request.task.batch_id + 1)
+            watermarks = request.watermarks
+            change = shard.apply(rows, watermarks.input_ms, request.task.batch_id + 1)
             entry, data = describe_commit(
                 change,
                 task=request.task,
@@ -215,6 +220,9 @@ class Store:
                 schema=request.schema,
                 state_rows=len(shard),
                 state_bytes=shard.nbytes,
+                watermarks=replace(
+                    watermarks, output_ms=max(watermarks.output_ms, shard.output_watermark_ms(watermarks.input_ms))
+                ),
             )
             self._objects.put(entry.file, data)
             counted = self._coordinator.commit(request.task.state_name, entry)
@@ -226,20 +234,28 @@ class Store:
             raise
         if counted.attempt_id == entry.attempt_id:
             shard.commit()
-            delta = change.delta
+            emitted = self._emitted(shard, change.emitted, change.delta)
             self.metrics.commits += 1
             self.metrics.bytes_written += len(data)
         else:
-            delta = self._adopt(shard, counted)
+            # What cannot be read off a delta is the same for every attempt: it follows from the version and the rows.
+            emitted = self._emitted(shard, change.emitted, self._adopt(shard, counted))
             discard(self._objects, entry.file)
         held.attempts[counted.version] = counted.attempt_id
         for version in [v for v in held.attempts if v < shard.version - 4]:
             del held.attempts[version]
-        held.newest = (counted, delta)
+        held.newest = (counted, emitted)
         held.deltas += 1
         return held.newest
 
-    def _adopt(self, shard: Shard, counted: CommitEntry) -> pa.Table:
+    @staticmethod
+    def _emitted(shard: OperatorShard, emitted: pa.Table | None, delta: pa.Table) -> pa.Table:
+        # In complete mode the whole version is emitted, which is nothing to keep beside the shard.
+        if shard.schema.output_mode == "complete":
+            return delta.slice(0, 0)
+        return shard.output(delta) if emitted is None else emitted
+
+    def _adopt(self, shard: OperatorShard, counted: CommitEntry) -> pa.Table:
         """Another attempt of the same run was counted first: take its delta instead of the own."""
         shard.abort()
         delta = self._loader.read(counted)
@@ -272,8 +288,8 @@ class Store:
             if held.shard is None or held.newest is None:
                 return
             entry, schema = held.newest[0], held.shard.schema
-            frozen = held.shard.table.frozen()
-        size = write_snapshot(self._objects, self._coordinator, store_id, entry, frozen.decode(frozen.rows), schema)
+            frozen = held.shard.frozen()
+        size = write_snapshot(self._objects, self._coordinator, store_id, entry, frozen(), schema)
         if size is None:
             return
         self.metrics.snapshots_written += 1

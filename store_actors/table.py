@@ -17,7 +17,7 @@ from store_actors.schema import StateSchema
 from store_actors.strings import StringPool
 from store_actors.words import decode_column, encode_column, validity
 
-__all__ = ["EncodedBatch", "GroupTable", "Touched"]
+__all__ = ["EncodedBatch", "GroupTable", "Touched", "compact_together"]
 
 Slots = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
@@ -197,6 +197,29 @@ class GroupTable:
         self._schedule(created[: progress[0]])
         return created[: progress[0]].copy(), before[: progress[1]].copy()
 
+    def insert(self, rows: Words, stamp: int) -> tuple[Slots, Slots]:
+        """Write those whole rows whose key is not there yet, as the version that ``stamp`` (uint32) names.
+
+        Returns
+        -------
+        tuple
+            Slots of the new keys, and which of `rows` each is: of rows with the same key the first one.
+        """
+        layout, size = self.layout, len(rows)
+        keys, nulls = self.keys_of(rows)
+        created, sources = np.empty(size, np.int64), np.empty(size, np.int64)
+        row = made = 0
+        while True:
+            row, made = kernels.insert(
+                self._index, self.rows, rows, keys, nulls, layout.key_mask, layout.flag_words, row, np.uint32(stamp),
+                self._free, self._counters, self._index_room(), created, sources, made,
+            )  # fmt: skip
+            if row == size:
+                break
+            self._grow(size - row)
+        self._schedule(created[:made])
+        return created[:made].copy(), sources[:made].copy()
+
     def _schedule(self, slots: Slots) -> None:
         """Note when rows expire. A row's expiry stays as long as the row is there."""
         word = self.layout.expiry_word
@@ -303,18 +326,17 @@ class GroupTable:
         others
             Further rows of this layout (whole ones, or only flag and key words) that stay in use.
         """
-        layout, used = self.layout, self.used_rows()
-        holders = [(rows, slot.word, chosen) for rows in (used, *others) for slot, chosen in self._string_words(rows)]
-        wanted = np.zeros(self.pool.count, np.bool_)
-        for rows, word, chosen in holders:
-            wanted[rows[chosen, word].view(np.int64)] = True
-        self.pool, new_ids = _subset(self.pool, np.flatnonzero(wanted))
-        for rows, word, chosen in holders:
-            rows[chosen, word] = new_ids[rows[chosen, word].view(np.int64)]
-        self._index[:] = 0
-        kernels.reindex(self._index, self.rows, len(used), layout.key_mask, layout.flag_words, layout.key_words)
+        compact_together([(self, others)])
 
-    def _string_words(self, rows: Words) -> Iterator[tuple[FieldSlot, Slots]]:
+    def reindex(self) -> None:
+        """Make the index anew, after key words changed in place."""
+        layout = self.layout
+        self._index[:] = 0
+        kernels.reindex(
+            self._index, self.rows, len(self.used_rows()), layout.key_mask, layout.flag_words, layout.key_words
+        )
+
+    def string_words(self, rows: Words) -> Iterator[tuple[FieldSlot, Slots]]:
         """String fields that the rows have words for, each with the live rows in which it is not null."""
         for slot in (*self.layout.keys, *self.layout.state):
             if (pa.types.is_string(slot.type) or pa.types.is_binary(slot.type)) and slot.word < rows.shape[1]:
@@ -347,6 +369,25 @@ class GroupTable:
             free = np.empty(max(needed, 2 * len(self._free)), np.int64)
             free[: self._counters[1]] = self._free[: self._counters[1]]
             self._free = free
+
+
+def compact_together(tables: Sequence[tuple[GroupTable, Sequence[Words]]]) -> None:
+    """:meth:`GroupTable.compact` of tables that share one pool, each with its further rows."""
+    holders = [
+        (rows, slot.word, chosen)
+        for table, others in tables
+        for rows in (table.used_rows(), *others)
+        for slot, chosen in table.string_words(rows)
+    ]
+    wanted = np.zeros(tables[0][0].pool.count, np.bool_)
+    for rows, word, chosen in holders:
+        wanted[rows[chosen, word].view(np.int64)] = True
+    pool, new_ids = _subset(tables[0][0].pool, np.flatnonzero(wanted))
+    for rows, word, chosen in holders:
+        rows[chosen, word] = new_ids[rows[chosen, word].view(np.int64)]
+    for table, _ in tables:
+        table.pool = pool
+        table.reindex()
 
 
 def _subset(pool: StringPool, ids: Slots) -> tuple[StringPool, Words]:

@@ -61,6 +61,8 @@ class Change:
         Input rows of the shard, and rows (partially aggregated ones, as Spark counts them) dropped as late.
     watermark_ms
         Watermark that includes the batch, in milliseconds since the epoch.
+    emitted
+        Rows that the batch emits, if these cannot be read off `delta`.
     """
 
     version: int
@@ -71,6 +73,7 @@ class Change:
     rows_in: int
     rows_late: int
     watermark_ms: int
+    emitted: pa.Table | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +141,10 @@ class VersionedTable:
     def nbytes(self) -> int:
         """Memory held, in bytes, with what the retained versions need."""
         return self.table.nbytes + sum(step.nbytes for step in self._steps)
+
+    def output_watermark_ms(self, watermark_ms: int) -> int:
+        """How far event time has come in what is emitted once the operator's watermark is there."""
+        return watermark_ms
 
     # -- the next version -----------------------------------------------------------------------------------------
 
@@ -249,3 +256,8 @@ class VersionedTable:
     def snapshot(self) -> pa.Table:
         """All rows of the newest version, with a pending change if there is one; ``row_schema``."""
         return self.table.decode(self.table.rows[self.table.live()])
+
+    def frozen(self) -> Callable[[], pa.Table]:
+        """:meth:`snapshot` of now, to be called later: only the rows' words are copied here."""
+        table = self.table.frozen()
+        return lambda: table.decode(table.rows)

@@ -47,7 +47,7 @@ class Tasks:
         self, batch_id: int, values: list[int], *, run_id: str = "run-1", attempt: int = 0, query_id: str = "query"
     ) -> list[dict[str, int]]:
         task = self.identity(batch_id, run_id, attempt, query_id)
-        emitted = self.client.apply(task, self.metadata(query_id), SCHEMA, shard_input(values), None)
+        emitted = self.client.apply(task, self.metadata(query_id), SCHEMA, shard_input(values), {})
         return sorted(emitted.to_pylist(), key=lambda row: row["v"])
 
     def chain(self) -> list[Any]:

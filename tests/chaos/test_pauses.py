@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import time
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import ray
 
@@ -30,11 +28,12 @@ from spark_jobs.session import ensure_ray
 from spark_jobs.worker import fleet_client
 from store_actors.deploy import ensure_store_actor
 from store_actors.messages import ApplyRequest
+from tests.chaos.inputs import write_inputs
 from tests.chaos.test_driver_kill import Driver, between, final_result, versions, wait_for
 from tests.conftest import NewUri
 from tests.tasks import SCHEMA, Tasks, shard_input
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +81,7 @@ def test_an_owner_that_wakes_up_after_its_shard_moved_cannot_commit(fleet: Fleet
             task = tasks.identity(1, attempt=1)
             grant = call(coordinator, "attach_and_lease", task, tasks.metadata(), place)
             assert grant.lease.location == place
-            request = ApplyRequest(task, grant.lease, grant.base_version, SCHEMA, None)
+            request = ApplyRequest(task, grant.lease, grant.base_version, SCHEMA, grant.watermarks)
             emitted, counted = ray.get(successor.apply.remote(request, shard_input([2, 3])))
         # Awake again, it commits under its old lease, is refused, and its task is given what the successor counted.
         assert waiting.result(60) == sorted(emitted.to_pylist(), key=lambda row: row["v"])
@@ -129,12 +128,7 @@ def test_a_driver_that_wakes_up_after_another_took_its_query_changes_nothing(
     cluster: str, new_uri: NewUri, tmp_path: Path
 ) -> None:
     batches = 8
-    (tmp_path / "in").mkdir()
-    counted: Counter[int] = Counter()
-    for number in range(batches):
-        values = [(row * 31 + number * 7) % 97 for row in range(2000)]
-        counted.update(values)
-        pq.write_table(pa.table({"v": pa.array(values, pa.int64())}), tmp_path / "in" / f"{number:03d}.parquet")
+    counted = write_inputs(tmp_path, batches, rows=2000, distinct=97)
     uri = new_uri()
     fleet = connect(uri)
     try:

@@ -10,17 +10,15 @@ import os
 import random
 import signal
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import ray
 
 from spark_jobs.fleet import Fleet, connect
 from spark_jobs.session import ensure_ray
+from tests.chaos.inputs import write_inputs
 from tests.chaos.test_driver_kill import Driver, final_result, versions
 from tests.conftest import NewUri
 
@@ -81,12 +79,7 @@ def kill(kind: str, fleet: Fleet, supervisor: Supervisor) -> bool:
 def test_a_query_survives_whatever_is_killed(cluster: str, new_uri: NewUri, tmp_path: Path) -> None:
     seed = int(os.environ.get("CHAOS_SEED", "1"))
     chance = random.Random(seed)
-    (tmp_path / "in").mkdir()
-    counted: Counter[int] = Counter()
-    for number in range(BATCHES):
-        values = [(row * 31 + number * 7) % 1021 for row in range(4000)]
-        counted.update(values)
-        pq.write_table(pa.table({"v": pa.array(values, pa.int64())}), tmp_path / "in" / f"{number:03d}.parquet")
+    counted = write_inputs(tmp_path, BATCHES, rows=4000, distinct=1021)
     uri = new_uri()
     fleet = connect(uri)
     supervisor = Supervisor(tmp_path, uri, cluster)

@@ -10,16 +10,18 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from coordinator.errors import InvalidRequestError
 from coordinator.model import Maintenance
 from coordinator.storage import open_object_store
 from spark_jobs.fleet import Fleet, connect
 from statefleet import cli
+from tests.conftest import NewUri
 from tests.integration.streams import Feed, Run
 
 VALUES = pa.schema([("v", pa.int64())])
 
 
-def wait_for(what: Callable[[], bool], seconds: float = 30) -> None:
+def wait_for(what: Callable[[], bool], seconds: float = 90) -> None:
     deadline = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -31,10 +33,11 @@ def data_files(fleet: Fleet, name: str, suffix: str) -> list[str]:
 
 
 def test_a_query_keeps_few_files_and_a_new_fleet_reads_them(
-    spark: SparkSession, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, new_uri: NewUri, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    often = Maintenance(interval_s=0.5, min_deltas_for_snapshot=3, min_versions_to_retain=4, grace_s=2.0)
-    uri = f"file://{tmp_path}/fleet"
+    # A commit may take half the grace period, also on a busy machine.
+    often = Maintenance(interval_s=0.5, min_deltas_for_snapshot=3, min_versions_to_retain=4, grace_s=8.0)
+    uri = new_uri()
     fleet = connect(uri, maintenance=often)
     feed = Feed(spark, tmp_path / "in", VALUES)
 
@@ -68,3 +71,18 @@ def test_a_query_keeps_few_files_and_a_new_fleet_reads_them(
     finally:
         run.stop()
         again.shutdown()
+
+
+@pytest.mark.parametrize("bad", ["", "..", "a/b", "_probe"])
+def test_a_name_that_is_no_folder_is_refused_on_every_path(fleet: Fleet, bad: str) -> None:
+    columns = {"keys": pa.schema([("k", pa.string())]), "values": VALUES}
+    uses: list[Callable[[], object]] = [
+        lambda: fleet.state_store(bad, **columns),
+        lambda: fleet.read_state_store(bad, **columns),
+        lambda: fleet.clean(bad),
+    ]
+    for use in uses:
+        with pytest.raises(InvalidRequestError, match="a state's name is a folder"):
+            use()
+    with pytest.raises(InvalidRequestError, match="a store's name is a folder"):
+        fleet.state_store("fine", stores={bad: (columns["keys"], VALUES)})

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from coordinator.errors import InvalidRequestError
 from spark_jobs.fleet import Fleet
-from spark_jobs.watermark import check_watermark
+from spark_jobs.watermark import branches_of
 from tests.integration.streams import Feed, Run
 
 Build = Callable[[DataFrame, DataFrame], DataFrame]
@@ -36,15 +36,15 @@ FOLLOWED: dict[str, Build] = {
     "explode_outer": lambda rate, static: marked(rate).select("timestamp", F.explode_outer(F.array("value"))),
     "union below": lambda rate, static: marked(rate.union(rate)),
     "join and filter below": lambda rate, static: marked(rate.where("timestamp > '2020-01-01'").join(static, "value")),
+    "union with an unmarked stream": lambda rate, static: marked(rate).union(rate),
+    "union of marked streams": lambda rate, static: marked(rate).union(marked(rate, "9 seconds")).where("value > 3"),
     "none": lambda rate, static: rate.where("timestamp > '2020-01-01'"),
 }
 REFUSED: dict[str, tuple[Build, str]] = {
     "filter on event time": (lambda rate, static: marked(rate).where("timestamp > '2020-01-01'"), "Filter"),
     "filter by chance": (lambda rate, static: marked(rate).where(F.rand() > 0.5), "Filter"),
     "inner join": (lambda rate, static: marked(rate).join(static, "value"), "Join"),
-    "union with an unmarked stream": (lambda rate, static: marked(rate).union(rate), "Union"),
-    "union of marked streams": (lambda rate, static: marked(rate).union(marked(rate, "9 seconds")), "one watermark"),
-    "marked twice": (lambda rate, static: marked(marked(rate), "1 second"), "one watermark"),
+    "marked twice": (lambda rate, static: marked(marked(rate), "1 second"), "several watermarks"),
     "explode": (lambda rate, static: marked(rate).select("timestamp", F.explode(F.array("value"))), "Generate"),
     "Python function": (
         lambda rate, static: marked(rate).mapInArrow(lambda batches: batches, rate.schema),
@@ -66,14 +66,14 @@ def static(spark: SparkSession) -> DataFrame:
 
 @pytest.mark.parametrize("case", FOLLOWED)
 def test_what_drops_no_row_is_accepted(rate: DataFrame, static: DataFrame, case: str) -> None:
-    check_watermark(FOLLOWED[case](rate, static))
+    branches_of(FOLLOWED[case](rate, static))
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_spark_would_count_differently_is_refused(rate: DataFrame, static: DataFrame, case: str) -> None:
     build, named = REFUSED[case]
     with pytest.raises(InvalidRequestError, match=f"withWatermark.*{named}|{named}.*withWatermark"):
-        check_watermark(build(rate, static))
+        branches_of(build(rate, static))
 
 
 EVENTS = pa.schema([("timestamp", pa.timestamp("us", tz="UTC")), ("value", pa.int64())])

@@ -15,35 +15,19 @@ from typing import Any
 import pyarrow as pa
 
 from coordinator.actor import Coordinator
-from coordinator.model import (
-    ActorLocation,
-    StateMetadata,
-    TaskIdentity,
-)
+from coordinator.model import ActorLocation, TaskIdentity
 from coordinator.storage import MemoryObjectStore
-from store_actors.store import Store
 from tests.simulation.event_loop import SimulatedLoop
 from tests.simulation.scheduler import Violation
 from tests.simulation.storage import RememberedObjects
-from tests.simulation.workload import Groups, Workload, groups_of, history_of, stamps_of
+from tests.simulation.workload import Entry, Workload
 
-__all__ = ["audit_log", "audit_state", "compare"]
+__all__ = ["audit_log", "audit_state"]
+
+#: (shard, store)
+Place = tuple[int, str]
 
 _AUDITOR = ActorLocation("auditor", "auditor", "node", "host", 1)
-
-
-def compare(what: str, found: Groups, expected: Groups) -> None:
-    """Raise a Violation that shows which batches each differing group counted how often."""
-    if found == expected:
-        return
-    lines = [f"{what} differ from the serial model's"]
-    was, should = history_of(found), history_of(expected)
-    lines += [
-        f"  group {key}: rows by batch {was.get(key)}, should be {should.get(key)}"
-        for key in sorted(was.keys() | should.keys(), key=str)
-        if found.get(key) != expected.get(key)
-    ]
-    raise Violation("\n".join(lines))
 
 
 class _Newcomer:
@@ -79,9 +63,7 @@ def audit_state(
         Batches that Spark has recorded as finished.
     """
     newcomer: Any = _Newcomer(objects, make)
-    store = Store(objects, newcomer)
-    schema = workload.schema
-    metadata = StateMetadata(state, query, workload.shards, schema.output_mode, schema.to_json())
+    metadata = workload.metadata(state, query)
     try:
         for shard in range(workload.shards):
             task = TaskIdentity(state, query, "audit", version, shard, 0, "auditor")
@@ -90,8 +72,7 @@ def audit_state(
                 raise Violation(
                     f"batch {version} of shard {shard} reads version {grant.base_version}: updates are lost"
                 )
-            rows = store.read(grant.lease.store_id, version, schema)
-            compare(f"version {version} of shard {shard} as loaded", groups_of(rows), workload.states[shard][version])
+            workload.check_version(objects, newcomer, grant, version)
     finally:
         newcomer.leave()
 
@@ -105,17 +86,18 @@ class _History:
     epoch: int = 0
     #: shard -> epoch of its present lease
     leases: dict[int, int] = field(default_factory=dict)
-    #: shard -> counted entries, oldest first
-    chains: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
-    attempts: set[str] = field(default_factory=set)
-    #: (shard, version, run) that were counted
-    counted: set[tuple[int, int, str]] = field(default_factory=set)
-    #: shard -> oldest retained version
-    floors: dict[int, int] = field(default_factory=dict)
-    #: shard -> counted snapshots
-    snapshots: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    #: (shard, store) -> counted entries, oldest first
+    chains: dict[Place, list[Entry]] = field(default_factory=dict)
+    #: (attempt, store)
+    attempts: set[tuple[str, str]] = field(default_factory=set)
+    #: (place, version, run) that were counted
+    counted: set[tuple[Place, int, str]] = field(default_factory=set)
+    #: (shard, store) -> oldest retained version
+    floors: dict[Place, int] = field(default_factory=dict)
+    #: (shard, store) -> counted snapshots
+    snapshots: dict[Place, list[Entry]] = field(default_factory=dict)
 
-    def take(self, record: dict[str, Any]) -> None:
+    def take(self, record: Entry) -> None:
         match record["kind"]:
             case "run_started":
                 self._newer_epoch(record["epoch"])
@@ -133,10 +115,10 @@ class _History:
             case "snapshot":
                 self._snapshot(record["snapshot"])
             case "truncated":
-                shard, floor = record["partition_id"], record["floor"]
-                shown = any(one["version"] == floor for one in self.snapshots.get(shard, ()))
-                _require(shown and floor > self.floors.get(shard, 0), "history is cut where no snapshot is", record)
-                self.floors[shard] = floor
+                place, floor = _place(record), record["floor"]
+                shown = any(one["version"] == floor for one in self.snapshots.get(place, ()))
+                _require(shown and floor > self.floors.get(place, 0), "history is cut where no snapshot is", record)
+                self.floors[place] = floor
             case _:
                 raise Violation(f"a record that no document knows: {record}")
 
@@ -144,28 +126,38 @@ class _History:
         _require(epoch > self.epoch, f"epoch {epoch} was given out before", {})
         self.epoch = epoch
 
-    def _commit(self, entry: dict[str, Any]) -> None:
-        shard, version = entry["partition_id"], entry["version"]
-        chain = self.chains.setdefault(shard, [])
+    def _commit(self, entry: Entry) -> None:
+        place, version, attempt = _place(entry), entry["version"], (entry["attempt_id"], entry["store_name"])
+        chain = self.chains.setdefault(place, [])
         below = [one for one in chain if one["version"] < version]
         _require(entry["run_id"] == self.run, "a commit of a run that was replaced counts", entry)
-        _require(entry["epoch"] == self.leases.get(shard), "a commit of an owner that was replaced counts", entry)
-        _require(entry["attempt_id"] not in self.attempts, "an attempt counts twice", entry)
-        _require((shard, version, self.run) not in self.counted, "two attempts of one run count for a version", entry)
+        _require(entry["epoch"] == self.leases.get(place[0]), "a commit of an owner that was replaced counts", entry)
+        _require(attempt not in self.attempts, "an attempt counts twice", entry)
+        _require((place, version, self.run) not in self.counted, "two attempts of one run count for a version", entry)
         _require(entry["base_version"] == (below[-1]["version"] if below else 0), "a version forks the chain", entry)
-        self.attempts.add(entry["attempt_id"])
-        self.counted.add((shard, version, self.run))
-        self.chains[shard] = [*below, entry]
-        self.snapshots[shard] = [one for one in self.snapshots.get(shard, ()) if one["version"] < version]
+        self.attempts.add(attempt)
+        self.counted.add((place, version, self.run))
+        self.chains[place] = [*below, entry]
+        self.snapshots[place] = [one for one in self.snapshots.get(place, ()) if one["version"] < version]
 
-    def _snapshot(self, snapshot: dict[str, Any]) -> None:
-        shard, shown = snapshot["partition_id"], (snapshot["version"], snapshot["attempt_id"])
-        counted = [(entry["version"], entry["attempt_id"]) for entry in self.chains.get(shard, ())]
+    def _snapshot(self, snapshot: Entry) -> None:
+        place, shown = _place(snapshot), (snapshot["version"], snapshot["attempt_id"])
+        counted = [(entry["version"], entry["attempt_id"]) for entry in self.chains.get(place, ())]
         _require(shown in counted, "a snapshot of a version that does not count", snapshot)
-        self.snapshots.setdefault(shard, []).append(snapshot)
+        self.snapshots.setdefault(place, []).append(snapshot)
+
+    def check_stores_are_together(self, stores: tuple[str, ...]) -> None:
+        """Whoever loads the log up to here finds all stores of a shard at the same commits."""
+        for shard in {shard for shard, _ in self.chains}:
+            ends = {store: self.chains.get((shard, store), [{}])[-1].get("attempt_id") for store in stores}
+            _require(len(set(ends.values())) == 1, f"stores of shard {shard} do not commit together", ends)
 
 
-def _require(holds: bool, what: str, record: dict[str, Any]) -> None:
+def _place(record: Entry) -> Place:
+    return record["partition_id"], record["store_name"]
+
+
+def _require(holds: bool, what: str, record: Entry) -> None:
     if not holds:
         raise Violation(f"{what}: {record}")
 
@@ -194,14 +186,20 @@ def audit_log(objects: RememberedObjects, workload: Workload, state: str) -> int
         for record in body["records"]:
             history.take(record)
             records += 1
+        history.check_stores_are_together(workload.stores)
     here = {info.path for info in objects.list(state)}
-    for shard, chain in history.chains.items():
-        floor = history.floors.get(shard, 0)
-        _audit_chain(objects.ever, workload, shard, chain)
-        retained = [one for one in history.snapshots.get(shard, ()) if one["version"] >= floor]
+
+    def read(entry: Entry) -> pa.Table:
+        return pa.ipc.open_file(io.BytesIO(objects.ever[entry["file"]])).read_all()
+
+    for shard in sorted({shard for shard, _ in history.chains}):
+        chains = {store: chain for (one, store), chain in history.chains.items() if one == shard}
+        workload.check_history(shard, chains, read)
+    for place, chain in history.chains.items():
+        floor = history.floors.get(place, 0)
+        retained = [one for one in history.snapshots.get(place, ()) if one["version"] >= floor]
         for snapshot in retained:
-            groups = groups_of(_table(objects.ever[snapshot["file"]]))
-            compare(f"snapshot {snapshot['file']}", groups, workload.states[shard][snapshot["version"]])
+            workload.check_snapshot(snapshot, read)
         for entry in [*retained, *(entry for entry in chain if entry["version"] > floor)]:
             _require(entry["file"] in here, "a file that a retained version needs is gone", entry)
     _require(not _has_run_of_the_past(objects, state), "a run began before batches that were finished", {})
@@ -218,35 +216,3 @@ def _has_run_of_the_past(objects: RememberedObjects, state: str) -> bool:
             elif record["kind"] == "run_started" and max(newest.values(), default=0) > record["batch_id"] + 1:
                 return True
     return False
-
-
-def _table(data: bytes) -> pa.Table:
-    return pa.ipc.open_file(io.BytesIO(data)).read_all()
-
-
-def _audit_chain(ever: dict[str, bytes], workload: Workload, shard: int, chain: list[dict[str, Any]]) -> None:
-    """Versions of a shard, delta by delta, as ``docs/format.md`` reads them."""
-    groups: Groups = {}
-    stamps: dict[Any, int] = {}
-    removed: set[Any] = set()
-    for entry in chain:
-        delta = _table(ever[entry["file"]])
-        kinds = delta.column("__change").to_pylist()
-        for (key, row), kind, (stamped, stamp) in zip(groups_of(delta).items(), kinds, stamps_of(delta), strict=True):
-            _require(key not in removed, f"removed group {key} comes back", entry)
-            rows_added = row[0] - groups.get(key, (0,))[0]
-            own = stamped - stamps.get(key, 0)
-            _require(
-                own == rows_added * stamp, f"group {key} was built on rows of an attempt that does not count", entry
-            )
-            groups.pop(key, None)
-            stamps[key] = stamped
-            if kind == 0:
-                groups[key] = row
-            else:
-                removed.add(key)
-        compare(
-            f"version {entry['version']} of shard {shard} by its deltas",
-            groups,
-            workload.states[shard][entry["version"]],
-        )

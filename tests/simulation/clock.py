@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from tests.simulation.event_loop import run_at_once
-from tests.simulation.scheduler import Scheduler
+from tests.simulation.scheduler import Fiber, Scheduler
 
 __all__ = ["HeldShards", "InlinePool", "SimulatedClock", "SimulatedIds", "SimulatedThreading"]
 
@@ -72,8 +72,32 @@ class FairLock:
         self.release()
 
 
+class FairRLock(FairLock):
+    """``threading.RLock`` for fibers."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__(scheduler)
+        self._owner: Fiber | None = None
+        self._depth = 0
+
+    def acquire(self, blocking: bool = True) -> bool:
+        if self._depth and self._owner is self._scheduler.current:
+            self._depth += 1
+            return True
+        if not super().acquire(blocking):
+            return False
+        self._owner, self._depth = self._scheduler.current, 1
+        return True
+
+    def release(self) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._owner = None
+            super().release()
+
+
 class HeldShards(dict[Any, Any]):
-    """A store's shards, each with a lock that fibers can wait for."""
+    """A store's shards (or partitions), each with a lock that fibers can wait for."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__()
@@ -81,7 +105,7 @@ class HeldShards(dict[Any, Any]):
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
         if key not in self:
-            default.lock = FairLock(self._scheduler)
+            default.lock = FairRLock(self._scheduler)
             self[key] = default
         return self[key]
 
@@ -94,6 +118,9 @@ class SimulatedThreading:
 
     def Lock(self) -> FairLock:
         return FairLock(self._scheduler)
+
+    def RLock(self) -> FairRLock:
+        return FairRLock(self._scheduler)
 
     def Thread(self, target: Callable[[], None], name: str, daemon: bool) -> SimulatedThread:
         return SimulatedThread(self._scheduler, target)

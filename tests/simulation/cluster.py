@@ -19,6 +19,9 @@ from tests.simulation.scheduler import Party, Scheduler
 
 __all__ = ["Cluster", "Life", "SimulatedRay"]
 
+#: Step from which on everybody reaches the present life of an actor, so that long work comes to its end.
+_HEALED = 6000
+
 
 class Ref:
     """The answer to a call, once there is one."""
@@ -75,6 +78,8 @@ class Life(Party):
 
     def answer(self, method: str, ref: Ref, value: Any, error: Exception | None) -> None:
         """Send a result on its way."""
+        if method.startswith("open_") and error is None:
+            self._cluster.sessions[value[0]] = self
         said = f"raises {type(error).__name__}" if error else "answers"
         self._cluster.scheduler.log(self.name, f"{method} {said}")
         told = None if error is None else _as_ray_tells(method, error)
@@ -138,6 +143,8 @@ class Cluster:
         self.current: dict[str, Life] = {}
         #: Lives that were given up but go on; some of their callers still reach them.
         self.zombies: dict[str, list[Life]] = {}
+        #: Where each session was opened. A caller that reached one life of an actor goes on with it, until it learns of the next.
+        self.sessions: dict[str, Life] = {}
 
     def end(self, life: Life) -> None:
         """A life is over; unless it had been replaced, callers meet a dead actor until the next one begins."""
@@ -163,8 +170,11 @@ class Cluster:
         rng, ref = self.scheduler.rng, Ref()
         life = self.current[name]
         zombies = [one for one in self.zombies.get(name, ()) if not one.dead]
-        if zombies and rng.random() < 0.3:
+        if zombies and self.scheduler.now < _HEALED and rng.random() < 0.3:
             life = rng.choice(zombies)
+        session = self.sessions.get(args[0]) if args and isinstance(args[0], str) else None
+        if session is not None and not session.dead and rng.random() < 0.95:
+            life = session
         sender = self.scheduler.party.name
         self.scheduler.log(sender, f"calls {method} of {life.name}")
         life.owed = [one for one in life.owed if not one.done]

@@ -13,9 +13,10 @@ from coordinator.core import StateLedger
 from coordinator.errors import CommitUnknownError, FencedError, StateStoreError
 from coordinator.manifest_log import LogConflictError, ManifestLog
 from coordinator.model import CommitEntry, RecordKind
+from store_actors.partitions import Positioner
 from store_actors.store import Store
 
-__all__ = ["BUGS", "planted"]
+__all__ = ["BUGS", "KEYED_BUGS", "planted"]
 
 
 def _conflicts_ignored(append: Callable[..., None]) -> Callable[..., None]:
@@ -83,6 +84,46 @@ def _age_checked_at_the_door(_: Callable[..., Any]) -> Callable[..., Any]:
     return careless
 
 
+def _records_one_by_one(append: Callable[..., None]) -> Callable[..., None]:
+    def careless(log: Any, records: Any, ledger: Any) -> None:
+        for record in records:
+            append(log, [record], ledger)
+
+    return careless
+
+
+def _keyed_lineage_not_verified(position: Callable[..., None]) -> Callable[..., None]:
+    def careless(positioner: Any, partition: Any, request: Any) -> None:
+        plan = positioner._plan(request, request.stores[0])
+        partition.attempts[request.base_version] = plan.deltas[-1].attempt_id if plan.deltas else ""
+        position(positioner, partition, request)
+
+    return careless
+
+
+def _newest_not_rolled_back(position: Callable[..., None]) -> Callable[..., None]:
+    def careless(positioner: Any, partition: Any, request: Any) -> None:
+        newest = dict(partition.newest)
+        position(positioner, partition, request)
+        partition.newest = newest
+
+    return careless
+
+
+#: Those of sessions on keyed stores; see BUGS.
+KEYED_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
+    "records that belong together are appended one by one": (ManifestLog, "append", _records_one_by_one),
+    "keyed stores in memory are used without a look at their lineage": (
+        Positioner,
+        "position",
+        _keyed_lineage_not_verified,
+    ),
+    "a snapshot of what was rolled back to is taken for the newest version": (
+        Positioner,
+        "position",
+        _newest_not_rolled_back,
+    ),
+}
 #: name -> (owner, attribute, what to make of it)
 BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "conflicts of the log are ignored": (ManifestLog, "append", _conflicts_ignored),
@@ -93,6 +134,7 @@ BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "a coordinator answers from an old memory": (ManifestLog, "is_newest", _memory_taken_for_log),
     "files of failed commits are deleted": (store_actors.store, "FencedError", _files_of_failed_commits_deleted),
     "the age of a commit is checked before it waits": (Coordinator, "commit_all", _age_checked_at_the_door),
+    **KEYED_BUGS,
 }
 
 

@@ -1,4 +1,4 @@
-"""What goes into each batch, and what a serial dictionary makes of it.
+"""A query that aggregates: what goes into each batch, what a serial dictionary makes of it, and how to compare.
 
 The value of each row is a digit of its own for each batch (``8 ** batch``), so that a group's sum tells how often each batch
 was applied to it: a history to check, not only a number. Each task attempt also stamps its rows with a number of its own, as a
@@ -8,14 +8,63 @@ task that is not deterministic would: so the deltas tell which attempt they were
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import pyarrow as pa
 
+from coordinator.core import LeaseGrant
+from coordinator.model import DEFAULT_STORE, StateMetadata, TaskIdentity
+from coordinator.storage import ObjectStore
+from spark_jobs.worker import FleetClient
 from store_actors.messages import ShardInput
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from store_actors.store import Store
+from tests.simulation.scheduler import Violation
 
-__all__ = ["Groups", "Workload", "groups_of", "history_of", "stamps_of"]
+__all__ = ["AggregationWorkload", "Entry", "Read", "Workload"]
+
+#: An entry of the manifest log: JSON data.
+Entry = dict[str, Any]
+#: The rows of the file of an entry, also if it was deleted since.
+Read = Callable[[Entry], pa.Table]
+
+
+class Workload(Protocol):
+    """A query with its input, and a serial model of its state.
+
+    Attributes
+    ----------
+    stores
+        Names of the stores of each shard.
+    """
+
+    batches: int
+    shards: int
+    stores: tuple[str, ...]
+
+    def metadata(self, state: str, query: str) -> StateMetadata:
+        """What is fixed about the state."""
+
+    def run_task(self, client: FleetClient, task: TaskIdentity, metadata: StateMetadata, stamp: int) -> None:
+        """Do an attempt's work as a Spark task does it; a Violation if what it is given is not the model's.
+
+        Parameters
+        ----------
+        stamp
+            A number of the attempt's own.
+        """
+
+    def check_version(self, objects: ObjectStore, coordinator: Any, grant: LeaseGrant, version: int) -> None:
+        """What a newcomer reads of a shard, with the project's own code, against the model."""
+
+    def check_history(self, shard: int, chains: dict[str, list[Entry]], read: Read) -> None:
+        """The counted deltas of the stores of a shard, oldest first, version by version against the model."""
+
+    def check_snapshot(self, snapshot: Entry, read: Read) -> None:
+        """The rows of a counted snapshot against the model."""
+
 
 #: (end of life in seconds or None, name) -> (rows, sum of marks, last batch)
 Key = tuple[int | None, str]
@@ -51,7 +100,7 @@ def schema_of(*, watermark: bool, output_mode: str) -> StateSchema:
     )
 
 
-class Workload:
+class AggregationWorkload:
     """Batches of one query: the rows of each shard, and the model's states and output.
 
     Attributes
@@ -61,6 +110,8 @@ class Workload:
     emitted
         ``emitted[shard][batch]``: the rows that the batch emits.
     """
+
+    stores = (DEFAULT_STORE,)
 
     def __init__(self, rng: random.Random) -> None:
         kind = rng.choice(("plain", "update", "append"))
@@ -100,6 +151,55 @@ class Workload:
         return ShardInput.of_raw(
             self.schema, pa.record_batch([columns[name] for name in names], schema=self.schema.raw_schema())
         )
+
+    # -- see Workload -------------------------------------------------------------------------------------------------
+
+    def metadata(self, state: str, query: str) -> StateMetadata:
+        return StateMetadata(state, query, self.shards, self.schema.output_mode, self.schema.to_json())
+
+    def run_task(self, client: FleetClient, task: TaskIdentity, metadata: StateMetadata, stamp: int) -> None:
+        batch, shard = task.batch_id, task.partition_id
+        rows = self.input_of(batch, shard, stamp)
+        newest = self.max_event_ms[batch]
+        seen = {} if newest is None or not self.watermark else {0: newest - _DELAY_S * 1000}
+        emitted = client.apply(task, metadata, self.schema, rows, seen)
+        compare(f"rows emitted by batch {batch} of shard {shard}", groups_of(emitted), self.emitted[shard][batch])
+
+    def check_version(self, objects: ObjectStore, coordinator: Any, grant: LeaseGrant, version: int) -> None:
+        store_id = grant.lease.store_id
+        rows = Store(objects, coordinator).read(store_id, version, self.schema)
+        expected = self.states[store_id.partition_id][version]
+        compare(f"version {version} of shard {store_id.partition_id} as loaded", groups_of(rows), expected)
+
+    def check_snapshot(self, snapshot: Entry, read: Read) -> None:
+        expected = self.states[snapshot["partition_id"]][snapshot["version"]]
+        compare(f"snapshot {snapshot['file']}", groups_of(read(snapshot)), expected)
+
+    def check_history(self, shard: int, chains: dict[str, list[Entry]], read: Read) -> None:
+        groups: Groups = {}
+        stamps: dict[Any, int] = {}
+        removed: set[Any] = set()
+        for entry in chains[DEFAULT_STORE]:
+            delta = read(entry)
+            kinds = delta.column("__change").to_pylist()
+            for (key, row), kind, (stamped, stamp) in zip(
+                groups_of(delta).items(), kinds, stamps_of(delta), strict=True
+            ):
+                if key in removed:
+                    raise Violation(f"removed group {key} comes back: {entry}")
+                rows_added = row[0] - groups.get(key, (0,))[0]
+                if stamped - stamps.get(key, 0) != rows_added * stamp:
+                    raise Violation(f"group {key} was built on rows of an attempt that does not count: {entry}")
+                groups.pop(key, None)
+                stamps[key] = stamped
+                if kind == 0:
+                    groups[key] = row
+                else:
+                    removed.add(key)
+            version = entry["version"]
+            compare(f"version {version} of shard {shard} by its deltas", groups, self.states[shard][version])
+
+    # -- the model ----------------------------------------------------------------------------------------------------
 
     def _serial(self, shard: int) -> tuple[list[Groups], list[Groups]]:
         states: list[Groups] = [{}]
@@ -155,3 +255,17 @@ def history_of(groups: Groups) -> dict[Key, dict[int, int]]:
                 digits[batch] = digit
         histories[key] = digits
     return histories
+
+
+def compare(what: str, found: Groups, expected: Groups) -> None:
+    """Raise a Violation that shows which batches each differing group counted how often."""
+    if found == expected:
+        return
+    lines = [f"{what} differ from the serial model's"]
+    was, should = history_of(found), history_of(expected)
+    lines += [
+        f"  group {key}: rows by batch {was.get(key)}, should be {should.get(key)}"
+        for key in sorted(was.keys() | should.keys(), key=str)
+        if found.get(key) != expected.get(key)
+    ]
+    raise Violation("\n".join(lines))

@@ -31,18 +31,24 @@ from store_actors.deploy import store_actor_name
 from tests.simulation.audit import audit_log, audit_state
 from tests.simulation.clock import HeldShards, InlinePool, SimulatedClock, SimulatedIds, SimulatedThreading
 from tests.simulation.cluster import AsyncLife, Cluster, Life, SimulatedRay
+from tests.simulation.keyed import KeyedWorkload
 from tests.simulation.scheduler import Party, Scheduler, Violation
 from tests.simulation.spark import QUERY, STATE, CommitLog, Driver
 from tests.simulation.storage import RememberedObjects, SimulatedObjects
-from tests.simulation.workload import Workload
+from tests.simulation.workload import AggregationWorkload, Workload
 
-__all__ = ["Outcome", "World", "run_seed"]
+__all__ = ["Outcome", "World", "is_keyed", "run_seed"]
 
 _URI = "file:///simulated"
 #: Moments of a schedule at which faults are still injected; after that it must come to its end.
 _FAULTY_STEPS = 1500
 #: Packages whose modules get the simulated clock, ids and Ray.
 _PROJECT = ("coordinator", "store_actors", "spark_jobs")
+
+
+def is_keyed(seed: int) -> bool:
+    """Whether the query of a schedule works on keyed stores; the others aggregate."""
+    return seed % 3 == 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +107,19 @@ class World:
         Decides all of it.
     harsh
         Nobody is spared, whatever the seed says.
+    keyed
+        Whether the query works on keyed stores; as the seed says by default.
     """
 
-    def __init__(self, seed: int, *, harsh: bool = False) -> None:
+    def __init__(self, seed: int, *, harsh: bool = False, keyed: bool | None = None) -> None:
         self.rng = random.Random(seed)
         self.weather = Weather.draw(self.rng)
         self._harsh = harsh
         if harsh:
             self.weather = replace(self.weather, stickiness=0.0, storage_faults=0.1, message_faults=0.06, strikes=0.02)
-        self.workload = Workload(self.rng)
+        self.workload: Workload = (
+            KeyedWorkload if (is_keyed(seed) if keyed is None else keyed) else AggregationWorkload
+        )(self.rng)
         self.scheduler = Scheduler(self.rng, self.weather.stickiness)
         self.ids = SimulatedIds(random.Random(seed + 1))
         self.clock = SimulatedClock(self.scheduler, self.weather.seconds_a_step)
@@ -136,7 +146,12 @@ class World:
             min_deltas_for_snapshot=self.rng.randint(1, 3),
             min_versions_to_retain=self.rng.randint(2, 3),
             # Harsh: about as long as a commit takes when many coordinators reload the log, so many are refused as too slow.
-            grace_s=(self.rng.choice((150, 400)) if self._harsh else self.rng.choice((800, 2000, 10**6))) * step_s,
+            grace_s=(
+                self.rng.choice((150, 400)) * len(self.workload.stores)
+                if self._harsh
+                else self.rng.choice((800, 2000, 10**6))
+            )
+            * step_s,
         )
 
     def _rate(self, rate: float) -> float:
@@ -159,6 +174,7 @@ class World:
         def make() -> StoreActor:
             actor = StoreActor(name, _URI, None, self.maintenance)
             actor._store._held = HeldShards(self.scheduler)
+            actor._keyed._partitions = HeldShards(self.scheduler)
             return actor
 
         self.cluster.current[name] = Life(self.cluster, name, self._label(f"store-{node[-1]}"), node, make)
@@ -319,9 +335,9 @@ class World:
             logging.disable(logging.NOTSET)
 
 
-def run_seed(seed: int, *, harsh: bool = False) -> Outcome:
+def run_seed(seed: int, *, harsh: bool = False, keyed: bool | None = None) -> Outcome:
     """Run one schedule, in the weather of its seed or the worst there is; its error, if any, is part of the outcome."""
-    world = World(seed, harsh=harsh)
+    world = World(seed, harsh=harsh, keyed=keyed)
     error: BaseException | None = None
     with world.surroundings():
         try:

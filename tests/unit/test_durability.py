@@ -11,6 +11,7 @@ import pytest
 
 from coordinator.errors import CorruptStateError
 from coordinator.storage import LocalObjectStore, MemoryObjectStore
+from coordinator.watermarks import Watermarks
 from store_actors.messages import ShardInput
 from store_actors.schema import Field
 from tests.unit.test_coordinator import opened
@@ -36,8 +37,8 @@ def test_append_mode_emits_closed_groups_once_and_the_same_to_retry_replay_and_a
     schema = replace(SCHEMA, keys=(Field("v", "timestamp"),), expiry_key="v", delay_ms=0, output_mode="append")
     fleet = Fleet()
 
-    def batch(number: int, seconds: list[int], max_event_ms: int, run: str = "run-1") -> tuple[dict[int, int], int]:
-        request = replace(fleet.request(number, run, schema), max_event_ms=max_event_ms)
+    def batch(number: int, seconds: list[int], watermark_ms: int, run: str = "run-1") -> tuple[dict[int, int], int]:
+        request = replace(fleet.request(number, run, schema), watermarks=Watermarks(watermark_ms))
         values = pa.array([second * 1_000_000 for second in seconds], pa.timestamp("us", tz="UTC"))
         output, entry = fleet.store.apply(request, ShardInput.of_raw(schema, pa.record_batch({"v": values})))
         return {int(row["v"].timestamp()): row["n"] for row in output.to_pylist()}, entry.rows_late

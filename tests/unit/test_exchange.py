@@ -46,9 +46,15 @@ def batch_of(rows: list[Row], events: list[int | None] | None = None) -> pa.Reco
     return pa.record_batch(columns, names=names)
 
 
-def shuffle(schema: StateSchema, tasks: list[list[pa.RecordBatch]], shards: int) -> list[tuple[ShardInput, int | None]]:
+def shuffle(
+    schema: StateSchema, tasks: list[list[pa.RecordBatch]], shards: int
+) -> list[tuple[ShardInput, dict[int, int]]]:
     """What each shard receives of some map tasks, by Spark's hash partitioning of the route."""
-    sent = [batch for task in tasks for batch in ExchangeTask(schema, shards)(iter(task))]
+    sent = [
+        batch
+        for task in tasks
+        for batch in ExchangeTask(schema, shards, None if schema.delay_ms is None else (0, schema.delay_ms))(iter(task))
+    ]
     received: list[list[pa.RecordBatch]] = [[] for _ in range(shards)]
     for batch in sent:
         for place, route in enumerate(batch.column(ROUTE_COLUMN).to_pylist()):
@@ -113,17 +119,17 @@ def test_blocks_are_combined_where_groups_repeat() -> None:
     assert spread.rows_read == dense.rows_read == 40_000
 
 
-def test_every_shard_learns_the_largest_event_time_of_all_tasks() -> None:
+def test_every_shard_learns_the_watermark_that_all_tasks_together_saw() -> None:
     row: Row = (1, None, 1)
     tasks = [[batch_of([row, row], [5, None])], [batch_of([row], [17])], [batch_of([row], [None])], []]
-    assert [largest for _, largest in shuffle(TIMED, tasks, 5)] == [17] * 5
-    assert [largest for _, largest in shuffle(TIMED, [[batch_of([row], [None])]], 5)] == [None] * 5
+    assert [seen for _, seen in shuffle(TIMED, tasks, 5)] == [{0: 17 - 1000}] * 5
+    assert [seen for _, seen in shuffle(TIMED, [[batch_of([row], [None])]], 5)] == [{}] * 5
 
 
 def test_a_shard_without_rows_gets_empty_tables_of_the_right_types() -> None:
-    ((empty, largest),) = shuffle(KEYED, [], 1)
+    ((empty, seen),) = shuffle(KEYED, [], 1)
     assert (empty.raw.schema, empty.partial.schema) == (KEYED.raw_schema(), KEYED.row_schema())
-    assert (empty.rows_read, largest) == (0, None)
+    assert (empty.rows_read, seen) == (0, {})
 
 
 def test_timestamps_keep_their_instant_whatever_the_session_time_zone() -> None:

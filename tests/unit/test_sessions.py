@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from coordinator.errors import (
+    CorruptStateError,
     FencedError,
     InvalidRequestError,
     OperationOutOfOrderError,
@@ -124,6 +125,24 @@ def test_a_task_repeated_after_its_commit_adopts_what_counts() -> None:
     assert len(fleet.coordinator.load_plan("s", 0, 2).deltas) == 2
     assert fleet.write(2, b=1) == 3
     assert fleet.read(3) == [{"k": "a", "n": 2}, {"k": "b", "n": 1}]
+
+
+def test_a_task_that_cannot_read_what_counts_leaves_the_partition_to_its_next_attempt() -> None:
+    fleet = Fleet()
+    fleet.write(0, a=1)
+    fleet.write(1, a=2)
+    (file,) = [info.path for info in fleet.objects.list("s/0") if "/2-" in info.path]
+    content = fleet.objects.get(file)
+    fleet.objects.delete(file)
+    repeated = fleet.open(1, attempt=1)
+    fleet.put(repeated, a=2)
+    with pytest.raises(CorruptStateError, match=file):
+        fleet.stores.commit(repeated)
+    fleet.objects.put(file, content)
+    again = fleet.open(1, attempt=1)
+    assert fleet.call(again, "get", ("a",)) == {"n": 1}
+    assert fleet.stores.commit(again) == 2
+    assert fleet.read(2) == [{"k": "a", "n": 2}]
 
 
 def test_a_new_run_replays_and_supersedes_and_the_old_one_is_fenced() -> None:
@@ -268,3 +287,15 @@ def test_a_partition_that_is_leased_elsewhere_is_let_go_and_its_writer_fenced() 
     with pytest.raises(FencedError):
         fleet.put(session, a=2)
     assert fleet.stores._metrics.shards_unloaded == 1
+
+
+def test_rows_of_a_version_that_memory_went_back_to_are_never_the_snapshot_of_a_newer_one() -> None:
+    fleet = Fleet()
+    fleet.write(0, a=1)
+    fleet.write(1, a=2)
+    session = fleet.open(1, "run-1", 1)
+    fleet.put(session, a=2)
+    fleet.stores.maintain(1)
+    fleet.stores.commit(session)
+    fleet.stores = fleet.new_stores()
+    assert fleet.read(2) == [{"k": "a", "n": 2}]

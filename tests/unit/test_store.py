@@ -106,7 +106,7 @@ class Fleet:
     ) -> ApplyRequest:
         task = TaskIdentity("s", "query", run, batch, 0, 0, "executor")
         grant = self.coordinator.lease(task, local, frozenset([lost]))
-        return ApplyRequest(task, grant.lease, grant.base_version, schema, None)
+        return ApplyRequest(task, grant.lease, grant.base_version, schema, grant.watermarks)
 
     def apply(self, batch: int, values: str, run: str = "run-1", schema: StateSchema = SCHEMA) -> dict[str, int]:
         return counts(self.store.apply(self.request(batch, run, schema), rows(values))[0])
@@ -230,10 +230,16 @@ def test_the_format_document_reads_a_version_without_this_package() -> None:
         fleet.apply(batch, values)
     text = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
     namespace: dict[str, Any] = {}
-    exec(text.split("```python")[1].split("```")[0], namespace)
+    for block in text.split("```python")[1:]:
+        exec(block.split("```")[0], namespace)
     files = [io.BytesIO(fleet.objects.get(entry.file)) for entry in fleet.coordinator.load_plan("s", 0, 9).deltas]
     read = namespace["read_version"](files, ["v"])
     assert {row["v"]: row["n"] for row in read} == {"a": 3, "b": 2, "c": 1}
+    for file in files:
+        file.seek(0)
+        told = namespace["spark_schema"](file)
+        assert told.simpleString() == "struct<v:string,n:bigint>"
+        assert [field.nullable for field in told] == [True, False]
 
 
 class FailsOnce(MemoryObjectStore):

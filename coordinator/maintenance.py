@@ -1,0 +1,107 @@
+"""Maintenance of states by the coordinator: old versions are let go, and files that nothing needs are deleted. No Ray.
+
+Why it is safe is told in :mod:`coordinator.cleanup`, whose rules decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from coordinator.cleanup import ListingSchedule, Pins, orphans, prunable_records
+from coordinator.core import Record, StateLedger
+from coordinator.manifest_log import LedgerKeeper
+from coordinator.model import LoadPlan, Maintenance, ShardKey
+from coordinator.storage import ObjectInfo, ObjectStore
+
+__all__ = ["Cleaner"]
+
+
+class Cleaner:
+    """Truncates and cleans states.
+
+    Parameters
+    ----------
+    store
+        The fleet's object store.
+    maintenance
+        What is kept, and for how long.
+    """
+
+    def __init__(self, store: ObjectStore, maintenance: Maintenance) -> None:
+        self._store = store
+        self._maintenance = maintenance
+        self._started_s = time.monotonic()
+        self._pins = Pins(maintenance.grace_s)
+        self._schedules: dict[str, ListingSchedule] = {}
+
+    def pin(self, plan: LoadPlan) -> None:
+        """Leave the files of a plan alone for the grace period: somebody was told to read them."""
+        files = [one.file for one in plan.snapshots] + [one.file for one in plan.deltas]
+        self._pins.add(files, time.monotonic())
+
+    async def round(self, keeper: LedgerKeeper, state_name: str) -> None:
+        """One of the regular rounds: truncate, and clean if there may be something to find."""
+        schedule = self._schedule(state_name)
+        floors, epoch = await self._truncate(keeper, dry_run=False)
+        schedule.observe(time.monotonic(), epoch, bool(floors))
+        if schedule.is_due(time.monotonic()):
+            await self._delete(keeper, state_name, schedule)
+
+    async def clean(self, keeper: LedgerKeeper, state_name: str, *, dry_run: bool) -> dict[str, Any]:
+        """What a round does, at once; see ``Coordinator.clean``."""
+        schedule = self._schedule(state_name)
+        floors, _ = await self._truncate(keeper, dry_run=dry_run)
+        now_s = time.time()
+        if dry_run:
+            files = await self._candidates(keeper, state_name, now_s)
+        elif schedule.may_delete(time.monotonic()):
+            files = await self._delete(keeper, state_name, schedule)
+        else:
+            files = []
+        return {
+            "floors": [[*shard, floor] for shard, floor in floors.items()],
+            "files": [{"path": info.path, "bytes": info.size, "age_s": int(now_s - info.modified_s)} for info in files],
+        }
+
+    def _schedule(self, state_name: str) -> ListingSchedule:
+        return self._schedules.setdefault(state_name, ListingSchedule(self._maintenance.grace_s, self._started_s))
+
+    async def _truncate(self, keeper: LedgerKeeper, *, dry_run: bool) -> tuple[dict[ShardKey, int], int]:
+        """Floors that move, and the ledger's epoch."""
+        keep = self._maintenance.min_versions_to_retain
+
+        def decide(ledger: StateLedger) -> tuple[list[Record], tuple[dict[ShardKey, int], int]]:
+            records, floors = ledger.decide_truncation(keep)
+            return [] if dry_run else records, (floors, ledger.epoch)
+
+        return await keeper.submit(decide)
+
+    async def _candidates(self, keeper: LedgerKeeper, state_name: str, now_s: float) -> list[ObjectInfo]:
+        """What may go as far as can be said without writing to the log; `now_s` is of before the call, and not monotonic."""
+        infos = await asyncio.to_thread(self._store.list, state_name)
+        referenced = await keeper.submit(_referenced)
+        pinned = self._pins.current(time.monotonic())
+        grace_s = self._maintenance.grace_s
+        return [
+            *orphans(infos, referenced, pinned, now_s, grace_s),
+            *prunable_records(infos, now_s, grace_s),
+        ]
+
+    async def _delete(self, keeper: LedgerKeeper, state_name: str, schedule: ListingSchedule) -> list[ObjectInfo]:
+        """Delete what nothing needs; returns it."""
+        schedule.listed(time.monotonic())
+        found = await self._candidates(keeper, state_name, time.time())
+        if not found:
+            return []
+        referenced = await keeper.submit(_referenced, fence=True)
+        needed = referenced | self._pins.current(time.monotonic())
+        files = [info for info in found if info.path not in needed]
+        for info in files:
+            await asyncio.to_thread(self._store.delete, info.path)
+        return files
+
+
+def _referenced(ledger: StateLedger) -> tuple[list[Record], set[str]]:
+    return [], ledger.referenced_files()

@@ -1,0 +1,80 @@
+"""A stateful operator on its way into a streaming plan: what its kind says of it, and where its rows come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from coordinator.errors import InvalidRequestError
+from spark_jobs.exchange import EVENT_TIME_COLUMN
+from spark_jobs.watermark import Branch, Upstream, branches_of, event_time_options
+from store_actors.schema import StateSchema
+
+__all__ = ["OperatorPlan", "RoutedOperator"]
+
+
+class OperatorPlan(Protocol):
+    """One operator, analysed: what to shuffle to its shards and what to make of that which they emit."""
+
+    @property
+    def inputs(self) -> tuple[DataFrame, ...]:
+        """For each of the schema's ``input_schemas`` that is read: its columns, the hash of the keys, and any event time."""
+
+    @property
+    def schema(self) -> StateSchema:
+        """The operator's schema, without the options of event time."""
+
+    @property
+    def appends(self) -> bool:
+        """Whether a row that was emitted stands."""
+
+    def row_type(self) -> StructType:
+        """Spark's form of the rows that shards emit."""
+
+    def finish(self, emitted: DataFrame) -> DataFrame:
+        """Results, with Spark's names, types and nullability, of a DataFrame in ``row_type``."""
+
+
+@dataclass(frozen=True)
+class RoutedOperator:
+    """An operator with its name, its watermark rules and the branches that feed each input."""
+
+    plan: OperatorPlan
+    schema: StateSchema
+    branches: tuple[tuple[Branch, ...], ...]
+    upstream: Upstream
+
+    @classmethod
+    def of(cls, plan: OperatorPlan, state: str, uri: str) -> RoutedOperator:
+        """Find out what feeds an operator.
+
+        Raises
+        ------
+        InvalidRequestError
+            The fleet could not follow its watermark exactly.
+        """
+        branches = tuple(tuple(branches_of(frame)) for frame in plan.inputs)
+        flat = [branch for some in branches for branch in some]
+        for frame, some in zip(plan.inputs, branches, strict=True):
+            if EVENT_TIME_COLUMN not in frame.columns and any(branch.delay_ms is not None for branch in some):
+                raise InvalidRequestError(
+                    "the column that withWatermark named is gone before the stateful operator, which needs it to move the "
+                    "watermark; keep it in the select",
+                    state=state,
+                )
+        for one in (one for branch in flat for one in branch.upstream):
+            if one.uri != uri or one.state == state:
+                raise InvalidRequestError(
+                    "the stateful operators of a query live in one fleet, each under a name of its own",
+                    state=state,
+                    other_state=one.state,
+                    other_fleet=one.uri,
+                )
+        options = event_time_options(plan.inputs[0].sparkSession, state, flat)
+        sources = (*options["sources"], *options["upstream_sources"])
+        moves = bool(options["sources"]) or any(one.has_watermark for branch in flat for one in branch.upstream)
+        schema = replace(plan.schema, options={**plan.schema.options, **options})
+        return cls(plan, schema, branches, Upstream(state, uri, sources, plan.appends, moves))

@@ -1,0 +1,353 @@
+"""Replay cases of stateful operators, written as data: what comes in, what comes out of each step, and what it did to the state.
+
+Each case runs on the fleet and, where Spark 3.5 can run it, on Spark itself, which must give the same rows at every step. The
+fleet closes groups in the batch that moves the watermark, Spark in a batch without data right after: both are one step here.
+Names of cases are those of Spark's own tests that they follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+__all__ = ["CASES", "RESTART", "Case", "Operators", "Step", "Totals"]
+
+#: Gives a DataFrame's next stateful operator, by name and output mode: on the fleet, or Spark's own.
+Operators = Callable[..., Any]
+
+#: In place of a step: the query is stopped and started again on the same checkpoint.
+RESTART = "restart"
+
+
+class Totals(NamedTuple):
+    """What Spark's progress says of an operator: rows in the state, and rows updated, removed and dropped as late in the step."""
+
+    t: int
+    u: int | None = None
+    r: int | None = None
+    d: int | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """Rows that come in at once, by input, and the rows that come out.
+
+    Attributes
+    ----------
+    totals
+        By operator name.
+    """
+
+    rows: Mapping[str, Sequence[tuple[Any, ...]]]
+    out: Sequence[tuple[Any, ...]] | None
+    totals: Mapping[str, Totals] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One query and its steps.
+
+    Attributes
+    ----------
+    inputs
+        Columns of each input, as DDL; a column ``t`` of type timestamp is given in seconds.
+    query
+        Builds the query from the operators and the inputs; ``t`` in the results should be seconds again (see :func:`seconds`).
+    spark
+        Whether Spark 3.5 can run the query.
+    mode
+        Output mode of the query.
+    """
+
+    inputs: Mapping[str, str]
+    query: Callable[[Operators, Mapping[str, DataFrame]], DataFrame]
+    steps: Sequence[Step | str]
+    spark: bool = True
+    mode: str = "append"
+    conf: Mapping[str, str] = field(default_factory=dict)
+
+
+def seconds(column: Any) -> Any:
+    """A time as whole seconds."""
+    return (F.col(column) if isinstance(column, str) else column).cast("long")
+
+
+def times(*values: int) -> list[tuple[int]]:
+    return [(value,) for value in values]
+
+
+def one(*values: int) -> dict[str, list[tuple[int]]]:
+    return {"a": times(*values)}
+
+
+V = {"a": "v bigint"}
+T = {"a": "t timestamp"}
+TWO_TIMES = {"a": "t timestamp", "b": "t timestamp"}
+PAIRS = {"a": "k string, v int"}
+
+
+def counted(ops: Operators, frame: DataFrame, name: str, mode: str) -> DataFrame:
+    counts: DataFrame = ops(frame, name, mode).groupBy("v").count()
+    return counts
+
+
+def windows(ops: Operators, frame: DataFrame, mode: str, name: str = "agg") -> DataFrame:
+    counts: DataFrame = ops(frame, name, mode).groupBy(F.window("t", "5 seconds")).count()
+    return counts.select(seconds("window.start"), "count")
+
+
+def deduplicated(ops: Operators, frame: DataFrame) -> DataFrame:
+    return ops(frame, "dedup").dropDuplicates().select(seconds("t"))  # type: ignore[no-any-return]
+
+
+def first_of_keys(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
+    first = ops(i["a"].withWatermark("t", "2 seconds"), "dedup").dropDuplicatesWithinWatermark(["k"])
+    return first.select("k", seconds("t"))  # type: ignore[no-any-return]
+
+
+def union_of_two(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
+    both = i["a"].withWatermark("t", "10 seconds").union(i["b"].withWatermark("t", "15 seconds"))
+    return ops(both, "dedup").dropDuplicates().select(seconds("t"))  # type: ignore[no-any-return]
+
+
+def chained_windows(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
+    first = ops(i["a"].withWatermark("t", "0 seconds"), "first", "append").groupBy(F.window("t", "5 seconds")).count()
+    second = ops(first, "second", "append").groupBy(F.window("window", "10 seconds"))
+    totals: DataFrame = second.agg(F.count("*").alias("n"), F.sum("count").alias("total"))
+    return totals.select(seconds("window.start"), "n", "total")
+
+
+def three_windows(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
+    first = ops(i["a"].withWatermark("t", "0 seconds"), "first", "append").groupBy(F.window("t", "5 seconds")).count()
+    second = ops(first, "second", "append").groupBy(F.window("window", "10 seconds")).agg(F.sum("count").alias("count"))
+    third = ops(second, "third", "append").groupBy(F.window("window", "20 seconds"))
+    totals: DataFrame = third.agg(F.count("*").alias("n"), F.sum("count").alias("total"))
+    return totals.select(seconds("window.start"), seconds("window.end"), "n", "total")
+
+
+def dedup_then_window(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
+    first = ops(i["a"].withWatermark("t", "10 seconds"), "first").dropDuplicates()
+    return windows(ops, first, "append", "second")
+
+
+def window_then_dedup(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
+    first = ops(i["a"].withWatermark("t", "0 seconds"), "first", "append").groupBy(F.window("t", "5 seconds")).count()
+    flat = first.select(F.window_time("window").alias("t"), F.col("window.start").alias("start"), "count")
+    distinct: DataFrame = ops(flat.select("start", "count"), "second").dropDuplicates()
+    return distinct.select(seconds("start"), "count")
+
+
+CASES: dict[str, Case] = {
+    "A1 count by value, update": Case(
+        V,
+        lambda ops, i: counted(ops, i["a"], "agg", "update"),
+        [
+            Step(one(3), [(3, 1)]),
+            Step(one(3, 2), [(3, 2), (2, 1)]),
+            RESTART,
+            Step(one(3, 2, 1), [(3, 3), (2, 2), (1, 1)]),
+            Step(one(4, 4, 4, 4), [(4, 4)]),
+        ],
+        mode="update",
+    ),
+    "A2 count by value, complete": Case(
+        V,
+        lambda ops, i: counted(ops, i["a"], "agg", "complete"),
+        [
+            Step(one(3), [(3, 1)]),
+            Step(one(2), [(3, 1), (2, 1)]),
+            RESTART,
+            Step(one(3, 2, 1), [(3, 2), (2, 2), (1, 1)]),
+            Step(one(4, 4, 4, 4), [(4, 4), (3, 2), (2, 2), (1, 1)]),
+        ],
+        mode="complete",
+    ),
+    "A4 rows updated": Case(
+        V,
+        lambda ops, i: counted(
+            ops, i["a"].select(F.explode(F.array(F.col("v"), F.col("v") + 1)).alias("v")), "agg", "update"
+        ),
+        [
+            Step(one(1), [(1, 1), (2, 1)], {"agg": Totals(2, 2)}),
+            Step(one(2, 3), [(2, 2), (3, 2), (4, 1)], {"agg": Totals(4, 3)}),
+        ],
+        mode="update",
+    ),
+    "E1 windows, append": Case(
+        T,
+        lambda ops, i: windows(ops, i["a"].withWatermark("t", "10 seconds"), "append"),
+        [
+            Step(one(10, 11, 12, 13, 14, 15), []),
+            Step(one(25), [(10, 5)], {"agg": Totals(2)}),
+            Step(one(10), [], {"agg": Totals(2)}),
+        ],
+    ),
+    "E2 windows, update": Case(
+        T,
+        lambda ops, i: windows(ops, i["a"].withWatermark("t", "10 seconds"), "update"),
+        [
+            Step(one(10, 11, 12, 13, 14, 15), [(10, 5), (15, 1)]),
+            Step(one(25), [(25, 1)], {"agg": Totals(2)}),
+            Step(one(10, 25), [(25, 2)], {"agg": Totals(2)}),
+            Step(one(10), [], {"agg": Totals(2)}),
+        ],
+        mode="update",
+    ),
+    "E3 windows, complete": Case(
+        T,
+        lambda ops, i: windows(ops, i["a"].withWatermark("t", "10 seconds"), "complete"),
+        [
+            Step(one(10, 11, 12), [(10, 3)]),
+            Step(one(25), [(10, 3), (25, 1)]),
+            Step(one(25), [(10, 3), (25, 2)]),
+            Step(one(10), [(10, 4), (25, 2)]),
+            Step(one(25), [(10, 4), (25, 3)]),
+        ],
+        mode="complete",
+    ),
+    "D1 all columns": Case(
+        {"a": "v string"},
+        lambda ops, i: ops(i["a"], "dedup").dropDuplicates(),
+        [
+            Step({"a": [("a",)]}, [("a",)], {"dedup": Totals(1, 1)}),
+            Step({"a": [("a",)]}, [], {"dedup": Totals(1, 0)}),
+            RESTART,
+            Step({"a": [("b",), ("a",)]}, [("b",)], {"dedup": Totals(2, 1)}),
+        ],
+    ),
+    "D2 some columns": Case(
+        PAIRS,
+        lambda ops, i: ops(i["a"], "dedup").dropDuplicates(["k"]),
+        [
+            Step({"a": [("a", 1)]}, [("a", 1)], {"dedup": Totals(1, 1)}),
+            Step({"a": [("a", 2)]}, [], {"dedup": Totals(1, 0, 0, 0)}),
+            Step({"a": [("b", 1)]}, [("b", 1)], {"dedup": Totals(2, 1)}),
+        ],
+    ),
+    "D3 twice": Case(
+        PAIRS,
+        lambda ops, i: ops(ops(i["a"], "inner").dropDuplicates(), "outer").dropDuplicates(["k"]),
+        [
+            Step({"a": [("a", 1)]}, [("a", 1)], {"outer": Totals(1, 1), "inner": Totals(1, 1)}),
+            Step({"a": [("a", 2)]}, [], {"outer": Totals(1, 0), "inner": Totals(2, 1)}),
+            RESTART,
+            Step({"a": [("b", 1)]}, [("b", 1)], {"outer": Totals(2, 1), "inner": Totals(3, 1)}),
+        ],
+    ),
+    "D4 watermark among the keys": Case(
+        T,
+        lambda ops, i: deduplicated(ops, i["a"].withWatermark("t", "10 seconds")),
+        [
+            Step(
+                one(*range(10, 16)) | {"a": times(*range(10, 16)) * 5},
+                times(*range(10, 16)),
+                {"dedup": Totals(6, 6, 0, 0)},
+            ),
+            Step(one(25), times(25), {"dedup": Totals(1, 1, 6)}),
+            Step(one(10), [], {"dedup": Totals(1, 0, 0, 1)}),
+            RESTART,
+            Step(one(45), times(45), {"dedup": Totals(1, 1)}),
+        ],
+    ),
+    "D nested payload": Case(
+        {"a": "k double, v array<struct<x:int,y:string>>, m map<string,int>"},
+        lambda ops, i: ops(i["a"], "dedup").dropDuplicates(["k"]).selectExpr("k", "v[0].y", "m['one']"),
+        [
+            Step({"a": [(0.0, [{"x": 1, "y": "a"}], [("one", 1)])]}, [(0.0, "a", 1)]),
+            Step({"a": [(-0.0, [], []), (float("inf"), None, None)]}, [(-0.0, None, None), (float("inf"), None, None)]),
+        ],
+    ),
+    "W1 within the watermark": Case(
+        T,
+        lambda ops, i: (
+            ops(i["a"].withWatermark("t", "10 seconds"), "dedup").dropDuplicatesWithinWatermark().select(seconds("t"))
+        ),
+        [
+            Step({"a": times(*range(10, 16)) * 5}, times(*range(10, 16)), {"dedup": Totals(6, 6)}),
+            Step(one(13, 14, 15, 16, 17), times(16, 17), {"dedup": Totals(8, 2)}),
+            Step(one(5), [], {"dedup": Totals(8, 0, 0, 1)}),
+            RESTART,
+            Step(one(35), times(35), {"dedup": Totals(3, 1)}),
+            Step(one(55), times(55), {"dedup": Totals(1, 1)}),
+        ],
+    ),
+    "W2 within the watermark, some columns": Case(
+        {"a": "k string, t timestamp"},
+        lambda ops, i: (
+            ops(i["a"].withWatermark("t", "2 seconds"), "dedup")
+            .dropDuplicatesWithinWatermark(["k"])
+            .select("k", seconds("t"))
+        ),
+        [
+            Step({"a": [("a", 1)]}, [("a", 1)], {"dedup": Totals(1, 1)}),
+            Step({"a": [("a", 2), ("b", 3)]}, [("b", 3)], {"dedup": Totals(2, 1)}),
+            Step({"a": [("a", 5), ("b", 4), ("c", 5)]}, None),
+            Step({"a": [("a", 9), ("b", 10), ("c", 4)]}, None),
+        ],
+    ),
+    "E7 two watermarks, smallest": Case(
+        TWO_TIMES,
+        union_of_two,
+        [
+            Step({"a": times(20), "b": times(30)}, times(20, 30), {"dedup": Totals(2, 2)}),
+            Step({"a": times(5)}, [], {"dedup": Totals(2, 0, 0, 1)}),
+            RESTART,
+            Step({"a": times(11, 12)}, times(11, 12), {"dedup": Totals(4, 2)}),
+            Step({"a": times(120), "b": times(130)}, times(120, 130), {"dedup": Totals(2, 2, 4)}),
+            Step({"a": times(150)}, times(150), {"dedup": Totals(3, 1)}),
+            Step({"b": times(116, 114)}, times(116), {"dedup": Totals(4, 1, 0, 1)}),
+        ],
+    ),
+    "E7 two watermarks, largest": Case(
+        TWO_TIMES,
+        union_of_two,
+        [
+            Step({"a": times(20), "b": times(30)}, times(20, 30), {"dedup": Totals(2, 2)}),
+            Step({"a": times(12)}, [], {"dedup": Totals(2, 0, 0, 1)}),
+            RESTART,
+            Step({"a": times(120), "b": times(130)}, times(120, 130), {"dedup": Totals(2, 2, 2)}),
+            Step({"a": times(150)}, times(150), {"dedup": Totals(1, 1, 2)}),
+        ],
+        conf={"spark.sql.streaming.multipleWatermarkPolicy": "max"},
+    ),
+    "M1 window then window": Case(
+        T,
+        chained_windows,
+        [
+            Step(one(*range(10, 22)), [(10, 2, 10)], {"second": Totals(0), "first": Totals(1)}),
+            Step(one(*range(10, 30)), [], {"second": Totals(1), "first": Totals(1)}),
+            RESTART,
+            Step(one(30, 31), [(20, 2, 12)], {"second": Totals(0), "first": Totals(1)}),
+        ],
+    ),
+    "M2 three windows": Case(
+        T,
+        three_windows,
+        [
+            Step(one(*range(38)), [(0, 20, 2, 20)], {"third": Totals(1), "second": Totals(1), "first": Totals(1)}),
+            Step(
+                one(*range(30, 61)),
+                [(20, 40, 2, 23), (40, 60, 2, 20)],
+                {"third": Totals(0), "second": Totals(0), "first": Totals(1)},
+            ),
+        ],
+    ),
+    "M3 deduplication then window": Case(
+        T,
+        dedup_then_window,
+        [Step(one(*range(1, 16)), [(0, 4)], {"second": Totals(3), "first": Totals(10)})],
+    ),
+    "M5 window then deduplication": Case(
+        T,
+        window_then_dedup,
+        [
+            Step(one(1, 5, 10, 15), [(0, 1), (5, 1), (10, 1)], {"second": Totals(3), "first": Totals(1)}),
+            RESTART,
+            Step(one(16, 20), [(15, 2)], {"second": Totals(4), "first": Totals(1)}),
+        ],
+    ),
+}

@@ -1,0 +1,246 @@
+"""What cleaning may and may not delete when there are two coordinators on one store, and when it looks at all."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from coordinator.cleanup import ListingSchedule, check_age
+from coordinator.core import Record, StateLedger
+from coordinator.errors import FencedError
+from coordinator.maintenance import Cleaner
+from coordinator.manifest_log import LedgerKeeper, ManifestLog
+from coordinator.model import ActorLocation, CommitEntry, Maintenance, TaskIdentity
+from coordinator.storage import MemoryObjectStore, ObjectInfo, ObjectStore
+from tests.unit.test_coordinator import entry
+
+GRACE_S = 1.0
+HERE = ActorLocation("a", "a-1", "node", "host", 1)
+
+
+class Gated:
+    """A coordinator's way to the shared objects: while its gate is shut, one kind of its requests hangs."""
+
+    tells_writers_apart = True
+
+    def __init__(self, objects: MemoryObjectStore, hangs: str = "") -> None:
+        self.uri = objects.uri
+        self._objects, self._hangs = objects, hangs
+        self.gate, self.reached = threading.Event(), threading.Event()
+        self.gate.set()
+        self.lists = 0
+
+    def _pass(self, request: str) -> None:
+        if request == self._hangs and not self.gate.is_set():
+            self.reached.set()
+            assert self.gate.wait(30)
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        self._pass("put_if_absent")
+        return self._objects.put_if_absent(path, data)
+
+    def put(self, path: str, data: bytes) -> None:
+        self._objects.put(path, data)
+
+    def get(self, path: str) -> bytes:
+        return self._objects.get(path)
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        self.lists += 1
+        infos = self._objects.list(prefix)
+        self._pass("list")
+        return infos
+
+    def delete(self, path: str) -> None:
+        self._pass("delete")
+        self._objects.delete(path)
+
+
+class Office:
+    """One coordinator: a keeper of the state's log and a cleaner, as the coordinator actor has them."""
+
+    def __init__(self, objects: ObjectStore, name: str) -> None:
+        self.keeper = LedgerKeeper(ManifestLog(objects, "s", name))
+        self.cleaner = Cleaner(objects, Maintenance(grace_s=GRACE_S))
+
+    async def begin(self, run: str, batch: int) -> CommitEntry:
+        """A commit of a new run, not counted yet."""
+        task = TaskIdentity("s", "query", run, batch, 0, 0, "executor")
+        grant = await self.keeper.submit(lambda ledger: ledger.decide_lease(task, HERE, lambda _: False))
+        version = batch + 1
+        begun = entry(grant, version)
+        return replace(begun, file=f"s/0/0/{version}-{ord(run[-1]):x}.delta", committed_at_ms=int(time.time() * 1000))
+
+    async def count(self, begun: CommitEntry) -> None:
+        """As ``Coordinator.commit_all``."""
+
+        def decide(ledger: StateLedger) -> tuple[list[Record], None]:
+            records, _ = ledger.decide_commits([begun])
+            if records:
+                check_age(begun.file, begun.committed_at_ms, int(time.time() * 1000), GRACE_S)
+            return records, None
+
+        await self.keeper.submit(decide)
+
+    async def clean(self) -> list[str]:
+        cleaned = await self.cleaner.clean(self.keeper, "s", dry_run=False)
+        return [file["path"] for file in cleaned["files"]]
+
+
+async def until(reached: threading.Event) -> None:
+    assert await asyncio.to_thread(reached.wait, 30)
+
+
+def two_coordinators(
+    scenario: Callable[[Office, Office, MemoryObjectStore, Gated], Awaitable[None]], hangs: str
+) -> None:
+    """Run a scenario of an old coordinator, whose requests can be made to hang, and its successor."""
+    objects = MemoryObjectStore()
+
+    async def run() -> None:
+        gated = Gated(objects, hangs)
+        old, new = Office(gated, "old"), Office(objects, "new")
+        await old.keeper.open()
+        await new.keeper.open()
+        await scenario(old, new, objects, gated)
+
+    asyncio.run(run())
+
+
+async def read_anew(objects: ObjectStore) -> set[str]:
+    ledger = ManifestLog(objects, "s", "reader").load()
+    return ledger.referenced_files()
+
+
+def test_a_commit_that_hangs_on_its_way_to_the_log_is_not_counted_after_its_file_is_cleaned_away() -> None:
+    async def scenario(old: Office, new: Office, objects: MemoryObjectStore, gated: Gated) -> None:
+        begun = await old.begin("run-1", 0)
+        objects.put(begun.file, b"delta")
+        gated.gate.clear()
+        counting = asyncio.create_task(old.count(begun))
+        await until(gated.reached)
+        await asyncio.sleep(1.1 * GRACE_S)
+        assert await new.clean() == [begun.file]
+        gated.gate.set()
+        with pytest.raises(FencedError, match="took too long"):
+            await counting
+        assert await read_anew(objects) == set()
+
+    two_coordinators(scenario, "put_if_absent")
+
+
+@pytest.mark.parametrize("hangs", ["list", "delete"])
+def test_a_coordinator_that_sleeps_while_it_cleans_deletes_nothing_that_its_successor_counts(hangs: str) -> None:
+    async def scenario(old: Office, new: Office, objects: MemoryObjectStore, gated: Gated) -> None:
+        objects.put("s/0/0/1-0f.delta", b"of a failed attempt")
+        first = await new.begin("run-1", 0)
+        objects.put(first.file, b"delta")
+        await new.count(first)
+        await asyncio.sleep(1.1 * GRACE_S)
+        gated.gate.clear()
+        cleaning = asyncio.create_task(old.clean())
+        await until(gated.reached)
+        second = await new.begin("run-2", 1)
+        objects.put(second.file, b"delta")
+        await new.count(second)
+        third = await new.begin("run-3", 1)  # replays the batch: the second's file is not needed any more
+        objects.put(third.file, b"delta")
+        await new.count(third)
+        gated.gate.set()
+        assert "s/0/0/1-0f.delta" in await cleaning
+        kept = {info.path for info in objects.list("s/0")}
+        assert await read_anew(objects) == {first.file, third.file}
+        assert {first.file, third.file} <= kept
+
+    two_coordinators(scenario, hangs)
+
+
+def test_a_coordinator_that_was_replaced_unawares_cleans_by_its_successors_log() -> None:
+    async def scenario(old: Office, new: Office, objects: MemoryObjectStore, _: Gated) -> None:
+        files = []
+        for batch in range(3):
+            begun = await new.begin(f"run-{batch}", batch)
+            objects.put(begun.file, b"delta")
+            await new.count(begun)
+            files.append(begun.file)
+        objects.put("s/0/0/9-0f.delta", b"of a failed attempt")
+        await asyncio.sleep(1.1 * GRACE_S)
+        assert await old.clean() == ["s/0/0/9-0f.delta"]
+        assert [info.path for info in objects.list("s/0")] == files
+
+    two_coordinators(scenario, "")
+
+
+def test_nothing_is_deleted_by_a_young_coordinator_and_a_dry_run_always_looks() -> None:
+    async def scenario(old: Office, new: Office, objects: MemoryObjectStore, gated: Gated) -> None:
+        objects.put("s/0/0/1-0f.delta", b"of a failed attempt")
+        gated.lists = 0
+        assert await old.clean() == []
+        await old.cleaner.round(old.keeper, "s")
+        assert gated.lists == 0
+        for lists in (1, 2):
+            found = await old.cleaner.clean(old.keeper, "s", dry_run=True)
+            assert [file["path"] for file in found["files"]] == ["s/0/0/1-0f.delta"]
+            assert gated.lists == lists
+        log_size = len(objects.list("s/manifest"))
+        await asyncio.sleep(1.1 * GRACE_S)
+        await old.cleaner.round(old.keeper, "s")
+        assert objects.list("s/0") == []
+        assert (gated.lists, len(objects.list("s/manifest"))) == (3, log_size + 1)
+        await old.cleaner.round(old.keeper, "s")
+        assert gated.lists == 3, "just listed"
+
+    two_coordinators(scenario, "")
+
+
+# -- when to list ----------------------------------------------------------------------------------------------------
+
+
+def listings(
+    schedule: ListingSchedule, rounds: range, epoch: Callable[[int], int], moved: Callable[[int], bool]
+) -> list[int]:
+    """Times of the rounds that list."""
+    found = []
+    for now_s in rounds:
+        schedule.observe(now_s, epoch(now_s), moved(now_s))
+        if schedule.is_due(now_s):
+            schedule.listed(now_s)
+            found.append(now_s)
+    return found
+
+
+def test_a_busy_state_is_listed_four_times_in_a_grace_period_whatever_happens() -> None:
+    schedule = ListingSchedule(3600, 0)
+    times = listings(schedule, range(60, 100_000, 60), lambda now_s: now_s, lambda _: True)
+    assert times[0] == 3660, "the first round at which readers from before the start are done"
+    assert {later - time for time, later in pairwise(times)} == {900}
+
+
+def test_a_state_at_rest_is_listed_until_what_it_left_over_is_old_enough_and_then_rarely() -> None:
+    schedule = ListingSchedule(3600, 0)
+    day = 24 * 3600
+    times = listings(schedule, range(60, 3 * day, 60), lambda _: 7, lambda now_s: now_s == 60)
+    # The last of the listings close together is later than the change by two grace periods.
+    assert times == [3660, 4560, 5460, 6360, 7260, 8160, 8160 + day, 8160 + 2 * day]
+
+
+@pytest.mark.parametrize("epoch_moves", [True, False])
+def test_a_run_a_lease_and_a_truncation_wake_a_state_up(epoch_moves: bool) -> None:
+    schedule = ListingSchedule(3600, 0)
+    at = 50_040
+    times = listings(
+        schedule,
+        range(60, 60_000, 60),
+        lambda now_s: 2 if epoch_moves and now_s >= at else 1,
+        lambda now_s: not epoch_moves and now_s == at,
+    )
+    woken = [time for time in times if time >= at]
+    assert woken[0] == at
+    assert woken[-1] > at + 2 * 3600
+    assert len(woken) <= 10

@@ -1,0 +1,442 @@
+"""Two coordinators over one manifest log against plain dicts: runs, leases, commits, snapshots, truncation, restarts, zombies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from coordinator import manifest_log
+from coordinator.core import LeaseGrant, Record, StateLedger
+from coordinator.errors import FencedError, InvalidRequestError, StateMismatchError, StateStoreError
+from coordinator.manifest_log import LedgerKeeper, ManifestLog, unseal
+from coordinator.model import DEFAULT_STORE, ActorLocation, CommitEntry, ShardKey, SnapshotEntry
+from coordinator.storage import MemoryObjectStore
+from tests.unit.test_coordinator import ROOT, actor, entry, task
+
+STORES = (DEFAULT_STORE, "names")
+PARTITIONS = (0, 1)
+#: Rows of a store: few keys; in a change, None removes.
+Rows = dict[str, int | None]
+CHANGE = st.dictionaries(st.sampled_from("abc"), st.one_of(st.none(), st.integers(0, 9)), max_size=2)
+WHO = st.sampled_from((0, 1))
+PARTITION = st.sampled_from(PARTITIONS)
+PICK = st.integers(0, 1000)
+
+
+def applied(rows: Rows, change: Rows) -> Rows:
+    return {key: value for key, value in {**rows, **change}.items() if value is not None}
+
+
+@dataclass
+class Model:
+    """What the coordinators should know. ``rows_of`` has the rows after each commit, by its delta's file."""
+
+    run: str = ""
+    retired: set[str] = field(default_factory=set)
+    epoch: int = 0
+    leases: dict[int, tuple[int, ActorLocation]] = field(default_factory=dict)
+    chains: dict[ShardKey, list[CommitEntry]] = field(default_factory=dict)
+    snapshots: dict[ShardKey, list[SnapshotEntry]] = field(default_factory=dict)
+    floors: dict[ShardKey, int] = field(default_factory=dict)
+    rows_of: dict[str, Rows] = field(default_factory=dict)
+
+    def newest(self) -> int:
+        return max((chain[-1].version for chain in self.chains.values()), default=0)
+
+    def of_partition(self, partition: int) -> list[CommitEntry]:
+        return [one for shard, chain in self.chains.items() if shard[0] == partition for one in chain]
+
+    def has(self, partition: int, version: int, run: str) -> bool:
+        """Whether the run's commit of a version counts."""
+        return any((one.version, one.run_id) == (version, run) for one in self.of_partition(partition))
+
+    def base(self, partition: int, batch: int) -> int | type[StateStoreError]:
+        found = [one.version for one in self.of_partition(partition) if one.version <= batch]
+        if not found and any(floor for shard, floor in self.floors.items() if shard[0] == partition):
+            return StateMismatchError
+        return max(found, default=0)
+
+    def rows(self, shard: ShardKey, version: int) -> Rows:
+        return next(
+            (self.rows_of[one.file] for one in reversed(self.chains.get(shard, [])) if one.version <= version), {}
+        )
+
+    def lease(
+        self, run: str, partition: int, batch: int, local: ActorLocation, lost: set[str]
+    ) -> tuple[int, ActorLocation, int] | type[StateStoreError]:
+        """(epoch, store actor, base version) that a task should be given."""
+        if run in self.retired:
+            return FencedError
+        base = self.base(partition, batch)
+        is_new = run != self.run
+        if (not self.chains and batch > 0) or (is_new and self.newest() > batch + 1) or not isinstance(base, int):
+            return StateMismatchError
+        if is_new:
+            self.retired |= {self.run} - {""}
+            self.run, self.epoch = run, self.epoch + 1
+            self.leases = {one: (self.epoch, where) for one, (_, where) in self.leases.items()}
+        if partition not in self.leases or self.leases[partition][1].instance_id in lost:
+            self.epoch += 1
+            self.leases[partition] = (self.epoch, local)
+        return *self.leases[partition], base
+
+    def commit(self, entries: list[CommitEntry], changes: list[Rows]) -> list[CommitEntry] | type[StateStoreError]:
+        """The entries that should count afterwards."""
+        first = entries[0]
+        known = self.of_partition(first.partition_id)
+        if mine := [one for one in known if one.attempt_id == first.attempt_id]:
+            return mine
+        if first.run_id != self.run or first.epoch != self.leases[first.partition_id][0]:
+            return FencedError
+        if others := [one for one in known if (one.version, one.run_id) == (first.version, first.run_id)]:
+            return others
+        base = self.base(first.partition_id, first.version - 1)
+        if base != first.base_version:
+            return InvalidRequestError if isinstance(base, int) else base
+        for one, change in zip(entries, changes, strict=True):
+            self.rows_of[one.file] = applied(self.rows(one.shard, base), change)
+            chain = [other for other in self.chains.get(one.shard, []) if other.version < one.version]
+            self.chains[one.shard] = [*chain, one]
+            shown = self.snapshots.get(one.shard, [])
+            self.snapshots[one.shard] = [other for other in shown if other.version < one.version]
+        return entries
+
+    def snapshot(self, one: SnapshotEntry) -> bool:
+        shown = self.snapshots.setdefault(one.shard, [])
+        if one in shown:
+            return True
+        counted = [(other.version, other.attempt_id) for other in self.chains[one.shard]]
+        if (one.version, one.attempt_id) not in counted or any(other.version >= one.version for other in shown):
+            return False
+        shown.append(one)
+        return True
+
+    def truncate(self, keep: int) -> dict[ShardKey, int]:
+        moved: dict[ShardKey, int] = {}
+        for shard, chain in self.chains.items():
+            wanted = (chain[-1].version if chain else 0) - keep + 1
+            floor = max((one.version for one in self.snapshots.get(shard, []) if one.version <= wanted), default=0)
+            if floor > self.floors.get(shard, 0):
+                moved[shard] = self.floors[shard] = floor
+                self.chains[shard] = [one for one in chain if one.version >= floor]
+                self.snapshots[shard] = [one for one in self.snapshots[shard] if one.version >= floor]
+        return moved
+
+
+@dataclass
+class Granted:
+    """A lease that somebody was given, and may use long after it was taken away; its batch."""
+
+    grant: LeaseGrant
+    batch: int
+
+
+class CoordinatorMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.interval, manifest_log._CHECKPOINT_INTERVAL = manifest_log._CHECKPOINT_INTERVAL, 3
+        self.loop = asyncio.new_event_loop()
+        self.store = MemoryObjectStore()
+        self.keepers = [self.opened(), self.opened()]
+        self.model = Model()
+        self.lives = {"a": 1, "b": 1}
+        self.lost: set[str] = set()
+        #: Stores of each run; a later run may have more, as a query that gets another store.
+        self.runs: dict[str, tuple[str, ...]] = {}
+        #: Batch that each run is at.
+        self.batches: dict[str, int] = {}
+        self.granted: list[Granted] = []
+        self.tried: list[tuple[list[CommitEntry], list[Rows]]] = []
+        self.shown: list[SnapshotEntry] = []
+        #: What each delta and snapshot file holds.
+        self.files: dict[str, Rows] = {}
+        self.floors: dict[ShardKey, int] = {}
+        self.serial = 0
+
+    def teardown(self) -> None:
+        self.loop.run_until_complete(self.loop.shutdown_default_executor())
+        self.loop.close()
+        manifest_log._CHECKPOINT_INTERVAL = self.interval
+        counted = [
+            (
+                record["entry"]["partition_id"],
+                record["entry"]["store_name"],
+                record["entry"]["version"],
+                record["entry"]["run_id"],
+            )
+            for record in self.records()
+            if record["kind"] == "committed"
+        ]
+        assert len(set(counted)) == len(counted), "two attempts of a run were counted for one version"
+
+    def opened(self) -> LedgerKeeper:
+        self.serial = getattr(self, "serial", 0) + 1
+        keeper = LedgerKeeper(ManifestLog(self.store, "clicks", f"writer-{self.serial}"))
+        self.loop.run_until_complete(keeper.open())
+        return keeper
+
+    def records(self) -> list[Record]:
+        return [
+            record
+            for info in self.store.list("clicks/manifest")
+            for record in unseal(self.store.get(info.path))["records"]
+        ]
+
+    async def ask(self, who: int, decide: Callable[[StateLedger], Any]) -> Any:
+        """A coordinator's answer, or the kind of error that it gives."""
+        try:
+            return await self.keepers[who].submit(decide)
+        except StateStoreError as error:
+            return type(error)
+
+    def answer(self, who: int, decide: Callable[[StateLedger], Any]) -> Any:
+        return self.loop.run_until_complete(self.ask(who, decide))
+
+    # -- runs and leases ----------------------------------------------------------------------------------------------
+
+    def lease(self, who: int, run: str, partition: int, batch: int, local: str) -> None:
+        where = actor(local, str(self.lives[local]))
+        identity, lost = task(run, batch, partition), set(self.lost)
+        found = self.answer(
+            who, lambda ledger: ledger.decide_lease(identity, where, lambda one: one.instance_id in lost)
+        )
+        expected = self.model.lease(run, partition, batch, where, lost)
+        if isinstance(found, LeaseGrant):
+            assert (found.lease.epoch, found.lease.location, found.base_version) == expected
+            assert (found.lease.run_id, found.lease.store_id.partition_id) == (run, partition)
+            self.granted.append(Granted(found, batch))
+        else:
+            assert found is expected
+
+    @rule(
+        who=WHO,
+        partition=PARTITION,
+        back=st.sampled_from((-1, 0, 0, 0, 1, 1, 2, 3)),
+        local=st.sampled_from("ab"),
+        more=st.booleans(),
+    )
+    def start_run(self, who: int, partition: int, back: int, local: str, more: bool) -> None:
+        """At the batch after the newest version (0), before it (a replay), long before it (refused), after it (-1, a gap)."""
+        run = f"run-{len(self.runs)}"
+        former = len(next(reversed(self.runs.values()), STORES[:1]))
+        self.runs[run] = STORES[: max(former, 1 + more)]
+        self.batches[run] = max(0, self.model.newest() - back)
+        self.lease(who, run, partition, self.batches[run], local)
+
+    @precondition(lambda self: self.model.run)
+    @rule(who=WHO, partition=PARTITION, back=st.sampled_from((0, 0, 0, 1)), local=st.sampled_from("ab"))
+    def lease_in_run(self, who: int, partition: int, back: int, local: str) -> None:
+        """For the run's batch, or by a task that is repeated although its batch is committed."""
+        run, batch = self.model.run, self.batches[self.model.run] - back
+        if not back or self.model.has(partition, batch + 1, run):
+            self.lease(who, run, partition, batch, local)
+
+    @precondition(lambda self: self.model.run)
+    @rule(by=st.sampled_from((1, 1, 1, 2)))
+    def next_batch(self, by: int) -> None:
+        self.next_batch_by(by)
+
+    def next_batch_by(self, by: int) -> None:
+        """A partition without a commit of the batch had no task in it (Spark left it out): nobody commits that any more."""
+        run, model = self.model.run, self.model
+        self.batches[run] += by
+        self.granted = [
+            one
+            for one in self.granted
+            if one.grant.lease.run_id != run or model.has(one.grant.lease.store_id.partition_id, one.batch + 1, run)
+        ]
+        self.tried = [
+            one
+            for one in self.tried
+            if one[0][0].run_id != run or model.has(one[0][0].partition_id, one[0][0].version, run)
+        ]
+
+    @precondition(lambda self: self.runs)
+    @rule(who=WHO, partition=PARTITION, pick=PICK, local=st.sampled_from("ab"))
+    def lease_in_a_zombie_run(self, who: int, partition: int, pick: int, local: str) -> None:
+        run = sorted(self.model.retired)[pick % len(self.model.retired)] if self.model.retired else ""
+        if run:
+            self.lease(who, run, partition, self.model.newest(), local)
+
+    @rule(name=st.sampled_from("ab"))
+    def lose_actor(self, name: str) -> None:
+        self.lost.add(actor(name, str(self.lives[name])).instance_id)
+        self.lives[name] += 1
+
+    # -- commits ------------------------------------------------------------------------------------------------------
+
+    def entries(self, granted: Granted, stores: tuple[str, ...]) -> list[CommitEntry]:
+        """One attempt's commits of several stores."""
+        self.serial += 1
+        name, version = f"attempt-{self.serial}", granted.batch + 1
+        plain = entry(granted.grant, version)
+        return [
+            replace(plain, attempt_id=name, file=f"{store}/{version}-{name}.delta", store_name=store)
+            for store in stores
+        ]
+
+    def check_commit(self, found: Any, entries: list[CommitEntry], changes: list[Rows]) -> None:
+        for one, change in zip(entries, changes, strict=True):
+            self.files[one.file] = change
+        expected = self.model.commit(entries, changes)
+        if isinstance(expected, type):
+            assert found is expected
+        else:
+            assert isinstance(found, tuple), found
+            assert sorted(found, key=str) == sorted(expected, key=str)
+
+    def pick_granted(self, pick: int) -> Granted:
+        """Mostly one of the last leases: the others are zombies'."""
+        return self.granted[-1 - min(pick % 6, pick % len(self.granted))]
+
+    @precondition(lambda self: self.granted)
+    @rule(who=WHO, pick=PICK, change=CHANGE, other=CHANGE, wrong=st.sampled_from((0,) * 8 + (-1, 1)))
+    def commit(self, who: int, pick: int, change: Rows, other: Rows, wrong: int) -> None:
+        granted = self.pick_granted(pick)
+        entries = self.entries(granted, self.runs[granted.grant.lease.run_id])
+        entries = [replace(one, base_version=one.base_version + wrong) for one in entries]
+        changes = [change, other][: len(entries)]
+        self.tried.append((entries, changes))
+        self.check_commit(self.answer(who, lambda ledger: ledger.decide_commits(entries)), entries, changes)
+
+    @precondition(lambda self: self.tried)
+    @rule(who=WHO, pick=PICK)
+    def commit_again(self, who: int, pick: int) -> None:
+        entries, changes = self.tried[-1 - pick % min(len(self.tried), 6)]
+        self.check_commit(self.answer(who, lambda ledger: ledger.decide_commits(entries)), entries, changes)
+
+    @precondition(lambda self: self.granted)
+    @rule(pick=PICK, change=CHANGE, other=CHANGE)
+    def commit_at_both_at_once(self, pick: int, change: Rows, other: Rows) -> None:
+        """Two attempts, each at another coordinator: whichever log place is taken first decides for both."""
+        granted = self.pick_granted(pick)
+        stores = self.runs[granted.grant.lease.run_id]
+        both = [(self.entries(granted, stores), [rows] * len(stores)) for rows in (change, other)]
+
+        async def race() -> list[Any]:
+            left, right = (entries for entries, _ in both)
+            return await asyncio.gather(
+                self.ask(0, lambda ledger: ledger.decide_commits(left)),
+                self.ask(1, lambda ledger: ledger.decide_commits(right)),
+            )
+
+        found = self.loop.run_until_complete(race())
+        # The one that was given its own entries came first.
+        first = 0 if isinstance(found[0], type) or found[0][0].attempt_id == both[0][0][0].attempt_id else 1
+        for place in (first, 1 - first):
+            self.check_commit(found[place], *both[place])
+
+    @precondition(lambda self: self.model.run)
+    @rule(who=WHO, changes=st.tuples(CHANGE, CHANGE), local=st.sampled_from("ab"), then=st.integers(0, 1))
+    def run_a_batch(self, who: int, changes: tuple[Rows, Rows], local: str, then: int) -> None:
+        """What mostly happens: every partition is leased and committed."""
+        run, held = self.model.run, len(self.granted)
+        for partition in PARTITIONS:
+            self.lease(who, run, partition, self.batches[run], local)
+        for granted in self.granted[held:]:
+            entries = self.entries(granted, self.runs[run])
+            some = list(changes)[: len(entries)]
+            self.tried.append((entries, some))
+            self.check_commit(self.answer(who, lambda ledger, one=entries: ledger.decide_commits(one)), entries, some)
+        self.next_batch_by(then)
+
+    # -- snapshots, truncation, restarts ------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.tried)
+    @rule(who=WHO, pick=PICK)
+    def snapshot(self, who: int, pick: int) -> None:
+        """Of any commit that was tried: also of one that was refused, or superseded since."""
+        some = self.tried[-1 - pick % min(len(self.tried), 8)][0]
+        one = some[pick % len(some)]
+        if one.shard not in self.model.chains:
+            return
+        self.serial += 1
+        shown = SnapshotEntry(
+            one.partition_id, one.version, one.attempt_id, f"{self.serial}.snapshot", 1, 2, 3, 0, 5, one.store_name
+        )
+        self.files[shown.file] = self.model.rows_of.get(one.file, {})
+        self.shown.append(shown)
+        assert self.answer(who, lambda ledger: ledger.decide_snapshot(shown)) is self.model.snapshot(shown)
+
+    @precondition(lambda self: self.shown)
+    @rule(who=WHO, pick=PICK)
+    def snapshot_again(self, who: int, pick: int) -> None:
+        one = self.shown[pick % len(self.shown)]
+        assert self.answer(who, lambda ledger: ledger.decide_snapshot(one)) is self.model.snapshot(one)
+
+    @rule(who=WHO, keep=st.integers(1, 3))
+    def truncate(self, who: int, keep: int) -> None:
+        found = self.answer(who, lambda ledger: ledger.decide_truncation(keep))
+        assert found == self.model.truncate(keep)
+
+    @rule(who=WHO)
+    def restart(self, who: int) -> None:
+        self.keepers[who] = self.opened()
+
+    # -- what holds ---------------------------------------------------------------------------------------------------
+
+    @invariant()
+    def both_coordinators_and_the_log_tell_the_same(self) -> None:
+        folded = StateLedger(ROOT)
+        for record in self.records():
+            folded.fold(record)
+        told = json.loads(json.dumps(folded.to_json()))
+        assert json.loads(json.dumps(StateLedger.from_json(ROOT, told).to_json())) == told
+        for who in (0, 1):
+            assert self.answer(who, lambda ledger: ([], json.loads(json.dumps(ledger.to_json())))) == told
+        self.ledger = folded
+
+    @invariant()
+    def versions_are_the_models(self) -> None:
+        ledger, model = self.ledger, self.model
+        assert (ledger.run_id, ledger.epoch, ledger.retired) == (model.run, model.epoch, model.retired)
+        assert {one: ledger.location(one) for one in PARTITIONS if ledger.location(one)} == model.leases
+        for shard in ((partition, store) for partition in PARTITIONS for store in STORES):
+            chain = model.chains.get(shard, [])
+            assert list(ledger.entries(*shard)) == chain
+            assert ledger.newest(*shard) == (chain[-1] if chain else None)
+            for version in range(model.floors.get(shard, 0), model.newest() + 2):
+                self.check_load(shard, version)
+        for partition in PARTITIONS:
+            for batch in range(model.newest() + 2):
+                base: Any = None
+                with suppress(StateMismatchError):
+                    base = ledger.base_version(partition, batch)
+                expected = model.base(partition, batch)
+                assert base == (expected if isinstance(expected, int) else None)
+
+    def check_load(self, shard: ShardKey, version: int) -> None:
+        """Whichever snapshot is readable, the deltas after it give the model's rows, and none of the files is deleted."""
+        plan = self.ledger.load_plan(shard[0], version, shard[1])
+        starts: list[tuple[int, Rows]] = [(one.version, self.files[one.file]) for one in plan.snapshots]
+        for start, rows in starts if plan.floor else [*starts, (0, {})]:
+            for one in plan.deltas:
+                rows = applied(rows, self.files[one.file]) if one.version > start else rows
+            assert rows == self.model.rows(shard, version)
+        assert starts or not plan.floor
+        needed = {one.file for one in plan.snapshots} | {one.file for one in plan.deltas}
+        assert needed <= self.ledger.referenced_files()
+
+    @invariant()
+    def floors_never_go_back(self) -> None:
+        for shard in self.model.chains:
+            floor = self.ledger.load_plan(shard[0], 1 << 30, shard[1]).floor
+            assert floor >= self.floors.get(shard, 0)
+            self.floors[shard] = floor
+            if floor:
+                found: Any = None
+                with suppress(InvalidRequestError):
+                    found = self.ledger.load_plan(shard[0], floor - 1, shard[1])
+                assert found is None
+
+
+CoordinatorMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestCoordinator = CoordinatorMachine.TestCase

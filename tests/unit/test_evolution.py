@@ -1,0 +1,396 @@
+"""What a query may change of its aggregates, and what becomes of the state that is there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as T
+
+from coordinator.compatibility import changes, check_metadata, continued, is_wider, same_state
+from coordinator.core import LeaseGrant, Record, StateLedger
+from coordinator.errors import FencedError, StateMismatchError
+from coordinator.model import ActorLocation, StateMetadata, TaskIdentity
+from spark_jobs.types import spark_field, state_field
+from store_actors.delta import encode_snapshot, schema_of
+from store_actors.evolution import evolve_groups
+from store_actors.messages import ApplyRequest, ShardInput
+from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema, spark_type
+from store_actors.shard import CHANGE_COLUMN, Shard
+from tests.unit.test_store import SCHEMA, Coordinator, Fleet
+
+KINDS = AccumulatorKind
+
+
+def accumulator(
+    kind: AccumulatorKind, meaning: str, *types: str, cast: str = "", inputs: tuple[str, ...] = ("v",)
+) -> Accumulator:
+    """One whose state fields are named by `types` alone, and told apart by :func:`schema`."""
+    return Accumulator(kind, inputs, tuple(Field("", name) for name in types), meaning, cast)
+
+
+def schema(*accumulators: Accumulator, mode: str = "update") -> StateSchema:
+    named = tuple(
+        replace(item, state=tuple(replace(one, name=f"a{n}_{m}") for m, one in enumerate(item.state)))
+        for n, item in enumerate(accumulators)
+    )
+    return StateSchema((Field("k", "string"),), (Field("v", "int64"),), named, None, None, mode)
+
+
+COUNT = accumulator(KINDS.COUNT_ROWS, "Count(1)", "int64", inputs=())
+SUM = accumulator(KINDS.SUM_INT, "Sum(v)", "int64")
+MIN = accumulator(KINDS.MIN, "Min(v)", "int64")
+SMALL_MIN = accumulator(KINDS.MIN, "Min(v)", "int32")
+MAX = accumulator(KINDS.MAX, "Max(v)", "int64")
+
+
+def metadata(of: StateSchema) -> StateMetadata:
+    return StateMetadata("s", "query", 1, of.output_mode, json.loads(json.dumps(of.to_json())))
+
+
+# -- the rule ---------------------------------------------------------------------------------------------------------
+
+
+def places(former: list[Accumulator], new: list[Accumulator]) -> list[int | None]:
+    return continued(*(schema(*items).to_json()["accumulators"] for items in (former, new)))
+
+
+def test_aggregates_are_found_again_by_what_they_mean() -> None:
+    assert places([COUNT, SUM], [COUNT, SUM]) == [0, 1]
+    assert places([COUNT, SUM], [MAX, SUM, COUNT]) == [None, 1, 0]
+    assert places([COUNT, SUM, MIN], [MIN]) == [2]
+    assert places([COUNT, SMALL_MIN], [MIN, COUNT]) == [1, 0]
+    assert places([COUNT], [replace(COUNT, kind=KINDS.COUNT_VALID, inputs=("v",))]) == [0]
+
+
+def test_a_cast_in_the_query_tells_two_apart_and_may_become_wider() -> None:
+    as_int, as_long = replace(SMALL_MIN, cast="INT"), replace(MIN, cast="BIGINT")
+    assert places([as_int, COUNT], [COUNT, as_long]) == [1, 0]
+    assert places([SMALL_MIN], [as_long]) == [0]
+    assert places([SUM, replace(SUM, cast="INT")], [replace(SUM, cast="INT"), SUM]) == [1, 0]
+    # Two that are gone and one that came: nobody can say which one it goes on from.
+    assert places([COUNT, as_int, SMALL_MIN], [COUNT, as_long]) == [0, None]
+
+
+@pytest.mark.parametrize(
+    ("former", "new", "reason"),
+    [
+        ([COUNT, MIN], [COUNT, SMALL_MIN], r"Min\(v\) cannot become int32, it is int64"),
+        ([COUNT, MIN], [COUNT, replace(SMALL_MIN, cast="INT")], "cannot become int32"),
+        ([COUNT, SUM], [COUNT, accumulator(KINDS.SUM_FLOAT, "Sum(v)", "float64")], "cannot go on as sum_float"),
+        ([SUM], [MAX], "not one of the aggregates"),
+        ([COUNT, replace(SUM, meaning="")], [COUNT], "does not say what its aggregates mean"),
+    ],
+)
+def test_what_is_not_the_same_aggregate_in_a_wider_type_is_refused(
+    former: list[Accumulator], new: list[Accumulator], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        places(former, new)
+    with pytest.raises(StateMismatchError, match=reason) as refused:
+        check_metadata(metadata(schema(*former)), metadata(schema(*new)))
+    assert {"existing", "asked"} <= refused.value.context.keys()
+    assert all(item.state[0].type in str(refused.value.context["existing"]) for item in former)
+    assert all(item.state[0].type in str(refused.value.context["asked"]) for item in new)
+
+
+def test_what_starts_from_nothing_and_what_is_left_out_is_told() -> None:
+    before, after = schema(COUNT, SUM).to_json(), schema(MAX, COUNT).to_json()
+    assert changes(before, after) == ("max: Max(v) int64", "sum_int: Sum(v) int64")
+    assert changes(before, before) == ("", "")
+
+
+def test_keys_are_fixed() -> None:
+    existing = metadata(schema(COUNT))
+    other = replace(schema(COUNT), keys=(Field("k", "int64"),))
+    with pytest.raises(StateMismatchError, match=r"keys differ.*existing=`k string` asked=`k int64`"):
+        check_metadata(existing, metadata(other))
+    with pytest.raises(StateMismatchError, match="expiry_key differ"):
+        check_metadata(existing, metadata(replace(schema(COUNT), expiry_key="k")))
+
+
+def test_a_wider_type_holds_every_value() -> None:
+    assert is_wider("int8", "float32")
+    assert is_wider("int32", "float64")
+    assert is_wider("decimal(10,2)", "decimal(12,2)")
+    assert not is_wider("int64", "float64")
+    assert not is_wider("int32", "float32")
+    assert not is_wider("decimal(10,2)", "decimal(12,3)")
+    assert not is_wider("timestamp", "timestamp_ntz")
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------
+
+
+def change_of(of: StateSchema, row: dict[str, Any]) -> pa.Table:
+    table = pa.Table.from_pylist([row], schema=of.row_schema())
+    return table.append_column(CHANGE_COLUMN, pa.array([0], pa.int8()))
+
+
+def test_a_new_aggregate_starts_as_in_a_new_group() -> None:
+    every = [
+        COUNT,
+        SUM,
+        accumulator(KINDS.SUM_FLOAT, "f", "float64"),
+        accumulator(KINDS.SUM_DECIMAL, "d", "decimal(20,2)", "bool"),
+        accumulator(KINDS.MAX, "s", "string"),
+        accumulator(KINDS.FIRST, "first", "string", "bool"),
+        accumulator(KINDS.LAST_VALID, "last", "int64", "bool"),
+        accumulator(KINDS.MOMENTS, "m", "float64", "float64", "float64"),
+    ]
+    former, new = schema(MIN), schema(*every, MIN)
+    rows = evolve_groups(change_of(former, {"k": "a", "a0_0": 7}), former, new, "file")
+    assert rows.schema.names == [*new.row_schema().names, CHANGE_COLUMN]
+    (row,) = rows.drop_columns([CHANGE_COLUMN]).to_pylist()
+    zero = Decimal("0.00")
+    assert list(row.values()) == ["a", 0, None, None, zero, True, None, None, False, None, False, 0.0, 0.0, 0.0, 7]
+    shard = Shard(new)
+    shard.load(rows, 1, 0)
+    assert shard.snapshot().to_pylist() == [row]
+
+
+def test_rows_keep_what_stays_in_any_order_and_wider() -> None:
+    amount = accumulator(KINDS.SUM_DECIMAL, "Sum(d)", "decimal(12,2)", "bool")
+    wide = accumulator(KINDS.SUM_DECIMAL, "Sum(d)", "decimal(22,2)", "bool")
+    former, new = schema(COUNT, SMALL_MIN, amount), schema(wide, MIN)
+    written = {"k": None, "a0_0": 3, "a1_0": -5, "a2_0": Decimal("1.25"), "a2_1": False}
+    rows = evolve_groups(change_of(former, written), former, new, "file")
+    assert rows.schema.field("a1_0").type == pa.int64()
+    assert rows.to_pylist() == [{"k": None, "a0_0": Decimal("1.25"), "a0_1": False, "a1_0": -5, CHANGE_COLUMN: 0}]
+    with pytest.raises(StateMismatchError, match=r"key columns are fixed.*written=`k string; Count\(1\) int64.*asked="):
+        evolve_groups(rows, former, replace(new, keys=(Field("k", "int64"),)), "file")
+
+
+# -- a state and its runs ---------------------------------------------------------------------------------------------
+
+
+class Desk(Coordinator):
+    """A coordinator whose leases take the schema that is asked for, as the actor's do."""
+
+    created: StateMetadata
+    asked: StateMetadata
+
+    def lease(self, task: TaskIdentity, local: str, lost: frozenset[str] = frozenset()) -> LeaseGrant:
+        where = ActorLocation(local, local, "node", "host", 1)
+
+        def decide(ledger: StateLedger) -> tuple[list[Record], LeaseGrant]:
+            records, grant = ledger.decide_lease(task, where, lambda one: one.instance_id in lost)
+            return [*records, *ledger.decide_schema(task, self.created, self.asked)], grant
+
+        return self._do(self._keeper.submit(decide))
+
+
+class Query(Fleet):
+    """A query that is changed from run to run; the first schema makes the state."""
+
+    def __init__(self, first: StateSchema) -> None:
+        super().__init__()
+        self.coordinator: Desk = Desk(self.objects)
+        self.created = self.coordinator.created = metadata(first)
+        self.store = self.new_store()
+
+    def request(
+        self, batch: int, run: str = "run-1", schema: StateSchema = SCHEMA, *, local: str = "a", lost: str = ""
+    ) -> ApplyRequest:
+        self.coordinator.asked = metadata(schema)
+        return super().request(batch, run, schema, local=local, lost=lost)
+
+    def run(self, batch: int, run: str, of: StateSchema, **values: int) -> dict[str, tuple[Any, ...]]:
+        """Rows that a batch of one value a key emits."""
+        batch_rows = pa.table({"k": list(values), "v": list(values.values())}, schema=of.raw_schema())
+        emitted, _ = self.store.apply(self.request(batch, run, of), ShardInput.of_raw(of, *batch_rows.to_batches()))
+        assert emitted.schema.names == of.row_schema().names
+        return told(emitted)
+
+    def all(self, of: StateSchema, version: int) -> dict[str, tuple[Any, ...]]:
+        """A version as another process reads it from the files."""
+        store_id = self.request(version, "reader", of).lease.store_id
+        return told(self.new_store().read(store_id, version, of))
+
+    def ledger(self) -> StateLedger:
+        return StateLedger.from_json(
+            "x/s",
+            json.loads(
+                json.dumps(self.coordinator._do(self.coordinator._keeper.submit(lambda one: ([], one.to_json()))))
+            ),
+        )
+
+
+def told(rows: pa.Table) -> dict[str, tuple[Any, ...]]:
+    return {row.pop("k"): tuple(row.values()) for row in rows.to_pylist()}
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_changed_query_goes_on_from_its_state(in_memory: bool) -> None:
+    first, second = schema(COUNT, SUM), schema(MAX, SUM, COUNT)
+    query = Query(first)
+    query.run(0, "run-1", first, a=5, b=7)
+    query.run(1, "run-1", first, a=6)
+    if not in_memory:
+        query.store = query.new_store()
+    assert query.run(2, "run-2", second, a=1, c=2) == {"a": (1, 12, 3), "c": (2, 2, 1)}
+    assert query.run(2, "run-2", second, a=1, c=2) == {"a": (1, 12, 3), "c": (2, 2, 1)}  # a retry: the same rows
+    assert query.run(3, "run-2", second, b=1) == {"b": (1, 8, 2)}
+    assert query.all(second, 4) == {"a": (1, 12, 3), "b": (1, 8, 2), "c": (2, 2, 1)}
+    assert query.all(first, 4) == {"a": (3, 12), "b": (2, 8), "c": (1, 2)}
+
+
+def test_a_batch_that_the_former_run_committed_is_replayed_in_the_new_schema() -> None:
+    first, second = schema(COUNT), schema(SUM, COUNT)
+    query = Query(first)
+    query.run(0, "run-1", first, a=5)
+    query.run(1, "run-1", first, a=6)  # counted, but the driver died before it knew
+    assert query.run(1, "run-2", second, a=6) == {"a": (6, 2)}
+    assert query.all(second, 2) == {"a": (6, 2)}
+
+
+@pytest.mark.parametrize("snapshots", [True, False])
+def test_an_aggregate_that_was_gone_for_a_while_starts_from_nothing(snapshots: bool) -> None:
+    """Also in a group that nothing touched meanwhile, and whether or not a snapshot was made meanwhile."""
+    whole, less = schema(COUNT, SUM), schema(COUNT)
+    query = Query(whole)
+    query.run(0, "run-1", whole, a=5, b=7)
+    query.run(1, "run-2", less, a=6)
+    if snapshots:
+        query.store.maintain(1)
+        assert query.store.metrics.snapshots_written == 1
+    assert query.run(2, "run-3", whole, b=1) == {"b": (2, 1)}
+    assert query.all(whole, 3) == {"a": (2, None), "b": (2, 1)}
+
+
+def test_an_unchanged_query_finds_its_state_in_memory_and_a_changed_delay_reads_it_again() -> None:
+    first = schema(COUNT)
+    query = Query(first)
+    query.run(0, "run-1", first, a=5)
+    query.run(1, "run-2", first, a=5)
+    assert query.store.metrics.deltas_loaded == 0
+    assert query.run(2, "run-3", replace(first, delay_ms=1000), a=5) == {"a": (3,)}
+    assert query.store.metrics.deltas_loaded == 2
+
+
+def test_the_newest_schema_is_in_the_log_once_and_in_its_checkpoints() -> None:
+    first, second = schema(COUNT), schema(SUM, COUNT)
+    query = Query(first)
+    query.run(0, "run-1", first, a=5)
+    assert query.ledger().described(query.created) == query.created
+    assert query.ledger().load_plan(0, 1).schemas == ()
+    for batch in (1, 2):
+        query.run(batch, "run-2", second, a=6)
+    ledger = query.ledger()
+    assert ledger.described(query.created) == metadata(second)
+    ((epoch, newest),) = ledger.load_plan(0, 3).schemas
+    assert StateSchema.from_json(newest) == second
+    assert [entry.epoch >= epoch for entry in ledger.entries(0)] == [False, True, True]
+
+
+def test_a_ledger_from_before_schemas_changed_is_read() -> None:
+    former = StateLedger("x/s").to_json()
+    del former["schemas"]
+    assert StateLedger.from_json("x/s", former).load_plan(0, 0).schemas == ()
+
+
+def test_a_replaced_run_cannot_bring_its_schema_back() -> None:
+    first, second = schema(COUNT, MIN), schema(COUNT)
+    query = Query(first)
+    query.run(0, "run-1", first, a=5)
+    query.run(1, "run-2", second, a=6)
+    with pytest.raises(FencedError, match="newer run"):
+        query.run(1, "run-1", first, a=6)
+    assert query.ledger().described(query.created) == metadata(second)
+
+
+def test_a_refused_change_leaves_no_trace() -> None:
+    first = schema(COUNT, MIN)
+    query = Query(first)
+    query.run(0, "run-1", first, a=5)
+    with pytest.raises(StateMismatchError, match=r"existing=.*min: Min\(v\) int64.*asked=.*min: Min\(v\) int32"):
+        query.run(1, "run-2", schema(COUNT, SMALL_MIN), a=6)
+    assert query.run(1, "run-1", first, a=4) == {"a": (2, 4)}
+
+
+def test_a_state_from_before_meanings_goes_on_unchanged_and_refuses_changes() -> None:
+    def nameless(item: Accumulator) -> Accumulator:
+        return replace(item, meaning="")
+
+    old, new = schema(nameless(COUNT), nameless(SUM)), schema(COUNT, SUM)
+    query = Query(old)
+    query.run(0, "run-1", old, a=5)
+    assert query.run(1, "run-2", new, a=6) == {"a": (2, 11)}
+    query.store = query.new_store()
+    assert query.run(2, "run-3", new, a=1) == {"a": (3, 12)}
+    with pytest.raises(StateMismatchError, match="early version"):
+        query.run(3, "run-4", schema(SUM, COUNT), a=1)
+    assert same_state(old.to_json(), new.to_json())
+
+
+# -- Spark's types ----------------------------------------------------------------------------------------------------
+
+SPARK_TYPES: list[tuple[T.DataType, dict[str, Any]]] = [
+    (T.BooleanType(), {}),
+    (T.ByteType(), {}),
+    (T.ShortType(), {}),
+    (T.IntegerType(), {}),
+    (T.LongType(), {}),
+    (T.FloatType(), {}),
+    (T.DoubleType(), {}),
+    (T.StringType(), {}),
+    (T.StringType(), {"__CHAR_VARCHAR_TYPE_STRING": "varchar(12)"}),
+    (T.BinaryType(), {}),
+    (T.DateType(), {}),
+    (T.TimestampType(), {}),
+    (T.TimestampNTZType(), {}),
+    (T.DecimalType(12, 3), {}),
+    (T.DayTimeIntervalType(), {}),
+    (T.DayTimeIntervalType(T.DayTimeIntervalType.HOUR, T.DayTimeIntervalType.MINUTE), {}),
+]
+
+
+def test_files_tell_every_type_as_spark_has_it() -> None:
+    fields = [
+        T.StructField(f"k{n}", kind, nullable=n % 2 == 0, metadata=facts) for n, (kind, facts) in enumerate(SPARK_TYPES)
+    ]
+    keys = tuple(state_field(one.name, one.dataType, one.nullable, metadata=one.metadata) for one in fields)
+    of = replace(schema(COUNT), keys=keys)
+    assert [spark_field(key).dataType for key in keys] == [one.dataType for one in fields]
+    data, _ = encode_snapshot(of.row_schema().empty_table(), 1, 0, of)
+    rows = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+    told = T.StructType.fromJson(json.loads(rows.schema.metadata[b"statefleet"])["spark"])
+    assert told == T.StructType([*fields, T.StructField("a0_0", T.LongType())])
+    assert [one.metadata for one in told][:-1] == [facts for _, facts in SPARK_TYPES]
+    assert schema_of(rows) == of
+
+
+def test_what_a_column_is_to_its_query_is_no_part_of_its_type() -> None:
+    field = state_field("k", T.TimestampType(), metadata={"spark.watermarkDelayMs": 10, "spark.timeWindow": True})
+    assert field == Field("k", "timestamp")
+
+
+def test_a_keyed_store_has_its_spark_types_by_its_arrow_types() -> None:
+    of = StateSchema.keyed((Field("k", "int32", False),), (Field("d", "decimal(10,2)"), Field("t", "duration")))
+    assert T.StructType.fromJson(of.spark_schema()) == T.StructType(
+        [
+            T.StructField("k", T.IntegerType(), False),
+            T.StructField("d", T.DecimalType(10, 2)),
+            T.StructField("t", T.DayTimeIntervalType()),
+        ]
+    )
+    assert spark_type("timestamp_ntz") == "timestamp_ntz"
+
+
+def test_files_from_before_spark_types_and_meanings_are_read() -> None:
+    of = schema(replace(COUNT, meaning=""))
+    data, _ = encode_snapshot(pa.table({"k": ["a"], "a0_0": [1]}, schema=of.row_schema()), 1, 0, of)
+    rows = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+    facts = json.loads(rows.schema.metadata[b"statefleet"])
+    del facts["spark"]
+    for field in [*facts["schema"]["keys"], *facts["schema"]["inputs"], *facts["schema"]["accumulators"][0]["state"]]:
+        del field["spark"]
+    for name in ("meaning", "cast"):
+        del facts["schema"]["accumulators"][0][name]
+    old = rows.replace_schema_metadata({b"statefleet": json.dumps(facts).encode()})
+    assert schema_of(old) == of
+    assert evolve_groups(old, schema_of(old), schema(COUNT), "file") is old

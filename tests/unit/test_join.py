@@ -1,0 +1,675 @@
+"""Joins of two streams: Spark's own cases, conditions, and a shard against plain lists through versions."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from coordinator.errors import InvalidRequestError
+from store_actors import join
+from store_actors.conditions_join import PairCondition
+from store_actors.join import JoinShard, join_schema
+from store_actors.messages import ShardInput
+from store_actors.schema import Field, StateSchema, string_to_type
+from store_actors.versions import CHANGE_COLUMN, UPDATED, Change
+
+SECOND = 1_000_000
+Row = dict[str, Any]
+
+
+def column(name: str) -> Row:
+    return {"op": "column", "name": name}
+
+
+def literal(kind: str, value: object) -> Row:
+    return {"op": "literal", "type": kind, "value": value}
+
+
+def call(op: str, *args: Row) -> Row:
+    return {"op": op, "args": list(args)}
+
+
+def table_of(schema: pa.Schema, rows: list[Row]) -> pa.Table:
+    return pa.Table.from_arrays(
+        [pa.array([row.get(field.name) for row in rows], field.type) for field in schema], schema=schema
+    )
+
+
+class Driver:
+    """A join in batches, as Spark's suites run it: rows that come out, kept rows, rows put and dropped since the last look."""
+
+    def __init__(self, schema: StateSchema) -> None:
+        self.schema = StateSchema.from_json(json.loads(json.dumps(schema.to_json())))
+        self.shard = JoinShard(self.schema)
+        self.changes: list[Change] = []
+
+    def input(self, left: list[Row], right: list[Row]) -> ShardInput:
+        tables = tuple(
+            table_of(schema, rows) for schema, rows in zip(self.schema.input_schemas(), (left, right), strict=True)
+        )
+        return ShardInput(tables, len(left) + len(right))
+
+    def batch(self, left: list[Row], right: list[Row], watermark_ms: int | None = None) -> Change:
+        watermark = self.shard.watermark_ms if watermark_ms is None else watermark_ms
+        change = self.shard.apply(self.input(left, right), watermark, self.shard.version + 1)
+        self.shard.commit()
+        self.changes.append(change)
+        return change
+
+    def restart(self) -> None:
+        self.shard = reloaded(self.schema, self.changes)
+
+
+def reloaded(schema: StateSchema, changes: list[Change]) -> JoinShard:
+    shard = JoinShard(schema)
+    for change in changes:
+        shard.load(change.delta, change.version, change.watermark_ms)
+    return shard
+
+
+def rows_of(table: pa.Table | None) -> Counter[tuple[Any, ...]]:
+    assert table is not None
+    columns = [plain(one) for one in table.columns]
+    return Counter(zip(*columns, strict=True)) if columns else Counter()
+
+
+def plain(values: pa.ChunkedArray) -> list[Any]:
+    if pa.types.is_temporal(values.type) and not pa.types.is_date(values.type):
+        values = values.cast(pa.int64())
+    return ["nan" if isinstance(one, float) and math.isnan(one) else one for one in values.to_pylist()]
+
+
+# -- Spark's cases ----------------------------------------------------------------------------------------------------
+
+
+def simple(join_type: str = "inner", **options: Any) -> Driver:
+    fields = Field("l0", "int64"), Field("l1", "int64")
+    others = Field("r0", "int64"), Field("r1", "int64")
+    return Driver(join_schema((Field("k0", "int64"),), fields, others, {"join_type": join_type, **options}))
+
+
+def left(*values: int | None) -> list[Row]:
+    return [{"k0": v, "l0": v, "l1": None if v is None else 2 * v} for v in values]
+
+
+def right(*values: int | None) -> list[Row]:
+    return [{"k0": v, "r0": v, "r1": None if v is None else 3 * v} for v in values]
+
+
+def test_j1_inner_join_on_a_key_across_a_restart() -> None:
+    run = simple()
+
+    def keyed(change: Change) -> Counter[tuple[Any, ...]]:
+        return Counter((a, b, d) for a, b, _, d in rows_of(change.emitted).elements())
+
+    assert not rows_of(run.batch(left(1), []).emitted)
+    assert keyed(run.batch([], right(1, 10))) == {(1, 2, 3): 1}
+    assert keyed(run.batch(left(10), [])) == {(10, 20, 30): 1}
+    assert keyed(run.batch([], right(1))) == {(1, 2, 3): 1}
+    run.restart()
+    assert keyed(run.batch(left(1), [])) == {(1, 2, 3): 2}
+    run.restart()
+    assert keyed(run.batch(left(100), right(100))) == {(100, 200, 300): 1}
+    assert len(run.shard) == 8
+
+
+def windowed(join_type: str, *, condition: Any = None, pre: Any = None) -> Driver:
+    """Key and ten-second window, watermark ten seconds on either side, as in J2 and JO1."""
+    keys = Field("k0", "int64"), Field("k1", "timestamp")
+    sides = [
+        (Field(f"{s}0", "int64"), Field(f"{s}1", "int64"), Field(f"{s}t", "timestamp"), Field(f"{s}p", "bool"))
+        for s in "lr"
+    ]
+    options = {
+        "join_type": join_type,
+        "event_time": ["lt", "rt"],
+        "expiry": ["k1", "k1"],
+        "output": [["l0", "l1"], ["r0", "r1"]],
+        "output_lag_us": [0, 0],
+        "condition": condition,
+        "pre": pre,
+    }
+    return Driver(join_schema(keys, *sides, options, 10_000))
+
+
+def timed(side: str, times: int, *values: int) -> list[Row]:
+    return [
+        {
+            "k0": v,
+            "k1": (v // 10 + 1) * 10 * SECOND,
+            f"{side}0": v,
+            f"{side}1": times * v,
+            f"{side}t": v * SECOND,
+            f"{side}p": v * times > 4 if side == "l" else None,
+        }
+        for v in values
+    ]
+
+
+def tl(*values: int) -> list[Row]:
+    return timed("l", 2, *values)
+
+
+def tr(*values: int) -> list[Row]:
+    return timed("r", 3, *values)
+
+
+def test_j2_windowed_inner_join_drops_what_the_watermark_passed() -> None:
+    run = windowed("inner")
+    first = run.batch(tl(1), [], 0)
+    assert (len(run.shard), first.rows_updated) == (1, 1)
+    assert rows_of(run.batch([], tr(1), 0).emitted) == {(1, 2, 1, 3): 1}
+    run.restart()
+    second = run.batch(tl(25), [], 15_000)
+    assert (len(run.shard), second.rows_updated, second.rows_removed) == (1, 1, 2)
+    assert rows_of(run.batch([], tr(25), 15_000).emitted) == {(25, 50, 25, 75): 1}
+    run.restart()
+    # A right row without a watermark of its own on Spark's side: here it has one, so it is late, as the left one.
+    late = run.batch(tl(5), tr(1), 15_000)
+    assert (len(run.shard), late.rows_updated, late.rows_late) == (2, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("join_type", "closed", "kept"),
+    [
+        ("left_outer", {(1, 2, None, None): 1, (2, 4, None, None): 1}, 2),
+        ("right_outer", {(None, None, 6, 18): 1, (None, None, 7, 21): 1}, 2),
+        (
+            "full_outer",
+            {(1, 2, None, None): 1, (2, 4, None, None): 1, (None, None, 6, 18): 1, (None, None, 7, 21): 1},
+            2,
+        ),
+    ],
+)
+def test_jo1_outer_joins_emit_what_never_matched_once_its_window_ends(
+    join_type: str, closed: dict[tuple[Any, ...], int], kept: int
+) -> None:
+    run = windowed(join_type)
+    first = run.batch(tl(1, 2, 3, 4, 5), tr(3, 4, 5, 6, 7), 0)
+    assert rows_of(first.emitted) == {(3, 6, 3, 9): 1, (4, 8, 4, 12): 1, (5, 10, 5, 15): 1}
+    assert (len(run.shard), first.rows_updated) == (10, 10)
+    run.restart()
+    second = run.batch(tl(21), tr(22), 11_000)
+    assert rows_of(second.emitted) == closed
+    assert (len(run.shard), second.rows_updated, second.rows_removed) == (kept, 2, 10)
+    third = run.batch(tl(22), [], 11_000)
+    assert rows_of(third.emitted) == {(22, 44, 22, 66): 1}
+    assert (len(run.shard), third.rows_updated) == (3, 1)
+    late = run.batch(tl(1), tr(5), 11_000)
+    assert (late.rows_late, len(run.shard), rows_of(late.emitted)) == (2, 3, {})
+
+
+def test_jo2_rows_that_cannot_match_are_emitted_at_once_and_not_kept() -> None:
+    run = windowed("left_outer", pre=["lp", None])
+    first = run.batch(tl(1, 2, 3), tr(3, 4, 5), 0)
+    assert rows_of(first.emitted) == {(3, 6, 3, 9): 1, (1, 2, None, None): 1, (2, 4, None, None): 1}
+    assert (len(run.shard), first.rows_updated) == (4, 4)
+    second = run.batch(tl(20), tr(21), 10_000)
+    assert (rows_of(second.emitted), len(run.shard), second.rows_updated) == ({}, 2, 2)
+    assert rows_of(run.batch([], tr(20), 10_000).emitted) == {(20, 40, 20, 60): 1}
+
+
+def test_jo2_the_other_side_of_a_full_outer_join_gets_its_nulls_at_its_end() -> None:
+    run = windowed("full_outer", pre=["lp", None])
+    run.batch(tl(1, 2, 3), tr(3, 4, 5), 0)
+    assert rows_of(run.batch(tl(20), tr(21), 10_000).emitted) == {(None, None, 4, 12): 1, (None, None, 5, 15): 1}
+
+
+def test_j5_self_join_gives_every_pair_once() -> None:
+    fields = (Field("l0", "int64"),), (Field("r0", "int64"),)
+    run = Driver(join_schema((Field("k0", "int64"),), *fields, {"join_type": "inner"}))
+
+    def both(*values: int) -> Change:
+        return run.batch([{"k0": v % 5, "l0": v} for v in values], [{"k0": v % 5, "r0": v} for v in values])
+
+    assert rows_of(both(1, 2).emitted) == {(1, 1): 1, (2, 2): 1}
+    run.restart()
+    assert rows_of(both(3, 6).emitted) == {(3, 3): 1, (1, 6): 1, (6, 1): 1, (6, 6): 1}
+
+
+def test_jo6_null_keys_match_by_null_safe_equality_only() -> None:
+    safe, unsafe = simple(null_safe=["k0"]), simple("full_outer")
+    assert rows_of(safe.batch(left(None, 1), right(None, 1)).emitted) == {(None,) * 4: 1, (1, 2, 1, 3): 1}
+    assert rows_of(unsafe.batch(left(None, 1), right(None, 1)).emitted) == {(1, 2, 1, 3): 1}
+    assert (len(safe.shard), len(unsafe.shard)) == (4, 4)
+    inner = simple()
+    assert inner.batch(left(None), right(None)).rows_updated == len(inner.shard) == 0
+
+
+def test_semi_join_emits_a_left_row_at_its_first_match_and_forgets_it() -> None:
+    run = simple("left_semi", output=[["l0"], ["r1"]])
+    assert rows_of(run.batch(left(1, 2, 2), right(2, 2)).emitted) == {(2,): 2}
+    assert len(run.shard) == 3
+    change = run.batch([], right(1, 1, 2))
+    assert rows_of(change.emitted) == {(1,): 1}
+    assert change.rows_removed == 1
+    run.restart()
+    assert rows_of(run.batch(left(1), right(1)).emitted) == {(1,): 1}
+    assert [row["__side"] for row in run.shard.snapshot().to_pylist()] == [1] * 6
+
+
+def test_a_row_that_was_never_matched_and_comes_after_its_end_gets_its_nulls_in_its_batch() -> None:
+    run = windowed("left_outer")
+    change = run.batch(tl(3, 4), tr(3), 12_000)
+    assert rows_of(change.emitted) == {(3, 6, 3, 9): 1, (4, 8, None, None): 1}
+    assert (len(run.shard), change.delta.num_rows) == (0, 0)
+    assert (change.rows_updated, change.rows_removed) == (3, 3)
+
+
+def test_state_of_one_delta_is_both_sides_and_only_what_is_needed_again() -> None:
+    run = windowed("left_outer")
+    names = run.schema.row_schema().names
+    assert names == ["k0", "k1", "__row", "__side", "__matched", "l0", "l1", "r0", "r1"]
+    change = run.batch(tl(3, 4), tr(3), 0)
+    assert change.delta.schema == run.schema.row_schema().append(pa.field(CHANGE_COLUMN, pa.int8()))
+    found = {(row["__side"], row["l0"], row["r0"], row["__matched"]) for row in change.delta.to_pylist()}
+    assert found == {(0, 3, None, True), (0, 4, None, False), (1, None, 3, None)}
+    assert len({row["__row"] for row in change.delta.to_pylist()}) == 3
+    marked = run.batch([], tr(4), 0).delta.to_pylist()
+    assert {(row["__side"], row["__matched"]) for row in marked} == {(0, True), (1, None)}
+
+
+def test_output_watermark_is_behind_by_what_kept_rows_may_be() -> None:
+    run = simple(output_lag_us=[None, 5_000_500])
+    assert run.shard.output_watermark_ms(20_000) == 14_999
+    assert run.shard.output_watermark_ms(100) == 0
+    assert simple().shard.output_watermark_ms(20_000) == 20_000
+
+
+def test_a_hot_key_is_joined_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = simple(condition=call("=", column("l1"), column("r1")), output=[["l1"], ["r1"]])
+    sizes: list[int] = []
+    holds = PairCondition.holds
+
+    def watched(self: PairCondition, columns: Any, size: int) -> Any:
+        sizes.append(size)
+        return holds(self, columns, size)
+
+    monkeypatch.setattr(PairCondition, "holds", watched)
+    count = 3000
+    change = run.batch(
+        [{"k0": 1, "l0": 0, "l1": v} for v in range(count)], [{"k0": 1, "r0": 0, "r1": v} for v in range(count)]
+    )
+    assert rows_of(change.emitted) == Counter((v, v) for v in range(count))
+    assert sum(sizes) == count * count
+    assert max(sizes) <= 1 << 20
+
+
+def test_long_strings_are_emitted_in_arrays_that_arrow_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(join, "_ARROW_BYTES", 1000)
+    fields = (Field("l0", "string"),), (Field("r0", "string"),)
+    run = Driver(join_schema((Field("k0", "int64"),), *fields, {"join_type": "inner"}))
+    texts = [chr(97 + place) * 300 for place in range(8)]
+    change = run.batch([{"k0": 1, "l0": one} for one in texts], [{"k0": 1, "r0": "x"}])
+    assert change.emitted is not None
+    assert max(len(chunk) for chunk in change.emitted.column(0).chunks) == 3
+    assert rows_of(change.emitted) == Counter((one, "x") for one in texts)
+    assert sorted(row["l0"] or "" for row in run.shard.snapshot().to_pylist()) == ["", *texts]
+
+
+def test_strings_of_removed_rows_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(join, "_SMALL_POOL", 0)
+    keys, sides = (
+        (Field("k0", "string"),),
+        ((Field("lt", "timestamp"),), (Field("r0", "string"), Field("rt", "timestamp"))),
+    )
+    run = Driver(join_schema(keys, *sides, {"join_type": "full_outer", "expiry": ["lt", "rt"]}))
+    sizes = []
+    for second in range(40):
+        text = f"{second:03}" * 400
+        rows: list[Row] = [{"k0": f"{text}{n}", "lt": second * SECOND} for n in range(20)]
+        others = [{"k0": row["k0"], "r0": text, "rt": second * SECOND} for row in rows]
+        run.batch([], others, (second - 1) * 1000)
+        change = run.batch(rows, [], (second - 1) * 1000)
+        assert rows_of(change.emitted) == Counter((second * SECOND, text, second * SECOND) for _ in rows)
+        sizes.append(run.shard.nbytes)
+    assert max(sizes) < 1 << 20
+    assert run.shard.rollback(run.shard.version - 1)
+    assert {row["r0"] for row in run.shard.snapshot().to_pylist() if row["__side"]} == {"039" * 400}
+
+
+def test_zero_and_not_a_number_are_one_key_each() -> None:
+    fields = (Field("l0", "int64"),), (Field("r0", "int64"),)
+    run = Driver(join_schema((Field("k0", "float64"),), *fields, {"join_type": "inner"}))
+    other_nan = float(np.array([0xFFF8000000000001], np.uint64).view(np.float64)[0])
+    change = run.batch(
+        [{"k0": 0.0, "l0": 1}, {"k0": math.nan, "l0": 2}], [{"k0": -0.0, "r0": 1}, {"k0": other_nan, "r0": 2}]
+    )
+    assert rows_of(change.emitted) == {(1, 1): 1, (2, 2): 1}
+
+
+def test_a_failed_batch_leaves_the_shard_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = simple("full_outer", condition=call("<=", column("l1"), column("r1")))
+    run.batch(left(1, 2), right(2, 3))
+    before = run.shard.snapshot()
+    with monkeypatch.context() as patch:
+        # Left rows have met right ones and are kept by then; right rows find them, and memory runs out.
+        patch.setattr(run.shard, "_chunks", lambda rows: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run.shard.apply(run.input(left(3), right(1)), 0, 2)
+    assert (run.shard.snapshot().sort_by("__row").equals(before.sort_by("__row")), run.shard.version) == (True, 1)
+    assert rows_of(run.batch(left(3), right(1)).emitted) == {(3, 6, 3, 9): 1, (1, 2, 1, 3): 1}
+
+
+def test_what_a_join_emits_cannot_be_read_off_its_delta() -> None:
+    run = simple()
+    with pytest.raises(InvalidRequestError, match="apply the batch again"):
+        run.shard.output(run.batch(left(1), right(1)).delta)
+
+
+# -- conditions -------------------------------------------------------------------------------------------------------
+
+TYPES = {
+    "i": "int64", "j": "int64", "x": "float64", "y": "float64", "s": "string", "t": "timestamp", "u": "timestamp",
+    "d": "duration", "b": "bool", "c": "bool", "p": "decimal(10,2)", "day": "date32", "small": "int32",
+}  # fmt: skip
+
+
+def truth(tree: Row, **values: Any) -> bool:
+    condition = PairCondition(tree, {name: string_to_type(kind) for name, kind in TYPES.items()})
+    columns = {name: pa.array([value], string_to_type(TYPES[name])) for name, value in values.items()}
+    return bool(condition.holds(columns, 1)[0])
+
+
+def test_three_valued_logic_keeps_only_what_is_true() -> None:
+    b, c = column("b"), column("c")
+    assert truth(call("or", b, c), b=None, c=True)
+    assert not truth(call("or", b, c), b=None, c=False)
+    assert not truth(call("not", call("and", b, c)), b=None, c=True)
+    assert truth(call("not", call("and", b, c)), b=None, c=False)
+    assert truth(call("isnull", call("=", column("i"), column("j"))), i=None, j=1)
+    assert truth(literal("bool", True))
+    assert not truth(literal("bool", None))
+
+
+def test_null_safe_equality_is_never_null() -> None:
+    same = call("<=>", column("i"), column("j"))
+    assert truth(same, i=None, j=None)
+    assert truth(call("not", same), i=None, j=1)
+    assert truth(same, i=1, j=1)
+    assert truth(call("<=>", column("i"), literal("int64", None)), i=None)
+
+
+FLOATS = st.one_of(st.none(), st.sampled_from([math.nan, 0.0, -0.0, 1.5, -2.0, math.inf, -math.inf]))
+
+
+@given(FLOATS, FLOATS)
+def test_floats_are_ordered_with_nan_last_and_one_zero(x: float | None, y: float | None) -> None:
+    def rank(value: float) -> tuple[bool, float]:
+        return math.isnan(value), 0.0 if math.isnan(value) else value + 0.0
+
+    for op, holds in {
+        "=": lambda a, b: a == b,
+        "<": lambda a, b: a < b,
+        "<=": lambda a, b: a <= b,
+        ">": lambda a, b: a > b,
+        ">=": lambda a, b: a >= b,
+    }.items():
+        expected = x is not None and y is not None and holds(rank(x), rank(y))
+        assert truth(call(op, column("x"), column("y")), x=x, y=y) == expected
+        is_null = x is None or y is None
+        assert truth(call("not", call(op, column("x"), column("y"))), x=x, y=y) == (not is_null and not expected)
+
+
+def test_strings_compare_by_bytes() -> None:
+    assert truth(call("<", column("s"), literal("string", "é")), s="z")
+    assert truth(call("<", column("s"), literal("string", "\U0001f600")), s="\uff5e")
+
+
+def test_times_and_durations_are_computed_in_microseconds() -> None:
+    within = call("<=", column("t"), call("+", column("u"), literal("duration", 500)))
+    assert truth(within, t=1500, u=1000)
+    assert not truth(within, t=1501, u=1000)
+    assert truth(call("=", call("-", column("t"), column("u")), column("d")), t=1500, u=1000, d=500)
+    assert truth(
+        call(">", column("t"), call("-", column("u"), call("*", column("d"), literal("int32", 2)))), t=1, u=2, d=1
+    )
+
+
+def test_numbers_wrap_and_widen_as_in_spark() -> None:
+    assert truth(call("<", call("+", column("i"), column("j")), column("i")), i=2**63 - 1, j=1)
+    assert truth(call("=", {"op": "cast", "type": "int64", "args": [column("small")]}, column("i")), small=7, i=7)
+    assert truth(call("=", column("p"), literal("decimal(10,2)", "1.50")), p=Decimal("1.5"))
+    days = {"op": "cast", "type": "int32", "args": [column("day")]}
+    assert truth(call("=", call("-", days, literal("int32", 1)), literal("int32", 9)), day=10)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        column("nowhere"),
+        call("xor", column("b"), column("c")),
+        call("not", column("b"), column("c")),
+        call("=", column("i"), column("x")),
+        call("=", call("+", column("p"), column("p")), column("p")),
+        {"op": "cast", "type": "int32", "args": [column("i")]},
+        {"op": "cast", "type": "nothing", "args": [column("i")]},
+        literal("int64", "one"),
+        column("i"),
+    ],
+)
+def test_conditions_that_cannot_be_evaluated_are_refused_before_any_batch(tree: Row) -> None:
+    with pytest.raises(InvalidRequestError, match="condition"):
+        truth(tree)
+
+
+# -- against plain lists ----------------------------------------------------------------------------------------------
+
+SIDE_FIELDS = tuple(
+    (
+        Field(f"{s}id", "int64"), Field(f"{s}v", "int64"), Field(f"{s}s", "string"), Field(f"{s}t", "timestamp"),
+        Field(f"{s}x", "timestamp"), Field(f"{s}p", "bool"),
+    )
+    for s in "lr"
+)  # fmt: skip
+CONDITION = call("<=", column("lv"), column("rv"))
+SECONDS = st.one_of(st.none(), st.integers(1, 20))
+ROW = st.tuples(
+    st.sampled_from(["a", "b", "", None]),
+    st.one_of(st.none(), st.just(1)),
+    st.one_of(st.none(), st.integers(0, 3)),
+    st.one_of(st.none(), st.text("ab", max_size=2)),
+    SECONDS,
+    SECONDS,
+    st.sampled_from([True, True, True, False, None]),
+)
+JOIN_TYPES = ["inner", "left_outer", "right_outer", "full_outer", "left_semi"]
+OUTER = {"left_outer": {0}, "right_outer": {1}, "full_outer": {0, 1}}
+
+
+@dataclass(frozen=True)
+class Kept:
+    row: tuple[Any, ...]
+    matched: bool = False
+
+
+@dataclass(frozen=True)
+class Version:
+    """Rows of both sides: (key, null-safe key, value, text, event time, expiry, can match, id)."""
+
+    sides: tuple[tuple[Kept, ...], tuple[Kept, ...]]
+    watermark_ms: int
+
+    def after(
+        self, join_type: str, new: list[list[tuple[Any, ...]]], watermark_ms: int
+    ) -> tuple[Version, Counter[tuple[Any, ...]], int]:
+        """The next version, what is emitted, and how many rows are late."""
+        sides = [list(self.sides[0]), list(self.sides[1])]
+        emitted: Counter[tuple[Any, ...]] = Counter()
+        outer, late = OUTER.get(join_type, set()), 0
+        for side in (0, 1):
+            for row in new[side]:
+                if row[4] is not None and row[4] * 1000 <= self.watermark_ms:
+                    late += 1
+                elif not row[6]:
+                    emitted.update([alone(side, row)] if side in outer else [])
+                else:
+                    self._enter(join_type, side, Kept(row), sides, emitted)
+        for side in (0, 1):
+            ended = [one for one in sides[side] if one.row[5] is not None and one.row[5] * 1000 <= watermark_ms]
+            emitted.update(alone(side, one.row) for one in ended if side in outer and not one.matched)
+            sides[side] = [one for one in sides[side] if one not in ended]
+        return Version((tuple(sides[0]), tuple(sides[1])), watermark_ms), emitted, late
+
+    @staticmethod
+    def _enter(
+        join_type: str, side: int, new: Kept, sides: list[list[Kept]], emitted: Counter[tuple[Any, ...]]
+    ) -> None:
+        for place, other in enumerate(sides[1 - side]):
+            pair = (new.row, other.row) if side == 0 else (other.row, new.row)
+            if not joins(*pair):
+                continue
+            if join_type != "left_semi":
+                emitted.update([(*shown(pair[0]), *shown(pair[1]))])
+            elif not (new.matched if side == 0 else other.matched):
+                emitted.update([shown(pair[0])])
+            new, sides[1 - side][place] = replace(new, matched=True), replace(other, matched=True)
+        if join_type == "left_semi":
+            sides[0] = [one for one in sides[0] if not one.matched]
+            if side == 0 and new.matched:
+                return
+        if new.row[0] is not None or side in OUTER.get(join_type, ()):
+            sides[side].append(new)
+
+
+def joins(one: tuple[Any, ...], two: tuple[Any, ...]) -> bool:
+    same_key = one[0] is not None and one[0] == two[0] and one[1] == two[1]
+    return same_key and one[2] is not None and two[2] is not None and one[2] <= two[2]
+
+
+def shown(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    return row[7], row[3]
+
+
+def alone(side: int, row: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (*shown(row), None, None) if side == 0 else (None, None, *shown(row))
+
+
+class JoinMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.versions = {0: Version(((), ()), 0)}
+        self.changes: dict[int, Change] = {}
+        self.pending: tuple[Change, Version] | None = None
+        self.ids = 0
+
+    @initialize(join_type=st.sampled_from(JOIN_TYPES), small_pool=st.sampled_from([-(1 << 40), 1 << 20]))
+    def start(self, join_type: str, small_pool: int) -> None:
+        self.join_type = join_type
+        self.small_pool, join._SMALL_POOL = join._SMALL_POOL, small_pool
+        options = {
+            "join_type": join_type,
+            "null_safe": ["k1"],
+            "event_time": ["lt", "rt"],
+            "expiry": ["lx", "rx"],
+            "pre": ["lp", "rp"],
+            "condition": CONDITION,
+            "output": [["lid", "ls"], ["rid", "rs"]],
+        }
+        self.schema = join_schema((Field("k0", "string"), Field("k1", "int32")), *SIDE_FIELDS, options, 1000)
+        self.run = Driver(self.schema)
+
+    def teardown(self) -> None:
+        if hasattr(self, "small_pool"):
+            join._SMALL_POOL = self.small_pool
+
+    @property
+    def newest(self) -> Version:
+        return self.versions[self.run.shard.version]
+
+    def numbered(self, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        self.ids += len(rows)
+        return [(*row, self.ids - place) for place, row in enumerate(rows)]
+
+    @precondition(lambda self: self.pending is None)
+    @rule(sides=st.tuples(st.lists(ROW, max_size=12), st.lists(ROW, max_size=12)), ahead=st.integers(0, 4))
+    def apply(self, sides: tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]], ahead: int) -> None:
+        new = [self.numbered(rows) for rows in sides]
+        watermark_ms = self.newest.watermark_ms + ahead * 1000
+        model, emitted, late = self.newest.after(self.join_type, new, watermark_ms)
+        given = [[self.input_row(side, row) for row in new[side]] for side in (0, 1)]
+        shard = self.run.shard
+        change = shard.apply(self.run.input(*given), watermark_ms, shard.version + 1)
+        note(f"version {change.version}: {change.delta.to_pylist()}")
+        assert rows_of(change.emitted) == emitted
+        assert (change.rows_late, change.rows_in) == (late, len(new[0]) + len(new[1]))
+        before = sum(map(len, self.newest.sides))
+        assert before + change.rows_updated - change.rows_removed == sum(map(len, model.sides))
+        self.pending = change, model
+
+    @staticmethod
+    def input_row(side: int, row: tuple[Any, ...]) -> Row:
+        s, micros = "lr"[side], [None if one is None else one * SECOND for one in row[4:6]]
+        names = ("k0", "k1", f"{s}v", f"{s}s", f"{s}t", f"{s}x", f"{s}p", f"{s}id")
+        return dict(zip(names, (*row[:4], *micros, *row[6:]), strict=True))
+
+    @precondition(lambda self: self.pending is not None)
+    @rule()
+    def commit(self) -> None:
+        assert self.pending is not None
+        change, model = self.pending
+        self.run.shard.commit()
+        self.versions[change.version], self.changes[change.version] = model, change
+        self.pending = None
+
+    @precondition(lambda self: self.pending is not None)
+    @rule()
+    def abort(self) -> None:
+        self.run.shard.abort()
+        self.pending = None
+
+    @precondition(lambda self: self.pending is None)
+    @rule(back=st.integers(0, 4))
+    def rollback(self, back: int) -> None:
+        newest = self.run.shard.version
+        version = max(0, newest - back)
+        done = self.run.shard.rollback(version)
+        assert self.run.shard.version == (version if done else newest)
+
+    @precondition(lambda self: self.pending is None)
+    @rule(from_snapshot=st.booleans())
+    def reload(self, from_snapshot: bool) -> None:
+        shard, version = self.run.shard, self.run.shard.version
+        if from_snapshot:
+            rows = shard.snapshot()
+            kinds = pa.array(np.full(len(rows), UPDATED, np.int8))
+            self.run.shard = JoinShard(self.schema)
+            self.run.shard.load(rows.append_column(CHANGE_COLUMN, kinds), version, shard.watermark_ms)
+        else:
+            self.run.shard = reloaded(self.schema, [self.changes[one] for one in range(1, version + 1)])
+
+    @invariant()
+    def equals_model(self) -> None:
+        if not hasattr(self, "run"):
+            return
+        shard, model = self.run.shard, self.pending[1] if self.pending else self.newest
+        rows = shard.snapshot().to_pylist()
+        for side, s in ((0, "l"), (1, "r")):
+            kept = [row for row in rows if row["__side"] == side]
+            tracked = side in OUTER.get(self.join_type, ())
+            expected = sorted(one.row[7] for one in model.sides[side])
+            if self.join_type != "left_semi" or side == 0:
+                assert sorted(row[f"{s}id"] for row in kept) == expected
+            assert len(kept) == len(expected)
+            if tracked:
+                assert {row[f"{s}id"]: row["__matched"] for row in kept} == {
+                    one.row[7]: one.matched for one in model.sides[side]
+                }
+        assert len({row["__row"] for row in rows}) == len(rows) == len(shard)
+        if not self.pending:
+            assert shard.watermark_ms == model.watermark_ms
+
+
+JoinMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
+TestJoinAgainstLists = JoinMachine.TestCase

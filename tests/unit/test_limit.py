@@ -1,0 +1,155 @@
+"""First rows of all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from coordinator.errors import InvalidRequestError
+from store_actors.limit import LimitShard
+from store_actors.messages import ShardInput
+from store_actors.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
+from store_actors.versions import CHANGE_COLUMN, UPDATED, Change
+
+
+def schema_of(n: int, inputs: tuple[Field, ...] = (Field("c0", "int64"),)) -> StateSchema:
+    count = Accumulator(AccumulatorKind.VALUE, (), (Field("n", "int64", False),))
+    return StateSchema((), inputs, (count,), None, None, "update", OperatorKind.LIMIT, {"n": n})
+
+
+def input_of(table: pa.Table) -> ShardInput:
+    return ShardInput((table,), table.num_rows)
+
+
+def numbers(values: list[int]) -> ShardInput:
+    return input_of(pa.table({"c0": pa.array(values, pa.int64())}))
+
+
+def applied(shard: LimitShard, rows: ShardInput) -> list[Any]:
+    change = shard.apply(rows, 0, shard.version + 1)
+    shard.commit()
+    return shard.output(change.delta).column("c0").to_pylist()
+
+
+def test_sparks_limit_of_ten_over_three_batches_of_four() -> None:
+    shard = LimitShard(schema_of(10))
+    counts = []
+    for batch in range(3):
+        emitted = applied(shard, numbers(list(range(4 * batch, 4 * batch + 4))))
+        assert emitted == list(range(4 * batch, min(10, 4 * batch + 4)))
+        counts += shard.snapshot().column("n").to_pylist()
+    assert counts == [4, 8, 10]
+    assert applied(shard, numbers([99])) == []
+    assert shard.snapshot().to_pylist() == [{"n": 10}]
+
+
+def test_what_is_no_part_of_the_state_may_be_of_any_type() -> None:
+    kind = pa.list_(pa.struct({"a": pa.int8(), "m": pa.map_(pa.string(), pa.float64())}))
+    nested = pa.table(
+        {
+            "c0": pa.array([[{"a": 1, "m": [("k", 1.5)]}], None, []], kind),
+            "c1": pa.array(["x", None, "y"], pa.large_string()),
+        }
+    )
+    shard = LimitShard(schema_of(4, (Field("c0", "nested"), Field("c1", "string"))))
+    change = shard.apply(input_of(pa.concat_tables([nested, nested])), 0, 1)
+    assert (
+        shard.output(change.delta).combine_chunks() == pa.concat_tables([nested, nested.slice(0, 1)]).combine_chunks()
+    )
+    shard.commit()
+    again = LimitShard(shard.schema)
+    again.load(change.delta, 1, 0)
+    assert again.snapshot() == shard.snapshot()
+    assert again.output(change.delta) == shard.output(change.delta)
+
+
+def test_a_batch_without_columns_is_counted() -> None:
+    shard = LimitShard(schema_of(3, ()))
+    rows = pa.table({"c0": [1, 2]})
+    assert [shard.apply(input_of(rows), 0, 1).delta.num_rows, shard.commit()] == [2, 1]
+    assert [shard.apply(input_of(rows), 0, 2).delta.num_rows, shard.commit()] == [1, 2]
+
+
+def test_a_limit_of_zero_lets_nothing_through_and_a_negative_one_is_refused() -> None:
+    shard = LimitShard(schema_of(0))
+    assert applied(shard, numbers([1])) == []
+    assert len(shard) == 0
+    with pytest.raises(InvalidRequestError, match="at least 0"):
+        LimitShard(schema_of(-1))
+
+
+def test_a_refused_batch_changes_nothing() -> None:
+    shard = LimitShard(schema_of(5))
+    shard.apply(numbers([1]), 0, 3)
+    with pytest.raises(InvalidRequestError, match="uncommitted"):
+        shard.apply(numbers([2]), 0, 4)
+    shard.commit()
+    with pytest.raises(InvalidRequestError, match="newer"):
+        shard.apply(numbers([2]), 0, 3)
+    assert shard.snapshot().to_pylist() == [{"n": 1}]
+
+
+class LimitMachine(RuleBasedStateMachine):
+    @initialize(n=st.integers(0, 30))
+    def start(self, n: int) -> None:
+        self.limit, self.schema = n, schema_of(n)
+        self.shard = LimitShard(self.schema)
+        self.counts = {0: 0}
+        self.changes: dict[int, Change] = {}
+        self.pending: tuple[Change, int] | None = None
+
+    @precondition(lambda self: self.pending is None)
+    @rule(size=st.integers(0, 12))
+    def apply(self, size: int) -> None:
+        before, rows = self.counts[self.shard.version], list(range(size))
+        change = self.shard.apply(numbers(rows), 0, self.shard.version + 1)
+        after = min(self.limit, before + size)
+        assert self.shard.output(change.delta).column("c0").to_pylist() == rows[: after - before]
+        assert (change.rows_in, change.rows_updated) == (size, int(after > before))
+        self.pending = (change, after)
+
+    @precondition(lambda self: self.pending is not None)
+    @rule(keep=st.booleans())
+    def end(self, keep: bool) -> None:
+        assert self.pending is not None
+        change, count = self.pending
+        if keep:
+            self.counts[self.shard.commit()], self.changes[change.version] = count, change
+        else:
+            self.shard.abort()
+        self.pending = None
+
+    @precondition(lambda self: self.pending is None)
+    @rule(back=st.integers(0, 3))
+    def rollback(self, back: int) -> None:
+        version, newest = max(0, self.shard.version - back), self.shard.version
+        moved = self.shard.rollback(version)
+        assert self.shard.version == (version if moved else newest)
+
+    @precondition(lambda self: self.pending is None)
+    @rule(snapshot=st.booleans())
+    def reload(self, snapshot: bool) -> None:
+        fresh, rows = LimitShard(self.schema), self.shard.snapshot()
+        if snapshot:
+            changes = pa.array(np.full(len(rows), UPDATED, np.int8))
+            fresh.load(rows.append_column(CHANGE_COLUMN, changes), self.shard.version, 0)
+        else:
+            for version in range(1, self.shard.version + 1):
+                fresh.load(self.changes[version].delta, version, 0)
+        fresh.version = self.shard.version
+        self.shard = fresh
+
+    @invariant()
+    def equals_model(self) -> None:
+        count = self.pending[1] if self.pending else self.counts[self.shard.version]
+        assert self.shard.snapshot().column("n").to_pylist() == ([count] if count else [])
+
+
+LimitMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)
+TestLimitAgainstACount = LimitMachine.TestCase

@@ -1,0 +1,481 @@
+"""Session windows against lists of rows: Spark's own cases, and a machine with late rows, aborts, rollbacks and reloads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from store_actors.chains import ROW_COLUMN
+from store_actors.messages import ShardInput
+from store_actors.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
+from store_actors.session import MERGED, SessionShard
+from store_actors.table import GroupTable
+from store_actors.versions import CHANGE_COLUMN, REMOVED, UPDATED, UPDATED_AND_REMOVED, Change
+
+K = AccumulatorKind
+SECOND = 1_000_000
+TIMES = (Field("session_start", "timestamp"), Field("session_end", "timestamp"))
+COUNT = Accumulator(K.COUNT_ROWS, (), (Field("n", "int64", False),))
+
+
+def schema_of(
+    keys: tuple[Field, ...], inputs: tuple[Field, ...], accumulators: tuple[Accumulator, ...], mode: str
+) -> StateSchema:
+    return StateSchema(
+        keys=(*keys, Field(ROW_COLUMN, "int64", False)),
+        inputs=(*TIMES, *inputs),
+        accumulators=(*(Accumulator(K.VALUE, (one.name,), (one,)) for one in TIMES), *accumulators),
+        expiry_key=None if mode == "complete" else "session_end",
+        delay_ms=30_000,
+        output_mode=mode,
+        operator=OperatorKind.SESSION,
+    )
+
+
+def input_of(schema: StateSchema, columns: Iterable[Iterable[Any]]) -> ShardInput:
+    arrays = [
+        pa.array([None if one is None else one * SECOND for one in column], field.type)
+        if pa.types.is_timestamp(field.type)
+        else pa.array(list(column), field.type)
+        for field, column in zip(schema.raw_schema(), columns, strict=True)
+    ]
+    return ShardInput.of_raw(schema, pa.record_batch(arrays, schema=schema.raw_schema()))
+
+
+# -- Spark's cases ----------------------------------------------------------------------------------------------------
+
+WORDS = (Field("word", "string"),)
+#: Lines with their time, of each batch of Spark's StreamingSessionWindowSuite.
+LINES = [
+    [("hello world spark streaming", 40), ("world hello structured streaming", 41)],
+    [("spark streaming", 25)],
+    [("spark streaming", 30)],
+    [("hello apache spark", 60)],
+    [("structured streaming", 90)],
+]
+
+
+class WordQuery:
+    """Words of lines are keys; times are in seconds, the watermark is 30 behind."""
+
+    def __init__(self, mode: str, gaps: dict[str, int] | None = None) -> None:
+        self.schema = schema_of(WORDS, (), (COUNT,), mode)
+        self.shard = SessionShard(self.schema)
+        self.gaps = gaps or {}
+        self.watermark_ms = 0
+
+    def run(self, lines: list[tuple[str, int]]) -> Change:
+        rows = [(word, at, at + self.gaps.get(word, 10)) for line, at in lines for word in line.split()]
+        rows = [row for row in rows if row[1] < row[2]]
+        self.watermark_ms = max(self.watermark_ms, max(at for _, at in lines) * 1000 - 30_000)
+        change = self.shard.apply(
+            input_of(self.schema, zip(*rows, strict=True)), self.watermark_ms, self.shard.version + 1
+        )
+        self.shard.commit()
+        return change
+
+    @staticmethod
+    def told(table: pa.Table) -> Counter[tuple[str, int, int, int]]:
+        starts, ends = (table.column(field.name).cast(pa.int64()).to_numpy() // SECOND for field in TIMES)
+        words, counts = table.column("word").to_pylist(), table.column("n").to_pylist()
+        return Counter(zip(words, starts.tolist(), ends.tolist(), counts, strict=True))
+
+
+def test_spark_case_sw1_complete_mode() -> None:
+    query = WordQuery("complete")
+    early = {("hello", 40, 51, 2), ("world", 40, 51, 2), ("structured", 41, 51, 1)}
+    later = {("hello", 60, 70, 1), ("apache", 60, 70, 1), ("spark", 60, 70, 1)}
+    last = {("structured", 90, 100, 1), ("streaming", 90, 100, 1)}
+    apart = early | {("streaming", 40, 51, 2), ("spark", 40, 50, 1)}
+    joined = early | {("spark", 25, 50, 3), ("streaming", 25, 51, 4)}
+    expected = [
+        apart,
+        apart | {("spark", 25, 35, 1), ("streaming", 25, 35, 1)},
+        joined,
+        joined | later,
+        joined | later | last,
+    ]
+    # Sessions put, and sessions whose start is gone, as StreamingSessionWindowStateManager.putRows counts them.
+    counts = [(5, 0), (4, 0), (2, 2), (5, 0), (4, 0)]
+    for lines, sessions, (updated, removed) in zip(LINES, expected, counts, strict=True):
+        change = query.run(lines)
+        assert query.told(query.shard.snapshot()) == Counter(sessions)
+        assert (change.rows_updated, change.rows_removed, change.rows_late) == (updated, removed, 0)
+
+
+def test_spark_case_append_mode_emits_what_the_watermark_closes_and_drops_late_rows() -> None:
+    query = WordQuery("append")
+    batches = [*LINES[:2], [("spark streaming", 0)], *LINES[2:]]
+    changes = [query.run(lines) for lines in batches]
+    assert [change.rows_late for change in changes] == [0, 0, 2, 0, 0, 0]
+    assert [change.rows_removed for change in changes] == [0, 0, 0, 2, 0, 5]
+    emitted = [query.told(query.shard.output(change.delta)) for change in changes]
+    assert emitted[:-1] == [Counter()] * 5
+    assert emitted[-1] == Counter(
+        {("spark", 25, 50, 3), ("streaming", 25, 51, 4), ("hello", 40, 51, 2), ("world", 40, 51, 2)}
+        | {("structured", 41, 51, 1)}
+    )
+    assert len(query.shard) == 5
+
+
+def test_spark_case_36465_gaps_differ_from_row_to_row() -> None:
+    query = WordQuery("append", {"hello": 1, "structured": 0, "world": -10})
+    changes = [query.run(lines) for lines in [*LINES[:2], [("spark streaming", 0)], *LINES[2:]]]
+    assert [change.rows_late for change in changes] == [0, 0, 2, 0, 0, 0]
+    emitted = [query.told(query.shard.output(change.delta)) for change in changes]
+    assert sum(emitted[:-1], Counter()) == Counter()
+    # Sessions of 40 and 41 touch (gap 1) and are one.
+    assert emitted[-1] == Counter({("spark", 25, 50, 3), ("streaming", 25, 51, 4), ("hello", 40, 42, 2)})
+    assert query.told(query.shard.snapshot()) == Counter(
+        {("hello", 60, 61, 1), ("apache", 60, 70, 1), ("spark", 60, 70, 1), ("streaming", 90, 100, 1)}
+    )
+
+
+# -- rules --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_late_row_is_dropped_though_an_open_session_would_take_it_in() -> None:
+    query = WordQuery("append")
+    query.run([("a", 5), ("a", 12), ("z", 46)])  # the watermark is 16
+    change = query.run([("a", 6), ("a", 7), ("z", 40)])
+    assert change.rows_late == 1  # ends at 16; the row at 7 ends at 17
+    assert query.told(query.shard.snapshot())["a", 5, 22, 3] == 1
+
+
+def test_a_session_that_a_batch_begins_and_closes_is_emitted_once() -> None:
+    query = WordQuery("append")
+    change = query.run([("brief", 5), ("brief", 7), ("long", 100)])
+    assert query.told(query.shard.output(change.delta)) == Counter({("brief", 5, 17, 2)})
+    kinds = dict(
+        zip(change.delta.column("word").to_pylist(), change.delta.column(CHANGE_COLUMN).to_pylist(), strict=True)
+    )
+    assert kinds == {"brief": UPDATED_AND_REMOVED, "long": UPDATED}
+
+
+def test_a_session_that_grows_keeps_its_number_and_one_that_is_swallowed_is_told_apart_from_a_closed_one() -> None:
+    query = WordQuery("append")
+    first = query.run([("a", 31), ("a", 50)]).delta.to_pylist()
+    number = {row["session_start"].timestamp(): row[ROW_COLUMN] for row in first}
+    change = query.run([("a", 41)])
+    assert sorted((row[CHANGE_COLUMN], row[ROW_COLUMN], row["n"]) for row in change.delta.to_pylist()) == [
+        (UPDATED, number[31], 3),
+        (MERGED, number[50], 1),
+    ]
+    assert query.shard.output(change.delta).num_rows == 0
+    assert (change.rows_updated, change.rows_removed) == (1, 1)
+
+
+def test_sessions_that_were_merged_are_apart_again_after_an_abort_and_after_a_rollback() -> None:
+    query = WordQuery("append")
+    query.run([("a", 31), ("a", 50)])
+    apart = query.shard.snapshot().sort_by(ROW_COLUMN)
+    query.shard.apply(input_of(query.schema, [["a"], [41], [51]]), 0, 2)
+    query.shard.abort()
+    assert query.shard.snapshot().sort_by(ROW_COLUMN) == apart
+    query.run([("a", 41)])
+    assert query.told(query.shard.snapshot()) == Counter({("a", 31, 60, 3)})
+    assert query.shard.rollback(1)
+    assert query.shard.snapshot().sort_by(ROW_COLUMN) == apart
+    query.run([("a", 41)])
+    assert query.told(query.shard.snapshot()) == Counter({("a", 31, 60, 3)})
+
+
+def test_a_session_that_grew_is_closed_by_its_new_end_and_after_an_abort_by_its_old_one() -> None:
+    query = WordQuery("append")
+    query.run([("a", 1)])
+    shard = query.shard
+    grow = input_of(query.schema, [["a"], [9], [19]])
+    nothing = input_of(query.schema, [[], [], []])
+    shard.apply(grow, 0, 2)
+    shard.abort()
+    assert shard.apply(nothing, 11_000, 2).rows_removed == 1
+    shard.abort()
+    shard.apply(grow, 0, 2)
+    shard.commit()
+    assert shard.apply(nothing, 18_999, 3).rows_removed == 0
+    shard.commit()
+    assert query.told(shard.output(shard.apply(nothing, 19_000, 4).delta)) == Counter({("a", 1, 19, 2)})
+
+
+def test_all_rows_of_a_hot_key_are_one_session_in_whatever_order_they_come() -> None:
+    schema = schema_of(WORDS, (Field("v", "int64"),), (COUNT, Accumulator(K.FIRST, ("v",), FIRST)), "append")
+    times = np.random.default_rng(7).permutation(5000)
+    shard = SessionShard(schema)
+    for version, part in enumerate(np.array_split(times, 3), start=1):
+        shard.apply(
+            input_of(schema, [["hot"] * len(part), part.tolist(), (part + 1).tolist(), part.tolist()]), 0, version
+        )
+        shard.commit()
+    (row,) = shard.snapshot().to_pylist()
+    assert (row["n"], row["first"]) == (5000, 0)
+    assert (row["session_start"].timestamp(), row["session_end"].timestamp()) == (0, 5000)
+
+
+# -- every accumulator ----------------------------------------------------------------------------------------------------
+
+FIRST = (Field("first", "int64"), Field("first_set", "bool", False))
+EVERY = (
+    COUNT,
+    Accumulator(K.COUNT_VALID, ("v",), (Field("valid", "int64", False),)),
+    Accumulator(K.SUM_INT, ("v",), (Field("sum", "int64"),)),
+    Accumulator(K.SUM_FLOAT, ("f",), (Field("total", "float64"),)),
+    Accumulator(K.SUM_DECIMAL, ("d",), (Field("money", "decimal(20,2)"), Field("money_empty", "bool", False))),
+    Accumulator(K.MIN, ("s",), (Field("least", "string"),)),
+    Accumulator(K.MAX, ("d",), (Field("most", "decimal(10,2)"),)),
+    Accumulator(K.FIRST, ("v",), FIRST),
+    Accumulator(K.LAST, ("s",), (Field("last", "string"), Field("last_set", "bool", False))),
+    Accumulator(K.FIRST_VALID, ("d",), (Field("some", "decimal(10,2)"), Field("some_set", "bool", False))),
+    Accumulator(K.LAST_VALID, ("v",), (Field("newest", "int64"), Field("newest_set", "bool", False))),
+    Accumulator(
+        K.MOMENTS,
+        ("f",),
+        (Field("m_n", "float64", False), Field("m_avg", "float64", False), Field("m_m2", "float64", False)),
+    ),
+)
+VALUES = (Field("v", "int64"), Field("f", "float64"), Field("s", "string"), Field("d", "decimal(10,2)"))
+VALUE_ROW = st.tuples(
+    st.none() | st.integers(-(2**63), 2**63 - 1),
+    st.none() | st.integers(-1000, 1000).map(float),
+    st.none() | st.text(max_size=3),
+    st.none() | st.decimals(Decimal("-999.99"), Decimal("999.99"), places=2),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(VALUE_ROW, min_size=1, max_size=12), st.data())
+def test_every_accumulator_merges_as_if_rows_had_come_in_order(
+    values: list[tuple[Any, ...]], data: st.DataObject
+) -> None:
+    schema = schema_of(WORDS, VALUES, EVERY, "append")
+    shard = SessionShard(schema)
+    batch_of_row = data.draw(st.lists(st.integers(1, 4), min_size=len(values), max_size=len(values)))
+    for version in range(1, 5):
+        rows = [
+            ("k", 5 * at, 5 * at + 5, *value)
+            for at, (value, batch) in enumerate(zip(values, batch_of_row, strict=True))
+            if batch == version
+        ]
+        columns = zip(*rows, strict=True) if rows else ([] for _ in schema.raw_schema())
+        shard.apply(input_of(schema, columns), 0, version)
+        shard.commit()
+    plain = GroupTable(StateSchema(WORDS, VALUES, EVERY, None, None, "update"))
+    arrays = [
+        pa.array(column, field.arrow().type) for column, field in zip(zip(*values, strict=True), VALUES, strict=True)
+    ]
+    names = ["word", *(field.name for field in VALUES)]
+    plain.accumulate(plain.encode(pa.record_batch([pa.array(["k"] * len(values)), *arrays], names)), 1)
+    (expected,) = plain.decode(plain.rows[plain.live()]).to_pylist()
+    (row,) = shard.snapshot().to_pylist()
+    for name, value in expected.items():
+        # Partials of moments are merged by another formula than values are added by.
+        assert row[name] == (pytest.approx(value, abs=1e-6) if name.startswith("m_") else value), name
+
+
+# -- against a model ------------------------------------------------------------------------------------------------------
+
+MODEL_KEYS = (Field("user", "string"), Field("region", "int32"))
+MODEL = schema_of(
+    MODEL_KEYS,
+    (Field("v", "int64"), Field("s", "string")),
+    (
+        COUNT,
+        Accumulator(K.SUM_INT, ("v",), (Field("sum", "int64"),)),
+        Accumulator(K.FIRST, ("v",), FIRST),
+        Accumulator(K.LAST, ("s",), (Field("last", "string"), Field("last_set", "bool", False))),
+        Accumulator(K.MAX, ("s",), (Field("most", "string"),)),
+    ),
+    "append",
+)
+ROW = st.tuples(
+    st.sampled_from([None, "a"]),
+    st.sampled_from([None, 0]),
+    st.integers(0, 60),
+    st.sampled_from([1, 5, 5, 5, 12]),
+    st.none() | st.integers(-9, 9),
+    st.none() | st.text(max_size=2),
+)
+Row = tuple[str | None, int | None, int, int, int | None, str | None]
+Key = tuple[str | None, int | None]
+Values = tuple[tuple[int | None, str | None], ...]
+
+
+@dataclass(frozen=True)
+class Session:
+    start: int
+    end: int
+    values: Values
+
+    def told(self, key: Key) -> tuple[Any, ...]:
+        numbers = [v for v, _ in self.values if v is not None]
+        words = [s for _, s in self.values if s is not None]
+        (first, _), (_, last) = self.values[0], self.values[-1]
+        most = max(words, key=str.encode) if words else None
+        return (
+            *key,
+            self.start,
+            self.end,
+            len(self.values),
+            sum(numbers) if numbers else None,
+            first,
+            True,
+            last,
+            True,
+            most,
+        )
+
+
+Sessions = dict[Key, tuple[Session, ...]]
+
+
+def told(table: pa.Table) -> list[tuple[Any, ...]]:
+    rows = []
+    for row in table.to_pylist():
+        row.pop(ROW_COLUMN, None)
+        row.pop(CHANGE_COLUMN, None)
+        for field in TIMES:
+            row[field.name] = int(row[field.name].timestamp())
+        rows.append(tuple(row.values()))
+    return sorted(rows, key=repr)
+
+
+@dataclass(frozen=True)
+class ModelVersion:
+    sessions: Sessions
+    watermark: int
+
+    def after(self, rows: list[Row], watermark: int) -> tuple[ModelVersion, dict[str, Any]]:
+        """(next version, what the batch does)"""
+        on_time = [row for row in rows if row[2] + row[3] > self.watermark]
+        sessions, updated, put, gone = dict(self.sessions), [], 0, 0
+        for key in {row[:2] for row in on_time}:
+            old = self.sessions.get(key, ())
+            new = [Session(at, at + gap, ((v, s),)) for *row_key, at, gap, v, s in on_time if tuple(row_key) == key]
+            events = [(one.start, 0, 0, one) for one in old] + [(one.start, 1, one.end, one) for one in new]
+            merged: list[Session] = []
+            for *_, one in sorted(events, key=lambda event: event[:3]):
+                if merged and one.start <= merged[-1].end:
+                    former = merged.pop()
+                    one = Session(former.start, max(former.end, one.end), former.values + one.values)
+                merged.append(one)
+            sessions[key] = tuple(merged)
+            updated += [one.told(key) for one in merged if not any(one is other for other in old)]
+            put += len(merged)
+            gone += len({one.start for one in old} - {one.start for one in merged})
+        closed = [one.told(key) for key, ones in sessions.items() for one in ones if one.end <= watermark]
+        left = {key: tuple(one for one in ones if one.end > watermark) for key, ones in sessions.items()}
+        facts = {
+            "late": len(rows) - len(on_time),
+            "updated": sorted(updated, key=repr),
+            "closed": sorted(closed, key=repr),
+            "counts": (put, gone + len(closed)),
+        }
+        return ModelVersion(left, watermark), facts
+
+    def told(self) -> list[tuple[Any, ...]]:
+        return sorted((one.told(key) for key, ones in self.sessions.items() for one in ones), key=repr)
+
+
+class SessionMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shard = SessionShard(MODEL)
+        self.versions = {0: ModelVersion({}, 0)}
+        self.changes: dict[int, Change] = {}
+        self.pending: tuple[Change, ModelVersion] | None = None
+
+    @property
+    def newest(self) -> ModelVersion:
+        return self.versions[self.shard.version]
+
+    def check(self) -> None:
+        model = self.pending[1] if self.pending else self.newest
+        assert told(self.shard.snapshot()) == model.told()
+        assert told(self.shard.frozen()()) == model.told()
+        numbers = self.shard.snapshot().column(ROW_COLUMN).to_pylist()
+        assert len(numbers) == len(set(numbers)) == len(self.shard)
+
+    @precondition(lambda self: self.pending is None)
+    @rule(rows=st.lists(ROW, max_size=25), parts=st.integers(1, 3), watermark=st.integers(0, 8))
+    def apply(self, rows: list[Row], parts: int, watermark: int) -> None:
+        watermark += self.newest.watermark
+        # Event time goes on about as the watermark does.
+        rows = [(*row[:2], row[2] + max(0, self.newest.watermark - 20), *row[3:]) for row in rows]
+        timed = [(user, region, at, at + gap, v, s) for user, region, at, gap, v, s in rows]
+        size = max(1, len(rows) // parts)
+        batches = [input_of(MODEL, zip(*timed[at : at + size], strict=True)).raw for at in range(0, len(rows), size)]
+        raw = pa.concat_tables([MODEL.raw_schema().empty_table(), *batches])
+        model, facts = self.newest.after(rows, watermark)
+        change = self.shard.apply(ShardInput((raw,), len(rows)), watermark * 1000, self.shard.version + 1)
+        note(f"version {change.version}: {change.delta.to_pylist()}")
+        assert (change.rows_in, change.rows_late) == (len(rows), facts["late"])
+        assert (change.rows_updated, change.rows_removed) == facts["counts"]
+        assert told(self.shard.output(change.delta)) == facts["closed"]
+        update = SessionShard(replace(MODEL, output_mode="update"))
+        assert told(update.output(change.delta)) == facts["updated"]
+        self.pending = (change, model)
+        self.check()
+
+    @precondition(lambda self: self.pending is not None)
+    @rule()
+    def commit(self) -> None:
+        assert self.pending is not None
+        change, model = self.pending
+        assert self.shard.commit() == change.version
+        self.versions[change.version], self.changes[change.version] = model, change
+        self.pending = None
+        self.check()
+
+    @precondition(lambda self: self.pending is not None)
+    @rule()
+    def abort(self) -> None:
+        self.shard.abort()
+        self.pending = None
+        self.check()
+
+    @rule(back=st.integers(0, 3))
+    def rollback(self, back: int) -> None:
+        self.shard.rollback(max(0, self.shard.version - back))
+        self.pending = None
+        self.check()
+
+    @precondition(lambda self: self.pending is None)
+    @rule(snapshot=st.booleans())
+    def reload(self, snapshot: bool) -> None:
+        fresh = SessionShard(MODEL)
+        newest = self.shard.version
+        if snapshot:
+            rows = self.shard.snapshot()
+            kinds = pa.array(np.full(len(rows), UPDATED), pa.int8())
+            fresh.load(rows.append_column(CHANGE_COLUMN, kinds), newest, self.newest.watermark * 1000)
+        else:
+            for version in range(1, newest + 1):
+                fresh.load(self.changes[version].delta, version, self.versions[version].watermark * 1000)
+        assert fresh.watermark_ms == self.newest.watermark * 1000
+        self.shard = fresh
+        self.check()
+
+
+SessionMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)
+TestSessionsAgainstLists = SessionMachine.TestCase
+
+
+def test_a_delta_marks_every_row_with_what_happened_to_its_session() -> None:
+    query = WordQuery("append")
+    query.run([("old", 1), ("a", 30), ("a", 45)])  # the watermark is 15: "old" is closed at once
+    change = query.run([("a", 39), ("b", 62), ("c", 1)])
+    rows = {(row["word"], row[CHANGE_COLUMN]): row["n"] for row in change.delta.to_pylist()}
+    assert rows == {("a", UPDATED): 3, ("a", MERGED): 1, ("b", UPDATED): 1}
+    assert change.rows_late == 1
+    query.run([("b", 90)])
+    change = query.run([("d", 110)])
+    assert {(row["word"], row[CHANGE_COLUMN]) for row in change.delta.to_pylist()} == {("d", UPDATED), ("b", REMOVED)}
