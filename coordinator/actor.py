@@ -114,7 +114,9 @@ class Coordinator:
             begun, gone = changes(existing.schema, metadata.schema)
             if begun or gone:
                 # A renamed column is another column: whoever did not mean it should see it.
-                log.warning("%s: starting from nothing: %s; left out: %s", metadata.state_name, begun or "-", gone or "-")
+                log.warning(
+                    "%s: starting from nothing: %s; left out: %s", metadata.state_name, begun or "-", gone or "-"
+                )
 
     async def attach_and_lease(self, task: TaskIdentity, metadata: StateMetadata, local: ActorLocation) -> LeaseGrant:
         """The store actor that may commit the task's shard, and the version its batch reads."""
@@ -138,7 +140,9 @@ class Coordinator:
             return [*records, *ledger.decide_schema(task, created, metadata)], grant
 
         upstream = [
-            await (await self._keeper(name)).submit(lambda ledger: ([], ledger.batch_watermarks(task.run_id, task.batch_id)))
+            await (await self._keeper(name)).submit(
+                lambda ledger: ([], ledger.batch_watermarks(task.run_id, task.batch_id))
+            )
             for name in metadata.schema.get("options", {}).get("upstream", ())
         ]
         return replace(await keeper.submit(decide), upstream=tuple(upstream))

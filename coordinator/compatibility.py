@@ -23,6 +23,8 @@ _WIDER = {
     "int32": ("int64", "float64"),
     "float32": ("float64",),
 }
+#: Options that say how event time moves, not what state is.
+_OF_EVENT_TIME = {"sources", "upstream", "upstream_sources", "policy", "late_us"}
 #: Kinds whose states are the same thing: which rows are counted depends on whether a column can be null.
 _COUNTS = {"count_rows", "count_valid"}
 
@@ -51,7 +53,7 @@ def check_metadata(existing: StateMetadata, asked: StateMetadata) -> None:
             asked=asked.output_mode,
             **facts,
         )
-    for part, brief in (("operator", str), ("keys", _brief), ("expiry_key", str)):
+    for part, brief in (("operator", str), ("keys", _brief), ("expiry_key", str), ("options", str)):
         if _fixed_part(existing, part) != _fixed_part(asked, part):
             raise _mismatch(f"the query's {part} differ from those of the existing state", part, existing, asked, brief)
     try:
@@ -155,6 +157,8 @@ def _fixed_part(metadata: StateMetadata, part: str) -> Any:
     value = metadata.schema.get(part)
     if part == "operator":
         return value or "aggregate"  # as states were before there were others
+    if part == "options":
+        return {name: option for name, option in (value or {}).items() if name not in _OF_EVENT_TIME}
     return [_typed(field) for field in value or ()] if part == "keys" else value
 
 

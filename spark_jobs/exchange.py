@@ -30,12 +30,23 @@ from store_actors.schema import OperatorKind, StateSchema
 if TYPE_CHECKING:
     from store_actors.table import GroupTable
 
-__all__ = ["EVENT_TIME_COLUMN", "EXCHANGE_SCHEMA", "HASH_COLUMN", "ROUTE_COLUMN", "ExchangeTask", "unpack"]
+__all__ = [
+    "EVENT_TIME_COLUMN",
+    "EXCHANGE_SCHEMA",
+    "HASH_COLUMN",
+    "KEEP_COLUMN",
+    "ROUTE_COLUMN",
+    "ExchangeTask",
+    "unpack",
+]
 
 #: Columns that the map side reads besides the keys and inputs: Spark's ``hash(keys)``, and event time in milliseconds, if the
 #: operator is fed by a watermarked source.
 HASH_COLUMN = "__hash"
 EVENT_TIME_COLUMN = "__event_time_ms"
+
+#: Whether a row reaches its shard, where rows that do not still count for the watermark.
+KEEP_COLUMN = "__keep"
 
 ROUTE_COLUMN = "__route"
 #: What is shuffled: the route, and either a chunk (an IPC record batch, how many input rows it stands for, which of the schema's
@@ -102,6 +113,8 @@ class ExchangeTask:
                 largest = pc.max(block.column(EVENT_TIME_COLUMN)).as_py()
                 if largest is not None:
                     max_event_ms = largest if max_event_ms is None else max(max_event_ms, largest)
+            if KEEP_COLUMN in block.schema.names:
+                block = block.filter(block.column(KEEP_COLUMN))
             yield self._exchange(block)
         if max_event_ms is not None:
             yield self._markers(max_event_ms)

@@ -26,12 +26,14 @@ from spark_jobs.catalyst import (
     rebuild,
     resolved,
     scala_list,
+    watermark_delay_ms,
 )
-from spark_jobs.exchange import EVENT_TIME_COLUMN, HASH_COLUMN
+from spark_jobs.exchange import HASH_COLUMN, KEEP_COLUMN
 from spark_jobs.keys import Key, is_session, key_of, leaf_field, metadata_of
 from spark_jobs.meaning import unwrap
+from spark_jobs.session_windows import SESSION_FIELDS, session_key, session_schema
 from spark_jobs.types import spark_field
-from spark_jobs.watermark import event_time
+from spark_jobs.watermark import event_time, event_time_column
 from store_actors.schema import Accumulator, StateSchema
 
 __all__ = ["AggregatePlan", "build_plan"]
@@ -74,7 +76,7 @@ class AggregatePlan:
 
     def row_type(self) -> T.StructType:
         """Spark's form of ``schema.row_schema()``."""
-        return T.StructType([spark_field(item) for item in (*self.schema.keys, *self.schema.state_fields)])
+        return T.StructType([spark_field(item) for item in (*self.schema.input_keys, *self.schema.state_fields)])
 
     def finish(self, reduced: DataFrame) -> DataFrame:
         """Results, with Spark's names, types and nullability, of a DataFrame in ``row_schema``."""
@@ -138,17 +140,27 @@ def build_plan(df: DataFrame, keys: Sequence[Any], aggregates: Sequence[Any], ou
         )
     grouping = scala_list(node.groupingExpressions())
     outputs = tuple(scala_list(node.aggregateExpressions()))
-    if any(is_session(expression) for expression in grouping):
-        raise InvalidRequestError(
-            "session windows are not held by the fleet yet; use F.window, or Spark's own groupBy for this query"
-        )
-    child = frame_of(spark, node.child())
+    below = node.child()
+    kept: list[Column] = []
     builder = _Builder(spark)
-    plan_keys = tuple(key_of(spark, expression, f"k{number}") for number, expression in enumerate(grouping))
+    session = next((expression for expression in grouping if is_session(expression)), None)
+    if session is not None:
+        _check_session(grouping, output_mode)
+        if class_name(below) == "Filter":
+            # Spark leaves out rows without a time or a positive gap above the watermark, which they move all the same.
+            kept = [column_of(spark, below.condition()).alias(KEEP_COLUMN)]
+            below = below.child()
+    plan_keys = tuple(
+        key_of(spark, expression, f"k{number}")
+        for number, expression in enumerate(grouping)
+        if session is None or not expression.semanticEquals(session)
+    )
     for output in outputs:
         builder.collect(output, grouping)
     delay_ms, time = event_time(spark, scala_list(node.child().output()))
     expiry = next((key.expiry for key in plan_keys if key.expiry is not None), None)
+    if session is not None:
+        expiry = None if watermark_delay_ms(session) is None else SESSION_FIELDS[1].name
     if output_mode == "append" and (delay_ms is None or expiry is None):
         raise InvalidRequestError(
             "append mode needs a watermark and its event-time column, or a window over it, among the grouping columns: "
@@ -157,24 +169,47 @@ def build_plan(df: DataFrame, keys: Sequence[Any], aggregates: Sequence[Any], ou
     columns = [
         column.alias(leaf.name) for key in plan_keys for leaf, column in zip(key.leaves, key.columns, strict=True)
     ]
-    columns += [column.alias(name) for name, column in builder.inputs]
-    if time is not None:
-        columns.append(time.alias(EVENT_TIME_COLUMN))
+    inputs = [(name, column) for name, column in builder.inputs]
+    if session is not None:
+        whole = column_of(spark, session)
+        inputs[:0] = [
+            (one.name, whole.getField(part)) for one, part in zip(SESSION_FIELDS, ("start", "end"), strict=True)
+        ]
+    columns += [column.alias(name) for name, column in inputs]
+    columns += event_time_column(time)
     hashed = [column for key in plan_keys for column in key.columns]
-    prepared = child.select(*columns, (F.hash(*hashed) if hashed else F.lit(0)).alias(HASH_COLUMN))
+    prepared = frame_of(spark, below).select(
+        *columns, *kept, (F.hash(*hashed) if hashed else F.lit(0)).alias(HASH_COLUMN)
+    )
     types = {item.name: item for item in prepared.schema.fields}
     schema = StateSchema(
         keys=tuple(leaf_field(types[leaf.name]) for key in plan_keys for leaf in key.leaves),
-        inputs=tuple(leaf_field(types[name]) for name, _ in builder.inputs),
+        inputs=tuple(leaf_field(types[name]) for name, _ in inputs),
         accumulators=tuple(builder.accumulators),
         # Complete mode keeps everything: nothing is evicted, and nothing is late (as in Spark).
         expiry_key=None if output_mode == "complete" else expiry,
         delay_ms=delay_ms,
         output_mode=output_mode,
     )
+    if session is not None:
+        schema = session_schema(schema)
+        plan_keys = (*plan_keys, session_key(session))
     described = [metadata_of(attribute) for attribute in scala_list(node.output())]
     named = tuple(zip(outputs, described, strict=True))
     return AggregatePlan(prepared, schema, output_mode == "append", plan_keys, tuple(builder.aggregates), named)
+
+
+def _check_session(grouping: Sequence[Expression], output_mode: str) -> None:
+    """Spark's rules for session windows in streaming queries."""
+    if output_mode == "update":
+        raise InvalidRequestError(
+            "session windows are not supported in update mode, as in Spark: a session that grows is another one; use append "
+            "mode, with a watermark, or complete mode"
+        )
+    if len(grouping) < 2:
+        raise InvalidRequestError(
+            "a session window needs at least one more grouping column, as in Spark; group by what the sessions are of"
+        )
 
 
 class _Builder:

@@ -11,9 +11,10 @@ from pyspark.sql import types as T
 
 from coordinator.errors import InvalidRequestError
 from coordinator.names import check_state_name
-from spark_jobs.deduplicate import build_deduplicate
+from spark_jobs.deduplicate import build_deduplicate, build_limit
 from spark_jobs.operator import OperatorPlan
 from spark_jobs.plan import build_plan
+from spark_jobs.top import ColumnLike, build_top
 
 __all__ = ["StatefulDataFrame", "StatefulGroupedData"]
 
@@ -82,6 +83,43 @@ class StatefulDataFrame:
         """
         return self._run_plan(build_deduplicate(self._df, subset, within_watermark=True))
 
+    def limit(self, num: int) -> DataFrame:
+        """The first `num` rows of the stream, as ``DataFrame.limit``."""
+        return self._run_plan(build_limit(self._df, num))
+
+    def topN(
+        self,
+        n: int,
+        partition_by: ColumnLike | Sequence[ColumnLike],
+        order_by: ColumnLike | Sequence[ColumnLike],
+    ) -> DataFrame:
+        """The first `n` rows of each partition by an order, with their ``rank`` from 1: a table that the stream keeps up to date.
+
+        Each batch emits the rows that are new in the table or whose rank changed; rows that left it are not told of: a row's place
+        (partition, rank) is taken by the newest row emitted for it.
+
+        Parameters
+        ----------
+        n
+            Rows that are kept of each partition.
+        partition_by
+            Columns; an empty list is one partition of everything.
+        order_by
+            Columns, such as ``F.desc("price")``. Of rows that are equal in them the one that came first is first.
+        """
+        return self._run_plan(build_top(self._df, n, _listed(partition_by), _listed(order_by)))
+
+    def keepLast(
+        self, keys: ColumnLike | Sequence[ColumnLike], order_by: ColumnLike | Sequence[ColumnLike]
+    ) -> DataFrame:
+        """The last row of each key by an order, such as the newest by event time; of equal rows the one that came last.
+
+        Each batch emits the new last row of each key that has one.
+        """
+        last = [F.col(column) if isinstance(column, str) else column for column in _listed(order_by)]
+        descending = [column.desc() for column in last]
+        return self._run_plan(build_top(self._df, 1, _listed(keys), descending, ties="last", rank=False))
+
     def _aggregate(self, keys: list[Any], aggregates: list[Any]) -> DataFrame:
         plan = build_plan(self._df, keys, aggregates, self._output_mode)
         if self._output_mode == "complete":
@@ -93,6 +131,10 @@ class StatefulDataFrame:
     def _numeric_columns(self, cols: tuple[str, ...]) -> list[str]:
         """The columns asked for, or all numeric ones, keys too (Spark's rule for ``sum()`` and its like)."""
         return list(cols) or [item.name for item in self._df.schema.fields if isinstance(item.dataType, T.NumericType)]
+
+
+def _listed(columns: ColumnLike | Sequence[ColumnLike]) -> list[ColumnLike]:
+    return [columns] if isinstance(columns, str | Column) else list(columns)
 
 
 class StatefulGroupedData:

@@ -39,6 +39,8 @@ class StateTask:
         task = task_identity(self.metadata.state_name)
         metadata = replace(self.metadata, query_id=task.query_id)
         emitted = fleet_client(self.address).apply(task, metadata, self.schema, rows, seen)
+        # The numbers of rows are the shard's own affair.
+        emitted = emitted.drop_columns([name for name in emitted.column_names if name.startswith("__")])
         yield from emitted.to_batches(max_chunksize=1 << 16)
 
 

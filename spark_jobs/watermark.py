@@ -27,19 +27,20 @@ from spark_jobs.catalyst import (
     data_type,
     frame_of,
     scala_list,
+    walk,
     watermark_delay_ms,
 )
-from spark_jobs.exchange import ROUTE_COLUMN
+from spark_jobs.exchange import EVENT_TIME_COLUMN, ROUTE_COLUMN
 
-__all__ = ["Branch", "Upstream", "branches_of", "event_time", "event_time_options"]
+__all__ = ["Branch", "Upstream", "branches_of", "event_time", "event_time_column", "event_time_options"]
 
 _WATERMARK = "EventTimeWatermark"
 _POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 #: Nodes that pass every row of their (only) child on.
-_TRANSPARENT = frozenset({"Project", "SubqueryAlias", "Repartition", "RepartitionByExpression"})
+_TRANSPARENT = frozenset({"Project", "SubqueryAlias", "Repartition", "RepartitionByExpression", "Expand"})
 #: Nodes through which the rows of a union may be taken branch by branch.
 _ROW_BY_ROW = frozenset(
-    {"Project", "SubqueryAlias", "Filter", "Generate", "TypedFilter", "MapInPandas", "PythonMapInArrow"}
+    {"Project", "SubqueryAlias", "Filter", "Generate", "Expand", "MapInPandas", "PythonMapInArrow"}
 )
 
 
@@ -193,8 +194,7 @@ def _passes_all_rows(node: Expression) -> bool:
         left, right = scala_list(node.children())
         return node.joinType().sql() == "LEFT OUTER" and _count(left) > _count(right)
     if name == "Filter":
-        # Rows without an event time count for no watermark.
-        return all(_is_event_time_there(part) for part in _conjuncts(node.condition()))
+        return all(_is_event_time_there(part) or _is_in_window(part) for part in _conjuncts(node.condition()))
     return name in _TRANSPARENT or (name == "Generate" and node.outer())
 
 
@@ -204,12 +204,19 @@ def _conjuncts(condition: Expression) -> list[Expression]:
     return [part for side in scala_list(condition.children()) for part in _conjuncts(side)]
 
 
+def _is_in_window(condition: Expression) -> bool:
+    """Whether it compares event time with windows of it, nothing else: sliding windows leave out only superfluous copies of rows."""
+    leaves = [node for node in walk(condition) if not scala_list(node.children())]
+    return all(watermark_delay_ms(leaf) is not None for leaf in leaves)
+
+
 def _is_event_time_there(condition: Expression) -> bool:
+    """Rows without an event time count for no watermark."""
     return class_name(condition) == "IsNotNull" and watermark_delay_ms(condition.child()) is not None
 
 
 def event_time(spark: SparkSession, attributes: Sequence[Expression]) -> tuple[int | None, Column | None]:
-    """Watermark delay and event time, both in milliseconds, of the attributes that reach an operator.
+    """Watermark delay, in milliseconds, and event time of the attributes that reach an operator.
 
     The delay is None without a watermark, the time if only windows of it are there.
     """
@@ -221,8 +228,13 @@ def event_time(spark: SparkSession, attributes: Sequence[Expression]) -> tuple[i
     if not times:
         return marked[0][1], None
     attribute, delay = times[0]
+    return delay, column_of(spark, attribute).cast("timestamp")
+
+
+def event_time_column(time: Column | None) -> list[Column]:
+    """The column that tells map tasks a row's event time, if there is one."""
     # unix_millis floors, as Spark does when it takes the largest event time.
-    return delay, F.unix_millis(column_of(spark, attribute).cast("timestamp"))
+    return [] if time is None else [F.unix_millis(time).alias(EVENT_TIME_COLUMN)]
 
 
 def event_time_options(spark: SparkSession, state: str, branches: Sequence[Branch]) -> dict[str, Any]:

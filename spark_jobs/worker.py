@@ -197,7 +197,11 @@ class FleetClient:
             wanted = newest if version is None else version
             if not 0 <= wanted <= newest:
                 raise VersionNotFoundError(
-                    "the state has no such version", state=state_name, partition=partition_id, version=wanted, newest=newest
+                    "the state has no such version",
+                    state=state_name,
+                    partition=partition_id,
+                    version=wanted,
+                    newest=newest,
                 )
             task = TaskIdentity(state_name, "", "", wanted, partition_id, 0, executor_name())
             request = OpenRequest(task, Lease(store_id, "", -1, where), wanted, stores)

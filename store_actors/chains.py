@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from store_actors import chain_kernels
 from store_actors.kernels import grow_index
-from store_actors.schema import StateSchema
+from store_actors.schema import ROW_COLUMN, StateSchema
 from store_actors.table import GroupTable
 from store_actors.versions import VersionedTable
 
@@ -24,9 +24,6 @@ __all__ = ["ROW_COLUMN", "ChainedTable", "MultiTable"]
 
 Slots = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
-
-#: Last key column of the rows: numbers them within the shard.
-ROW_COLUMN = "__row"
 
 
 class ChainedTable(GroupTable):

@@ -8,9 +8,12 @@ from typing import Protocol
 import pyarrow as pa
 
 from store_actors.deduplicate import DeduplicateShard
+from store_actors.limit import LimitShard
 from store_actors.messages import ShardInput
 from store_actors.schema import OperatorKind, StateSchema
+from store_actors.session import SessionShard
 from store_actors.shard import Shard
+from store_actors.top import top_shard
 from store_actors.versions import Change
 
 __all__ = ["OperatorShard", "make_shard"]
@@ -59,7 +62,10 @@ class OperatorShard(Protocol):
 
 _SHARDS: dict[OperatorKind, Callable[[StateSchema], OperatorShard]] = {
     OperatorKind.AGGREGATE: Shard,
+    OperatorKind.SESSION: SessionShard,
     OperatorKind.DEDUPLICATE: DeduplicateShard,
+    OperatorKind.TOP: top_shard,
+    OperatorKind.LIMIT: LimitShard,
 }
 
 

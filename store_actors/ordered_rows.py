@@ -11,11 +11,11 @@ from store_actors import chain_kernels
 from store_actors.kernels import LIVE
 from store_actors.ordering import RowOrder
 from store_actors.schema import StateSchema
+from store_actors.top_schema import RANK_COLUMN
 from store_actors.versions import CHANGE_COLUMN, REMOVED, UPDATED, UPDATED_AND_REMOVED, VersionedTable
 
-__all__ = ["RANK_COLUMN", "OrderedRows"]
+__all__ = ["OrderedRows"]
 
-RANK_COLUMN = "rank"
 
 Slots = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
@@ -30,7 +30,7 @@ class OrderedRows(VersionedTable):
     Parameters
     ----------
     schema
-        As :func:`store_actors.top.top_schema` makes it.
+        As :func:`store_actors.top_schema.top_schema` makes it.
     """
 
     def __init__(self, schema: StateSchema) -> None:

@@ -19,6 +19,7 @@ import pyarrow as pa
 from coordinator.watermarks import Watermarks
 
 __all__ = [
+    "ROW_COLUMN",
     "Accumulator",
     "AccumulatorKind",
     "Field",
@@ -29,6 +30,10 @@ __all__ = [
     "string_to_type",
     "type_to_string",
 ]
+
+
+#: Last key column of operators that hold many rows of a key: numbers them within the shard.
+ROW_COLUMN = "__row"
 
 
 class OperatorKind(StrEnum):

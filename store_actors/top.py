@@ -11,112 +11,38 @@ Event time: rows at or before the watermark are late. Where the expiry is a key 
 they are: nothing is emitted for that, their ranks are final. Where it is a value, the watermark takes single rows out of the table, and
 the others move up. A row that the watermark of its own batch takes out is emitted once, with the rank it had among all.
 
-Schema (:func:`top_schema` makes it): ``keys`` are the partition and ``__row``, which numbers the rows in the order of their arrival;
-one ``VALUE`` for each input; with ranks, a last ``VALUE`` :data:`RANK_COLUMN`, int32, from 1.
+Schema (:func:`~store_actors.top_schema.top_schema` makes it): ``keys`` are the partition and ``__row``, which numbers the rows in
+the order of their arrival; one ``VALUE`` for each input; with ranks, a last ``VALUE`` :data:`RANK_COLUMN`, int32, from 1.
 Options: ``n``; ``order`` (see :class:`~store_actors.ordering.RowOrder`); ``ties``: "first" or "last"; ``payload``: columns that are
 emitted, not only ordered by; ``emit_removed``: rows that leave the table are emitted, too, with a null rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from coordinator.errors import InvalidRequestError, StateMismatchError
+from coordinator.errors import StateMismatchError
 from store_actors import chain_kernels
 from store_actors.chains import ROW_COLUMN, MultiTable
 from store_actors.kernels import LIVE
 from store_actors.messages import ShardInput
-from store_actors.ordered_rows import RANK_COLUMN, OrderedRows
+from store_actors.ordered_rows import OrderedRows
 from store_actors.ordering import sorts_before
-from store_actors.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
+from store_actors.schema import StateSchema
 from store_actors.versions import Change, UndoPart
 
-__all__ = ["RANK_COLUMN", "FirstShard", "TopShard", "top_schema", "top_shard"]
+__all__ = ["FirstShard", "TopShard", "top_shard"]
 
 Slots = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
 #: Arrival of a batch's rows: after all rows of the state.
 _NEW = np.int64(1 << 62)
-
-
-def top_schema(
-    partition: Sequence[Field],
-    columns: Sequence[Field],
-    n: int,
-    order: Sequence[Mapping[str, Any]],
-    *,
-    order_columns: Sequence[Field] = (),
-    ties: str = "first",
-    rank: bool = True,
-    emit_removed: bool = False,
-    expiry: str | None = None,
-    delay_ms: int | None = None,
-    **options: Any,
-) -> StateSchema:
-    """Schema of a ``topN``, or with ``n=1, ties="last", rank=False`` of a ``keepLast``.
-
-    Parameters
-    ----------
-    partition, columns
-        Key leaves and the other columns of a row.
-    n
-        How many rows of each partition are kept.
-    order
-        See :class:`~store_actors.ordering.RowOrder`; names columns and order columns.
-    order_columns
-        What is ordered by and not emitted.
-    ties
-        Which of rows that are equal in the order is first: the one that came "first" or "last".
-    rank
-        Whether rows are emitted with their rank.
-    emit_removed
-        Whether rows that leave the table are emitted with a null rank.
-    expiry
-        Timestamp column or key leaf that rows expire by.
-    options
-        Further ones (of event time).
-
-    Raises
-    ------
-    InvalidRequestError
-        `n` is less than 1, `ties` is neither, or removed rows could not be told from others for want of a rank.
-    """
-    if n < 1 or ties not in ("first", "last") or (emit_removed and not rank):
-        raise InvalidRequestError(
-            "a top keeps at least one row, breaks ties for the first or the last row, and tells removed rows by their rank; "
-            "nothing was changed; correct the options",
-            n=n,
-            ties=ties,
-            rank=rank,
-            emit_removed=emit_removed,
-        )
-    inputs = (*columns, *order_columns)
-    held = (*inputs, Field(RANK_COLUMN, "int32")) if rank else inputs
-    return StateSchema(
-        keys=(*partition, Field(ROW_COLUMN, "int64", False)),
-        inputs=inputs,
-        accumulators=tuple(Accumulator(AccumulatorKind.VALUE, (), (field,)) for field in held),
-        expiry_key=expiry,
-        delay_ms=delay_ms,
-        output_mode="update",
-        operator=OperatorKind.TOP,
-        options={
-            "n": n,
-            "order": [dict(one) for one in order],
-            "ties": ties,
-            "payload": [field.name for field in columns],
-            "emit_removed": emit_removed,
-            **options,
-        },
-    )
 
 
 def top_shard(schema: StateSchema) -> FirstShard | TopShard:

@@ -141,6 +141,40 @@ def window_then_dedup(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
     return distinct.select(seconds("start"), "count")
 
 
+def sessions(ops: Operators, i: Mapping[str, DataFrame], mode: str, gap: Any = "10 seconds") -> DataFrame:
+    words = i["a"].withWatermark("t", "30 seconds")
+    found = ops(words, "sessions", mode).groupBy(F.session_window("t", gap).alias("session"), "word")
+    counts: DataFrame = found.agg(F.count("*").alias("n"))
+    return counts.select("word", seconds("session.start"), seconds("session.end"), "n")
+
+
+def words(*lines: tuple[str, int]) -> dict[str, list[tuple[Any, ...]]]:
+    return {"a": [(word, time) for line, time in lines for word in line.split()]}
+
+
+WORDS = {"a": "word string, t timestamp"}
+#: SW1, as far as the second batch.
+FIRST_SESSIONS = [
+    ("hello", 40, 51, 2),
+    ("spark", 40, 50, 1),
+    ("streaming", 40, 51, 2),
+    ("structured", 41, 51, 1),
+    ("world", 40, 51, 2),
+]
+MERGED_SESSIONS = [
+    ("hello", 40, 51, 2),
+    ("spark", 25, 50, 3),
+    ("streaming", 25, 51, 4),
+    ("structured", 41, 51, 1),
+    ("world", 40, 51, 2),
+]
+APACHE = [("hello", 60, 70, 1), ("apache", 60, 70, 1), ("spark", 60, 70, 1)]
+
+
+def dynamic_gap(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
+    return sessions(ops, i, "append", F.expr("CASE WHEN word = 'long' THEN '20 seconds' ELSE '5 seconds' END"))
+
+
 CASES: dict[str, Case] = {
     "A1 count by value, update": Case(
         V,
@@ -208,6 +242,16 @@ CASES: dict[str, Case] = {
             Step(one(25), [(10, 4), (25, 3)]),
         ],
         mode="complete",
+    ),
+    "E sliding windows that do not divide": Case(
+        T,
+        lambda ops, i: (
+            ops(i["a"].withWatermark("t", "5 seconds"), "agg", "append")
+            .groupBy(F.window("t", "10 seconds", "4 seconds"))
+            .count()
+            .select(seconds("window.start"), "count")
+        ),
+        [Step(one(3, 7, 12), None), Step(one(22, 8), None), Step(one(41), None), Step(one(60), None)],
     ),
     "D1 all columns": Case(
         {"a": "v string"},
@@ -349,5 +393,85 @@ CASES: dict[str, Case] = {
             RESTART,
             Step(one(16, 20), [(15, 2)], {"second": Totals(4), "first": Totals(1)}),
         ],
+    ),
+    "SW1 sessions, complete": Case(
+        WORDS,
+        lambda ops, i: sessions(ops, i, "complete"),
+        [
+            Step(words(("hello world spark streaming", 40), ("world hello structured streaming", 41)), FIRST_SESSIONS),
+            Step(
+                words(("spark streaming", 25)),
+                [*FIRST_SESSIONS, ("spark", 25, 35, 1), ("streaming", 25, 35, 1)],
+            ),
+            RESTART,
+            Step(words(("spark streaming", 30)), MERGED_SESSIONS),
+            Step(words(("hello apache spark", 60)), [*MERGED_SESSIONS, *APACHE]),
+            Step(
+                words(("structured streaming", 90)),
+                [*MERGED_SESSIONS, *APACHE, ("structured", 90, 100, 1), ("streaming", 90, 100, 1)],
+            ),
+        ],
+        mode="complete",
+    ),
+    "SW sessions, append": Case(
+        WORDS,
+        lambda ops, i: sessions(ops, i, "append"),
+        [
+            Step(words(("hello world spark streaming", 40), ("world hello structured streaming", 41)), []),
+            Step(words(("spark streaming", 25)), []),
+            Step(words(("spark streaming", 30)), []),
+            RESTART,
+            Step(words(("hello apache spark", 60)), [], {"sessions": Totals(8)}),
+            Step(words(("structured streaming", 90)), MERGED_SESSIONS, {"sessions": Totals(5)}),
+            Step(words(("late comer", 20)), [], {"sessions": Totals(5)}),
+        ],
+    ),
+    "SW sessions with a gap of their own": Case(
+        WORDS,
+        dynamic_gap,
+        [
+            Step(words(("long short", 10), ("long short", 20)), []),
+            Step(words(("short long", 80)), [("long", 10, 40, 2), ("short", 10, 15, 1), ("short", 20, 25, 1)]),
+        ],
+    ),
+    "CF2 limit": Case(
+        V,
+        lambda ops, i: ops(i["a"], "limit").limit(10),
+        [
+            Step(one(1, 2, 3, 4), times(1, 2, 3, 4), {"limit": Totals(1)}),
+            Step(one(5, 6, 7, 8), times(5, 6, 7, 8)),
+            RESTART,
+            Step(one(9, 9, 9, 9), times(9, 9)),
+            Step(one(10), []),
+        ],
+    ),
+    "topN": Case(
+        {"a": "k string, v int, s struct<x:int>"},
+        lambda ops, i: ops(i["a"], "top").topN(2, "k", F.desc("v")).select("k", "v", "s.x", "rank"),
+        [
+            Step(
+                {"a": [("a", 1, {"x": 1}), ("a", 3, {"x": 2}), ("b", 5, None)]},
+                [("a", 3, 2, 1), ("a", 1, 1, 2), ("b", 5, None, 1)],
+            ),
+            Step({"a": [("a", 2, {"x": 3}), ("b", None, {"x": 4})]}, [("a", 2, 3, 2), ("b", None, 4, 2)]),
+            RESTART,
+            Step(
+                {"a": [("a", 1, {"x": 5}), ("b", 6, {"x": 6})]}, [("b", 6, 6, 1), ("b", 5, None, 2)], {"top": Totals(4)}
+            ),
+        ],
+        spark=False,
+        mode="update",
+    ),
+    "keepLast": Case(
+        {"a": "k string, t timestamp, v int"},
+        lambda ops, i: ops(i["a"], "last").keepLast("k", "t").select("k", seconds("t"), "v"),
+        [
+            Step({"a": [("a", 1, 1), ("a", 3, 2), ("b", 5, 3)]}, [("a", 3, 2), ("b", 5, 3)]),
+            Step({"a": [("a", 2, 4), ("b", 5, 5)]}, [("b", 5, 5)]),
+            RESTART,
+            Step({"a": [("a", 9, None), ("c", None, 7)]}, [("a", 9, None), ("c", None, 7)], {"last": Totals(3)}),
+        ],
+        spark=False,
+        mode="update",
     ),
 }

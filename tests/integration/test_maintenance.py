@@ -32,6 +32,15 @@ def data_files(fleet: Fleet, name: str, suffix: str) -> list[str]:
     return [info.path for info in open_object_store(fleet.uri).list(f"{name}/0") if info.path.endswith(suffix)]
 
 
+def versions(files: list[str], shard: int) -> list[int]:
+    return [int(file.rsplit("/", 1)[1].partition("-")[0]) for file in files if f"/0/{shard}/" in file]
+
+
+def deltas_since_snapshot(fleet: Fleet, name: str, shard: int) -> int:
+    newest = max(versions(data_files(fleet, name, ".snapshot"), shard), default=0)
+    return sum(version > newest for version in versions(data_files(fleet, name, ".delta"), shard))
+
+
 def test_a_query_keeps_few_files_and_a_new_fleet_reads_them(
     spark: SparkSession, new_uri: NewUri, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -50,7 +59,9 @@ def test_a_query_keeps_few_files_and_a_new_fleet_reads_them(
         for batch in range(12):
             feed.add([(batch,), (batch % 3,)])
             run.wait()
-        wait_for(lambda: len(data_files(fleet, name, ".snapshot")) >= 2)
+        # A snapshot is due at three; on a busy machine it comes late.
+        for shard in range(2):
+            wait_for(lambda shard=shard: deltas_since_snapshot(fleet, name, shard) < 3)  # type: ignore[misc]
         # 12 versions of 2 shards were committed; 4 versions and the deltas since a snapshot below them are left.
         wait_for(lambda: len(data_files(fleet, name, ".delta")) <= 2 * (4 + 2 * 3 + 1))
         assert cli.main(["gc", uri, "--dry-run"]) == 0
@@ -67,7 +78,7 @@ def test_a_query_keeps_few_files_and_a_new_fleet_reads_them(
         assert emitted == {v: 2 + (4 if v < 3 else 0) for v in range(12)}
         (metrics,) = again.metrics().values()
         assert metrics["snapshots_loaded"] == 2
-        assert metrics["deltas_loaded"] <= 2 * 4
+        assert metrics["deltas_loaded"] <= 2 * 2
     finally:
         run.stop()
         again.shutdown()

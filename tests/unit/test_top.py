@@ -22,7 +22,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from coordinator.errors import InvalidRequestError, StateMismatchError
 from store_actors.messages import ShardInput
 from store_actors.schema import Field, StateSchema
-from store_actors.top import RANK_COLUMN, FirstShard, TopShard, top_schema, top_shard
+from store_actors.top import FirstShard, TopShard, top_shard
+from store_actors.top_schema import RANK_COLUMN, top_schema
 from store_actors.versions import CHANGE_COLUMN, UPDATED, Change
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
