@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from coordinator.errors import InvalidRequestError
+from coordinator.model import StateMetadata
 from spark_jobs.exchange import EVENT_TIME_COLUMN
 from spark_jobs.watermark import Branch, Upstream, branches_of, event_time_options
+from spark_jobs.worker import FleetAddress
 from store_actors.schema import StateSchema
 
-__all__ = ["OperatorPlan", "RoutedOperator"]
+__all__ = ["OperatorPlan", "ReduceTask", "RoutedOperator", "TaskMaker"]
+
+#: A ``mapInArrow`` function: what one partition of the exchange received in, what it emits out.
+ReduceTask = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 class OperatorPlan(Protocol):
@@ -38,6 +45,14 @@ class OperatorPlan(Protocol):
         """Results, with Spark's names, types and nullability, of a DataFrame in ``row_type``."""
 
 
+@runtime_checkable
+class TaskMaker(Protocol):
+    """A plan that has its own task on the reduce side, in place of one that hands the rows to a shard."""
+
+    def reduce_task(self, schema: StateSchema, metadata: StateMetadata, address: FleetAddress) -> ReduceTask:
+        """The task, for the operator's final schema."""
+
+
 @dataclass(frozen=True)
 class RoutedOperator:
     """An operator with its name, its watermark rules and the branches that feed each input."""
@@ -48,8 +63,8 @@ class RoutedOperator:
     upstream: Upstream
 
     @classmethod
-    def of(cls, plan: OperatorPlan, state: str, uri: str) -> RoutedOperator:
-        """Find out what feeds an operator.
+    def of(cls, plan: OperatorPlan, state: str, uri: str, existing: StateMetadata | None) -> RoutedOperator:
+        """Find out what feeds an operator; a state that exists keeps the policy for several watermarks that it was made with.
 
         Raises
         ------
@@ -74,6 +89,8 @@ class RoutedOperator:
                     other_fleet=one.uri,
                 )
         options = event_time_options(plan.inputs[0].sparkSession, state, flat)
+        if existing is not None:
+            options["policy"] = existing.schema.get("options", {}).get("policy", options["policy"])
         sources = (*options["sources"], *options["upstream_sources"])
         moves = bool(options["sources"]) or any(one.has_watermark for branch in flat for one in branch.upstream)
         schema = replace(plan.schema, options={**plan.schema.options, **options})

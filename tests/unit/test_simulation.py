@@ -12,9 +12,10 @@ from tests.simulation.world import Outcome, run_seed
 #: Where the search for a planted bug begins, so that it is short as long as little changes.
 FIRST_SEED = {
     "memory is used without a look at its lineage": 35,
-    "files of failed commits are deleted": 130,
-    "the age of a commit is checked before it waits": 90,
-    "keyed stores in memory are used without a look at their lineage": 210,
+    "a coordinator answers from an old memory": 115,
+    "files of failed commits are deleted": 210,
+    "the age of a commit is checked before it waits": 140,
+    "keyed stores in memory are used without a look at their lineage": 680,
     "a snapshot of what was rolled back to is taken for the newest version": 30,
 }
 
