@@ -138,7 +138,8 @@ class Fleet:
         """
 
         def run_plan(plan: OperatorPlan) -> DataFrame:
-            operator = RoutedOperator.of(plan, name, self.uri)
+            existing: StateMetadata | None = call(self._coordinator, "describe_state", name)
+            operator = RoutedOperator.of(plan, name, self.uri, existing)
             return self.attach(
                 df,
                 name,
