@@ -31,11 +31,13 @@ if TYPE_CHECKING:
     from store_actors.table import GroupTable
 
 __all__ = [
+    "BATCH_TIME",
     "EVENT_TIME_COLUMN",
     "EXCHANGE_SCHEMA",
     "HASH_COLUMN",
     "KEEP_COLUMN",
     "ROUTE_COLUMN",
+    "TIME_COLUMN",
     "ExchangeTask",
     "unpack",
 ]
@@ -47,6 +49,11 @@ EVENT_TIME_COLUMN = "__event_time_ms"
 
 #: Whether a row reaches its shard, where rows that do not still count for the watermark.
 KEEP_COLUMN = "__keep"
+
+#: Processing time of the batch, in milliseconds: Spark's ``current_timestamp()``, which its offset log keeps, so that it is the same
+#: for every row and on every retry, also by another driver. Told to every shard like a watermark, as source :data:`BATCH_TIME`.
+TIME_COLUMN = "__batch_time_ms"
+BATCH_TIME = -1
 
 ROUTE_COLUMN = "__route"
 #: What is shuffled: the route, and either a chunk (an IPC record batch, how many input rows it stands for, which of the schema's
@@ -108,16 +115,23 @@ class ExchangeTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         max_event_ms: int | None = None
+        batch_time_ms: int | None = None
         for block in _blocks(batches):
             if self.source is not None:
                 largest = pc.max(block.column(EVENT_TIME_COLUMN)).as_py()
                 if largest is not None:
                     max_event_ms = largest if max_event_ms is None else max(max_event_ms, largest)
+            if TIME_COLUMN in block.schema.names:
+                batch_time_ms = block.column(TIME_COLUMN)[0].as_py()
             if KEEP_COLUMN in block.schema.names:
                 block = block.filter(block.column(KEEP_COLUMN))
             yield self._exchange(block)
         if max_event_ms is not None:
-            yield self._markers(max_event_ms)
+            assert self.source is not None
+            number, delay_ms = self.source
+            yield self._markers(number, max_event_ms - delay_ms)
+        if batch_time_ms is not None:
+            yield self._markers(BATCH_TIME, batch_time_ms)
 
     def _exchange(self, block: pa.RecordBatch) -> pa.RecordBatch:
         hashes = block.column(HASH_COLUMN).to_numpy()
@@ -194,16 +208,15 @@ class ExchangeTask:
         ]
         return pa.record_batch(columns, schema=EXCHANGE_SCHEMA)
 
-    def _markers(self, max_event_ms: int) -> pa.RecordBatch:
-        assert self.source is not None
-        number, delay_ms = self.source
+    def _markers(self, number: int, time_ms: int) -> pa.RecordBatch:
+        """What every shard is told: the own watermark of a source, or the batch's processing time."""
         size = self.num_shards
         columns = [
             pa.array(marker_routes(size), pa.int32()),
             pa.array(np.zeros(size, np.int64)),
             pa.array(np.full(size, self.input, np.int8)),
             pa.array(np.full(size, number, np.int16)),
-            pa.array([max_event_ms - delay_ms] * size, pa.int64()),
+            pa.array([time_ms] * size, pa.int64()),
             pa.nulls(size, pa.binary()),
         ]
         return pa.record_batch(columns, schema=EXCHANGE_SCHEMA)
@@ -225,7 +238,8 @@ def _blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def unpack(batches: Iterable[pa.RecordBatch], schema: StateSchema) -> tuple[ShardInput, dict[int, int]]:
-    """Reduce side: a shard's rows, and the watermark of each of the operator's own sources that the micro-batch had rows of.
+    """Reduce side: a shard's rows, and the watermark of each of the operator's own sources that the micro-batch had rows of; also the
+    batch's processing time (as :data:`BATCH_TIME`), if the operator asked for it and the batch had rows.
 
     Parameters
     ----------

@@ -18,7 +18,7 @@ from coordinator.model import DEFAULT_STORE, StateStoreId
 from coordinator.names import check_store_name
 from store_actors.columns import Rows
 from store_actors.conditions import Condition
-from store_actors.messages import StoreSpec
+from store_actors.messages import BatchFacts, StoreSpec
 from store_actors.schema import Field, type_to_string
 
 __all__ = ["Ask", "ReadStateStore", "StateStore", "store_specs"]
@@ -169,8 +169,18 @@ class StateStore(ReadStateStore):
         """Net changes against the version before: key and value columns, ``__change`` (added, changed, removed)."""
         return self._call("updates")
 
-    def commit(self, watermark_ms: int | None = None) -> int:
+    def due(self, limit: int) -> pa.Table:
+        """Rows that are due at or before `limit`, of a store whose columns say by which of them (``StoreSpec.due``)."""
+        return self._call("due", limit)
+
+    def commit(self, watermark_ms: BatchFacts | int | None = None) -> int:
         """Make the updates of all the handle's stores durable, as one version; returns the version.
+
+        Parameters
+        ----------
+        watermark_ms
+            Watermark that goes with the version, in milliseconds since the epoch (by default that of the version before), or all that
+            an operator knows of its batch.
 
         Raises
         ------

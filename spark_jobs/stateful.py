@@ -12,6 +12,9 @@ from pyspark.sql import types as T
 from coordinator.errors import InvalidRequestError
 from coordinator.names import check_state_name
 from spark_jobs.deduplicate import build_deduplicate, build_limit
+from spark_jobs.group_plan import GroupFunction, build_group_state
+from spark_jobs.group_state import BatchFunction
+from spark_jobs.join import build_join
 from spark_jobs.operator import OperatorPlan
 from spark_jobs.plan import build_plan
 from spark_jobs.top import ColumnLike, build_top
@@ -83,6 +86,16 @@ class StatefulDataFrame:
         """
         return self._run_plan(build_deduplicate(self._df, subset, within_watermark=True))
 
+    def join(
+        self, other: DataFrame, on: str | list[str] | Column | list[Column] | None = None, how: str | None = None
+    ) -> DataFrame:
+        """Join with another stream, as ``DataFrame.join``: inner, outer or left semi, by at least one equality.
+
+        Rows of both sides are kept as long as the watermark lets them match; without one for ever, as in Spark. Results are
+        appended: a row stands once it is emitted.
+        """
+        return self._run_plan(build_join(self._df, other, on, how, self._output_mode))
+
     def limit(self, num: int) -> DataFrame:
         """The first `num` rows of the stream, as ``DataFrame.limit``."""
         return self._run_plan(build_limit(self._df, num))
@@ -127,6 +140,9 @@ class StatefulDataFrame:
             # aggregation is the fleet's. There is no way to tell Spark so for one query only.
             self._df.sparkSession.conf.set(_UNCHECKED, "false")
         return self._run_plan(plan)
+
+    def _with_state(self, keys: list[Any], function: GroupFunction) -> DataFrame:
+        return self._run_plan(build_group_state(self._df, keys, function, self._output_mode))
 
     def _numeric_columns(self, cols: tuple[str, ...]) -> list[str]:
         """The columns asked for, or all numeric ones, keys too (Spark's rule for ``sum()`` and its like)."""
@@ -186,6 +202,122 @@ class StatefulGroupedData:
         return self._each(F.avg, cols)
 
     mean = avg
+
+    def applyInPandasWithState(
+        self,
+        func: Callable[..., Any],
+        outputStructType: T.StructType | str,
+        stateStructType: T.StructType | str,
+        outputMode: str,
+        timeoutConf: str,
+    ) -> DataFrame:
+        """Call a function for each key with rows, and for each that timed out, with a state of the user's own; as PySpark's
+        ``GroupedData.applyInPandasWithState``.
+
+        The function is called as ``func(key, pdfs, state)``: a tuple, an iterator of pandas DataFrames, PySpark's ``GroupState``. It
+        returns an iterable of DataFrames. If it is not deterministic, a task that Spark repeats after its state was committed may emit
+        other rows than those that belong to that state, as in Spark.
+
+        Parameters
+        ----------
+        func
+            The function.
+        outputStructType, stateStructType
+            Types of what it emits and of the state, as Spark's types or DDL. Nested state is held as binary
+            (:mod:`spark_jobs.group_rows`).
+        outputMode
+            ``append`` or ``update``.
+        timeoutConf
+            Of PySpark's ``GroupStateTimeout``. A timeout stands until the function is called for the key again. Timeouts of event time
+            fire in the batch that moves the watermark past them (Spark: in one without data after it), those of processing time in the
+            next batch that has rows (Spark: in one that it runs for them); if a stream can be quiet for long, ``union`` a ``rate``
+            source to it.
+
+        Raises
+        ------
+        InvalidRequestError
+            An argument is not valid, or timeouts of event time have no watermark.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> def count(key, pdfs, state):
+        ...     seen = state.get[0] if state.exists else 0
+        ...     seen += sum(len(pdf) for pdf in pdfs)
+        ...     state.update((seen,))
+        ...     yield pd.DataFrame({"user": [key[0]], "seen": [seen]})
+        >>> users = fleet.stateful(clicks, name="users").groupBy("user")  # doctest: +SKIP
+        >>> users.applyInPandasWithState(  # doctest: +SKIP
+        ...     count, "user string, seen long", "seen long", "update", GroupStateTimeout.NoTimeout
+        ... )
+        """
+        return self._with_state(func, outputStructType, stateStructType, outputMode, timeoutConf, arrow=False)
+
+    def applyInArrowWithState(
+        self,
+        func: BatchFunction,
+        outputStructType: T.StructType | str,
+        stateStructType: T.StructType | str,
+        outputMode: str,
+        timeoutConf: str,
+    ) -> DataFrame:
+        """:meth:`applyInPandasWithState` with one call for many keys, in Arrow columns: no Python code runs for each key or row.
+
+        The function is called as ``func(keys, rows, state)`` and returns a table with the columns of `outputStructType`, or None:
+
+        - ``keys``: a table of the grouping columns, one row a key;
+        - ``rows``: a table of the DataFrame's columns and, last, ``key_index``: the row's place in ``keys``. Rows of a key stand
+          together, in the order in which they came; ``state.offsets`` says where they begin;
+        - ``state``: a :class:`~spark_jobs.group_state.StateBatch`: ``get``, ``values``, ``exists``, ``update``, ``remove``,
+          ``set_timeout_duration``, ``set_timeout_timestamp``, each for all the keys or those of a mask.
+
+        A task calls it for all its keys with rows (up to 131072 at once), then for those that timed out, without rows:
+        ``state.has_timed_out`` is True.
+
+        Parameters
+        ----------
+        func
+            The function.
+        outputStructType, stateStructType, outputMode, timeoutConf
+            As :meth:`applyInPandasWithState`.
+
+        Raises
+        ------
+        InvalidRequestError
+            As :meth:`applyInPandasWithState`.
+
+        Examples
+        --------
+        Sums by key, forgotten and emitted once a key has been quiet for a minute:
+
+        >>> import pyarrow.compute as pc
+        >>> def sums(keys, rows, state):
+        ...     if state.has_timed_out:
+        ...         total = state.get("total")
+        ...         state.remove()
+        ...         return keys.append_column("total", total)
+        ...     new = rows.group_by("key_index", use_threads=False).aggregate([("amount", "sum")])
+        ...     state.update({"total": pc.add(state.get("total", 0), new["amount_sum"])})
+        ...     state.set_timeout_duration(60_000)
+        >>> shops = fleet.stateful(sales, name="shops").groupBy("shop")  # doctest: +SKIP
+        >>> shops.applyInArrowWithState(  # doctest: +SKIP
+        ...     sums, "shop string, total long", "total long", "update", GroupStateTimeout.ProcessingTimeTimeout
+        ... )
+        """
+        return self._with_state(func, outputStructType, stateStructType, outputMode, timeoutConf, arrow=True)
+
+    def _with_state(
+        self,
+        func: Callable[..., Any],
+        output: T.StructType | str,
+        state: T.StructType | str,
+        output_mode: str,
+        timeout_conf: str,
+        *,
+        arrow: bool,
+    ) -> DataFrame:
+        function = GroupFunction(func, output, state, output_mode, timeout_conf, arrow)
+        return self._stateful._with_state(self._keys, function)
 
     def _each(self, function: Callable[[str], Column], cols: tuple[str, ...]) -> DataFrame:
         names = self._stateful._numeric_columns(cols)

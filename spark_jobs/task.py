@@ -19,7 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from coordinator.errors import InvalidRequestError
 from coordinator.model import StateMetadata, TaskIdentity
 from spark_jobs.exchange import EXCHANGE_SCHEMA, ROUTE_COLUMN, ExchangeTask, unpack
-from spark_jobs.operator import RoutedOperator
+from spark_jobs.operator import ReduceTask, RoutedOperator, TaskMaker
 from spark_jobs.worker import FleetAddress, executor_name, fleet_client
 from store_actors.schema import StateSchema
 
@@ -86,4 +86,7 @@ def route_plan(operator: RoutedOperator, metadata: StateMetadata, address: Fleet
     route = operator.upstream.route_column()
     chunks = reduce(DataFrame.unionAll, parts).withColumnRenamed(ROUTE_COLUMN, route)
     shuffled = chunks.repartition(num_shards, F.col(f"`{route}`")).drop(F.col(f"`{route}`"))
-    return operator.plan.finish(shuffled.mapInArrow(StateTask(schema, metadata, address), operator.plan.row_type()))
+    task: ReduceTask = StateTask(schema, metadata, address)
+    if isinstance(operator.plan, TaskMaker):
+        task = operator.plan.reduce_task(schema, metadata, address)
+    return operator.plan.finish(shuffled.mapInArrow(task, operator.plan.row_type()))

@@ -172,11 +172,17 @@ class FleetClient:
         StateStoreError
             Whatever the coordinator or the store refused.
         """
+        return self.open_granted(task, metadata, stores)[0]
 
-        def open_session(grant: LeaseGrant) -> StateStore:
+    def open_granted(
+        self, task: TaskIdentity, metadata: StateMetadata, stores: tuple[StoreSpec, ...]
+    ) -> tuple[StateStore, LeaseGrant]:
+        """:meth:`open_update`, with the lease: what it says of watermarks is for operators that follow event time."""
+
+        def open_session(grant: LeaseGrant) -> tuple[StateStore, LeaseGrant]:
             request = OpenRequest(task, grant.lease, grant.base_version, stores)
             ask = self._session(grant.lease.location, "open_update", request)
-            return StateStore(ask, _default(grant.lease.store_id, stores), grant.base_version)
+            return StateStore(ask, _default(grant.lease.store_id, stores), grant.base_version), grant
 
         return self._on_lease(task, metadata, open_session)
 

@@ -27,7 +27,7 @@ from coordinator.model import (
     StateStoreProviderId,
 )
 from coordinator.storage import open_object_store
-from store_actors.messages import ApplyRequest, OpenRequest, ShardInput
+from store_actors.messages import ApplyRequest, BatchFacts, OpenRequest, ShardInput
 from store_actors.sessions import KeyedStores
 from store_actors.store import Store
 
@@ -133,8 +133,8 @@ class StoreActor:
     def next_batch(self, session_id: str, scan_id: str) -> pa.RecordBatch | None:
         return self._keyed.next_batch(session_id, scan_id)
 
-    def commit_session(self, session_id: str, watermark_ms: int | None) -> int:
-        return self._keyed.commit(session_id, watermark_ms)
+    def commit_session(self, session_id: str, facts: BatchFacts | int | None) -> int:
+        return self._keyed.commit(session_id, facts)
 
     def session_committed(self, session_id: str) -> bool:
         return self._keyed.committed(session_id)

@@ -57,16 +57,21 @@ class KeyedShard:
         Key columns, at least one and at most 31. A key column may hold nulls unless its field says no.
     values
         Value columns; may be empty (a set of keys).
+    due
+        Value column by which rows fall due (:meth:`UpdateHandle.due`), of type int64; none by default.
 
     Raises
     ------
     InvalidRequestError
-        No key column, too many, a name that is there twice or starts with two underscores, or an unknown type.
+        No key column, too many, a name that is there twice or starts with two underscores, an unknown type, or `due` is no int64
+        value column.
     """
 
-    def __init__(self, keys: tuple[Field, ...], values: tuple[Field, ...]) -> None:
+    def __init__(self, keys: tuple[Field, ...], values: tuple[Field, ...], due: str | None = None) -> None:
         _check_fields(keys, values)
-        self._table = KeyedTable(keys, values)
+        if due is not None and (due, "int64") not in [(field.name, field.type) for field in values]:
+            raise InvalidRequestError("rows fall due by a value column of type int64", column=due)
+        self._table = KeyedTable(keys, values, due)
         self._writer: UpdateHandle | None = None
 
     def __len__(self) -> int:

@@ -325,6 +325,19 @@ class UpdateHandle(_Reads):
             chosen.append(some[matches(condition, batch)])
         return self._store.remove_rows(np.take(table.rows, np.concatenate(chosen), axis=0), self._step)
 
+    def due(self, limit: int) -> pa.Table:
+        """Rows whose due column is at most `limit`, puts and removes of this handle included, in no particular order.
+
+        Time follows the rows that are due, not the size of the store. Asked again, gives them again unless they were changed.
+
+        Raises
+        ------
+        InvalidRequestError
+            The store was opened without such a column.
+        """
+        self._require("due", HandleState.UPDATING)
+        return self._store.table.decode(self._store.due(limit))
+
     # -- what changed ---------------------------------------------------------------------------------------------
 
     def updates(self) -> pa.Table:
@@ -347,14 +360,16 @@ class UpdateHandle(_Reads):
 
     # -- ends -----------------------------------------------------------------------------------------------------
 
-    def prepare(self, watermark_ms: int | None = None) -> Change:
+    def prepare(self, watermark_ms: int | None = None, *, rows_in: int | None = None, rows_late: int = 0) -> Change:
         """Describe the change and take no more updates; asked again, gives the same.
 
         Parameters
         ----------
         watermark_ms
             Watermark that goes with the version, in milliseconds since the epoch; that of the base by default.
-            Of no effect once the change is prepared.
+            Of no effect once the change is prepared, as the other parameters.
+        rows_in, rows_late
+            Input rows that the change came from, and those dropped as late; by default the rows of all puts and removes, none late.
 
         Returns
         -------
@@ -375,8 +390,8 @@ class UpdateHandle(_Reads):
             delta=self._store.table.decode(net.rows).append_column(CHANGE_COLUMN, pa.array(kinds)),
             rows_updated=net.rows_updated,
             rows_removed=len(net.removed),
-            rows_in=self._rows_in,
-            rows_late=0,
+            rows_in=self._rows_in if rows_in is None else rows_in,
+            rows_late=rows_late,
             watermark_ms=self._step.watermark_ms,
         )
         self.state = HandleState.PREPARED

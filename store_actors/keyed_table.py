@@ -9,20 +9,26 @@ from weakref import WeakSet
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from coordinator.errors import InvalidRequestError
+from store_actors.calendar import NEVER, ExpiryCalendar
 from store_actors.kernels import LIVE
+from store_actors.layout import FieldSlot
 from store_actors.schema import Field, StateSchema
 from store_actors.strings import StringPool
 from store_actors.table import GroupTable
-from store_actors.versions import UndoPart, VersionedTable, VersionStep
+from store_actors.versions import CHANGE_COLUMN, UPDATED, UndoPart, VersionedTable, VersionStep
 
-__all__ = ["KeyedTable", "NetChange", "RowScan"]
+__all__ = ["DueRows", "KeyedTable", "NetChange", "RowScan"]
 
 Slots = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
 _LOW32 = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)
+#: A calendar with fewer entries than this is not made anew.
+_SMALL_CALENDAR = 1 << 16
 #: Garbage strings are not looked for in pools smaller than this, in bytes.
 _SMALL_POOL = 1 << 20
 
@@ -107,6 +113,63 @@ class NetChange:
         return np.concatenate([self.added, self.changed, self.removed])
 
 
+class DueRows:
+    """Which rows of a table fall due when, by one of its value columns.
+
+    Every write enters its rows and nothing is ever taken back: an entry counts if its row says the same when the entry comes up. So
+    versions that are dropped or gone back to need no more than to enter the rows that they bring back.
+
+    Parameters
+    ----------
+    table
+        Where the rows are.
+    slot
+        The column; null is never.
+    """
+
+    def __init__(self, table: GroupTable, slot: FieldSlot) -> None:
+        self._table, self._slot = table, slot
+        self._calendar = ExpiryCalendar()
+        self._entries = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, in bytes."""
+        return self._calendar.nbytes
+
+    def _times(self, rows: Words) -> Slots:
+        valid = (rows[:, self._slot.flag_word] & np.uint64(self._slot.flag)) != 0
+        times: Slots = np.where(valid, np.ascontiguousarray(rows[:, self._slot.word]).view(np.int64), NEVER)
+        return times
+
+    def add(self, rows: Words) -> None:
+        """Enter rows (in words) that are in the table."""
+        if self._entries > 2 * len(self._table) + _SMALL_CALENDAR:
+            # Most entries are out of date: rows that are written often, each time due later.
+            self._calendar, self._entries = ExpiryCalendar(), 0
+            slots = self._table.live()
+            self._enter(self._times(np.take(self._table.rows, slots, axis=0)), slots)
+        self._enter(self._times(rows), self._table.find(rows))
+
+    def _enter(self, times: Slots, slots: Slots) -> None:
+        wanted = (times != NEVER) & (slots >= 0)
+        self._calendar.add(times[wanted], slots[wanted])
+        self._entries += int(wanted.sum())
+
+    def find(self, limit: int) -> Slots:
+        """Slots of the rows that are due at or before `limit` as they are now; the same if asked again."""
+        entered = self._calendar.due(limit)
+        self._entries -= len(entered)
+        slots = np.unique(entered)
+        rows = np.take(self._table.rows, slots, axis=0)
+        times = self._times(rows)
+        is_due = (rows[:, 0] & LIVE != 0) & (times <= limit)
+        # Whoever asked may leave a row as it is, or abort: it stays due.
+        self._enter(times[is_due], slots[is_due])
+        found: Slots = slots[is_due]
+        return found
+
+
 class KeyedTable(VersionedTable):
     """Rows of value words under key words, with the way back to the versions before.
 
@@ -114,11 +177,16 @@ class KeyedTable(VersionedTable):
     ----------
     keys, values
         Columns of the store.
+    due
+        Value column (int64) by which rows fall due.
     """
 
-    def __init__(self, keys: tuple[Field, ...], values: tuple[Field, ...]) -> None:
+    def __init__(self, keys: tuple[Field, ...], values: tuple[Field, ...], due: str | None = None) -> None:
         super().__init__(StateSchema.keyed(keys, values))
         layout = self.table.layout
+        self._due: DueRows | None = None
+        if due is not None:
+            self._due = DueRows(self.table, next(slot for slot in layout.state if slot.name == due))
         #: Leading words of a row that tell its key: flags and key words.
         self.key_end = layout.flag_words + layout.key_words
         self._scans: WeakSet[RowScan] = WeakSet()
@@ -127,7 +195,8 @@ class KeyedTable(VersionedTable):
     @property
     def nbytes(self) -> int:
         """Memory held, in bytes, with what older versions and a pending change need."""
-        return self.table.nbytes + sum(step.nbytes for step in self.steps())
+        calendar = 0 if self._due is None else self._due.nbytes
+        return self.table.nbytes + calendar + sum(step.nbytes for step in self.steps())
 
     # -- changes --------------------------------------------------------------------------------------------------
 
@@ -136,6 +205,7 @@ class KeyedTable(VersionedTable):
         self.freeze_scans()
         slots, before = self.table.upsert(rows, step.version & 0xFFFFFFFF)
         step.parts.append(UndoPart(np.take(self.table.rows, slots, axis=0)[:, : self.key_end].copy(), before))
+        self._note_due(rows)
 
     def remove_rows(self, keys: Words, step: VersionStep) -> int:
         """Remove the rows with these keys as part of a pending version; returns how many were there."""
@@ -168,11 +238,16 @@ class KeyedTable(VersionedTable):
     def _revert(self, step: VersionStep) -> None:
         self.freeze_scans()
         super()._revert(step)
+        for part in step.parts:
+            self._note_due(part.before)
 
     def load(self, delta: pa.Table, version: int, watermark_ms: int) -> None:
         """Replay a committed delta (or a snapshot, whose rows are all updates) on top of the newest version."""
         self.freeze_scans()
         super().load(delta, version, watermark_ms)
+        if self._due is not None:
+            for batch in delta.filter(pc.equal(delta.column(CHANGE_COLUMN), UPDATED)).combine_chunks().to_batches():
+                self._note_due(self.table.rows_of(batch))
         self.compact()
 
     def commit(self) -> int:
@@ -180,6 +255,19 @@ class KeyedTable(VersionedTable):
         version = super().commit()
         self.compact()
         return version
+
+    # -- rows that fall due ---------------------------------------------------------------------------------------
+
+    def _note_due(self, rows: Words) -> None:
+        """Enter rows that were just written, in words, when they fall due."""
+        if self._due is not None:
+            self._due.add(rows)
+
+    def due(self, limit: int) -> Words:
+        """Rows whose due column is at most `limit` now, as words; what is not due is not looked at."""
+        if self._due is None:
+            raise InvalidRequestError("the store was opened without a column by which its rows fall due")
+        return np.take(self.table.rows, self._due.find(limit), axis=0)
 
     # -- scans and strings ----------------------------------------------------------------------------------------
 

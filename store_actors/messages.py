@@ -10,7 +10,7 @@ from coordinator.model import Lease, TaskIdentity
 from coordinator.watermarks import Watermarks
 from store_actors.schema import Field, StateSchema
 
-__all__ = ["ApplyRequest", "OpenRequest", "ShardInput", "StoreSpec"]
+__all__ = ["ApplyRequest", "BatchFacts", "OpenRequest", "ShardInput", "StoreSpec"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,35 @@ class ApplyRequest:
 
 @dataclass(frozen=True, slots=True)
 class StoreSpec:
-    """Name and columns of one keyed store of an operator."""
+    """Name and columns of one keyed store of an operator.
+
+    Attributes
+    ----------
+    due
+        Value column (int64) by which rows fall due: those are then found without a look at the others.
+    """
 
     name: str
     keys: tuple[Field, ...]
     values: tuple[Field, ...]
+    due: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFacts:
+    """What an operator that keeps its state in keyed stores knows of a micro-batch, for the commit that it makes.
+
+    Attributes
+    ----------
+    watermarks
+        Where event time stands with the batch included, the same for all partitions.
+    rows_in, rows_late
+        Input rows of the partition, and those of them dropped as late.
+    """
+
+    watermarks: Watermarks
+    rows_in: int
+    rows_late: int = 0
 
 
 @dataclass(frozen=True, slots=True)

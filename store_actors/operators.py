@@ -8,6 +8,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from store_actors.deduplicate import DeduplicateShard
+from store_actors.join import JoinShard
 from store_actors.limit import LimitShard
 from store_actors.messages import ShardInput
 from store_actors.schema import OperatorKind, StateSchema
@@ -64,6 +65,7 @@ _SHARDS: dict[OperatorKind, Callable[[StateSchema], OperatorShard]] = {
     OperatorKind.AGGREGATE: Shard,
     OperatorKind.SESSION: SessionShard,
     OperatorKind.DEDUPLICATE: DeduplicateShard,
+    OperatorKind.JOIN: JoinShard,
     OperatorKind.TOP: top_shard,
     OperatorKind.LIMIT: LimitShard,
 }

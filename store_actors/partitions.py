@@ -174,7 +174,7 @@ def adapter(spec: StoreSpec) -> Callable[[pa.Table, str], pa.Table]:
 
 
 def _maker(spec: StoreSpec) -> Callable[[], KeyedShard]:
-    return lambda: KeyedShard(spec.keys, spec.values)
+    return lambda: KeyedShard(spec.keys, spec.values, spec.due)
 
 
 def _empty(shard: KeyedShard) -> pa.Table:

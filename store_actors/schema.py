@@ -51,6 +51,8 @@ class OperatorKind(StrEnum):
     TOP = "top"
     #: First rows of all.
     LIMIT = "limit"
+    #: A function of the user, called for each key with rows or a timeout; state is a keyed store.
+    GROUP_STATE = "group_state"
 
 
 class AccumulatorKind(StrEnum):

@@ -12,6 +12,7 @@ from coordinator.storage import ObjectStore
 from store_actors.commits import describe_commit, discard, write_snapshot
 from store_actors.keyed import UpdateHandle
 from store_actors.loading import Loader
+from store_actors.messages import BatchFacts
 from store_actors.partitions import Partition, Session, adapter
 from store_actors.store import CoordinatorClient, StoreMetrics
 
@@ -41,8 +42,10 @@ class SessionCommits:
         self._loader = loader
         self._metrics = metrics
 
-    def commit(self, session: Session, watermark_ms: int | None) -> int:
+    def commit(self, session: Session, facts: BatchFacts | int | None) -> int:
         """Make the updates of a partition's writer its next version, and end the session; the caller holds the lock.
+
+        `facts` is what goes with the version: of a batch, or only a watermark in milliseconds (by default that of the base).
 
         Whatever is raised, the session has ended and memory is forgotten: it may be ahead of what counts, or behind it.
 
@@ -60,7 +63,7 @@ class SessionCommits:
         """
         entries: list[CommitEntry] = []
         try:
-            size = self._write(session, watermark_ms, entries)
+            size = self._write(session, facts, entries)
             counted = self._coordinator.commit_all(session.request.task.state_name, entries)
             self._settle(session, entries, counted)
         except BaseException as error:
@@ -75,12 +78,16 @@ class SessionCommits:
         session.ended, session.partition.writer = "it is committed", None
         return session.committed
 
-    def _write(self, session: Session, watermark_ms: int | None, entries: list[CommitEntry]) -> int:
+    def _write(self, session: Session, facts: BatchFacts | int | None, entries: list[CommitEntry]) -> int:
         """Write the deltas of all stores, adding their entries; returns the bytes written."""
         attempt_id, size = uuid.uuid4().hex, 0
         for name, handle in session.handles.items():
             assert isinstance(handle, UpdateHandle)
-            change = handle.prepare(watermark_ms)
+            if isinstance(facts, BatchFacts):
+                marks = facts.watermarks
+                change = handle.prepare(marks.input_ms, rows_in=facts.rows_in, rows_late=facts.rows_late)
+            else:
+                marks, change = None, handle.prepare(facts)
             shard, request = session.partition.shards[name], session.request
             entry, data = describe_commit(
                 change,
@@ -91,6 +98,7 @@ class SessionCommits:
                 schema=shard.schema,
                 state_rows=len(handle),
                 state_bytes=shard.nbytes,
+                watermarks=marks,
             )
             self._objects.put(entry.file, data)
             entries.append(entry)

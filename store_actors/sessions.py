@@ -26,7 +26,7 @@ from coordinator.model import StateStoreId
 from coordinator.storage import ObjectStore
 from store_actors.keyed import ReadHandle, UpdateHandle
 from store_actors.loading import Loader
-from store_actors.messages import OpenRequest
+from store_actors.messages import BatchFacts, OpenRequest
 from store_actors.partitions import Partition, Positioner, Session
 from store_actors.session_commits import SessionCommits
 from store_actors.store import CoordinatorClient, StoreMetrics
@@ -36,7 +36,9 @@ __all__ = ["KeyedStores"]
 log = logging.getLogger(__name__)
 
 #: Methods of handles that a session may be asked for; scans are pulled batch by batch.
-_CALLS = frozenset({"get", "multi_get", "put", "put_row", "remove", "remove_key", "remove_where", "updates", "metrics"})
+_CALLS = frozenset(
+    {"get", "multi_get", "put", "put_row", "remove", "remove_key", "remove_where", "due", "updates", "metrics"}
+)
 _SCANS = frozenset({"iterator", "prefix_scan", "range_scan"})
 #: Seconds without a call after which a session is taken for abandoned.
 _IDLE_S = 600.0
@@ -211,10 +213,11 @@ class KeyedStores:
 
     # -- ending ---------------------------------------------------------------------------------------------------
 
-    def commit(self, session_id: str, watermark_ms: int | None = None) -> int:
+    def commit(self, session_id: str, facts: BatchFacts | int | None = None) -> int:
         """Make the session's updates the next version, durably, of all its stores together; returns the version.
 
-        Asked again after a lost answer, gives the same.
+        `facts` is what goes with the version: of a batch, or only a watermark in milliseconds (by default that of the base). Asked
+        again after a lost answer, gives the same.
 
         Raises
         ------
@@ -229,7 +232,7 @@ class KeyedStores:
             self._check_open(session)
             if partition.writer is not session:
                 raise InvalidRequestError("a read handle cannot commit; release it")
-            return self._commits.commit(session, watermark_ms)
+            return self._commits.commit(session, facts)
 
     def committed(self, session_id: str) -> bool:
         """Whether a session's version was made."""

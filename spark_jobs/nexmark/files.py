@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from coordinator.errors import InvalidRequestError
-from spark_jobs.nexmark.generator import AUCTIONS, BIDS, PERSONS, Events, Nexmark
+from spark_jobs.nexmark.generator import AUCTIONS, BIDS, EVENTS_OF_EPOCH, PERSONS, Events, Nexmark
 
-__all__ = ["Inputs", "read_batch", "read_stream", "write_events", "write_file"]
+__all__ = [
+    "Inputs",
+    "count_events",
+    "read_batch",
+    "read_stream",
+    "without_end",
+    "write_end",
+    "write_events",
+    "write_file",
+]
 
 _SCHEMAS: Final = Events(PERSONS, AUCTIONS, BIDS)
 #: Modification time of micro-batch 0, 2001-09-09 01:46:40 UTC; each further one is a second younger.
 _EPOCH_S: Final = 1_000_000_000
 _NS: Final = 1_000_000_000
+#: Ids of the events that end a stream.
+_END_ID: Final = -1
+#: How long after the last event the stream ends, in seconds: longer than any window or session is open.
+_END_S: Final = 3600
 
 
 class Inputs(NamedTuple):
@@ -85,6 +100,35 @@ def write_file(folder: Path, batch: int, rows: pa.RecordBatch) -> None:
     modified = (_EPOCH_S + batch) * _NS
     os.utime(temporary, ns=(modified, modified))
     temporary.rename(file)
+
+
+def write_end(folder: Path, nexmark: Nexmark, events: int, batch_events: int) -> None:
+    """End the stream: one more micro-batch with an event of each kind an hour later, which closes everything before it.
+
+    Its person, auction and bid have the id -1, so they meet no others.
+    """
+    later = replace(nexmark, start=nexmark.start + _END_S * 1_000_000, out_of_order=1)
+    epoch = -(-events // EVENTS_OF_EPOCH) * EVENTS_OF_EPOCH
+    batch = -(-events // batch_events)
+    for name, rows in later.events(epoch, epoch + EVENTS_OF_EPOCH)._asdict().items():
+        first = rows.slice(0, 1)
+        for column in {"id", "seller", "auction", "bidder"} & set(first.schema.names):
+            place = first.schema.get_field_index(column)
+            first = first.set_column(place, first.schema.field(place), pa.array([_END_ID], pa.int64()))
+        write_file(folder / name, batch, first)
+
+
+def without_end(inputs: Inputs) -> Inputs:
+    """The events without those of :func:`write_end`."""
+    persons, auctions, bids = inputs
+    is_real = F.col("id") != _END_ID
+    return Inputs(persons.where(is_real), auctions.where(is_real), bids.where(F.col("auction") != _END_ID))
+
+
+def count_events(folder: Path, first_batch: int = 0) -> int:
+    """Events of all three streams in the micro-batches from a number on."""
+    files = (file for name in _SCHEMAS._fields for file in (folder / name).glob("batch-*.parquet"))
+    return sum(pq.read_metadata(file).num_rows for file in files if int(file.stem[len("batch-") :]) >= first_batch)
 
 
 def read_batch(spark: SparkSession, folder: Path) -> Inputs:

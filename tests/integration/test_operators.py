@@ -16,8 +16,12 @@ from pyspark.sql.types import StructField, StructType, TimestampType
 
 from coordinator.deploy import call, find_coordinator
 from spark_jobs.fleet import Fleet
+from tests.integration.group_state_cases import GROUP_STATE_CASES
+from tests.integration.join_cases import JOIN_CASES
 from tests.integration.operator_cases import CASES, RESTART, Case, Operators, Step, Totals
 from tests.integration.streams import Feed, Run
+
+ALL_CASES = {**CASES, **JOIN_CASES, **GROUP_STATE_CASES}
 
 
 class Inputs:
@@ -107,9 +111,9 @@ def configured(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
             spark.conf.unset(key)
 
 
-@pytest.mark.parametrize("case_name", CASES)
+@pytest.mark.parametrize("case_name", ALL_CASES)
 def test_case(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case_name: str) -> None:
-    case = CASES[case_name]
+    case = ALL_CASES[case_name]
 
     def ours(frame: DataFrame, operator: str, mode: str = "append") -> Any:
         return fleet.stateful(frame, name=f"{name}-{operator}", outputMode=mode, shards=2)

@@ -31,7 +31,7 @@ def imports(file: Path) -> set[str]:
 
 
 def modules(room: str) -> list[Path]:
-    files = sorted((ROOT / room).glob("*.py"))
+    files = sorted((ROOT / room).rglob("*.py"))
     assert files
     return files
 

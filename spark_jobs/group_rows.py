@@ -1,0 +1,144 @@
+"""Rows of many keys as Arrow: put together by key, and user-defined state in the columns of a keyed store.
+
+State of a type that a store holds is a column of the store. Values of other types (arrays, maps, structs) are held as binary: each is
+an Arrow IPC record batch of one row, without its schema, which the query's own state type gives.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from store_actors.schema import Field, type_to_string
+
+__all__ = ["EXISTS", "TIMEOUT", "Groups", "StateColumns", "single_chunk"]
+
+Numbers: TypeAlias = npt.NDArray[np.int64]
+
+#: Whether a key has state; without it a row only has a timeout.
+EXISTS = Field("exists", "bool", nullable=False)
+#: When a key times out, in microseconds since the epoch; null if it does not.
+TIMEOUT = Field("timeout_us", "int64")
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Rows put together by key.
+
+    Attributes
+    ----------
+    keys
+        Key columns, one row a key.
+    rows
+        All columns; rows of a key stand together, in the order in which they came.
+    offsets
+        Of key `i` are the rows from ``offsets[i]`` to ``offsets[i + 1]``.
+    """
+
+    keys: pa.Table
+    rows: pa.Table
+    offsets: Numbers
+
+    @classmethod
+    def of(cls, rows: pa.Table, keys: Sequence[str]) -> Groups:
+        """Group rows by key columns. Nulls are equal, and NaNs are."""
+        codes = np.zeros(rows.num_rows, np.int64)
+        for name in keys:
+            encoded = single_chunk(rows.column(name)).dictionary_encode(null_encoding="encode")
+            codes = codes * max(1, len(encoded.dictionary)) + encoded.indices.to_numpy()
+            if len(keys) > 1:
+                # Dense again, so that the product of many columns cannot overflow.
+                codes = np.unique(codes, return_inverse=True)[1].astype(np.int64)
+        order = np.argsort(codes, kind="stable")
+        ordered = codes[order]
+        starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+        return cls(
+            rows.select(list(keys)).take(pa.array(order[starts])),
+            rows.take(pa.array(order)),
+            np.append(starts, rows.num_rows),
+        )
+
+    @classmethod
+    def without_rows(cls, keys: pa.Table, schema: pa.Schema) -> Groups:
+        """Keys that no row came for."""
+        return cls(keys, schema.empty_table(), np.zeros(keys.num_rows + 1, np.int64))
+
+    def __len__(self) -> int:
+        size: int = self.keys.num_rows
+        return size
+
+    def part(self, begin: int, end: int) -> Groups:
+        """Some of the keys, by place."""
+        offsets = self.offsets[begin : end + 1]
+        rows = self.rows.slice(offsets[0], offsets[-1] - offsets[0])
+        return Groups(self.keys.slice(begin, end - begin), rows, offsets - offsets[0])
+
+
+@dataclass(frozen=True)
+class StateColumns:
+    """A user's state type, and the value columns of a keyed store that hold it.
+
+    Attributes
+    ----------
+    schema
+        The user's columns.
+    """
+
+    schema: pa.Schema
+
+    def _is_nested(self, place: int) -> bool:
+        return bool(pa.types.is_nested(self.schema.types[place]))
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Columns of the store, in the order of the user's."""
+        named = []
+        for place, one in enumerate(self.schema):
+            if self._is_nested(place):
+                # Bytes of another type could not be read: a column of another type is another column.
+                named.append(Field(f"s_{one.name}_{zlib.crc32(str(one.type).encode()):08x}", "binary"))
+            else:
+                named.append(Field(f"s_{one.name}", type_to_string(one.type)))
+        return tuple(named)
+
+    def held(self, values: Sequence[pa.Array]) -> list[pa.Array]:
+        """Columns of the store for the user's columns."""
+        return [_packed(array) if self._is_nested(place) else array for place, array in enumerate(values)]
+
+    def shown(self, rows: pa.Table) -> list[pa.Array]:
+        """The user's columns of rows of the store."""
+        columns = [single_chunk(rows.column(field.name)) for field in self.fields]
+        return [
+            _unpacked(array, kind) if pa.types.is_nested(kind) else array.cast(kind)
+            for array, kind in zip(columns, self.schema.types, strict=True)
+        ]
+
+
+def single_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """A column in one piece."""
+    if isinstance(column, pa.Array):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays([pa.array([], column.type), *column.chunks])
+
+
+def _packed(array: pa.Array) -> pa.Array:
+    schema = pa.schema([pa.field("", array.type)])
+    valid = pc.is_valid(array).to_pylist()
+    packed = [
+        pa.record_batch([array.slice(place, 1)], schema=schema).serialize().to_pybytes() if there else None
+        for place, there in enumerate(valid)
+    ]
+    return pa.array(packed, pa.binary())
+
+
+def _unpacked(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    schema, null = pa.schema([pa.field("", kind)]), pa.nulls(1, kind)
+    values = [pa.ipc.read_record_batch(one.as_buffer(), schema).column(0) if one.is_valid else null for one in array]
+    return pa.concat_arrays([pa.array([], kind), *values])
