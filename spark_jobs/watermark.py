@@ -39,9 +39,7 @@ _POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 #: Nodes that pass every row of their (only) child on.
 _TRANSPARENT = frozenset({"Project", "SubqueryAlias", "Repartition", "RepartitionByExpression", "Expand"})
 #: Nodes through which the rows of a union may be taken branch by branch.
-_ROW_BY_ROW = frozenset(
-    {"Project", "SubqueryAlias", "Filter", "Generate", "Expand", "MapInPandas", "PythonMapInArrow"}
-)
+_ROW_BY_ROW = frozenset({"Project", "SubqueryAlias", "Filter", "Generate", "Expand", "MapInPandas", "PythonMapInArrow"})
 
 
 @dataclass(frozen=True, slots=True)
