@@ -103,7 +103,7 @@ def sessions_by_hand(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
             return
         count, newest = state.getOption or (0, 0)
         for pdf in pdfs:
-            seconds = pdf["t"].dt.tz_localize("UTC").astype("int64") // 10**9
+            seconds = pdf["t"].dt.tz_localize("UTC").dt.as_unit("s").astype("int64")
             count, newest = count + len(pdf), max(newest, int(seconds.max()))
         state.update((count, newest))
         state.setTimeoutTimestamp(max((newest + 5) * 1000, state.getCurrentWatermarkMs()))
@@ -142,7 +142,8 @@ def rich(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
         seen, tags, last, price = state.getOption or ([], {}, None, None)
         seen = list(seen) + [None if pd.isna(v) else int(v) for v in pdf["v"]]
         tags = {**tags, str(len(seen)): f"{pdf['v'].dtype}"}
-        state.update((seen, tags, pdf["t"].max().to_pydatetime(), pdf["d"].max()))
+        prices = pdf["d"].dropna()
+        state.update((seen, tags, pdf["t"].max().to_pydatetime(), None if prices.empty else prices.max()))
         told = f"{seen} {sorted(tags.items())} {last} {price} {type(key[0]).__name__}"
         yield pd.DataFrame({"k": [key[0]], "told": [told]})
 
