@@ -47,6 +47,7 @@ def random_rows(dice: random.Random, now: int, count: int) -> list[tuple[Any, ..
     ]
 
 
+@pytest.mark.replay
 def test_random_rows_are_joined_as_by_spark_with_each_join_type(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:

@@ -96,7 +96,9 @@ def test_every_oracle_has_a_query() -> None:
     assert list(QUERIES) == list(ORACLES)
 
 
-@pytest.mark.parametrize("query", QUERIES)
+@pytest.mark.parametrize(
+    "query", [one if one in ("q5", "q8") else pytest.param(one, marks=pytest.mark.replay) for one in QUERIES]
+)
 def test_the_final_table_equals_the_oracle(
     spark: SparkSession,
     fleet: Fleet,
@@ -111,6 +113,7 @@ def test_the_final_table_equals_the_oracle(
     assert job.rows() == expected(query)
 
 
+@pytest.mark.replay
 @pytest.mark.parametrize("query", ["q5", "q9", "q16"])
 def test_a_restart_in_the_middle_changes_nothing(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, events: Path, expected: Expected, query: str
@@ -125,6 +128,7 @@ def test_a_restart_in_the_middle_changes_nothing(
     assert job.rows() == expected(query)
 
 
+@pytest.mark.replay
 @pytest.mark.parametrize("query", ["q8", "q15", "q19"])
 def test_a_store_actor_killed_in_the_middle_changes_nothing(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, events: Path, expected: Expected, query: str
@@ -147,6 +151,7 @@ def store_actors(fleet: Fleet) -> set[int]:
     return {actor["pid"] for actor in fleet.status()["store_actors"] if actor["alive"]}
 
 
+@pytest.mark.replay
 def test_the_job_makes_events_runs_over_them_and_goes_on_when_there_are_more(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

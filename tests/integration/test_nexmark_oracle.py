@@ -267,6 +267,7 @@ def test_every_oracle_has_a_plain_twin() -> None:
     assert list(ORACLES) == list(PLAIN)
 
 
+@pytest.mark.replay
 @pytest.mark.parametrize("name", ORACLES)
 def test_oracles_equal_plain_python(case: Case, name: str) -> None:
     columns, rows = answer(name, case.inputs)
