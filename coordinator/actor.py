@@ -19,6 +19,7 @@ from coordinator.compatibility import changes, check_metadata
 from coordinator.core import LeaseGrant, Record, StateLedger
 from coordinator.dashboard import Dashboard
 from coordinator.errors import StateStoreError
+from coordinator.lives import StoreActorLives
 from coordinator.maintenance import Cleaner
 from coordinator.manifest_log import LedgerKeeper, ManifestLog
 from coordinator.model import (
@@ -68,9 +69,7 @@ class Coordinator:
         self._keepers: dict[str, LedgerKeeper] = {}
         self._opening = asyncio.Lock()
         self._registry = InstanceRegistry()
-        #: Newest known life of each store actor, and lives known to be over.
-        self._actors: dict[str, ActorLocation] = {}
-        self._lost: set[str] = set()
+        self._lives = StoreActorLives()
         self._ended_runs: set[str] = set()
         self._maintenance = maintenance
         self._cleaner = Cleaner(self._store, maintenance)
@@ -121,7 +120,7 @@ class Coordinator:
     async def attach_and_lease(self, task: TaskIdentity, metadata: StateMetadata, local: ActorLocation) -> LeaseGrant:
         """The store actor that may commit the task's shard, and the version its batch reads."""
         keeper = await self._keeper(task.state_name)
-        self._know(local)
+        local = self._lives.newest(local)
 
         def check(ledger: StateLedger) -> tuple[list[Record], None]:
             ledger.check_query(task)
@@ -136,7 +135,7 @@ class Coordinator:
 
         def decide(ledger: StateLedger) -> tuple[list[Record], LeaseGrant]:
             # First the lease: a run that was replaced is told so, whatever became of the schema since.
-            records, grant = ledger.decide_lease(task, local, self._is_lost)
+            records, grant = ledger.decide_lease(task, local, self._lives.is_over)
             return [*records, *ledger.decide_schema(task, created, metadata)], grant
 
         upstream = [
@@ -229,24 +228,13 @@ class Coordinator:
 
     # -- store actors ---------------------------------------------------------------------------------------------
 
-    def _know(self, location: ActorLocation) -> None:
-        former = self._actors.get(location.actor_name)
-        if former is not None and former.instance_id != location.instance_id:
-            self._lost.add(former.instance_id)
-        self._actors[location.actor_name] = location
-
-    def _is_lost(self, location: ActorLocation) -> bool:
-        newest = self._actors.get(location.actor_name)
-        replaced = newest is not None and newest.instance_id != location.instance_id
-        return replaced or location.instance_id in self._lost
-
     async def report_store_actor(self, location: ActorLocation) -> None:
         """A store actor has started; a former life of the same name is over."""
-        self._know(location)
+        self._lives.begun(location)
 
     async def report_store_actor_lost(self, instance_id: str) -> None:
         """A store actor died under a call; its shards go elsewhere at their next lease."""
-        self._lost.add(instance_id)
+        self._lives.ended(instance_id)
 
     # -- Spark's StateStoreCoordinator ----------------------------------------------------------------------------
 
@@ -257,7 +245,7 @@ class Coordinator:
         ids_to_check: Sequence[StateStoreProviderId] = (),
     ) -> list[StateStoreProviderId]:
         """See :meth:`InstanceRegistry.report_active_instance`."""
-        self._know(location)
+        self._lives.begun(location)
         return self._registry.report_active_instance(provider_id, location, ids_to_check)
 
     async def verify_if_instance_active(self, provider_id: StateStoreProviderId, location: ActorLocation) -> bool:
@@ -296,9 +284,9 @@ class Coordinator:
                     "node_id": actor.node_id,
                     "host": actor.host,
                     "pid": actor.pid,
-                    "alive": actor.instance_id not in self._lost,
+                    "alive": not self._lives.is_over(actor),
                 }
-                for actor in self._actors.values()
+                for actor in self._lives.all()
             ],
             "queries": [
                 query_status(

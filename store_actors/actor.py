@@ -70,7 +70,8 @@ class _RemoteCoordinator:
 
     def is_elsewhere(self, store_id: StateStoreId) -> bool:
         holder: ActorLocation | None = call(self._handle, "locate", store_id.state_name, store_id.partition_id)[2]
-        return holder is not None and holder.instance_id != self._location.instance_id
+        # By name: a shard that a former life was given is this one's.
+        return holder is not None and holder.actor_name != self._location.actor_name
 
     def report_store_actor(self) -> None:
         call(self._handle, "report_store_actor", self._location)
