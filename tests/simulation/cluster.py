@@ -65,7 +65,7 @@ class Life(Party):
         return self.dead or (self.actor is not None and self.frozen_until <= self._cluster.scheduler.now)
 
     def receive(self, method: str, args: tuple[Any, ...], ref: Ref) -> None:
-        """Run a method in a thread of the process."""
+        """Run a method in a fiber of the process."""
         self._cluster.scheduler.spawn(self, lambda: self._serve(method, args, ref))
 
     def _serve(self, method: str, args: tuple[Any, ...], ref: Ref) -> None:

@@ -7,7 +7,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from tests.simulation.world import run_seed
@@ -49,23 +48,14 @@ def _run_some(seeds: range) -> Totals:
     return totals
 
 
-def _settle_on_a_core(counter: multiprocessing.Queue[int]) -> None:
-    # Fibers hand over to each other all the time; on one core that needs no other core to wake up.
-    with suppress(OSError, AttributeError):
-        os.sched_setaffinity(0, {counter.get()})
-
-
 def run_many(seeds: range, jobs: int | None = None) -> Iterator[Totals]:
     """Run schedules; yields the totals so far after each handful."""
-    cores = sorted(os.sched_getaffinity(0))[: jobs or None]
-    # Not forked: a process with fibers and Arrow's threads must not be.
+    processes = jobs or len(os.sched_getaffinity(0))
+    # Not forked: a process with Arrow's threads must not be.
     context = multiprocessing.get_context("spawn")
-    numbers: multiprocessing.Queue[int] = context.Queue()
-    for core in cores:
-        numbers.put(core)
     handfuls = [seeds[start : start + _AT_ONCE] for start in range(0, len(seeds), _AT_ONCE)]
     totals = Totals()
-    with ProcessPoolExecutor(len(cores), context, _settle_on_a_core, (numbers,)) as pool:
+    with ProcessPoolExecutor(processes, context) as pool:
         for some in pool.map(_run_some, handfuls):
             totals.add(some)
             yield totals

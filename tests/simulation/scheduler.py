@@ -1,17 +1,18 @@
 """Who goes on next: fibers (blocking code that can be paused anywhere it does I/O), parties that die or freeze, a trace.
 
-The project's stores and logs are plain blocking code. Each call of theirs runs in a thread of its own, but as a coroutine:
-exactly one thread has the baton, and it gives it back at every storage or message step. Which one gets it next is drawn
-from the seed, so a schedule is a function of its seed.
+The project's stores and logs are plain blocking code. Each call of theirs runs in a greenlet of its own: exactly one has the
+baton, and it gives it back at every storage or message step. Which one gets it next is drawn from the seed, so a schedule is a
+function of its seed.
 """
 
 from __future__ import annotations
 
 import random
-import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
+
+from greenlet import getcurrent, greenlet
 
 __all__ = ["Crashed", "Event", "Fiber", "NoEndError", "Party", "Scheduler", "Violation"]
 
@@ -53,37 +54,6 @@ class Party:
         """Called once, when the process is gone."""
 
 
-class _Thread:
-    """A thread that runs one fiber after the other; reused, as starting one takes longer than most schedules' steps."""
-
-    idle: list[_Thread] = []  # noqa: RUF012 - shared on purpose
-
-    def __init__(self) -> None:
-        self.go, self.back = threading.Lock(), threading.Lock()
-        self.go.acquire()
-        self.back.acquire()
-        self.body: Callable[[], None] | None = None
-        threading.Thread(target=self._run, name="fiber", daemon=True).start()
-
-    def _run(self) -> None:
-        while True:
-            self.go.acquire()
-            assert self.body is not None
-            self.body()
-            self.body = None
-            _Thread.idle.append(self)
-            self.back.release()
-
-    def resume(self) -> None:
-        """Hand the baton over; returns when it comes back."""
-        self.go.release()
-        self.back.acquire()
-
-    def yield_baton(self) -> None:
-        self.back.release()
-        self.go.acquire()
-
-
 class Fiber:
     """One activity of a party."""
 
@@ -91,20 +61,21 @@ class Fiber:
         self.party, self.finished = party, False
         self.wake: Callable[[], bool] | None = None
         self._scheduler, self._body = scheduler, body
-        self._thread: _Thread | None = None
+        self._greenlet: greenlet | None = None
 
     def ready(self) -> bool:
         return self.party.frozen_until <= self._scheduler.now and (self.wake is None or self.wake())
 
     def step(self) -> None:
-        if self._thread is None:
+        if self._greenlet is None:
             if self.party.dead:
                 self.finished = True
                 return
-            self._thread = _Thread.idle.pop() if _Thread.idle else _Thread()
-            self._thread.body = self._run
+            self._greenlet = greenlet(self._run)
         outer, self._scheduler.current = self._scheduler.current, self
-        self._thread.resume()
+        # Whoever hands the baton over gets it back: a fiber may end others, from within its own step.
+        self._greenlet.parent = getcurrent()
+        self._greenlet.switch()
         self._scheduler.current = outer
 
     def _run(self) -> None:
@@ -121,8 +92,9 @@ class Fiber:
         if self.party.dead:
             raise Crashed
         self.wake = wake
-        assert self._thread is not None
-        self._thread.yield_baton()
+        assert self._greenlet is not None
+        assert self._greenlet.parent is not None
+        self._greenlet.parent.switch()
         self.wake = None
         if self.party.dead:
             raise Crashed
