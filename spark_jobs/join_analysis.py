@@ -120,7 +120,7 @@ def _check(spark: SparkSession, plan: Expression, sql: str) -> None:
     assert jvm is not None
     checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
     logical = jvm.org.apache.spark.sql.catalyst.plans.logical
-    condition = _over_both(spark, plan, plan.condition().get() if plan.condition().isDefined() else None)
+    condition = _of_event_time(spark, plan, plan.condition().get() if plan.condition().isDefined() else None)
     bounded = logical.Join(plan.left(), plan.right(), plan.joinType(), condition, plan.hint())
     try:
         checker.checkForStreaming(bounded, jvm.org.apache.spark.sql.streaming.OutputMode.Append())
@@ -133,20 +133,22 @@ def _check(spark: SparkSession, plan: Expression, sql: str) -> None:
         ) from error
 
 
-def _over_both(spark: SparkSession, join: Expression, condition: Expression | None) -> Any:
-    """The parts of a condition that read both sides, as a Scala option.
+def _of_event_time(spark: SparkSession, join: Expression, condition: Expression | None) -> Any:
+    """The parts of a condition that read both sides, and nothing but their event times, as a Scala option.
 
-    Spark takes a comparison of any number with a constant, such as ``x > 4``, for a bound of time, and then never removes a row, nor
-    emits one that matched nothing; so it is not shown these.
+    Spark takes a comparison of any numbers or times for a bound of event time. With ``x > 4`` it never removes a row, nor emits one
+    that matched nothing; with ``left.ts < right.expires`` it removes rows that later ones would have matched. So it is not shown these.
     """
     jvm = spark._jvm
     assert jvm is not None
-    sides = join.left().outputSet(), join.right().outputSet()
-    parts = [
-        part
-        for part in (conjuncts(condition) if condition is not None else [])
-        if not any(part.references().subsetOf(side) for side in sides)
-    ]
+    sides = [scala_list(side.output()) for side in (join.left(), join.right())]
+    ids = [{one.exprId().id() for one in side} for side in sides]
+    event_times = {one.exprId().id() for side in sides for one in side if watermark_delay_ms(one) is not None}
+    parts = []
+    for part in conjuncts(condition) if condition is not None else []:
+        read = {one.exprId().id() for one in scala_list(part.references().toSeq())}
+        if read <= event_times and all(read & own for own in ids):
+            parts.append(part)
     return jvm.scala.Option.apply(reduce(jvm.org.apache.spark.sql.catalyst.expressions.And, parts) if parts else None)
 
 
@@ -196,7 +198,7 @@ def lags_ms(spark: SparkSession, node: JoinNode) -> tuple[int | None, int | None
     jvm = spark._jvm
     assert jvm is not None
     helper = jvm.org.apache.spark.sql.execution.streaming.StreamingSymmetricHashJoinHelper
-    rest = _over_both(spark, node.own, node.rest)
+    rest = _of_event_time(spark, node.own, node.rest)
     names = [jvm.PythonUtils.toSeq(keys) for keys in node.keys]
     outputs = node.own.left().output(), node.own.right().output()
     is_first_enough = spark.conf.get(_ALLOW_MULTIPLE, "true") != "true"

@@ -102,6 +102,12 @@ def beyond_the_fleet(ops: Operators, i: Inputs) -> DataFrame:
     return ops(left, "join").join(right, on).select("a.k", "b.k", "x", "y")  # type: ignore[no-any-return]
 
 
+def until_expired(ops: Operators, i: Inputs) -> DataFrame:
+    left, right = i["a"].withWatermark("t", "10 seconds"), i["b"].withWatermark("u", "10 seconds")
+    on = F.expr("a.k = b.k and u >= t and u <= e")
+    return ops(left.alias("a"), "join").join(right.alias("b"), on).select("a.k", seconds("t"), seconds("u"))  # type: ignore[no-any-return]
+
+
 def join_then_window(ops: Operators, i: Inputs) -> DataFrame:
     left = i["a"].select("v", F.timestamp_seconds("v").alias("t")).withWatermark("t", "0 seconds")
     right = i["b"].select(F.col("v").alias("w"), F.timestamp_seconds("v").alias("u")).withWatermark("u", "0 seconds")
@@ -306,6 +312,18 @@ JOIN_CASES: dict[str, Case] = {
             Step(both([("a", 12, 4)], [("a", 14, 7), ("a", 15, 9)]), [("a", 11, 5), ("a", 12, 4)]),
             Step(both([("c", 60, 7)], [("c", 58, 8)]), [("c", 60, 7)]),
         ],
+    ),
+    # Spark takes ``e`` for the left side's event time, and removes the row that the last step matches.
+    "inner in a range that ends at a time of no watermark": Case(
+        {"a": "k string, t timestamp, e timestamp", "b": "k string, u timestamp"},
+        until_expired,
+        [
+            Step({"a": [("a", 10, 100), ("b", 10, 20)], "b": [("a", 12), ("b", 21)]}, [("a", 10, 12)]),
+            Step({"a": [("z", 60, 60)], "b": [("z", 60)]}, [("z", 60, 60)], {"join": Totals(4)}),
+            RESTART,
+            Step({"a": [], "b": [("a", 70), ("b", 70)]}, [("a", 10, 70)]),
+        ],
+        spark=False,
     ),
     "inner with a condition beyond the fleet": Case(
         TIMED,
