@@ -94,7 +94,8 @@ def ensure_ray(*, ray_address: str | None = None, num_cpus: int | None = None) -
         return
     # A fresh local cluster needs no idle workers: actors bring their own.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-    ray.init(num_cpus=num_cpus or _local_cpus(None), include_dashboard=False, **quiet)  # type: ignore[arg-type]
+    # "local": without it Ray would join whatever cluster was started on this machine, which may be too small.
+    ray.init(address="local", num_cpus=num_cpus or _local_cpus(None), include_dashboard=False, **quiet)  # type: ignore[arg-type]
     _started_ray = True
 
 
