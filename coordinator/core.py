@@ -116,6 +116,11 @@ class StateLedger:
         """Retained entries of a shard, oldest first."""
         return tuple(self._chains.get((partition_id, store_name), ()))
 
+    def held(self, partition_id: int) -> tuple[int, int]:
+        """Rows and bytes of a partition's newest version, all its stores together."""
+        newest = [chain[-1] for chain in self._partition_chains(partition_id) if chain]
+        return sum(entry.state_rows for entry in newest), sum(entry.state_bytes for entry in newest)
+
     def _partition_chains(self, partition_id: int) -> list[list[CommitEntry]]:
         return [self._chains[partition_id, store_name] for store_name in self._stores.get(partition_id, ())]
 

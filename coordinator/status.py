@@ -24,6 +24,7 @@ def query_status(ledger: StateLedger, metadata: StateMetadata, *, active: bool) 
     present = [entry for entry in entries.values() if entry is not None]
     complete = len(present) == metadata.num_shards
     version = min(entry.version for entry in present) if complete else 0
+    shards = [_shard_status(ledger, shard, entry) for shard, entry in entries.items()]
     return {
         "name": metadata.state_name,
         "query_id": ledger.query_id,
@@ -34,12 +35,12 @@ def query_status(ledger: StateLedger, metadata: StateMetadata, *, active: bool) 
         "version": version,
         "watermark_ms": min(entry.watermark_ms for entry in present) if complete and _has_watermark(metadata) else None,
         "rows_per_second": _rows_per_second(ledger, metadata.num_shards),
-        "state_rows": sum(entry.state_rows for entry in present),
-        "state_bytes": sum(entry.state_bytes for entry in present),
+        "state_rows": sum(shard["state_rows"] for shard in shards),
+        "state_bytes": sum(shard["state_bytes"] for shard in shards),
         "rows_late": sum(ledger.rows_late(shard) for shard in entries),
         "last_commit_ms": max((entry.committed_at_ms for entry in present), default=None),
         "active": active,
-        "shards": [_shard_status(ledger, shard, entry) for shard, entry in entries.items()],
+        "shards": shards,
     }
 
 
@@ -49,6 +50,7 @@ def _has_watermark(metadata: StateMetadata) -> bool:
 
 def _shard_status(ledger: StateLedger, shard: int, entry: CommitEntry | None) -> dict[str, Any]:
     located = ledger.location(shard)
+    rows, size = ledger.held(shard)
     return {
         "partition_id": shard,
         "actor_name": located[1].actor_name if located else None,
@@ -56,8 +58,8 @@ def _shard_status(ledger: StateLedger, shard: int, entry: CommitEntry | None) ->
         "epoch": located[0] if located else None,
         "executor": entry.executor if entry else None,
         "version": entry.version if entry else 0,
-        "state_rows": entry.state_rows if entry else 0,
-        "state_bytes": entry.state_bytes if entry else 0,
+        "state_rows": rows,
+        "state_bytes": size,
         "rows_in": entry.rows_in if entry else 0,
         "last_commit_ms": entry.committed_at_ms if entry else None,
     }

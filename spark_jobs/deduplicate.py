@@ -13,6 +13,7 @@ from spark_jobs.catalyst import frame_of, scala_list
 from spark_jobs.columns import ProjectedPlan, RowColumns
 from spark_jobs.exchange import HASH_COLUMN
 from spark_jobs.keys import key_of, leaf_field
+from spark_jobs.operator import check_output_mode
 from spark_jobs.watermark import event_time, event_time_column
 from store_actors.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 
@@ -20,18 +21,23 @@ __all__ = ["build_deduplicate", "build_limit"]
 
 _EXPIRES = Field("expires", "timestamp")
 _COUNT = Field("count", "int64")
+#: Rows that are emitted stand, so both are the same.
+_MODES = ("append", "update")
 
 
-def build_deduplicate(df: DataFrame, subset: Sequence[str] | None, *, within_watermark: bool) -> ProjectedPlan:
+def build_deduplicate(
+    df: DataFrame, subset: Sequence[str] | None, output_mode: str, *, within_watermark: bool
+) -> ProjectedPlan:
     """Plan of ``df.dropDuplicates(subset)``, or of ``df.dropDuplicatesWithinWatermark(subset)``.
 
     Raises
     ------
     InvalidRequestError
-        There is no watermark to be within, or a key's type is not held by state.
+        There is no watermark to be within, the output mode is complete, or a key's type is not held by state.
     pyspark.errors.AnalysisException
         Spark itself refuses it: an unknown column.
     """
+    check_output_mode("dropDuplicatesWithinWatermark" if within_watermark else "dropDuplicates", output_mode, _MODES)
     spark = df.sparkSession
     names = None if subset is None else list(subset)
     marked = df.dropDuplicatesWithinWatermark(names) if within_watermark else df.dropDuplicates(names)
@@ -72,14 +78,17 @@ def build_deduplicate(df: DataFrame, subset: Sequence[str] | None, *, within_wat
     return ProjectedPlan((prepared,), schema, emitted, rows.results)
 
 
-def build_limit(df: DataFrame, count: int) -> ProjectedPlan:
+def build_limit(df: DataFrame, count: int, output_mode: str) -> ProjectedPlan:
     """Plan of ``df.limit(count)``.
 
     Raises
     ------
+    InvalidRequestError
+        The output mode is complete.
     pyspark.errors.AnalysisException
         The count is negative.
     """
+    check_output_mode("limit", output_mode, _MODES)
     spark = df.sparkSession
     node = df.limit(count)._jdf.queryExecution().analyzed()
     attributes = scala_list(node.output())

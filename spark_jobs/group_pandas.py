@@ -7,21 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from pyspark.errors import PySparkRuntimeError, PySparkTypeError
 from pyspark.sql import types as T
-from pyspark.sql.pandas.serializers import ArrowStreamPandasUDFSerializer
-from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.streaming.state import GroupState
 
 from coordinator.errors import InvalidRequestError
-from spark_jobs.group_rows import Groups, single_chunk
+from spark_jobs.group_frames import PandasForm
+from spark_jobs.group_rows import Groups
 from spark_jobs.group_state import NO_TIMEOUT, StateBatch
+from spark_jobs.group_values import to_arrow, to_python
 
 __all__ = ["PandasCalls", "PandasFunction"]
 
@@ -54,73 +52,23 @@ class PandasCalls:
 
     def __call__(self, groups: Groups, state: StateBatch) -> Iterator[pa.Table]:
         """Call the function for each key; yields what to emit and changes `state`."""
-        serializer = _serializer(self.timezone, self.safe, self.by_name)
+        form = PandasForm(self.output, self.timezone, self.safe, self.by_name, self.max_rows)
         emitted: list[pd.DataFrame] = []
         rows = 0
         results: list[GroupState] = []
-        inputs = self._inputs(groups, state, serializer)
-        for key, frames, one in zip(_keys(groups.keys, serializer), inputs, _states(self.state, state), strict=True):
-            for frame in self._checked(self.function(key, frames, one)):
+        inputs = _no_rows(groups) if state.has_timed_out else form.rows(groups)
+        for key, frames, one in zip(form.keys(groups.keys), inputs, _states(self.state, state), strict=True):
+            for frame in form.checked(self.function(key, frames, one)):
                 if len(frame):
                     emitted.append(frame)
                     rows += len(frame)
             results.append(one)
             if rows > self.max_rows:
-                yield self._table(emitted, serializer)
+                yield form.table(emitted)
                 emitted, rows = [], 0
         if emitted:
-            yield self._table(emitted, serializer)
+            yield form.table(emitted)
         self._keep(results, state)
-
-    def _inputs(self, groups: Groups, state: StateBatch, serializer: Any) -> Iterator[Iterator[pd.DataFrame]]:
-        """DataFrames of each key."""
-        names = groups.rows.column_names
-        if state.has_timed_out:
-            for _ in range(len(groups)):
-                yield iter([pd.DataFrame(columns=names)])
-            return
-        alone = _converted_alone(groups)
-        begins, ends = groups.offsets[:-1], groups.offsets[1:]
-        together = groups.rows
-        shift = np.zeros(len(groups), np.int64)
-        if alone.any():
-            together = groups.rows.filter(pa.array(np.repeat(~alone, ends - begins)))
-            shift = np.cumsum(np.where(alone, ends - begins, 0))
-        whole = _frame(together, serializer)
-        for begin, end, by_itself, gone in zip(
-            begins.tolist(), ends.tolist(), alone.tolist(), shift.tolist(), strict=True
-        ):
-            if by_itself:
-                frame, start, stop = _frame(groups.rows.slice(begin, end - begin), serializer), 0, end - begin
-            else:
-                frame, start, stop = whole, begin - gone, end - gone
-            yield self._chunks(frame, start, stop)
-
-    def _chunks(self, frame: pd.DataFrame, start: int, stop: int) -> Iterator[pd.DataFrame]:
-        for begin in range(start, stop, self.max_rows):
-            # A copy: what a function does to its rows is not seen by other keys.
-            chunk = frame.iloc[begin : min(stop, begin + self.max_rows)].copy()
-            chunk.index = pd.RangeIndex(len(chunk))
-            yield chunk
-
-    def _checked(self, frames: Any) -> Iterator[pd.DataFrame]:
-        """What the function returned, refused in Spark's words if it is not what it should be."""
-        if isinstance(frames, pd.DataFrame) or not isinstance(frames, Iterable):
-            raise _wrong_return("iterable of pandas.DataFrame", type(frames).__name__)
-        for frame in frames:
-            if not isinstance(frame, pd.DataFrame):
-                raise _wrong_return("iterator of pandas.DataFrame", f"iterator of {type(frame).__name__}")
-            if len(frame.columns) != len(self.output) and (len(frame.columns) or not frame.empty):
-                raise PySparkRuntimeError(
-                    error_class="RESULT_LENGTH_MISMATCH_FOR_PANDAS_UDF",
-                    message_parameters={"expected": str(len(self.output)), "actual": str(len(frame.columns))},
-                )
-            yield frame
-
-    def _table(self, frames: Sequence[pd.DataFrame], serializer: Any) -> pa.Table:
-        kind = to_arrow_type(self.output)
-        struct = serializer._create_struct_array(pd.concat(frames, ignore_index=True), kind)
-        return pa.Table.from_arrays(struct.flatten(), schema=pa.schema(list(kind)))
 
     def _keep(self, results: Sequence[GroupState], state: StateBatch) -> None:
         """What the function did to the state of each key, in columns."""
@@ -139,64 +87,23 @@ class PandasCalls:
                     )
             columns = zip(self.state.fields, zip(*rows, strict=True), strict=True)
             state.update(
-                {item.name: [_to_arrow(value, item.dataType) for value in column] for item, column in columns}, updated
+                {item.name: [to_arrow(value, item.dataType) for value in column] for item, column in columns}, updated
             )
         if removed.any():
             state.remove(removed)
         state.keep_timeouts(timeouts)
 
 
-def _serializer(timezone: str, safe: bool, by_name: bool) -> Any:
-    """PySpark's conversions between Arrow and pandas; it has no types."""
-    make: Any = ArrowStreamPandasUDFSerializer
-    return make(timezone, safe, by_name)
-
-
-def _wrong_return(expected: str, actual: str) -> PySparkTypeError:
-    return PySparkTypeError(error_class="UDF_RETURN_TYPE", message_parameters={"expected": expected, "actual": actual})
-
-
-def _frame(rows: pa.Table, serializer: Any) -> pd.DataFrame:
-    """Rows as pandas sees them in Spark."""
-    series = [
-        serializer.arrow_to_pandas(column).rename(name)
-        for name, column in zip(rows.column_names, rows.itercolumns(), strict=True)
-    ]
-    frame: pd.DataFrame = pd.concat(series, axis=1)
-    return frame
-
-
-def _converted_alone(groups: Groups) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Keys whose rows hold a null that gives a whole pandas column another type: these must not change the columns of other keys."""
-    nulls = np.zeros(groups.rows.num_rows, np.bool_)
-    for column in groups.rows.itercolumns():
-        if column.null_count and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
-            nulls |= ~single_chunk(column).is_valid().to_numpy(zero_copy_only=False)
-    if not nulls.any():
-        return np.zeros(len(groups), np.bool_)
-    return np.logical_or.reduceat(nulls, groups.offsets[:-1])
-
-
-def _keys(keys: pa.Table, serializer: Any) -> Iterator[tuple[Any, ...]]:
-    """Each key as a tuple of what its pandas columns hold."""
-    parts: list[list[Any]] = []
-    for column in keys.itercolumns():
-        if column.null_count and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
-            parts.append(
-                [serializer.arrow_to_pandas(single_chunk(column).slice(i, 1)).iloc[0] for i in range(len(column))]
-            )
-            continue
-        series = serializer.arrow_to_pandas(column)
-        plain = series.dtype.kind in "biuf"
-        # Numbers stay NumPy's; times become pandas'.
-        parts.append(list(series.to_numpy() if plain else series))
-    yield from zip(*parts, strict=True)
+def _no_rows(groups: Groups) -> Iterator[Iterator[pd.DataFrame]]:
+    """For each key one DataFrame without rows."""
+    for _ in range(len(groups)):
+        yield iter([pd.DataFrame(columns=groups.rows.column_names)])
 
 
 def _states(kind: T.StructType, state: StateBatch) -> Iterator[GroupState]:
     """A ``GroupState`` for each key."""
     columns = [
-        [_to_python(value, item.dataType) for value in array.to_pylist()]
+        [to_python(value, item.dataType) for value in array.to_pylist()]
         for item, array in zip(kind.fields, state.values.itercolumns(), strict=True)
     ]
     moment = state.moment
@@ -215,35 +122,3 @@ def _states(kind: T.StructType, state: StateBatch) -> Iterator[GroupState]:
             keyAsUnsafe=b"",
             valueSchema=kind,
         )
-
-
-def _to_python(value: Any, kind: T.DataType) -> Any:
-    """A value of Arrow as Spark gives it to Python: times in the worker's own zone, structs as rows, maps as dicts."""
-    if value is None:
-        return None
-    if isinstance(kind, T.TimestampType):
-        return value.astimezone().replace(tzinfo=None)
-    if isinstance(kind, T.ArrayType):
-        return [_to_python(one, kind.elementType) for one in value]
-    if isinstance(kind, T.MapType):
-        return {_to_python(key, kind.keyType): _to_python(one, kind.valueType) for key, one in value}
-    if isinstance(kind, T.StructType):
-        return T.Row(**{item.name: _to_python(value[item.name], item.dataType) for item in kind.fields})
-    return value
-
-
-def _to_arrow(value: Any, kind: T.DataType) -> Any:
-    """The way back: what Arrow makes the type of."""
-    if value is None:
-        return None
-    if isinstance(kind, T.TimestampType):
-        # A time without a zone is in the worker's own, as in Spark.
-        return value.astimezone() if isinstance(value, datetime) else value
-    if isinstance(kind, T.ArrayType):
-        return [_to_arrow(one, kind.elementType) for one in value]
-    if isinstance(kind, T.MapType):
-        return [(_to_arrow(key, kind.keyType), _to_arrow(one, kind.valueType)) for key, one in value.items()]
-    if isinstance(kind, T.StructType):
-        values = value if isinstance(value, dict) else dict(zip(kind.names, value, strict=True))
-        return {item.name: _to_arrow(values.get(item.name), item.dataType) for item in kind.fields}
-    return value

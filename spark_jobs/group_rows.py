@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from store_actors.schema import Field, type_to_string
 
-__all__ = ["EXISTS", "TIMEOUT", "Groups", "StateColumns", "single_chunk"]
+__all__ = ["EXISTS", "TIMEOUT", "Groups", "StateColumns", "key_codes", "single_chunk"]
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
@@ -49,13 +49,7 @@ class Groups:
     @classmethod
     def of(cls, rows: pa.Table, keys: Sequence[str]) -> Groups:
         """Group rows by key columns. Nulls are equal, and NaNs are."""
-        codes = np.zeros(rows.num_rows, np.int64)
-        for name in keys:
-            encoded = single_chunk(rows.column(name)).dictionary_encode(null_encoding="encode")
-            codes = codes * max(1, len(encoded.dictionary)) + encoded.indices.to_numpy()
-            if len(keys) > 1:
-                # Dense again, so that the product of many columns cannot overflow.
-                codes = np.unique(codes, return_inverse=True)[1].astype(np.int64)
+        codes = key_codes(rows, keys)
         order = np.argsort(codes, kind="stable")
         ordered = codes[order]
         starts = np.flatnonzero(np.diff(ordered, prepend=-1))
@@ -81,6 +75,18 @@ class Groups:
         return Groups(self.keys.slice(begin, end - begin), rows, offsets - offsets[0])
 
 
+def key_codes(rows: pa.Table, keys: Sequence[str]) -> Numbers:
+    """A number for each row: the same for rows of the same key. Nulls are equal, and NaNs are."""
+    codes = np.zeros(rows.num_rows, np.int64)
+    for name in keys:
+        encoded = single_chunk(rows.column(name)).dictionary_encode(null_encoding="encode")
+        codes = codes * max(1, len(encoded.dictionary)) + encoded.indices.to_numpy()
+        if len(keys) > 1:
+            # Dense again, so that the product of many columns cannot overflow.
+            codes = np.unique(codes, return_inverse=True)[1].astype(np.int64)
+    return codes
+
+
 @dataclass(frozen=True)
 class StateColumns:
     """A user's state type, and the value columns of a keyed store that hold it.
@@ -89,9 +95,12 @@ class StateColumns:
     ----------
     schema
         The user's columns.
+    prefix
+        Of the names of the store's columns.
     """
 
     schema: pa.Schema
+    prefix: str = "s"
 
     def _is_nested(self, place: int) -> bool:
         return bool(pa.types.is_nested(self.schema.types[place]))
@@ -103,9 +112,9 @@ class StateColumns:
         for place, one in enumerate(self.schema):
             if self._is_nested(place):
                 # Bytes of another type could not be read: a column of another type is another column.
-                named.append(Field(f"s_{one.name}_{zlib.crc32(str(one.type).encode()):08x}", "binary"))
+                named.append(Field(f"{self.prefix}_{one.name}_{zlib.crc32(str(one.type).encode()):08x}", "binary"))
             else:
-                named.append(Field(f"s_{one.name}", type_to_string(one.type)))
+                named.append(Field(f"{self.prefix}_{one.name}", type_to_string(one.type)))
         return tuple(named)
 
     def held(self, values: Sequence[pa.Array]) -> list[pa.Array]:

@@ -7,9 +7,9 @@ and one remove a block of keys, one question for the keys that are due, one comm
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +30,20 @@ from spark_jobs.worker import FleetAddress, fleet_client
 from store_actors.messages import BatchFacts, StoreSpec
 from store_actors.schema import Field, StateSchema
 
-__all__ = ["EVENT_TIME_FIELD", "KEY_INDEX", "ArrowCalls", "GroupStateTask", "GroupView", "KeyedBatch"]
+__all__ = [
+    "EVENT_TIME_FIELD",
+    "FOUND",
+    "KEY_INDEX",
+    "ArrowCalls",
+    "GroupStateTask",
+    "GroupView",
+    "KeyedBatch",
+    "again_if_lost",
+    "rows_on_time",
+    "watermarks_after",
+]
+
+Emitted = TypeVar("Emitted")
 
 #: Column of a row's event time, in microseconds, by which it is late; there if timeouts are of event time.
 EVENT_TIME_FIELD = Field("event_us", "int64")
@@ -41,7 +54,7 @@ _BLOCK_KEYS = 1 << 17
 #: How often a batch is done again, within the task, whose store actor was lost.
 _ATTEMPTS = 3
 #: Last column of what a store finds.
-_FOUND = "__found"
+FOUND = "__found"
 
 
 @dataclass(frozen=True)
@@ -59,9 +72,18 @@ class GroupView:
     keys: tuple[tuple[str, KeyTree], ...]
     rows: tuple[tuple[str, str], ...]
 
+    @property
+    def leaves(self) -> list[str]:
+        """The state's key columns."""
+        return [leaf for _, tree in self.keys for leaf in _leaves(tree)]
+
+    def key_columns(self, leaves: pa.Table) -> pa.Table:
+        """The grouping columns of keys of the state."""
+        return pa.table([_value(tree, leaves) for _, tree in self.keys], [name for name, _ in self.keys])
+
     def of(self, groups: Groups) -> Groups:
         """The same groups in the function's columns."""
-        keys = pa.table([_value(tree, groups.keys) for _, tree in self.keys], [name for name, _ in self.keys])
+        keys = self.key_columns(groups.keys)
         rows = pa.table([groups.rows.column(column) for _, column in self.rows], [name for name, _ in self.rows])
         return Groups(keys, rows, groups.offsets)
 
@@ -134,7 +156,7 @@ class KeyedBatch:
 
     def process(self, rows: pa.Table, moment: Moment) -> Iterator[pa.Table]:
         """Call the function for every key that has rows."""
-        groups = Groups.of(rows, self._key_names)
+        groups = Groups.of(rows, self.view.leaves)
         for begin in range(0, len(groups), _BLOCK_KEYS):
             part = groups.part(begin, min(len(groups), begin + _BLOCK_KEYS))
             yield from self._call(part, self.store.multi_get(part.keys), moment)
@@ -148,18 +170,14 @@ class KeyedBatch:
             return
         # Spark: a key has timed out once its time is before now.
         due = self.store.due(now_ms * 1000 - 1)
-        due = due.append_column(_FOUND, pa.array(np.ones(due.num_rows, np.bool_)))
+        due = due.append_column(FOUND, pa.array(np.ones(due.num_rows, np.bool_)))
         for begin in range(0, due.num_rows, _BLOCK_KEYS):
             some = due.slice(begin, _BLOCK_KEYS)
-            keys = some.select(self._key_names)
+            keys = some.select(self.view.leaves)
             yield from self._call(Groups.without_rows(keys, schema), some, moment)
 
-    @property
-    def _key_names(self) -> list[str]:
-        return [leaf for _, tree in self.view.keys for leaf in _leaves(tree)]
-
     def _call(self, groups: Groups, held: pa.Table, moment: Moment) -> Iterator[pa.Table]:
-        found = _mask(held.column(_FOUND))
+        found = _mask(held.column(FOUND))
         exists = found & _mask(held.column(EXISTS.name))
         former = pc.fill_null(single_chunk(held.column(TIMEOUT.name)), NO_TIMEOUT * 1000).to_numpy() // 1000
         seen = self.view.of(groups)
@@ -221,14 +239,7 @@ class GroupStateTask:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Commit, then yield: whoever reads only a part of a batch's results does not stop it."""
         shard_input, seen = unpack(batches, self.schema)
-        for attempt in range(_ATTEMPTS):
-            try:
-                emitted = self._run(shard_input.raw, shard_input.rows_read, dict(seen))
-                break
-            except StoreUnavailableError:
-                # Nothing was counted, or what was is found and adopted: the same batch again, on another store actor.
-                if attempt == _ATTEMPTS - 1:
-                    raise
+        emitted = again_if_lost(lambda: self._run(shard_input.raw, shard_input.rows_read, dict(seen)))
         for table in emitted:
             yield from table.to_batches(max_chunksize=1 << 16)
 
@@ -239,8 +250,10 @@ class GroupStateTask:
         batch_time_ms = seen.pop(BATCH_TIME, None)
         store, grant = fleet_client(self.address).open_granted(task, metadata, (spec,))
         with store:
-            after = self._watermarks(grant, seen)
-            on_time = self._on_time(rows, grant.watermarks.input_ms)
+            after = watermarks_after(self.schema, grant, seen)
+            # Spark drops late rows if timeouts are of event time, else none.
+            is_timed = self.timeout_conf == GroupStateTimeout.EventTimeTimeout
+            on_time = rows_on_time(rows, grant.watermarks.input_ms) if is_timed else rows
             batch = KeyedBatch(store, self.calls, self.view, self.columns, self.timeout_conf)
             emitted = list(self._emitted(batch, on_time, grant.watermarks, after, batch_time_ms))
             store.commit(BatchFacts(after, rows_read, rows.num_rows - on_time.num_rows))
@@ -261,13 +274,31 @@ class GroupStateTask:
         watermark_ms = watermarks.input_ms if self.has_watermark else None
         return Moment(self.timeout_conf, watermark_ms, now_ms, has_timed_out)
 
-    def _watermarks(self, grant: LeaseGrant, seen: dict[int, int]) -> Watermarks:
-        after = self.schema.watermarks_after(grant.watermarks, seen, grant.upstream)
-        return replace(after, output_ms=max(after.output_ms, after.input_ms))
 
-    def _on_time(self, rows: pa.Table, watermark_ms: int) -> pa.Table:
-        """Rows that are not late. Spark drops late rows if timeouts are of event time, else none."""
-        if self.timeout_conf != GroupStateTimeout.EventTimeTimeout:
-            return rows
-        is_newer = pc.greater(rows.column(EVENT_TIME_FIELD.name), watermark_ms * 1000)
-        return rows.filter(pc.fill_null(is_newer, True))
+def again_if_lost(run: Callable[[], Emitted]) -> Emitted:
+    """Do a batch; once more, from the start, if its store actor was lost meanwhile.
+
+    Raises
+    ------
+    StoreUnavailableError
+        It was lost each time.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return run()
+        except StoreUnavailableError:
+            # Nothing was counted, or what was is found and adopted: the same batch again, on another store actor.
+            pass
+    return run()
+
+
+def watermarks_after(schema: StateSchema, grant: LeaseGrant, seen: Mapping[int, int]) -> Watermarks:
+    """Where event time stands with the batch included; what is emitted later is newer than the operator's own watermark."""
+    after = schema.watermarks_after(grant.watermarks, seen, grant.upstream)
+    return replace(after, output_ms=max(after.output_ms, after.input_ms))
+
+
+def rows_on_time(rows: pa.Table, watermark_ms: int) -> pa.Table:
+    """Rows whose :data:`EVENT_TIME_FIELD` is not late."""
+    is_newer = pc.greater(rows.column(EVENT_TIME_FIELD.name), watermark_ms * 1000)
+    return rows.filter(pc.fill_null(is_newer, True))

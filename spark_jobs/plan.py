@@ -135,7 +135,8 @@ def build_plan(df: DataFrame, keys: Sequence[Any], aggregates: Sequence[Any], ou
     node = df.groupBy(*keys).agg(*aggregates)._jdf.queryExecution().analyzed()
     if class_name(node) != "Aggregate":
         raise InvalidRequestError(
-            "the fleet runs plain aggregations of groups; this one becomes something else in Spark",
+            "the fleet runs plain aggregations of groups; this one becomes something else in Spark; aggregate first, and put what "
+            "goes beyond that into a select on the result",
             operator=class_name(node),
         )
     grouping = scala_list(node.groupingExpressions())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -18,6 +18,8 @@ from spark_jobs.join import build_join
 from spark_jobs.operator import OperatorPlan
 from spark_jobs.plan import build_plan
 from spark_jobs.top import ColumnLike, build_top
+from spark_jobs.transform_plan import Transformation, build_transform
+from spark_jobs.transform_processor import StatefulProcessor
 
 __all__ = ["StatefulDataFrame", "StatefulGroupedData"]
 
@@ -76,7 +78,7 @@ class StatefulDataFrame:
         With a watermark, keys are forgotten once it passes their event time, if that is among the columns; otherwise state grows
         for ever, as in Spark.
         """
-        return self._run_plan(build_deduplicate(self._df, subset, within_watermark=False))
+        return self._run_plan(build_deduplicate(self._df, subset, self._output_mode, within_watermark=False))
 
     drop_duplicates = dropDuplicates
 
@@ -84,7 +86,7 @@ class StatefulDataFrame:
         """First row of each combination of the columns, as long as the watermark has not passed the row by its delay; as
         ``DataFrame.dropDuplicatesWithinWatermark``.
         """
-        return self._run_plan(build_deduplicate(self._df, subset, within_watermark=True))
+        return self._run_plan(build_deduplicate(self._df, subset, self._output_mode, within_watermark=True))
 
     def join(
         self, other: DataFrame, on: str | list[str] | Column | list[Column] | None = None, how: str | None = None
@@ -98,7 +100,7 @@ class StatefulDataFrame:
 
     def limit(self, num: int) -> DataFrame:
         """The first `num` rows of the stream, as ``DataFrame.limit``."""
-        return self._run_plan(build_limit(self._df, num))
+        return self._run_plan(build_limit(self._df, num, self._output_mode))
 
     def topN(
         self,
@@ -120,7 +122,7 @@ class StatefulDataFrame:
         order_by
             Columns, such as ``F.desc("price")``. Of rows that are equal in them the one that came first is first.
         """
-        return self._run_plan(build_top(self._df, n, _listed(partition_by), _listed(order_by)))
+        return self._run_plan(build_top(self._df, n, _listed(partition_by), _listed(order_by), self._output_mode))
 
     def keepLast(
         self, keys: ColumnLike | Sequence[ColumnLike], order_by: ColumnLike | Sequence[ColumnLike]
@@ -131,7 +133,9 @@ class StatefulDataFrame:
         """
         last = [F.col(column) if isinstance(column, str) else column for column in _listed(order_by)]
         descending = [column.desc() for column in last]
-        return self._run_plan(build_top(self._df, 1, _listed(keys), descending, ties="last", rank=False))
+        return self._run_plan(
+            build_top(self._df, 1, _listed(keys), descending, self._output_mode, ties="last", rank=False)
+        )
 
     def _aggregate(self, keys: list[Any], aggregates: list[Any]) -> DataFrame:
         plan = build_plan(self._df, keys, aggregates, self._output_mode)
@@ -143,6 +147,9 @@ class StatefulDataFrame:
 
     def _with_state(self, keys: list[Any], function: GroupFunction) -> DataFrame:
         return self._run_plan(build_group_state(self._df, keys, function, self._output_mode))
+
+    def _transform(self, keys: list[Any], given: Transformation) -> DataFrame:
+        return self._run_plan(build_transform(self._df, keys, given, self._output_mode))
 
     def _numeric_columns(self, cols: tuple[str, ...]) -> list[str]:
         """The columns asked for, or all numeric ones, keys too (Spark's rule for ``sum()`` and its like)."""
@@ -305,6 +312,75 @@ class StatefulGroupedData:
         ... )
         """
         return self._with_state(func, outputStructType, stateStructType, outputMode, timeoutConf, arrow=True)
+
+    def transformWithStateInPandas(
+        self,
+        statefulProcessor: StatefulProcessor,
+        outputStructType: T.StructType | str,
+        outputMode: str,
+        timeMode: str,
+        initialState: GroupedData | None = None,
+        eventTimeColumnName: str = "",
+    ) -> DataFrame:
+        """:meth:`transformWithState` with a key's rows, and what is emitted, as pandas DataFrames."""
+        given = Transformation(
+            statefulProcessor, outputStructType, outputMode, timeMode, initialState, eventTimeColumnName, True
+        )
+        return self._stateful._transform(self._keys, given)
+
+    def transformWithState(
+        self,
+        statefulProcessor: StatefulProcessor,
+        outputStructType: T.StructType | str,
+        outputMode: str,
+        timeMode: str,
+        initialState: GroupedData | None = None,
+        eventTimeColumnName: str = "",
+    ) -> DataFrame:
+        """Have a processor work on the rows of each key, with state variables and timers of its own; as PySpark 4's
+        ``GroupedData.transformWithState``.
+
+        Timers, times to live and late rows follow :meth:`applyInPandasWithState`: event-time timers fire in the batch that moves the
+        watermark to them, those of processing time in the next batch that has rows.
+
+        Parameters
+        ----------
+        statefulProcessor
+            An object of a class that extends :class:`~spark_jobs.transform_processor.StatefulProcessor`.
+        outputStructType
+            Type of what it emits, as Spark's type or in DDL.
+        outputMode
+            ``append`` or ``update``.
+        timeMode
+            ``None``, ``ProcessingTime`` or ``EventTime``: what timers go by. State variables may have a time to live with the second;
+            with the third, late rows are dropped.
+        initialState
+            A batch DataFrame grouped by the same columns, taken in with the first batch of the state. It is read when the query is
+            built, and kept on the driver and the executors, as long as the state has no version after its first.
+        eventTimeColumnName
+            Timestamp column of the output that stateful operators which follow go by.
+
+        Raises
+        ------
+        InvalidRequestError
+            An argument is not valid, or what the processor asks for in ``init``.
+
+        Examples
+        --------
+        >>> class Seen(StatefulProcessor):
+        ...     def init(self, handle):
+        ...         self.seen = handle.getValueState("seen", "n long")
+        ...     def handleInputRows(self, key, rows, timerValues):
+        ...         n = sum(1 for _ in rows) + (self.seen.get() or (0,))[0]
+        ...         self.seen.update((n,))
+        ...         yield (key[0], n)
+        >>> users = fleet.stateful(clicks, name="seen").groupBy("user")  # doctest: +SKIP
+        >>> users.transformWithState(Seen(), "user string, seen long", "update", "None")  # doctest: +SKIP
+        """
+        given = Transformation(
+            statefulProcessor, outputStructType, outputMode, timeMode, initialState, eventTimeColumnName, False
+        )
+        return self._stateful._transform(self._keys, given)
 
     def _with_state(
         self,

@@ -13,7 +13,8 @@ from coordinator.errors import InvalidRequestError
 from spark_jobs.catalyst import Expression, class_name, column_of, frame_of, scala_list
 from spark_jobs.columns import ProjectedPlan, Result, RowColumns
 from spark_jobs.exchange import HASH_COLUMN
-from spark_jobs.keys import key_of, leaf_field
+from spark_jobs.keys import is_session, key_of, leaf_field
+from spark_jobs.operator import check_output_mode
 from spark_jobs.watermark import event_time, event_time_column
 from store_actors.top_schema import RANK_COLUMN, top_schema
 
@@ -27,6 +28,7 @@ def build_top(
     n: int,
     partition_by: Sequence[ColumnLike],
     order_by: Sequence[ColumnLike],
+    output_mode: str,
     *,
     ties: str = "first",
     rank: bool = True,
@@ -36,17 +38,17 @@ def build_top(
     Raises
     ------
     InvalidRequestError
-        There is nothing to order by, or a column's type is not held by state.
+        There is nothing to order by, the output mode is not one of these, or a column's type is not held by state.
     pyspark.errors.AnalysisException
         An unknown column.
     """
+    check_output_mode("topN" if rank else "keepLast", output_mode, ("update", "append"))
     if not order_by:
         raise InvalidRequestError("name at least one column to order by")
     spark = df.sparkSession
-    expressions = _partition(df, partition_by)
+    expressions, child = _partition(df, partition_by)
     keys = [key_of(spark, expression, f"k{place}") for place, expression in enumerate(expressions)]
-    child = df._jdf.queryExecution().analyzed()
-    attributes = scala_list(child.output())
+    attributes = scala_list(df._jdf.queryExecution().analyzed().output())
     rows = RowColumns.held(spark, attributes, keys, "c")
     fields, columns, order = _order(df, order_by, attributes, rows)
     leaves = [column.alias(leaf.name) for key in keys for leaf, column in zip(key.leaves, key.columns, strict=True)]
@@ -80,11 +82,17 @@ def build_top(
     return ProjectedPlan((prepared,), schema, T.StructType(emitted), results, appends=False)
 
 
-def _partition(df: DataFrame, partition_by: Sequence[ColumnLike]) -> list[Any]:
+def _partition(df: DataFrame, partition_by: Sequence[ColumnLike]) -> tuple[list[Expression], Expression]:
+    """What rows are partitioned by, and the plan that has it: Spark makes windows of time below a grouping."""
     if not partition_by:
-        return []
+        return [], df._jdf.queryExecution().analyzed()
     node = df.groupBy(*partition_by).agg(F.count(F.lit(1)))._jdf.queryExecution().analyzed()
-    return scala_list(node.groupingExpressions())
+    expressions = scala_list(node.groupingExpressions())
+    if any(is_session(expression) for expression in expressions):
+        raise InvalidRequestError(
+            "rows are not partitioned by session windows, which change as rows come; use F.window"
+        )
+    return expressions, node.child()
 
 
 def _order(

@@ -8,9 +8,10 @@ A :class:`StateSchema` is built once per query (``spark_jobs.plan``), travels to
 from __future__ import annotations
 
 import base64
+import copy
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -53,6 +54,8 @@ class OperatorKind(StrEnum):
     LIMIT = "limit"
     #: A function of the user, called for each key with rows or a timeout; state is a keyed store.
     GROUP_STATE = "group_state"
+    #: A processor of the user (transformWithState); state variables and timers are keyed stores.
+    TRANSFORM = "transform"
 
 
 class AccumulatorKind(StrEnum):
@@ -81,6 +84,9 @@ class AccumulatorKind(StrEnum):
     MOMENTS = "moments"
     #: A value column of a keyed store: written whole, folded by nothing. No input; state: one value, null if it is null.
     VALUE = "value"
+    #: A list or map of the user's, as an operator's schema tells of its state variables; their columns are VALUEs.
+    LIST = "list"
+    MAP = "map"
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +230,15 @@ class StateSchema:
         return cls(keys, (), accumulators, None, None, "update")
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        # Every file carries it: not asdict(), which copies value by value.
+        told = _shallow(self)
+        told["keys"] = tuple(map(_shallow, self.keys))
+        told["inputs"] = tuple(map(_shallow, self.inputs))
+        told["accumulators"] = tuple(
+            {**_shallow(one), "state": tuple(map(_shallow, one.state))} for one in self.accumulators
+        )
+        told["options"] = copy.deepcopy(dict(self.options))
+        return told
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> StateSchema:
@@ -321,3 +335,7 @@ _SPARK = {
 def spark_type(name: str) -> str:
     """Spark's name (``DataType.json()``, without quotes) of a type named by :func:`type_to_string`."""
     return _SPARK.get(name, name)
+
+
+def _shallow(described: Field | Accumulator | StateSchema) -> dict[str, Any]:
+    return {name: getattr(described, name) for name in described.__dataclass_fields__}

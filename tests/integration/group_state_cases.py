@@ -156,7 +156,8 @@ def struct_keys(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
         state.update((sum(len(pdf) for pdf in pdfs) + (state.get[0] if state.exists else 0),))
         yield pd.DataFrame({"k": [f"{key[0]} {key[1]}"], "n": [state.get[0]]})
 
-    keyed = ops(i["a"], "users", "update").groupBy(F.struct("k", (F.col("v") % 2).alias("odd")).alias("s"), "v")
+    frame = i["a"].withColumn("s", F.struct("k", (F.col("v") % 2).alias("odd")))
+    keyed = ops(frame, "users", "update").groupBy("s", "v")
     return keyed.applyInPandasWithState(count, "k string, n int", "n int", "update", NONE)  # type: ignore[no-any-return]
 
 

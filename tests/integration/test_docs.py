@@ -17,21 +17,31 @@ from spark_jobs.fleet import Fleet
 from tests.integration.streams import Feed, Run
 
 TEXT = (Path(__file__).parents[2] / "docs" / "operators.md").read_text()
+#: By the name of the state; what has no result is no query.
 EXAMPLES = {
     re.search(r'name="([^"]+)"', code)[1]: code  # type: ignore[index]
     for code in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    if re.search(r"^result = ", code, re.MULTILINE)
 }
-CLICKS = pa.schema(
-    [("user", pa.string()), ("page", pa.string()), ("ts", pa.timestamp("us", tz="UTC")), ("ms", pa.int64())]
-)
+TIME = pa.timestamp("us", tz="UTC")
+STREAMS = {
+    "clicks": pa.schema([("user", pa.string()), ("page", pa.string()), ("ts", TIME), ("ms", pa.int64())]),
+    "buys": pa.schema([("buyer", pa.string()), ("at", TIME), ("amount", pa.int64())]),
+}
 
 
 def noon(seconds: int) -> dt.datetime:
     return dt.datetime(2025, 6, 1, 12, tzinfo=dt.UTC) + dt.timedelta(seconds=seconds)
 
 
-ROWS = [("ann", "/", noon(0), 30), ("ann", "/a", noon(5), 70), ("bob", "/", noon(20), 10), ("ann", "/", noon(0), 30)]
-LAST = [("eve", "/", noon(3600), 1)]
+#: Rows of the first batch, and of the second one.
+ROWS: dict[str, tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]] = {
+    "clicks": (
+        [("ann", "/", noon(0), 30), ("ann", "/a", noon(5), 70), ("bob", "/", noon(20), 10), ("ann", "/", noon(0), 30)],
+        [("eve", "/", noon(3600), 1)],
+    ),
+    "buys": ([("ann", noon(10), 5)], [("zoe", noon(3600), 2)]),
+}
 
 
 class Named:
@@ -47,9 +57,11 @@ class Named:
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_example(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, example: str) -> None:
     code = EXAMPLES[example]
-    feeds = {"clicks": Feed(spark, tmp_path / "clicks", CLICKS)}
-    feeds["clicks"].add(ROWS)
-    scope: dict[str, Any] = {"F": F, "fleet": Named(fleet, name), "spark": spark}
+    feeds = {stream: Feed(spark, tmp_path / stream, schema) for stream, schema in STREAMS.items()}
+    for stream, feed in feeds.items():
+        feed.add(ROWS[stream][0])
+    # Functions of a program's main module go to Spark's workers by value.
+    scope: dict[str, Any] = {"__name__": "__main__", "F": F, "fleet": Named(fleet, name), "spark": spark}
     scope |= {stream: feed.stream() for stream, feed in feeds.items()}
     exec(code, scope)
     expected = [ast.literal_eval(line) for line in re.findall(r"^# (\(.*\))$", code, re.MULTILINE)]
@@ -57,7 +69,8 @@ def test_example(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, e
     run = Run(scope["result"], "update" if "update" in code else "append", tmp_path / "ck")
     try:
         run.wait()
-        feeds["clicks"].add(LAST)
+        for stream, feed in feeds.items():
+            feed.add(ROWS[stream][1])
         emitted = [tuple(row) for row in run.take()]
     finally:
         run.stop()

@@ -133,7 +133,7 @@ def marked(case_name: str) -> Any:
     return case_name if case_name in SHORT_LIST else pytest.param(case_name, marks=pytest.mark.replay)
 
 
-@pytest.mark.parametrize("case_name", map(marked, ALL_CASES))
+@pytest.mark.parametrize("case_name", [marked(case) for case in ALL_CASES])
 def test_case(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case_name: str) -> None:
     case = ALL_CASES[case_name]
 

@@ -1,0 +1,129 @@
+"""Values of state between Arrow and Python, as Spark gives them to functions of the user."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+from pyspark.sql import types as T
+
+from coordinator.errors import InvalidRequestError
+
+__all__ = ["Raw", "RowValues", "to_arrow", "to_python"]
+
+#: Types whose values are the same on both sides, besides those that are made of others.
+_CONVERTED = (T.TimestampType, T.ArrayType, T.MapType, T.StructType)
+
+#: A tuple of values that Arrow takes and gives; users may see others (:class:`RowValues`).
+Raw: TypeAlias = tuple[Any, ...]
+
+
+def to_python(value: Any, kind: T.DataType) -> Any:
+    """A value of Arrow as Spark gives it to Python: times in the worker's own zone, structs as rows, maps as dicts."""
+    if value is None:
+        return None
+    if isinstance(kind, T.TimestampType):
+        return value.astimezone().replace(tzinfo=None)
+    if isinstance(kind, T.ArrayType):
+        return [to_python(one, kind.elementType) for one in value]
+    if isinstance(kind, T.MapType):
+        return {to_python(key, kind.keyType): to_python(one, kind.valueType) for key, one in value}
+    if isinstance(kind, T.StructType):
+        return T.Row(**{item.name: to_python(value[item.name], item.dataType) for item in kind.fields})
+    return value
+
+
+def to_arrow(value: Any, kind: T.DataType) -> Any:
+    """The way back: what Arrow makes the type of."""
+    if value is None:
+        return None
+    if isinstance(kind, T.TimestampType):
+        # A time without a zone is in the worker's own, as in Spark.
+        return value.astimezone() if isinstance(value, datetime) else value
+    if isinstance(kind, T.ArrayType):
+        return [to_arrow(one, kind.elementType) for one in value]
+    if isinstance(kind, T.MapType):
+        return [(to_arrow(key, kind.keyType), to_arrow(one, kind.valueType)) for key, one in value.items()]
+    if isinstance(kind, T.StructType):
+        values = value if isinstance(value, dict) else dict(zip(kind.names, value, strict=True))
+        return {item.name: to_arrow(values.get(item.name), item.dataType) for item in kind.fields}
+    return value
+
+
+class RowValues:
+    """Tuples of a struct's columns, as Python sees them and as Arrow takes them.
+
+    Parameters
+    ----------
+    kind
+        The struct.
+    what
+        What the tuples are, for errors.
+    """
+
+    def __init__(self, kind: T.StructType, what: str) -> None:
+        self.kind, self._what = kind, what
+        self._types = [item.dataType for item in kind.fields]
+        #: Whether tuples are the same on both sides.
+        self._is_plain = not any(isinstance(one, _CONVERTED) for one in self._types)
+
+    def shown(self, raw: Raw) -> tuple[Any, ...]:
+        """What the user sees of a tuple of Arrow's values."""
+        if self._is_plain:
+            return raw
+        return tuple([to_python(value, kind) for value, kind in zip(raw, self._types, strict=True)])
+
+    def raw(self, given: Any) -> Raw:
+        """What Arrow takes of a tuple (or Row, list) of the user's; what is done to nested values afterwards is not seen.
+
+        Raises
+        ------
+        InvalidRequestError
+            It has another number of values than there are columns, or a value that cannot be of its type.
+        """
+        values = tuple(given) if isinstance(given, tuple | list) else None
+        if values is None or len(values) != len(self._types):
+            raise InvalidRequestError(
+                f"{self._what} takes a tuple with one value for each of its columns; nothing was changed",
+                columns=self.kind.names,
+                got=given,
+            )
+        if self._is_plain:
+            return values
+        try:
+            return tuple([to_arrow(value, kind) for value, kind in zip(values, self._types, strict=True)])
+        except (AttributeError, TypeError, ValueError) as error:
+            raise InvalidRequestError(
+                f"{self._what} has columns of other types ({error}); nothing was changed",
+                type=self.kind.simpleString(),
+                got=given,
+            ) from error
+
+    def tuples(self, arrays: Iterable[pa.Array]) -> list[Raw]:
+        """Rows of Arrow columns, as Arrow has them."""
+        return list(zip(*(array.to_pylist() for array in arrays), strict=True))
+
+    def arrays(self, rows: Sequence[Raw], types: Sequence[pa.DataType]) -> list[pa.Array]:
+        """Arrow columns of rows.
+
+        Raises
+        ------
+        InvalidRequestError
+            A value does not fit its column.
+        """
+        columns: Sequence[Sequence[Any]] = list(zip(*rows, strict=True)) if rows else [[] for _ in types]
+        return [
+            self._array(values, kind, name) for values, kind, name in zip(columns, types, self.kind.names, strict=True)
+        ]
+
+    def _array(self, values: Sequence[Any], kind: pa.DataType, name: str) -> pa.Array:
+        try:
+            return pa.array(values, kind)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise InvalidRequestError(
+                f"{self._what} was given a value that does not fit its column ({error}); the batch changed nothing; cast it",
+                column=name,
+                type=kind,
+            ) from error

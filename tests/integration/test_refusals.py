@@ -1,0 +1,383 @@
+"""What is refused when a query is built: each case with the words that say what to do, and beside it what Spark says, where it does.
+
+No query is started. Spark's own check is the one that ``writeStream.start`` runs on a plan.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.state import GroupStateTimeout
+
+from coordinator.errors import InvalidRequestError
+from spark_jobs.bounds import UnboundedStateWarning
+from spark_jobs.fleet import Fleet
+
+NONE, EVENT = GroupStateTimeout.NoTimeout, GroupStateTimeout.EventTimeTimeout
+#: Gives a DataFrame's next stateful operator in an output mode: of the fleet, or Spark's own, which ignores the mode.
+Operators = Callable[..., Any]
+Streams = dict[str, DataFrame]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A query that cannot run.
+
+    Attributes
+    ----------
+    build
+        Builds it.
+    says
+        Pattern of the fleet's message, with the remedy.
+    mode
+        Output mode, of the operator and of the query.
+    spark
+        Pattern of what Spark says when the same query is started; None if Spark has no such operator, or finds out later.
+    """
+
+    build: Callable[[Operators, Streams], DataFrame]
+    says: str
+    mode: str = "append"
+    spark: str | None = None
+
+
+def keep(*_: Any) -> None:
+    """A function that is never called."""
+
+
+def in_pandas(grouped: Any, mode: str = "update", timeout: str = NONE, state: str = "n long") -> DataFrame:
+    return grouped.applyInPandasWithState(keep, "k string", state, mode, timeout)  # type: ignore[no-any-return]
+
+
+def in_arrow(grouped: Any, mode: str = "update", timeout: str = NONE, state: str = "n long") -> DataFrame:
+    return grouped.applyInArrowWithState(keep, "k string", state, mode, timeout)  # type: ignore[no-any-return]
+
+
+MODES = {
+    "an unknown mode": Refusal(
+        lambda op, i: op(i["a"]).groupBy("k").count(), "one of update, append, complete", "upsert"
+    ),
+    "append without a watermark": Refusal(
+        lambda op, i: op(i["a"]).groupBy("k").count(),
+        "append mode needs a watermark.*add withWatermark and group by window, or use update mode",
+        spark="Append output mode not supported",
+    ),
+    "append without event time among the keys": Refusal(
+        lambda op, i: op(i["at"]).groupBy("k").count(),
+        "append mode needs.*event-time column, or a window over it, among the grouping columns.*or use update mode",
+        spark="Append output mode not supported",
+    ),
+    "sessions in update mode": Refusal(
+        lambda op, i: op(i["at"]).groupBy(F.session_window("t", "5 seconds"), "k").count(),
+        "not supported in update mode.*use append mode, with a watermark, or complete mode",
+        "update",
+        "[Ss]ession window",
+    ),
+    "sessions in append mode without a watermark": Refusal(
+        lambda op, i: op(i["a"]).groupBy(F.session_window("t", "5 seconds"), "k").count(),
+        "append mode needs a watermark.*add withWatermark",
+        spark="Append output mode not supported",
+    ),
+    "all duplicates": Refusal(
+        lambda op, i: op(i["a"]).dropDuplicates(["k"]),
+        "dropDuplicates has no complete mode; leave outputMode out",
+        "complete",
+        "Complete output mode not supported",
+    ),
+    "all duplicates within the watermark": Refusal(
+        lambda op, i: op(i["at"]).dropDuplicatesWithinWatermark(["k"]),
+        "dropDuplicatesWithinWatermark has no complete mode; leave outputMode out",
+        "complete",
+        "Complete output mode not supported",
+    ),
+    "all of the first rows": Refusal(
+        lambda op, i: op(i["a"]).limit(3),
+        "limit has no complete mode; leave outputMode out",
+        "complete",
+        "Complete output mode not supported",
+    ),
+    "topN in complete mode": Refusal(
+        lambda op, i: op(i["a"]).topN(3, "k", "x"), "topN has no complete mode.*use update", "complete"
+    ),
+    "keepLast in complete mode": Refusal(
+        lambda op, i: op(i["a"]).keepLast("k", "t"), "keepLast has no complete mode.*use update", "complete"
+    ),
+    "a join in complete mode": Refusal(
+        lambda op, i: op(i["a"]).join(i["b"], "k"),
+        "no complete mode.*leave outputMode out",
+        "complete",
+        "Complete output mode not supported",
+    ),
+    "a function in complete mode": Refusal(
+        lambda op, i: in_pandas(op(i["a"]).groupBy("k"), "complete"), "append or update", "complete"
+    ),
+    "a function in another mode than its operator": Refusal(
+        lambda op, i: in_arrow(op(i["a"]).groupBy("k"), "update"),
+        "output modes of fleet.stateful and of its function differ",
+    ),
+}
+
+WATERMARKS = {
+    "within no watermark": Refusal(
+        lambda op, i: op(i["a"]).dropDuplicatesWithinWatermark(["k"]),
+        "needs a watermark; call withWatermark on the event-time column",
+        spark="without watermark",
+    ),
+    "timeouts of no event time": Refusal(
+        lambda op, i: in_pandas(op(i["a"]).groupBy("k"), "append", EVENT), "need a watermark.*call withWatermark before"
+    ),
+    "timeouts of event time that does not reach the function": Refusal(
+        lambda op, i: in_arrow(op(i["at"].select("k", "x")).groupBy("k"), "append", EVENT),
+        "its column among those that reach the function",
+    ),
+    "event time that is gone": Refusal(
+        lambda op, i: op(i["at"].select("k")).groupBy("k").count(), "is gone before.*keep it in the select", "update"
+    ),
+    "a watermark moved by rows that are dropped": Refusal(
+        lambda op, i: op(i["at"].where("t > '2020-01-01'")).groupBy("k").count(),
+        "call withWatermark after it, as the last step before fleet.stateful",
+        "update",
+    ),
+    "a session window alone": Refusal(
+        lambda op, i: op(i["at"]).groupBy(F.session_window("t", "5 seconds")).count(),
+        "at least one more grouping column.*group by what the sessions are of",
+    ),
+}
+
+NEAR = "a.k = b.k and u between t - interval 5 seconds and t + interval 5 seconds"
+
+JOINS = {
+    "no equality": Refusal(
+        lambda op, i: op(i["at"]).join(i["bt"], i["at"]["t"] > i["bt"]["u"]), "needs an equality.*add one"
+    ),
+    "no condition": Refusal(lambda op, i: op(i["at"]).join(i["bt"]), "needs an equality.*add one"),
+    "left anti": Refusal(
+        lambda op, i: op(i["a"]).join(i["b"], "k", "left_anti"), "left semi joins.*use one of these", spark="LeftAnti"
+    ),
+    **{
+        f"{how} without a watermark": Refusal(
+            lambda op, i, how=how: op(i["a"].alias("a")).join(i["b"].alias("b"), F.expr(NEAR), how),  # type: ignore[misc]
+            "needs withWatermark on both streams and event time among the equal keys, or in a condition",
+            spark="without a watermark",
+        )
+        for how in ("left_outer", "right_outer", "full_outer", "left_semi")
+    },
+    "left outer without a bound": Refusal(
+        lambda op, i: op(i["at"]).join(i["bt"], "k", "left_outer"),
+        "a condition that says how far apart the two times may be",
+        spark="watermark",
+    ),
+    "a static DataFrame": Refusal(lambda op, i: op(i["a"]).join(i["static"], "x"), "keeps no state.*use left.join"),
+    "keys of a type without state": Refusal(
+        lambda op, i: op(i["a"]).join(i["b"], "l"), "array<bigint>|cast the column"
+    ),
+    "rows of a type without state": Refusal(
+        lambda op, i: op(i["a"]).join(i["b"].drop("l"), "k"), "cast the column, or take the fields that you need"
+    ),
+}
+
+TYPES = {
+    "grouping by an array": Refusal(
+        lambda op, i: op(i["a"]).groupBy("l").count(), "cast the column, or take the fields", "update"
+    ),
+    "duplicates of an array": Refusal(
+        lambda op, i: op(i["a"]).dropDuplicates(["l"]), "cast the column, or take the fields"
+    ),
+    "the largest of an array": Refusal(
+        lambda op, i: op(i["a"]).groupBy("k").agg(F.max("l")), "cast the column, or take the fields", "update"
+    ),
+    "top rows with an array": Refusal(
+        lambda op, i: op(i["a"]).topN(3, "k", "x"), "cast the column, or take the fields", "update"
+    ),
+    "state of a type that Arrow does not carry": Refusal(
+        lambda op, i: in_pandas(op(i["a"]).groupBy("k"), "append", state="d interval year to month"), "cast it"
+    ),
+    "state of no columns": Refusal(
+        lambda op, i: in_arrow(op(i["a"]).groupBy("k"), "append", state="long"), "is a struct of at least one column"
+    ),
+    "state of two columns of one name": Refusal(
+        lambda op, i: in_arrow(op(i["a"]).groupBy("k"), "append", state="n long, n long"), "have distinct names"
+    ),
+}
+
+ARGUMENTS = {
+    "distinct": Refusal(
+        lambda op, i: op(i["a"]).groupBy("k").agg(F.countDistinct("x")),
+        "distinct.*group by the column as well",
+        "update",
+        "Distinct aggregations",
+    ),
+    "an aggregate that the fleet has not": Refusal(
+        lambda op, i: op(i["a"]).groupBy("k").agg(F.collect_list("x")),
+        "collect_list|use one of these, or Spark's own",
+        "update",
+    ),
+    "a window of rows": Refusal(
+        lambda op, i: op(i["a"]).groupBy("k").agg(F.rank().over(Window.partitionBy("k").orderBy("k"))),
+        "aggregate first, and put what goes beyond",
+        "update",
+    ),
+    "no aggregate": Refusal(lambda op, i: op(i["a"]).groupBy("k").agg(), "needs at least one aggregate", "update"),
+    "an aggregate by name": Refusal(
+        lambda op, i: op(i["a"]).groupBy("k").agg("x"), r"takes Columns, such as F.sum\('amount'\)", "update"
+    ),
+    "unknown timeouts": Refusal(
+        lambda op, i: in_pandas(op(i["a"]).groupBy("k"), "append", "Never"),
+        "timeoutConf is one of NoTimeout, Processing",
+    ),
+    "an unknown mode of a function": Refusal(
+        lambda op, i: in_arrow(op(i["a"]).groupBy("k"), "upsert"), "append or update"
+    ),
+    "a function of everything": Refusal(
+        lambda op, i: in_pandas(op(i["a"]).groupBy(), "append"), "for one state of everything, by a constant"
+    ),
+    "no rows": Refusal(lambda op, i: op(i["a"].drop("l")).topN(0, "k", "x"), "at least one row", "update"),
+    "top rows of sessions": Refusal(
+        lambda op, i: op(i["at"]).topN(1, F.session_window("t", "5 seconds"), "x"), "use F.window", "update"
+    ),
+    "no order": Refusal(lambda op, i: op(i["a"].drop("l")).topN(1, "k", []), "name at least one column", "update"),
+    "a batch": Refusal(
+        lambda op, i: op(i["static"]).groupBy("x").count(), "read with spark.readStream, or use df.groupBy", "update"
+    ),
+}
+
+
+def doubled(op: Operators, i: Streams) -> DataFrame:
+    """Two operators of one name below a third one."""
+    left = op(i["a"], name="same").dropDuplicates(["k"])
+    right = op(i["b"].where("y > 3"), name="same").dropDuplicates(["k"])
+    return op(left.select("k")).join(right.select("k", "y"), "k")  # type: ignore[no-any-return]
+
+
+CHAINS = {
+    "changing rows below": Refusal(
+        lambda op, i: op(op(i["a"], "update", name="below").groupBy("k").count()).dropDuplicates(),
+        "use append mode below, or write its results to a sink",
+    ),
+    "top rows below": Refusal(
+        lambda op, i: op(op(i["a"].drop("l"), "update", name="below").topN(1, "k", "x")).dropDuplicates(),
+        "use append mode below, or write its results to a sink",
+    ),
+    "Spark's own aggregation below": Refusal(
+        lambda op, i: op(i["a"].groupBy("k").count()).groupBy("count").count(),
+        "make that one an operator of the fleet in append mode",
+        "update",
+        "can emit rows older than the current watermark",
+    ),
+    "Spark's own function below": Refusal(
+        lambda op, i: op(in_pandas(i["a"].groupBy("k"), "update")).groupBy("k").count(),
+        "make that one an operator of the fleet in append mode",
+        "update",
+        "not supported",
+    ),
+    "one name twice": Refusal(
+        lambda op, i: op(op(i["a"], name="one").dropDuplicates(["k"]), name="one").dropDuplicates(["x"]),
+        "give each a name of its own",
+    ),
+    "one name on both sides": Refusal(doubled, "give each a name of its own"),
+}
+
+REFUSED = {**MODES, **WATERMARKS, **JOINS, **TYPES, **ARGUMENTS, **CHAINS}
+
+
+@pytest.fixture
+def streams(spark: SparkSession) -> Streams:
+    rate = spark.readStream.format("rate").load()
+    a = rate.selectExpr("cast(value as string) k", "timestamp t", "value x", "array(value) l")
+    b = rate.selectExpr("cast(value as string) k", "timestamp u", "value y", "array(value) l")
+    static = spark.range(3).withColumnRenamed("id", "x")
+    at, bt = (frame.drop("l") for frame in (a.withWatermark("t", "5 seconds"), b.withWatermark("u", "5 seconds")))
+    return {"a": a, "b": b, "at": at, "bt": bt, "static": static}
+
+
+@pytest.fixture
+def operators(fleet: Fleet, name: str) -> Operators:
+    def stateful(frame: DataFrame, mode: str = "append", *, name: str = name) -> Any:
+        return fleet.stateful(frame, name=name, outputMode=mode, shards=2)
+
+    return stateful
+
+
+@pytest.mark.filterwarnings("ignore::spark_jobs.bounds.UnboundedStateWarning")
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_run_is_refused_when_it_is_built_with_its_remedy(
+    operators: Operators, streams: Streams, name: str, case: str
+) -> None:
+    refused = REFUSED[case]
+
+    def stateful(frame: DataFrame, mode: str = refused.mode, *, name: str = name) -> Any:
+        return operators(frame, mode, name=name)
+
+    with pytest.raises(InvalidRequestError, match=refused.says):
+        refused.build(stateful, streams)
+
+
+@pytest.mark.parametrize("case", [case for case, refused in REFUSED.items() if refused.spark is not None])
+def test_spark_refuses_the_same_of_its_own_operators(spark: SparkSession, streams: Streams, case: str) -> None:
+    refused = REFUSED[case]
+    query = refused.build(lambda frame, mode="", name="": frame, streams)
+    with pytest.raises(AnalysisException, match=refused.spark):
+        check_as_spark_does(spark, query, refused.mode)
+
+
+def check_as_spark_does(spark: SparkSession, query: DataFrame, mode: str) -> None:
+    assert spark._jvm is not None
+    checker = spark._jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    modes = spark._jvm.org.apache.spark.sql.streaming.OutputMode
+    checker.checkForStreaming(query._jdf.queryExecution().analyzed(), getattr(modes, mode.capitalize())())
+
+
+def test_the_same_operator_may_come_in_twice(operators: Operators, streams: Streams, name: str) -> None:
+    once = operators(streams["at"], name=f"{name}-once").dropDuplicatesWithinWatermark(["k"])
+    on = F.expr("one.k = two.k and two.t between one.t and one.t + interval 5 seconds")
+    joined = operators(once.alias("one")).join(once.alias("two"), on)
+    assert joined.columns == ["k", "t", "x"] * 2
+
+
+GROWING: dict[str, tuple[Callable[[Operators, Streams], DataFrame], str]] = {
+    "aggregation": (lambda op, i: op(i["a"], "update").groupBy("k").count(), "call withWatermark on the stream"),
+    "aggregation beside event time": (lambda op, i: op(i["at"], "update").groupBy("k").count(), "add its column"),
+    "duplicates": (lambda op, i: op(i["a"]).dropDuplicates(["k"]), "call withWatermark, and use dropDuplicatesWithin"),
+    "duplicates beside event time": (lambda op, i: op(i["at"]).dropDuplicates(["k"]), "or have the event time among"),
+    "join": (lambda op, i: op(i["at"]).join(i["bt"], "k"), "its left and its right side for ever"),
+    "topN": (lambda op, i: op(i["at"], "update").topN(2, "k", "x"), "add the event time"),
+    "keepLast": (lambda op, i: op(i["at"], "update").keepLast("k", "t"), "add the event time"),
+}
+
+
+@pytest.mark.parametrize("case", GROWING)
+def test_state_without_an_end_is_warned_of_at_the_users_line(
+    operators: Operators, streams: Streams, name: str, case: str
+) -> None:
+    build, text = GROWING[case]
+    with pytest.warns(UnboundedStateWarning, match=rf"{text}.*\[state=`{name}`\]") as caught:
+        build(operators, streams)
+    assert [one.filename for one in caught if one.category is UnboundedStateWarning] == [__file__]
+
+
+BOUNDED: dict[str, Callable[[Operators, Streams], DataFrame]] = {
+    "windows": lambda op, i: op(i["at"]).groupBy(F.window("t", "5 seconds"), "k").count(),
+    "sessions": lambda op, i: op(i["at"]).groupBy(F.session_window("t", "5 seconds"), "k").count(),
+    "everything": lambda op, i: op(i["a"], "update").agg(F.count("*")),
+    "complete": lambda op, i: op(i["a"], "complete").groupBy("k").count(),
+    "duplicates": lambda op, i: op(i["at"]).dropDuplicates(["k", "t"]),
+    "duplicates within the watermark": lambda op, i: op(i["at"]).dropDuplicatesWithinWatermark(["k"]),
+    "join": lambda op, i: op(i["at"].alias("a")).join(i["bt"].alias("b"), F.expr(NEAR)),
+    "topN": lambda op, i: op(i["at"], "update").topN(2, F.window("t", "5 seconds"), "x"),
+    "limit": lambda op, i: op(i["a"]).limit(3),
+    "function": lambda op, i: in_arrow(op(i["a"], "update").groupBy("k")),
+}
+
+
+@pytest.mark.parametrize("case", BOUNDED)
+def test_bounded_state_is_built_in_silence(operators: Operators, streams: Streams, case: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnboundedStateWarning)
+        BOUNDED[case](operators, streams)

@@ -1,0 +1,688 @@
+"""transformWithState without Spark: states, timers and times to live against dicts, and in which order a batch does its work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql import types as T
+
+from coordinator.compatibility import continued
+from coordinator.errors import InvalidRequestError
+from coordinator.model import DEFAULT_STORE, StateStoreId
+from spark_jobs.group_frames import PandasForm
+from spark_jobs.group_rows import Groups
+from spark_jobs.group_task import GroupView
+from spark_jobs.keys import KeyTree
+from spark_jobs.state_store import StateStore
+from spark_jobs.transform_block import Block
+from spark_jobs.transform_handle import StatefulProcessorHandle
+from spark_jobs.transform_processor import StatefulProcessor, TimerValues
+from spark_jobs.transform_rows import RowForm
+from spark_jobs.transform_variables import TimeMode, accumulators_of, timer_spec
+from spark_jobs.transform_work import TransformWork
+from store_actors.evolution import evolve
+from store_actors.keyed import KeyedShard
+from store_actors.messages import StoreSpec
+from store_actors.schema import Field
+from store_actors.versions import CHANGE_COLUMN, UPDATED
+
+KEY = T.StructType().add("k", T.StringType())
+ROWS = T.StructType().add("k", T.StringType()).add("v", T.LongType())
+OUTPUT = T.StructType().add("k", T.StringType()).add("out", T.StringType())
+KEYS = (Field("k", "string"),)
+VIEW = GroupView((("k", KeyTree(leaf="k")),), (("k", "k"), ("v", "v")))
+ROW_FORM = RowForm(OUTPUT, KEY, ROWS, 1000)
+PANDAS_FORM = PandasForm(OUTPUT, "UTC", safe=False, by_name=True, max_rows=1000)
+NONE, PROCESSING, EVENT = TimeMode.NONE, TimeMode.PROCESSING_TIME, TimeMode.EVENT_TIME
+
+TYPES = {"int": T.IntegerType(), "bigint": T.LongType(), "string": T.StringType(), "double": T.DoubleType()}
+TYPES |= {"timestamp": T.TimestampType(), "binary": T.BinaryType(), "array<int>": T.ArrayType(T.IntegerType())}
+
+
+class Schemas(dict[str, T.DataType]):
+    """What Spark's parser makes of a little DDL, without a JVM."""
+
+    def __missing__(self, ddl: str) -> T.DataType:
+        if ddl in TYPES:
+            return TYPES[ddl]
+        return T.StructType([T.StructField(name, TYPES[kind]) for name, kind in map(str.split, ddl.split(","))])
+
+
+Init = Callable[[Any, StatefulProcessorHandle], None]
+Handler = Callable[..., Iterable[Any]]
+
+
+class Given(StatefulProcessor):
+    """A processor made of functions of (self, key, rows or time, timer values)."""
+
+    def __init__(self, init: Init, rows: Handler, timer: Handler | None = None) -> None:
+        self._init, self._rows, self._timer = init, rows, timer
+        self.closed = 0
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+        self._init(self, handle)
+
+    def handleInputRows(self, key: tuple[Any, ...], rows: Iterator[Any], timerValues: TimerValues) -> Iterable[Any]:
+        return self._rows(self, key, rows, timerValues)
+
+    def handleExpiredTimer(
+        self, key: tuple[Any, ...], timerValues: TimerValues, expiredTimerInfo: Any
+    ) -> Iterable[Any]:
+        if self._timer is None:
+            return super().handleExpiredTimer(key, timerValues, expiredTimerInfo)
+        return self._timer(self, key, expiredTimerInfo.getExpiryTimeInMs(), timerValues)
+
+    def handleInitialState(self, key: tuple[Any, ...], initialState: Any, timerValues: TimerValues) -> None:
+        self._init_value(key, initialState)  # type: ignore[attr-defined]
+
+
+class Query:
+    """A processor on one partition, batch by batch, straight on keyed shards."""
+
+    def __init__(self, processor: StatefulProcessor, mode: TimeMode = NONE, form: Any = ROW_FORM) -> None:
+        self.processor, self.mode, self.form = processor, mode, form
+        self.shards: dict[str, tuple[StoreSpec, KeyedShard]] = {}
+        self.asked: list[str] = []
+
+    def _open(self, specs: list[StoreSpec]) -> dict[str, Any]:
+        for spec in specs:
+            known = self.shards.get(spec.name)
+            if known is None or known[0] != spec:
+                shard = KeyedShard(spec.keys, spec.values, spec.due)
+                if known is not None:
+                    rows = known[1].snapshot()
+                    change = pa.array([UPDATED] * rows.num_rows, pa.int8())
+                    shard.load(evolve(rows.append_column(CHANGE_COLUMN, change), spec.keys, spec.values, "f"), 1)
+                self.shards[spec.name] = spec, shard
+        return {spec.name: (s := self.shards[spec.name][1]).begin(s.version) for spec in specs}
+
+    def batch(
+        self,
+        *rows: tuple[Any, Any],
+        now_ms: int = 1000,
+        watermark: tuple[int, int] = (-1, -1),
+        initial: Iterable[tuple[Any, Any]] = (),
+    ) -> list[Any]:
+        """Rows in, rows out; the watermark before and after."""
+        block = Block(["k"])
+        handle = StatefulProcessorHandle(block, self.mode, Schemas())
+        self.processor.init(handle)
+        handle.end_of_init()
+        handles = self._open([timer_spec(KEYS), *(variable.spec(KEYS) for variable in handle.variables)])
+        scans: dict[int, Iterator[Any]] = {}
+
+        def ask(kind: str, *args: Any) -> Any:
+            if kind == "next_batch":
+                return next(scans[args[0]], None)
+            name, method, inner = args
+            self.asked.append(f"{name} {method}")
+            found = getattr(handles[name], method)(*inner)
+            if method != "prefix_scan":
+                return found
+            scans[len(scans)] = iter(found)
+            return len(scans) - 1
+
+        block.open(StateStore(ask, StateStoreId("file:///x/s", 0, 0), 0), now_ms)
+        work = TransformWork(self.processor, handle, block, VIEW, self.form)
+        before, after = (TimerValues(now_ms, one) for one in watermark)
+        if initial:
+            work.take_initial(Groups.of(table(initial), ["k"]), VIEW, self.form, before)
+        out = list(work.process(table(rows), before))
+        if self.mode is not NONE:
+            at = after if self.mode is EVENT else before
+            out += work.fire_timers(watermark[1] if self.mode is EVENT else now_ms, at)
+        work.evict()
+        for one in handles.values():
+            one.commit()
+        return [tuple(row.values()) for part in out for row in part.to_pylist()]
+
+    def held(self, store: str) -> list[dict[str, Any]]:
+        return sorted(self.shards[store][1].snapshot().to_pylist(), key=repr)
+
+
+def table(rows: Iterable[tuple[Any, Any]]) -> pa.Table:
+    listed = list(rows)
+    keys, values = [row[0] for row in listed], [row[1] for row in listed]
+    return pa.table({"k": pa.array(keys, pa.string()), "v": pa.array(values, pa.int64())})
+
+
+# -- states against models --------------------------------------------------------------------------------------------
+
+LETTERS = st.sampled_from(["a", "a", "b"])
+NUMBERS = st.one_of(st.none(), st.integers(-3, 3))
+TTL = 10
+
+
+class Model:
+    """What a variable's states should be: entries with the time from which on they are gone."""
+
+    def __init__(self, ttl: int | None) -> None:
+        self.ttl = ttl
+        self.entries: dict[Any, dict[Any, tuple[Any, float]]] = {}
+        self.numbers = iter(range(1 << 30))
+
+    def live(self, key: Any, now: int) -> dict[Any, Any]:
+        return {name: value for name, (value, until) in self.entries.get(key, {}).items() if until > now}
+
+    def put(self, key: Any, name: Any, value: Any, now: int) -> None:
+        held = self.entries.setdefault(key, {})
+        # An entry that has expired is not one that is updated.
+        if name in held and held[name][1] <= now:
+            del held[name]
+        held[name] = value, (now + self.ttl if self.ttl else float("inf"))
+
+
+VALUE_OPS = st.tuples(st.just("value"), LETTERS, st.one_of(st.just(("clear",)), st.tuples(st.just("update"), NUMBERS)))
+LIST_OPS = st.tuples(
+    st.just("list"),
+    LETTERS,
+    st.one_of(
+        st.just(("clear",)),
+        st.tuples(st.just("appendValue"), NUMBERS),
+        st.tuples(st.sampled_from(["put", "appendList"]), st.lists(NUMBERS, min_size=1, max_size=3)),
+        st.just(("get",)),
+    ),
+)
+MAP_OPS = st.tuples(
+    st.just("map"),
+    LETTERS,
+    st.one_of(
+        st.just(("clear",)),
+        st.tuples(st.just("updateValue"), st.sampled_from([float("nan"), 1.0, 2.0, None]), NUMBERS),
+        st.tuples(st.just("removeKey"), st.sampled_from([float("nan"), 1.0, 2.0, None])),
+    ),
+)
+BATCHES = st.lists(
+    st.tuples(st.integers(0, 15), st.lists(st.one_of(VALUE_OPS, LIST_OPS, MAP_OPS, MAP_OPS), min_size=2, max_size=12)),
+    min_size=2,
+    max_size=6,
+)
+
+
+def operate(processor: Any, kind: str, operation: tuple[Any, ...]) -> None:
+    name, *args = operation
+    if name == "get":
+        list(processor.list.get())
+    elif kind == "list" and args:
+        processor.list.__getattribute__(name)([(v,) for v in args[0]] if isinstance(args[0], list) else (args[0],))
+    else:
+        getattr(getattr(processor, kind), name)(*((arg,) for arg in args))
+
+
+def mirror(models: dict[str, Model], kind: str, key: str, operation: tuple[Any, ...], now: int) -> None:
+    model, (name, *args) = models[kind], operation
+    if name in ("clear", "put") or (kind == "value" and name == "update"):
+        model.entries[key] = {}
+    if kind == "list" and args:
+        for value in args[0] if isinstance(args[0], list) else [args[0]]:
+            model.put(key, next(model.numbers), value, now)
+    elif name == "update":
+        model.put(key, "", args[0], now)
+    elif name == "updateValue":
+        model.put(key, str(args[0]), args[1], now)
+    elif name == "removeKey":
+        model.entries.get(key, {}).pop(str(args[0]), None)
+
+
+def look(processor: Any, models: dict[str, Model], key: str, now: int) -> None:
+    value, elements, entries = (models[kind].live(key, now) for kind in ("value", "list", "map"))
+    assert processor.value.get() == ((value[""],) if value else None)
+    assert processor.value.exists() == bool(value)
+    assert processor.list.exists() == bool(elements)
+    assert list(processor.list.get()) == [(one,) for one in elements.values()]
+    assert processor.map.exists() == bool(entries)
+    assert {str(k[0]): v[0] for k, v in processor.map.iterator()} == entries
+    assert sorted(map(str, next(zip(*processor.map.keys(), strict=True), ()))) == sorted(entries)
+    assert sorted(map(repr, processor.map.values())) == sorted(repr((v,)) for v in entries.values())
+    for one in (float("nan"), 1.0, 2.0, None):
+        assert processor.map.containsKey((one,)) == (str(one) in entries)
+        assert processor.map.getValue((one,)) == ((entries[str(one)],) if str(one) in entries else None)
+
+
+@settings(max_examples=70, deadline=None)
+@given(ttl=st.sampled_from([None, TTL]), batches=BATCHES, peek=st.booleans())
+def test_states_are_what_dicts_would_be(ttl: int | None, batches: list[Any], peek: bool) -> None:
+    def init(self: Any, handle: StatefulProcessorHandle) -> None:
+        self.value = handle.getValueState("v", "x int", ttl)
+        self.list = handle.getListState("l", "x int", ttl)
+        self.map = handle.getMapState("m", "u double", "x int", ttl)
+
+    def work(self: Any, key: Any, rows: Any, times: TimerValues) -> list[Any]:
+        for row in rows:
+            kind, _, operation = operations[row.v]
+            operate(self, kind, operation)
+            mirror(models, kind, key[0], operation, times.getCurrentProcessingTimeInMs())
+            if peek:
+                look(self, models, key[0], times.getCurrentProcessingTimeInMs())
+        look(self, models, key[0], times.getCurrentProcessingTimeInMs())
+        return []
+
+    models = {kind: Model(ttl) for kind in ("value", "list", "map")}
+    query, now = Query(Given(init, work), PROCESSING), 100
+    for passed, operations in batches:
+        now += passed
+        query.batch(*((op[1], place) for place, op in enumerate(operations)), now_ms=now)
+        live = {kind: sum(len(models[kind].live(key, now)) for key in "abc") for kind in models}
+        rows = {kind: query.held(f"{kind}.{kind[0]}") for kind in models}
+        assert len(rows["value"]) == live["value"]
+        for kind in ("list", "map"):
+            elements = [row for row in rows[kind] if row["place"] >= 0]
+            assert len(elements) == live[kind], "what has expired is gone, also of keys without rows"
+            assert {row["k"] for row in rows[kind] if row["place"] < 0} == {row["k"] for row in elements}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    batches=st.lists(
+        st.tuples(
+            st.integers(0, 8),
+            st.lists(st.tuples(LETTERS, st.sampled_from(["register", "delete"]), st.integers(-6, 12)), max_size=8),
+        ),
+        max_size=6,
+    )
+)
+def test_timers_fire_once_in_order_as_those_of_a_dict(batches: list[Any]) -> None:
+    def work(self: Any, key: Any, rows: Any, times: TimerValues) -> list[Any]:
+        held = model.setdefault(key[0], set())
+        for row in rows:
+            _, what, delta = operations[row.v]
+            at = times.getCurrentProcessingTimeInMs() + delta
+            if what == "register":
+                self.handle.registerTimer(at)
+                held.add(at)
+            else:
+                self.handle.deleteTimer(at)
+                held.discard(at)
+            assert list(self.handle.listTimers()) == sorted(held)
+        return []
+
+    def expired(self: Any, key: Any, at: int, times: TimerValues) -> list[Any]:
+        assert at in list(self.handle.listTimers())
+        assert times.getCurrentProcessingTimeInMs() == now
+        return [(key[0], str(at))]
+
+    model: dict[str, set[int]] = {}
+    query, now = Query(Given(lambda *_: None, work, expired), PROCESSING), 100
+    for passed, operations in batches:
+        now += passed
+        out = query.batch(*((op[0], place) for place, op in enumerate(operations)), now_ms=now)
+        due = sorted((at, key) for key, held in model.items() for at in held if at <= now)
+        assert [int(at) for _, at in out] == [at for at, _ in due]
+        assert sorted((int(at), key) for key, at in out) == due
+        for at, key in due:
+            model[key].discard(at)
+        assert [
+            row["timer_ms"] for row in sorted(query.held(DEFAULT_STORE), key=lambda row: row["timer_ms"])
+        ] == sorted(at for held in model.values() for at in held)
+
+
+# -- a batch ----------------------------------------------------------------------------------------------------------
+
+
+def counting(init_extra: Init | None = None) -> tuple[Init, Handler]:
+    def init(self: Any, handle: StatefulProcessorHandle) -> None:
+        self.count = handle.getValueState("count", "n bigint")
+        if init_extra is not None:
+            init_extra(self, handle)
+
+    def work(self: Any, key: Any, rows: Any, times: TimerValues) -> Iterator[Any]:
+        n = (self.count.get() or (0,))[0] + sum(1 for _ in rows)
+        self.count.update((n,))
+        yield (key[0], str(n))
+
+    return init, work
+
+
+def test_t1_counts_go_on_from_batch_to_batch() -> None:
+    query = Query(Given(*counting()))
+    assert sorted(query.batch(("0", 123), ("0", 46), ("1", 146), ("1", 346))) == [("0", "2"), ("1", "2")]
+    assert sorted(query.batch(("0", 1), (None, 1)), key=repr) == [("0", "3"), (None, "1")]
+    assert query.held("value.count") == [{"k": "0", "s_n": 3}, {"k": "1", "s_n": 2}, {"k": None, "s_n": 1}]
+
+
+def test_t2_initial_state_comes_before_any_rows() -> None:
+    def init(self: Any, handle: StatefulProcessorHandle) -> None:
+        self.sum = handle.getValueState("sum", "n int")
+
+    def take(self: Any, key: Any, initial: Any) -> None:
+        self.sum.update((int(initial.at[0, "v"]) if isinstance(initial, pd.DataFrame) else initial.v,))
+
+    def in_rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Any]:
+        n = (self.sum.get() or (0,))[0] + sum(row.v for row in rows)
+        self.sum.update((n,))
+        yield T.Row(id=key[0], value=str(n))
+
+    def in_pandas(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Any]:
+        n = (self.sum.get() or (0,))[0] + sum(int(pdf["v"].sum()) for pdf in rows)
+        self.sum.update((n,))
+        yield pd.DataFrame({"k": key, "out": str(n)})
+
+    for form, work in ((ROW_FORM, in_rows), (PANDAS_FORM, in_pandas)):
+        processor = Given(init, work)
+        processor._init_value = take.__get__(processor)  # type: ignore[attr-defined]
+        query = Query(processor, form=form)
+        first = [("0", 123), ("0", 46), ("1", 146), ("1", 346)]
+        assert sorted(query.batch(*first, initial=[("0", 789), ("3", 987)])) == [("0", "958"), ("1", "492")]
+        assert sorted(query.batch(("0", 67), ("3", 12))) == [("0", "1025"), ("3", "999")]
+
+
+def test_t4_a_timer_of_processing_time_fires_after_the_rows_of_the_next_batch() -> None:
+    init, count = counting()
+
+    def work(self: Any, key: Any, rows: Any, times: TimerValues) -> Iterator[Any]:
+        if key == ("0",):
+            self.handle.registerTimer(times.getCurrentProcessingTimeInMs() + 1)
+        return count(self, key, rows, times)  # type: ignore[return-value]
+
+    def expired(self: Any, key: Any, at: int, times: TimerValues) -> Iterator[Any]:
+        assert len(list(self.handle.listTimers())) == 2
+        self.count.clear()
+        self.handle.deleteTimer(at)
+        yield (key[0], "-1")
+
+    query = Query(Given(init, work, expired), PROCESSING)
+    assert sorted(query.batch(("0", 1), ("1", 1), now_ms=1000)) == [("0", "1"), ("1", "1")]
+    second = query.batch(("0", 1), ("0", 1), ("1", 1), ("1", 1), now_ms=2000)
+    assert sorted(second) == [("0", "-1"), ("0", "3"), ("1", "3")]
+    assert second[-1] == ("0", "-1"), "timers come after all rows"
+    third = query.batch(("0", 1), ("0", 1), ("0", 1), ("1", 1), ("1", 1), now_ms=3000)
+    assert sorted(third) == [("0", "-1"), ("0", "3"), ("1", "5")]
+
+
+def test_event_time_timers_go_by_the_watermark_with_the_batch_included() -> None:
+    def work(self: Any, key: Any, rows: Any, times: TimerValues) -> Iterator[Any]:
+        self.handle.registerTimer(times.getCurrentWatermarkInMs())
+        self.handle.registerTimer(50)
+        return iter([(key[0], str(times.getCurrentWatermarkInMs()))])
+
+    def expired(self: Any, key: Any, at: int, times: TimerValues) -> Iterator[Any]:
+        # What is registered or deleted now makes a difference from the next batch on.
+        self.handle.registerTimer(at)
+        self.handle.registerTimer(at + 1)
+        yield (f"{key[0]} at {at}", str(times.getCurrentWatermarkInMs()))
+
+    query = Query(Given(lambda *_: None, work, expired), EVENT)
+    assert query.batch(("a", 1), watermark=(0, 10)) == [("a", "0"), ("a at 0", "10")]
+    assert query.batch(watermark=(10, 49)) == [("a at 1", "49")]
+    assert query.batch(watermark=(49, 50)) == [("a at 2", "50"), ("a at 50", "50")]
+
+
+def test_t6_a_value_is_there_until_its_time_and_then_gone_for_good() -> None:
+    def init(self: Any, handle: StatefulProcessorHandle) -> None:
+        self.value = handle.getValueState("v", "n int", 60_000)
+
+    def work(self: Any, key: Any, rows: Any, times: TimerValues) -> Iterator[Any]:
+        for row in rows:
+            if row.v:
+                self.value.update((row.v,))
+            yield (key[0], str(self.value.get()))
+
+    query = Query(Given(init, work), PROCESSING)
+    assert query.batch(("a", 1), now_ms=1000) == [("a", "(1,)")]
+    assert query.held("value.v") == [{"k": "a", "s_n": 1, "expiry_ms": 61_000}]
+    assert query.batch(("a", 0), now_ms=2000) == [("a", "(1,)")]
+    query.batch(("a", 2), now_ms=35_000)
+    assert query.held("value.v") == [{"k": "a", "s_n": 2, "expiry_ms": 95_000}]
+    assert query.batch(("a", 0), now_ms=94_999) == [("a", "(2,)")]
+    assert query.batch(("a", 0), now_ms=95_000) == [("a", "None")]
+    assert query.held("value.v") == []
+    query.batch(("a", 3), now_ms=95_000)
+    query.batch(("b", 0), now_ms=200_000)
+    assert query.held("value.v") == [], "of a key without rows, too"
+
+
+def test_t7_state_without_a_time_to_live_stays_beside_that_which_has_one() -> None:
+    def init(self: Any, handle: StatefulProcessorHandle) -> None:
+        self.plain = handle.getValueState("state", "n int")
+        self.value = handle.getValueState("ttl-state", "n int", 10_000)
+        self.list = handle.getListState("ttl-list-state", "n int", 10_000)
+        self.map = handle.getMapState("ttl-map-state", "id string", "n int", 10_000)
+
+    def work(self: Any, key: Any, rows: Any, times: TimerValues) -> Iterator[Any]:
+        n = sum(1 for _ in rows)
+        plain, value = (n + (one.get() or (0,))[0] for one in (self.plain, self.value))
+        elements = n + sum(one for (one,) in self.list.get())
+        entry = n + (self.map.getValue(key) or (0,))[0]
+        self.plain.update((plain,))
+        if not (value == 2 and key == ("0",)):
+            self.value.update((value,))
+            self.list.put([(elements,), (elements,)])
+            self.map.updateValue(key, (entry,))
+        yield (key[0], f"{value} {elements} {entry} {plain}")
+
+    query = Query(Given(init, work), PROCESSING)
+    rows = [("0", 1), ("1", 1)]
+    assert query.batch(*rows, now_ms=0) == [("0", "1 1 1 1"), ("1", "1 1 1 1")]
+    assert query.batch(*rows, now_ms=6000) == [("0", "2 3 2 2"), ("1", "2 3 2 2")]
+    assert query.batch(*rows, now_ms=12_000) == [("0", "1 1 1 3"), ("1", "3 7 3 3")]
+
+
+def test_places_of_elements_that_are_gone_are_used_again() -> None:
+    def init(self: Any, handle: StatefulProcessorHandle) -> None:
+        self.map = handle.getMapState("m", "u bigint", "x bigint")
+        self.list = handle.getListState("l", "x bigint", 25)
+
+    def work(self: Any, key: Any, rows: Any, times: TimerValues) -> list[Any]:
+        (row,) = rows
+        self.map.updateValue((row.v,), (row.v,))
+        self.map.removeKey((row.v - 2,))
+        self.list.appendValue((row.v,))
+        assert [n for (n,) in self.list.get()] == list(range(max(0, row.v - 2), row.v + 1))
+        return []
+
+    query = Query(Given(init, work), PROCESSING)
+    for n in range(30):
+        query.batch(("a", n), now_ms=1000 + 10 * n)
+        places = {row["place"] for row in query.held("map.m")}
+        assert len(places) == min(n, 1) + 2
+        assert max(places) <= 2
+        (head,) = (row for row in query.held("list.l") if row["place"] < 0)
+        assert head["end"] - head["begin"] <= 4, "what has expired is not looked for again"
+
+
+def test_a_batch_asks_the_store_a_few_times_whatever_its_keys() -> None:
+    def more(self: Any, handle: StatefulProcessorHandle) -> None:
+        self.list = handle.getListState("l", "x bigint")
+        self.unused = handle.getMapState("m", "x int", "y int")
+
+    init, count = counting(more)
+
+    def work(self: Any, key: Any, rows: Any, times: TimerValues) -> Iterable[Any]:
+        listed = list(rows)
+        self.list.appendList([(row.v,) for row in listed])
+        return count(self, key, iter(listed), times)
+
+    query = Query(Given(init, work))
+    for _ in range(2):
+        query.asked.clear()
+        assert len(query.batch(*((f"k{i}", i) for i in range(5000)))) == 5000
+        assert query.asked == ["value.count multi_get", "value.count put", "list.l multi_get", "list.l put"]
+
+
+def test_values_of_any_type_come_back_as_they_were() -> None:
+    pair = T.StructType().add("x", T.IntegerType()).add("t", T.TimestampType())
+    kind = T.StructType().add("a", T.ArrayType(pair)).add("m", T.MapType(T.StringType(), T.LongType()))
+    kind = kind.add("t", T.TimestampType()).add("d", T.DoubleType())
+    moment = datetime(2024, 2, 3, 4, 5, 6, 789)
+    given_value = ([T.Row(x=1, t=moment), None], {"a": 5}, moment, 1.5)
+
+    def init(self: Any, handle: StatefulProcessorHandle) -> None:
+        self.value, self.list = handle.getValueState("v", kind), handle.getListState("l", kind)
+        self.map = handle.getMapState("m", "t timestamp, b binary", kind)
+
+    def work(self: Any, key: Any, rows: Any, times: TimerValues) -> Iterator[Any]:
+        if (self.value.get() or (None,) * 4)[1] is None:
+            value = ([*given_value[0]], {**given_value[1]}, *given_value[2:])
+            for update in (self.value.update, self.list.appendValue):
+                update(value)
+                assert self.value.get() == given_value
+            self.map.updateValue((moment, b"x"), value)
+            value[0].clear()
+        assert self.value.get() == given_value
+        assert list(self.list.get()) == [given_value]
+        assert dict(self.map.iterator()) == {(moment, b"x"): given_value}
+        assert self.map.getValue([moment, b"x"]) == given_value
+        yield (key[0], "seen")
+
+    query = Query(Given(init, work))
+    assert query.batch(("a", 1)) == query.batch(("a", 1)) == [("a", "seen")]
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+def in_init(mode: TimeMode, use: Callable[[StatefulProcessorHandle], Any]) -> StatefulProcessorHandle:
+    handle = StatefulProcessorHandle(Block(), mode, Schemas())
+    use(handle)
+    return handle
+
+
+@pytest.mark.parametrize(
+    ("mode", "use", "message"),
+    [
+        (NONE, lambda h: h.getValueState("v", "int"), "struct of at least one column"),
+        (NONE, lambda h: h.getValueState("a/b", "x int"), "name is a folder"),
+        (NONE, lambda h: h.getValueState("v", "x int", 5), "processing time; use timeMode ProcessingTime"),
+        (EVENT, lambda h: h.getListState("v", "x int", 5), "processing time; use timeMode ProcessingTime"),
+        (PROCESSING, lambda h: h.getValueState("v", "x int", -5), "positive"),
+        (NONE, lambda h: (h.getValueState("v", "x int"), h.getListState("v", "x int")), "have this name"),
+        (NONE, lambda h: h.getMapState("v", "x array<int>", "x int"), "atomic"),
+        (NONE, lambda h: (h.deleteIfExists("v"), h.getValueState("v", "x int")), "in the next one"),
+        (NONE, lambda h: (h.end_of_init(), h.getValueState("v", "x int")), "in init only"),
+        (NONE, lambda h: (h.end_of_init(), h.deleteIfExists("v")), "in init only"),
+        (NONE, lambda h: h.getValueState("v", "x int").get(), "belong to a key"),
+        (NONE, lambda h: h.getListState("v", "x int").appendValue((1,)), "belong to a key"),
+        (NONE, lambda h: h.getMapState("v", "x int", "x int").clear(), "belong to a key"),
+        (PROCESSING, lambda h: h.registerTimer(5), "belong to a key"),
+        (NONE, lambda h: h.listTimers(), "no timers with timeMode None"),
+    ],
+)
+def test_what_init_may_not_do_is_refused(mode: TimeMode, use: Any, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        in_init(mode, use)
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda p: p.value.update(5), "takes a tuple"),
+        (lambda p: p.value.update((1, 2)), "takes a tuple"),
+        (lambda p: p.value.update(("x",)), "does not fit its column"),
+        (lambda p: p.list.put([]), "use clear"),
+        (lambda p: p.list.appendList([]), "use clear"),
+        (lambda p: p.handle.getValueState("w", "x int"), "in init only"),
+        (lambda p: p.handle.registerTimer(1 << 60), "milliseconds"),
+    ],
+)
+def test_what_a_handler_may_not_do_is_refused(use: Any, message: str) -> None:
+    def init(self: Any, handle: StatefulProcessorHandle) -> None:
+        self.value, self.list = handle.getValueState("v", "x int"), handle.getListState("l", "x int")
+
+    def work(self: Any, key: Any, rows: Any, times: TimerValues) -> list[Any]:
+        use(self)
+        return []
+
+    with pytest.raises(InvalidRequestError, match=message):
+        Query(Given(init, work), PROCESSING).batch(("a", 1))
+
+
+@pytest.mark.parametrize("emitted", [None, 5, "ab", T.Row(k="a", out="b"), [("a",)], [5], [("a", 5)]])
+def test_what_is_emitted_is_rows_of_the_output(emitted: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"iterator of Rows|takes a tuple|does not fit"):
+        Query(Given(lambda *_: None, lambda *_: emitted)).batch(("a", 1))
+
+
+def test_a_deleted_variable_cannot_be_used() -> None:
+    def delete(self: Any, handle: StatefulProcessorHandle) -> None:
+        self.gone = handle.getListState("gone", "x int")
+        handle.deleteIfExists("gone")
+        handle.deleteIfExists("never")
+
+    init, count = counting(delete)
+
+    def work(self: Any, key: Any, rows: Any, times: TimerValues) -> Iterable[Any]:
+        with pytest.raises(InvalidRequestError, match="deleted this state variable"):
+            self.gone.exists()
+        assert self.handle.deleted == {"gone", "never"}
+        return count(self, key, rows, times)
+
+    query = Query(Given(init, work))
+    assert query.batch(("a", 1)) == [("a", "1")]
+    assert set(query.shards) == {DEFAULT_STORE, "value.count"}
+
+
+# -- another schema ---------------------------------------------------------------------------------------------------
+
+
+def told(use: Callable[[StatefulProcessorHandle], Any]) -> list[dict[str, Any]]:
+    from store_actors.schema import StateSchema
+
+    accumulators = accumulators_of(in_init(PROCESSING, use).variables)
+    return StateSchema(KEYS, (), accumulators, None, None, "update").to_json()["accumulators"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        lambda h: None,
+        lambda h: h.getListState("new", "y int"),
+        lambda h: h.getValueState("v", "new string, x bigint"),
+        lambda h: (h.getMapState("m", "u bigint", "x int, y int"), h.getValueState("v", "y int", 5)),
+    ],
+)
+def test_variables_and_their_columns_come_and_go(later: Any) -> None:
+    first = told(lambda h: (h.getValueState("v", "x int"), h.getMapState("m", "u int", "x int")))
+    continued(first, told(later))
+    continued(told(later), told(lambda h: None))
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        lambda h: h.getListState("v", "x int"),
+        lambda h: h.getValueState("v", "x string"),
+        lambda h: h.getMapState("m", "u string", "x int"),
+        lambda h: h.getMapState("m", "u int, w int", "x int"),
+    ],
+)
+def test_a_variable_does_not_become_another(later: Any) -> None:
+    first = told(lambda h: (h.getValueState("v", "x int"), h.getMapState("m", "u int", "x int")))
+    with pytest.raises(ValueError):
+        continued(first, told(later))
+
+
+def test_values_are_read_under_a_wider_schema_with_more_columns_and_a_time_to_live() -> None:
+    def work(self: Any, key: Any, rows: Any, times: TimerValues) -> Iterator[Any]:
+        yield (key[0], str((self.value.get(), list(self.list.get()))))
+        if any(row.v for row in rows):
+            self.value.update((1,))
+            self.list.appendValue((2,))
+
+    def init(self: Any, handle: StatefulProcessorHandle) -> None:
+        self.value, self.list = handle.getValueState("v", "x int"), handle.getListState("l", "x int")
+
+    def wider(self: Any, handle: StatefulProcessorHandle) -> None:
+        self.value = handle.getValueState("v", "y string, x bigint", 10)
+        self.list = handle.getListState("l", "x bigint, y string", 10)
+
+    def add(self: Any, key: Any, rows: Any, times: TimerValues) -> Iterator[Any]:
+        yield (key[0], str((self.value.get(), list(self.list.get()))))
+        if any(row.v for row in rows):
+            self.list.appendValue((3, "z"))
+
+    query = Query(Given(init, work), PROCESSING)
+    assert query.batch(("a", 1), now_ms=0) == [("a", "(None, [])")]
+    query.processor = Given(wider, add)
+    assert query.batch(("a", 1), now_ms=100) == [("a", "((None, 1), [(2, None)])")]
+    assert query.batch(("a", 0), now_ms=105) == [("a", "((None, 1), [(2, None), (3, 'z')])")]
+    # What was written without a time to live has none.
+    assert query.batch(("a", 0), now_ms=110) == [("a", "((None, 1), [(2, None)])")]
+    assert len([row for row in query.held("list.l") if row["place"] >= 0]) == 1
