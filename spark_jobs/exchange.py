@@ -11,7 +11,7 @@ batch, the same one on every shard and on every retry, with nobody to ask who co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -37,6 +37,7 @@ __all__ = [
     "HASH_COLUMN",
     "KEEP_COLUMN",
     "ROUTE_COLUMN",
+    "SHARD",
     "TIME_COLUMN",
     "ExchangeTask",
     "unpack",
@@ -54,6 +55,10 @@ KEEP_COLUMN = "__keep"
 #: for every row and on every retry, also by another driver. Told to every shard like a watermark, as source :data:`BATCH_TIME`.
 TIME_COLUMN = "__batch_time_ms"
 BATCH_TIME = -1
+
+#: Every map task tells every shard which one it is, as this source. A reduce task cannot go by its partition: that of a task in a stage
+#: with a union counts the other partitions of the union, too.
+SHARD = -2
 
 ROUTE_COLUMN = "__route"
 #: What is shuffled: the route, and either a chunk (an IPC record batch, how many input rows it stands for, which of the schema's
@@ -129,9 +134,10 @@ class ExchangeTask:
         if max_event_ms is not None:
             assert self.source is not None
             number, delay_ms = self.source
-            yield self._markers(number, max_event_ms - delay_ms)
+            yield self._markers(number, [max_event_ms - delay_ms] * self.num_shards)
         if batch_time_ms is not None:
-            yield self._markers(BATCH_TIME, batch_time_ms)
+            yield self._markers(BATCH_TIME, [batch_time_ms] * self.num_shards)
+        yield self._markers(SHARD, range(self.num_shards))
 
     def _exchange(self, block: pa.RecordBatch) -> pa.RecordBatch:
         hashes = block.column(HASH_COLUMN).to_numpy()
@@ -208,15 +214,15 @@ class ExchangeTask:
         ]
         return pa.record_batch(columns, schema=EXCHANGE_SCHEMA)
 
-    def _markers(self, number: int, time_ms: int) -> pa.RecordBatch:
-        """What every shard is told: the own watermark of a source, or the batch's processing time."""
+    def _markers(self, number: int, told: Sequence[int]) -> pa.RecordBatch:
+        """What every shard is told: the own watermark of a source, the batch's processing time, or which shard it is."""
         size = self.num_shards
         columns = [
             pa.array(marker_routes(size), pa.int32()),
             pa.array(np.zeros(size, np.int64)),
             pa.array(np.full(size, self.input, np.int8)),
             pa.array(np.full(size, number, np.int16)),
-            pa.array([time_ms] * size, pa.int64()),
+            pa.array(told, pa.int64()),
             pa.nulls(size, pa.binary()),
         ]
         return pa.record_batch(columns, schema=EXCHANGE_SCHEMA)
@@ -239,7 +245,8 @@ def _blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def unpack(batches: Iterable[pa.RecordBatch], schema: StateSchema) -> tuple[ShardInput, dict[int, int]]:
     """Reduce side: a shard's rows, and the watermark of each of the operator's own sources that the micro-batch had rows of; also the
-    batch's processing time (as :data:`BATCH_TIME`), if the operator asked for it and the batch had rows.
+    batch's processing time (as :data:`BATCH_TIME`), if the operator asked for it and the batch had rows, and which shard it is (as
+    :data:`SHARD`), if there was a map task.
 
     Parameters
     ----------

@@ -20,7 +20,7 @@ from coordinator.core import LeaseGrant
 from coordinator.errors import InvalidRequestError, StoreUnavailableError
 from coordinator.model import DEFAULT_STORE, StateMetadata
 from coordinator.watermarks import Watermarks
-from spark_jobs.exchange import BATCH_TIME, unpack
+from spark_jobs.exchange import BATCH_TIME, SHARD, unpack
 from spark_jobs.group_rows import EXISTS, TIMEOUT, Groups, StateColumns, single_chunk
 from spark_jobs.group_state import NO_TIMEOUT, BatchFunction, Mask, Moment, StateBatch
 from spark_jobs.keys import KeyTree
@@ -244,7 +244,7 @@ class GroupStateTask:
             yield from table.to_batches(max_chunksize=1 << 16)
 
     def _run(self, rows: pa.Table, rows_read: int, seen: dict[int, int]) -> list[pa.Table]:
-        task = task_identity(self.metadata.state_name)
+        task = task_identity(self.metadata, seen.pop(SHARD, None))
         metadata = replace(self.metadata, query_id=task.query_id)
         spec = StoreSpec(DEFAULT_STORE, self.schema.keys, (*self.columns.fields, EXISTS, TIMEOUT), TIMEOUT.name)
         batch_time_ms = seen.pop(BATCH_TIME, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from coordinator.errors import StateStoreError
+from spark_jobs.bounds import UnboundedStateWarning
 from spark_jobs.fleet import Fleet, connect
 from spark_jobs.progress import add_job_options, error_text, format_table, keep_newest, run_to_end, store_uri
 from spark_jobs.session import start_session, stop_session
@@ -65,7 +67,10 @@ def execute(spark: SparkSession, fleet: Fleet, job: InputJob, options: argparse.
     folder = options.folder.resolve()
     parsed = job.read(spark, options.input, options.files_per_trigger)
     good = parsed.where("reason IS NULL").drop(*MALFORMED_COLUMNS)
-    results = job.build(fleet.stateful(good, name=options.name, outputMode="update", shards=options.shards))
+    with warnings.catch_warnings():
+        # The input ends, and so do its groups.
+        warnings.simplefilter("ignore", UnboundedStateWarning)
+        results = job.build(fleet.stateful(good, name=options.name, outputMode="update", shards=options.shards))
     table = folder / "results.parquet"
     query = (
         results.writeStream.outputMode("update")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from coordinator.errors import InvalidRequestError
@@ -23,6 +24,9 @@ __all__ = ["StoreFunction", "map_partitions_with_state_store"]
 #: From the open store and the partition's batches to the batches to emit.
 StoreFunction = Callable[[StateStore, Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 
+#: Column of the partition that a row was shuffled to.
+_PARTITION = "__partition"
+
 
 @dataclass(frozen=True, slots=True)
 class _PartitionTask:
@@ -34,12 +38,24 @@ class _PartitionTask:
     address: FleetAddress
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        task = task_identity(self.metadata.state_name)
+        task = task_identity(self.metadata, None)
         metadata = replace(self.metadata, query_id=task.query_id)
+        rows = self._checked(batches, task.partition_id)
         # Whatever ends the function early, an error or Spark itself, aborts.
         with fleet_client(self.address).open_update(task, metadata, self.stores) as store:
-            yield from self.function(store, iter(batches))
+            yield from self.function(store, rows)
             store.commit()
+
+    def _checked(self, batches: Iterable[pa.RecordBatch], partition_id: int) -> Iterator[pa.RecordBatch]:
+        """The rows, which are known to be this partition's."""
+        for batch in batches:
+            if batch.num_rows and batch.column(_PARTITION)[0].as_py() != partition_id:
+                raise InvalidRequestError(
+                    "the result of a function with a state store is a part of a union, where Spark numbers its partitions otherwise; "
+                    "nothing was changed; put repartition after the function, or write its result in a query of its own",
+                    state=self.metadata.state_name,
+                )
+            yield batch.drop_columns([_PARTITION])
 
 
 def map_partitions_with_state_store(
@@ -91,6 +107,7 @@ def map_partitions_with_state_store(
     def route(metadata: StateMetadata, address: FleetAddress) -> DataFrame:
         task = _PartitionTask(function, metadata, specs, address)
         columns: list[Any] = list(partition_by)
-        return df.repartition(metadata.num_shards, *columns).mapInArrow(task, schema)
+        parts = df.repartition(metadata.num_shards, *columns).withColumn(_PARTITION, F.spark_partition_id())
+        return parts.mapInArrow(task, schema)
 
     return fleet.attach(df, name, "keyed", {}, shards, route)

@@ -18,7 +18,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from coordinator.errors import InvalidRequestError
 from coordinator.model import StateMetadata, TaskIdentity
-from spark_jobs.exchange import EXCHANGE_SCHEMA, ROUTE_COLUMN, ExchangeTask, unpack
+from spark_jobs.exchange import EXCHANGE_SCHEMA, ROUTE_COLUMN, SHARD, ExchangeTask, unpack
 from spark_jobs.operator import ReduceTask, RoutedOperator, TaskMaker
 from spark_jobs.worker import FleetAddress, executor_name, fleet_client
 from store_actors.schema import StateSchema
@@ -36,7 +36,7 @@ class StateTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows, seen = unpack(batches, self.schema)
-        task = task_identity(self.metadata.state_name)
+        task = task_identity(self.metadata, seen.pop(SHARD, None))
         metadata = replace(self.metadata, query_id=task.query_id)
         emitted = fleet_client(self.address).apply(task, metadata, self.schema, rows, seen)
         # The numbers of rows are the shard's own affair.
@@ -44,8 +44,14 @@ class StateTask:
         yield from emitted.to_batches(max_chunksize=1 << 16)
 
 
-def task_identity(state_name: str) -> TaskIdentity:
+def task_identity(metadata: StateMetadata, shard: int | None) -> TaskIdentity:
     """Who this Spark task is.
+
+    Parameters
+    ----------
+    shard
+        Which shard it has; None if nothing came that tells. Then no shard has any rows, and it is enough that each task has another
+        one: their partitions are successive numbers, though not always from 0 (:data:`~spark_jobs.exchange.SHARD`).
 
     Raises
     ------
@@ -57,15 +63,15 @@ def task_identity(state_name: str) -> TaskIdentity:
     if context is None or batch is None:
         raise InvalidRequestError(
             "a stateful DataFrame of the fleet runs only inside a streaming query; start it with writeStream",
-            state=state_name,
+            state=metadata.state_name,
         )
     return TaskIdentity(
-        state_name=state_name,
+        state_name=metadata.state_name,
         query_id=context.getLocalProperty("sql.streaming.queryId") or "",
         # StreamExecution names its job group after the run.
         run_id=context.getLocalProperty("spark.jobGroup.id") or "",
         batch_id=int(batch),
-        partition_id=context.partitionId(),
+        partition_id=context.partitionId() % metadata.num_shards if shard is None else shard,
         attempt=context.attemptNumber(),
         executor=executor_name(),
     )

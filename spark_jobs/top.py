@@ -42,7 +42,7 @@ def build_top(
     pyspark.errors.AnalysisException
         An unknown column.
     """
-    check_output_mode("topN" if rank else "keepLast", output_mode, ("update", "append"))
+    check_output_mode("topN" if rank else "keepLast", output_mode, ("update",))
     if not order_by:
         raise InvalidRequestError("name at least one column to order by")
     spark = df.sparkSession

@@ -17,7 +17,7 @@ from coordinator.core import LeaseGrant
 from coordinator.deploy import call, find_coordinator
 from coordinator.errors import InvalidRequestError
 from coordinator.model import LoadPlan, StateMetadata, TaskIdentity
-from spark_jobs.exchange import BATCH_TIME, unpack
+from spark_jobs.exchange import BATCH_TIME, SHARD, unpack
 from spark_jobs.group_rows import Groups
 from spark_jobs.group_task import GroupView, again_if_lost, rows_on_time, watermarks_after
 from spark_jobs.state_store import StateStore
@@ -107,7 +107,7 @@ class TransformTask:
             yield from table.to_batches(max_chunksize=1 << 16)
 
     def _run(self, rows: pa.Table, rows_read: int, seen: dict[int, int]) -> list[pa.Table]:
-        task = task_identity(self.metadata.state_name)
+        task = task_identity(self.metadata, seen.pop(SHARD, None))
         metadata = replace(self.metadata, query_id=task.query_id)
         batch_time_ms = seen.pop(BATCH_TIME, None)
         client = fleet_client(self.address)

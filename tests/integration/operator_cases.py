@@ -447,7 +447,7 @@ CASES: dict[str, Case] = {
     ),
     "topN": Case(
         {"a": "k string, v int, s struct<x:int>"},
-        lambda ops, i: ops(i["a"], "top").topN(2, "k", F.desc("v")).select("k", "v", "s.x", "rank"),
+        lambda ops, i: ops(i["a"], "top", "update").topN(2, "k", F.desc("v")).select("k", "v", "s.x", "rank"),
         [
             Step(
                 {"a": [("a", 1, {"x": 1}), ("a", 3, {"x": 2}), ("b", 5, None)]},
@@ -464,7 +464,7 @@ CASES: dict[str, Case] = {
     ),
     "keepLast": Case(
         {"a": "k string, t timestamp, v int"},
-        lambda ops, i: ops(i["a"], "last").keepLast("k", "t").select("k", seconds("t"), "v"),
+        lambda ops, i: ops(i["a"], "last", "update").keepLast("k", "t").select("k", seconds("t"), "v"),
         [
             Step({"a": [("a", 1, 1), ("a", 3, 2), ("b", 5, 3)]}, [("a", 3, 2), ("b", 5, 3)]),
             Step({"a": [("a", 2, 4), ("b", 5, 5)]}, [("b", 5, 5)]),

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructField, StructType, TimestampType
+from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from coordinator.deploy import call, find_coordinator
 from spark_jobs.fleet import Fleet
@@ -169,3 +169,33 @@ def check(where: str, step: Step, inputs: Inputs, systems: Mapping[str, System],
         found = counts.of(operator)
         known = Totals(*(has if want is not None else None for has, want in zip(found, wanted, strict=True)))  # type: ignore[arg-type]
         assert known == wanted, f"{where}: state of {operator} is {found}"
+
+
+@pytest.mark.parametrize("is_below_an_operator", [False, True])
+def test_a_union_with_a_growing_number_of_partitions_leaves_every_row_to_its_shard(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, is_below_an_operator: bool
+) -> None:
+    """D9: Spark numbers the tasks of a union one branch after the other, and the first one's are more in the second batch."""
+    rows = StructType([StructField("k", StringType())])
+    first, second = (Feed(spark, tmp_path / part, to_arrow_schema(rows)) for part in ("a", "b"))
+    all_files = spark.readStream.schema(rows).option("pathGlobFilter", "*.parquet").parquet(str(tmp_path / "a"))
+    distinct = fleet.stateful(second.stream(), name=f"{name}-distinct", shards=2).dropDuplicates()
+    result = all_files.unionAll(distinct)
+    if is_below_an_operator:
+        result = fleet.stateful(result, name=f"{name}-counts", shards=3).groupBy("k").count()
+    first.add([("z",)])
+    second.add([(letter,) for letter in "abcdef"])
+    run = Run(result, "update", tmp_path / "ck")
+    try:
+        assert sorted(row["k"] for row in run.take()) == [*"abcdef", "z"]
+        for number in range(4):
+            first.add([(f"z{number}",)])
+        second.add([(letter,) for letter in "abcdefg"])
+        assert sorted(row["k"] for row in run.take()) == ["g", "z0", "z1", "z2", "z3"]
+    finally:
+        run.stop()
+    shards = [len(one["shards"]) for one in fleet.status()["queries"] if one["name"] == f"{name}-distinct"]
+    assert shards == [2]
+    for shard in range(4):
+        deltas = call(find_coordinator(fleet.uri), "load_plan", f"{name}-distinct", shard, 1 << 30).deltas
+        assert bool(deltas) == (shard < 2)

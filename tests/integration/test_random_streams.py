@@ -208,7 +208,7 @@ def test_top_rows_are_those_of_a_batch_over_everything(
     order = [F.desc_nulls_last("x"), F.asc("t"), F.asc("k")]
 
     def top(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
-        return ops(i["a"], "top").topN(3, "s", order).select("s", "rank", "x", seconds("t"))  # type: ignore[no-any-return]
+        return ops(i["a"], "top", "update").topN(3, "s", order).select("s", "rank", "x", seconds("t"))  # type: ignore[no-any-return]
 
     def ours(frame: DataFrame, operator: str) -> Any:
         return fleet.stateful(frame, name=f"{name}-{operator}", shards=2)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_jobs import exchange
-from spark_jobs.exchange import EVENT_TIME_COLUMN, HASH_COLUMN, ROUTE_COLUMN, ExchangeTask, unpack
+from spark_jobs.exchange import EVENT_TIME_COLUMN, HASH_COLUMN, ROUTE_COLUMN, SHARD, ExchangeTask, unpack
 from spark_jobs.routing import murmur3_int
 from store_actors.messages import ShardInput
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
@@ -122,8 +122,8 @@ def test_blocks_are_combined_where_groups_repeat() -> None:
 def test_every_shard_learns_the_watermark_that_all_tasks_together_saw() -> None:
     row: Row = (1, None, 1)
     tasks = [[batch_of([row, row], [5, None])], [batch_of([row], [17])], [batch_of([row], [None])], []]
-    assert [seen for _, seen in shuffle(TIMED, tasks, 5)] == [{0: 17 - 1000}] * 5
-    assert [seen for _, seen in shuffle(TIMED, [[batch_of([row], [None])]], 5)] == [{}] * 5
+    assert [seen for _, seen in shuffle(TIMED, tasks, 5)] == [{0: 17 - 1000, SHARD: shard} for shard in range(5)]
+    assert [seen for _, seen in shuffle(TIMED, [[batch_of([row], [None])]], 5)] == [{SHARD: n} for n in range(5)]
 
 
 def test_a_shard_without_rows_gets_empty_tables_of_the_right_types() -> None:
