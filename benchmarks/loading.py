@@ -51,7 +51,7 @@ def _write(objects: ObjectStore, rows: int, deltas: int) -> tuple[LoadPlan, int,
     for version in range(1, deltas + 2):
         keys = random.permutation(rows) if version == 1 else random.integers(0, rows, rows // 10)
         batch = pa.record_batch({"k": keys.astype(np.int64), "v": keys.astype(np.int64)})
-        change = shard.apply(ShardInput.of_raw(_SCHEMA, batch), None, version)
+        change = shard.apply(ShardInput.of_raw(_SCHEMA, batch), 0, version)
         shard.commit()
         if version == 1:
             started = time.perf_counter()
@@ -83,7 +83,7 @@ def _median_s(action: Callable[[], Any], times: int) -> float:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.loading", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.loading", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--json", type=Path, help="file for all figures")
     parser.add_argument("--uri", help="object store to use (default: a temporary folder)")
     parser.add_argument("--rows", type=int, default=2_000_000, help="groups of the shard (%(default)s)")

@@ -10,67 +10,47 @@ is one of any of the three streams. Event time is a part of the workload: the ra
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import shutil
-import statistics
 import sys
-import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
-from benchmarks.micro_batch import _SPARK_STORES as SPARK_STORES
+from benchmarks.harness import (
+    FLEET,
+    SPARK_STORES,
+    Target,
+    add_options,
+    cores,
+    own_operators,
+    print_ratios,
+    ratios_of,
+    report_json,
+    session,
+    summary,
+    use_store,
+)
 from spark_jobs.fleet import Fleet, connect
 from spark_jobs.nexmark.files import read_stream, write_events
 from spark_jobs.nexmark.generator import Nexmark
 from spark_jobs.nexmark.queries import QUERIES
 from spark_jobs.nexmark.query import FleetOperators, Operators, Query
-from spark_jobs.session import start_session, stop_session
 
-_FLEET = "statefleet"
-VARIANTS = (_FLEET, *SPARK_STORES)
-
-
-@dataclass
-class Measured:
-    """Seconds of the micro-batches of one query on one variant, of all rounds."""
-
-    batch_s: list[float] = field(default_factory=list)
-
-    def summary(self, batch_events: int) -> dict[str, Any]:
-        """Figures of the report."""
-        median = statistics.median(self.batch_s)
-        return {
-            "median_s": median,
-            "min_s": min(self.batch_s),
-            "max_s": max(self.batch_s),
-            "events_per_s": batch_events / median,
-            "batch_s": self.batch_s,
-        }
-
-
-def own_operators(frame: DataFrame, operator: str, mode: str = "append") -> Any:
-    """Spark's own stateful operators, whose output mode is the query's."""
-    return frame
+VARIANTS = (FLEET, *SPARK_STORES)
 
 
 def variants_of(query: Query, chosen: Sequence[str]) -> list[str]:
     """Those that can run the query."""
-    return [name for name in chosen if name == _FLEET or query.plain_spark]
+    return [name for name in chosen if name == FLEET or query.plain_spark]
 
 
 def _run(
-    spark: SparkSession, query: Query, ops: Operators, conf: dict[str, str], events: Path, checkpoint: Path
+    spark: SparkSession, query: Query, ops: Operators, variant: str, events: Path, checkpoint: Path
 ) -> list[float]:
     """Run a query over all events; seconds of its micro-batches, as Spark measured them."""
-    # A query keeps the configuration that the session has when it starts.
-    for key, value in conf.items():
-        spark.conf.set(key, value)
+    use_store(spark, variant)
     writer = query.build(ops, read_stream(spark, events)).writeStream.outputMode(query.mode).format("noop")
     running = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
     running.awaitTermination()
@@ -82,28 +62,19 @@ def _measure(
     spark: SparkSession, fleet: Fleet, query: Query, options: argparse.Namespace, root: Path
 ) -> dict[str, dict[str, Any]]:
     names = variants_of(query, options.variants)
-    measured = {name: Measured() for name in names}
+    batch_s: dict[str, list[float]] = {name: [] for name in names}
     for number in range(options.rounds):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
             label = f"{query.name}-{name}-{number}"
-            ops = FleetOperators(fleet, label, options.shards) if name == _FLEET else own_operators
-            seconds = _run(spark, query, ops, SPARK_STORES.get(name, {}), root / "events", root / label)
+            ops = FleetOperators(fleet, label, options.shards) if name == FLEET else own_operators
+            seconds = _run(spark, query, ops, name, root / "events", root / label)
             # The last batch may have fewer events; the first ones compile and connect.
-            measured[name].batch_s += seconds[options.warmup : options.events // options.batch_events]
+            batch_s[name] += seconds[options.warmup : options.events // options.batch_events]
             print(f"  {label}: {' '.join(f'{one:.2f}' for one in seconds)} s", flush=True)
             shutil.rmtree(root / label, ignore_errors=True)
-    return {name: one.summary(options.batch_events) for name, one in measured.items()}
-
-
-def _ratios(results: dict[str, dict[str, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """How many times as long a micro-batch takes on Spark's stores as on the fleet."""
-    return [
-        {"query": query, "ratio": f"{name} / {_FLEET}", "value": row["median_s"] / variants[_FLEET]["median_s"]}
-        for query, variants in results.items()
-        for name, row in variants.items()
-        if name != _FLEET and _FLEET in variants
-    ]
+    results = {name: summary(seconds) for name, seconds in batch_s.items()}
+    return {name: {**row, "events_per_s": options.batch_events / row["median_s"]} for name, row in results.items()}
 
 
 def _report(results: dict[str, dict[str, dict[str, Any]]], ratios: list[dict[str, Any]], facts: str) -> None:
@@ -114,9 +85,7 @@ def _report(results: dict[str, dict[str, dict[str, Any]]], ratios: list[dict[str
                 f"{query:<5}  {name:<10}  {row['events_per_s']:>10,.0f}   {row['median_s']:6.2f}  "
                 f"({row['min_s']:.2f} .. {row['max_s']:.2f})"
             )
-    print("\nratios of medians")
-    for one in ratios:
-        print(f"  {one['query']:<5} {one['ratio']:<24} {one['value']:6.2f}")
+    print_ratios(ratios, "query")
 
 
 def _queries(text: str) -> list[str]:
@@ -129,17 +98,14 @@ def _queries(text: str) -> list[str]:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.nexmark", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--json", type=Path, help="file for all figures")
     parser.add_argument("--queries", type=_queries, default=list(QUERIES), help="such as q5,q11 (default: all)")
     parser.add_argument("--events", type=int, default=1_000_000, help="events of each run (%(default)s)")
     parser.add_argument("--batch-events", type=int, default=100_000, help="events a micro-batch (%(default)s)")
     parser.add_argument("--rate", type=int, default=10_000, help="events a second of event time (%(default)s)")
     parser.add_argument("--rounds", type=int, default=1, help="runs of each query on each variant (%(default)s)")
     parser.add_argument("--warmup", type=int, default=2, help="first batches of a run that do not count (%(default)s)")
-    parser.add_argument("--shards", type=int, default=4, help="shards, and shuffle partitions of Spark's stores")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
-    parser.add_argument("--executor-memory", default="4g")
-    parser.add_argument("--folder", type=Path, help="where to put events and state (default: a temporary folder)")
+    add_options(parser, executor_memory="4g")
     options = parser.parse_args(argv)
     if options.rounds < 1 or options.events // options.batch_events <= options.warmup:
         parser.error(
@@ -152,39 +118,24 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the comparison; returns the exit code."""
     options = _parse(argv)
-    cores = os.cpu_count() or 1
-    spark = start_session(
-        "statefleet-nexmark",
-        executor_cores=cores,
-        executor_memory=options.executor_memory,
-        configs={
-            "spark.sql.shuffle.partitions": str(options.shards),
-            "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-        },
-    )
-    root = Path(tempfile.mkdtemp(prefix="statefleet-nexmark-", dir=options.folder))
     facts = (
         f"{options.events:,} events at {options.rate:,} events/s of event time, {options.batch_events:,} a micro-batch, "
-        f"{options.shards} partitions; {cores} cores shared by all: one Spark executor with {cores} task slots, the fleet's actors "
-        "reserve no core; one query runs at a time, every variant reads the same files and commits durably each batch."
+        f"{options.shards} partitions; {cores()} cores shared by all: one Spark executor with {cores()} task slots, the fleet's "
+        "actors reserve no core; one query runs at a time, every variant reads the same files and commits durably each batch."
     )
-    try:
+    with session("statefleet-nexmark", options) as (spark, root):
         fleet = connect(f"file://{root}/fleet")
         write_events(root / "events", Nexmark(rate=options.rate), options.events, options.batch_events)
         results = {}
         for name in options.queries:
             print(name, flush=True)
             results[name] = _measure(spark, fleet, QUERIES[name], options, root)
-        ratios = _ratios(results)
-        _report(results, ratios, facts)
-        if options.json is not None:
-            sizes = {key: getattr(options, key) for key in ("events", "batch_events", "rate", "rounds", "shards")}
-            document = {**sizes, "cores": cores, "machine": platform.machine(), "facts": facts}
-            options.json.write_text(json.dumps({**document, "results": results, "ratios": ratios}, indent=2))
         fleet.shutdown()
-    finally:
-        stop_session()
-        shutil.rmtree(root, ignore_errors=True)
+    targets = [Target(name, FLEET) for name in SPARK_STORES]
+    ratios = [row for name, result in results.items() for row in ratios_of(result, targets, query=name)]
+    _report(results, ratios, facts)
+    sizes = {key: getattr(options, key) for key in ("events", "batch_events", "rate", "rounds", "shards")}
+    report_json(options, **sizes, facts=facts, results=results, ratios=ratios)
     return 0
 
 

@@ -1,0 +1,207 @@
+"""What closing state costs, by how much is closed and by how much there is; no Ray and no Spark.
+
+``python -m benchmarks.operators --only eviction``
+
+Shards of each kind, in this process, at two sizes of state. Each measured batch has no rows, only a watermark (or a time) that ends the
+same number of rows at both sizes; between two of them the rows that are gone are made anew. The times must follow what is closed: an
+engine that looks through its state would take as many times as long as the state is larger.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from store_actors.join import join_schema
+from store_actors.keyed import KeyedShard
+from store_actors.messages import ShardInput
+from store_actors.operators import OperatorShard, make_shard
+from store_actors.schema import ROW_COLUMN, Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
+
+__all__ = ["measure", "report"]
+
+#: Rows that a measured batch closes, and how many times as large the large state is as the small one.
+_CLOSED = 20_000
+_LARGER = 10
+_MEASURED = 7
+#: Event time from one step to the next, in milliseconds.
+_STEP_MS = 1_000
+_TIMES = tuple(Field(name, "timestamp") for name in ("session_start", "session_end"))
+_COUNT = Accumulator(AccumulatorKind.COUNT_ROWS, (), (Field("n", "int64", False),))
+
+
+def _at(keys: int, step: int) -> pa.Array:
+    return pa.array(np.full(keys, step * _STEP_MS * 1000), pa.timestamp("us", tz="UTC"))
+
+
+class _State(ABC):
+    """State whose rows end in steps of :data:`_CLOSED` rows."""
+
+    @abstractmethod
+    def add(self, step: int) -> None:
+        """Make the rows of a step."""
+
+    @abstractmethod
+    def close(self, step: int) -> int:
+        """Close the rows of a step, the oldest there is; returns how many."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+
+class _Operator(_State):
+    """A shard of an operator.
+
+    Parameters
+    ----------
+    rows_of
+        Rows for a step, which expire at the step's time.
+    """
+
+    def __init__(self, schema: StateSchema, rows_of: Callable[[StateSchema, int], ShardInput]) -> None:
+        self._schema, self._rows_of = schema, rows_of
+        self._shard: OperatorShard = make_shard(schema)
+        self._none = ShardInput(tuple(one.empty_table() for one in schema.input_schemas()), 0)
+
+    def __len__(self) -> int:
+        return len(self._shard)
+
+    def add(self, step: int) -> None:
+        self._batch(self._rows_of(self._schema, step), self._shard.watermark_ms)
+
+    def close(self, step: int) -> int:
+        return self._batch(self._none, step * _STEP_MS)
+
+    def _batch(self, rows: ShardInput, watermark_ms: int) -> int:
+        change = self._shard.apply(rows, watermark_ms, self._shard.version + 1)
+        self._shard.commit()
+        return change.rows_removed
+
+
+class _Due(_State):
+    """A keyed store of the fleet's functions, whose keys time out."""
+
+    def __init__(self) -> None:
+        self._shard = KeyedShard(
+            (Field("k", "int64"),), (Field("n", "int64"), Field("timeout_us", "int64")), "timeout_us"
+        )
+
+    def __len__(self) -> int:
+        return len(self._shard)
+
+    def add(self, step: int) -> None:
+        with self._shard.begin(self._shard.version) as handle:
+            due = np.full(_CLOSED, step * _STEP_MS * 1000)
+            handle.put(pa.table({"k": _keys(step), "n": due, "timeout_us": due}))
+            handle.commit()
+
+    def close(self, step: int) -> int:
+        with self._shard.begin(self._shard.version) as handle:
+            removed = handle.remove(handle.due(step * _STEP_MS * 1000).select(["k"]))
+            handle.commit()
+        return removed
+
+
+def _keys(step: int) -> pa.Array:
+    """Keys that no other step has, in no order."""
+    return pa.array(np.random.default_rng(step).permutation(_CLOSED) + step * _CLOSED, pa.int64())
+
+
+def _raw(schema: StateSchema, *columns: pa.Array) -> ShardInput:
+    return ShardInput.of_raw(schema, pa.record_batch(list(columns), schema=schema.raw_schema()))
+
+
+def _aggregate() -> _State:
+    keys = Field("k", "int64"), Field("end", "timestamp")
+    schema = StateSchema(keys, (), (_COUNT,), "end", 0, "update")
+    return _Operator(schema, lambda schema, step: _raw(schema, _keys(step), _at(_CLOSED, step)))
+
+
+def _session() -> _State:
+    span = tuple(Accumulator(AccumulatorKind.VALUE, (one.name,), (one,)) for one in _TIMES)
+    schema = StateSchema(
+        (Field("k", "int64"), Field(ROW_COLUMN, "int64", False)), _TIMES, (*span, _COUNT), "session_end", 0, "append",
+        OperatorKind.SESSION,
+    )  # fmt: skip
+    return _Operator(schema, lambda schema, step: _raw(schema, _keys(step), _at(_CLOSED, step - 1), _at(_CLOSED, step)))
+
+
+def _deduplicate() -> _State:
+    schema = StateSchema(
+        (Field("k", "int64"), Field("at", "timestamp")), (), (), "at", 0, "append", OperatorKind.DEDUPLICATE
+    )
+    return _Operator(schema, lambda schema, step: _raw(schema, _keys(step), _at(_CLOSED, step)))
+
+
+def _join() -> _State:
+    left, right = ((Field(side, "int64"), Field(f"{side}_end", "timestamp")) for side in ("left", "right"))
+    options = {"join_type": "inner", "expiry": ["left_end", "right_end"], "output": [["left"], ["right"]]}
+
+    def rows_of(schema: StateSchema, step: int) -> ShardInput:
+        # Half of the rows on either side, and none that match.
+        keys = _keys(step)
+        halves = keys[: _CLOSED // 2], keys[_CLOSED // 2 :]
+        tables = tuple(
+            pa.table([half, half, _at(len(half), step)], schema=kind)
+            for half, kind in zip(halves, schema.input_schemas(), strict=True)
+        )
+        return ShardInput(tables, _CLOSED)
+
+    return _Operator(join_schema((Field("k", "int64"),), left, right, options, 0), rows_of)
+
+
+_KINDS: dict[str, Callable[[], _State]] = {
+    "aggregate": _aggregate,
+    "session": _session,
+    "dedup": _deduplicate,
+    "join": _join,
+    "timeouts": _Due,
+}
+
+
+def _closing_s(state: _State, rows: int) -> float:
+    """Median seconds of a batch that closes :data:`_CLOSED` of so many rows."""
+    steps = max(2, rows // _CLOSED)
+    for step in range(1, steps + 1):
+        state.add(step)
+    seconds = []
+    for step in range(1, _MEASURED + 1):
+        before, started = len(state), time.perf_counter()
+        closed = state.close(step)
+        seconds.append(time.perf_counter() - started)
+        if closed != _CLOSED or len(state) != before - _CLOSED:
+            raise AssertionError(f"a batch closed {closed} rows, and not {_CLOSED}")
+        state.add(steps + step)
+    return statistics.median(seconds)
+
+
+def measure(rows: int) -> list[dict[str, Any]]:
+    """Seconds of closing the same number of rows in a state of `rows` rows and in one of a tenth of that, for each kind of state."""
+    rows = max(rows, 2 * _LARGER * _CLOSED)
+    results = []
+    for name, make in _KINDS.items():
+        small_s, large_s = _closing_s(make(), rows // _LARGER), _closing_s(make(), rows)
+        results.append(
+            {"state": name, "rows": rows, "closed": _CLOSED, "small_s": small_s, "large_s": large_s,
+             "ratio": large_s / small_s}
+        )  # fmt: skip
+    return results
+
+
+def report(results: Sequence[dict[str, Any]]) -> None:
+    """Print what was measured."""
+    if not results:
+        return
+    rows = results[0]["rows"]
+    print(
+        f"\n{_CLOSED:,} rows closed in a batch, milliseconds; an engine that looks through its state would be at {_LARGER}"
+    )
+    print(f"  {'':<10} {rows // _LARGER:>12,} rows {rows:>12,} rows    large / small")
+    for row in results:
+        print(f"  {row['state']:<10} {row['small_s'] * 1000:17.1f} {row['large_s'] * 1000:17.1f} {row['ratio']:16.2f}")

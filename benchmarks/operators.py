@@ -1,0 +1,246 @@
+"""Median steady micro-batch time of every kind of stateful operator, on the fleet and on Spark's own stores, side by side in one run.
+
+``python -m benchmarks.operators --json result.json``, or ``--only dedup,join`` and so on. What each is fed is in
+:mod:`benchmarks.workloads`; how the sides take turns in :mod:`benchmarks.harness`; evictions, without Spark, in
+:mod:`benchmarks.eviction`.
+
+A variant whose batch takes longer than ``--limit`` is given up, and what is left of it is a lower bound of the ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+from benchmarks import eviction
+from benchmarks.harness import (
+    FLEET,
+    SMALL_SPLITS,
+    SPARK_STORES,
+    STATELESS,
+    DidNotFinish,
+    Variant,
+    add_options,
+    fairness,
+    in_turn,
+    own_operators,
+    print_ratios,
+    ratios_of,
+    report_json,
+    session,
+    summary,
+    use_store,
+    write_rows,
+)
+from benchmarks.workloads import WORKLOADS, Profile, Workload
+from spark_jobs.fleet import Fleet, connect
+from spark_jobs.nexmark.query import FleetOperators
+
+_EVICTION = "eviction"
+_NAMES = (*WORKLOADS, _EVICTION)
+#: What a batch is for: to build up state, to warm up, or to count.
+_FILL, _WARM_UP, _BATCH = "fill", "warm-up", "batch"
+
+
+# -- one operator -----------------------------------------------------------------------------------------------------
+
+
+class _Comparison:
+    """One workload on all variants.
+
+    Parameters
+    ----------
+    root
+        A folder of its own.
+    """
+
+    def __init__(
+        self, spark: SparkSession, fleet: Fleet, workload: Workload, options: argparse.Namespace, root: Path
+    ) -> None:
+        self._spark, self._fleet, self._workload, self._options, self._root = spark, fleet, workload, options, root
+        self._files = root / "files"
+        self._files.mkdir(parents=True)
+        #: Names of the states of each variant on the fleet.
+        self._states: dict[str, list[str]] = {}
+        self._variants = [self._start(name) for name in (*workload.forms, *options.stores, STATELESS)]
+
+    def _start(self, name: str) -> Variant:
+        workload = self._workload
+        source = self._spark.readStream.schema(workload.columns).option("maxFilesPerTrigger", 1)
+        frame = source.parquet(str(Variant.input_folder(self._root, name)))
+        use_store(self._spark, name)
+        if name == STATELESS:
+            result = workload.stateless(frame, self._options.shards)
+        elif name in workload.forms:
+            ops = FleetOperators(self._fleet, name, self._options.shards)
+            result = workload.query(ops, frame, name)
+            self._states[name] = ops.states
+        else:
+            result = workload.query(own_operators, frame, name)
+        return Variant.start(name, self._root, result, workload.mode)
+
+    def run(self) -> dict[str, dict[str, Any]]:
+        """Figures of each variant."""
+        warmup, batches = self._options.warmup, self._options.batches
+        try:
+            for number, rows in enumerate(self._workload.filling()):
+                self._batch(_FILL, number, rows)
+            for number in range(warmup + batches):
+                self._batch(_WARM_UP if number < warmup else _BATCH, number, self._workload.batch(number))
+            return {variant.name: self._figures(variant) for variant in self._variants}
+        finally:
+            for variant in self._variants:
+                variant.query.stop()
+
+    def _batch(self, phase: str, number: int, rows: pa.Table) -> None:
+        """Give all variants the same rows."""
+        file = write_rows(self._files / f"{phase}-{number:04d}.parquet", rows)
+        for variant in in_turn(self._variants, number):
+            if not variant.failure:
+                self._try(variant, file, phase)
+        seconds = [
+            f"{one.name} {(one.batch_s if phase == _BATCH else one.fill_s)[-1]:.2f} s"
+            for one in self._variants
+            if not one.failure
+        ]
+        print(f"  {phase} {number}, {rows.num_rows:,} rows: {'  '.join(seconds)}", flush=True)
+
+    def _try(self, variant: Variant, file: Path, phase: str) -> None:
+        """A batch of one variant; if it fails, the others go on without it."""
+        # What fills the state may be twice as large.
+        limit_s = self._options.limit * (2 if phase == _FILL else 1)
+        try:
+            if phase == _BATCH:
+                variant.measure(file, limit_s)
+            else:
+                variant.fill_s.append(variant.run(file, limit_s))
+        except DidNotFinish as error:
+            variant.failure = str(error)
+            # A batch of the steady size bounds the ratio.
+            variant.limit_s = None if phase == _FILL else limit_s
+        except StreamingQueryException as error:
+            variant.failure = f"failed: {str(error).strip()[:2000]}"
+        if variant.failure:
+            print(f"  {variant.name}: {variant.failure}", flush=True)
+
+    def _figures(self, variant: Variant) -> dict[str, Any]:
+        figures: dict[str, Any] = {"fill_s": variant.fill_s, "state_rows": self._state_rows(variant)}
+        if variant.failure:
+            bound = {} if variant.limit_s is None else {"limit_s": variant.limit_s}
+            return {**figures, "failure": variant.failure, **bound}
+        return {**figures, **summary(variant.batch_s), "rows_out": variant.rows_out}
+
+    def _state_rows(self, variant: Variant) -> int | None:
+        """Rows in the state in the end."""
+        if variant.name in self._states:
+            queries, states = self._fleet.status()["queries"], self._states[variant.name]
+            return sum(int(one["state_rows"]) for one in queries if one["name"] in states)
+        operators = variant.progress.get("stateOperators", [])
+        return sum(int(one["numRowsTotal"]) for one in operators) if operators else None
+
+
+@contextmanager
+def _fleet_of(root: Path) -> Iterator[Fleet]:
+    """A fleet of the operator's own, so that nothing of the one before is in memory."""
+    fleet = connect(f"file://{root}/fleet")
+    try:
+        yield fleet
+    finally:
+        fleet.shutdown()
+
+
+def _workload(name: str, options: argparse.Namespace) -> Workload:
+    return WORKLOADS[name](options.active_keys if name == Profile.name else options.rows, options.state)
+
+
+def _compare(
+    spark: SparkSession, workload: Workload, options: argparse.Namespace, root: Path
+) -> dict[str, dict[str, Any]]:
+    print(f"{workload.name}: {workload.rows:,} rows a batch, {options.shards} partitions", flush=True)
+    try:
+        with _fleet_of(root) as fleet:
+            return _Comparison(spark, fleet, workload, options, root).run()
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+# -- the report -------------------------------------------------------------------------------------------------------
+
+
+def _report(results: dict[str, dict[str, dict[str, Any]]]) -> None:
+    print(
+        f"\n{fairness()} Spark's stores close state by the watermark of the batch before, so they hold a batch more.\n"
+    )
+    print(
+        f"{'operator':<9} {'variant':<17} {'median':>8} {'(min .. max) s a batch':<24} {'state rows':>11} {'rows out':>10}"
+    )
+    for operator, variants in results.items():
+        for name, row in variants.items():
+            if "failure" in row:
+                print(f"{operator:<9} {name:<17} {row['failure'].splitlines()[0][:90]}")
+                continue
+            span = f"({row['min_s']:.2f} .. {row['max_s']:.2f})"
+            held = "" if row["state_rows"] is None else f"{row['state_rows']:,}"
+            emitted = f"{sum(row['rows_out']) // len(row['rows_out']):,}"
+            print(f"{operator:<9} {name:<17} {row['median_s']:8.3f} {span:<24} {held:>11} {emitted:>10}")
+
+
+def _names(text: str) -> list[str]:
+    names = [name for name in text.split(",") if name]
+    unknown = [name for name in names if name not in _NAMES]
+    if unknown or not names:
+        raise argparse.ArgumentTypeError(f"no such operator: {', '.join(unknown)}; there are {', '.join(_NAMES)}")
+    return names
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.operators", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--only", type=_names, default=list(_NAMES), help=f"some of {','.join(_NAMES)} (default: all)")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="rows a batch (%(default)s)")
+    parser.add_argument("--state", type=int, default=3_000_000, help="rows in the state, about (%(default)s)")
+    parser.add_argument("--active-keys", type=int, default=20_000, help="keys a batch of the profile (%(default)s)")
+    parser.add_argument("--batches", type=int, default=5, help="measured batches of each variant (%(default)s)")
+    parser.add_argument("--warmup", type=int, default=2, help="batches before them that do not count (%(default)s)")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds that a batch may take (%(default)s)")
+    parser.add_argument("--no-rocksdb", dest="stores", action="store_const", const=["hdfs"], default=list(SPARK_STORES),
+                        help="leave out the slowest of Spark's stores")  # fmt: skip
+    add_options(parser, executor_memory="6g")
+    options = parser.parse_args(argv)
+    if min(options.rows, options.state, options.active_keys, options.batches) < 1:
+        parser.error("rows, state, active keys and batches are at least 1")
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the comparisons; returns 1 if one of the fleet's own variants failed, 0 even if a target is missed."""
+    options = _parse(argv)
+    results: dict[str, dict[str, dict[str, Any]]] = {}
+    workloads = [_workload(name, options) for name in options.only if name != _EVICTION]
+    if workloads:
+        with session("statefleet-operators", options, SMALL_SPLITS) as (spark, root):
+            for one in workloads:
+                results[one.name] = _compare(spark, one, options, root / one.name)
+    evictions = eviction.measure(options.state) if _EVICTION in options.only else []
+    ratios = [row for one in workloads for row in ratios_of(results[one.name], one.comparisons(), operator=one.name)]
+    if results:
+        _report(results)
+        print_ratios(ratios, "operator")
+    eviction.report(evictions)
+    sizes = {key: getattr(options, key) for key in ("rows", "state", "active_keys", "batches", "shards")}
+    report_json(options, **sizes, fairness=fairness(), results=results, ratios=ratios, evictions=evictions)
+    return int(
+        any("failure" in row for some in results.values() for name, row in some.items() if name.startswith(FLEET))
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
