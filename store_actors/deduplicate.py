@@ -45,6 +45,7 @@ class DeduplicateShard(VersionedTable):
         batch = rows.raw.combine_chunks()
         words = self._words(batch)
         on_time = self._on_time(words)
+        words = self._dated(batch, words)
         late = len(words) - len(on_time)
         created, sources = self.table.insert(words[on_time], version & 0xFFFFFFFF)
         made = self.table.rows[created]
@@ -70,6 +71,18 @@ class DeduplicateShard(VersionedTable):
         layout = self.table.layout
         pieces = [self.table.rows_of(piece, (*layout.keys, *layout.state)) for piece in batch.to_batches()]
         return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty((0, layout.row_words), np.uint64), *pieces])
+
+    def _dated(self, batch: pa.Table, words: Words) -> Words:
+        """Words of rows; within a watermark, a row without a time is never late, but its key is forgotten as if it were of 1970, as in
+        Spark.
+        """
+        for field in self.schema.state_fields:
+            column = batch.column(field.name)
+            if column.null_count:
+                epoch = pa.scalar(int(self.schema.options["late_us"])).cast(column.type)
+                place = batch.schema.get_field_index(field.name)
+                return self._words(batch.set_column(place, batch.schema.field(place), pc.fill_null(column, epoch)))
+        return words
 
     def _on_time(self, words: Words) -> npt.NDArray[np.int64]:
         word = self.table.layout.expiry_word

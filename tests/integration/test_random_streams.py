@@ -210,8 +210,8 @@ def test_top_rows_are_those_of_a_batch_over_everything(
     def top(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
         return ops(i["a"], "top", "update").topN(3, "s", order).select("s", "rank", "x", seconds("t"))  # type: ignore[no-any-return]
 
-    def ours(frame: DataFrame, operator: str) -> Any:
-        return fleet.stateful(frame, name=f"{name}-{operator}", shards=2)
+    def ours(frame: DataFrame, operator: str, operator_mode: str) -> Any:
+        return fleet.stateful(frame, name=f"{name}-{operator}", outputMode=operator_mode, shards=2)
 
     system = System(Case(COLUMNS, top, []), inputs, ours, tmp_path / "ck")
     places: dict[tuple[Any, ...], Row] = {}

@@ -27,8 +27,8 @@ WITHIN = StateSchema(
     operator=OperatorKind.DEDUPLICATE,
     options={"late_us": DELAY_S * 1_000_000},
 )
-ROW = st.tuples(st.sampled_from(["a", "b", "c", "d", None]), st.integers(0, 12), st.integers(0, 99))
-Row = tuple[str | None, int, int]
+ROW = st.tuples(st.sampled_from(["a", "b", "c", "d", None]), st.none() | st.integers(0, 12), st.integers(0, 99))
+Row = tuple[str | None, int | None, int]
 State = dict[str | None, int]
 
 
@@ -36,7 +36,10 @@ def input_of(rows: list[Row]) -> ShardInput:
     columns = [
         pa.array([key for key, _, _ in rows], pa.string()),
         pa.array([[{"x": value}] for _, _, value in rows], NESTED),
-        pa.array([(time + DELAY_S) * 1_000_000 for _, time, _ in rows], pa.timestamp("us", tz="UTC")),
+        pa.array(
+            [None if time is None else (time + DELAY_S) * 1_000_000 for _, time, _ in rows],
+            pa.timestamp("us", tz="UTC"),
+        ),
     ]
     return ShardInput.of_raw(WITHIN, pa.record_batch(columns, schema=WITHIN.raw_schema()))
 
@@ -54,10 +57,10 @@ class DeduplicateMachine(RuleBasedStateMachine):
         state, late_by = self.versions[self.shard.version]
         state, first, late = dict(state), [], 0
         for key, time, value in rows:
-            if time <= late_by:
+            if time is not None and time <= late_by:
                 late += 1
             elif key not in state:
-                state[key] = time + DELAY_S
+                state[key] = (time or 0) + DELAY_S
                 first.append((key, value))
         left = {key: expires for key, expires in state.items() if expires > watermark}
         return left, first, late, len(state) - len(left)
