@@ -36,7 +36,7 @@ Decide = Callable[[StateLedger], tuple[list[Record], Result]]
 
 def seal(body: dict[str, Any]) -> bytes:
     """Bytes of a JSON object with a checksum of all its other fields."""
-    return json.dumps({**body, "checksum": _checksum(body)}, indent=1).encode()
+    return json.dumps({**body, "checksum": _checksum(body)}).encode()
 
 
 def unseal(data: bytes) -> dict[str, Any]:

@@ -1,0 +1,127 @@
+"""State of the user's own functions where time passes and workers die: cases F4 and F5 of Spark's suites."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+
+from spark_jobs.fleet import Fleet
+from tests.integration.streams import Feed, Run
+
+LETTERS = pa.schema([("k", pa.string())])
+TIMEOUT_MS = 3000
+
+
+@pytest.mark.replay
+def test_keys_time_out_by_the_time_of_the_batch(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
+    """F4: a key that has been quiet for longer than its timeout is called in the next batch that has rows, also after a restart."""
+
+    def count(key: Any, pdfs: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+        now = state.getCurrentProcessingTimeMs()
+        if state.hasTimedOut:
+            state.remove()
+            yield pd.DataFrame({"k": [key[0]], "n": [-1], "now": [now]})
+            return
+        seen = (state.get[0] if state.exists else 0) + sum(len(pdf) for pdf in pdfs)
+        state.update((seen,))
+        state.setTimeoutDuration(TIMEOUT_MS)
+        yield pd.DataFrame({"k": [key[0]], "n": [seen], "now": [now]})
+
+    feed = Feed(spark, tmp_path / "in", LETTERS)
+
+    def start() -> Run:
+        grouped = fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k")
+        timeout = GroupStateTimeout.ProcessingTimeTimeout
+        frame = grouped.applyInPandasWithState(count, "k string, n long, now long", "n long", "update", timeout)
+        return Run(frame, "update", tmp_path / "ck")
+
+    # A plain dict with the times of the batches, which depend on how busy the machine is.
+    counts: dict[str, int] = {}
+    due_ms: dict[str, int] = {}
+    run = start()
+    timed_out = 0
+    try:
+        for letters, pause_s, restarts in (
+            ("a", 0, False),
+            ("b", 4, False),
+            ("b", 0, True),
+            ("aab", 5, False),
+            ("c", 0, False),
+        ):
+            feed.add([(letter,) for letter in letters])
+            rows = run.take()
+            (now,) = {row["now"] for row in rows}
+            expected = {}
+            for letter, times in Counter(letters).items():
+                counts[letter] = expected[letter] = counts.get(letter, 0) + times
+                due_ms[letter] = now + TIMEOUT_MS
+            for letter in [key for key, due in due_ms.items() if due < now]:
+                expected[letter] = -1
+                del counts[letter], due_ms[letter]
+                timed_out += 1
+            assert {row["k"]: row["n"] for row in rows} == expected
+            time.sleep(pause_s)
+            if restarts:
+                run.stop()
+                run = start()
+        assert timed_out >= 2
+    finally:
+        run.stop()
+
+
+@pytest.mark.replay
+def test_workers_that_die_at_random_change_no_count(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    """F5: each call of the function may kill its worker; Spark repeats the task, and the query is started again if need be."""
+    feed = Feed(spark, tmp_path / "in", LETTERS)
+    chance = random.Random(5)
+    batches = [[chance.choice("abcdefghij") for _ in range(100)] for _ in range(5)]
+
+    def count(key: Any, pdfs: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+        # Workers are forked: each would draw the same numbers from a generator of its own.
+        if random.SystemRandom().random() < 1 / 30:
+            os.kill(os.getpid(), signal.SIGKILL)
+        seen = (state.get[0] if state.exists else 0) + sum(len(pdf) for pdf in pdfs)
+        state.update((seen,))
+        yield pd.DataFrame({"k": [key[0]], "n": [seen]})
+
+    def start() -> Run:
+        grouped = fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k")
+        frame = grouped.applyInPandasWithState(
+            count, "k string, n long", "n long", "update", GroupStateTimeout.NoTimeout
+        )
+        return Run(frame, "update", tmp_path / "ck")
+
+    for letters in batches:
+        feed.add([(letter,) for letter in letters])
+    largest: Counter[str] = Counter()
+    run = start()
+    try:
+        for _ in range(20):
+            try:
+                run.wait()
+                break
+            except StreamingQueryException:
+                run.stop()
+                for rows in run.batches.values():
+                    largest |= Counter({row["k"]: row["n"] for row in rows})
+                run = start()
+        for rows in run.batches.values():
+            largest |= Counter({row["k"]: row["n"] for row in rows})
+    finally:
+        run.stop()
+    assert largest == sum((Counter(letters) for letters in batches), Counter())
