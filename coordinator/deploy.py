@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
@@ -17,6 +17,7 @@ from coordinator.model import Maintenance
 __all__ = [
     "HUNG_AFTER_S",
     "NAMESPACE",
+    "CoordinatorClient",
     "answer",
     "call",
     "coordinator_name",
@@ -108,8 +109,15 @@ def answer(handle: Any, reference: Any) -> Any:
     return ray.get(reference)
 
 
-def call(handle: Any, method: str, *args: Any, deadline_s: float = DEADLINE_S) -> Any:
+def call(
+    handle: Any, method: str, *args: Any, deadline_s: float = DEADLINE_S, renew: Callable[[], Any] | None = None
+) -> Any:
     """Call the coordinator, repeating while it restarts (all its methods may be repeated).
+
+    Parameters
+    ----------
+    renew
+        Gives the handle for the next try after a lost one; by default it is the same one.
 
     Raises
     ------
@@ -135,3 +143,28 @@ def call(handle: Any, method: str, *args: Any, deadline_s: float = DEADLINE_S) -
                 ) from error
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 1.0)
+            if renew is not None:
+                handle = renew()
+
+
+class CoordinatorClient:
+    """The coordinator of a fleet as a long-lived process sees it: also the one of a fleet that was shut down and connected to again.
+
+    Parameters
+    ----------
+    uri, storage_options, maintenance
+        As of :func:`ensure_coordinator`.
+    """
+
+    def __init__(self, uri: str, storage_options: Mapping[str, str] | None, maintenance: Maintenance) -> None:
+        self._uri = uri
+        self._handle = ensure_coordinator(uri, storage_options, maintenance)
+
+    def call(self, method: str, *args: Any) -> Any:
+        """See :func:`call`."""
+        return call(self._handle, method, *args, renew=self._renewed)
+
+    def _renewed(self) -> Any:
+        # Who shut it down wants no other one before somebody connects.
+        self._handle = find_coordinator(self._uri) or self._handle
+        return self._handle

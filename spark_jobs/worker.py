@@ -17,7 +17,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from coordinator.core import LeaseGrant
-from coordinator.deploy import NAMESPACE, answer, call, ensure_coordinator
+from coordinator.deploy import NAMESPACE, CoordinatorClient, answer
 from coordinator.errors import FencedError, StateStoreError, StoreUnavailableError, VersionNotFoundError
 from coordinator.model import ActorLocation, Lease, Maintenance, StateMetadata, StateStoreId, TaskIdentity
 from spark_jobs.daemon import settle_process
@@ -102,7 +102,7 @@ class FleetClient:
     def __init__(self, address: FleetAddress) -> None:
         self._address = address
         self._node_id = ray.get_runtime_context().get_node_id()
-        self._coordinator = ensure_coordinator(address.uri, address.options, address.maintenance)
+        self._coordinator = CoordinatorClient(address.uri, address.options, address.maintenance)
         self._handles: dict[str, Any] = {}
         self._local: ActorLocation | None = None
 
@@ -135,7 +135,7 @@ class FleetClient:
         def hand_over(grant: LeaseGrant) -> pa.Table:
             watermarks = schema.watermarks_after(grant.watermarks, seen, grant.upstream)
             request = ApplyRequest(task, grant.lease, grant.base_version, schema, watermarks)
-            emitted, _ = _unwrapped(self._handle(grant.lease.location.actor_name), "apply", request, payload)
+            emitted, _ = _unwrapped(self._handle(grant.lease.location), "apply", request, payload)
             return emitted
 
         return self._on_lease(task, metadata, hand_over)
@@ -147,7 +147,7 @@ class FleetClient:
         while True:
             location: ActorLocation | None = None
             try:
-                grant = call(self._coordinator, "attach_and_lease", task, metadata, self._local_location())
+                grant = self._coordinator.call("attach_and_lease", task, metadata, self._local_location())
                 location = grant.lease.location
                 try:
                     return use(grant)
@@ -198,7 +198,7 @@ class FleetClient:
         """
         deadline = time.monotonic() + _DEADLINE_S
         while True:
-            store_id, newest, location = call(self._coordinator, "locate", state_name, partition_id)
+            store_id, newest, location = self._coordinator.call("locate", state_name, partition_id)
             where = location or self._local_location()
             wanted = newest if version is None else version
             if not 0 <= wanted <= newest:
@@ -221,7 +221,7 @@ class FleetClient:
 
     def _session(self, location: ActorLocation, opening: str, request: OpenRequest) -> Ask:
         """Opens a session on a store actor; returns how to call it."""
-        handle = self._handle(location.actor_name)
+        handle = self._handle(location)
         session_id, _ = _unwrapped(handle, opening, request)
 
         def ask(method: str, *args: Any) -> Any:
@@ -248,24 +248,25 @@ class FleetClient:
                 self._address.uri, self._address.options, self._address.maintenance, self._node_id
             )
             local: ActorLocation = answer(handle, handle.location.remote())
-            self._handles[local.actor_name] = handle
+            self._handles[local.instance_id] = handle
             self._local = local
         return self._local
 
-    def _handle(self, actor_name: str) -> Any:
-        if actor_name not in self._handles:
+    def _handle(self, location: ActorLocation) -> Any:
+        # By life: a fleet that was shut down and connected to again has other actors of the same names.
+        if location.instance_id not in self._handles:
             try:
-                self._handles[actor_name] = ray.get_actor(actor_name, namespace=NAMESPACE)
+                self._handles[location.instance_id] = ray.get_actor(location.actor_name, namespace=NAMESPACE)
             except ValueError as error:  # how Ray says that no such actor exists any more
                 raise RayActorError(error_msg=str(error)) from error
-        return self._handles[actor_name]
+        return self._handles[location.instance_id]
 
     def _lost(self, location: ActorLocation | None) -> None:
         """An actor died under a call: tell the coordinator which life of it, and look everything up anew."""
         self._local = None
         self._handles.clear()
         if location is not None:
-            call(self._coordinator, "report_store_actor_lost", location.instance_id)
+            self._coordinator.call("report_store_actor_lost", location.instance_id)
 
 
 def _unwrapped(handle: Any, method: str, *args: Any) -> Any:
