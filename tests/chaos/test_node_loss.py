@@ -18,7 +18,7 @@ from tests.chaos.test_random_kills import Supervisor, wait_past
 from tests.conftest import NewUri
 
 BATCHES = 12
-#: The driver's executor takes two of a worker's; the head has too few for it.
+#: Room for the driver's executor, which takes two, on either worker.
 WORKER_CPUS, HEAD_CPUS = 3, 1
 
 
@@ -55,7 +55,7 @@ def test_a_lost_node_is_replaced_by_another(cluster: Cluster, new_uri: NewUri, t
         batches, result = final_result(tmp_path)
         assert result == dict(counted)
         assert versions(fleet) == [batches] * 4
-        assert nodes_of_shards(fleet) == set(workers)
+        assert lost not in nodes_of_shards(fleet)
     finally:
         supervisor.driver.__exit__()
         fleet.shutdown()
