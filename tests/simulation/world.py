@@ -144,7 +144,7 @@ class World:
         """From never to all the time; the grace period is what the protocol relies on, so it is longer than late writes are."""
         step_s = self.weather.seconds_a_step
         return Maintenance(
-            interval_s=self.rng.choice((20, 60, 10**9)) * step_s,
+            interval_s=self.rng.choice((40, 120, 10**9)) * step_s,
             min_deltas_for_snapshot=self.rng.randint(1, 3),
             min_versions_to_retain=self.rng.randint(2, 3),
             # Harsh: about as long as a commit takes when many coordinators reload the log, so many are refused as too slow.
