@@ -15,7 +15,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -47,6 +47,7 @@ __all__ = [
     "ratios_of",
     "report_json",
     "session",
+    "some_of",
     "summary",
     "use_store",
     "write_rows",
@@ -79,6 +80,19 @@ class DidNotFinish(Exception):
 def cores() -> int:
     """Cores of this machine, all of which the one Spark executor has."""
     return os.cpu_count() or 1
+
+
+def some_of(what: str, names: Collection[str]) -> Callable[[str], list[str]]:
+    """An option's type: some of the names, with commas between them."""
+
+    def chosen(text: str) -> list[str]:
+        given = [name for name in text.split(",") if name]
+        unknown = [name for name in given if name not in names]
+        if unknown or not given:
+            raise argparse.ArgumentTypeError(f"no such {what}: {', '.join(unknown)}; there are {', '.join(names)}")
+        return given
+
+    return chosen
 
 
 def add_options(parser: argparse.ArgumentParser, *, executor_memory: str) -> None:

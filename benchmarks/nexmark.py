@@ -29,6 +29,7 @@ from benchmarks.harness import (
     ratios_of,
     report_json,
     session,
+    some_of,
     summary,
     use_store,
 )
@@ -88,17 +89,11 @@ def _report(results: dict[str, dict[str, dict[str, Any]]], ratios: list[dict[str
     print_ratios(ratios, "query")
 
 
-def _queries(text: str) -> list[str]:
-    names = [name for name in text.split(",") if name]
-    unknown = [name for name in names if name not in QUERIES]
-    if unknown or not names:
-        raise argparse.ArgumentTypeError(f"no such query: {', '.join(unknown)}; there are {', '.join(QUERIES)}")
-    return names
-
-
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.nexmark", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--queries", type=_queries, default=list(QUERIES), help="such as q5,q11 (default: all)")
+    parser.add_argument(
+        "--queries", type=some_of("query", QUERIES), default=list(QUERIES), help="such as q5,q11 (default: all)"
+    )
     parser.add_argument("--events", type=int, default=1_000_000, help="events of each run (%(default)s)")
     parser.add_argument("--batch-events", type=int, default=100_000, help="events a micro-batch (%(default)s)")
     parser.add_argument("--rate", type=int, default=10_000, help="events a second of event time (%(default)s)")

@@ -37,6 +37,7 @@ from benchmarks.harness import (
     ratios_of,
     report_json,
     session,
+    some_of,
     summary,
     use_store,
     write_rows,
@@ -194,17 +195,14 @@ def _report(results: dict[str, dict[str, dict[str, Any]]]) -> None:
             print(f"{operator:<9} {name:<17} {row['median_s']:8.3f} {span:<24} {held:>11} {emitted:>10}")
 
 
-def _names(text: str) -> list[str]:
-    names = [name for name in text.split(",") if name]
-    unknown = [name for name in names if name not in _NAMES]
-    if unknown or not names:
-        raise argparse.ArgumentTypeError(f"no such operator: {', '.join(unknown)}; there are {', '.join(_NAMES)}")
-    return names
-
-
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.operators", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--only", type=_names, default=list(_NAMES), help=f"some of {','.join(_NAMES)} (default: all)")
+    parser.add_argument(
+        "--only",
+        type=some_of("operator", _NAMES),
+        default=list(_NAMES),
+        help=f"some of {','.join(_NAMES)} (default: all)",
+    )
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows a batch (%(default)s)")
     parser.add_argument("--state", type=int, default=3_000_000, help="rows in the state, about (%(default)s)")
     parser.add_argument("--active-keys", type=int, default=20_000, help="keys a batch of the profile (%(default)s)")

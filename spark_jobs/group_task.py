@@ -38,7 +38,7 @@ __all__ = [
     "GroupStateTask",
     "GroupView",
     "KeyedBatch",
-    "again_if_lost",
+    "do_batch",
     "rows_on_time",
     "watermarks_after",
 ]
@@ -237,18 +237,14 @@ class GroupStateTask:
     address: FleetAddress
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Commit, then yield: whoever reads only a part of a batch's results does not stop it."""
-        shard_input, seen = unpack(batches, self.schema)
-        emitted = again_if_lost(lambda: self._run(shard_input.raw, shard_input.rows_read, dict(seen)))
-        for table in emitted:
-            yield from table.to_batches(max_chunksize=1 << 16)
+        """See :func:`do_batch`."""
+        return do_batch(batches, self.schema, self._run)
 
     def _run(self, rows: pa.Table, rows_read: int, seen: dict[int, int]) -> list[pa.Table]:
         task = task_identity(self.metadata, seen.pop(SHARD, None))
-        metadata = replace(self.metadata, query_id=task.query_id)
         spec = StoreSpec(DEFAULT_STORE, self.schema.keys, (*self.columns.fields, EXISTS, TIMEOUT), TIMEOUT.name)
         batch_time_ms = seen.pop(BATCH_TIME, None)
-        store, grant = fleet_client(self.address).open_granted(task, metadata, (spec,))
+        store, grant = fleet_client(self.address).open_granted(task, self.metadata, (spec,))
         with store:
             after = watermarks_after(self.schema, grant, seen)
             # Spark drops late rows if timeouts are of event time, else none.
@@ -275,7 +271,25 @@ class GroupStateTask:
         return Moment(self.timeout_conf, watermark_ms, now_ms, has_timed_out)
 
 
-def again_if_lost(run: Callable[[], Emitted]) -> Emitted:
+def do_batch(
+    batches: Iterable[pa.RecordBatch],
+    schema: StateSchema,
+    run: Callable[[pa.Table, int, dict[int, int]], list[pa.Table]],
+) -> Iterator[pa.RecordBatch]:
+    """Do a partition's batch and commit it, then yield: whoever reads only a part of its results does not stop it.
+
+    Parameters
+    ----------
+    run
+        Called with the rows, how many were read, and what the map tasks told; commits, and returns what to emit.
+    """
+    shard_input, seen = unpack(batches, schema)
+    emitted = _again_if_lost(lambda: run(shard_input.raw, shard_input.rows_read, dict(seen)))
+    for table in emitted:
+        yield from table.to_batches(max_chunksize=1 << 16)
+
+
+def _again_if_lost(run: Callable[[], Emitted]) -> Emitted:
     """Do a batch; once more, from the start, if its store actor was lost meanwhile.
 
     Raises

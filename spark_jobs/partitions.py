@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -39,10 +39,9 @@ class _PartitionTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = task_identity(self.metadata, None)
-        metadata = replace(self.metadata, query_id=task.query_id)
         rows = self._checked(batches, task.partition_id)
         # Whatever ends the function early, an error or Spark itself, aborts.
-        with fleet_client(self.address).open_update(task, metadata, self.stores) as store:
+        with fleet_client(self.address).open_update(task, self.metadata, self.stores) as store:
             yield from self.function(store, rows)
             store.commit()
 

@@ -7,7 +7,7 @@ streaming plan. Partition p is shard p, and it is the partition where Spark's ow
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 
 import pyarrow as pa
@@ -37,8 +37,7 @@ class StateTask:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows, seen = unpack(batches, self.schema)
         task = task_identity(self.metadata, seen.pop(SHARD, None))
-        metadata = replace(self.metadata, query_id=task.query_id)
-        emitted = fleet_client(self.address).apply(task, metadata, self.schema, rows, seen)
+        emitted = fleet_client(self.address).apply(task, self.metadata, self.schema, rows, seen)
         # The numbers of rows are the shard's own affair.
         emitted = emitted.drop_columns([name for name in emitted.column_names if name.startswith("__")])
         yield from emitted.to_batches(max_chunksize=1 << 16)

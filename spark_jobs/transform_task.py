@@ -6,7 +6,7 @@ import pickle
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -17,9 +17,9 @@ from coordinator.core import LeaseGrant
 from coordinator.deploy import call, find_coordinator
 from coordinator.errors import InvalidRequestError
 from coordinator.model import LoadPlan, StateMetadata, TaskIdentity
-from spark_jobs.exchange import BATCH_TIME, SHARD, unpack
+from spark_jobs.exchange import BATCH_TIME, SHARD
 from spark_jobs.group_rows import Groups
-from spark_jobs.group_task import GroupView, again_if_lost, rows_on_time, watermarks_after
+from spark_jobs.group_task import GroupView, do_batch, rows_on_time, watermarks_after
 from spark_jobs.state_store import StateStore
 from spark_jobs.task import task_identity
 from spark_jobs.transform_block import Block
@@ -100,15 +100,11 @@ class TransformTask:
     address: FleetAddress
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Commit, then yield: whoever reads only a part of a batch's results does not stop it."""
-        shard_input, seen = unpack(batches, self.schema)
-        emitted = again_if_lost(lambda: self._run(shard_input.raw, shard_input.rows_read, dict(seen)))
-        for table in emitted:
-            yield from table.to_batches(max_chunksize=1 << 16)
+        """See :func:`~spark_jobs.group_task.do_batch`."""
+        return do_batch(batches, self.schema, self._run)
 
     def _run(self, rows: pa.Table, rows_read: int, seen: dict[int, int]) -> list[pa.Table]:
         task = task_identity(self.metadata, seen.pop(SHARD, None))
-        metadata = replace(self.metadata, query_id=task.query_id)
         batch_time_ms = seen.pop(BATCH_TIME, None)
         client = fleet_client(self.address)
         with closing(load_processor(self.processor)) as processor:
@@ -119,7 +115,7 @@ class TransformTask:
             self._check(handle)
             purged = self._purged(task, handle.deleted)
             specs = [variable.spec(self.schema.keys) for variable in handle.variables]
-            store, grant = client.open_granted(task, metadata, (timer_spec(self.schema.keys), *specs, *purged))
+            store, grant = client.open_granted(task, self.metadata, (timer_spec(self.schema.keys), *specs, *purged))
             with store:
                 for spec in purged:
                     _remove_all(store.store(spec.name), spec)

@@ -142,6 +142,8 @@ class FleetClient:
 
     def _on_lease(self, task: TaskIdentity, metadata: StateMetadata, use: Callable[[LeaseGrant], Result]) -> Result:
         """What `use` makes of the task's lease; a new lease is asked for if a store actor, or the lease, was lost meanwhile."""
+        # A plan is made before its query has an id.
+        metadata = replace(metadata, query_id=task.query_id)
         deadline = time.monotonic() + _DEADLINE_S
         pause_s = _PAUSE_S
         while True:

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import ray
 
-from coordinator.deploy import call, ensure_coordinator
+from coordinator.deploy import CoordinatorClient
 from coordinator.model import (
     DEFAULT_STORE,
     ActorLocation,
@@ -42,39 +42,39 @@ class _RemoteCoordinator:
     def __init__(
         self, uri: str, storage_options: Mapping[str, str] | None, maintenance: Maintenance, location: ActorLocation
     ) -> None:
-        self._handle = ensure_coordinator(uri, storage_options, maintenance)
+        self._client = CoordinatorClient(uri, storage_options, maintenance)
         self._location = location
 
     def commit(self, state_name: str, entry: CommitEntry) -> CommitEntry:
-        counted: CommitEntry = call(self._handle, "commit", state_name, entry)
+        counted: CommitEntry = self._client.call("commit", state_name, entry)
         return counted
 
     def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> Sequence[CommitEntry]:
-        counted: Sequence[CommitEntry] = call(self._handle, "commit_all", state_name, list(entries))
+        counted: Sequence[CommitEntry] = self._client.call("commit_all", state_name, list(entries))
         return counted
 
     def load_plan(self, state_name: str, partition_id: int, version: int, store_name: str = DEFAULT_STORE) -> LoadPlan:
-        plan: LoadPlan = call(self._handle, "load_plan", state_name, partition_id, version, store_name)
+        plan: LoadPlan = self._client.call("load_plan", state_name, partition_id, version, store_name)
         return plan
 
     def add_snapshot(self, state_name: str, snapshot: SnapshotEntry) -> bool:
-        return bool(call(self._handle, "add_snapshot", state_name, snapshot))
+        return bool(self._client.call("add_snapshot", state_name, snapshot))
 
     def report_active_instance(
         self, provider_id: StateStoreProviderId, ids_to_check: Sequence[StateStoreProviderId]
     ) -> Sequence[StateStoreProviderId]:
-        stale: Sequence[StateStoreProviderId] = call(
-            self._handle, "report_active_instance", provider_id, self._location, list(ids_to_check)
+        stale: Sequence[StateStoreProviderId] = self._client.call(
+            "report_active_instance", provider_id, self._location, list(ids_to_check)
         )
         return stale
 
     def is_elsewhere(self, store_id: StateStoreId) -> bool:
-        holder: ActorLocation | None = call(self._handle, "locate", store_id.state_name, store_id.partition_id)[2]
+        holder: ActorLocation | None = self._client.call("locate", store_id.state_name, store_id.partition_id)[2]
         # By name: a shard that a former life was given is this one's.
         return holder is not None and holder.actor_name != self._location.actor_name
 
     def report_store_actor(self) -> None:
-        call(self._handle, "report_store_actor", self._location)
+        self._client.call("report_store_actor", self._location)
 
 
 class StoreActor:
