@@ -207,8 +207,21 @@ class Scheduler:
         if last is not None and not last.finished and last.ready() and self.rng.random() < self._stickiness:
             last.step()
             return
-        self._steps = [step for step in self._steps if not step.finished]
-        ready = [step for step in self._steps if step.ready()]
-        if ready:
-            self._last = chosen = ready[int(self.rng.random() * len(ready))]
-            chosen.step()
+        steps = self._steps
+        count = len(steps)
+        # Drawn without replacement until one can go on, which is as fair as asking all of them first, and asks fewer.
+        while count:
+            place = int(self.rng.random() * count)
+            step = steps[place]
+            count -= 1
+            if step.finished:
+                # The place is taken by one not yet drawn, and that one's by the last of those that were.
+                steps[place] = steps[count]
+                steps[count] = steps[-1]
+                steps.pop()
+            elif step.ready():
+                self._last = step
+                step.step()
+                return
+            else:
+                steps[place], steps[count] = steps[count], step
