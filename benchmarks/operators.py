@@ -209,8 +209,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batches", type=int, default=5, help="measured batches of each variant (%(default)s)")
     parser.add_argument("--warmup", type=int, default=2, help="batches before them that do not count (%(default)s)")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds that a batch may take (%(default)s)")
-    parser.add_argument("--no-rocksdb", dest="stores", action="store_const", const=["hdfs"], default=list(SPARK_STORES),
-                        help="leave out the slowest of Spark's stores")  # fmt: skip
+    parser.add_argument(
+        "--stores",
+        type=some_of("store", SPARK_STORES),
+        default=list(SPARK_STORES),
+        help=f"Spark's stores to compare with: some of {','.join(SPARK_STORES)} (default: all; the last is by far the slowest)",
+    )
     add_options(parser, executor_memory="6g")
     options = parser.parse_args(argv)
     if min(options.rows, options.state, options.active_keys, options.batches) < 1:
