@@ -195,10 +195,10 @@ class KeyedBatch:
             columns += [pa.array(state.exists).filter(mask), timeouts.filter(mask)]
             names = [field.name for field in (*self.columns.fields, EXISTS, TIMEOUT)]
             rows = keys.filter(mask)
-            self.store.put(pa.table([*rows.columns, *columns], [*rows.column_names, *names]))
+            self.store.later("put", pa.table([*rows.columns, *columns], [*rows.column_names, *names]))
         gone = gone & found
         if gone.any():
-            self.store.remove(keys.filter(pa.array(gone)))
+            self.store.later("remove", keys.filter(pa.array(gone)))
 
 
 def _leaves(tree: KeyTree) -> Iterator[str]:

@@ -8,8 +8,10 @@ brings a batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import pyarrow as pa
 
@@ -18,7 +20,7 @@ from coordinator.model import DEFAULT_STORE, StateStoreId
 from coordinator.names import check_store_name
 from store_actors.columns import Rows
 from store_actors.conditions import Condition
-from store_actors.messages import BatchFacts, StoreSpec
+from store_actors.messages import BatchFacts, StoreSpec, Write
 from store_actors.schema import Field, type_to_string
 
 __all__ = ["Ask", "ReadStateStore", "StateStore", "store_specs"]
@@ -52,6 +54,31 @@ def _fields(schema: pa.Schema) -> tuple[Field, ...]:
         raise InvalidRequestError("a store cannot hold this type", schema=str(schema), cause=error) from error
 
 
+class _Session:
+    """What the handles on the stores of one session share: the way to the store actor, and writes that go with the next call.
+
+    Attributes
+    ----------
+    committed
+        Whether a commit was answered.
+    """
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+        self.committed = False
+        self._writes: list[Write] = []
+
+    def keep(self, write: Write) -> None:
+        """Have a write done before whatever comes next."""
+        self._writes.append(write)
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Answer to a call, before which the writes are done; after a call that failed they are still to be done."""
+        found = self.ask(method, *args, tuple(self._writes))
+        self._writes.clear()
+        return found
+
+
 class ReadStateStore:
     """Reads one version of a partition's keyed state. Made by ``Fleet.read_state_store``.
 
@@ -68,17 +95,18 @@ class ReadStateStore:
     """
 
     def __init__(self, ask: Ask, store_id: StateStoreId, version: int) -> None:
-        self._ask = ask
+        self._session = _Session(ask)
         self.id = store_id
         self.version = version
 
     def store(self, name: str) -> Self:
         """The same handle, working on another of its stores."""
-        other = StateStoreId(self.id.checkpoint_root_location, self.id.operator_id, self.id.partition_id, name)
-        return type(self)(self._ask, other, self.version)
+        other = copy(self)
+        other.id = replace(self.id, store_name=name)
+        return other
 
     def _call(self, method: str, *args: Any) -> Any:
-        return self._ask("session_call", self.id.store_name, method, args)
+        return self._session.call("session_call", self.id.store_name, method, args)
 
     def get(self, *key: object) -> dict[str, Any] | None:
         """Values under one key, given as its parts in the order of the key columns; None if it is not there."""
@@ -106,7 +134,7 @@ class ReadStateStore:
         scan_id = self._call(method, *args)
 
         def batches() -> Iterator[pa.RecordBatch]:
-            while (batch := self._ask("next_batch", scan_id)) is not None:
+            while (batch := self._session.ask("next_batch", scan_id)) is not None:
                 yield batch
 
         return batches()
@@ -120,7 +148,7 @@ class ReadStateStore:
 
     def release(self) -> None:
         """End of reading."""
-        self._ask("end_session")
+        self._session.ask("end_session")
 
     def __enter__(self) -> Self:
         return self
@@ -165,6 +193,12 @@ class StateStore(ReadStateStore):
             return int(self._call("remove_key", tuple(what)))
         return int(self._call("remove_where", what))
 
+    def later(self, method: Literal["put", "remove"], rows: Rows) -> None:
+        """Put or remove a batch along with the next call, of any of the handle's stores: the last writes cost no call of their own but
+        go with the commit. What is wrong with one is raised by that call.
+        """
+        self._session.keep((self.id.store_name, method, (rows,)))
+
     def updates(self) -> pa.Table:
         """Net changes against the version before: key and value columns, ``__change`` (added, changed, removed)."""
         return self._call("updates")
@@ -189,9 +223,11 @@ class StateStore(ReadStateStore):
         OperationOutOfOrderError
             The handle has been committed or aborted.
         """
-        if self.has_committed:
+        if self._session.committed:
             raise OperationOutOfOrderError("the handle is committed already", version=self.version)
-        return int(self._ask("commit_session", watermark_ms))
+        version = int(self._session.call("commit_session", watermark_ms))
+        self._session.committed = True
+        return version
 
     def abort(self) -> None:
         """Drop the updates.
@@ -201,12 +237,13 @@ class StateStore(ReadStateStore):
         OperationOutOfOrderError
             The handle is committed.
         """
-        self._ask("end_session")
+        self._session.ask("end_session")
 
     @property
     def has_committed(self) -> bool:
         """Whether the version was made."""
-        return bool(self._ask("session_committed"))
+        # After a commit without an answer only the store actor knows.
+        return self._session.committed or bool(self._session.ask("session_committed"))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -149,12 +149,12 @@ class VariableStore:
     def put(self, keys: pa.Table, columns: Mapping[str, Any]) -> None:
         """Write rows."""
         if keys.num_rows:
-            self.store.put(pa.table([*keys.columns, *columns.values()], [*keys.column_names, *columns]))
+            self.store.later("put", pa.table([*keys.columns, *columns.values()], [*keys.column_names, *columns]))
 
     def remove(self, keys: pa.Table) -> None:
         """Remove rows; those that are not there are ignored."""
         if keys.num_rows:
-            self.store.remove(keys)
+            self.store.later("remove", keys)
 
     def value_columns(self, rows: Sequence[Raw]) -> dict[str, pa.Array]:
         """Columns of the store for values."""
@@ -188,7 +188,8 @@ class VariableStore:
         if not due.num_rows:
             return 0
         gone = [*self.block.leaves, *([PLACE.name] if PLACE.name in due.column_names else [])]
-        return self.store.remove(due.select(gone))
+        self.store.later("remove", due.select(gone))
+        return int(due.num_rows)
 
 
 def spread(begins: Numbers, ends: Numbers) -> tuple[Numbers, Numbers]:

@@ -90,7 +90,7 @@ class Timers:
             rows = self._block.keys.take(places).append_column(TIMER.name, times_ms)
             store = self._block.store(DEFAULT_STORE)
             if is_there:
-                store.put(rows.append_column(DUE.name, times_ms))
+                store.later("put", rows.append_column(DUE.name, times_ms))
             else:
-                store.remove(rows)
+                store.later("remove", rows)
         self._changed, self._held = {}, None

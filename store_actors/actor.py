@@ -27,7 +27,7 @@ from coordinator.model import (
     StateStoreProviderId,
 )
 from coordinator.storage import open_object_store
-from store_actors.messages import ApplyRequest, BatchFacts, OpenRequest, ShardInput
+from store_actors.messages import ApplyRequest, BatchFacts, OpenRequest, ShardInput, Write
 from store_actors.sessions import KeyedStores
 from store_actors.store import Store
 
@@ -128,14 +128,16 @@ class StoreActor:
     def open_read(self, request: OpenRequest) -> tuple[str, int]:
         return self._keyed.open_read(request)
 
-    def session_call(self, session_id: str, store_name: str, method: str, args: tuple[Any, ...]) -> Any:
-        return self._keyed.call(session_id, store_name, method, args)
+    def session_call(
+        self, session_id: str, store_name: str, method: str, args: tuple[Any, ...], writes: Sequence[Write]
+    ) -> Any:
+        return self._keyed.call(session_id, store_name, method, args, writes)
 
     def next_batch(self, session_id: str, scan_id: str) -> pa.RecordBatch | None:
         return self._keyed.next_batch(session_id, scan_id)
 
-    def commit_session(self, session_id: str, facts: BatchFacts | int | None) -> int:
-        return self._keyed.commit(session_id, facts)
+    def commit_session(self, session_id: str, facts: BatchFacts | int | None, writes: Sequence[Write]) -> int:
+        return self._keyed.commit(session_id, facts, writes)
 
     def session_committed(self, session_id: str) -> bool:
         return self._keyed.committed(session_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -10,7 +11,10 @@ from coordinator.model import Lease, TaskIdentity
 from coordinator.watermarks import Watermarks
 from store_actors.schema import Field, StateSchema
 
-__all__ = ["ApplyRequest", "BatchFacts", "OpenRequest", "ShardInput", "StoreSpec"]
+__all__ = ["ApplyRequest", "BatchFacts", "OpenRequest", "ShardInput", "StoreSpec", "Write"]
+
+#: A put or remove of a session: the store's name, the method and its arguments.
+Write = tuple[str, str, tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -26,7 +27,7 @@ from coordinator.model import StateStoreId
 from coordinator.storage import ObjectStore
 from store_actors.keyed import ReadHandle, UpdateHandle
 from store_actors.loading import Loader
-from store_actors.messages import BatchFacts, OpenRequest
+from store_actors.messages import BatchFacts, OpenRequest, Write
 from store_actors.partitions import Partition, Positioner, Session
 from store_actors.session_commits import SessionCommits
 from store_actors.store import CoordinatorClient, StoreMetrics
@@ -150,8 +151,10 @@ class KeyedStores:
 
     # -- using ----------------------------------------------------------------------------------------------------
 
-    def call(self, session_id: str, store_name: str, method: str, args: tuple[Any, ...]) -> Any:
-        """Result of a handle's method.
+    def call(
+        self, session_id: str, store_name: str, method: str, args: tuple[Any, ...], writes: Sequence[Write] = ()
+    ) -> Any:
+        """Result of a handle's method, after the writes that its caller kept back so far.
 
         Raises
         ------
@@ -162,6 +165,7 @@ class KeyedStores:
         """
         session = self._session(session_id)
         with session.partition.lock:
+            self._do(session, writes)
             handle = self._handle(session, store_name)
             if method in _SCANS:
                 scan_id = uuid.uuid4().hex
@@ -170,6 +174,10 @@ class KeyedStores:
             if method not in _CALLS or not hasattr(handle, method):
                 raise InvalidRequestError("this handle has no such operation", operation=method, store=store_name)
             return getattr(handle, method)(*args)
+
+    def _do(self, session: Session, writes: Sequence[Write]) -> None:
+        for store_name, method, args in writes:
+            getattr(self._handle(session, store_name), method)(*args)
 
     def next_batch(self, session_id: str, scan_id: str) -> pa.RecordBatch | None:
         """Next batch of a scan, None after the last."""
@@ -213,8 +221,9 @@ class KeyedStores:
 
     # -- ending ---------------------------------------------------------------------------------------------------
 
-    def commit(self, session_id: str, facts: BatchFacts | int | None = None) -> int:
-        """Make the session's updates the next version, durably, of all its stores together; returns the version.
+    def commit(self, session_id: str, facts: BatchFacts | int | None = None, writes: Sequence[Write] = ()) -> int:
+        """Make the session's updates, the last of which are `writes`, the next version, durably, of all its stores together; returns
+        the version.
 
         `facts` is what goes with the version: of a batch, or only a watermark in milliseconds (by default that of the base). Asked
         again after a lost answer, gives the same.
@@ -232,6 +241,7 @@ class KeyedStores:
             self._check_open(session)
             if partition.writer is not session:
                 raise InvalidRequestError("a read handle cannot commit; release it")
+            self._do(session, writes)
             return self._commits.commit(session, facts)
 
     def committed(self, session_id: str) -> bool:

@@ -13,9 +13,11 @@ from coordinator.errors import (
     InvalidRequestError,
     OperationOutOfOrderError,
     StateMismatchError,
+    StoreUnavailableError,
     WriterBusyError,
 )
-from coordinator.model import TaskIdentity
+from coordinator.model import StateStoreId, TaskIdentity
+from spark_jobs.state_store import StateStore
 from store_actors.messages import OpenRequest, StoreSpec
 from store_actors.schema import Field
 from store_actors.sessions import KeyedStores
@@ -299,3 +301,64 @@ def test_rows_of_a_version_that_memory_went_back_to_are_never_the_snapshot_of_a_
     fleet.stores.commit(session)
     fleet.stores = fleet.new_stores()
     assert fleet.read(2) == [{"k": "a", "n": 2}]
+
+
+# -- writes that wait for the next call -------------------------------------------------------------------------------
+
+
+class Handle:
+    """A public handle on an update session, whose calls may be lost before they arrive."""
+
+    def __init__(self, fleet: Fleet, batch: int) -> None:
+        self._fleet, self._session = fleet, fleet.open(batch, "run-1", 0, COUNTS, NAMES)
+        self.calls: list[str] = []
+        self.lost = False
+        self.store = StateStore(self._ask, StateStoreId("file:///x/s", 0, 0), batch)
+
+    def _ask(self, kind: str, *args: Any) -> Any:
+        if self.lost:
+            raise StoreUnavailableError("lost on its way")
+        self.calls.append(kind)
+        names = {"session_call": "call", "commit_session": "commit", "session_committed": "committed"}
+        return getattr(self._fleet.stores, names[kind])(self._session, *args)
+
+
+def counts(**values: int) -> pa.RecordBatch:
+    return pa.record_batch({"k": list(values), "n": pa.array(values.values(), pa.int64())})
+
+
+def test_writes_wait_for_the_next_call_and_come_before_it() -> None:
+    handle = Handle(fleet := Fleet(), 0)
+    handle.store.later("put", counts(a=1, b=2))
+    handle.store.later("remove", counts(a=0).select(["k"]))
+    assert handle.calls == []
+    assert handle.store.store("names").get(1) is None, "the call of another store takes them along"
+    assert handle.store.get("a") is None
+    assert handle.store.get("b") == {"n": 2}
+    handle.store.store("names").later("put", pa.record_batch({"id": [1], "name": ["x"]}))
+    assert handle.store.commit() == 1
+    assert handle.store.has_committed
+    assert handle.calls == ["session_call"] * 3 + ["commit_session"]
+    assert fleet.read(1, COUNTS, NAMES) == [{"k": "b", "n": 2}]
+    assert fleet.read(1, NAMES, COUNTS) == [{"id": 1, "name": "x"}]
+
+
+def test_a_write_that_waits_survives_a_call_that_is_lost() -> None:
+    handle = Handle(fleet := Fleet(), 0)
+    handle.store.later("put", counts(a=1))
+    handle.lost = True
+    with pytest.raises(StoreUnavailableError):
+        handle.store.commit()
+    handle.lost = False
+    assert not handle.store.has_committed
+    assert handle.store.commit() == 1
+    assert fleet.read(1, COUNTS, NAMES) == [{"k": "a", "n": 1}]
+
+
+def test_what_is_wrong_with_a_write_is_told_by_the_call_that_takes_it_along() -> None:
+    handle = Handle(fleet := Fleet(), 0)
+    handle.store.later("put", pa.record_batch({"k": ["a"]}))
+    with pytest.raises(InvalidRequestError, match="n"):
+        handle.store.commit()
+    assert not handle.store.has_committed
+    assert fleet.coordinator.lease(TaskIdentity("s", "query", "run-1", 0, 0, 1, "executor"), "a").base_version == 0

@@ -14,8 +14,8 @@ FIRST_SEED = {
     "the age of a commit is checked before it waits": 33,
     "memory is used without a look at its lineage": 57,
     "files of failed commits are deleted": 102,
-    "a snapshot of what was rolled back to is taken for the newest version": 14,
-    "keyed stores in memory are used without a look at their lineage": 471,
+    "a snapshot of what was rolled back to is taken for the newest version": 19,
+    "keyed stores in memory are used without a look at their lineage": 105,
 }
 
 
