@@ -16,6 +16,7 @@ from pyspark.sql.pandas.serializers import ArrowStreamPandasUDFSerializer
 from pyspark.sql.pandas.types import to_arrow_type
 
 from spark_jobs.group_rows import Groups, single_chunk
+from spark_jobs.group_state import Mask
 
 __all__ = ["PandasForm"]
 
@@ -47,21 +48,17 @@ class PandasForm:
 
     def keys(self, keys: pa.Table) -> Iterator[tuple[Any, ...]]:
         """Each key as a tuple of what its pandas columns hold."""
-        parts: list[list[Any]] = []
-        for column in keys.itercolumns():
-            if column.null_count and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
-                parts.append(
-                    [
-                        self._serializer.arrow_to_pandas(single_chunk(column).slice(i, 1)).iloc[0]
-                        for i in range(len(column))
-                    ]
-                )
-                continue
-            series = self._serializer.arrow_to_pandas(column)
-            plain = series.dtype.kind in "biuf"
-            # Numbers stay NumPy's; times become pandas'.
-            parts.append(list(series.to_numpy() if plain else series))
-        yield from zip(*parts, strict=True)
+        yield from zip(*(self._values(single_chunk(column)) for column in keys.itercolumns()), strict=True)
+
+    def _values(self, column: pa.Array) -> list[Any]:
+        alone = _retyping(column)
+        series = self._serializer.arrow_to_pandas(column.filter(pa.array(~alone)))
+        # Numbers stay NumPy's; times become pandas'.
+        together = iter(series.to_numpy() if series.dtype.kind in "biuf" else series)
+        return [
+            self._serializer.arrow_to_pandas(column.slice(place, 1)).iloc[0] if by_itself else next(together)
+            for place, by_itself in enumerate(alone.tolist())
+        ]
 
     def rows(self, groups: Groups) -> Iterator[Iterator[pd.DataFrame]]:
         """DataFrames of each key, of at most ``max_rows`` rows."""
@@ -128,12 +125,36 @@ def _frame(rows: pa.Table, serializer: Any) -> pd.DataFrame:
     return frame
 
 
-def _converted_alone(groups: Groups) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Keys whose rows hold a null that gives a whole pandas column another type: these must not change the columns of other keys."""
-    nulls = np.zeros(groups.rows.num_rows, np.bool_)
+def _converted_alone(groups: Groups) -> Mask:
+    """Keys with rows that are :func:`_retyping`: these must not change the columns of other keys."""
+    odd = np.zeros(groups.rows.num_rows, np.bool_)
     for column in groups.rows.itercolumns():
-        if column.null_count and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
-            nulls |= ~single_chunk(column).is_valid().to_numpy(zero_copy_only=False)
-    if not nulls.any():
+        odd |= _retyping(single_chunk(column))
+    if not odd.any():
         return np.zeros(len(groups), np.bool_)
-    return np.logical_or.reduceat(nulls, groups.offsets[:-1])
+    return np.logical_or.reduceat(odd, groups.offsets[:-1])
+
+
+def _retyping(column: pa.Array) -> Mask:
+    """Rows with a null, at any depth, for which pandas gives all that is converted with it another type: integers become floats."""
+    kind = column.type
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        odd: Mask = column.is_null().to_numpy(zero_copy_only=False)
+        return odd
+    odd = np.zeros(len(column), np.bool_)
+    if pa.types.is_struct(kind):
+        # What is in a null struct is null, too.
+        for part in column.flatten():
+            odd |= _retyping(part)
+    elif pa.types.is_map(kind):
+        odd |= _any_of(_retyping(column.keys) | _retyping(column.items), column)
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        odd |= _any_of(_retyping(column.values), column)
+    return odd
+
+
+def _any_of(elements: Mask, lists: pa.Array) -> Mask:
+    """Whether any element of each list is."""
+    counts = np.concatenate([[0], np.cumsum(elements)])[lists.offsets.to_numpy()]
+    found: Mask = (np.diff(counts) > 0) & lists.is_valid().to_numpy(zero_copy_only=False)
+    return found
