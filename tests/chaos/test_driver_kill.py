@@ -101,12 +101,24 @@ def in_the_middle(reached: int) -> Callable[[list[int]], bool]:
     return lambda found: bool(found) and min(found) >= reached and min(found) < max(found)
 
 
-def test_a_killed_driver_leaves_no_trace(cluster: str, new_uri: NewUri, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "moments",
+    [
+        pytest.param((in_the_middle(4),), id="in the middle of a batch"),
+        # A start of Spark more.
+        pytest.param(
+            (between(2), in_the_middle(4)), id="between batches, and in the middle of one", marks=pytest.mark.soak
+        ),
+    ],
+)
+def test_a_killed_driver_leaves_no_trace(
+    cluster: str, new_uri: NewUri, tmp_path: Path, moments: tuple[Callable[[list[int]], bool], ...]
+) -> None:
     uri = new_uri()
     counted = write_inputs(tmp_path, BATCHES, rows=4000, distinct=257)
     fleet = connect(uri)
     try:
-        for condition in (between(2), in_the_middle(4)):
+        for condition in moments:
             with Driver(tmp_path, uri, cluster) as driver:
                 wait_for(driver, fleet, condition)
                 driver.kill()
