@@ -185,10 +185,8 @@ class VariableStore:
         if self.variable.ttl_ms is None:
             return 0
         due = self.store.due(self.block.now_ms)
-        if not due.num_rows:
-            return 0
         gone = [*self.block.leaves, *([PLACE.name] if PLACE.name in due.column_names else [])]
-        self.store.later("remove", due.select(gone))
+        self.remove(due.select(gone))
         return int(due.num_rows)
 
 

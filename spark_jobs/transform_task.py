@@ -14,9 +14,8 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T
 
 from coordinator.core import LeaseGrant
-from coordinator.deploy import call, find_coordinator
 from coordinator.errors import InvalidRequestError
-from coordinator.model import LoadPlan, StateMetadata, TaskIdentity
+from coordinator.model import StateMetadata, TaskIdentity
 from spark_jobs.exchange import BATCH_TIME, SHARD
 from spark_jobs.group_rows import Groups
 from spark_jobs.group_task import GroupView, do_batch, rows_on_time, watermarks_after
@@ -28,7 +27,7 @@ from spark_jobs.transform_processor import StatefulProcessor, TimerValues
 from spark_jobs.transform_rows import Rows
 from spark_jobs.transform_variables import PLACE, TimeMode, Variable, VariableKind, store_name, timer_spec
 from spark_jobs.transform_work import TransformWork
-from spark_jobs.worker import FleetAddress, fleet_client
+from spark_jobs.worker import FleetAddress, FleetClient, fleet_client
 from store_actors.messages import BatchFacts, StoreSpec
 from store_actors.schema import StateSchema
 
@@ -113,7 +112,7 @@ class TransformTask:
             processor.init(handle)
             handle.end_of_init()
             self._check(handle)
-            purged = self._purged(task, handle.deleted)
+            purged = self._purged(client, task, handle.deleted)
             specs = [variable.spec(self.schema.keys) for variable in handle.variables]
             store, grant = client.open_granted(task, self.metadata, (timer_spec(self.schema.keys), *specs, *purged))
             with store:
@@ -162,7 +161,7 @@ class TransformTask:
                 now=[variable.name for variable in handle.variables],
             )
 
-    def _purged(self, task: TaskIdentity, deleted: Iterable[str]) -> tuple[StoreSpec, ...]:
+    def _purged(self, client: FleetClient, task: TaskIdentity, deleted: Iterable[str]) -> tuple[StoreSpec, ...]:
         """Stores of deleted variables that still have rows."""
         found = []
         for name, kind in ((name, kind) for name in sorted(deleted) for kind in VariableKind):
@@ -170,9 +169,8 @@ class TransformTask:
             known = (task.state_name, task.run_id, task.partition_id, store)
             if task.batch_id == 0 or known in _EMPTY_STORES:
                 continue
-            coordinator = find_coordinator(self.address.uri)
-            plan: LoadPlan = call(coordinator, "load_plan", task.state_name, task.partition_id, task.batch_id, store)
-            if plan.deltas and plan.deltas[-1].state_rows:
+            deltas = client.load_plan(task, store).deltas
+            if deltas and deltas[-1].state_rows:
                 keys = self.schema.keys if kind is VariableKind.VALUE else (*self.schema.keys, PLACE)
                 found.append(StoreSpec(store, keys, ()))
             else:

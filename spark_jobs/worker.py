@@ -19,7 +19,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from coordinator.core import LeaseGrant
 from coordinator.deploy import NAMESPACE, CoordinatorClient, answer
 from coordinator.errors import FencedError, StateStoreError, StoreUnavailableError, VersionNotFoundError
-from coordinator.model import ActorLocation, Lease, Maintenance, StateMetadata, StateStoreId, TaskIdentity
+from coordinator.model import ActorLocation, Lease, LoadPlan, Maintenance, StateMetadata, StateStoreId, TaskIdentity
 from spark_jobs.daemon import settle_process
 from spark_jobs.state_store import Ask, ReadStateStore, StateStore
 from store_actors.deploy import ensure_store_actor
@@ -220,6 +220,13 @@ class FleetClient:
                 if time.monotonic() > deadline:
                     raise _unavailable(task, error) from error
                 time.sleep(_PAUSE_S)
+
+    def load_plan(self, task: TaskIdentity, store_name: str) -> LoadPlan:
+        """What makes up the version of a partition's store that the task's batch reads."""
+        plan: LoadPlan = self._coordinator.call(
+            "load_plan", task.state_name, task.partition_id, task.batch_id, store_name
+        )
+        return plan
 
     def _session(self, location: ActorLocation, opening: str, request: OpenRequest) -> Ask:
         """Opens a session on a store actor; returns how to call it."""

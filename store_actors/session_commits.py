@@ -68,7 +68,9 @@ class SessionCommits:
         """
         entries: list[CommitEntry] = []
         try:
-            size = self._write(session, facts, entries)
+            deltas = self._deltas(session, facts)
+            entries = [entry for entry, _ in deltas]
+            self._write(deltas)
             counted = self._coordinator.commit_all(session.request.task.state_name, entries)
             self._settle(session, entries, counted)
         except BaseException as error:
@@ -78,15 +80,15 @@ class SessionCommits:
                 for entry in entries:
                     discard(self._objects, entry.file)
             raise
-        self._metrics.bytes_written += size
+        self._metrics.bytes_written += sum(entry.file_bytes for entry in entries)
         session.committed = counted[0].version
         session.ended, session.partition.writer = "it is committed", None
         return session.committed
 
-    def _write(self, session: Session, facts: BatchFacts | int | None, entries: list[CommitEntry]) -> int:
-        """Write the deltas of all stores, side by side, adding their entries; returns the bytes written."""
+    def _deltas(self, session: Session, facts: BatchFacts | int | None) -> list[tuple[CommitEntry, bytes]]:
+        """The delta of each store: its entry, and the bytes of its file."""
         attempt_id = uuid.uuid4().hex
-        files: list[tuple[str, bytes]] = []
+        deltas = []
         for name, handle in session.handles.items():
             assert isinstance(handle, UpdateHandle)
             if isinstance(facts, BatchFacts):
@@ -95,7 +97,7 @@ class SessionCommits:
             else:
                 marks, change = None, handle.prepare(facts)
             shard, request = session.partition.shards[name], session.request
-            entry, data = describe_commit(
+            delta = describe_commit(
                 change,
                 task=request.task,
                 lease=request.lease,
@@ -106,14 +108,16 @@ class SessionCommits:
                 state_bytes=shard.nbytes,
                 watermarks=marks,
             )
-            entries.append(entry)
-            files.append((entry.file, data))
-        *others, last = files
-        waiting = [self._pool.submit(self._objects.put, *file) for file in others]
-        self._objects.put(*last)
+            deltas.append(delta)
+        return deltas
+
+    def _write(self, deltas: Sequence[tuple[CommitEntry, bytes]]) -> None:
+        """Write the files of all stores, side by side."""
+        *others, (entry, data) = deltas
+        waiting = [self._pool.submit(self._objects.put, other.file, its_data) for other, its_data in others]
+        self._objects.put(entry.file, data)
         for one in waiting:
             one.result()
-        return sum(len(data) for _, data in files)
 
     def _settle(self, session: Session, entries: list[CommitEntry], counted: Sequence[CommitEntry]) -> None:
         """Bring memory to what counts: the own commit, or another attempt's of the same run."""

@@ -165,19 +165,19 @@ class KeyedStores:
         """
         session = self._session(session_id)
         with session.partition.lock:
-            self._do(session, writes)
-            handle = self._handle(session, store_name)
+            for write in writes:
+                self._do(session, *write)
             if method in _SCANS:
                 scan_id = uuid.uuid4().hex
-                session.scans[scan_id] = iter(getattr(handle, method)(*args))
+                session.scans[scan_id] = iter(getattr(self._handle(session, store_name), method)(*args))
                 return scan_id
-            if method not in _CALLS or not hasattr(handle, method):
-                raise InvalidRequestError("this handle has no such operation", operation=method, store=store_name)
-            return getattr(handle, method)(*args)
+            return self._do(session, store_name, method, args)
 
-    def _do(self, session: Session, writes: Sequence[Write]) -> None:
-        for store_name, method, args in writes:
-            getattr(self._handle(session, store_name), method)(*args)
+    def _do(self, session: Session, store_name: str, method: str, args: tuple[Any, ...]) -> Any:
+        handle = self._handle(session, store_name)
+        if method not in _CALLS or not hasattr(handle, method):
+            raise InvalidRequestError("this handle has no such operation", operation=method, store=store_name)
+        return getattr(handle, method)(*args)
 
     def next_batch(self, session_id: str, scan_id: str) -> pa.RecordBatch | None:
         """Next batch of a scan, None after the last."""
@@ -241,7 +241,8 @@ class KeyedStores:
             self._check_open(session)
             if partition.writer is not session:
                 raise InvalidRequestError("a read handle cannot commit; release it")
-            self._do(session, writes)
+            for write in writes:
+                self._do(session, *write)
             return self._commits.commit(session, facts)
 
     def committed(self, session_id: str) -> bool:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 _numbers = itertools.count()
+
+
+def short_list(cases: Iterable[str], kept: Container[str]) -> list[Any]:
+    """Parameters of a test: the cases that every change's tests have, and the others, which only `./run replay` has."""
+    return [case if case in kept else pytest.param(case, marks=pytest.mark.replay) for case in cases]
 
 
 class Feed:

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_jobs.fleet import Fleet
-from tests.integration.streams import Feed, Run
+from tests.integration.streams import Feed, Run, short_list
 
 TEXT = (Path(__file__).parents[2] / "docs" / "operators.md").read_text()
 #: By the name of the state; what has no result is no query.
@@ -54,9 +54,7 @@ class Named:
         return self._fleet.stateful(df, name=f"{self._prefix}-{name}", shards=2, **options)
 
 
-@pytest.mark.parametrize(
-    "example", [one if one in ("hits", "pages") else pytest.param(one, marks=pytest.mark.replay) for one in EXAMPLES]
-)
+@pytest.mark.parametrize("example", short_list(EXAMPLES, ["hits", "pages"]))
 def test_example(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, example: str) -> None:
     code = EXAMPLES[example]
     feeds = {stream: Feed(spark, tmp_path / stream, schema) for stream, schema in STREAMS.items()}

@@ -108,20 +108,18 @@ def test_workers_that_die_at_random_change_no_count(
 
     for letters in batches:
         feed.add([(letter,) for letter in letters])
-    largest: Counter[str] = Counter()
-    run = start()
+    runs = [start()]
     try:
         for _ in range(20):
             try:
-                run.wait()
+                runs[-1].wait()
                 break
             except StreamingQueryException:
-                run.stop()
-                for rows in run.batches.values():
-                    largest |= Counter({row["k"]: row["n"] for row in rows})
-                run = start()
-        for rows in run.batches.values():
-            largest |= Counter({row["k"]: row["n"] for row in rows})
+                runs[-1].stop()
+                runs.append(start())
     finally:
-        run.stop()
+        runs[-1].stop()
+    largest: Counter[str] = Counter()
+    for rows in (rows for run in runs for rows in run.batches.values()):
+        largest |= Counter({row["k"]: row["n"] for row in rows})
     assert largest == sum((Counter(letters) for letters in batches), Counter())

@@ -22,6 +22,7 @@ from spark_jobs.nexmark.oracle import ORACLES
 from spark_jobs.nexmark.queries import QUERIES
 from spark_jobs.nexmark.query import FleetOperators
 from spark_jobs.nexmark.run import answer, batches_done, start
+from tests.integration.streams import short_list
 
 EVENTS = 20_000
 BATCH = 5_000
@@ -96,9 +97,7 @@ def test_every_oracle_has_a_query() -> None:
     assert list(QUERIES) == list(ORACLES)
 
 
-@pytest.mark.parametrize(
-    "query", [one if one == "q5" else pytest.param(one, marks=pytest.mark.replay) for one in QUERIES]
-)
+@pytest.mark.parametrize("query", short_list(QUERIES, ["q5"]))
 def test_the_final_table_equals_the_oracle(
     spark: SparkSession,
     fleet: Fleet,

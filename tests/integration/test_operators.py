@@ -19,7 +19,7 @@ from spark_jobs.fleet import Fleet
 from tests.integration.group_state_cases import GROUP_STATE_CASES
 from tests.integration.join_cases import JOIN_CASES
 from tests.integration.operator_cases import CASES, RESTART, Case, Operators, Step, Totals
-from tests.integration.streams import Feed, Run
+from tests.integration.streams import Feed, Run, short_list
 
 ALL_CASES = {**CASES, **JOIN_CASES, **GROUP_STATE_CASES}
 
@@ -129,11 +129,7 @@ SHORT_LIST = {
 }
 
 
-def marked(case_name: str) -> Any:
-    return case_name if case_name in SHORT_LIST else pytest.param(case_name, marks=pytest.mark.replay)
-
-
-@pytest.mark.parametrize("case_name", [marked(case) for case in ALL_CASES])
+@pytest.mark.parametrize("case_name", short_list(ALL_CASES, SHORT_LIST))
 def test_case(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case_name: str) -> None:
     case = ALL_CASES[case_name]
 

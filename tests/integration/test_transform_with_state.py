@@ -18,7 +18,7 @@ from coordinator.errors import InvalidRequestError, StateMismatchError
 from spark_jobs.fleet import Fleet
 from spark_jobs.transform_processor import StatefulProcessor
 from tests.integration.operator_cases import RESTART, Case, Operators, Step, Totals
-from tests.integration.streams import Feed, Run
+from tests.integration.streams import Feed, Run, short_list
 from tests.integration.test_operators import Counts, Inputs, System, check
 
 ROWS = pa.schema([("id", pa.string()), ("v", pa.int32())])
@@ -202,9 +202,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "case_name", [case if case == "T1 counts" else pytest.param(case, marks=pytest.mark.replay) for case in CASES]
-)
+@pytest.mark.parametrize("case_name", short_list(CASES, ["T1 counts"]))
 def test_case(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case_name: str) -> None:
     case = CASES[case_name]
 

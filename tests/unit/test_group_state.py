@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -24,7 +24,7 @@ from spark_jobs.group_state import Moment, StateBatch
 from spark_jobs.group_task import ArrowCalls, Calls, GroupView, KeyedBatch
 from spark_jobs.keys import KeyTree
 from spark_jobs.state_store import StateStore
-from store_actors.keyed import KeyedShard
+from store_actors.keyed import KeyedShard, UpdateHandle
 from store_actors.schema import Field
 
 NONE, PROCESSING, EVENT = (
@@ -55,6 +55,17 @@ def in_pandas(function: Callable[..., Any], state: T.StructType = STATE, max_row
     return PandasCalls(function, OUTPUT, state, "UTC", safe=False, by_name=True, max_rows=max_rows)
 
 
+def answer(handles: Mapping[str, UpdateHandle], kind: str, *args: Any) -> Any:
+    """What a store actor answers to a session's call, or its commit: before either come the writes that go with it."""
+    *call, writes = args
+    for name, method, inner in writes:
+        getattr(handles[name], method)(*inner)
+    if kind == "commit_session":
+        return max(handle.commit().version for handle in handles.values())
+    name, method, inner = call
+    return getattr(handles[name], method)(*inner)
+
+
 class Query:
     """A function on one partition, batch by batch, straight on a keyed shard."""
 
@@ -68,14 +79,9 @@ class Query:
         handle = self.shard.begin(self.shard.version)
 
         def ask(kind: str, *args: Any) -> Any:
-            *call, writes = args
-            for _, method, inner in writes:
-                getattr(handle, method)(*inner)
-            if kind == "commit_session":
-                return handle.commit().version
-            _, method, inner = call
-            self.asked.append(method)
-            return getattr(handle, method)(*inner)
+            if kind == "session_call":
+                self.asked.append(args[1])
+            return answer({"default": handle}, kind, *args)
 
         store = StateStore(ask, StateStoreId("file:///x/s", 0, 0, "default"), handle.version)
         work = KeyedBatch(store, self._calls, VIEW, self._columns, self._conf)

@@ -32,6 +32,7 @@ from store_actors.keyed import KeyedShard
 from store_actors.messages import StoreSpec
 from store_actors.schema import Field
 from store_actors.versions import CHANGE_COLUMN, UPDATED
+from tests.unit.test_group_state import answer
 
 KEY = T.StructType().add("k", T.StringType())
 ROWS = T.StructType().add("k", T.StringType()).add("v", T.LongType())
@@ -122,15 +123,10 @@ class Query:
         def ask(kind: str, *args: Any) -> Any:
             if kind == "next_batch":
                 return next(scans[args[0]], None)
-            *call, writes = args
-            for name, method, inner in writes:
-                getattr(handles[name], method)(*inner)
-            if kind == "commit_session":
-                return max(one.commit().version for one in handles.values())
-            name, method, inner = call
-            self.asked.append(f"{name} {method}")
-            found = getattr(handles[name], method)(*inner)
-            if method != "prefix_scan":
+            if kind == "session_call":
+                self.asked.append(f"{args[0]} {args[1]}")
+            found = answer(handles, kind, *args)
+            if kind != "session_call" or args[1] != "prefix_scan":
                 return found
             scans[len(scans)] = iter(found)
             return len(scans) - 1
