@@ -27,8 +27,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_jobs.bounds import UnboundedStateWarning
-from spark_jobs.session import start_session, stop_session
+from spark_jobs.plan.bounds import UnboundedStateWarning
+from spark_jobs.session.spark_session import start_session, stop_session
 
 __all__ = [
     "FLEET",

@@ -9,8 +9,8 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from spark_jobs.access_log import read_log
-from spark_jobs.input_job import InputJob, run_job
+from spark_jobs.jobs.access_log import read_log
+from spark_jobs.jobs.input_job import InputJob, run_job
 
 
 def build(requests: Any) -> DataFrame:

@@ -26,12 +26,12 @@ from coordinator.errors import SetupError
 from coordinator.model import Maintenance, StateMetadata, TaskIdentity
 from coordinator.names import check_state_name
 from coordinator.storage import normalize_uri
-from spark_jobs.operator import OperatorPlan, RoutedOperator
-from spark_jobs.session import ensure_ray
-from spark_jobs.state_store import ReadStateStore, StateStore, store_specs
+from spark_jobs.plan.operator_plan import OperatorPlan, RoutedOperator
+from spark_jobs.plan.route import route_plan
+from spark_jobs.session.spark_session import ensure_ray
 from spark_jobs.stateful import StatefulDataFrame
-from spark_jobs.task import route_plan
-from spark_jobs.worker import ConnectTask, FleetAddress, fleet_client
+from spark_jobs.worker.fleet_client import ConnectTask, FleetAddress, fleet_client
+from spark_jobs.worker.state_store import ReadStateStore, StateStore, store_specs
 from store_actors.deploy import ensure_store_actor
 
 __all__ = ["Fleet", "connect"]

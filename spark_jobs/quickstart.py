@@ -19,10 +19,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from coordinator.errors import StateStoreError
-from spark_jobs.events import EVENT_DDL, write_events
 from spark_jobs.fleet import Fleet, connect
-from spark_jobs.progress import error_text, format_table, keep_newest, run_to_end, size_text
-from spark_jobs.session import start_session, stop_session
+from spark_jobs.jobs.console import error_text, format_table, keep_newest, run_to_end, size_text
+from spark_jobs.jobs.events import EVENT_DDL, write_events
+from spark_jobs.session.spark_session import start_session, stop_session
 
 __all__ = ["build", "main"]
 

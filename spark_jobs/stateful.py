@@ -11,15 +11,15 @@ from pyspark.sql import types as T
 
 from coordinator.errors import InvalidRequestError
 from coordinator.names import check_state_name
-from spark_jobs.deduplicate import build_deduplicate, build_limit
-from spark_jobs.group_plan import GroupFunction, build_group_state
-from spark_jobs.group_state import BatchFunction
-from spark_jobs.join import build_join
-from spark_jobs.operator import OperatorPlan
-from spark_jobs.plan import build_plan
-from spark_jobs.top import ColumnLike, build_top
-from spark_jobs.transform_plan import Transformation, build_transform
-from spark_jobs.transform_processor import StatefulProcessor
+from spark_jobs.functions.group_plan import GroupFunction, build_group_state
+from spark_jobs.functions.state_batch import BatchFunction
+from spark_jobs.operators.aggregate import build_plan
+from spark_jobs.operators.deduplicate import build_deduplicate, build_limit
+from spark_jobs.operators.join import build_join
+from spark_jobs.operators.top import ColumnLike, build_top
+from spark_jobs.plan.operator_plan import OperatorPlan
+from spark_jobs.transform.plan import Transformation, build_transform
+from spark_jobs.transform.processor import StatefulProcessor
 
 __all__ = ["StatefulDataFrame", "StatefulGroupedData"]
 
@@ -231,7 +231,7 @@ class StatefulGroupedData:
             The function.
         outputStructType, stateStructType
             Types of what it emits and of the state, as Spark's types or DDL. Nested state is held as binary
-            (:mod:`spark_jobs.group_rows`).
+            (:mod:`spark_jobs.functions.groups`).
         outputMode
             ``append`` or ``update``.
         timeoutConf
@@ -275,7 +275,7 @@ class StatefulGroupedData:
         - ``keys``: a table of the grouping columns, one row a key;
         - ``rows``: a table of the DataFrame's columns and, last, ``key_index``: the row's place in ``keys``. Rows of a key stand
           together, in the order in which they came; ``state.offsets`` says where they begin;
-        - ``state``: a :class:`~spark_jobs.group_state.StateBatch`: ``get``, ``values``, ``exists``, ``update``, ``remove``,
+        - ``state``: a :class:`~spark_jobs.functions.state_batch.StateBatch`: ``get``, ``values``, ``exists``, ``update``, ``remove``,
           ``set_timeout_duration``, ``set_timeout_timestamp``, each for all the keys or those of a mask.
 
         A task calls it for all its keys with rows (up to 131072 at once), then for those that timed out, without rows:
@@ -346,7 +346,7 @@ class StatefulGroupedData:
         Parameters
         ----------
         statefulProcessor
-            An object of a class that extends :class:`~spark_jobs.transform_processor.StatefulProcessor`.
+            An object of a class that extends :class:`~spark_jobs.transform.processor.StatefulProcessor`.
         outputStructType
             Type of what it emits, as Spark's type or in DDL.
         outputMode

@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark_jobs.input_job import InputJob, reason, run_job
+from spark_jobs.jobs.input_job import InputJob, reason, run_job
 
 _COLUMNS = "reviewerId STRING, vendorId STRING, rating STRING, date STRING, raw STRING"
 _NUMBER = r"^\s*[+-]?\d+(\.\d*)?\s*$"

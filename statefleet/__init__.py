@@ -23,16 +23,16 @@ from coordinator.errors import (
     WriterBusyError,
 )
 from coordinator.model import Maintenance
-from spark_jobs.bounds import UnboundedStateWarning
 from spark_jobs.fleet import Fleet, connect
-from spark_jobs.group_state import StateBatch
-from spark_jobs.partitions import map_partitions_with_state_store
-from spark_jobs.session import start_session, stop_session
-from spark_jobs.state_store import ReadStateStore, StateStore
+from spark_jobs.functions.state_batch import StateBatch
+from spark_jobs.map_partitions import map_partitions_with_state_store
+from spark_jobs.plan.bounds import UnboundedStateWarning
+from spark_jobs.session.spark_session import start_session, stop_session
 from spark_jobs.stateful import StatefulDataFrame, StatefulGroupedData
-from spark_jobs.transform_handle import StatefulProcessorHandle
-from spark_jobs.transform_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
-from spark_jobs.transform_states import ListState, MapState, ValueState
+from spark_jobs.transform.handle import StatefulProcessorHandle
+from spark_jobs.transform.processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
+from spark_jobs.transform.states import ListState, MapState, ValueState
+from spark_jobs.worker.state_store import ReadStateStore, StateStore
 
 __all__ = [
     "CommitUnknownError",

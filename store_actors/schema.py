@@ -1,6 +1,6 @@
 """What a shard holds: key fields, accumulators and how each input column moves them.
 
-A :class:`StateSchema` is built once per query (``spark_jobs.plan``), travels to the store actors and into every state's
+A :class:`StateSchema` is built once per query (``spark_jobs.operators.aggregate``), travels to the store actors and into every state's
 ``metadata.json``, and is all a shard needs to know of the query. Field types are Arrow types written as strings
 (:func:`type_to_string`).
 """

@@ -10,7 +10,7 @@ import ray
 from coordinator.deploy import NAMESPACE, call, find_coordinator
 from coordinator.model import StateMetadata, StateStoreId, TaskIdentity
 from spark_jobs.fleet import Fleet
-from spark_jobs.worker import FleetAddress, fleet_client
+from spark_jobs.worker.fleet_client import FleetAddress, fleet_client
 from store_actors.messages import ShardInput
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
 

@@ -17,13 +17,13 @@ from pyspark.sql import SparkSession
 
 from coordinator.errors import InvalidRequestError, StateStoreError
 from spark_jobs.fleet import Fleet, connect
+from spark_jobs.jobs.console import error_text, format_table, run_to_end
 from spark_jobs.nexmark.files import Inputs, count_events, write_end, write_events
 from spark_jobs.nexmark.generator import Nexmark
 from spark_jobs.nexmark.queries import QUERIES
 from spark_jobs.nexmark.query import FleetOperators
 from spark_jobs.nexmark.run import answer, batches_done, start
-from spark_jobs.progress import error_text, format_table, run_to_end
-from spark_jobs.session import start_session, stop_session
+from spark_jobs.session.spark_session import start_session, stop_session
 
 __all__ = ["execute", "main", "parse", "prepare"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 
 from spark_jobs.fleet import connect
-from spark_jobs.session import start_session, stop_session
+from spark_jobs.session.spark_session import start_session, stop_session
 
 
 def main(folder: Path, uri: str) -> None:

@@ -11,7 +11,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from spark_jobs.fleet import Fleet, connect
-from spark_jobs.session import ensure_ray, prepare_environment
+from spark_jobs.session.spark_session import ensure_ray, prepare_environment
 from tests.chaos.inputs import write_inputs
 from tests.chaos.test_driver_kill import final_result, versions
 from tests.chaos.test_random_kills import Supervisor, wait_past

@@ -24,8 +24,8 @@ from coordinator.manifest_log import LedgerKeeper, ManifestLog
 from coordinator.model import ActorLocation, CommitEntry, Maintenance
 from coordinator.storage import open_object_store
 from spark_jobs.fleet import Fleet, connect
-from spark_jobs.session import ensure_ray
-from spark_jobs.worker import fleet_client
+from spark_jobs.session.spark_session import ensure_ray
+from spark_jobs.worker.fleet_client import fleet_client
 from store_actors.deploy import ensure_store_actor
 from store_actors.messages import ApplyRequest
 from tests.chaos.inputs import write_inputs

@@ -17,7 +17,7 @@ import pytest
 import ray
 
 from spark_jobs.fleet import Fleet, connect
-from spark_jobs.session import ensure_ray
+from spark_jobs.session.spark_session import ensure_ray
 from tests.chaos.inputs import write_inputs
 from tests.chaos.test_driver_kill import Driver, final_result, versions
 from tests.conftest import NewUri

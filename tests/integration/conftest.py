@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.fleet import Fleet, connect
-from spark_jobs.session import start_session, stop_session
+from spark_jobs.session.spark_session import start_session, stop_session
 from tests.conftest import NewUri
 
 

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-from spark_jobs.group_state import StateBatch
+from spark_jobs.functions.state_batch import StateBatch
 from tests.integration.operator_cases import RESTART, Case, Operators, Step, Totals
 
 __all__ = ["GROUP_STATE_CASES"]

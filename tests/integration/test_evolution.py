@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 
 from coordinator.errors import StateMismatchError
 from spark_jobs.fleet import Fleet
-from spark_jobs.plan import build_plan
+from spark_jobs.operators.aggregate import build_plan
 from tests.integration.streams import Feed, Run
 
 ROWS = pa.schema([("k", pa.string()), ("v", pa.int32()), ("d", pa.decimal128(8, 2))])

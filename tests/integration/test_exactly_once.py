@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from coordinator.errors import CorruptStateError, FencedError, StateMismatchError
 from coordinator.storage import open_object_store
 from spark_jobs.fleet import Fleet, connect
-from spark_jobs.worker import fleet_client
+from spark_jobs.worker.fleet_client import fleet_client
 from tests.conftest import NewUri
 from tests.integration.streams import Feed, Run
 from tests.tasks import Tasks

@@ -96,7 +96,7 @@ def unused_address() -> str:
     [("ray://127.0.0.1:10001", "Ray Client addresses"), (unused_address(), "no Ray cluster answers at this address")],
 )
 def test_an_address_without_a_usable_ray_is_refused_at_once(address: str, told: str) -> None:
-    code = f"from spark_jobs.session import ensure_ray; ensure_ray(ray_address='{address}')"
+    code = f"from spark_jobs.session.spark_session import ensure_ray; ensure_ray(ray_address='{address}')"
     failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert told in failed.stderr
 

@@ -17,8 +17,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupStateTimeout
 
 from coordinator.errors import InvalidRequestError
-from spark_jobs.bounds import UnboundedStateWarning
 from spark_jobs.fleet import Fleet
+from spark_jobs.plan.bounds import UnboundedStateWarning
 
 NONE, EVENT = GroupStateTimeout.NoTimeout, GroupStateTimeout.EventTimeTimeout
 #: Gives a DataFrame's next stateful operator in an output mode: of the fleet, or Spark's own, which ignores the mode.
@@ -305,7 +305,7 @@ def operators(fleet: Fleet, name: str) -> Operators:
     return stateful
 
 
-@pytest.mark.filterwarnings("ignore::spark_jobs.bounds.UnboundedStateWarning")
+@pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_run_is_refused_when_it_is_built_with_its_remedy(
     operators: Operators, streams: Streams, name: str, case: str

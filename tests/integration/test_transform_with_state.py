@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from coordinator.errors import InvalidRequestError, StateMismatchError
 from spark_jobs.fleet import Fleet
-from spark_jobs.transform_processor import StatefulProcessor
+from spark_jobs.transform.processor import StatefulProcessor
 from tests.integration.operator_cases import RESTART, Case, Operators, Step, Totals
 from tests.integration.streams import Feed, Run, short_list
 from tests.integration.test_operators import Counts, Inputs, System, check

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from coordinator.errors import InvalidRequestError
 from spark_jobs.fleet import Fleet
-from spark_jobs.watermark import branches_of
+from spark_jobs.plan.event_time import branches_of
 from tests.integration.streams import Feed, Run
 
 Build = Callable[[DataFrame, DataFrame], DataFrame]

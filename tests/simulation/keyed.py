@@ -20,8 +20,8 @@ from coordinator.core import LeaseGrant
 from coordinator.errors import StateStoreError
 from coordinator.model import DEFAULT_STORE, StateMetadata, TaskIdentity
 from coordinator.storage import ObjectStore
-from spark_jobs.state_store import ReadStateStore, StateStore
-from spark_jobs.worker import FleetClient
+from spark_jobs.worker.fleet_client import FleetClient
+from spark_jobs.worker.state_store import ReadStateStore, StateStore
 from store_actors.messages import OpenRequest, StoreSpec
 from store_actors.schema import Field
 from store_actors.sessions import KeyedStores

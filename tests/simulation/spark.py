@@ -9,7 +9,7 @@ from ray.exceptions import RayError
 
 from coordinator.errors import CorruptStateError, StateMismatchError, StateStoreError
 from coordinator.model import TaskIdentity
-from spark_jobs.worker import FleetAddress, FleetClient
+from spark_jobs.worker.fleet_client import FleetAddress, FleetClient
 from tests.simulation.scheduler import Party, Scheduler, Violation
 from tests.simulation.workload import Workload
 

@@ -25,7 +25,7 @@ from coordinator.actor import Coordinator
 from coordinator.deploy import coordinator_name
 from coordinator.model import Maintenance
 from coordinator.storage import ObjectStore
-from spark_jobs.worker import FleetAddress
+from spark_jobs.worker.fleet_client import FleetAddress
 from store_actors.actor import StoreActor
 from store_actors.deploy import store_actor_name
 from tests.simulation.audit import audit_log, audit_state

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from spark_jobs.bounds import UnboundedStateWarning, growth, warn_if_unbounded
+from spark_jobs.plan.bounds import UnboundedStateWarning, growth, warn_if_unbounded
 from store_actors.join import join_schema
 from store_actors.schema import Field, OperatorKind, StateSchema
 from store_actors.top_schema import top_schema

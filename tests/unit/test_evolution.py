@@ -15,7 +15,7 @@ from coordinator.compatibility import changes, check_metadata, continued, is_wid
 from coordinator.core import LeaseGrant, Record, StateLedger
 from coordinator.errors import FencedError, StateMismatchError
 from coordinator.model import ActorLocation, StateMetadata, TaskIdentity
-from spark_jobs.types import spark_field, state_field
+from spark_jobs.plan.state_types import spark_field, state_field
 from store_actors.delta import encode_snapshot, schema_of
 from store_actors.evolution import evolve_groups
 from store_actors.messages import ApplyRequest, ShardInput

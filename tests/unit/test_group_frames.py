@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
-from spark_jobs.group_frames import PandasForm
-from spark_jobs.group_rows import Groups
+from spark_jobs.functions.frames import PandasForm
+from spark_jobs.functions.groups import Groups
 
 FORM = PandasForm(T.StructType(), "UTC", safe=False, by_name=True, max_rows=1000)
 PAIR = pa.struct([("n", pa.int64()), ("s", pa.string())])

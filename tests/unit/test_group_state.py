@@ -18,12 +18,12 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from coordinator.errors import InvalidRequestError
 from coordinator.model import StateStoreId
-from spark_jobs.group_pandas import PandasCalls
-from spark_jobs.group_rows import EXISTS, TIMEOUT, Groups, StateColumns
-from spark_jobs.group_state import Moment, StateBatch
-from spark_jobs.group_task import ArrowCalls, Calls, GroupView, KeyedBatch
-from spark_jobs.keys import KeyTree
-from spark_jobs.state_store import StateStore
+from spark_jobs.functions.group_task import ArrowCalls, Calls, GroupView, KeyedBatch
+from spark_jobs.functions.groups import EXISTS, TIMEOUT, Groups, StateColumns
+from spark_jobs.functions.pandas_calls import PandasCalls
+from spark_jobs.functions.state_batch import Moment, StateBatch
+from spark_jobs.plan.keys import KeyTree
+from spark_jobs.worker.state_store import StateStore
 from store_actors.keyed import KeyedShard, UpdateHandle
 from store_actors.schema import Field
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.errors import SetupError
-from spark_jobs.java import choose_java_home, java_version, main, parse_version
-from spark_jobs.session import prepare_environment
+from spark_jobs.session.java import choose_java_home, java_version, main, parse_version
+from spark_jobs.session.spark_session import prepare_environment
 
 
 def home(folder: Path, version: str | None, *, release: bool = True) -> Path:

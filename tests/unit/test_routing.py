@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_jobs.routing import marker_routes, murmur3_int
+from spark_jobs.worker.routing import marker_routes, murmur3_int
 
 
 def test_murmur3_equals_sparks_hash_of_an_int() -> None:

@@ -17,7 +17,7 @@ from coordinator.errors import (
     WriterBusyError,
 )
 from coordinator.model import StateStoreId, TaskIdentity
-from spark_jobs.state_store import StateStore
+from spark_jobs.worker.state_store import StateStore
 from store_actors.messages import OpenRequest, StoreSpec
 from store_actors.schema import Field
 from store_actors.sessions import KeyedStores

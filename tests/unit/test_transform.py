@@ -16,17 +16,17 @@ from pyspark.sql import types as T
 from coordinator.compatibility import continued
 from coordinator.errors import InvalidRequestError
 from coordinator.model import DEFAULT_STORE, StateStoreId
-from spark_jobs.group_frames import PandasForm
-from spark_jobs.group_rows import Groups
-from spark_jobs.group_task import GroupView
-from spark_jobs.keys import KeyTree
-from spark_jobs.state_store import StateStore
-from spark_jobs.transform_block import Block
-from spark_jobs.transform_handle import StatefulProcessorHandle
-from spark_jobs.transform_processor import StatefulProcessor, TimerValues
-from spark_jobs.transform_rows import RowForm
-from spark_jobs.transform_variables import TimeMode, accumulators_of, timer_spec
-from spark_jobs.transform_work import TransformWork
+from spark_jobs.functions.frames import PandasForm
+from spark_jobs.functions.group_task import GroupView
+from spark_jobs.functions.groups import Groups
+from spark_jobs.plan.keys import KeyTree
+from spark_jobs.transform.block import Block
+from spark_jobs.transform.handle import StatefulProcessorHandle
+from spark_jobs.transform.processor import StatefulProcessor, TimerValues
+from spark_jobs.transform.rows import RowForm
+from spark_jobs.transform.variables import TimeMode, accumulators_of, timer_spec
+from spark_jobs.transform.work import TransformWork
+from spark_jobs.worker.state_store import StateStore
 from store_actors.evolution import evolve
 from store_actors.keyed import KeyedShard
 from store_actors.messages import StoreSpec

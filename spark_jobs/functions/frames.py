@@ -1,0 +1,160 @@
+"""DataFrames for functions of the user: a key's rows in, what it emits out. Values are converted by PySpark's own code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyspark.errors import PySparkRuntimeError, PySparkTypeError
+from pyspark.sql import types as T
+from pyspark.sql.pandas.serializers import ArrowStreamPandasUDFSerializer
+from pyspark.sql.pandas.types import to_arrow_type
+
+from spark_jobs.functions.groups import Groups, single_chunk
+from spark_jobs.functions.state_batch import Mask
+
+__all__ = ["PandasForm"]
+
+
+@dataclass(frozen=True)
+class PandasForm:
+    """Rows as pandas DataFrames.
+
+    Attributes
+    ----------
+    output
+        Type of what is emitted.
+    timezone, safe, by_name, max_rows
+        Of Spark's session: its time zone, whether conversions to Arrow are checked, whether columns of results are found by name, and
+        the largest number of rows in one DataFrame.
+    """
+
+    output: T.StructType
+    timezone: str
+    safe: bool
+    by_name: bool
+    max_rows: int
+
+    @cached_property
+    def _serializer(self) -> Any:
+        """PySpark's conversions between Arrow and pandas; it has no types."""
+        make: Any = ArrowStreamPandasUDFSerializer
+        return make(self.timezone, self.safe, self.by_name)
+
+    def keys(self, keys: pa.Table) -> Iterator[tuple[Any, ...]]:
+        """Each key as a tuple of what its pandas columns hold."""
+        yield from zip(*(self._values(single_chunk(column)) for column in keys.itercolumns()), strict=True)
+
+    def _values(self, column: pa.Array) -> list[Any]:
+        alone = _retyping(column)
+        series = self._serializer.arrow_to_pandas(column.filter(pa.array(~alone)))
+        # Numbers stay NumPy's; times become pandas'.
+        together = iter(series.to_numpy() if series.dtype.kind in "biuf" else series)
+        return [
+            self._serializer.arrow_to_pandas(column.slice(place, 1)).iloc[0] if by_itself else next(together)
+            for place, by_itself in enumerate(alone.tolist())
+        ]
+
+    def rows(self, groups: Groups) -> Iterator[Iterator[pd.DataFrame]]:
+        """DataFrames of each key, of at most ``max_rows`` rows."""
+        alone = _converted_alone(groups)
+        begins, ends = groups.offsets[:-1], groups.offsets[1:]
+        together = groups.rows
+        shift = np.zeros(len(groups), np.int64)
+        if alone.any():
+            together = groups.rows.filter(pa.array(np.repeat(~alone, ends - begins)))
+            shift = np.cumsum(np.where(alone, ends - begins, 0))
+        whole = _frame(together, self._serializer)
+        for begin, end, by_itself, gone in zip(
+            begins.tolist(), ends.tolist(), alone.tolist(), shift.tolist(), strict=True
+        ):
+            if by_itself:
+                frame, start, stop = _frame(groups.rows.slice(begin, end - begin), self._serializer), 0, end - begin
+            else:
+                frame, start, stop = whole, begin - gone, end - gone
+            yield self._chunks(frame, start, stop)
+
+    def _chunks(self, frame: pd.DataFrame, start: int, stop: int) -> Iterator[pd.DataFrame]:
+        for begin in range(start, stop, self.max_rows):
+            # A copy: what a function does to its rows is not seen by other keys.
+            chunk = frame.iloc[begin : min(stop, begin + self.max_rows)].copy()
+            chunk.index = pd.RangeIndex(len(chunk))
+            yield chunk
+
+    def checked(self, frames: Any) -> Iterator[pd.DataFrame]:
+        """What the function returned, refused in Spark's words if it is not what it should be."""
+        if isinstance(frames, pd.DataFrame) or not isinstance(frames, Iterable):
+            raise _wrong_return("iterable of pandas.DataFrame", type(frames).__name__)
+        for frame in frames:
+            if not isinstance(frame, pd.DataFrame):
+                raise _wrong_return("iterator of pandas.DataFrame", f"iterator of {type(frame).__name__}")
+            if len(frame.columns) != len(self.output) and (len(frame.columns) or not frame.empty):
+                raise PySparkRuntimeError(
+                    error_class="RESULT_LENGTH_MISMATCH_FOR_PANDAS_UDF",
+                    message_parameters={"expected": str(len(self.output)), "actual": str(len(frame.columns))},
+                )
+            yield frame
+
+    def size(self, emitted: pd.DataFrame) -> int:
+        """Rows of a DataFrame."""
+        return len(emitted)
+
+    def table(self, frames: Sequence[pd.DataFrame]) -> pa.Table:
+        """Arrow columns of the output type for what was emitted."""
+        kind = to_arrow_type(self.output)
+        struct = self._serializer._create_struct_array(pd.concat(frames, ignore_index=True), kind)
+        return pa.Table.from_arrays(struct.flatten(), schema=pa.schema(list(kind)))
+
+
+def _wrong_return(expected: str, actual: str) -> PySparkTypeError:
+    return PySparkTypeError(error_class="UDF_RETURN_TYPE", message_parameters={"expected": expected, "actual": actual})
+
+
+def _frame(rows: pa.Table, serializer: Any) -> pd.DataFrame:
+    """Rows as pandas sees them in Spark."""
+    series = [
+        serializer.arrow_to_pandas(column).rename(name)
+        for name, column in zip(rows.column_names, rows.itercolumns(), strict=True)
+    ]
+    frame: pd.DataFrame = pd.concat(series, axis=1)
+    return frame
+
+
+def _converted_alone(groups: Groups) -> Mask:
+    """Keys with rows that are :func:`_retyping`: these must not change the columns of other keys."""
+    odd = np.zeros(groups.rows.num_rows, np.bool_)
+    for column in groups.rows.itercolumns():
+        odd |= _retyping(single_chunk(column))
+    if not odd.any():
+        return np.zeros(len(groups), np.bool_)
+    return np.logical_or.reduceat(odd, groups.offsets[:-1])
+
+
+def _retyping(column: pa.Array) -> Mask:
+    """Rows with a null, at any depth, for which pandas gives all that is converted with it another type: integers become floats."""
+    kind = column.type
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        odd: Mask = column.is_null().to_numpy(zero_copy_only=False)
+        return odd
+    odd = np.zeros(len(column), np.bool_)
+    if pa.types.is_struct(kind):
+        # What is in a null struct is null, too.
+        for part in column.flatten():
+            odd |= _retyping(part)
+    elif pa.types.is_map(kind):
+        odd |= _any_of(_retyping(column.keys) | _retyping(column.items), column)
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        odd |= _any_of(_retyping(column.values), column)
+    return odd
+
+
+def _any_of(elements: Mask, lists: pa.Array) -> Mask:
+    """Whether any element of each list is."""
+    counts = np.concatenate([[0], np.cumsum(elements)])[lists.offsets.to_numpy()]
+    found: Mask = (np.diff(counts) > 0) & lists.is_valid().to_numpy(zero_copy_only=False)
+    return found

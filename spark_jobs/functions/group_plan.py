@@ -1,0 +1,137 @@
+"""``applyInPandasWithState`` and ``applyInArrowWithState``, analysed by Spark, as the fleet runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.state import GroupStateTimeout
+
+from coordinator.errors import InvalidRequestError
+from coordinator.model import StateMetadata
+from spark_jobs.functions.group_task import KEY_INDEX, ArrowCalls, Calls, GroupStateTask, GroupView
+from spark_jobs.functions.grouped_input import GroupedInput, function_mode, pandas_settings, struct_type
+from spark_jobs.functions.groups import EXISTS, TIMEOUT, StateColumns
+from spark_jobs.plan.operator_plan import ReduceTask
+from spark_jobs.worker.fleet_client import FleetAddress
+from store_actors.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
+
+__all__ = ["GroupFunction", "GroupStatePlan", "build_group_state"]
+
+_TIMEOUTS = (GroupStateTimeout.NoTimeout, GroupStateTimeout.ProcessingTimeTimeout, GroupStateTimeout.EventTimeTimeout)
+
+
+@dataclass(frozen=True)
+class GroupFunction:
+    """A user's function with its types, as given to ``applyIn...WithState``.
+
+    Attributes
+    ----------
+    arrow
+        Whether it is called for many keys at once.
+    """
+
+    function: Callable[..., Any]
+    output: T.StructType | str
+    state: T.StructType | str
+    output_mode: str
+    timeout_conf: str
+    arrow: bool
+
+
+@dataclass(frozen=True)
+class GroupStatePlan:
+    """See :class:`~spark_jobs.plan.operator_plan.OperatorPlan` and :class:`~spark_jobs.plan.operator_plan.TaskMaker`."""
+
+    inputs: tuple[DataFrame, ...]
+    schema: StateSchema
+    appends: bool
+    output: T.StructType
+    calls: Calls
+    view: GroupView
+    columns: StateColumns
+    timeout_conf: str
+    has_watermark: bool
+
+    def row_type(self) -> T.StructType:
+        """Spark's form of the rows that the function emits."""
+        return self.output
+
+    def finish(self, emitted: DataFrame) -> DataFrame:
+        """What the function emits is the result."""
+        return emitted
+
+    def reduce_task(self, schema: StateSchema, metadata: StateMetadata, address: FleetAddress) -> ReduceTask:
+        """Runs the function in Spark's worker."""
+        return GroupStateTask(
+            self.calls, self.view, self.columns, self.timeout_conf, self.has_watermark, schema, metadata, address
+        )
+
+
+def build_group_state(df: DataFrame, keys: Sequence[Any], given: GroupFunction, stateful_mode: str) -> GroupStatePlan:
+    """Plan of ``df.groupBy(*keys).applyInPandasWithState(...)`` or its Arrow form.
+
+    Parameters
+    ----------
+    stateful_mode
+        Output mode that ``fleet.stateful`` was given.
+
+    Raises
+    ------
+    InvalidRequestError
+        The output mode, the timeouts or a type is not supported, or timeouts need a watermark that is not there.
+    pyspark.errors.AnalysisException
+        Spark itself refuses it: an unknown column.
+    """
+    mode = function_mode(given.output_mode, stateful_mode)
+    if given.timeout_conf not in _TIMEOUTS:
+        raise InvalidRequestError(f"timeoutConf is one of {', '.join(_TIMEOUTS)}", timeoutConf=given.timeout_conf)
+    output, state = struct_type(given.output, "outputStructType"), struct_type(given.state, "stateStructType")
+    columns = StateColumns(to_arrow_schema(state))
+    given_rows = GroupedInput.of(
+        df.groupBy(*keys),
+        late_times=given.timeout_conf == GroupStateTimeout.EventTimeTimeout,
+        reserved=(KEY_INDEX,) if given.arrow else (),
+    )
+    schema = StateSchema(
+        keys=given_rows.keys,
+        inputs=given_rows.inputs,
+        accumulators=tuple(_accumulator(field) for field in (*columns.fields, EXISTS, TIMEOUT)),
+        expiry_key=None,
+        delay_ms=given_rows.delay_ms,
+        output_mode=mode,
+        operator=OperatorKind.GROUP_STATE,
+        options={"timeout_conf": given.timeout_conf},
+    )
+    calls = _calls(df.sparkSession, given, output, state)
+    # As in Spark, nothing stateful can follow timeouts of event time: what they emit may be late for it.
+    appends = mode == "append" and given.timeout_conf != GroupStateTimeout.EventTimeTimeout
+    return GroupStatePlan(
+        (given_rows.frame,),
+        schema,
+        appends,
+        output,
+        calls,
+        given_rows.view,
+        columns,
+        given.timeout_conf,
+        given_rows.delay_ms is not None,
+    )
+
+
+def _accumulator(field: Field) -> Accumulator:
+    # A renamed column, or one of another nested type, is another column.
+    return Accumulator(AccumulatorKind.VALUE, (), (field,), meaning=field.name)
+
+
+def _calls(spark: SparkSession, given: GroupFunction, output: T.StructType, state: T.StructType) -> Calls:
+    if given.arrow:
+        return ArrowCalls(given.function, to_arrow_schema(output))
+    # pandas is loaded where it is used.
+    from spark_jobs.functions.pandas_calls import PandasCalls
+
+    return PandasCalls(given.function, output, state, **pandas_settings(spark))

@@ -1,0 +1,213 @@
+"""Rows and keys of ``df.groupBy(...)`` on their way to a function of the user, as Spark analyses them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import _parse_datatype_string
+
+from coordinator.errors import InvalidRequestError
+from spark_jobs.functions.group_task import EVENT_TIME_FIELD, GroupView
+from spark_jobs.plan.catalyst import (
+    Expression,
+    class_name,
+    column_of,
+    data_type,
+    frame_of,
+    scala_list,
+    watermark_delay_ms,
+)
+from spark_jobs.plan.event_time import event_time, event_time_column
+from spark_jobs.plan.keys import Key, key_of, leaf_field
+from spark_jobs.worker.exchange import HASH_COLUMN, TIME_COLUMN
+from store_actors.schema import Field, payload_type
+
+__all__ = ["GroupedInput", "function_mode", "pandas_settings", "struct_type"]
+
+
+@dataclass(frozen=True)
+class GroupedInput:
+    """What reaches the shards of an operator whose state is the user's.
+
+    Attributes
+    ----------
+    frame
+        Key leaves, payload, batch time and hash; event time, if there is one.
+    keys, inputs
+        Columns of the operator's schema.
+    view
+        How the user sees them.
+    key_type, row_type
+        Spark's types of the grouping columns and of the rows.
+    delay_ms
+        Watermark delay; None without a watermark.
+    """
+
+    frame: DataFrame
+    keys: tuple[Field, ...]
+    inputs: tuple[Field, ...]
+    view: GroupView
+    key_type: T.StructType
+    row_type: T.StructType
+    delay_ms: int | None
+
+    @classmethod
+    def of(cls, grouped: GroupedData, *, late_times: bool, reserved: Sequence[str] = ()) -> GroupedInput:
+        """Take ``df.groupBy(...)`` apart.
+
+        Parameters
+        ----------
+        late_times
+            Whether rows come with the event time by which they are late.
+        reserved
+            Names that the rows may not have.
+
+        Raises
+        ------
+        InvalidRequestError
+            There are no grouping columns, columns cannot be told apart, or there is no event time for `late_times`.
+        """
+        df: DataFrame = grouped._df
+        spark = df.sparkSession
+        counted = grouped.agg(F.count(F.lit(1)))
+        node = counted._jdf.queryExecution().analyzed()
+        key_names = counted.columns[:-1]
+        if class_name(node) != "Aggregate" or not key_names:
+            raise InvalidRequestError("group by the columns of a key first; for one state of everything, by a constant")
+        below = node.child()
+        wanted = {one.exprId().id() for one in scala_list(df._jdf.queryExecution().analyzed().output())}
+        attributes = [one for one in scala_list(below.output()) if one.exprId().id() in wanted]
+        keys = [key_of(spark, one, f"k{place}") for place, one in enumerate(scala_list(node.groupingExpressions()))]
+        payload = _Payload.of(spark, attributes, keys)
+        _check_names(key_names, payload, reserved)
+        delay_ms, time = event_time(spark, attributes)
+        if late_times:
+            payload.selected.append(_late_time(spark, attributes).alias(EVENT_TIME_FIELD.name))
+            payload.fields.append(EVENT_TIME_FIELD)
+        leaves = [column.alias(leaf.name) for key in keys for leaf, column in zip(key.leaves, key.columns, strict=True)]
+        hashed = F.hash(*(column for key in keys for column in key.columns)).alias(HASH_COLUMN)
+        now = F.unix_millis(F.current_timestamp()).alias(TIME_COLUMN)
+        selected = [*leaves, *payload.selected, *event_time_column(time), now, hashed]
+        prepared = frame_of(spark, below).select(*selected)
+        types = {item.name: item for item in prepared.schema.fields}
+        return cls(
+            prepared,
+            tuple(leaf_field(types[leaf.name]) for key in keys for leaf in key.leaves),
+            tuple(payload.fields),
+            GroupView(tuple(zip(key_names, (key.tree for key in keys), strict=True)), tuple(payload.names)),
+            T.StructType(counted.schema.fields[:-1]),
+            df.schema,
+            delay_ms,
+        )
+
+
+def struct_type(given: T.DataType | str, what: str) -> T.StructType:
+    """A struct that the user gave, as Spark's type or in DDL.
+
+    Raises
+    ------
+    InvalidRequestError
+        It is none, has no columns or two of one name, or a type that Arrow does not carry.
+    """
+    kind = _parse_datatype_string(given) if isinstance(given, str) else given
+    if not isinstance(kind, T.StructType) or not kind.fields:
+        raise InvalidRequestError(f"{what} is a struct of at least one column", got=given)
+    if len(set(kind.names)) < len(kind.names):
+        raise InvalidRequestError(f"columns of {what} have distinct names", columns=kind.names)
+    for item in kind.fields:
+        try:
+            to_arrow_type(item.dataType)
+        except (TypeError, ValueError) as error:
+            raise InvalidRequestError(
+                f"{what} has a column of a type that Arrow does not carry; cast it",
+                column=item.name,
+                type=item.dataType.simpleString(),
+            ) from error
+    return kind
+
+
+@dataclass
+class _Payload:
+    """The DataFrame's columns: those that are keys are made of these again, the others pass as they are."""
+
+    fields: list[Field]
+    selected: list[Column]
+    names: list[tuple[str, str]]
+
+    @classmethod
+    def of(cls, spark: SparkSession, attributes: Sequence[Expression], keys: Sequence[Key]) -> _Payload:
+        payload = cls([], [], [])
+        for place, attribute in enumerate(attributes):
+            kind = data_type(attribute)
+            name = f"c{place}"
+            held = None
+            if not isinstance(kind, T.FloatType | T.DoubleType):
+                # Floating-point keys are normalised; rows keep their own bits.
+                held = next((key.tree.leaf for key in keys if key.expression.semanticEquals(attribute)), None)
+            if held is None:
+                payload.fields.append(Field(name, payload_type(to_arrow_type(kind)), attribute.nullable()))
+                payload.selected.append(column_of(spark, attribute).alias(name))
+            payload.names.append((attribute.name(), held or name))
+        return payload
+
+
+def _check_names(key_names: Sequence[str], payload: _Payload, reserved: Sequence[str]) -> None:
+    names = [name for name, _ in payload.names]
+    if len(set(names)) < len(names):
+        raise InvalidRequestError(
+            "columns of one name cannot be told apart by the function; rename them", columns=names
+        )
+    for name in set(reserved) & set(names):
+        raise InvalidRequestError(f"the function is given its rows with a column {name} of its own; rename yours")
+    if len(set(key_names)) < len(key_names):
+        raise InvalidRequestError("grouping columns have distinct names; use alias", columns=list(key_names))
+
+
+def _late_time(spark: SparkSession, attributes: Sequence[Expression]) -> Column:
+    """Event time of a row (of a window, its end), in microseconds: the first column with a watermark, as in Spark."""
+    marked = next((one for one in attributes if watermark_delay_ms(one) is not None), None)
+    if marked is None:
+        raise InvalidRequestError(
+            "event-time timeouts need a watermark, and its column among those that reach the function; call withWatermark "
+            "before fleet.stateful"
+        )
+    column = column_of(spark, marked)
+    time = column.getField("end") if isinstance(data_type(marked), T.StructType) else column
+    return F.unix_micros(time.cast("timestamp"))
+
+
+def function_mode(output_mode: str, stateful_mode: str) -> str:
+    """The output mode of a function of the user, given to it and to ``fleet.stateful``.
+
+    Raises
+    ------
+    InvalidRequestError
+        It is neither append nor update, or the two differ.
+    """
+    mode = output_mode.lower()
+    if mode not in ("append", "update"):
+        raise InvalidRequestError("the output mode of a function is append or update", outputMode=output_mode)
+    if stateful_mode != mode and stateful_mode != "update":
+        raise InvalidRequestError(
+            "the output modes of fleet.stateful and of its function differ", stateful=stateful_mode, function=mode
+        )
+    return mode
+
+
+def pandas_settings(spark: SparkSession) -> dict[str, Any]:
+    """What a session says of conversions between Arrow and pandas (:class:`~spark_jobs.functions.frames.PandasForm`)."""
+    conf = spark.conf
+    # Zero or less is no limit, as in Spark.
+    max_rows = int(conf.get("spark.sql.execution.arrow.maxRecordsPerBatch", "10000") or 0)
+    return {
+        "timezone": conf.get("spark.sql.session.timeZone"),
+        "safe": conf.get("spark.sql.execution.pandas.convertToArrowArraySafely", "false") == "true",
+        "by_name": conf.get("spark.sql.legacy.execution.pandas.groupedMap.assignColumnsByName", "true") == "true",
+        "max_rows": max_rows if max_rows > 0 else (1 << 31) - 1,
+    }

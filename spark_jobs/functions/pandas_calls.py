@@ -1,0 +1,124 @@
+"""Functions of ``applyInPandasWithState``: called key by key over columns that are converted for all keys at once.
+
+Values are converted by PySpark's own code, and state is PySpark's own ``GroupState``, so a function sees what it sees in Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import types as T
+from pyspark.sql.streaming.state import GroupState
+
+from coordinator.errors import InvalidRequestError
+from spark_jobs.functions.frames import PandasForm
+from spark_jobs.functions.groups import Groups
+from spark_jobs.functions.state_batch import NO_TIMEOUT, StateBatch
+from spark_jobs.functions.values import to_arrow, to_python
+
+__all__ = ["PandasCalls", "PandasFunction"]
+
+#: ``func(key, pdfs, state)``: DataFrames to emit.
+PandasFunction = Callable[[tuple[Any, ...], Iterator[pd.DataFrame], GroupState], Iterable[pd.DataFrame]]
+
+
+@dataclass(frozen=True)
+class PandasCalls:
+    """A function of one key, as a function of many.
+
+    Attributes
+    ----------
+    function
+        The user's.
+    output, state
+        Types of what it emits and of the state.
+    timezone, safe, by_name, max_rows
+        Of Spark's session: its time zone, whether conversions to Arrow are checked, whether columns of results are found by name, and
+        the largest number of rows in one DataFrame.
+    """
+
+    function: PandasFunction
+    output: T.StructType
+    state: T.StructType
+    timezone: str
+    safe: bool
+    by_name: bool
+    max_rows: int
+
+    def __call__(self, groups: Groups, state: StateBatch) -> Iterator[pa.Table]:
+        """Call the function for each key; yields what to emit and changes `state`."""
+        form = PandasForm(self.output, self.timezone, self.safe, self.by_name, self.max_rows)
+        emitted: list[pd.DataFrame] = []
+        rows = 0
+        results: list[GroupState] = []
+        inputs = _no_rows(groups) if state.has_timed_out else form.rows(groups)
+        for key, frames, one in zip(form.keys(groups.keys), inputs, _states(self.state, state), strict=True):
+            for frame in form.checked(self.function(key, frames, one)):
+                if len(frame):
+                    emitted.append(frame)
+                    rows += len(frame)
+            results.append(one)
+            if rows > self.max_rows:
+                yield form.table(emitted)
+                emitted, rows = [], 0
+        if emitted:
+            yield form.table(emitted)
+        self._keep(results, state)
+
+    def _keep(self, results: Sequence[GroupState], state: StateBatch) -> None:
+        """What the function did to the state of each key, in columns."""
+        updated = np.array([one._updated for one in results], np.bool_)
+        removed = np.array([one._removed for one in results], np.bool_)
+        timeouts = np.array([one._timeout_timestamp for one in results], np.int64)
+        if updated.any():
+            empty = (None,) * len(self.state)
+            rows = [tuple(one._value) if one._updated else empty for one in results]
+            for row in rows:
+                if len(row) != len(self.state):
+                    raise InvalidRequestError(
+                        "the state was updated with another number of values than it has columns",
+                        columns=self.state.names,
+                        values=len(row),
+                    )
+            columns = zip(self.state.fields, zip(*rows, strict=True), strict=True)
+            state.update(
+                {item.name: [to_arrow(value, item.dataType) for value in column] for item, column in columns}, updated
+            )
+        if removed.any():
+            state.remove(removed)
+        state.keep_timeouts(timeouts)
+
+
+def _no_rows(groups: Groups) -> Iterator[Iterator[pd.DataFrame]]:
+    """For each key one DataFrame without rows."""
+    for _ in range(len(groups)):
+        yield iter([pd.DataFrame(columns=groups.rows.column_names)])
+
+
+def _states(kind: T.StructType, state: StateBatch) -> Iterator[GroupState]:
+    """A ``GroupState`` for each key."""
+    columns = [
+        [to_python(value, item.dataType) for value in array.to_pylist()]
+        for item, array in zip(kind.fields, state.values.itercolumns(), strict=True)
+    ]
+    moment = state.moment
+    for exists, *values in zip(state.exists.tolist(), *columns, strict=True):
+        yield GroupState(
+            optionalValue=T.Row(*values) if exists else None,  # type: ignore[arg-type]
+            batchProcessingTimeMs=moment.processing_time_ms,
+            eventTimeWatermarkMs=GroupState.NO_TIMESTAMP if moment.watermark_ms is None else moment.watermark_ms,
+            timeoutConf=moment.timeout_conf,
+            hasTimedOut=moment.has_timed_out,
+            watermarkPresent=moment.watermark_ms is not None,
+            defined=exists,
+            updated=False,
+            removed=False,
+            timeoutTimestamp=NO_TIMEOUT,
+            keyAsUnsafe=b"",
+            valueSchema=kind,
+        )

@@ -1,0 +1,299 @@
+"""State of many keys at once: what the function of ``applyInArrowWithState`` is given.
+
+:class:`StateBatch` has the rules of PySpark's ``GroupState`` for whole columns: a timeout holds until the function is called for its
+key again, and then stands only if it is set again; what was removed may still have a timeout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.streaming.state import GroupStateTimeout
+
+from coordinator.errors import InvalidRequestError
+from spark_jobs.functions.groups import Numbers, StateColumns
+
+__all__ = ["NO_TIMEOUT", "BatchFunction", "Mask", "Moment", "StateBatch"]
+
+Mask: TypeAlias = npt.NDArray[np.bool_]
+#: A column of one value a key: Arrow, NumPy or a list.
+Values: TypeAlias = "pa.Array | pa.ChunkedArray | npt.NDArray[Any] | Sequence[Any]"
+#: Milliseconds: one number for all keys, or one each.
+Milliseconds: TypeAlias = "int | Values"
+
+#: In place of a timeout, where there is none.
+NO_TIMEOUT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When a function is called, and why.
+
+    Attributes
+    ----------
+    timeout_conf
+        The query's ``GroupStateTimeout``.
+    watermark_ms
+        None without a watermark.
+    processing_time_ms
+        That of the batch.
+    has_timed_out
+        Whether the keys are there because they timed out.
+    """
+
+    timeout_conf: str
+    watermark_ms: int | None
+    processing_time_ms: int
+    has_timed_out: bool
+
+
+class StateBatch:
+    """State of the keys of one call, key by key in the order of the call's ``keys`` table.
+
+    Arguments named `where` are masks, one boolean a key: which keys are meant; all by default.
+
+    Parameters
+    ----------
+    columns
+        The state's type.
+    values
+        Column by column what is held; null where there is no state.
+    exists, timeouts_ms
+        Which keys have state, and when each times out (-1: it does not).
+    offsets
+        Rows of key `i` are those from ``offsets[i]`` to ``offsets[i + 1]``.
+    moment
+        When the call takes place.
+    """
+
+    def __init__(
+        self,
+        columns: StateColumns,
+        values: Sequence[pa.Array],
+        exists: Mask,
+        timeouts_ms: Numbers,
+        offsets: Numbers,
+        moment: Moment,
+    ) -> None:
+        self._columns, self._moment = columns, moment
+        self._values = list(values)
+        self._exists = exists.copy()
+        self._offsets = offsets
+        size = len(exists)
+        self._updated, self._removed = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
+        self._former_timeouts = timeouts_ms
+        self._timeouts = np.full(size, NO_TIMEOUT, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._exists)
+
+    # -- what is there --------------------------------------------------------------------------------------------
+
+    @property
+    def exists(self) -> Mask:
+        """Which keys have state, updates and removes of this call included."""
+        return self._exists.copy()
+
+    @property
+    def values(self) -> pa.Table:
+        """All columns of the state; null where a key has none."""
+        return pa.Table.from_arrays(self._values, schema=self._columns.schema)
+
+    def get(self, column: str, default: Any = None) -> pa.Array:
+        """One column of the state; `default` (null, by default) where a key has none, or a null.
+
+        Raises
+        ------
+        InvalidRequestError
+            The state has no such column.
+        """
+        place = self._columns.schema.get_field_index(column)
+        if place < 0:
+            raise InvalidRequestError("the state has no such column", column=column, columns=self._columns.schema.names)
+        values = self._values[place]
+        return values if default is None else pc.fill_null(values, pa.scalar(default, values.type))
+
+    @property
+    def offsets(self) -> Numbers:
+        """Where the rows of each key begin in ``rows``, and of the last one end; its differences are the numbers of rows."""
+        return self._offsets
+
+    @property
+    def has_timed_out(self) -> bool:
+        """Whether the keys of this call are there because they timed out; they have no rows then."""
+        return self._moment.has_timed_out
+
+    @property
+    def current_watermark_ms(self) -> int:
+        """The watermark, in milliseconds since the epoch.
+
+        Raises
+        ------
+        InvalidRequestError
+            There is no watermark.
+        """
+        if self._moment.watermark_ms is None:
+            raise InvalidRequestError("there is no watermark to ask for; call withWatermark before fleet.stateful")
+        return self._moment.watermark_ms
+
+    @property
+    def current_processing_time_ms(self) -> int:
+        """Time of the batch, in milliseconds since the epoch; the same on every retry."""
+        return self._moment.processing_time_ms
+
+    @property
+    def moment(self) -> Moment:
+        """When the call takes place."""
+        return self._moment
+
+    # -- changes --------------------------------------------------------------------------------------------------
+
+    def update(self, values: pa.Table | pa.RecordBatch | Mapping[str, Values], where: Values | None = None) -> None:
+        """Set the state of keys.
+
+        Parameters
+        ----------
+        values
+            Every column of the state by name, with one value for each key of the call (those not meant by `where` are ignored).
+        where
+            Which keys.
+
+        Raises
+        ------
+        InvalidRequestError
+            A column is missing, unknown, of another length, or does not fit its type. Nothing was changed.
+        """
+        mask = self._mask(where)
+        if isinstance(values, Mapping):
+            given: dict[str, Values] = dict(values)
+        else:
+            given = {name: values.column(name) for name in values.schema.names}
+        if set(given) != set(self._columns.schema.names):
+            raise InvalidRequestError(
+                "state is updated with all of its columns, and no others",
+                columns=self._columns.schema.names,
+                got=list(given),
+            )
+        new = [self._fitted(field, given[field.name]) for field in self._columns.schema]
+        if not mask.all():
+            new = [pc.if_else(pa.array(mask), after, before) for after, before in zip(new, self._values, strict=True)]
+        self._values = new
+        self._exists |= mask
+        self._updated |= mask
+        self._removed &= ~mask
+
+    def remove(self, where: Values | None = None) -> None:
+        """Remove the state of keys; those that have none are ignored."""
+        mask = self._mask(where)
+        keep = pa.array(~mask)
+        self._values = [pc.if_else(keep, array, pa.scalar(None, array.type)) for array in self._values]
+        self._exists &= ~mask
+        self._updated &= ~mask
+        self._removed |= mask
+
+    def set_timeout_duration(self, duration_ms: Milliseconds, where: Values | None = None) -> None:
+        """Let keys time out once this many milliseconds of processing time have passed.
+
+        Raises
+        ------
+        InvalidRequestError
+            The query has no processing-time timeouts, or a duration is not positive.
+        """
+        mask = self._mask(where)
+        self._require_conf(GroupStateTimeout.ProcessingTimeTimeout)
+        durations = self._milliseconds(duration_ms, mask)
+        if (durations[mask] <= 0).any():
+            raise InvalidRequestError("a timeout's duration is positive", smallest=int(durations[mask].min()))
+        self._timeouts[mask] = self._moment.processing_time_ms + durations[mask]
+
+    def set_timeout_timestamp(self, timestamp_ms: Milliseconds, where: Values | None = None) -> None:
+        """Let keys time out once the watermark has passed a time, in milliseconds since the epoch (or an Arrow column of timestamps).
+
+        Raises
+        ------
+        InvalidRequestError
+            The query has no event-time timeouts, or a time is not positive or before the watermark.
+        """
+        mask = self._mask(where)
+        self._require_conf(GroupStateTimeout.EventTimeTimeout)
+        times = self._milliseconds(timestamp_ms, mask)
+        least = max(1, self._moment.watermark_ms or 0)
+        if (times[mask] < least).any():
+            raise InvalidRequestError(
+                "a timeout is not before the current watermark, and positive",
+                earliest=int(times[mask].min()),
+                watermark=self._moment.watermark_ms,
+            )
+        self._timeouts[mask] = times[mask]
+
+    def keep_timeouts(self, timeouts_ms: Numbers) -> None:
+        """Take timeouts that ``GroupState`` has checked, -1 for none."""
+        self._timeouts = timeouts_ms
+
+    def _require_conf(self, conf: str) -> None:
+        if self._moment.timeout_conf != conf:
+            raise InvalidRequestError(
+                "the query was made with other timeouts; give it this timeoutConf",
+                needed=conf,
+                got=self._moment.timeout_conf,
+            )
+
+    def _mask(self, where: Values | None) -> Mask:
+        if where is None:
+            return np.ones(len(self), np.bool_)
+        array = where if isinstance(where, pa.Array | pa.ChunkedArray) else pa.array(where, pa.bool_())
+        if len(array) != len(self) or array.type != pa.bool_():
+            raise InvalidRequestError(
+                "a mask is one boolean for each key", keys=len(self), got=len(array), type=array.type
+            )
+        mask: Mask = pc.fill_null(array, False).to_numpy(zero_copy_only=False)
+        return mask
+
+    def _milliseconds(self, value: Milliseconds, mask: Mask) -> Numbers:
+        if isinstance(value, int | np.integer):
+            return np.full(len(self), value, np.int64)
+        array = value if isinstance(value, pa.Array | pa.ChunkedArray) else pa.array(value)
+        if pa.types.is_timestamp(array.type):
+            array = array.cast(pa.timestamp("ms", array.type.tz), safe=False)
+        # A null where it is meant fails as not positive.
+        field = pa.field("timeout", pa.int64())
+        numbers: Numbers = pc.fill_null(self._fitted(field, array), 0).to_numpy()
+        return numbers
+
+    def _fitted(self, field: pa.Field, values: Values) -> pa.Array:
+        try:
+            if not isinstance(values, pa.Array | pa.ChunkedArray):
+                values = pa.array(values, field.type)
+            array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+            fitted = array.cast(field.type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise InvalidRequestError(
+                f"values do not fit their column ({error}); nothing was changed", column=field.name, type=field.type
+            ) from error
+        if len(fitted) != len(self):
+            raise InvalidRequestError(
+                "a column has one value for each key of the call", column=field.name, keys=len(self), got=len(fitted)
+            )
+        return fitted
+
+    # -- what became of it ----------------------------------------------------------------------------------------
+
+    def outcome(self) -> tuple[Mask, Mask, Numbers]:
+        """Which keys are to be written, which to be removed, and when each times out in milliseconds (-1: it does not).
+
+        Spark's rule: a key is written if its state was updated or removed or if its timeout is another one; a key that has neither
+        state nor a timeout is gone.
+        """
+        stays = self._exists | (self._timeouts != NO_TIMEOUT)
+        changed = self._updated | self._removed | (self._timeouts != self._former_timeouts)
+        return stays & changed, ~stays, self._timeouts
+
+
+#: ``func(keys, rows, state)``: what to emit, or None.
+BatchFunction = Callable[[pa.Table, pa.Table, StateBatch], "pa.Table | pa.RecordBatch | None"]

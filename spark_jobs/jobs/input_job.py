@@ -1,0 +1,134 @@
+"""The frame of the jobs that read a folder: parse, keep malformed lines aside, run through the fleet, print a table."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from coordinator.errors import StateStoreError
+from spark_jobs.fleet import Fleet, connect
+from spark_jobs.jobs.console import add_job_options, error_text, format_table, keep_newest, run_to_end, store_uri
+from spark_jobs.plan.bounds import UnboundedStateWarning
+from spark_jobs.session.spark_session import start_session, stop_session
+
+__all__ = ["MALFORMED_COLUMNS", "InputJob", "run_job"]
+
+#: What a parsed DataFrame carries beside its own columns: the raw line, and why it is malformed (null: it is well-formed).
+MALFORMED_COLUMNS = ("raw", "reason")
+
+
+@dataclass(frozen=True)
+class InputJob:
+    """One job.
+
+    Attributes
+    ----------
+    name
+        Default name of its state and folder.
+    description
+        Its one line of help.
+    read
+        Streaming DataFrame of an input path with that many files a batch, parsed: own columns, ``raw`` and ``reason``.
+    build
+        The aggregation, of anything that has ``groupBy``.
+    keys
+        Columns of the result that name a group.
+    order_by
+        Column by which the table at the end is sorted, largest first.
+    """
+
+    name: str
+    description: str
+    read: Callable[[SparkSession, str, int], DataFrame]
+    build: Callable[[Any], DataFrame]
+    keys: tuple[str, ...]
+    order_by: str
+
+
+def _keep_malformed(batch: DataFrame, batch_id: int, folder: Path) -> None:
+    """Write a batch's malformed lines with their reasons; a repeated batch overwrites its own file."""
+    batch.select(*MALFORMED_COLUMNS).where("reason IS NOT NULL").write.mode("overwrite").parquet(
+        str(folder / f"batch={batch_id}")
+    )
+
+
+def execute(spark: SparkSession, fleet: Fleet, job: InputJob, options: argparse.Namespace) -> tuple[int, int]:
+    """Run a job over all input there is; returns (well-formed rows read by this run, malformed lines kept so far)."""
+    folder = options.folder.resolve()
+    parsed = job.read(spark, options.input, options.files_per_trigger)
+    good = parsed.where("reason IS NULL").drop(*MALFORMED_COLUMNS)
+    with warnings.catch_warnings():
+        # The input ends, and so do its groups.
+        warnings.simplefilter("ignore", UnboundedStateWarning)
+        results = job.build(fleet.stateful(good, name=options.name, outputMode="update", shards=options.shards))
+    table = folder / "results.parquet"
+    query = (
+        results.writeStream.outputMode("update")
+        .foreachBatch(lambda rows, _: keep_newest(rows, table, job.keys))
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    aside = (
+        parsed.writeStream.foreachBatch(lambda rows, number: _keep_malformed(rows, number, folder / "malformed"))
+        .option("checkpointLocation", str(folder / "checkpoint-malformed"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    rows = run_to_end(query, fleet, options.name)
+    aside.awaitTermination()
+    malformed = spark.read.parquet(str(folder / "malformed")).count() if (folder / "malformed").is_dir() else 0
+    return rows, malformed
+
+
+def run_job(job: InputJob, argv: Sequence[str] | None) -> int:
+    """Entry point of a job; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m spark_jobs.{job.name.replace('-', '_')}", description=job.description
+    )
+    add_job_options(parser, job.name)
+    options = parser.parse_args(argv)
+    try:
+        spark = start_session(f"statefleet-{job.name}")
+        fleet = connect(store_uri(options))
+        print(f"fleet: {fleet.uri}   dashboard: {fleet.dashboard_url()}", flush=True)
+        rows, malformed = execute(spark, fleet, job, options)
+        _report(job, options, fleet, rows, malformed)
+    except (StateStoreError, PySparkException) as error:
+        print(f"error: {error_text(error)}", file=sys.stderr)
+        return 1
+    finally:
+        stop_session()
+    return 0
+
+
+def _report(job: InputJob, options: argparse.Namespace, fleet: Fleet, rows: int, malformed: int) -> None:
+    file = options.folder.resolve() / "results.parquet"
+    if file.exists():
+        table = pq.read_table(file).sort_by([(job.order_by, "descending")])
+        print(
+            format_table(table.column_names, [tuple(row.values()) for row in table.slice(0, options.top).to_pylist()])
+        )
+        print(f"\n{table.num_rows:,} groups in {file}")
+    print(
+        f"{rows:,} rows read by this run; {malformed:,} malformed lines kept in {options.folder.resolve() / 'malformed'}"
+    )
+    print(f"state persisted in {fleet.uri}/{options.name}")
+
+
+def reason(*checks: tuple[Any, str]) -> Any:
+    """Column with the text of the first check that holds, null if none does."""
+    result = F.lit(None).cast("string")
+    for condition, text in reversed(checks):
+        result = F.when(condition, F.lit(text)).otherwise(result)
+    return result

@@ -1,0 +1,185 @@
+"""Which accumulators make up each of Spark's aggregate functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from coordinator.errors import InvalidRequestError
+from spark_jobs.operators.meaning import meaning_of
+from spark_jobs.plan.catalyst import Expression, class_name, column_of, data_type, scala_list
+from spark_jobs.plan.state_types import state_field
+from store_actors.schema import AccumulatorKind, Field
+
+__all__ = ["Part", "parts_of"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One accumulator of an aggregate: its kind, its input (None for rows), its state fields, and what it means.
+
+    The state fields of all parts, in order, stand for the function's ``aggBufferAttributes``.
+    """
+
+    kind: AccumulatorKind
+    input: Column | None
+    #: Named by suffixes.
+    state: tuple[Field, ...]
+    meaning: str = ""
+    cast: str = ""
+
+    def fields(self, prefix: str) -> tuple[Field, ...]:
+        return tuple(replace(field, name=f"{prefix}_{field.name}") for field in self.state)
+
+
+def parts_of(spark: SparkSession, aggregate: Expression, function: Expression) -> tuple[Part, ...]:
+    """Accumulators of one AggregateExpression whose function is (unwrapped) `function`.
+
+    Raises
+    ------
+    InvalidRequestError
+        The function, or a use of it, is not supported; says which and what to use.
+    """
+    text = aggregate.sql()
+    if aggregate.isDistinct():
+        raise InvalidRequestError(
+            "distinct aggregates are not held by the fleet yet (Spark refuses them in streaming, too); group by the column as well, "
+            "or use approx_count_distinct in a batch query over the results",
+            aggregate=text,
+        )
+    maker = _MAKERS.get(class_name(function))
+    if maker is None:
+        raise InvalidRequestError(
+            "this aggregate is not held by the fleet yet; it holds count, sum, min, max, avg, first, last, any_value, stddev, "
+            "variance, count_if, bool_and and bool_or; use one of these, or Spark's own groupBy for this query",
+            aggregate=text,
+            function=function.prettyName(),
+        )
+    condition = aggregate.filter()
+    where = column_of(spark, condition.get()) if condition.isDefined() else None
+    meaning, cast = meaning_of(spark, aggregate, function)
+    parts = maker(_Use(spark, function, text, where))
+    # The parts of one aggregate belong together: its sum never goes on with the sum of another.
+    return tuple(
+        replace(part, meaning=meaning if len(parts) == 1 else f"{meaning}.{part.state[0].name}", cast=cast)
+        for part in parts
+    )
+
+
+@dataclass(frozen=True)
+class _Use:
+    """One use of a function in a query."""
+
+    spark: SparkSession
+    function: Expression
+    text: str
+    where: Column | None
+
+    def child(self) -> Expression:
+        return scala_list(self.function.children())[0]
+
+    def kept(self, column: Column) -> Column:
+        """The column where the aggregate's FILTER holds, null elsewhere."""
+        return column if self.where is None else F.when(self.where, column)
+
+    def column(self) -> Column:
+        return self.kept(column_of(self.spark, self.child()))
+
+    def require_legacy_arithmetic(self) -> None:
+        if str(self.function.evalMode().toString()) != "LEGACY":
+            raise InvalidRequestError(
+                "sums that fail or turn null on overflow (ANSI mode, try_sum) are not held by the fleet yet; set "
+                "spark.sql.ansi.enabled to false, or sum a decimal",
+                aggregate=self.text,
+            )
+
+
+def _count(use: _Use) -> tuple[Part, ...]:
+    children = scala_list(use.function.children())
+    needed = [column_of(use.spark, child).isNotNull() for child in children if child.nullable()]
+    state = (state_field("count", T.LongType(), False),)
+    if not needed and use.where is None:
+        return (Part(AccumulatorKind.COUNT_ROWS, None, state),)
+    present = use.where if use.where is not None else F.lit(True)
+    for column in needed:
+        present = present & column
+    return (Part(AccumulatorKind.COUNT_VALID, F.when(present, F.lit(True)), state),)
+
+
+def _sum(use: _Use) -> tuple[Part, ...]:
+    result = data_type(use.function)
+    column = use.kept(column_of(use.spark, use.child()).cast(result))
+    if isinstance(result, T.DecimalType):
+        return (Part(AccumulatorKind.SUM_DECIMAL, column, _decimal_sum(result)),)
+    if isinstance(result, T.DoubleType):
+        return (Part(AccumulatorKind.SUM_FLOAT, column, (state_field("sum", result),)),)
+    if isinstance(result, T.LongType):
+        use.require_legacy_arithmetic()
+        return (Part(AccumulatorKind.SUM_INT, column, (state_field("sum", result),)),)
+    raise InvalidRequestError(
+        "the fleet sums numbers; cast the column to one", aggregate=use.text, type=result.simpleString()
+    )
+
+
+def _average(use: _Use) -> tuple[Part, ...]:
+    sum_type = data_type(scala_list(use.function.aggBufferAttributes())[0])
+    if not isinstance(sum_type, T.DecimalType | T.DoubleType):
+        raise InvalidRequestError(
+            "the fleet averages numbers; cast the column to one", aggregate=use.text, type=sum_type.simpleString()
+        )
+    column = use.kept(column_of(use.spark, use.child()).cast(sum_type))
+    count = Part(AccumulatorKind.COUNT_VALID, column, (state_field("count", T.LongType(), False),))
+    if isinstance(sum_type, T.DoubleType):
+        return (Part(AccumulatorKind.SUM_FLOAT, column, (state_field("sum", sum_type),)), count)
+    return (Part(AccumulatorKind.SUM_DECIMAL, column, _decimal_sum(sum_type)), count)
+
+
+def _decimal_sum(kind: T.DecimalType) -> tuple[Field, ...]:
+    return (state_field("sum", kind), state_field("is_empty", T.BooleanType(), False))
+
+
+def _extreme(kind: AccumulatorKind) -> Callable[[_Use], tuple[Part, ...]]:
+    def make(use: _Use) -> tuple[Part, ...]:
+        value = state_field("value", data_type(use.child()), what=use.text)
+        return (Part(kind, use.column(), (value,)),)
+
+    return make
+
+
+def _positional(any_kind: AccumulatorKind, valid_kind: AccumulatorKind) -> Callable[[_Use], tuple[Part, ...]]:
+    def make(use: _Use) -> tuple[Part, ...]:
+        ignore_nulls = bool(use.function.ignoreNulls())
+        if use.where is not None and not ignore_nulls:
+            raise InvalidRequestError(
+                "first and last with a FILTER need ignorenulls=True in the fleet", aggregate=use.text
+            )
+        value = state_field("value", data_type(use.child()), what=use.text)
+        state = (value, state_field("value_set", T.BooleanType(), False))
+        return (Part(valid_kind if ignore_nulls else any_kind, use.column(), state),)
+
+    return make
+
+
+def _moments(use: _Use) -> tuple[Part, ...]:
+    column = use.kept(column_of(use.spark, use.child()).cast(T.DoubleType()))
+    state = tuple(state_field(name, T.DoubleType(), False) for name in ("n", "avg", "m2"))
+    return (Part(AccumulatorKind.MOMENTS, column, state),)
+
+
+_MAKERS: dict[str, Callable[[_Use], tuple[Part, ...]]] = {
+    "Count": _count,
+    "Sum": _sum,
+    "Average": _average,
+    "Min": _extreme(AccumulatorKind.MIN),
+    "Max": _extreme(AccumulatorKind.MAX),
+    "First": _positional(AccumulatorKind.FIRST, AccumulatorKind.FIRST_VALID),
+    "Last": _positional(AccumulatorKind.LAST, AccumulatorKind.LAST_VALID),
+    "StddevSamp": _moments,
+    "StddevPop": _moments,
+    "VarianceSamp": _moments,
+    "VariancePop": _moments,
+}

@@ -1,0 +1,262 @@
+"""From ``groupBy(...).agg(...)``, analysed by Spark itself, to what the fleet runs.
+
+Spark analyses the aggregation on the streaming DataFrame (it is never executed). From the analysed plan come the columns to
+shuffle (:attr:`AggregatePlan.prepared`), the state's schema, and the projection that turns accumulators into results with
+Spark's own final expressions (:meth:`AggregatePlan.finish`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from coordinator.errors import InvalidRequestError
+from spark_jobs.operators.accumulators import Part, parts_of
+from spark_jobs.operators.meaning import unwrap
+from spark_jobs.operators.session_windows import SESSION_FIELDS, session_key, session_schema
+from spark_jobs.plan.catalyst import (
+    Expression,
+    class_name,
+    column_of,
+    frame_of,
+    rebuild,
+    resolved,
+    scala_list,
+    watermark_delay_ms,
+)
+from spark_jobs.plan.event_time import event_time, event_time_column
+from spark_jobs.plan.keys import Key, is_session, key_of, leaf_field, metadata_of
+from spark_jobs.plan.state_types import spark_field
+from spark_jobs.worker.exchange import HASH_COLUMN, KEEP_COLUMN
+from store_actors.schema import Accumulator, StateSchema
+
+__all__ = ["AggregatePlan", "build_plan"]
+
+
+@dataclass
+class _Aggregate:
+    """One distinct aggregate of the query: its function and the names of its state fields."""
+
+    expression: Expression
+    function: Expression
+    buffers: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class AggregatePlan:
+    """What the fleet needs of one aggregation.
+
+    Attributes
+    ----------
+    prepared
+        Key leaves and inputs, named as in `schema`, the hash of the keys and (with a watermark) the event time.
+    schema
+        The state's schema.
+    appends
+        Whether a row that was emitted stands.
+    """
+
+    prepared: DataFrame
+    schema: StateSchema
+    appends: bool
+    _keys: tuple[Key, ...]
+    _aggregates: tuple[_Aggregate, ...]
+    _outputs: tuple[tuple[Expression, dict[str, Any]], ...]
+
+    @property
+    def inputs(self) -> tuple[DataFrame, ...]:
+        """See :class:`~spark_jobs.plan.operator_plan.OperatorPlan`."""
+        return (self.prepared,)
+
+    def row_type(self) -> T.StructType:
+        """Spark's form of ``schema.row_schema()``."""
+        return T.StructType([spark_field(item) for item in (*self.schema.input_keys, *self.schema.state_fields)])
+
+    def finish(self, reduced: DataFrame) -> DataFrame:
+        """Results, with Spark's names, types and nullability, of a DataFrame in ``row_schema``."""
+        spark = reduced.sparkSession
+        keys = [(key.expression, _resolve(reduced, key.tree.column())) for key in self._keys]
+
+        def replacement(node: Expression) -> Expression | None:
+            for expression, column in keys:
+                if node.semanticEquals(expression):
+                    return column
+            if class_name(node) == "AggregateExpression":
+                return self._evaluate(reduced, node)
+            return None
+
+        columns = []
+        for output, metadata in self._outputs:
+            node = output.child() if class_name(output) == "Alias" else output
+            columns.append(column_of(spark, rebuild(spark, node, replacement)).alias(output.name(), metadata=metadata))
+        return reduced.select(*columns)
+
+    def _evaluate(self, reduced: DataFrame, node: Expression) -> Expression:
+        """Spark's final expression of an aggregate, over the state's columns."""
+        aggregate = next(item for item in self._aggregates if item.expression.semanticEquals(node))
+        attributes = scala_list(aggregate.function.aggBufferAttributes())
+        # An average of decimals has a state field that Spark's buffer has not (is_empty); match by what is needed.
+        names = aggregate.buffers
+        if len(names) > len(attributes):
+            names = [name for name in names if not name.endswith("_is_empty")]
+        by_id = {
+            attribute.exprId().id(): resolved(reduced, name) for attribute, name in zip(attributes, names, strict=True)
+        }
+
+        def buffer(inner: Expression) -> Expression | None:
+            return by_id.get(inner.exprId().id()) if class_name(inner) == "AttributeReference" else None
+
+        return rebuild(reduced.sparkSession, aggregate.function.evaluateExpression(), buffer)
+
+
+def _resolve(frame: DataFrame, column: Column) -> Expression:
+    """Resolved expression of a column over a DataFrame's columns."""
+    analysed = frame.select(column.alias("resolved"))._jdf.queryExecution().analyzed()
+    return scala_list(analysed.projectList())[0].child()
+
+
+def build_plan(df: DataFrame, keys: Sequence[Any], aggregates: Sequence[Any], output_mode: str) -> AggregatePlan:
+    """Plan of ``df.groupBy(*keys).agg(*aggregates)``.
+
+    Raises
+    ------
+    InvalidRequestError
+        Something in it is not held by the fleet; names it and says what to use.
+    pyspark.errors.AnalysisException
+        Spark itself refuses it: an unknown column, a type that does not fit.
+    """
+    spark = df.sparkSession
+    node = df.groupBy(*keys).agg(*aggregates)._jdf.queryExecution().analyzed()
+    if class_name(node) != "Aggregate":
+        raise InvalidRequestError(
+            "the fleet runs plain aggregations of groups; this one becomes something else in Spark; aggregate first, and put what "
+            "goes beyond that into a select on the result",
+            operator=class_name(node),
+        )
+    grouping = scala_list(node.groupingExpressions())
+    outputs = tuple(scala_list(node.aggregateExpressions()))
+    below = node.child()
+    kept: list[Column] = []
+    builder = _Builder(spark)
+    session = next((expression for expression in grouping if is_session(expression)), None)
+    if session is not None:
+        _check_session(grouping, output_mode)
+        if class_name(below) == "Filter":
+            # Spark leaves out rows without a time or a positive gap above the watermark, which they move all the same.
+            kept = [column_of(spark, below.condition()).alias(KEEP_COLUMN)]
+            below = below.child()
+    plan_keys = tuple(
+        key_of(spark, expression, f"k{number}")
+        for number, expression in enumerate(grouping)
+        if session is None or not expression.semanticEquals(session)
+    )
+    for output in outputs:
+        builder.collect(output, grouping)
+    delay_ms, time = event_time(spark, scala_list(node.child().output()))
+    expiry = next((key.expiry for key in plan_keys if key.expiry is not None), None)
+    if session is not None:
+        expiry = None if watermark_delay_ms(session) is None else SESSION_FIELDS[1].name
+    if output_mode == "append" and (delay_ms is None or expiry is None):
+        raise InvalidRequestError(
+            "append mode needs a watermark and its event-time column, or a window over it, among the grouping columns: "
+            "without them no group is ever final; add withWatermark and group by window, or use update mode"
+        )
+    columns = [
+        column.alias(leaf.name) for key in plan_keys for leaf, column in zip(key.leaves, key.columns, strict=True)
+    ]
+    inputs = [(name, column) for name, column in builder.inputs]
+    if session is not None:
+        whole = column_of(spark, session)
+        inputs[:0] = [
+            (one.name, whole.getField(part)) for one, part in zip(SESSION_FIELDS, ("start", "end"), strict=True)
+        ]
+    columns += [column.alias(name) for name, column in inputs]
+    columns += event_time_column(time)
+    hashed = [column for key in plan_keys for column in key.columns]
+    prepared = frame_of(spark, below).select(
+        *columns, *kept, (F.hash(*hashed) if hashed else F.lit(0)).alias(HASH_COLUMN)
+    )
+    types = {item.name: item for item in prepared.schema.fields}
+    schema = StateSchema(
+        keys=tuple(leaf_field(types[leaf.name]) for key in plan_keys for leaf in key.leaves),
+        inputs=tuple(leaf_field(types[name]) for name, _ in inputs),
+        accumulators=tuple(builder.accumulators),
+        # Complete mode keeps everything: nothing is evicted, and nothing is late (as in Spark).
+        expiry_key=None if output_mode == "complete" else expiry,
+        delay_ms=delay_ms,
+        output_mode=output_mode,
+    )
+    if session is not None:
+        schema = session_schema(schema)
+        plan_keys = (*plan_keys, session_key(session))
+    described = [metadata_of(attribute) for attribute in scala_list(node.output())]
+    named = tuple(zip(outputs, described, strict=True))
+    return AggregatePlan(prepared, schema, output_mode == "append", plan_keys, tuple(builder.aggregates), named)
+
+
+def _check_session(grouping: Sequence[Expression], output_mode: str) -> None:
+    """Spark's rules for session windows in streaming queries."""
+    if output_mode == "update":
+        raise InvalidRequestError(
+            "session windows are not supported in update mode, as in Spark: a session that grows is another one; use append "
+            "mode, with a watermark, or complete mode"
+        )
+    if len(grouping) < 2:
+        raise InvalidRequestError(
+            "a session window needs at least one more grouping column, as in Spark; group by what the sessions are of"
+        )
+
+
+class _Builder:
+    """Collects the distinct aggregates of the result expressions."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self.aggregates: list[_Aggregate] = []
+        self.accumulators: list[Accumulator] = []
+        self.inputs: list[tuple[str, Column]] = []
+        self._input_keys: dict[str, str] = {}
+        self._meanings: Counter[tuple[str, str]] = Counter()
+
+    def collect(self, node: Expression, grouping: Sequence[Expression]) -> None:
+        if any(node.semanticEquals(expression) for expression in grouping):
+            return
+        if class_name(node) == "AggregateExpression":
+            if not any(item.expression.semanticEquals(node) for item in self.aggregates):
+                self._add(node)
+            return
+        for child in scala_list(node.children()):
+            self.collect(child, grouping)
+
+    def _add(self, node: Expression) -> None:
+        function = unwrap(self._spark, node.aggregateFunction())
+        aggregate = _Aggregate(node, function)
+        number = len(self.aggregates)
+        for part in parts_of(self._spark, node, function):
+            fields = part.fields(f"a{number}")
+            aggregate.buffers += [item.name for item in fields]
+            meaning = self._told_apart(part.meaning, part.cast)
+            self.accumulators.append(Accumulator(part.kind, self._input(part), fields, meaning, part.cast))
+        self.aggregates.append(aggregate)
+
+    def _told_apart(self, meaning: str, cast: str) -> str:
+        """Columns of one name (of two tables of a join) give one text: from the second one on it is numbered."""
+        self._meanings[meaning, cast] += 1
+        number = self._meanings[meaning, cast]
+        return meaning if number == 1 else f"{meaning} #{number}"
+
+    def _input(self, part: Part) -> tuple[str, ...]:
+        """Name of the part's input column; equal inputs are shuffled once."""
+        if part.input is None:
+            return ()
+        key = part.input._jc.expr().canonicalized().toString()
+        if key not in self._input_keys:
+            self._input_keys[key] = f"v{len(self.inputs)}"
+            self.inputs.append((self._input_keys[key], part.input))
+        return (self._input_keys[key],)

@@ -1,0 +1,110 @@
+"""``dropDuplicates``, ``dropDuplicatesWithinWatermark`` and ``limit``, analysed by Spark, as the fleet runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from coordinator.errors import InvalidRequestError
+from spark_jobs.plan.catalyst import frame_of, scala_list
+from spark_jobs.plan.event_time import event_time, event_time_column
+from spark_jobs.plan.keys import key_of, leaf_field
+from spark_jobs.plan.operator_plan import check_output_mode
+from spark_jobs.plan.row_columns import ProjectedPlan, RowColumns
+from spark_jobs.worker.exchange import HASH_COLUMN
+from store_actors.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
+
+__all__ = ["build_deduplicate", "build_limit"]
+
+_EXPIRES = Field("expires", "timestamp")
+_COUNT = Field("count", "int64")
+#: Rows that are emitted stand, so both are the same.
+_MODES = ("append", "update")
+
+
+def build_deduplicate(
+    df: DataFrame, subset: Sequence[str] | None, output_mode: str, *, within_watermark: bool
+) -> ProjectedPlan:
+    """Plan of ``df.dropDuplicates(subset)``, or of ``df.dropDuplicatesWithinWatermark(subset)``.
+
+    Raises
+    ------
+    InvalidRequestError
+        There is no watermark to be within, the output mode is complete, or a key's type is not held by state.
+    pyspark.errors.AnalysisException
+        Spark itself refuses it: an unknown column.
+    """
+    check_output_mode("dropDuplicatesWithinWatermark" if within_watermark else "dropDuplicates", output_mode, _MODES)
+    spark = df.sparkSession
+    names = None if subset is None else list(subset)
+    marked = df.dropDuplicatesWithinWatermark(names) if within_watermark else df.dropDuplicates(names)
+    node = marked._jdf.queryExecution().analyzed()
+    attributes = scala_list(node.child().output())
+    delay_ms, time = event_time(spark, attributes)
+    if within_watermark and (delay_ms is None or time is None):
+        raise InvalidRequestError(
+            "dropDuplicatesWithinWatermark needs a watermark; call withWatermark on the event-time column first"
+        )
+    # Spark compares the bits of these keys: 0.0 and -0.0 are two.
+    expressions = scala_list(node.keys())
+    keys = [key_of(spark, one, f"k{place}", normalised=False) for place, one in enumerate(expressions)]
+    leaves = [column.alias(leaf.name) for key in keys for leaf, column in zip(key.leaves, key.columns, strict=True)]
+    rows = RowColumns.passing(spark, attributes, keys, "c")
+    selected = [*leaves, *rows.selected]
+    expiry = next((key.expiry for key in keys if key.expiry is not None), None)
+    if within_watermark:
+        assert time is not None
+        assert delay_ms is not None
+        expiry = _EXPIRES.name
+        selected.append(F.timestamp_micros(F.unix_micros(time) + delay_ms * 1000).alias(expiry))
+    hashed = F.hash(*(column for key in keys for column in key.columns)).alias(HASH_COLUMN)
+    prepared = frame_of(spark, node.child()).select(*selected, *event_time_column(time), hashed)
+    types = {item.name: item for item in prepared.schema.fields}
+    names_of_keys = [leaf.name for key in keys for leaf in key.leaves]
+    schema = StateSchema(
+        keys=tuple(leaf_field(types[name]) for name in names_of_keys),
+        inputs=(*rows.fields, *([_EXPIRES] if within_watermark else [])),
+        accumulators=(Accumulator(AccumulatorKind.VALUE, (), (_EXPIRES,)),) if within_watermark else (),
+        expiry_key=expiry,
+        delay_ms=delay_ms,
+        output_mode="append",
+        operator=OperatorKind.DEDUPLICATE,
+        options={"late_us": delay_ms * 1000} if within_watermark and delay_ms is not None else {},
+    )
+    emitted = T.StructType([types[name] for name in (*names_of_keys, *(field.name for field in rows.fields))])
+    return ProjectedPlan((prepared,), schema, emitted, rows.results)
+
+
+def build_limit(df: DataFrame, count: int, output_mode: str) -> ProjectedPlan:
+    """Plan of ``df.limit(count)``.
+
+    Raises
+    ------
+    InvalidRequestError
+        The output mode is complete.
+    pyspark.errors.AnalysisException
+        The count is negative.
+    """
+    check_output_mode("limit", output_mode, _MODES)
+    spark = df.sparkSession
+    node = df.limit(count)._jdf.queryExecution().analyzed()
+    attributes = scala_list(node.output())
+    delay_ms, time = event_time(spark, attributes)
+    rows = RowColumns.passing(spark, attributes, (), "c")
+    prepared = df.select(*rows.selected, *event_time_column(time), F.lit(0).alias(HASH_COLUMN))
+    types = {item.name: item for item in prepared.schema.fields}
+    schema = StateSchema(
+        keys=(),
+        inputs=rows.fields,
+        accumulators=(Accumulator(AccumulatorKind.VALUE, (), (_COUNT,)),),
+        expiry_key=None,
+        delay_ms=delay_ms,
+        output_mode="append",
+        operator=OperatorKind.LIMIT,
+        options={"n": count},
+    )
+    emitted = T.StructType([types[field.name] for field in rows.fields])
+    return ProjectedPlan((prepared,), schema, emitted, rows.results)

@@ -1,0 +1,294 @@
+"""``join`` of two streams, analysed by Spark, as the fleet runs it.
+
+Spark analyses ``left.join(right, on, how)``, which is never executed, and says what it refuses. From its plan come the equal keys
+(Spark's ``ExtractEquiJoinKeys``), the filters that Spark itself would push or infer below the join, how long rows of either side may
+still match (Spark's ``StreamingSymmetricHashJoinHelper``), and the columns of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from coordinator.errors import InvalidRequestError
+from spark_jobs.operators.join_analysis import JoinNode, analysed_join, is_time, lags_ms
+from spark_jobs.operators.join_condition import JoinCondition, split_condition
+from spark_jobs.operators.join_keys import JoinKeys, join_keys
+from spark_jobs.plan.catalyst import (
+    Expression,
+    class_name,
+    column_of,
+    frame_of,
+    rebuild,
+    resolved,
+    scala_list,
+    watermark_delay_ms,
+)
+from spark_jobs.plan.event_time import event_time, event_time_column
+from spark_jobs.plan.keys import leaf_field
+from spark_jobs.plan.row_columns import RowColumns
+from spark_jobs.worker.exchange import HASH_COLUMN, KEEP_COLUMN
+from store_actors.join import join_schema
+from store_actors.join_sides import JoinType
+from store_actors.schema import Field, StateSchema
+
+__all__ = ["JoinPlan", "build_join"]
+
+
+@dataclass(frozen=True)
+class JoinPlan:
+    """What the fleet needs of one join; see :class:`~spark_jobs.plan.operator_plan.OperatorPlan`.
+
+    Attributes
+    ----------
+    columns
+        The join's own columns: Spark's attribute, and what it is over the rows that shards emit.
+    outputs
+        The results, over the join's columns.
+    later
+        Parts of the condition that Spark evaluates on the rows emitted.
+    """
+
+    inputs: tuple[DataFrame, ...]
+    schema: StateSchema
+    emitted: T.StructType
+    columns: tuple[tuple[Expression, Column], ...]
+    outputs: tuple[Expression, ...]
+    later: tuple[Expression, ...]
+    appends: bool = True
+
+    def row_type(self) -> T.StructType:
+        """Spark's form of the rows that shards emit."""
+        return self.emitted
+
+    def finish(self, emitted: DataFrame) -> DataFrame:
+        """Results, with Spark's names, types and nullability; columns of the joined DataFrames name them as in Spark's own."""
+        spark = emitted.sparkSession
+        rows = emitted.select(*(column.alias(f"c{place}") for place, (_, column) in enumerate(self.columns)))
+        by_id = {
+            attribute.exprId().id(): resolved(rows, f"c{place}") for place, (attribute, _) in enumerate(self.columns)
+        }
+
+        def over_rows(node: Expression) -> Expression | None:
+            return by_id.get(node.exprId().id()) if class_name(node) == "AttributeReference" else None
+
+        for part in self.later:
+            rows = rows.where(column_of(spark, rebuild(spark, part, over_rows)))
+        assert spark._jvm is not None
+        jvm = spark._jvm
+        named = []
+        for output in self.outputs:
+            value = rebuild(spark, output.child() if class_name(output) == "Alias" else output, over_rows)
+            named.append(_named(spark, value, output.toAttribute()))
+        plan = rows._jdf.queryExecution().analyzed()
+        project = jvm.org.apache.spark.sql.catalyst.plans.logical.Project(jvm.PythonUtils.toSeq(named), plan)
+        return frame_of(spark, project)
+
+
+def _named(spark: SparkSession, value: Expression, wanted: Expression) -> Expression:
+    """A value under the name, the id and the nullability of an attribute."""
+    jvm = spark._jvm
+    assert jvm is not None
+    expressions = jvm.org.apache.spark.sql.catalyst.expressions
+    if value.nullable() != wanted.nullable():
+        # What is left of a column in the state can tell less, or more, of nulls than the query does.
+        tag = expressions.KnownNullable if wanted.nullable() else expressions.KnownNotNull
+        value = tag(value)
+    metadata = jvm.scala.Some(wanted.metadata())
+    return expressions.Alias(
+        value, wanted.name(), wanted.exprId(), wanted.qualifier(), metadata, jvm.PythonUtils.toSeq([])
+    )
+
+
+def build_join(left: DataFrame, right: DataFrame, on: Any, how: str | None, output_mode: str) -> JoinPlan:
+    """Plan of ``left.join(right, on, how)``.
+
+    Raises
+    ------
+    InvalidRequestError
+        Spark does not run such a join of two streams, or the fleet cannot hold or evaluate something of it; says what.
+    pyspark.errors.AnalysisException
+        Spark cannot resolve it: an unknown column, types that do not fit.
+    """
+    spark = left.sparkSession
+    if output_mode == "complete":
+        raise InvalidRequestError(
+            "a join of two streams has no complete mode, as in Spark: its rows are appended; leave outputMode out"
+        )
+    if not right.isStreaming:
+        raise InvalidRequestError(
+            "a join of a stream with a static DataFrame keeps no state, so there is nothing for the fleet to hold; use left.join"
+        )
+    node = analysed_join(spark, left.join(right, on, how))
+    keys = join_keys(spark, *node.keys)
+    if node.kind is JoinType.FULL_OUTER:
+        keys = keys.without_structs()
+    # Where a key's column is among the results, it is emitted once, by the side that is there whenever the key is.
+    owner = 1 if node.kind is JoinType.RIGHT_OUTER else 0
+    rows = [
+        RowColumns.held(spark, node.attributes(side), keys.of_side[side] if side == owner else (), "lr"[side])
+        for side in (0, 1)
+    ]
+    shared = keys.of_side[1 - owner] if node.kind is JoinType.INNER else ()
+    if shared:
+        rows[1 - owner] = RowColumns.held(spark, node.attributes(1 - owner), shared, "lr"[1 - owner])
+    if node.kind is JoinType.LEFT_SEMI:
+        rows[1] = RowColumns((), (), ())
+    condition = split_condition(
+        spark, node.rest, node.sides, _held(node, rows, keys), is_inner=node.kind is JoinType.INNER
+    )
+    lags = lags_ms(spark, node)
+    sides = [_side(spark, node, side, keys, rows[side], condition, lags[side]) for side in (0, 1)]
+    return _planned(spark, node, keys, rows, condition, lags, sides, owner)
+
+
+def _held(node: JoinNode, rows: Sequence[RowColumns], keys: JoinKeys) -> dict[int, Field]:
+    """Fields of the columns that are held whole, by expression id."""
+    held = {
+        key.expression.exprId().id(): key.leaves[0]
+        for some in keys.of_side
+        for key in some
+        if key.tree.leaf is not None and class_name(key.expression) == "AttributeReference"
+    }
+    for side, some in enumerate(rows):
+        named = {field.name: field for field in some.fields}
+        for attribute, leaf in zip(node.attributes(side), some.leaves, strict=False):
+            if leaf is not None:
+                held[attribute.exprId().id()] = named[leaf]
+    return held
+
+
+# -- what each side sends ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One side: its rows for the exchange, its fields, and the names that the options give."""
+
+    prepared: DataFrame
+    fields: tuple[Field, ...]
+    event_time: str | None
+    expiry: str | None
+    pre: str | None
+
+
+def _side(
+    spark: SparkSession,
+    node: JoinNode,
+    side: int,
+    keys: JoinKeys,
+    rows: RowColumns,
+    condition: JoinCondition,
+    lag_ms: int | None,
+) -> _Side:
+    prefix = "lr"[side]
+    extra = list(condition.computed[side])
+    marked = next((one for one in node.attributes(side) if watermark_delay_ms(one) is not None), None)
+    late = expiry = pre = None
+    if marked is not None:
+        time = column_of(spark, marked) if is_time(marked) else column_of(spark, marked).getField("end")
+        time = time.cast("timestamp")
+        late = f"{prefix}_late"
+        extra.append((Field(late, "timestamp"), time))
+        if keys.expiry is None and lag_ms is not None:
+            expiry = f"{prefix}_expires"
+            extra.append((Field(expiry, "timestamp"), F.timestamp_micros(F.unix_micros(time) + lag_ms * 1000)))
+    if condition.pre[side]:
+        pre = f"{prefix}_pre"
+        extra.append((Field(pre, "bool"), _all(spark, condition.pre[side])))
+    prepared = _prepared(spark, node, side, keys, [*rows.selected, *(c.alias(one.name) for one, c in extra)])
+    return _Side(prepared, (*rows.fields, *(one for one, _ in extra)), late, keys.expiry or expiry, pre)
+
+
+def _prepared(spark: SparkSession, node: JoinNode, side: int, keys: JoinKeys, columns: list[Column]) -> DataFrame:
+    plan = node.sides[side]
+    own = keys.columns[side]
+    leaves = [column.alias(leaf.name) for leaf, column in zip(keys.leaves, own, strict=True)]
+    _, time = event_time(spark, scala_list(plan.output()))
+    frame = frame_of(spark, plan)
+    kept = [part for part in node.filters[side] if _is_of_event_time(part)]
+    for part in node.filters[side]:
+        if part not in kept:
+            frame = frame.where(column_of(spark, part))
+    # Spark leaves a filter of event time above the watermark, which its rows move all the same.
+    keep = [F.coalesce(_all(spark, kept), F.lit(False)).alias(KEEP_COLUMN)] if kept else []
+    return frame.select(*leaves, *columns, *keep, *event_time_column(time), F.hash(*own).alias(HASH_COLUMN))
+
+
+def _all(spark: SparkSession, parts: Sequence[Expression]) -> Column:
+    return reduce(Column.__and__, (column_of(spark, part) for part in parts))
+
+
+def _is_of_event_time(part: Expression) -> bool:
+    return class_name(part) != "IsNotNull" and any(
+        watermark_delay_ms(one) is not None for one in scala_list(part.references().toSeq())
+    )
+
+
+# -- the plan ---------------------------------------------------------------------------------------------------------
+
+
+def _planned(
+    spark: SparkSession,
+    node: JoinNode,
+    keys: JoinKeys,
+    rows: Sequence[RowColumns],
+    condition: JoinCondition,
+    lags: tuple[int | None, int | None],
+    sides: Sequence[_Side],
+    owner: int,
+) -> JoinPlan:
+    types = [{item.name: item for item in side.prepared.schema.fields} for side in sides]
+    output = [[field.name for field in some.fields] for some in rows]
+    output[owner] = [*_emitted_leaves(node, keys, owner), *output[owner]]
+    if node.kind is JoinType.LEFT_SEMI:
+        output[1] = []
+    options: dict[str, Any] = {
+        "join_type": str(node.kind),
+        "output": output,
+        "null_safe": list(keys.null_safe),
+        "event_time": [side.event_time for side in sides],
+        "expiry": [side.expiry for side in sides],
+        "pre": [side.pre for side in sides],
+        "condition": condition.tree,
+        "output_lag_us": [None if lag is None else lag * 1000 for lag in lags],
+    }
+    fields = [tuple(leaf_field(types[side][field.name]) for field in sides[side].fields) for side in (0, 1)]
+    delays = [
+        delay for side in (0, 1) for one in node.attributes(side) if (delay := watermark_delay_ms(one)) is not None
+    ]
+    emitted = [
+        T.StructField(name, types[side][name].dataType, types[side][name].nullable or node.is_null_side(side))
+        for side in (0, 1)
+        for name in output[side]
+    ]
+    results = [
+        (attribute, result.column)
+        for side in (0, 1)
+        for attribute, result in zip(node.attributes(side), rows[side].results, strict=False)
+    ]
+    return JoinPlan(
+        inputs=tuple(side.prepared for side in sides),
+        schema=join_schema(keys.leaves, fields[0], fields[1], options, delays[0] if delays else None),
+        emitted=T.StructType(emitted),
+        columns=tuple(results),
+        outputs=node.outputs,
+        later=tuple(condition.later),
+    )
+
+
+def _emitted_leaves(node: JoinNode, keys: JoinKeys, owner: int) -> list[str]:
+    """Leaves of the keys that columns of the results are made of."""
+    sides = (0, 1) if node.kind is JoinType.INNER else (owner,)
+    return [
+        leaf.name
+        for pair in zip(*keys.of_side, strict=True)
+        if any(class_name(pair[side].expression) == "AttributeReference" for side in sides)
+        for leaf in pair[0].leaves
+    ]

@@ -1,0 +1,106 @@
+"""Operators whose state nothing ends: their users are warned when a query is built, not by a store actor that runs out of memory."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+
+from store_actors.schema import OperatorKind, StateSchema
+
+__all__ = ["UnboundedStateWarning", "growth", "warn_if_unbounded"]
+
+_ROOM = str(Path(__file__).parents[1])
+
+
+class UnboundedStateWarning(UserWarning):
+    """A query's state grows with every new key and never shrinks, because no watermark ends it."""
+
+
+def growth(schema: StateSchema) -> str | None:
+    """What of an operator's state is kept for ever, and how that is changed; None if the state is bounded.
+
+    Not told of: complete mode, which asks for everything; one group of everything; state of the user's own functions, which they end
+    by removing it or by timeouts; ``limit``, which holds a number.
+    """
+    if schema.output_mode == "complete" or not schema.input_keys:
+        return None
+    teller = _TELLERS.get(schema.operator)
+    return None if teller is None else teller(schema)
+
+
+def warn_if_unbounded(schema: StateSchema, state: str) -> None:
+    """Warn, at the line of the user's own code, if an operator's state grows for ever.
+
+    Parameters
+    ----------
+    state
+        The state's name.
+    """
+    told = growth(schema)
+    if told is not None:
+        text = f"{told}. Where it stays small all the same, ignore this category of warnings (UnboundedStateWarning) [state=`{state}`]"
+        warnings.warn(text, UnboundedStateWarning, stacklevel=_depth())
+
+
+def _depth() -> int:
+    """The ``stacklevel``, for who calls this, of the nearest caller outside this package."""
+    frame, depth = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_ROOM):
+        frame, depth = frame.f_back, depth + 1
+    return depth
+
+
+def _aggregation(schema: StateSchema) -> str | None:
+    if schema.expiry_key is not None:
+        return None
+    kept = "this aggregation keeps every group for ever, and its state grows with each new one: "
+    if schema.delay_ms is None:
+        return (
+            kept
+            + "no watermark ends them; call withWatermark on the stream, and group by a window of that time as well"
+        )
+    return (
+        kept
+        + "the watermark ends none that is not of a time; add its column, or a window of it, to the grouping columns"
+    )
+
+
+def _deduplication(schema: StateSchema) -> str | None:
+    if schema.expiry_key is not None:
+        return None
+    remedy = "call withWatermark, and" if schema.delay_ms is None else "as there is a watermark,"
+    return (
+        "dropDuplicates keeps every key for ever, and its state grows with each new one; "
+        f"{remedy} use dropDuplicatesWithinWatermark, or have the event time among the columns"
+    )
+
+
+def _join(schema: StateSchema) -> str | None:
+    expiry = schema.options.get("expiry") or (None, None)
+    sides = [side for side, name in zip(("left", "right"), expiry, strict=True) if name is None]
+    if not sides:
+        return None
+    return (
+        f"this join keeps every row of its {' and its '.join(sides)} side for ever, as a row that matches may always come; call "
+        "withWatermark on both streams, and say in the condition how far apart their event times may be, in both directions (or "
+        "have them among the equal columns)"
+    )
+
+
+def _top(schema: StateSchema) -> str | None:
+    if schema.expiry_key is not None:
+        return None
+    name, keys = ("keepLast", "keys") if schema.options["ties"] == "last" else ("topN", "partitioning columns")
+    return (
+        f"{name} keeps rows of every key for ever, and its state grows with each new one; for keys that end, call withWatermark and "
+        f"add the event time, or a window of it, to the {keys}"
+    )
+
+
+_TELLERS = {
+    OperatorKind.AGGREGATE: _aggregation,
+    OperatorKind.DEDUPLICATE: _deduplication,
+    OperatorKind.JOIN: _join,
+    OperatorKind.TOP: _top,
+}

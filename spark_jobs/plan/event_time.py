@@ -1,0 +1,252 @@
+"""Where a stateful operator's rows come from, and whose watermark it goes by.
+
+An operator is fed by *branches*: the children of the unions above it (one, without a union). Event time enters a branch where
+``withWatermark`` stands in it, or from another operator of the fleet below it.
+
+Spark takes the largest event time where ``withWatermark`` stands in the plan; the fleet takes it from the rows that reach
+the operator. The two agree if nothing between drops rows, which is checked on the plan as Spark optimises it: a filter that
+Spark itself moves below the watermark is no obstacle.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from coordinator.errors import InvalidRequestError
+from spark_jobs.plan.catalyst import (
+    Expression,
+    class_name,
+    column_of,
+    data_type,
+    frame_of,
+    scala_list,
+    walk,
+    watermark_delay_ms,
+)
+from spark_jobs.worker.exchange import EVENT_TIME_COLUMN, ROUTE_COLUMN
+
+__all__ = ["Branch", "Upstream", "branches_of", "event_time", "event_time_column", "event_time_options"]
+
+_WATERMARK = "EventTimeWatermark"
+_POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
+#: Nodes that pass every row of their (only) child on.
+_TRANSPARENT = frozenset({"Project", "SubqueryAlias", "Repartition", "RepartitionByExpression", "Expand"})
+#: Nodes through which the rows of a union may be taken branch by branch.
+_ROW_BY_ROW = frozenset({"Project", "SubqueryAlias", "Filter", "Generate", "Expand", "MapInPandas", "PythonMapInArrow"})
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """An operator of the fleet that feeds another one; it is written into the plan, where the other finds it.
+
+    Attributes
+    ----------
+    state, uri
+        Name of its state, and the fleet.
+    sources
+        Every watermark source of it and of those that feed it.
+    appends
+        Whether a row that it emitted stands: an aggregation in update mode, say, emits a group again when it changes.
+    has_watermark
+        Whether its output moves in event time.
+    """
+
+    state: str
+    uri: str
+    sources: tuple[str, ...]
+    appends: bool
+    has_watermark: bool
+
+    def route_column(self) -> str:
+        """Name of the column by which the operator's exchange is partitioned."""
+        facts = [self.state, self.uri, list(self.sources), self.appends, self.has_watermark]
+        return f"{ROUTE_COLUMN}:{json.dumps(facts)}"
+
+    @classmethod
+    def of_plan(cls, node: Expression) -> Upstream | None:
+        """The operator whose exchange a plan's node is."""
+        if class_name(node) != "RepartitionByExpression":
+            return None
+        for expression in scala_list(node.partitionExpressions()):
+            name = expression.name() if class_name(expression) == "AttributeReference" else ""
+            if name.startswith(f"{ROUTE_COLUMN}:"):
+                state, uri, sources, appends, has_watermark = json.loads(name.partition(":")[2])
+                return cls(state, uri, tuple(sources), appends, has_watermark)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Rows of one origin: of a source with a watermark (its delay, in milliseconds), of operators of the fleet, or of neither."""
+
+    frame: DataFrame
+    delay_ms: int | None
+    upstream: tuple[Upstream, ...]
+
+
+def branches_of(frame: DataFrame) -> list[Branch]:
+    """The branches of what reaches an operator.
+
+    Raises
+    ------
+    InvalidRequestError
+        Something between ``withWatermark`` and the operator can drop or add rows, or an operator below emits rows that do not stand.
+    """
+    spark = frame.sparkSession
+    plans = _split(spark, frame._jdf.queryExecution().analyzed())
+    if len(plans) == 1:
+        return [_branch(spark, frame)]
+    return [_branch(spark, frame_of(spark, plan)) for plan in plans]
+
+
+def _split(spark: SparkSession, plan: Expression) -> list[Expression]:
+    """A plan for each child of the unions at its top, with all that stands above them."""
+    if class_name(plan) == "Union":
+        attributes = scala_list(plan.output())
+        return [
+            _renamed(spark, part, attributes) for child in scala_list(plan.children()) for part in _split(spark, child)
+        ]
+    if class_name(plan) not in _ROW_BY_ROW:
+        return [plan]
+    assert spark._jvm is not None
+    parts = _split(spark, scala_list(plan.children())[0])
+    if len(parts) == 1:
+        return [plan]
+    return [plan.withNewChildren(spark._jvm.PythonUtils.toSeq([part])) for part in parts]
+
+
+def _renamed(spark: SparkSession, plan: Expression, attributes: Sequence[Expression]) -> Expression:
+    """A union's child with the union's own attributes."""
+    jvm = spark._jvm
+    assert jvm is not None
+    catalyst = jvm.org.apache.spark.sql.catalyst
+    some = jvm.scala.Some
+    empty = jvm.PythonUtils.toSeq([])
+    named = [
+        catalyst.expressions.Alias(own, wanted.name(), wanted.exprId(), empty, some(wanted.metadata()), empty)
+        for own, wanted in zip(scala_list(plan.output()), attributes, strict=True)
+    ]
+    return catalyst.plans.logical.Project(jvm.PythonUtils.toSeq(named), plan)
+
+
+def _branch(spark: SparkSession, frame: DataFrame) -> Branch:
+    plan = frame._jdf.queryExecution().analyzed()
+    upstream = tuple(_operators_below(plan))
+    for one in upstream:
+        if not one.appends:
+            raise InvalidRequestError(
+                "an operator that emits a row again when it changes cannot feed another stateful operator, which would count it "
+                "twice; use append mode below, or write its results to a sink and read them in a second query",
+                state=one.state,
+            )
+    marks = _count(plan)
+    if marks > 1 or (marks and upstream):
+        raise InvalidRequestError(
+            "several watermarks meet below this operator in a join of Spark's own; join the streams with fleet.stateful(..).join, "
+            "or call withWatermark once, on the result"
+        )
+    if not marks:
+        return Branch(frame, None, upstream)
+    node = spark._jsparkSession.sessionState().optimizer().execute(plan)
+    while class_name(node) != _WATERMARK:
+        if not _passes_all_rows(node):
+            raise InvalidRequestError(
+                "something between withWatermark and the stateful operator can change which rows the watermark counts; call "
+                "withWatermark after it, as the last step before fleet.stateful",
+                operator=node.nodeName(),
+                plan=node.simpleString(20),
+            )
+        node = scala_list(node.children())[0]
+    delays = [watermark_delay_ms(attribute) for attribute in scala_list(node.output())]
+    return Branch(frame, next(delay for delay in delays if delay is not None), ())
+
+
+def _operators_below(plan: Expression) -> Iterator[Upstream]:
+    """Operators of the fleet that a plan's rows come from; not those below them."""
+    found = Upstream.of_plan(plan)
+    if found is not None:
+        yield found
+        return
+    for child in scala_list(plan.children()):
+        yield from _operators_below(child)
+
+
+def _count(plan: Expression) -> int:
+    """Watermarks of a plan that no operator of the fleet stands above."""
+    if Upstream.of_plan(plan) is not None:
+        return 0
+    return (class_name(plan) == _WATERMARK) + sum(_count(child) for child in scala_list(plan.children()))
+
+
+def _passes_all_rows(node: Expression) -> bool:
+    name = class_name(node)
+    if name == "Join":
+        # The left side of a left outer join loses nothing; the watermark must be on that side.
+        left, right = scala_list(node.children())
+        return node.joinType().sql() == "LEFT OUTER" and _count(left) > _count(right)
+    if name == "Filter":
+        return all(_is_event_time_there(part) or _is_in_window(part) for part in _conjuncts(node.condition()))
+    return name in _TRANSPARENT or (name == "Generate" and node.outer())
+
+
+def _conjuncts(condition: Expression) -> list[Expression]:
+    if class_name(condition) != "And":
+        return [condition]
+    return [part for side in scala_list(condition.children()) for part in _conjuncts(side)]
+
+
+def _is_in_window(condition: Expression) -> bool:
+    """Whether it compares event time with windows of it, nothing else: sliding windows leave out only superfluous copies of rows."""
+    leaves = [node for node in walk(condition) if not scala_list(node.children())]
+    return all(watermark_delay_ms(leaf) is not None for leaf in leaves)
+
+
+def _is_event_time_there(condition: Expression) -> bool:
+    """Rows without an event time count for no watermark."""
+    return class_name(condition) == "IsNotNull" and watermark_delay_ms(condition.child()) is not None
+
+
+def event_time(spark: SparkSession, attributes: Sequence[Expression]) -> tuple[int | None, Column | None]:
+    """Watermark delay, in milliseconds, and event time of the attributes that reach an operator.
+
+    The delay is None without a watermark, the time if only windows of it are there.
+    """
+    marked = [(attribute, watermark_delay_ms(attribute)) for attribute in attributes]
+    marked = [(attribute, delay) for attribute, delay in marked if delay is not None]
+    if not marked:
+        return None, None
+    times = [(attribute, delay) for attribute, delay in marked if not isinstance(data_type(attribute), T.StructType)]
+    if not times:
+        return marked[0][1], None
+    attribute, delay = times[0]
+    return delay, column_of(spark, attribute).cast("timestamp")
+
+
+def event_time_column(time: Column | None) -> list[Column]:
+    """The column that tells map tasks a row's event time, if there is one."""
+    # unix_millis floors, as Spark does when it takes the largest event time.
+    return [] if time is None else [F.unix_millis(time).alias(EVENT_TIME_COLUMN)]
+
+
+def event_time_options(spark: SparkSession, state: str, branches: Sequence[Branch]) -> dict[str, Any]:
+    """Options of a schema by which the operator's watermark moves (``StateSchema.watermarks_after``).
+
+    ``sources``: names of the operator's own sources, by number; ``upstream``: states of the operators that feed it;
+    ``upstream_sources``: the sources of those; ``policy``: Spark's rule for several sources.
+    """
+    marked = [branch for branch in branches if branch.delay_ms is not None]
+    upstream = {one.state: one for branch in branches for one in branch.upstream}
+    known = sorted({name for one in upstream.values() for name in one.sources})
+    return {
+        "sources": [f"{state}/{number}" for number in range(len(marked))],
+        "upstream": sorted(upstream),
+        "upstream_sources": known,
+        "policy": spark.conf.get(_POLICY, "min"),
+    }

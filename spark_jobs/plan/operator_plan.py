@@ -1,0 +1,156 @@
+"""A stateful operator on its way into a streaming plan: what its kind says of it, and where its rows come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from coordinator.errors import InvalidRequestError
+from coordinator.model import StateMetadata
+from spark_jobs.plan.bounds import warn_if_unbounded
+from spark_jobs.plan.catalyst import Expression, class_name, scala_list
+from spark_jobs.plan.event_time import Branch, Upstream, branches_of, event_time_options
+from spark_jobs.worker.exchange import EVENT_TIME_COLUMN
+from spark_jobs.worker.fleet_client import FleetAddress
+from store_actors.schema import StateSchema
+
+__all__ = ["OperatorPlan", "ReduceTask", "RoutedOperator", "TaskMaker", "check_output_mode"]
+
+#: A ``mapInArrow`` function: what one partition of the exchange received in, what it emits out.
+ReduceTask = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+#: Spark's own operators with state of the user's.
+_OF_A_FUNCTION = frozenset({"FlatMapGroupsInPandasWithState", "FlatMapGroupsWithState"})
+
+
+class OperatorPlan(Protocol):
+    """One operator, analysed: what to shuffle to its shards and what to make of that which they emit."""
+
+    @property
+    def inputs(self) -> tuple[DataFrame, ...]:
+        """For each of the schema's ``input_schemas`` that is read: its columns, the hash of the keys, and any event time."""
+
+    @property
+    def schema(self) -> StateSchema:
+        """The operator's schema, without the options of event time."""
+
+    @property
+    def appends(self) -> bool:
+        """Whether a row that was emitted stands."""
+
+    def row_type(self) -> StructType:
+        """Spark's form of the rows that shards emit."""
+
+    def finish(self, emitted: DataFrame) -> DataFrame:
+        """Results, with Spark's names, types and nullability, of a DataFrame in ``row_type``."""
+
+
+@runtime_checkable
+class TaskMaker(Protocol):
+    """A plan that has its own task on the reduce side, in place of one that hands the rows to a shard."""
+
+    def reduce_task(self, schema: StateSchema, metadata: StateMetadata, address: FleetAddress) -> ReduceTask:
+        """The task, for the operator's final schema."""
+
+
+@dataclass(frozen=True)
+class RoutedOperator:
+    """An operator with its name, its watermark rules and the branches that feed each input."""
+
+    plan: OperatorPlan
+    schema: StateSchema
+    branches: tuple[tuple[Branch, ...], ...]
+    upstream: Upstream
+
+    @classmethod
+    def of(cls, plan: OperatorPlan, state: str, uri: str, existing: StateMetadata | None) -> RoutedOperator:
+        """Find out what feeds an operator; a state that exists keeps the policy for several watermarks that it was made with.
+
+        Raises
+        ------
+        InvalidRequestError
+            The fleet could not follow its watermark exactly, or what feeds it emits rows that do not stand.
+
+        Warns
+        -----
+        UnboundedStateWarning
+            Its state grows for ever.
+        """
+        _check_below(plan.inputs, state)
+        branches = tuple(tuple(branches_of(frame)) for frame in plan.inputs)
+        flat = [branch for some in branches for branch in some]
+        for frame, some in zip(plan.inputs, branches, strict=True):
+            if EVENT_TIME_COLUMN not in frame.columns and any(branch.delay_ms is not None for branch in some):
+                raise InvalidRequestError(
+                    "the column that withWatermark named is gone before the stateful operator, which needs it to move the "
+                    "watermark; keep it in the select",
+                    state=state,
+                )
+        for one in (one for branch in flat for one in branch.upstream):
+            if one.uri != uri:
+                raise InvalidRequestError(
+                    "the stateful operators of a query live in one fleet; connect to the same one for all of them",
+                    state=state,
+                    other_state=one.state,
+                    other_fleet=one.uri,
+                )
+        options = event_time_options(plan.inputs[0].sparkSession, state, flat)
+        if existing is not None:
+            options["policy"] = existing.schema.get("options", {}).get("policy", options["policy"])
+        sources = (*options["sources"], *options["upstream_sources"])
+        moves = bool(options["sources"]) or any(one.has_watermark for branch in flat for one in branch.upstream)
+        schema = replace(plan.schema, options={**plan.schema.options, **options})
+        warn_if_unbounded(schema, state)
+        return cls(plan, schema, branches, Upstream(state, uri, sources, plan.appends, moves))
+
+
+def check_output_mode(operator: str, output_mode: str, supported: Sequence[str]) -> None:
+    """Refuse an output mode that an operator does not have.
+
+    Raises
+    ------
+    InvalidRequestError
+        Names the modes that it has.
+    """
+    if output_mode not in supported:
+        raise InvalidRequestError(
+            f"{operator} has no {output_mode} mode; leave outputMode out, or use {' or '.join(supported)} mode",
+            outputMode=output_mode,
+        )
+
+
+def _check_below(inputs: Sequence[DataFrame], state: str) -> None:
+    """Refuse what would feed an operator with rows that do not stand, or with one state's rows twice."""
+    found: dict[str, Expression] = {}
+    for frame in inputs:
+        for one, exchange in _operators_below(frame._jdf.queryExecution().analyzed(), state):
+            # One DataFrame may come in twice, as in a self join: it is the same operator, which commits each batch once.
+            if one.state == state or not exchange.sameResult(found.setdefault(one.state, exchange)):
+                raise InvalidRequestError(
+                    "two stateful operators of a query have the same name, and would share one state; give each a name of its own",
+                    state=one.state,
+                )
+
+
+def _operators_below(plan: Expression, state: str) -> Iterator[tuple[Upstream, Expression]]:
+    """Operators of the fleet in a plan, with their exchanges; refuses Spark's own ones whose rows may change, as Spark does."""
+    one = Upstream.of_plan(plan)
+    if one is not None:
+        yield one, plan
+    name = class_name(plan)
+    if plan.isStreaming() and (
+        name == "Aggregate" or (name in _OF_A_FUNCTION and plan.outputMode().toString() != "Append")
+    ):
+        raise InvalidRequestError(
+            "a stateful operator of Spark's own stands below this one, which would count its rows again whenever they change; make "
+            "that one an operator of the fleet in append mode (fleet.stateful), or write its results to a sink and read them in a "
+            "second query",
+            state=state,
+            operator=plan.nodeName(),
+        )
+    for child in scala_list(plan.children()):
+        yield from _operators_below(child, state)

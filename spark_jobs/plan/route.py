@@ -1,0 +1,42 @@
+"""The streaming plan round an operator's tasks.
+
+Both sides are ``mapInArrow`` functions round a ``repartition(N, route)``, so the fleet's operator is a part of an ordinary
+streaming plan. Partition p is shard p, and it is the partition where Spark's own aggregation would put the same keys.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from coordinator.model import StateMetadata
+from spark_jobs.plan.operator_plan import ReduceTask, RoutedOperator, TaskMaker
+from spark_jobs.worker.exchange import EXCHANGE_SCHEMA, ROUTE_COLUMN, ExchangeTask
+from spark_jobs.worker.fleet_client import FleetAddress
+from spark_jobs.worker.task import StateTask
+
+__all__ = ["route_plan"]
+
+
+def route_plan(operator: RoutedOperator, metadata: StateMetadata, address: FleetAddress) -> DataFrame:
+    """The streaming DataFrame in which an operator's state lives in the fleet."""
+    schema, num_shards = operator.schema, metadata.num_shards
+    kind = from_arrow_schema(EXCHANGE_SCHEMA)
+    parts: list[DataFrame] = []
+    source = 0
+    for number, branches in enumerate(operator.branches):
+        for branch in branches:
+            marked = None if branch.delay_ms is None else (source, branch.delay_ms)
+            source += marked is not None
+            parts.append(branch.frame.mapInArrow(ExchangeTask(schema, num_shards, marked, number), kind))
+    # The name of the column tells operators that this one feeds whom they follow.
+    route = operator.upstream.route_column()
+    chunks = reduce(DataFrame.unionAll, parts).withColumnRenamed(ROUTE_COLUMN, route)
+    shuffled = chunks.repartition(num_shards, F.col(f"`{route}`")).drop(F.col(f"`{route}`"))
+    task: ReduceTask = StateTask(schema, metadata, address)
+    if isinstance(operator.plan, TaskMaker):
+        task = operator.plan.reduce_task(schema, metadata, address)
+    return operator.plan.finish(shuffled.mapInArrow(task, operator.plan.row_type()))

@@ -1,0 +1,114 @@
+"""Columns of rows that an operator keeps or passes on as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_type
+
+from spark_jobs.plan.catalyst import Expression, column_of, data_type
+from spark_jobs.plan.keys import Key, key_of, metadata_of
+from store_actors.schema import Field, StateSchema, payload_type
+
+__all__ = ["ProjectedPlan", "Result", "RowColumns"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A column of the results over the rows that shards emit."""
+
+    column: Column
+    name: str
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RowColumns:
+    """The columns of a row besides an operator's keys.
+
+    Attributes
+    ----------
+    fields
+        As the operator's schema names them.
+    selected
+        What they are over the operator's input.
+    results
+        The row's columns, in their order, over what is emitted.
+    leaves
+        For each of the row's columns its name in the state, if it is held as one there (and not as a key).
+    """
+
+    fields: tuple[Field, ...]
+    selected: tuple[Column, ...]
+    results: tuple[Result, ...]
+    leaves: tuple[str | None, ...] = ()
+
+    @classmethod
+    def passing(
+        cls, spark: SparkSession, attributes: Sequence[Expression], keys: Sequence[Key], prefix: str
+    ) -> RowColumns:
+        """Columns of any type, which no state holds; those that are keys come back from these."""
+        fields: list[Field] = []
+        selected: list[Column] = []
+        results: list[Result] = []
+        for place, attribute in enumerate(attributes):
+            held = next((key for key in keys if key.expression.semanticEquals(attribute)), None)
+            name = f"{prefix}{place}"
+            if held is None:
+                kind = payload_type(to_arrow_type(data_type(attribute)))
+                fields.append(Field(name, kind, attribute.nullable()))
+                selected.append(column_of(spark, attribute).alias(name))
+            column = F.col(name) if held is None else held.tree.column()
+            results.append(Result(column, attribute.name(), metadata_of(attribute)))
+        return cls(tuple(fields), tuple(selected), tuple(results))
+
+    @classmethod
+    def held(
+        cls, spark: SparkSession, attributes: Sequence[Expression], keys: Sequence[Key], prefix: str
+    ) -> RowColumns:
+        """Columns that state holds, structs flattened to leaves; those that are keys come back from these.
+
+        Raises
+        ------
+        InvalidRequestError
+            State cannot hold a column's type.
+        """
+        fields: list[Field] = []
+        selected: list[Column] = []
+        results: list[Result] = []
+        leaves: list[str | None] = []
+        for place, attribute in enumerate(attributes):
+            own = next((key for key in keys if key.expression.semanticEquals(attribute)), None)
+            if own is None:
+                own = key_of(spark, attribute, f"{prefix}{place}", normalised=False)
+                fields += own.leaves
+                selected += [column.alias(leaf.name) for leaf, column in zip(own.leaves, own.columns, strict=True)]
+                leaves.append(own.tree.leaf)
+            else:
+                leaves.append(None)
+            results.append(Result(own.tree.column(), attribute.name(), metadata_of(attribute)))
+        return cls(tuple(fields), tuple(selected), tuple(results), tuple(leaves))
+
+
+@dataclass(frozen=True)
+class ProjectedPlan:
+    """An operator whose results are columns of emitted rows; see :class:`~spark_jobs.plan.operator_plan.OperatorPlan`."""
+
+    inputs: tuple[DataFrame, ...]
+    schema: StateSchema
+    emitted: T.StructType
+    results: tuple[Result, ...]
+    appends: bool = True
+
+    def row_type(self) -> T.StructType:
+        """Spark's form of the rows that shards emit."""
+        return self.emitted
+
+    def finish(self, emitted: DataFrame) -> DataFrame:
+        """Results, with Spark's names, types and nullability."""
+        return emitted.select(*(one.column.alias(one.name, metadata=one.metadata) for one in self.results))

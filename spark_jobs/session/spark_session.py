@@ -1,0 +1,177 @@
+"""Ray and a Spark session on it through RayDP: on a laptop, inside ``ray job submit`` and under ``raydp-submit``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import ray
+import raydp
+from pyspark.sql import SparkSession
+
+from coordinator.errors import SetupError
+from spark_jobs.session.java import choose_java_home
+
+__all__ = ["ensure_ray", "start_session", "stop_session"]
+
+log = logging.getLogger(__name__)
+
+_CONFIGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.python.worker.reuse": "true",
+    "spark.python.daemon.module": "spark_jobs.worker.daemon",
+    "spark.sql.session.timeZone": "UTC",
+    # Fewer, larger Arrow batches between the JVM and Python.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
+    # A date that Spark 2 would have read differently is a malformed one, not the end of the query.
+    "spark.sql.legacy.timeParserPolicy": "CORRECTED",
+    # Streaming turns it off anyway, with a warning each time.
+    "spark.sql.adaptive.enabled": "false",
+    "spark.log4j.config.file.name": str(Path(__file__).with_name("log4j2.properties")),
+}
+_LOOPBACK = "127.0.0.1"
+_KNOCK_S = 10.0
+_started_ray = False
+
+
+def prepare_environment() -> None:
+    """Settle Java and Python for Spark's processes, before any of them starts.
+
+    Raises
+    ------
+    SetupError
+        No Java 17 can be used.
+    """
+    home = choose_java_home(os.environ)
+    os.environ["JAVA_HOME"] = str(home)
+    # RayDP's master and Ray's Java workers run the first `java` on PATH and know nothing of JAVA_HOME.
+    _put_first("PATH", str(home / "bin"))
+    # Executors take the worker's interpreter from the environment; spark.pyspark.python does not reach them.
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+    # Actors and Spark's workers import this project's packages wherever the driver found them.
+    _put_first("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+
+
+def _put_first(variable: str, folder: str) -> None:
+    """Make ``folder`` the first entry of a search path in the environment."""
+    others = [entry for entry in os.environ.get(variable, "").split(os.pathsep) if entry and entry != folder]
+    os.environ[variable] = os.pathsep.join([folder, *others])
+
+
+def ensure_ray(*, ray_address: str | None = None, num_cpus: int | None = None) -> None:
+    """Join the Ray cluster around this process, or start a local one.
+
+    Raises
+    ------
+    SetupError
+        The address is a Ray Client's, or no cluster answers there.
+    """
+    global _started_ray
+    if ray.is_initialized():
+        return
+    prepare_environment()
+    address = ray_address or os.environ.get("RAY_ADDRESS")
+    if address is not None and address.startswith("ray://"):
+        raise SetupError(
+            "Ray Client addresses (ray://) cannot host Spark; run on a node of the cluster, by `ray job submit` for instance",
+            address=address,
+        )
+    # No namespace: RayDP names its own actors, so each driver needs one of its own. The fleet is looked up by its namespace.
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is not None:
+        try:
+            _knock(address)
+            ray.init(address=address, **quiet)  # type: ignore[arg-type]
+        except OSError as error:
+            raise SetupError("no Ray cluster answers at this address; start one with `ray start --head` or unset "
+                             "RAY_ADDRESS to use a local one", address=address) from error  # fmt: skip
+        return
+    # A fresh local cluster needs no idle workers: actors bring their own.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+    # "local": without it Ray would join whatever cluster was started on this machine, which may be too small.
+    ray.init(address="local", num_cpus=num_cpus or _local_cpus(None), include_dashboard=False, **quiet)  # type: ignore[arg-type]
+    _started_ray = True
+
+
+def _knock(address: str) -> None:
+    """Ask in seconds whether anybody listens; Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=_KNOCK_S).close()
+
+
+def _local_cpus(executor_cores: int | None) -> int:
+    """CPUs that a local Ray offers: the executor's, and room for RayDP's own actors."""
+    return max(4, (executor_cores or os.cpu_count() or 1) + 2)
+
+
+def start_session(
+    app_name: str,
+    *,
+    num_executors: int = 1,
+    executor_cores: int | None = None,
+    executor_memory: str = "1g",
+    ray_address: str | None = None,
+    configs: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """A Spark session whose executors are Ray actors.
+
+    Parameters
+    ----------
+    app_name
+        Name of the Spark application.
+    num_executors, executor_cores, executor_memory
+        Size of the Spark cluster; by default one executor with all of this machine's cores.
+    ray_address
+        Ray cluster to join; by default ``RAY_ADDRESS``, else a local one is started.
+    configs
+        Further Spark configuration.
+
+    Raises
+    ------
+    SetupError
+        There is no Java 17, or no Ray cluster where one was expected.
+    """
+    prepare_environment()
+    settings = {**_CONFIGS, **(configs or {})}
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        # raydp-submit (a spark-submit) has started the driver's JVM with Ray as its master already.
+        ensure_ray(ray_address=ray_address or "auto")
+        builder = SparkSession.builder.appName(app_name)
+        for key, value in settings.items():
+            builder = builder.config(key, value)
+        session = builder.getOrCreate()
+    else:
+        cores = executor_cores or os.cpu_count() or 1
+        ensure_ray(ray_address=ray_address, num_cpus=_local_cpus(cores * num_executors))
+        if _started_ray:
+            # RayDP would open the driver's ports to the network.
+            settings = {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK, **settings}
+        try:
+            session = raydp.init_spark(app_name, num_executors, cores, executor_memory, configs=settings)
+        except FileNotFoundError as error:
+            raise SetupError(
+                "the Ray cluster cannot run RayDP: a file it needs is missing there, most likely `java`; start Ray on every "
+                "node with Java 17's bin folder on PATH",
+                reason=str(error).splitlines()[-1],
+            ) from error
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def stop_session() -> None:
+    """Stop Spark, and Ray if this process started it."""
+    global _started_ray
+    raydp.stop_spark()
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        active.stop()
+    if _started_ray:
+        ray.shutdown()
+        _started_ray = False

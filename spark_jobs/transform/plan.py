@@ -1,0 +1,250 @@
+"""``transformWithState`` and ``transformWithStateInPandas``, analysed by Spark, as the fleet runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, GroupedData
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from coordinator.deploy import call, find_coordinator
+from coordinator.errors import InvalidRequestError
+from coordinator.model import StateMetadata
+from spark_jobs.functions.grouped_input import GroupedInput, function_mode, pandas_settings, struct_type
+from spark_jobs.plan.operator_plan import ReduceTask
+from spark_jobs.transform.block import Block
+from spark_jobs.transform.handle import ParsedSchemas, StatefulProcessorHandle
+from spark_jobs.transform.processor import StatefulProcessor
+from spark_jobs.transform.rows import RowForm, Rows
+from spark_jobs.transform.task import InitialRows, TransformTask, load_processor
+from spark_jobs.transform.variables import TimeMode, Variable, accumulators_of
+from spark_jobs.worker.exchange import EXCHANGE_SCHEMA, ROUTE_COLUMN, ExchangeTask
+from spark_jobs.worker.fleet_client import FleetAddress
+from spark_jobs.worker.routing import marker_routes
+from store_actors.schema import OperatorKind, StateSchema
+
+__all__ = ["Transformation", "TransformPlan", "build_transform"]
+
+_WATERMARK_DELAY = "spark.watermarkDelayMs"
+
+
+@dataclass(frozen=True)
+class Transformation:
+    """What ``transformWithState`` was given.
+
+    Attributes
+    ----------
+    in_pandas
+        Whether rows are DataFrames.
+    """
+
+    processor: StatefulProcessor
+    output: T.StructType | str
+    output_mode: str
+    time_mode: str
+    initial: GroupedData | None
+    event_time: str
+    in_pandas: bool
+
+
+@dataclass(frozen=True)
+class InitialState:
+    """The initial state: what reaches the shards of the batch DataFrame, and how the processor sees its rows."""
+
+    rows: GroupedInput
+    form: Rows
+
+    def collected(self, metadata: StateMetadata, address: FleetAddress) -> InitialRows | None:
+        """Its rows, shard by shard, if the state may still need them: until the first batch of every shard is over."""
+        coordinator = find_coordinator(address.uri)
+        if call(coordinator, "describe_state", metadata.state_name) is not None:
+            newest = (
+                call(coordinator, "locate", metadata.state_name, shard)[1] for shard in range(metadata.num_shards)
+            )
+            # At version 1 the first batch may have failed elsewhere, and be done again.
+            if min(newest) > 1:
+                return None
+        schema = StateSchema(self.rows.keys, self.rows.inputs, (), None, None, "update", OperatorKind.TRANSFORM)
+        task, spark = ExchangeTask(schema, metadata.num_shards), self.rows.frame.sparkSession
+        chunks = self.rows.frame.mapInArrow(task, from_arrow_schema(EXCHANGE_SCHEMA)).where(F.col("chunk").isNotNull())
+        shards = {route: shard for shard, route in enumerate(marker_routes(metadata.num_shards))}
+        parts: dict[int, list[bytes]] = {}
+        for row in chunks.select(ROUTE_COLUMN, "chunk").collect():
+            parts.setdefault(shards[row[0]], []).append(bytes(row[1]))
+        sent = {shard: spark.sparkContext.broadcast(part) for shard, part in parts.items()}
+        return InitialRows(sent, schema.raw_schema(), self.rows.view, self.form)
+
+
+@dataclass(frozen=True)
+class TransformPlan:
+    """See :class:`~spark_jobs.plan.operator_plan.OperatorPlan` and :class:`~spark_jobs.plan.operator_plan.TaskMaker`."""
+
+    inputs: tuple[DataFrame, ...]
+    schema: StateSchema
+    appends: bool
+    output: T.StructType
+    processor: bytes
+    rows: GroupedInput
+    form: Rows
+    time_mode: TimeMode
+    variables: tuple[Variable, ...]
+    schemas: dict[str, T.DataType]
+    initial: InitialState | None
+    event_time: str
+
+    def row_type(self) -> T.StructType:
+        """Spark's form of the rows that the processor emits."""
+        return self.output
+
+    def finish(self, emitted: DataFrame) -> DataFrame:
+        """What the processor emits, with its event time marked for the operators that follow."""
+        if not self.event_time:
+            return emitted
+        marked = F.col(f"`{self.event_time}`").alias(self.event_time, metadata={_WATERMARK_DELAY: self.rows.delay_ms})
+        return emitted.select(
+            *(marked if name == self.event_time else F.col(f"`{name}`") for name in self.output.names)
+        )
+
+    def reduce_task(self, schema: StateSchema, metadata: StateMetadata, address: FleetAddress) -> ReduceTask:
+        """Runs the processor in Spark's worker."""
+        initial = None if self.initial is None else self.initial.collected(metadata, address)
+        return TransformTask(
+            self.processor,
+            self.rows.view,
+            self.form,
+            self.time_mode,
+            self.variables,
+            self.schemas,
+            initial,
+            self.event_time,
+            self.rows.delay_ms is not None,
+            schema,
+            metadata,
+            address,
+        )
+
+
+def build_transform(df: DataFrame, keys: Sequence[Any], given: Transformation, stateful_mode: str) -> TransformPlan:
+    """Plan of ``df.groupBy(*keys).transformWithState(...)`` or its pandas form.
+
+    Parameters
+    ----------
+    stateful_mode
+        Output mode that ``fleet.stateful`` was given.
+
+    Raises
+    ------
+    InvalidRequestError
+        An argument is not valid, or what the processor's ``init`` asks for.
+    pyspark.errors.AnalysisException
+        Spark itself refuses it: an unknown column.
+    """
+    mode, time_mode = function_mode(given.output_mode, stateful_mode), TimeMode.of(given.time_mode)
+    output = struct_type(given.output, "outputStructType")
+    processor = _pickled(given.processor)
+    schemas = ParsedSchemas()
+    variables = _variables(processor, time_mode, schemas)
+    rows = GroupedInput.of(df.groupBy(*keys), late_times=time_mode is TimeMode.EVENT_TIME)
+    _check_event_time(given.event_time, output, mode, rows)
+    schema = StateSchema(
+        keys=rows.keys,
+        inputs=rows.inputs,
+        accumulators=accumulators_of(variables),
+        expiry_key=None,
+        delay_ms=rows.delay_ms,
+        output_mode=mode,
+        operator=OperatorKind.TRANSFORM,
+        options={"time_mode": time_mode.value},
+    )
+    initial = None if given.initial is None else _initial(given, output, rows)
+    return TransformPlan(
+        (rows.frame,),
+        schema,
+        mode == "append",
+        output,
+        processor,
+        rows,
+        _form(given, output, rows),
+        time_mode,
+        variables,
+        dict(schemas),
+        initial,
+        given.event_time,
+    )
+
+
+def _pickled(processor: StatefulProcessor) -> bytes:
+    if not isinstance(processor, StatefulProcessor):
+        raise InvalidRequestError(
+            "statefulProcessor is an object of a class that extends statefleet.StatefulProcessor",
+            got=type(processor).__name__,
+        )
+    try:
+        pickled: bytes = cloudpickle.dumps(processor)  # type: ignore[attr-defined, no-untyped-call]
+    except Exception as error:
+        raise InvalidRequestError(
+            f"the processor cannot be pickled ({error}), as it must to reach the workers; make what cannot be in init",
+            processor=type(processor).__name__,
+        ) from error
+    return pickled
+
+
+def _variables(pickled: bytes, time_mode: TimeMode, schemas: ParsedSchemas) -> tuple[Variable, ...]:
+    """What ``init`` asks for, found out on a copy."""
+    processor = load_processor(pickled)
+    handle = StatefulProcessorHandle(Block(), time_mode, schemas)
+    processor.init(handle)
+    processor.close()
+    return handle.variables
+
+
+def _check_event_time(name: str, output: T.StructType, mode: str, rows: GroupedInput) -> None:
+    if not name:
+        return
+    if name not in output.names or not isinstance(output[name].dataType, T.TimestampType):
+        raise InvalidRequestError(
+            "eventTimeColumnName is a timestamp column of outputStructType",
+            eventTimeColumnName=name,
+            columns=output.simpleString(),
+        )
+    if rows.delay_ms is None:
+        raise InvalidRequestError(
+            "eventTimeColumnName needs a watermark: call withWatermark before fleet.stateful", eventTimeColumnName=name
+        )
+    if mode != "append":
+        raise InvalidRequestError(
+            "operators follow one whose rows stand: use outputMode Append with eventTimeColumnName", outputMode=mode
+        )
+
+
+def _form(given: Transformation, output: T.StructType, rows: GroupedInput) -> Rows:
+    settings = pandas_settings(rows.frame.sparkSession)
+    if not given.in_pandas:
+        return RowForm(output, rows.key_type, rows.row_type, settings["max_rows"])
+    # pandas is loaded where it is used.
+    from spark_jobs.functions.frames import PandasForm
+
+    return PandasForm(output, **settings)
+
+
+def _initial(given: Transformation, output: T.StructType, rows: GroupedInput) -> InitialState:
+    grouped = given.initial
+    if not isinstance(grouped, GroupedData) or grouped._df.isStreaming:
+        raise InvalidRequestError(
+            "initialState is a batch DataFrame grouped by the same columns: initial.groupBy(...)",
+            got=type(grouped).__name__,
+        )
+    initial = GroupedInput.of(grouped, late_times=False)
+    types = [[(field.name, field.type) for field in one.keys] for one in (rows, initial)]
+    if types[0] != types[1]:
+        raise InvalidRequestError(
+            "the initial state is grouped by columns of other types than the stream; cast them",
+            stream=rows.key_type.simpleString(),
+            initialState=initial.key_type.simpleString(),
+        )
+    return InitialState(initial, _form(given, output, initial))

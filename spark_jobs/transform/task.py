@@ -1,0 +1,204 @@
+"""The reduce side of ``transformWithState``: one partition's batch in Spark's worker, with its state in the fleet."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import types as T
+
+from coordinator.core import LeaseGrant
+from coordinator.errors import InvalidRequestError
+from coordinator.model import StateMetadata, TaskIdentity
+from spark_jobs.functions.group_task import GroupView, do_batch, rows_on_time, watermarks_after
+from spark_jobs.functions.groups import Groups
+from spark_jobs.transform.block import Block
+from spark_jobs.transform.handle import StatefulProcessorHandle
+from spark_jobs.transform.processor import StatefulProcessor, TimerValues
+from spark_jobs.transform.rows import Rows
+from spark_jobs.transform.variables import PLACE, TimeMode, Variable, VariableKind, store_name, timer_spec
+from spark_jobs.transform.work import TransformWork
+from spark_jobs.worker.exchange import BATCH_TIME, SHARD
+from spark_jobs.worker.fleet_client import FleetAddress, FleetClient, fleet_client
+from spark_jobs.worker.state_store import StateStore
+from spark_jobs.worker.task import task_identity
+from store_actors.messages import BatchFacts, StoreSpec
+from store_actors.schema import StateSchema
+
+__all__ = ["InitialRows", "TransformTask", "load_processor"]
+
+#: (state, run, partition, store) of deleted variables that have no rows, nor will have any in this run: asked for once a worker.
+_EMPTY_STORES: set[tuple[str, str, int, str]] = set()
+
+
+@dataclass(frozen=True)
+class InitialRows:
+    """Rows of the initial state, by shard.
+
+    Attributes
+    ----------
+    shards
+        For each shard that has some a broadcast of chunks (IPC record batches), loaded by whoever asks for its value.
+    schema
+        Their columns: key leaves and the DataFrame's.
+    view, form
+        How the processor sees them.
+    """
+
+    shards: dict[int, Any]
+    schema: pa.Schema
+    view: GroupView
+    form: Rows
+
+    def groups(self, shard: int) -> Groups:
+        """Rows of a shard, by key."""
+        chunks = self.shards[shard].value if shard in self.shards else []
+        batches = [pa.ipc.read_record_batch(pa.py_buffer(chunk), self.schema) for chunk in chunks]
+        return Groups.of(pa.Table.from_batches(batches, self.schema).combine_chunks(), self.view.leaves)
+
+
+@dataclass(frozen=True)
+class TransformTask:
+    """A ``mapInArrow`` function: a partition's chunks in, what the user's processor emits out.
+
+    Attributes
+    ----------
+    processor
+        The processor, pickled: each attempt has a copy as it was when the query was built.
+    view, form
+        How it sees keys and rows.
+    time_mode
+        What timers go by.
+    variables, schemas
+        What its ``init`` asked for when the query was built, and what its DDL means.
+    initial
+        The initial state, unless the state had got over its first batch by then.
+    event_time
+        Column of what is emitted that later operators go by; empty without.
+    has_watermark
+        Whether event time reaches the operator.
+    """
+
+    processor: bytes
+    view: GroupView
+    form: Rows
+    time_mode: TimeMode
+    variables: tuple[Variable, ...]
+    schemas: dict[str, T.DataType]
+    initial: InitialRows | None
+    event_time: str
+    has_watermark: bool
+    schema: StateSchema
+    metadata: StateMetadata
+    address: FleetAddress
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """See :func:`~spark_jobs.functions.group_task.do_batch`."""
+        return do_batch(batches, self.schema, self._run)
+
+    def _run(self, rows: pa.Table, rows_read: int, seen: dict[int, int]) -> list[pa.Table]:
+        task = task_identity(self.metadata, seen.pop(SHARD, None))
+        batch_time_ms = seen.pop(BATCH_TIME, None)
+        client = fleet_client(self.address)
+        with closing(load_processor(self.processor)) as processor:
+            block = Block([field.name for field in self.schema.keys])
+            handle = StatefulProcessorHandle(block, self.time_mode, self.schemas)
+            processor.init(handle)
+            handle.end_of_init()
+            self._check(handle)
+            purged = self._purged(client, task, handle.deleted)
+            specs = [variable.spec(self.schema.keys) for variable in handle.variables]
+            store, grant = client.open_granted(task, self.metadata, (timer_spec(self.schema.keys), *specs, *purged))
+            with store:
+                for spec in purged:
+                    _remove_all(store.store(spec.name), spec)
+                after = watermarks_after(self.schema, grant, seen)
+                is_timed = self.time_mode is TimeMode.EVENT_TIME
+                on_time = rows_on_time(rows, grant.watermarks.input_ms) if is_timed else rows
+                # A batch that no row of reached the exchange has no time of its own.
+                block.open(store, int(time.time() * 1000) if batch_time_ms is None else batch_time_ms)
+                work = TransformWork(processor, handle, block, self.view, self.form)
+                emitted = list(self._emitted(work, on_time, grant, after.input_ms, has_time=batch_time_ms is not None))
+                self._check_event_times(emitted, grant.watermarks.input_ms)
+                store.commit(BatchFacts(after, rows_read, rows.num_rows - on_time.num_rows))
+        return emitted
+
+    def _emitted(
+        self, work: TransformWork, rows: pa.Table, grant: LeaseGrant, watermark_ms: int, *, has_time: bool
+    ) -> Iterator[pa.Table]:
+        """Do a batch in Spark's order. Spark runs timers that a batch's event times make expire in a batch without data after it, with
+        the new watermark; both are one batch here. Timers of processing time wait for a batch that has a time of its own.
+        """
+        now_ms = work.block.now_ms
+        before = self._times(now_ms, grant.watermarks.input_ms)
+        if grant.base_version == 0 and self.initial is not None:
+            initial = self.initial
+            work.take_initial(initial.groups(grant.lease.store_id.partition_id), initial.view, initial.form, before)
+        yield from work.process(rows, before)
+        if self.time_mode is TimeMode.EVENT_TIME:
+            yield from work.fire_timers(watermark_ms, self._times(now_ms, watermark_ms))
+        elif self.time_mode is TimeMode.PROCESSING_TIME and has_time:
+            yield from work.fire_timers(now_ms, before)
+        if has_time:
+            work.evict()
+
+    def _times(self, now_ms: int, watermark_ms: int) -> TimerValues:
+        if self.time_mode is TimeMode.NONE:
+            return TimerValues()
+        return TimerValues(now_ms, watermark_ms if self.has_watermark else -1)
+
+    def _check(self, handle: StatefulProcessorHandle) -> None:
+        if handle.variables != self.variables:
+            raise InvalidRequestError(
+                "init asks for other state variables than it did when the query was built; it must ask for the same ones each time",
+                built=[variable.name for variable in self.variables],
+                now=[variable.name for variable in handle.variables],
+            )
+
+    def _purged(self, client: FleetClient, task: TaskIdentity, deleted: Iterable[str]) -> tuple[StoreSpec, ...]:
+        """Stores of deleted variables that still have rows."""
+        found = []
+        for name, kind in ((name, kind) for name in sorted(deleted) for kind in VariableKind):
+            store = store_name(kind, name)
+            known = (task.state_name, task.run_id, task.partition_id, store)
+            if task.batch_id == 0 or known in _EMPTY_STORES:
+                continue
+            deltas = client.load_plan(task, store).deltas
+            if deltas and deltas[-1].state_rows:
+                keys = self.schema.keys if kind is VariableKind.VALUE else (*self.schema.keys, PLACE)
+                found.append(StoreSpec(store, keys, ()))
+            else:
+                _EMPTY_STORES.add(known)
+        return tuple(found)
+
+    def _check_event_times(self, emitted: list[pa.Table], watermark_ms: int) -> None:
+        """Refuse rows that would be late for the operator that they feed, as Spark does."""
+        for table in emitted if self.event_time else ():
+            times = table.column(self.event_time).cast(pa.int64())
+            earliest_us = pc.min(times).as_py()
+            if earliest_us is not None and earliest_us <= watermark_ms * 1000:
+                raise InvalidRequestError(
+                    "the processor emitted a row whose event time is not after the watermark, by which the operators that follow go; "
+                    "nothing was committed; emit later times, or leave late rows out",
+                    column=self.event_time,
+                    event_time_us=earliest_us,
+                    watermark_ms=watermark_ms,
+                )
+
+
+def load_processor(pickled: bytes) -> StatefulProcessor:
+    """A copy of a processor."""
+    processor = pickle.loads(pickled)
+    assert isinstance(processor, StatefulProcessor), "its class was checked before it was pickled"
+    return processor
+
+
+def _remove_all(store: StateStore, spec: StoreSpec) -> None:
+    for batch in store.iterator():
+        store.remove(batch.select([field.name for field in spec.keys]))

@@ -1,0 +1,274 @@
+"""The columnar exchange between a query's map tasks and its shards.
+
+Spark shuffles rows one by one. A map task here partitions its Arrow batches itself and gives Spark's shuffle a few rows
+that each hold a *chunk*, an Arrow record batch of many rows for one shard. It stays Spark's own shuffle, with its retries and
+its barrier; only the rows in it are larger, and the JVM looks at no value between the source and the shard.
+
+Where groups repeat within a task's block of rows, the block is partially aggregated first. With a watermark every map task also
+tells every shard the largest event time that it saw: a shuffle is a barrier, so every shard knows the watermark that includes this
+batch, the same one on every shard and on every retry, with nobody to ask who could have died meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_jobs.worker.daemon import settle_process
+from spark_jobs.worker.routing import marker_routes
+from store_actors.messages import ShardInput
+from store_actors.schema import OperatorKind, StateSchema
+
+if TYPE_CHECKING:
+    from store_actors.table import GroupTable
+
+__all__ = [
+    "BATCH_TIME",
+    "EVENT_TIME_COLUMN",
+    "EXCHANGE_SCHEMA",
+    "HASH_COLUMN",
+    "KEEP_COLUMN",
+    "ROUTE_COLUMN",
+    "SHARD",
+    "TIME_COLUMN",
+    "ExchangeTask",
+    "unpack",
+]
+
+#: Columns that the map side reads besides the keys and inputs: Spark's ``hash(keys)``, and event time in milliseconds, if the
+#: operator is fed by a watermarked source.
+HASH_COLUMN = "__hash"
+EVENT_TIME_COLUMN = "__event_time_ms"
+
+#: Whether a row reaches its shard, where rows that do not still count for the watermark.
+KEEP_COLUMN = "__keep"
+
+#: Processing time of the batch, in milliseconds: Spark's ``current_timestamp()``, which its offset log keeps, so that it is the same
+#: for every row and on every retry, also by another driver. Told to every shard like a watermark, as source :data:`BATCH_TIME`.
+TIME_COLUMN = "__batch_time_ms"
+BATCH_TIME = -1
+
+#: Every map task tells every shard which one it is, as this source. A reduce task cannot go by its partition: that of a task in a stage
+#: with a union counts the other partitions of the union, too.
+SHARD = -2
+
+ROUTE_COLUMN = "__route"
+#: What is shuffled: the route, and either a chunk (an IPC record batch, how many input rows it stands for, which of the schema's
+#: ``input_schemas`` it has) or, without one, the watermark of one of the operator's sources as a map task saw it.
+EXCHANGE_SCHEMA = pa.schema(
+    [
+        pa.field(ROUTE_COLUMN, pa.int32(), nullable=False),
+        pa.field("rows_read", pa.int64(), nullable=False),
+        pa.field("input", pa.int8(), nullable=False),
+        pa.field("source", pa.int16(), nullable=False),
+        pa.field("watermark_ms", pa.int64()),
+        pa.field("chunk", pa.binary()),
+    ]
+)
+
+#: Rows and bytes that a map task gathers before it partitions them: enough to find repeated groups, little enough to hold.
+_BLOCK_ROWS = 1 << 18
+_BLOCK_BYTES = 32 << 20
+#: Aim of a chunk's size. Spark hands a task up to ``maxRecordsPerBatch`` shuffled rows at once, so chunks must stay small.
+_CHUNK_BYTES = 32 << 10
+#: Blocks of fewer rows are small enough to look at every row's group.
+_SAMPLE_FROM = 1 << 14
+#: Place of partially aggregated rows in an aggregation's ``input_schemas``.
+_PARTIAL = 1
+#: A block is partially aggregated if it has at most this many groups a row.
+_WORTHWHILE = 0.5
+
+
+@cache
+def _table_class() -> type[GroupTable]:
+    # The engine's compiled code is loaded once, by a worker that combines; the reduce side never needs it.
+    from store_actors.table import GroupTable
+
+    settle_process()
+    return GroupTable
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeTask:
+    """Map side, a ``mapInArrow`` function: rows with ``__hash`` (and event time) in, :data:`EXCHANGE_SCHEMA` out.
+
+    Parameters
+    ----------
+    schema
+        The operator's schema.
+    num_shards
+        Number of its shards.
+    source
+        Which of the operator's own sources the rows come from, with its delay; None if no watermark stands between the rows and the
+        operator that they come from.
+    input
+        Which of ``schema.input_schemas()`` the rows have.
+    """
+
+    schema: StateSchema
+    num_shards: int
+    source: tuple[int, int] | None = None
+    input: int = 0
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        max_event_ms: int | None = None
+        batch_time_ms: int | None = None
+        for block in _blocks(batches):
+            if self.source is not None:
+                largest = pc.max(block.column(EVENT_TIME_COLUMN)).as_py()
+                if largest is not None:
+                    max_event_ms = largest if max_event_ms is None else max(max_event_ms, largest)
+            if TIME_COLUMN in block.schema.names:
+                batch_time_ms = block.column(TIME_COLUMN)[0].as_py()
+            if KEEP_COLUMN in block.schema.names:
+                block = block.filter(block.column(KEEP_COLUMN))
+            yield self._exchange(block)
+        if max_event_ms is not None:
+            assert self.source is not None
+            number, delay_ms = self.source
+            yield self._markers(number, [max_event_ms - delay_ms] * self.num_shards)
+        if batch_time_ms is not None:
+            yield self._markers(BATCH_TIME, [batch_time_ms] * self.num_shards)
+        yield self._markers(SHARD, range(self.num_shards))
+
+    def _exchange(self, block: pa.RecordBatch) -> pa.RecordBatch:
+        hashes = block.column(HASH_COLUMN).to_numpy()
+        partial = self._combines(hashes)
+        wanted = self.schema.input_schemas()[self.input]
+        rows = block.select(wanted.names)
+        if self.num_shards == 1:
+            bounds = np.array([0, len(hashes)])
+        else:
+            shards = np.mod(hashes, np.int32(self.num_shards)).astype(np.uint16)
+            rows = rows.take(pa.array(np.argsort(shards, kind="stable")))
+            bounds = np.concatenate([[0], np.cumsum(np.bincount(shards, minlength=self.num_shards))])
+        rows_read = np.diff(bounds)
+        if partial:
+            rows, bounds = self._combine(rows, bounds)
+        else:
+            rows = pa.RecordBatch.from_arrays(
+                [column.cast(field.type) for column, field in zip(rows.columns, wanted, strict=True)], schema=wanted
+            )
+        return self._pack(rows, bounds, rows_read, _PARTIAL if partial else self.input)
+
+    def _combines(self, hashes: npt.NDArray[np.int32]) -> bool:
+        """Whether a block is partially aggregated."""
+        if self.schema.operator is not OperatorKind.AGGREGATE:
+            return False
+        if not self.schema.keys or self.schema.expiry_key is not None:
+            # Spark counts late rows after its partial aggregation, and so do we.
+            return True
+        # All rows of a key share its hash, so a sample by hash estimates the groups of the whole block without bias.
+        sample = hashes if len(hashes) < _SAMPLE_FROM else hashes[(hashes >> 20) & 31 == 0]
+        return len(np.unique(sample)) <= _WORTHWHILE * len(sample)
+
+    def _combine(
+        self, rows: pa.RecordBatch, bounds: npt.NDArray[np.int64]
+    ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
+        """One row a group, in the order of shards as before."""
+        table = _table_class()(self.schema, capacity=1 << 12)
+        encoded = table.encode(rows)
+        groups = [0]
+        for begin, end in pairwise(bounds):
+            if end > begin:
+                table.accumulate(encoded.take(slice(begin, end)), 1)
+            groups.append(len(table))
+        # A table that nothing was removed from has its groups in the order in which they came.
+        combined = table.decode(table.rows[: len(table)]).combine_chunks().to_batches()
+        return combined[0], np.array(groups)
+
+    def _pack(
+        self, rows: pa.RecordBatch, bounds: npt.NDArray[np.int64], rows_read: npt.NDArray[np.int64], kind: int
+    ) -> pa.RecordBatch:
+        per_chunk = max(1, _CHUNK_BYTES * rows.num_rows // max(1, rows.nbytes))
+        routes = marker_routes(self.num_shards)
+        sink = pa.BufferOutputStream()
+        ends, chunk_routes, counts = [0], [], []
+        for shard in np.flatnonzero(np.diff(bounds)):
+            begin, end = int(bounds[shard]), int(bounds[shard + 1])
+            for start in range(begin, end, per_chunk):
+                sink.write(rows.slice(start, min(per_chunk, end - start)).serialize())
+                ends.append(sink.tell())
+                chunk_routes.append(routes[shard])
+                # The first chunk of a shard tells for all of them how many input rows they stand for.
+                counts.append(rows_read[shard] if start == begin else 0)
+        size = len(counts)
+        chunks = pa.Array.from_buffers(
+            pa.binary(), size, [None, pa.py_buffer(np.array(ends, np.int32)), sink.getvalue()]
+        )
+        columns = [
+            pa.array(chunk_routes, pa.int32()),
+            pa.array(counts, pa.int64()),
+            pa.array(np.full(size, kind, np.int8)),
+            pa.array(np.zeros(size, np.int16)),
+            pa.nulls(size, pa.int64()),
+            chunks,
+        ]
+        return pa.record_batch(columns, schema=EXCHANGE_SCHEMA)
+
+    def _markers(self, number: int, told: Sequence[int]) -> pa.RecordBatch:
+        """What every shard is told: the own watermark of a source, the batch's processing time, or which shard it is."""
+        size = self.num_shards
+        columns = [
+            pa.array(marker_routes(size), pa.int32()),
+            pa.array(np.zeros(size, np.int64)),
+            pa.array(np.full(size, self.input, np.int8)),
+            pa.array(np.full(size, number, np.int16)),
+            pa.array(told, pa.int64()),
+            pa.nulls(size, pa.binary()),
+        ]
+        return pa.record_batch(columns, schema=EXCHANGE_SCHEMA)
+
+
+def _blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Larger batches of the same rows."""
+    pending: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        if batch.num_rows:
+            pending.append(batch)
+            rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= _BLOCK_ROWS or size >= _BLOCK_BYTES:
+            yield pa.concat_batches(pending)
+            pending, rows, size = [], 0, 0
+    if pending:
+        yield pa.concat_batches(pending)
+
+
+def unpack(batches: Iterable[pa.RecordBatch], schema: StateSchema) -> tuple[ShardInput, dict[int, int]]:
+    """Reduce side: a shard's rows, and the watermark of each of the operator's own sources that the micro-batch had rows of; also the
+    batch's processing time (as :data:`BATCH_TIME`), if the operator asked for it and the batch had rows, and which shard it is (as
+    :data:`SHARD`), if there was a map task.
+
+    Parameters
+    ----------
+    batches
+        What one partition of the exchange received, in :data:`EXCHANGE_SCHEMA` without the route.
+    schema
+        The operator's schema.
+    """
+    schemas = schema.input_schemas()
+    chunks: list[list[pa.RecordBatch]] = [[] for _ in schemas]
+    rows_read = 0
+    seen: dict[int, int] = {}
+    for batch in batches:
+        rows_read += pc.sum(batch.column("rows_read")).as_py() or 0
+        facts = (batch.column(name).to_pylist() for name in ("input", "source", "watermark_ms"))
+        for number, source, watermark_ms, chunk in zip(*facts, batch.column("chunk"), strict=True):
+            if watermark_ms is not None:
+                seen[source] = max(watermark_ms, seen.get(source, watermark_ms))
+            if chunk.is_valid:
+                chunks[number].append(pa.ipc.read_record_batch(chunk.as_buffer(), schemas[number]))
+    # One piece each: what is sent to the store actor is then a few large buffers.
+    tables = tuple(
+        pa.Table.from_batches(some, kind).combine_chunks() for some, kind in zip(chunks, schemas, strict=True)
+    )
+    return ShardInput(tables, rows_read), seen

@@ -1,0 +1,302 @@
+"""A Spark Python worker's way to the fleet: one Ray connection a process, the co-located store actor, and retries."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from coordinator.core import LeaseGrant
+from coordinator.deploy import NAMESPACE, CoordinatorClient, answer
+from coordinator.errors import FencedError, StateStoreError, StoreUnavailableError, VersionNotFoundError
+from coordinator.model import ActorLocation, Lease, LoadPlan, Maintenance, StateMetadata, StateStoreId, TaskIdentity
+from spark_jobs.worker.daemon import settle_process
+from spark_jobs.worker.state_store import Ask, ReadStateStore, StateStore
+from store_actors.deploy import ensure_store_actor
+from store_actors.messages import ApplyRequest, OpenRequest, ShardInput, StoreSpec
+from store_actors.schema import StateSchema
+
+__all__ = ["ConnectTask", "FleetAddress", "FleetClient", "executor_name", "fleet_client"]
+
+Result = TypeVar("Result")
+
+#: How long a task waits for a store actor or the coordinator to come back before it fails (Spark then retries it).
+_DEADLINE_S = 120.0
+#: How long it waits before it asks again, at first.
+_PAUSE_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class FleetAddress:
+    """Where a fleet is: its URI, options of the object store, and the Ray cluster it lives on."""
+
+    uri: str
+    ray_address: str
+    #: Kept out of the representation, which may reach a log: options can hold credentials.
+    storage_options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    maintenance: Maintenance = field(default_factory=Maintenance)
+
+    @property
+    def options(self) -> Mapping[str, str] | None:
+        return dict(self.storage_options) or None
+
+
+@cache
+def fleet_client(address: FleetAddress) -> FleetClient:
+    """This process's client of a fleet; connects to Ray at first use (Spark reuses its Python workers)."""
+    connect_to_ray(address.ray_address)
+    client = FleetClient(address)
+    settle_process()
+    return client
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectTask:
+    """A ``mapInArrow`` function that only readies the worker it runs in."""
+
+    address: FleetAddress
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        fleet_client(self.address).connect()
+        yield from batches
+
+
+def connect_to_ray(ray_address: str) -> None:
+    """Join the Ray cluster from a Spark worker, quietly."""
+    if not ray.is_initialized():
+        os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+        ray.init(address=ray_address, log_to_driver=False, logging_level=logging.ERROR)
+
+
+@cache
+def executor_name() -> str:
+    """``host:pid`` of the Spark executor: the process above this worker's daemon."""
+    pid = os.getppid()
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        pid = int(fields[1])
+    except (OSError, IndexError, ValueError):
+        pass  # not Linux: the daemon's pid tells executors of a host apart just as well
+    return f"{socket.gethostname()}:{pid}"
+
+
+class FleetClient:
+    """Routes one process's state operations.
+
+    Parameters
+    ----------
+    address
+        The fleet.
+    """
+
+    def __init__(self, address: FleetAddress) -> None:
+        self._address = address
+        self._node_id = ray.get_runtime_context().get_node_id()
+        self._coordinator = CoordinatorClient(address.uri, address.options, address.maintenance)
+        self._handles: dict[str, Any] = {}
+        self._local: ActorLocation | None = None
+
+    def apply(
+        self,
+        task: TaskIdentity,
+        metadata: StateMetadata,
+        schema: StateSchema,
+        rows: ShardInput,
+        seen: Mapping[int, int],
+    ) -> pa.Table:
+        """Hand a shard its rows; returns what the batch emits once the commit is durable.
+
+        Repeated after the loss of a store actor or of a lease: the commit protocol makes that safe.
+
+        Parameters
+        ----------
+        seen
+            Own watermark, in milliseconds, of each of the operator's own sources (by number) that the batch had rows of.
+
+        Raises
+        ------
+        StoreUnavailableError
+            No store actor answered before the deadline.
+        StateStoreError
+            Whatever the coordinator or the store refused.
+        """
+        payload = ray.put(rows)
+
+        def hand_over(grant: LeaseGrant) -> pa.Table:
+            watermarks = schema.watermarks_after(grant.watermarks, seen, grant.upstream)
+            request = ApplyRequest(task, grant.lease, grant.base_version, schema, watermarks)
+            emitted, _ = _unwrapped(self._handle(grant.lease.location), "apply", request, payload)
+            return emitted
+
+        return self._on_lease(task, metadata, hand_over)
+
+    def _on_lease(self, task: TaskIdentity, metadata: StateMetadata, use: Callable[[LeaseGrant], Result]) -> Result:
+        """What `use` makes of the task's lease; a new lease is asked for if a store actor, or the lease, was lost meanwhile."""
+        # A plan is made before its query has an id.
+        metadata = replace(metadata, query_id=task.query_id)
+        deadline = time.monotonic() + _DEADLINE_S
+        pause_s = _PAUSE_S
+        while True:
+            location: ActorLocation | None = None
+            try:
+                grant = self._coordinator.call("attach_and_lease", task, metadata, self._local_location())
+                location = grant.lease.location
+                try:
+                    return use(grant)
+                except FencedError:
+                    # A lease may have moved between being granted and being used; the next grant says whether this run may go on.
+                    if time.monotonic() > deadline:
+                        raise
+            except RayActorError as error:
+                self._lost(location)
+                if time.monotonic() > deadline:
+                    raise _unavailable(task, error) from error
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 2.0)
+
+    def open_update(self, task: TaskIdentity, metadata: StateMetadata, stores: tuple[StoreSpec, ...]) -> StateStore:
+        """A handle that makes the next version of a partition's keyed stores.
+
+        Raises
+        ------
+        WriterBusyError
+            Another handle is changing the partition.
+        StateStoreError
+            Whatever the coordinator or the store refused.
+        """
+        return self.open_granted(task, metadata, stores)[0]
+
+    def open_granted(
+        self, task: TaskIdentity, metadata: StateMetadata, stores: tuple[StoreSpec, ...]
+    ) -> tuple[StateStore, LeaseGrant]:
+        """:meth:`open_update`, with the lease: what it says of watermarks is for operators that follow event time."""
+
+        def open_session(grant: LeaseGrant) -> tuple[StateStore, LeaseGrant]:
+            request = OpenRequest(task, grant.lease, grant.base_version, stores)
+            ask = self._session(grant.lease.location, "open_update", request)
+            return StateStore(ask, _default(grant.lease.store_id, stores), grant.base_version), grant
+
+        return self._on_lease(task, metadata, open_session)
+
+    def open_read(
+        self, state_name: str, partition_id: int, stores: tuple[StoreSpec, ...], version: int | None
+    ) -> ReadStateStore:
+        """A handle that reads a retained version of a partition's keyed stores, the newest by default.
+
+        Raises
+        ------
+        InvalidRequestError
+            The version does not exist or is not retained.
+        """
+        deadline = time.monotonic() + _DEADLINE_S
+        while True:
+            store_id, newest, location = self._coordinator.call("locate", state_name, partition_id)
+            where = location or self._local_location()
+            wanted = newest if version is None else version
+            if not 0 <= wanted <= newest:
+                raise VersionNotFoundError(
+                    "the state has no such version",
+                    state=state_name,
+                    partition=partition_id,
+                    version=wanted,
+                    newest=newest,
+                )
+            task = TaskIdentity(state_name, "", "", wanted, partition_id, 0, executor_name())
+            request = OpenRequest(task, Lease(store_id, "", -1, where), wanted, stores)
+            try:
+                return ReadStateStore(self._session(where, "open_read", request), _default(store_id, stores), wanted)
+            except RayActorError as error:
+                self._lost(where)
+                if time.monotonic() > deadline:
+                    raise _unavailable(task, error) from error
+                time.sleep(_PAUSE_S)
+
+    def load_plan(self, task: TaskIdentity, store_name: str) -> LoadPlan:
+        """What makes up the version of a partition's store that the task's batch reads."""
+        plan: LoadPlan = self._coordinator.call(
+            "load_plan", task.state_name, task.partition_id, task.batch_id, store_name
+        )
+        return plan
+
+    def _session(self, location: ActorLocation, opening: str, request: OpenRequest) -> Ask:
+        """Opens a session on a store actor; returns how to call it."""
+        handle = self._handle(location)
+        session_id, _ = _unwrapped(handle, opening, request)
+
+        def ask(method: str, *args: Any) -> Any:
+            try:
+                return _unwrapped(handle, method, session_id, *args)
+            except RayActorError as error:
+                raise StoreUnavailableError(
+                    "the store actor was lost under a handle; nothing of it was committed unless commit said so; open a new one",
+                    state=request.task.state_name,
+                    partition=request.task.partition_id,
+                    version=request.base_version,
+                    cause=error,
+                ) from error
+
+        return ask
+
+    def connect(self) -> None:
+        """Find (or start) the store actor of this node."""
+        self._local_location()
+
+    def _local_location(self) -> ActorLocation:
+        if self._local is None:
+            handle = ensure_store_actor(
+                self._address.uri, self._address.options, self._address.maintenance, self._node_id
+            )
+            local: ActorLocation = answer(handle, handle.location.remote())
+            self._handles[local.instance_id] = handle
+            self._local = local
+        return self._local
+
+    def _handle(self, location: ActorLocation) -> Any:
+        # By life: a fleet that was shut down and connected to again has other actors of the same names.
+        if location.instance_id not in self._handles:
+            try:
+                self._handles[location.instance_id] = ray.get_actor(location.actor_name, namespace=NAMESPACE)
+            except ValueError as error:  # how Ray says that no such actor exists any more
+                raise RayActorError(error_msg=str(error)) from error
+        return self._handles[location.instance_id]
+
+    def _lost(self, location: ActorLocation | None) -> None:
+        """An actor died under a call: tell the coordinator which life of it, and look everything up anew."""
+        self._local = None
+        self._handles.clear()
+        if location is not None:
+            self._coordinator.call("report_store_actor_lost", location.instance_id)
+
+
+def _unwrapped(handle: Any, method: str, *args: Any) -> Any:
+    """Result of an actor's method; an error of this project comes as itself."""
+    try:
+        return answer(handle, getattr(handle, method).remote(*args))
+    except RayTaskError as error:
+        raise (error.cause if isinstance(error.cause, StateStoreError) else error) from None
+
+
+def _default(store_id: StateStoreId, stores: tuple[StoreSpec, ...]) -> StateStoreId:
+    """Identity of the first store, on which a new handle works."""
+    return replace(store_id, store_name=stores[0].name)
+
+
+def _unavailable(task: TaskIdentity, error: Exception) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        "the store actor of a shard did not come back in time; committed versions are safe in the object store and nothing of "
+        "this batch was lost; see `ray list actors` and the actor's log, then restart the query",
+        state=task.state_name,
+        partition=task.partition_id,
+        version=task.batch_id + 1,
+        cause=error,
+    )
