@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from store_actors.join import join_schema
-from store_actors.keyed import KeyedShard
+from store_actors.keyed.shard import KeyedShard
 from store_actors.messages import ShardInput
-from store_actors.operators import OperatorShard, make_shard
+from store_actors.operators.join_schema import join_schema
+from store_actors.operators.make_shard import OperatorShard, make_shard
 from store_actors.schema import ROW_COLUMN, Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 
 __all__ = ["measure", "report"]

@@ -23,11 +23,11 @@ import pyarrow as pa
 
 from coordinator.model import CommitEntry, LoadPlan, SnapshotEntry, StateStoreId
 from coordinator.storage import ObjectStore, open_object_store
-from store_actors.delta import delta_path, encode_delta, encode_snapshot, snapshot_path
-from store_actors.loading import Loader, LoadMetrics
 from store_actors.messages import ShardInput
+from store_actors.operators.aggregate import AggregateShard
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
-from store_actors.shard import Shard
+from store_actors.serving.files import delta_path, encode_delta, encode_snapshot, snapshot_path
+from store_actors.serving.loading import Loader, LoadMetrics
 
 _SCHEMA = StateSchema(
     keys=(Field("k", "int64"),),
@@ -46,7 +46,7 @@ def _write(objects: ObjectStore, rows: int, deltas: int) -> tuple[LoadPlan, int,
     """Snapshot of `rows` groups and `deltas` deltas of a tenth each; (plan, bytes, seconds that the snapshot took)."""
     store_id = StateStoreId(f"{objects.uri}/bench", 0, 0)
     random = np.random.default_rng(rows)
-    shard = Shard(_SCHEMA)
+    shard = AggregateShard(_SCHEMA)
     entries: list[CommitEntry] = []
     for version in range(1, deltas + 2):
         keys = random.permutation(rows) if version == 1 else random.integers(0, rows, rows // 10)
@@ -101,7 +101,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = options.rows + sum(entry.delta_rows for entry in plan.deltas)
         files = [plan.snapshots[0].file, *(entry.file for entry in plan.deltas)]
         read_s = _median_s(lambda: [objects.get(file) for file in files], options.times)
-        load_s = _median_s(lambda: Loader(objects, LoadMetrics()).load(lambda: Shard(_SCHEMA), plan), options.times)
+        load_s = _median_s(
+            lambda: Loader(objects, LoadMetrics()).load(lambda: AggregateShard(_SCHEMA), plan), options.times
+        )
         for file in files:
             objects.delete(file)
     result = {

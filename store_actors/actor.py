@@ -1,4 +1,4 @@
-"""The store actor: a Ray shell around :class:`~store_actors.store.Store`."""
+"""The store actor: a Ray shell around :class:`~store_actors.serving.operator_shards.Store`."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from coordinator.model import (
 )
 from coordinator.storage import open_object_store
 from store_actors.messages import ApplyRequest, BatchFacts, OpenRequest, ShardInput, Write
-from store_actors.sessions import KeyedStores
-from store_actors.store import Store
+from store_actors.serving.keyed_stores import KeyedStores
+from store_actors.serving.operator_shards import Store
 
 __all__ = ["StoreActor"]
 

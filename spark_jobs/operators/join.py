@@ -34,8 +34,7 @@ from spark_jobs.plan.event_time import event_time, event_time_column
 from spark_jobs.plan.keys import leaf_field
 from spark_jobs.plan.row_columns import RowColumns
 from spark_jobs.worker.exchange import HASH_COLUMN, KEEP_COLUMN
-from store_actors.join import join_schema
-from store_actors.join_sides import JoinType
+from store_actors.operators.join_schema import JoinType, join_schema
 from store_actors.schema import Field, StateSchema
 
 __all__ = ["JoinPlan", "build_join"]

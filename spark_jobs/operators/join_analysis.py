@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 from coordinator.errors import InvalidRequestError
 from spark_jobs.operators.join_condition import conjuncts
 from spark_jobs.plan.catalyst import Expression, class_name, data_type, scala_list, watermark_delay_ms
-from store_actors.join_sides import JoinType
+from store_actors.operators.join_schema import JoinType
 
 __all__ = ["JoinNode", "analysed_join", "is_time", "lags_ms"]
 

@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 from coordinator.errors import InvalidRequestError
 from spark_jobs.plan.catalyst import Expression, class_name, column_of, data_type, scala_list
 from spark_jobs.plan.state_types import state_field
-from store_actors.conditions_join import PairCondition
+from store_actors.operators.join_condition import PairCondition
 from store_actors.schema import Field, string_to_type
 
 __all__ = ["JoinCondition", "conjuncts", "split_condition"]
@@ -44,7 +44,7 @@ class JoinCondition:
     pre
         What only one side decides, which Spark evaluates on that side's rows.
     tree
-        What the fleet evaluates on pairs, as :mod:`store_actors.conditions_join` reads it.
+        What the fleet evaluates on pairs, as :mod:`store_actors.operators.join_condition` reads it.
     computed
         Fields and columns that the tree reads and a side does not have as they are.
     later

@@ -1,4 +1,4 @@
-"""Session windows among the grouping columns of an aggregation: no key, but a span of time that grows (``store_actors/session.py``)."""
+"""Session windows among the grouping columns of an aggregation: no key, but a span of time that grows."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from spark_jobs.plan.keys import is_session, key_of, leaf_field
 from spark_jobs.plan.operator_plan import check_output_mode
 from spark_jobs.plan.row_columns import ProjectedPlan, Result, RowColumns
 from spark_jobs.worker.exchange import HASH_COLUMN
-from store_actors.top_schema import RANK_COLUMN, top_schema
+from store_actors.operators.top_schema import RANK_COLUMN, top_schema
 
 __all__ = ["build_top"]
 
@@ -98,7 +98,7 @@ def _partition(df: DataFrame, partition_by: Sequence[ColumnLike]) -> tuple[list[
 def _order(
     df: DataFrame, order_by: Sequence[ColumnLike], attributes: Sequence[Expression], rows: RowColumns
 ) -> tuple[list[str], list[Column], list[dict[str, Any]]]:
-    """Names and columns of what is ordered by and is no column of the row, and the order as ``store_actors.ordering`` reads it."""
+    """Names and columns of what is ordered by and is no column of the row, and the order (``store_actors.engine.ordering``)."""
     spark = df.sparkSession
     node = df.orderBy(*order_by)._jdf.queryExecution().analyzed()
     while class_name(node) != "Sort":

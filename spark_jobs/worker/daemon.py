@@ -31,7 +31,7 @@ def main() -> None:
     """Import, then serve as PySpark's own daemon does."""
     from pyspark.daemon import manager
 
-    import store_actors.table  # noqa: F401
+    import store_actors.engine.table  # noqa: F401
 
     settle_process()
     manager()  # type: ignore[no-untyped-call]

@@ -28,7 +28,7 @@ from store_actors.messages import ShardInput
 from store_actors.schema import OperatorKind, StateSchema
 
 if TYPE_CHECKING:
-    from store_actors.table import GroupTable
+    from store_actors.engine.table import GroupTable
 
 __all__ = [
     "BATCH_TIME",
@@ -90,7 +90,7 @@ _WORTHWHILE = 0.5
 @cache
 def _table_class() -> type[GroupTable]:
     # The engine's compiled code is loaded once, by a worker that combines; the reduce side never needs it.
-    from store_actors.table import GroupTable
+    from store_actors.engine.table import GroupTable
 
     settle_process()
     return GroupTable

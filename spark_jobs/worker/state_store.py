@@ -18,8 +18,8 @@ import pyarrow as pa
 from coordinator.errors import InvalidRequestError, OperationOutOfOrderError
 from coordinator.model import DEFAULT_STORE, StateStoreId
 from coordinator.names import check_store_name
-from store_actors.columns import Rows
-from store_actors.conditions import Condition
+from store_actors.keyed.checks import Rows
+from store_actors.keyed.row_condition import Condition
 from store_actors.messages import BatchFacts, StoreSpec, Write
 from store_actors.schema import Field, type_to_string
 

@@ -24,8 +24,8 @@ from spark_jobs.worker.fleet_client import FleetClient
 from spark_jobs.worker.state_store import ReadStateStore, StateStore
 from store_actors.messages import OpenRequest, StoreSpec
 from store_actors.schema import Field
-from store_actors.sessions import KeyedStores
-from store_actors.store import StoreMetrics
+from store_actors.serving.keyed_stores import KeyedStores
+from store_actors.serving.operator_shards import StoreMetrics
 from tests.simulation.scheduler import Violation
 from tests.simulation.workload import Entry, Read
 

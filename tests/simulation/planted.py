@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import store_actors.store
+import store_actors.serving.operator_shards
 from coordinator.actor import Coordinator
 from coordinator.cleanup import check_age
 from coordinator.core import StateLedger
 from coordinator.errors import CommitUnknownError, FencedError, StateStoreError
 from coordinator.manifest_log import LogConflictError, ManifestLog
 from coordinator.model import CommitEntry, RecordKind
-from store_actors.partitions import Positioner
-from store_actors.store import Store
+from store_actors.serving.keyed_partition import Positioner
+from store_actors.serving.operator_shards import Store
 
 __all__ = ["BUGS", "KEYED_BUGS", "planted"]
 
@@ -132,7 +132,11 @@ BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "a put without an answer is taken for done": (ManifestLog, "_put", _silence_taken_for_success),
     "runs that were replaced may come back": (StateLedger, "check_query", _past_runs_welcome),
     "a coordinator answers from an old memory": (ManifestLog, "is_newest", _memory_taken_for_log),
-    "files of failed commits are deleted": (store_actors.store, "FencedError", _files_of_failed_commits_deleted),
+    "files of failed commits are deleted": (
+        store_actors.serving.operator_shards,
+        "FencedError",
+        _files_of_failed_commits_deleted,
+    ),
     "the age of a commit is checked before it waits": (Coordinator, "commit_all", _age_checked_at_the_door),
     **KEYED_BUGS,
 }

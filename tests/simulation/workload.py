@@ -20,7 +20,7 @@ from coordinator.storage import ObjectStore
 from spark_jobs.worker.fleet_client import FleetClient
 from store_actors.messages import ShardInput
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
-from store_actors.store import Store
+from store_actors.serving.operator_shards import Store
 from tests.simulation.scheduler import Violation
 
 __all__ = ["AggregationWorkload", "Entry", "Read", "Workload"]

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from store_actors.engine.table import GroupTable
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema, string_to_type
-from store_actors.table import GroupTable
 
 K = AccumulatorKind
 VALUES: dict[str, st.SearchStrategy[Any]] = {

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from spark_jobs.plan.bounds import UnboundedStateWarning, growth, warn_if_unbounded
-from store_actors.join import join_schema
+from store_actors.operators.join_schema import join_schema
+from store_actors.operators.top_schema import top_schema
 from store_actors.schema import Field, OperatorKind, StateSchema
-from store_actors.top_schema import top_schema
 
 KEY, TIME = Field("k0", "string"), Field("k1", "timestamp")
 AGGREGATION = StateSchema((KEY,), (), (), None, None, "update")

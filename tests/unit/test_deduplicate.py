@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from store_actors.deduplicate import DeduplicateShard
+from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change
 from store_actors.messages import ShardInput
+from store_actors.operators.deduplicate import DeduplicateShard
 from store_actors.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema, payload_type
-from store_actors.versions import CHANGE_COLUMN, UPDATED, Change
 
 DELAY_S = 3
 NESTED = pa.list_(pa.struct([("x", pa.int32())]))

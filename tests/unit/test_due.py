@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from coordinator.errors import InvalidRequestError
-from store_actors import keyed_table
-from store_actors.keyed import KeyedShard, UpdateHandle
+from store_actors.keyed import table as keyed_table
+from store_actors.keyed.shard import KeyedShard, UpdateHandle
 from store_actors.schema import Field
 
 KEYS, VALUES = (Field("k", "int64"),), (Field("name", "string"), Field("at", "int64"))

@@ -16,11 +16,12 @@ from coordinator.core import LeaseGrant, Record, StateLedger
 from coordinator.errors import FencedError, StateMismatchError
 from coordinator.model import ActorLocation, StateMetadata, TaskIdentity
 from spark_jobs.plan.state_types import spark_field, state_field
-from store_actors.delta import encode_snapshot, schema_of
-from store_actors.evolution import evolve_groups
+from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.messages import ApplyRequest, ShardInput
+from store_actors.operators.aggregate import AggregateShard
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema, spark_type
-from store_actors.shard import CHANGE_COLUMN, Shard
+from store_actors.serving.evolution import evolve_groups
+from store_actors.serving.files import encode_snapshot, schema_of
 from tests.unit.test_store import SCHEMA, Coordinator, Fleet
 
 KINDS = AccumulatorKind
@@ -148,7 +149,7 @@ def test_a_new_aggregate_starts_as_in_a_new_group() -> None:
     (row,) = rows.drop_columns([CHANGE_COLUMN]).to_pylist()
     zero = Decimal("0.00")
     assert list(row.values()) == ["a", 0, None, None, zero, True, None, None, False, None, False, 0.0, 0.0, 0.0, 7]
-    shard = Shard(new)
+    shard = AggregateShard(new)
     shard.load(rows, 1, 0)
     assert shard.snapshot().to_pylist() == [row]
 

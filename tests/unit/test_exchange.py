@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spark_jobs.worker import exchange
 from spark_jobs.worker.exchange import EVENT_TIME_COLUMN, HASH_COLUMN, ROUTE_COLUMN, SHARD, ExchangeTask, unpack
-from spark_jobs.worker.fleet_client import exchange
 from spark_jobs.worker.routing import murmur3_int
 from store_actors.messages import ShardInput
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema

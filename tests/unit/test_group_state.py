@@ -24,7 +24,7 @@ from spark_jobs.functions.pandas_calls import PandasCalls
 from spark_jobs.functions.state_batch import Moment, StateBatch
 from spark_jobs.plan.keys import KeyTree
 from spark_jobs.worker.state_store import StateStore
-from store_actors.keyed import KeyedShard, UpdateHandle
+from store_actors.keyed.shard import KeyedShard, UpdateHandle
 from store_actors.schema import Field
 
 NONE, PROCESSING, EVENT = (

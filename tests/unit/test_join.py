@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from coordinator.errors import InvalidRequestError
-from store_actors import join
-from store_actors.conditions_join import PairCondition
-from store_actors.join import JoinShard, join_schema
+from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change
 from store_actors.messages import ShardInput
+from store_actors.operators import join
+from store_actors.operators.join import JoinShard
+from store_actors.operators.join_condition import PairCondition
+from store_actors.operators.join_schema import join_schema
 from store_actors.schema import Field, StateSchema, string_to_type
-from store_actors.versions import CHANGE_COLUMN, UPDATED, Change
 
 SECOND = 1_000_000
 Row = dict[str, Any]

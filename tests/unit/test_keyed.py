@@ -16,11 +16,11 @@ import pytest
 
 from coordinator.errors import InvalidRequestError, OperationOutOfOrderError, VersionNotFoundError, WriterBusyError
 from coordinator.model import StateStoreId
-from store_actors import keyed_table
-from store_actors.delta import delta_path, encode_delta
-from store_actors.keyed import FOUND_COLUMN, HandleState, KeyedShard, ReadHandle, UpdateHandle
+from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED
+from store_actors.keyed import table as keyed_table
+from store_actors.keyed.shard import FOUND_COLUMN, HandleState, KeyedShard, ReadHandle, UpdateHandle
 from store_actors.schema import Field, StateSchema
-from store_actors.versions import CHANGE_COLUMN, REMOVED, UPDATED
+from store_actors.serving.files import delta_path, encode_delta
 
 K = (Field("k", "int64"),)
 V = (Field("v", "int64"),)

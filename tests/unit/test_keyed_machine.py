@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from coordinator.errors import VersionNotFoundError, WriterBusyError
-from store_actors import keyed_table
-from store_actors.keyed import ADDED, CHANGED, FOUND_COLUMN, GONE, KeyedShard, ReadHandle, UpdateHandle
-from store_actors.keyed_table import RowScan
+from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, RETAINED_VERSIONS, UPDATED, Change
+from store_actors.keyed import table as keyed_table
+from store_actors.keyed.shard import ADDED, CHANGED, FOUND_COLUMN, GONE, KeyedShard, ReadHandle, UpdateHandle
+from store_actors.keyed.table import RowScan
 from store_actors.schema import Field
-from store_actors.versions import CHANGE_COLUMN, REMOVED, RETAINED_VERSIONS, UPDATED, Change
 
 KEYS = (Field("a", "int64"), Field("b", "string"))
 VALUES = (Field("n", "int64"), Field("s", "binary"))

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from coordinator.errors import InvalidRequestError
-from store_actors.limit import LimitShard
+from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change
 from store_actors.messages import ShardInput
+from store_actors.operators.limit import LimitShard
 from store_actors.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
-from store_actors.versions import CHANGE_COLUMN, UPDATED, Change
 
 
 def schema_of(n: int, inputs: tuple[Field, ...] = (Field("c0", "int64"),)) -> StateSchema:

@@ -20,8 +20,8 @@ from coordinator.model import StateStoreId, TaskIdentity
 from spark_jobs.worker.state_store import StateStore
 from store_actors.messages import OpenRequest, StoreSpec
 from store_actors.schema import Field
-from store_actors.sessions import KeyedStores
-from store_actors.store import StoreMetrics
+from store_actors.serving.keyed_stores import KeyedStores
+from store_actors.serving.operator_shards import StoreMetrics
 from tests.unit.test_store import Coordinator
 from tests.unit.test_store import Fleet as AggregationFleet
 

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from coordinator.errors import InvalidRequestError
+from store_actors.engine.table import GroupTable
+from store_actors.engine.versions import CHANGE_COLUMN, Change
 from store_actors.messages import ShardInput
+from store_actors.operators.aggregate import AggregateShard, output_of
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
-from store_actors.shard import CHANGE_COLUMN, Change, Shard, output_of
-from store_actors.table import GroupTable
 
 SECOND = 1_000_000
 SCHEMA = StateSchema(
@@ -111,7 +112,7 @@ class ModelVersion:
 class ShardMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.shard = Shard(SCHEMA)
+        self.shard = AggregateShard(SCHEMA)
         self.versions = {0: ModelVersion({}, 0)}
         self.changes: dict[int, Change] = {}
         self.base: dict[int, int] = {}
@@ -184,7 +185,7 @@ class ShardMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.pending is None)
     @rule()
     def reload(self) -> None:
-        fresh = Shard(SCHEMA)
+        fresh = AggregateShard(SCHEMA)
         for version in range(1, self.shard.version + 1):
             fresh.load(self.changes[version].delta, version, self.versions[version].watermark_ms)
         self.shard = fresh
@@ -203,18 +204,18 @@ TestShardAgainstDicts = ShardMachine.TestCase
 
 
 def test_the_two_newest_versions_are_reachable_in_memory() -> None:
-    shard = Shard(SCHEMA)
+    shard = AggregateShard(SCHEMA)
     for version in range(1, 5):
         shard.apply(input_of(batch_of([(version * 10, "u", version, None)])), 0, version)
         shard.commit()
-    assert not Shard(SCHEMA).rollback(3)
+    assert not AggregateShard(SCHEMA).rollback(3)
     assert not shard.rollback(1)
     assert shard.rollback(2)
     assert groups_of(shard.snapshot()) == {(10, "u"): (1, 1, None), (20, "u"): (1, 2, None)}
 
 
 def test_delta_carries_the_kind_of_each_change() -> None:
-    shard = Shard(SCHEMA)
+    shard = AggregateShard(SCHEMA)
     shard.apply(input_of(batch_of([(5, "old", 1, None)])), 0, 1)
     shard.commit()
     change = shard.apply(input_of(batch_of([(6, "brief", 1, None), (60, "stays", 1, None)])), 18_000, 2)

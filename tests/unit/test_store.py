@@ -26,7 +26,7 @@ from coordinator.model import (
 from coordinator.storage import MemoryObjectStore
 from store_actors.messages import ApplyRequest, ShardInput
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
-from store_actors.store import Store
+from store_actors.serving.operator_shards import Store
 
 SCHEMA = StateSchema(
     keys=(Field("v", "string"),),

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from coordinator.errors import InvalidRequestError, StateMismatchError
+from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change
 from store_actors.messages import ShardInput
+from store_actors.operators.top import FirstShard, TopShard, top_shard
+from store_actors.operators.top_schema import RANK_COLUMN, top_schema
 from store_actors.schema import Field, StateSchema
-from store_actors.top import FirstShard, TopShard, top_shard
-from store_actors.top_schema import RANK_COLUMN, top_schema
-from store_actors.versions import CHANGE_COLUMN, UPDATED, Change
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Row = dict[str, Any]

@@ -27,11 +27,11 @@ from spark_jobs.transform.rows import RowForm
 from spark_jobs.transform.variables import TimeMode, accumulators_of, timer_spec
 from spark_jobs.transform.work import TransformWork
 from spark_jobs.worker.state_store import StateStore
-from store_actors.evolution import evolve
-from store_actors.keyed import KeyedShard
+from store_actors.engine.versions import CHANGE_COLUMN, UPDATED
+from store_actors.keyed.shard import KeyedShard
 from store_actors.messages import StoreSpec
 from store_actors.schema import Field
-from store_actors.versions import CHANGE_COLUMN, UPDATED
+from store_actors.serving.evolution import evolve
 from tests.unit.test_group_state import answer
 
 KEY = T.StructType().add("k", T.StringType())

@@ -1,0 +1,250 @@
+"""Compiled loops of chains (``chains.py``): rows that share their leading key words, linked from slot to slot."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, void
+from numba.types import Tuple, boolean, int64, uint64
+
+from store_actors.engine.kernels import _LOW32, _S32, _ZERO, LIVE, _delete_at, index_shift, mix
+
+__all__ = ["first_n_of_each", "first_of_each", "largest_number", "link", "match", "number_keys", "unlink"]
+
+_SEED = np.uint64(0x9E3779B97F4A7C15)
+_ONE = np.uint64(1)
+_BLOCK = 256
+
+u64_1, u64_2, i64_1 = uint64[::1], uint64[:, ::1], int64[::1]
+
+
+@njit(uint64(u64_2, int64, int64, int64, uint64), cache=True, nogil=True)
+def _tag_at(words, row, first, key_words, nulls):
+    hashed = _SEED ^ nulls
+    for word in range(key_words):
+        hashed = mix(hashed ^ words[row, first + word]) + _SEED
+    return mix(hashed) >> _S32
+
+
+@njit(boolean(u64_2, int64, u64_2, int64, int64, int64, int64, uint64, uint64), cache=True, nogil=True, inline="always")
+def _same(rows, slot, words, row, first, words_first, key_words, nulls, key_mask):
+    if rows[slot, 0] & key_mask != nulls:
+        return False
+    for word in range(key_words):
+        if rows[slot, first + word] != words[row, words_first + word]:
+            return False
+    return True
+
+
+@njit(int64(u64_1, u64_2, u64_2, int64, int64, int64, int64, uint64, uint64, uint64, uint64), cache=True, nogil=True)
+def _probe(index, rows, words, row, first, words_first, key_words, nulls, key_mask, tag, shift):
+    """Place in the index of a key's chain, or -1 - the empty place where it belongs."""
+    mask = np.uint64(index.shape[0] - 1)
+    place = tag >> shift
+    while True:
+        entry = index[place]
+        if entry == _ZERO:
+            return -1 - np.int64(place)
+        if entry >> _S32 == tag and _same(
+            rows, np.int64(entry & _LOW32) - 1, words, row, first, words_first, key_words, nulls, key_mask
+        ):
+            return np.int64(place)
+        place = (place + _ONE) & mask
+
+
+@njit(int64(u64_1, u64_2, u64_2, int64, int64, int64, int64, uint64, uint64, uint64), cache=True, nogil=True)
+def _head(index, rows, words, row, first, words_first, key_words, nulls, key_mask, tag):
+    """As :func:`_probe`, for a loop that looks up few keys."""
+    shift = index_shift(index.shape[0])
+    return _probe(index, rows, words, row, first, words_first, key_words, nulls, key_mask, tag, shift)
+
+
+@njit(
+    Tuple((int64, int64))(u64_1, u64_2, i64_1, int64, i64_1, i64_1, int64, int64, uint64, int64), cache=True, nogil=True
+)
+def link(index, rows, slots, start, following, previous, first, key_words, key_mask, room):
+    """Put rows at the heads of their chains; stops when a new chain finds no room. Returns (rows done, new chains)."""
+    added, warmth = 0, _ZERO
+    shift = index_shift(index.shape[0])
+    tags = np.empty(_BLOCK, np.uint64)
+    for block in range(start, slots.shape[0], _BLOCK):
+        end = min(block + _BLOCK, slots.shape[0])
+        for place_in_batch in range(block, end):
+            slot = slots[place_in_batch]
+            tags[place_in_batch - block] = _tag_at(rows, slot, first, key_words, rows[slot, 0] & key_mask)
+        for place_in_batch in range(block, end):  # as in `kernels.accumulate`: overlap the cache misses
+            entry = index[tags[place_in_batch - block] >> shift]
+            if entry != _ZERO:
+                head = np.int64(entry & _LOW32) - 1
+                warmth ^= rows[head, first] ^ np.uint64(previous[head])
+        for place_in_batch in range(block, end):
+            slot = slots[place_in_batch]
+            nulls, tag = rows[slot, 0] & key_mask, tags[place_in_batch - block]
+            place = _probe(index, rows, rows, slot, first, first, key_words, nulls, key_mask, tag, shift)
+            previous[slot] = -1
+            if place >= 0:
+                head = np.int64(index[place] & _LOW32) - 1
+                following[slot] = head
+                previous[head] = slot
+                index[place] = (tag << _S32) | np.uint64(slot + 1)
+            else:
+                if added >= room:
+                    return place_in_batch, added
+                following[slot] = -1
+                index[-1 - place] = (tag << _S32) | np.uint64(slot + 1)
+                added += 1
+    if warmth == _SEED:
+        added += 0  # keeps the warming loads from being optimised away
+    return slots.shape[0], added
+
+
+@njit(int64(u64_1, u64_2, i64_1, i64_1, i64_1, int64, int64, uint64), cache=True, nogil=True)
+def unlink(index, rows, slots, following, previous, first, key_words, key_mask):
+    """Take rows, whose words are intact, out of their chains; returns how many chains ended."""
+    ended, warmth = 0, _ZERO
+    shift = index_shift(index.shape[0])
+    mask = np.uint64(index.shape[0] - 1)
+    tags = np.empty(_BLOCK, np.uint64)
+    for block in range(0, slots.shape[0], _BLOCK):
+        end = min(block + _BLOCK, slots.shape[0])
+        for place_in_batch in range(block, end):
+            slot = slots[place_in_batch]
+            tags[place_in_batch - block] = _tag_at(rows, slot, first, key_words, rows[slot, 0] & key_mask)
+        for place_in_batch in range(block, end):
+            warmth ^= index[tags[place_in_batch - block] >> shift]
+        for place_in_batch in range(block, end):
+            slot, tag = slots[place_in_batch], tags[place_in_batch - block]
+            after, before = following[slot], previous[slot]
+            if after >= 0:
+                previous[after] = before
+            if before >= 0:
+                following[before] = after
+                continue
+            place = tag >> shift
+            while np.int64(index[place] & _LOW32) - 1 != slot:
+                place = (place + _ONE) & mask
+            if after >= 0:
+                index[place] = (tag << _S32) | np.uint64(after + 1)
+            else:
+                _delete_at(index, np.int64(place))
+                ended += 1
+    if warmth == _SEED:
+        ended += 0
+    return ended
+
+
+@njit(
+    Tuple((int64, int64))(u64_1, u64_2, u64_2, u64_1, i64_1, int64, int64, uint64, int64, i64_1, i64_1),
+    cache=True, nogil=True,
+)  # fmt: skip
+def match(index, rows, keys, nulls, following, first, key_words, key_mask, start, out_rows, out_slots):
+    """Pairs (row of `keys`, slot) of equal keys; stops when a row's chain does not fit. Returns (rows done, pairs)."""
+    filled, warmth = 0, _ZERO
+    shift = index_shift(index.shape[0])
+    tags = np.empty(_BLOCK, np.uint64)
+    for block in range(start, keys.shape[0], _BLOCK):
+        end = min(block + _BLOCK, keys.shape[0])
+        for row in range(block, end):
+            tags[row - block] = _tag_at(keys, row, 0, key_words, nulls[row])
+        for row in range(block, end):  # overlap the cache misses
+            entry = index[tags[row - block] >> shift]
+            if entry != _ZERO:
+                slot = np.int64(entry & _LOW32) - 1
+                warmth ^= rows[slot, first] ^ np.uint64(following[slot])
+        for row in range(block, end):
+            place = _probe(index, rows, keys, row, first, 0, key_words, nulls[row], key_mask, tags[row - block], shift)
+            if place < 0:
+                continue
+            before = filled
+            slot = np.int64(index[place] & _LOW32) - 1
+            while slot >= 0:
+                if filled == out_rows.shape[0]:
+                    return row, before
+                out_rows[filled] = row
+                out_slots[filled] = slot
+                filled += 1
+                slot = following[slot]
+    if warmth == _SEED:
+        filled += 0
+    return keys.shape[0], filled
+
+
+@njit(void(u64_2, int64, i64_1), cache=True, nogil=True)
+def largest_number(rows, word, largest):
+    """Largest number of a live row."""
+    for slot in range(rows.shape[0]):
+        if rows[slot, 0] & LIVE != _ZERO and np.int64(rows[slot, word]) > largest[0]:
+            largest[0] = np.int64(rows[slot, word])
+
+
+@njit(int64(u64_2, int64, int64, uint64, u64_1, i64_1, i64_1), cache=True, nogil=True)
+def number_keys(words, first, key_words, key_mask, index, ids, firsts):
+    """Number the distinct keys of rows from 0, as they come, with an empty ``index`` of at least twice as many places.
+
+    ``ids`` gets the number of each row's key, ``firsts`` the first row of each key. Returns how many keys there are.
+    """
+    count = 0
+    for row in range(words.shape[0]):
+        nulls = words[row, 0] & key_mask
+        tag = _tag_at(words, row, first, key_words, nulls)
+        place = _head(index, words, words, row, first, first, key_words, nulls, key_mask, tag)
+        if place >= 0:
+            ids[row] = ids[np.int64(index[place] & _LOW32) - 1]
+        else:
+            index[-1 - place] = (tag << _S32) | np.uint64(row + 1)
+            ids[row] = count
+            firsts[count] = row
+            count += 1
+    return count
+
+
+@njit(void(u64_2, i64_1, boolean, i64_1), cache=True, nogil=True)
+def first_of_each(order, ids, last_wins, out):
+    """Row of each id with the smallest order words; of equal ones the first, or the last. ``out`` starts as -1."""
+    for row in range(ids.shape[0]):
+        held = out[ids[row]]
+        if held < 0:
+            out[ids[row]] = row
+            continue
+        word = 0
+        while word < order.shape[1] and order[row, word] == order[held, word]:
+            word += 1
+        if word == order.shape[1]:
+            if last_wins:
+                out[ids[row]] = row
+        elif order[row, word] < order[held, word]:
+            out[ids[row]] = row
+
+
+@njit(boolean(u64_2, i64_1, int64, int64), cache=True, nogil=True, inline="always")
+def _comes_before(order, arrival, row, other):
+    for word in range(order.shape[1]):
+        if order[row, word] != order[other, word]:
+            return order[row, word] < order[other, word]
+    return arrival[row] < arrival[other]
+
+
+@njit(void(u64_2, i64_1, i64_1, i64_1, i64_1, i64_1), cache=True, nogil=True)
+def first_n_of_each(order, arrival, ids, rows, starts, best):
+    """Put those of ``rows`` with the smallest order words, then arrival, in place: ``best[starts[i] : starts[i + 1]]`` is id ``i``'s.
+
+    No id has more places than rows.
+    """
+    sizes = np.zeros(starts.shape[0] - 1, np.int64)
+    for row in rows:
+        begin, size = starts[ids[row]], sizes[ids[row]]
+        room = starts[ids[row] + 1] - begin
+        if size == room:
+            if not _comes_before(order, arrival, row, best[begin + size - 1]):
+                continue
+            size -= 1  # the last one falls out
+        low, high = np.int64(0), size
+        while low < high:
+            middle = (low + high) // 2
+            if _comes_before(order, arrival, row, best[begin + middle]):
+                high = middle
+            else:
+                low = middle + 1
+        for place in range(begin + size, begin + low, -1):
+            best[place] = best[place - 1]
+        best[begin + low] = row
+        sizes[ids[row]] = size + 1

@@ -1,0 +1,227 @@
+"""Where each field of a schema sits in a row of words, and which compiled step moves each accumulator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from coordinator.errors import InvalidRequestError
+from store_actors.engine.kernels import ACCUMULATE_WORDS, FLAG_BITS
+from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema, string_to_type
+
+__all__ = ["Feed", "FieldSlot", "OpCode", "RowLayout", "words_of"]
+
+Words = npt.NDArray[np.uint64]
+
+
+class OpCode(IntEnum):
+    """Numbers of the branches of ``kernels._step``."""
+
+    COUNT = 0
+    ADD_INT = 1
+    ADD_FLOAT = 2
+    ADD_DECIMAL = 3
+    MIN_INT = 4
+    MAX_INT = 5
+    MIN_FLOAT = 6
+    MAX_FLOAT = 7
+    MIN_DECIMAL = 8
+    MAX_DECIMAL = 9
+    MIN_STRING = 10
+    MAX_STRING = 11
+    FIRST = 12
+    LAST = 13
+    MOMENTS = 14
+    MERGE_MOMENTS = 15
+
+
+def words_of(data_type: pa.DataType) -> int:
+    """64-bit words that a value of the type takes: two for decimals, one for everything else."""
+    return 2 if pa.types.is_decimal(data_type) else 1
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSlot:
+    """A field's place in a row: its first word and its flag bit (a key's: null, a state field's: valid)."""
+
+    name: str
+    type: pa.DataType
+    word: int
+    flag_word: int
+    flag: int
+    is_key: bool
+
+
+class RowLayout:
+    """Layout of the rows of one schema, and of the two kinds of batches that are folded into them.
+
+    Parameters
+    ----------
+    schema
+        The operator's schema.
+
+    Attributes
+    ----------
+    raw, partial
+        How batches of raw inputs (``schema.raw_schema()``) and of partial accumulators (``schema.row_schema()``) are folded.
+    initial
+        The words of a new group.
+
+    Raises
+    ------
+    InvalidRequestError
+        More than 31 key leaves.
+    """
+
+    def __init__(self, schema: StateSchema) -> None:
+        if len(schema.keys) > FLAG_BITS:
+            raise InvalidRequestError(
+                f"a stateful operator groups by at most {FLAG_BITS} columns; group by fewer, or by a struct's hash",
+                columns=len(schema.keys),
+            )
+        self.schema = schema
+        flags = len(schema.keys) + len(schema.state_fields)
+        self.flag_words = 1 + max(0, -(-(flags - FLAG_BITS) // 64))
+        self.keys: tuple[FieldSlot, ...] = self._place(schema.keys, self.flag_words, 0, is_key=True)
+        self.key_words = sum(words_of(slot.type) for slot in self.keys)
+        self.state: tuple[FieldSlot, ...] = self._place(
+            schema.state_fields, self.flag_words + self.key_words, len(schema.keys), is_key=False
+        )
+        self.row_words = self.flag_words + self.key_words + sum(words_of(slot.type) for slot in self.state)
+        self.key_mask = np.uint64((1 << len(schema.keys)) - 1)
+        fields = (*self.keys, *self.state)
+        self.expiry_word = next((slot.word for slot in fields if slot.name == schema.expiry_key), -1)
+        self.initial: Words = self._initial()
+        self.raw = Feed(self, merge=False)
+        self.partial = Feed(self, merge=True)
+
+    def _place(self, fields: tuple[Field, ...], word: int, bit: int, *, is_key: bool) -> tuple[FieldSlot, ...]:
+        slots = []
+        for position, field in enumerate(fields, start=bit):
+            flag_word, flag_bit = (0, position) if position < FLAG_BITS else divmod(position - FLAG_BITS, 64)
+            flag_word += position >= FLAG_BITS
+            data_type = string_to_type(field.type)
+            slots.append(FieldSlot(field.name, data_type, word, flag_word, 1 << flag_bit, is_key))
+            word += words_of(data_type)
+        return tuple(slots)
+
+    def slots_of(self, accumulator: Accumulator) -> list[FieldSlot]:
+        """Places of an accumulator's state fields."""
+        by_name = {slot.name: slot for slot in self.state}
+        return [by_name[field.name] for field in accumulator.state]
+
+    def _initial(self) -> Words:
+        words = np.zeros(self.row_words, np.uint64)
+        for accumulator in self.schema.accumulators:
+            slots = self.slots_of(accumulator)
+            for slot in slots[_NULLABLE_FIELDS[accumulator.kind] :]:
+                words[slot.flag_word] |= np.uint64(slot.flag)
+            if accumulator.kind is AccumulatorKind.SUM_DECIMAL:
+                words[slots[1].word] = 1  # is_empty
+        return words
+
+
+class Feed:
+    """How one kind of batch is folded into rows: the columns it carries and the compiled step of each accumulator.
+
+    Attributes
+    ----------
+    inputs
+        Columns besides the keys.
+    operations
+        One line of ``ACCUMULATE_WORDS`` int64 an accumulator, for ``kernels.accumulate``.
+    limits
+        Largest unscaled values (high word, low word) of decimal sums.
+    """
+
+    def __init__(self, layout: RowLayout, *, merge: bool) -> None:
+        self._merge = merge
+        self.inputs: tuple[Field, ...] = layout.schema.state_fields if merge else layout.schema.inputs
+        limits: list[tuple[int, int]] = []
+        operations = [
+            self._operation(item, layout.slots_of(item), limits)
+            for item in layout.schema.accumulators
+            if item.kind is not AccumulatorKind.VALUE
+        ]
+        self.operations: npt.NDArray[np.int64] = np.array(operations, np.int64).reshape(-1, ACCUMULATE_WORDS)
+        self.limits: npt.NDArray[np.int64] = np.array(limits, np.int64).reshape(-1, 2)
+
+    def _operation(self, accumulator: Accumulator, slots: list[FieldSlot], limits: list[tuple[int, int]]) -> list[int]:
+        names = [field.name for field in accumulator.state] if self._merge else list(accumulator.inputs)
+        first = slots[0]
+        code = self._code(accumulator.kind, first.type)
+        columns = [self._input_column(name) for name in names]
+        wide = words_of(first.type) == 2
+        a = columns[0] if columns else -1
+        b = a + 1 if wide else (columns[1] if code is OpCode.MERGE_MOMENTS else -1)
+        c = columns[-1] if self._merge and len(columns) > 1 else -1
+        extra = skip_nulls = 0
+        if code is OpCode.ADD_DECIMAL:
+            extra = len(limits)
+            bound = 10**first.type.precision - 1
+            limits.append((bound >> 64, int(np.uint64(bound & (2**64 - 1)).view(np.int64))))
+        elif code in (OpCode.FIRST, OpCode.LAST):
+            extra = 2 if wide else 1
+            skip_nulls = int(accumulator.kind in (AccumulatorKind.FIRST_VALID, AccumulatorKind.LAST_VALID))
+        flag = int(np.uint64(first.flag).view(np.int64))
+        return [int(code), a, b, c, first.word, first.flag_word, flag, extra, skip_nulls]
+
+    def _code(self, kind: AccumulatorKind, data_type: pa.DataType) -> OpCode:
+        if kind in (AccumulatorKind.COUNT_ROWS, AccumulatorKind.COUNT_VALID):
+            return OpCode.ADD_INT if self._merge else OpCode.COUNT
+        if kind is AccumulatorKind.MOMENTS:
+            return OpCode.MERGE_MOMENTS if self._merge else OpCode.MOMENTS
+        if kind in (AccumulatorKind.MIN, AccumulatorKind.MAX):
+            return OpCode[f"{kind.name}_{_ordering(data_type)}"]
+        return _CODES[kind]
+
+    def _input_column(self, name: str) -> int:
+        """First column of an input in the words of an encoded batch."""
+        column = 0
+        for field in self.inputs:
+            if field.name == name:
+                return column
+            column += words_of(string_to_type(field.type))
+        raise InvalidRequestError("an accumulator reads a column that the batch does not carry", column=name)
+
+
+#: How many leading state fields start as null; the others start as valid.
+_NULLABLE_FIELDS = {
+    AccumulatorKind.COUNT_ROWS: 0,
+    AccumulatorKind.COUNT_VALID: 0,
+    AccumulatorKind.SUM_INT: 1,
+    AccumulatorKind.SUM_FLOAT: 1,
+    AccumulatorKind.SUM_DECIMAL: 0,
+    AccumulatorKind.MIN: 1,
+    AccumulatorKind.MAX: 1,
+    AccumulatorKind.FIRST: 1,
+    AccumulatorKind.LAST: 1,
+    AccumulatorKind.FIRST_VALID: 1,
+    AccumulatorKind.LAST_VALID: 1,
+    AccumulatorKind.MOMENTS: 0,
+    AccumulatorKind.VALUE: 1,
+}
+
+_CODES = {
+    AccumulatorKind.SUM_INT: OpCode.ADD_INT,
+    AccumulatorKind.SUM_FLOAT: OpCode.ADD_FLOAT,
+    AccumulatorKind.SUM_DECIMAL: OpCode.ADD_DECIMAL,
+    AccumulatorKind.FIRST: OpCode.FIRST,
+    AccumulatorKind.FIRST_VALID: OpCode.FIRST,
+    AccumulatorKind.LAST: OpCode.LAST,
+    AccumulatorKind.LAST_VALID: OpCode.LAST,
+}
+
+
+def _ordering(data_type: pa.DataType) -> str:
+    if pa.types.is_floating(data_type):
+        return "FLOAT"
+    if pa.types.is_decimal(data_type):
+        return "DECIMAL"
+    if pa.types.is_string(data_type) or pa.types.is_binary(data_type):
+        return "STRING"
+    return "INT"

@@ -1,0 +1,412 @@
+"""A hash table of groups: key words, state words, an index; folds Arrow batches in and gives Arrow tables out."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from store_actors.engine import kernels
+from store_actors.engine.calendar import NEVER, ExpiryCalendar
+from store_actors.engine.layout import Feed, FieldSlot, RowLayout, words_of
+from store_actors.engine.strings import StringPool
+from store_actors.engine.words import decode_column, encode_column, validity
+from store_actors.schema import StateSchema
+
+__all__ = ["EncodedBatch", "GroupTable", "Touched", "compact_together"]
+
+Slots = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+
+@dataclass(slots=True)
+class EncodedBatch:
+    """A batch as words: ``keys`` (n, key words), ``nulls`` (n,) key-null bits, ``values`` and ``valid`` (columns, n)."""
+
+    feed: Feed
+    keys: Words
+    nulls: Words
+    values: Words
+    valid: npt.NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.nulls)
+
+    def take(self, rows: npt.NDArray[np.bool_] | slice) -> EncodedBatch:
+        """Some of the rows."""
+        return EncodedBatch(
+            self.feed,
+            np.ascontiguousarray(self.keys[rows]),
+            self.nulls[rows],
+            np.ascontiguousarray(self.values[:, rows]),
+            np.ascontiguousarray(self.valid[:, rows]),
+        )
+
+
+@dataclass(slots=True)
+class Touched:
+    """What folding did: slots of new groups, slots of changed groups and what those held before."""
+
+    created: Slots
+    changed: Slots
+    before: Words
+
+    @classmethod
+    def nothing(cls, row_words: int) -> Touched:
+        return cls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, row_words), np.uint64))
+
+    def joined(self, other: Touched) -> Touched:
+        if not len(self.created) and not len(self.changed):
+            return other
+        return Touched(
+            np.concatenate([self.created, other.created]),
+            np.concatenate([self.changed, other.changed]),
+            np.concatenate([self.before, other.before]),
+        )
+
+
+class GroupTable:
+    """All groups of one shard, or of one map task's batch. Not thread-safe; its owner locks.
+
+    Parameters
+    ----------
+    schema
+        The operator's schema.
+    capacity
+        Groups to have room for from the start.
+    """
+
+    def __init__(self, schema: StateSchema, *, capacity: int = 1 << 8) -> None:
+        self.layout = RowLayout(schema)
+        self.pool = StringPool()
+        self.rows: Words = np.zeros((capacity, self.layout.row_words), np.uint64)
+        self._index: Words = np.zeros(1 << (capacity * 2).bit_length(), np.uint64)
+        self._free: Slots = np.empty(1 << 8, np.int64)
+        #: Slots ever used, free slots among them.
+        self._counters: Slots = np.zeros(2, np.int64)
+        self._calendar = ExpiryCalendar()
+
+    def __len__(self) -> int:
+        return int(self._counters[0] - self._counters[1])
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, in bytes."""
+        return self.rows.nbytes + self._index.nbytes + self._free.nbytes + self.pool.nbytes + self._calendar.nbytes
+
+    # -- in -------------------------------------------------------------------------------------------------------
+
+    def encode(self, batch: pa.RecordBatch, *, partial: bool = False) -> EncodedBatch:
+        """Words of a batch with the columns of ``raw_schema``, or of ``row_schema`` if `partial`; others are ignored."""
+        layout = self.layout
+        feed = layout.partial if partial else layout.raw
+        nulls = np.zeros(batch.num_rows, np.uint64)
+        keys: list[Words] = []
+        for slot in layout.keys:
+            column = batch.column(slot.name)
+            valid = validity(column)
+            encode_column(column, self.pool, valid, keys)
+            if column.null_count:
+                nulls |= (valid == 0).astype(np.uint64) * np.uint64(slot.flag)
+                if slot.word == layout.expiry_word:
+                    keys[-1] = _never_expiring(keys[-1], valid)
+        values: list[Words] = []
+        valids: list[npt.NDArray[np.uint8]] = []
+        for field in feed.inputs:
+            column = batch.column(field.name)
+            valid = validity(column)
+            encode_column(column, self.pool, valid, values)
+            valids.extend([valid] * (len(values) - len(valids)))
+        size = batch.num_rows
+        return EncodedBatch(
+            feed,
+            np.column_stack(keys) if keys else np.empty((size, 0), np.uint64),
+            nulls,
+            np.stack(values) if values else np.empty((0, size), np.uint64),
+            np.stack(valids) if valids else np.empty((0, size), np.uint8),
+        )
+
+    def accumulate(self, batch: EncodedBatch, stamp: int) -> Touched:
+        """Fold a batch in. ``stamp`` (uint32) names the version: a group's old words are kept once per stamp."""
+        layout = self.layout
+        size = len(batch)
+        created, changed = np.empty(size, np.int64), np.empty(size, np.int64)
+        before = np.empty((size, layout.row_words), np.uint64)
+        progress = np.zeros(2, np.int64)
+        row = 0
+        while True:
+            row, progress[0], progress[1] = kernels.accumulate(
+                self._index, self.rows, batch.keys, batch.nulls, layout.key_mask, layout.flag_words, row,
+                batch.values, batch.valid, batch.feed.operations, batch.feed.limits, self.pool.arena, self.pool.offsets,
+                layout.initial, np.uint32(stamp), self._free, self._counters, self._index_room(), created, changed,
+                before, progress,
+            )  # fmt: skip
+            if row == size:
+                break
+            self._grow(size - row)
+        self._schedule(created[: progress[0]])
+        # Copies of the used part: the buffers were sized for a batch in which every row is a group of its own.
+        return Touched(created[: progress[0]].copy(), changed[: progress[1]].copy(), before[: progress[1]].copy())
+
+    def create_global_group(self, stamp: int) -> Touched:
+        """Make the one group of an operator without keys, as it is before any input."""
+        row = self.layout.initial.reshape(1, -1).copy()
+        row[0, 0] |= np.uint64(stamp << 32)
+        self.put(row)
+        return Touched(self.live(), np.empty(0, np.int64), np.empty((0, self.layout.row_words), np.uint64))
+
+    def put(self, rows: Words) -> Slots:
+        """Store whole rows laid out as this table's (``before`` of an undo, or :meth:`rows_of` a delta); returns their slots."""
+        layout, done = self.layout, 0
+        slots = np.empty(len(rows), np.int64)
+        while True:
+            done = kernels.put(
+                self._index, self.rows, rows, layout.key_mask, layout.flag_words, layout.key_words, done,
+                self._free, self._counters, self._index_room(), slots,
+            )  # fmt: skip
+            if done == len(rows):
+                break
+            self._grow(len(rows) - done)
+        self._schedule(slots)
+        return slots
+
+    def upsert(self, rows: Words, stamp: int) -> tuple[Slots, Words]:
+        """Write whole rows as the version that ``stamp`` (uint32) names; of rows with one key the last one stays.
+
+        Returns
+        -------
+        tuple
+            Slots of new keys, and what rows of older versions held before.
+        """
+        layout, size = self.layout, len(rows)
+        keys, nulls = self.keys_of(rows)
+        created, before = np.empty(size, np.int64), np.empty((size, layout.row_words), np.uint64)
+        progress, row = np.zeros(2, np.int64), 0
+        while True:
+            row, progress[0], progress[1] = kernels.upsert(
+                self._index, self.rows, rows, keys, nulls, layout.key_mask, layout.flag_words, row, np.uint32(stamp),
+                self._free, self._counters, self._index_room(), created, before, progress,
+            )  # fmt: skip
+            if row == size:
+                break
+            self._grow(size - row)
+        self._schedule(created[: progress[0]])
+        return created[: progress[0]].copy(), before[: progress[1]].copy()
+
+    def insert(self, rows: Words, stamp: int) -> tuple[Slots, Slots]:
+        """Write those whole rows whose key is not there yet, as the version that ``stamp`` (uint32) names.
+
+        Returns
+        -------
+        tuple
+            Slots of the new keys, and which of `rows` each is: of rows with the same key the first one.
+        """
+        layout, size = self.layout, len(rows)
+        keys, nulls = self.keys_of(rows)
+        created, sources = np.empty(size, np.int64), np.empty(size, np.int64)
+        row = made = 0
+        while True:
+            row, made = kernels.insert(
+                self._index, self.rows, rows, keys, nulls, layout.key_mask, layout.flag_words, row, np.uint32(stamp),
+                self._free, self._counters, self._index_room(), created, sources, made,
+            )  # fmt: skip
+            if row == size:
+                break
+            self._grow(size - row)
+        self._schedule(created[:made])
+        return created[:made].copy(), sources[:made].copy()
+
+    def _schedule(self, slots: Slots) -> None:
+        """Note when rows expire. A row's expiry stays as long as the row is there."""
+        word = self.layout.expiry_word
+        if word >= 0 and len(slots):
+            self._calendar.add(self.rows[slots, word].view(np.int64), slots.copy())
+
+    def keys_of(self, rows: Words) -> tuple[Words, Words]:
+        """Key words and key-null bits of rows given as words."""
+        first = self.layout.flag_words
+        keys = np.ascontiguousarray(rows[:, first : first + self.layout.key_words])
+        return keys, rows[:, 0] & self.layout.key_mask
+
+    def find(self, rows: Words) -> Slots:
+        """Slots of the groups with the keys of these rows; -1 where there is none."""
+        keys, nulls = self.keys_of(rows)
+        out = np.empty(len(rows), np.int64)
+        kernels.lookup(self._index, self.rows, keys, nulls, self.layout.key_mask, self.layout.flag_words, out)
+        return out
+
+    def rows_of(self, batch: pa.RecordBatch, fields: tuple[FieldSlot, ...] | None = None) -> Words:
+        """Rows as words of a batch in ``row_schema`` (a delta or a snapshot), or of only some of its fields."""
+        rows = np.zeros((batch.num_rows, self.layout.row_words), np.uint64)
+        for slot in (*self.layout.keys, *self.layout.state) if fields is None else fields:
+            column = batch.column(slot.name)
+            valid = validity(column)
+            words: list[Words] = []
+            encode_column(column, self.pool, valid, words)
+            if slot.word == self.layout.expiry_word:
+                words[0] = _never_expiring(words[0], valid)
+            for number, word in enumerate(words):
+                rows[:, slot.word + number] = word
+            flagged = valid == 0 if slot.is_key else valid == 1
+            rows[:, slot.flag_word] |= flagged.astype(np.uint64) * np.uint64(slot.flag)
+        return rows
+
+    # -- out ------------------------------------------------------------------------------------------------------
+
+    def remove_rows(self, rows: Words) -> Slots:
+        """Remove the groups with the keys of these rows; returns the slots they had."""
+        layout = self.layout
+        keys, nulls = self.keys_of(rows)
+        self._reserve_free(len(rows))
+        out = np.empty(len(rows), np.int64)
+        count = kernels.remove(
+            self._index, self.rows, keys, nulls, layout.key_mask, layout.flag_words, self._free, self._counters, out
+        )
+        return out[:count]
+
+    def evict(self, limit: int) -> Slots:
+        """Remove every group whose expiry is at most ``limit`` (microseconds); returns their slots, words intact."""
+        layout = self.layout
+        candidates = self._calendar.due(limit)
+        self._reserve_free(len(candidates))
+        out = np.empty(len(candidates), np.int64)
+        count = kernels.evict(
+            self._index, self.rows, candidates, layout.key_mask, layout.flag_words, layout.key_words,
+            layout.expiry_word, limit, self._free, self._counters, out,
+        )  # fmt: skip
+        return out[:count].copy()
+
+    def used_rows(self) -> Words:
+        """Every row that was ever used, live or not (word 0 tells)."""
+        return self.rows[: int(self._counters[0])]
+
+    def live(self) -> Slots:
+        """Slots of all groups."""
+        out = np.empty(len(self), np.int64)
+        kernels.live_slots(self.rows, int(self._counters[0]), out)
+        return out
+
+    def frozen(self) -> GroupTable:
+        """The live groups as they are now, for reading; later changes of this table do not show in it.
+
+        Rows are copied; the pool is shared, because it only grows.
+        """
+        frozen = copy.copy(self)
+        frozen.rows = np.take(self.rows, self.live(), axis=0)
+        frozen.pool = copy.copy(self.pool)
+        return frozen
+
+    def decode(self, rows: Words, pool: StringPool | None = None) -> pa.Table:
+        """Arrow table in ``row_schema`` of rows given as words; of those taken before :meth:`compact`, with its old `pool`."""
+        fields = (*self.layout.keys, *self.layout.state)
+        return pa.Table.from_arrays(
+            [self.decode_field(slot, rows, pool) for slot in fields], schema=self.layout.schema.row_schema()
+        )
+
+    def decode_field(self, slot: FieldSlot, rows: Words, pool: StringPool | None = None) -> pa.Array:
+        """One column of rows given as words."""
+        flagged = (rows[:, slot.flag_word] & np.uint64(slot.flag)) != 0
+        valid = (~flagged if slot.is_key else flagged).astype(np.uint8)
+        words = tuple(
+            np.ascontiguousarray(rows[:, slot.word + number]).view(np.int64) for number in range(words_of(slot.type))
+        )
+        return decode_column(slot.type, words, valid, self.pool if pool is None else pool)
+
+    # -- strings --------------------------------------------------------------------------------------------------
+
+    def compact(self, others: Sequence[Words] = ()) -> None:
+        """Drop strings that no live row, nor any of `others`, holds: :attr:`pool` is a new one, all ids change in place.
+
+        Parameters
+        ----------
+        others
+            Further rows of this layout (whole ones, or only flag and key words) that stay in use.
+        """
+        compact_together([(self, others)])
+
+    def reindex(self) -> None:
+        """Make the index anew, after key words changed in place."""
+        layout = self.layout
+        self._index[:] = 0
+        kernels.reindex(
+            self._index, self.rows, len(self.used_rows()), layout.key_mask, layout.flag_words, layout.key_words
+        )
+
+    def string_words(self, rows: Words) -> Iterator[tuple[FieldSlot, Slots]]:
+        """String fields that the rows have words for, each with the live rows in which it is not null."""
+        for slot in (*self.layout.keys, *self.layout.state):
+            if (pa.types.is_string(slot.type) or pa.types.is_binary(slot.type)) and slot.word < rows.shape[1]:
+                flagged = (rows[:, slot.flag_word] & np.uint64(slot.flag)) != 0
+                yield slot, np.flatnonzero((flagged != slot.is_key) & (rows[:, 0] & kernels.LIVE != 0))
+
+    # -- room -----------------------------------------------------------------------------------------------------
+
+    def _index_room(self) -> int:
+        """Keys that still fit before the index is more than 60 % full, where linear probing gets slow."""
+        return int(len(self._index) * 0.6) - len(self)
+
+    def _grow(self, wanted: int) -> None:
+        """Make room for at least one more key; for `wanted` (the rest of a batch) as far as doubling goes."""
+        if self._index_room() <= 0:
+            index = np.zeros(len(self._index) * 2, np.uint64)
+            kernels.grow_index(self._index, index)
+            self._index = index
+        used, capacity = int(self._counters[0]), len(self.rows)
+        if used == capacity and self._counters[1] == 0:
+            # Half more, not double, once large: at most a third of a big shard's rows are spare.
+            extra = capacity if capacity < 1 << 20 else capacity // 2
+            rows = np.empty((capacity + max(extra, min(wanted, 1 << 16)), self.layout.row_words), np.uint64)
+            rows[:used] = self.rows
+            self.rows = rows
+
+    def _reserve_free(self, more: int) -> None:
+        needed = int(self._counters[1]) + more
+        if needed > len(self._free):
+            free = np.empty(max(needed, 2 * len(self._free)), np.int64)
+            free[: self._counters[1]] = self._free[: self._counters[1]]
+            self._free = free
+
+
+def compact_together(tables: Sequence[tuple[GroupTable, Sequence[Words]]]) -> None:
+    """:meth:`GroupTable.compact` of tables that share one pool, each with its further rows."""
+    holders = [
+        (rows, slot.word, chosen)
+        for table, others in tables
+        for rows in (table.used_rows(), *others)
+        for slot, chosen in table.string_words(rows)
+    ]
+    wanted = np.zeros(tables[0][0].pool.count, np.bool_)
+    for rows, word, chosen in holders:
+        wanted[rows[chosen, word].view(np.int64)] = True
+    pool, new_ids = _subset(tables[0][0].pool, np.flatnonzero(wanted))
+    for rows, word, chosen in holders:
+        rows[chosen, word] = new_ids[rows[chosen, word].view(np.int64)]
+    for table, _ in tables:
+        table.pool = pool
+        table.reindex()
+
+
+def _subset(pool: StringPool, ids: Slots) -> tuple[StringPool, Words]:
+    """A pool of only these strings, and the new id of each old one (0 of those that are left out)."""
+    subset, new_ids = StringPool(), np.zeros(max(pool.count, 1), np.uint64)
+    ends = np.cumsum(pool.offsets[ids + 1] - pool.offsets[ids])
+    begin = 0
+    while begin < len(ids):
+        # Arrow counts bytes in 32 bits: at most 1 GiB at a time, or one string.
+        taken = ends[begin - 1] if begin else 0
+        end = max(begin + 1, int(np.searchsorted(ends, taken + (1 << 30), side="right")))
+        some, all_valid = ids[begin:end], np.ones(end - begin, np.uint8)
+        offsets, data = pool.gather(some, all_valid)
+        content = data if len(data) else np.zeros(1, np.uint8)
+        new_ids[some] = subset.ids(content, offsets.astype(np.int64), all_valid)
+        begin = end
+    return subset, new_ids
+
+
+def _never_expiring(words: Words, valid: npt.NDArray[np.uint8]) -> Words:
+    """Expiry words in which a null is for ever: ``null <= watermark`` is not true in Spark either."""
+    return np.where(valid == 0, np.uint64(NEVER), words)

@@ -1,0 +1,263 @@
+"""A table whose newest versions stay within reach: what every version overwrote is kept, and can be put back.
+
+State is changed in place. Each :class:`VersionStep` remembers the keys that its version made and the rows it overwrote or
+removed; going back puts those back, and a reader of an older version lays them over the table
+(:mod:`store_actors.keyed.view`). Nothing else is copied.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from coordinator.errors import InvalidRequestError, VersionNotFoundError
+from store_actors.engine.table import GroupTable
+from store_actors.schema import StateSchema
+
+__all__ = [
+    "CHANGE_COLUMN",
+    "REMOVED",
+    "RETAINED_VERSIONS",
+    "UPDATED",
+    "UPDATED_AND_REMOVED",
+    "Change",
+    "UndoPart",
+    "VersionStep",
+    "VersionedTable",
+]
+
+RETAINED_VERSIONS = 2
+
+#: Last column of a delta: what the batch did to the row's group.
+CHANGE_COLUMN = "__change"
+#: The group is in the version, with the row's values.
+UPDATED = 0
+#: The group was removed (closed by the watermark, or by its key); the row holds its final values, from an earlier version.
+REMOVED = 1
+#: The batch changed the group and its watermark closed it at once.
+UPDATED_AND_REMOVED = 2
+
+Words = npt.NDArray[np.uint64]
+
+_serials = count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What one batch did to a shard.
+
+    Attributes
+    ----------
+    delta
+        ``row_schema`` columns and ``__change`` (int8).
+    rows_in, rows_late
+        Input rows of the shard, and rows (partially aggregated ones, as Spark counts them) dropped as late.
+    watermark_ms
+        Watermark that includes the batch, in milliseconds since the epoch.
+    emitted
+        Rows that the batch emits, if these cannot be read off `delta`.
+    """
+
+    version: int
+    base_version: int
+    delta: pa.Table
+    rows_updated: int
+    rows_removed: int
+    rows_in: int
+    rows_late: int
+    watermark_ms: int
+    emitted: pa.Table | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UndoPart:
+    """The way back from one change.
+
+    Attributes
+    ----------
+    created
+        Rows that were new; only their flag and key words are used, and further words may be missing.
+    before
+        Whole rows of the version before that were overwritten or removed.
+    """
+
+    created: Words
+    before: Words
+
+    @property
+    def nbytes(self) -> int:
+        return self.created.nbytes + self.before.nbytes
+
+
+@dataclass(slots=True)
+class VersionStep:
+    """How a version differs from the one it was made from. A key's first appearance tells what it was before."""
+
+    version: int
+    watermark_ms: int
+    base_version: int
+    base_watermark_ms: int
+    parts: list[UndoPart] = field(default_factory=list)
+    #: Never used twice, unlike versions, which are made anew after a rollback.
+    serial: int = field(default_factory=lambda: next(_serials))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+
+class VersionedTable:
+    """Rows at the newest version, with the way back to the :data:`RETAINED_VERSIONS` versions before.
+
+    Parameters
+    ----------
+    schema
+        Schema of the rows.
+    table
+        Makes the table that holds them.
+    """
+
+    def __init__(self, schema: StateSchema, table: Callable[[StateSchema], GroupTable] = GroupTable) -> None:
+        self.schema = schema
+        self.table = table(schema)
+        self.version = 0
+        self.watermark_ms = 0
+        #: Serial of the step that made the oldest retained version.
+        self._origin = next(_serials)
+        self._steps: deque[VersionStep] = deque()
+        self._pending: VersionStep | None = None
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, in bytes, with what the retained versions need."""
+        return self.table.nbytes + sum(step.nbytes for step in self._steps)
+
+    def output_watermark_ms(self, watermark_ms: int) -> int:
+        """How far event time has come in what is emitted once the operator's watermark is there."""
+        return watermark_ms
+
+    # -- the next version -----------------------------------------------------------------------------------------
+
+    def check_next(self, version: int) -> None:
+        """Refuse a version that cannot be made now.
+
+        Raises
+        ------
+        InvalidRequestError
+            Another change is pending, or `version` is not newer.
+        """
+        if self._pending is not None:
+            raise InvalidRequestError("the shard has an uncommitted change; commit or abort it first", version=version)
+        if version <= self.version:
+            raise InvalidRequestError(
+                "a shard only moves to a newer version; go back first", version=version, newest=self.version
+            )
+
+    def begin(self, version: int) -> VersionStep:
+        """Start a version; its changes are added to ``parts`` of the step as they are made.
+
+        Raises
+        ------
+        InvalidRequestError
+            Another change is pending, or `version` is not newer.
+        """
+        self.check_next(version)
+        self._pending = VersionStep(version, self.watermark_ms, self.version, self.watermark_ms)
+        return self._pending
+
+    def commit(self) -> int:
+        """Make the pending change the newest version; returns its number."""
+        step = self._take_pending()
+        if len(self._steps) == RETAINED_VERSIONS:
+            self._origin = self._steps.popleft().serial
+        self._steps.append(step)
+        self.version, self.watermark_ms = step.version, step.watermark_ms
+        return self.version
+
+    def abort(self) -> None:
+        """Drop the pending change; the shard is again what it was before."""
+        self._revert(self._take_pending())
+
+    def _take_pending(self) -> VersionStep:
+        if self._pending is None:
+            raise InvalidRequestError("the shard has no uncommitted change", version=self.version)
+        pending, self._pending = self._pending, None
+        return pending
+
+    # -- versions -------------------------------------------------------------------------------------------------
+
+    def retained(self) -> dict[int, int]:
+        """Versions in memory, oldest first, each with the serial number of the history that made it."""
+        if not self._steps:
+            return {self.version: self._origin}
+        return {self._steps[0].base_version: self._origin} | {step.version: step.serial for step in self._steps}
+
+    def steps_since(self, version: int, serial: int) -> Iterator[VersionStep]:
+        """Steps that were made on top of a version, oldest first, a pending one last.
+
+        Raises
+        ------
+        VersionNotFoundError
+            Memory does not hold the version, or holds one of the same number that was made anew.
+        """
+        if self.retained().get(version) != serial:
+            raise VersionNotFoundError(
+                "memory no longer holds the version that is read; nothing is lost: load it from its files",
+                version=version,
+                retained=list(self.retained()),
+            )
+        yield from (step for step in self._steps if step.base_version >= version)
+        if self._pending is not None:
+            yield self._pending
+
+    def steps(self) -> list[VersionStep]:
+        """Every step that memory holds, a pending one last."""
+        return [*self._steps, *([] if self._pending is None else [self._pending])]
+
+    def rollback(self, version: int) -> bool:
+        """Go back to an earlier version if memory still has the way; False (and no effect) if it must be loaded."""
+        if self._pending is not None:
+            self.abort()
+        if version not in self.retained():
+            return False
+        while self.version != version:
+            step = self._steps.pop()
+            self._revert(step)
+            self.version, self.watermark_ms = step.base_version, step.base_watermark_ms
+        return True
+
+    def _revert(self, step: VersionStep) -> None:
+        for part in reversed(step.parts):
+            self.table.remove_rows(part.created)
+            self.table.put(part.before)
+
+    def load(self, delta: pa.Table, version: int, watermark_ms: int) -> None:
+        """Replay a committed delta (or a snapshot, whose rows are all updates) on top of the newest version."""
+        change = delta.column(CHANGE_COLUMN).combine_chunks()
+        live = pc.equal(change, UPDATED)
+        rows = delta.drop_columns([CHANGE_COLUMN])
+        for batch in rows.filter(live).combine_chunks().to_batches():
+            self.table.put(self.table.rows_of(batch))
+        for batch in rows.filter(pc.invert(live)).combine_chunks().to_batches():
+            self.table.remove_rows(self.table.rows_of(batch))
+        self._steps.clear()
+        self.version, self.watermark_ms, self._origin = version, watermark_ms, next(_serials)
+
+    def snapshot(self) -> pa.Table:
+        """All rows of the newest version, with a pending change if there is one; ``row_schema``."""
+        return self.table.decode(self.table.rows[self.table.live()])
+
+    def frozen(self) -> Callable[[], pa.Table]:
+        """:meth:`snapshot` of now, to be called later: only the rows' words are copied here."""
+        table = self.table.frozen()
+        return lambda: table.decode(table.rows)

@@ -1,0 +1,99 @@
+"""Arrow columns to 64-bit words and back.
+
+===================  ===========================================================================
+Arrow type           words
+===================  ===========================================================================
+bool, int8..int64,   the value, sign-extended to int64
+date32, timestamp,   (timestamps in microseconds since the epoch, whatever their zone; durations
+duration             in microseconds)
+float32, float64     the bits of the float64
+decimal128           low word, high word of the unscaled 128-bit two's complement integer
+string, binary       id in the table's :class:`~store_actors.engine.strings.StringPool`
+===================  ===========================================================================
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from store_actors.engine.layout import words_of
+from store_actors.engine.strings import StringPool
+
+__all__ = ["decode_column", "encode_column", "validity"]
+
+Words = npt.NDArray[np.uint64]
+Bytes = npt.NDArray[np.uint8]
+
+
+def validity(array: pa.Array) -> Bytes:
+    """1 where a value is there, 0 where it is null; uint8 of length n."""
+    if array.null_count == 0:
+        return np.ones(len(array), np.uint8)
+    # A copy: the compiled signatures take no read-only arrays, which Arrow's are.
+    return np.array(pc.is_valid(array).cast(pa.uint8()).to_numpy(zero_copy_only=False))
+
+
+def encode_column(array: pa.Array, pool: StringPool, valid: Bytes, out: list[npt.NDArray[np.uint64]]) -> None:
+    """Append the column's words (one or two uint64 arrays of length n; nulls are 0) to ``out``."""
+    data_type = array.type
+    if pa.types.is_string(data_type) or pa.types.is_binary(data_type):
+        out.append(_encode_strings(array, pool, valid))
+        return
+    if words_of(data_type) == 2:
+        if len(array) == 0:
+            out.extend((np.empty(0, np.uint64), np.empty(0, np.uint64)))
+            return
+        pairs = np.frombuffer(array.buffers()[1], np.uint64).reshape(-1, 2)[array.offset : array.offset + len(array)]
+        mask = valid.astype(np.uint64)
+        out.extend((pairs[:, 0] * mask, pairs[:, 1] * mask))
+        return
+    if pa.types.is_floating(data_type):
+        array = array.cast(pa.float64())
+    elif pa.types.is_date32(data_type):
+        array = array.cast(pa.int32()).cast(pa.int64())
+    else:
+        array = array.cast(pa.int64())
+    if array.null_count:
+        array = array.fill_null(0)
+    out.append(array.to_numpy(zero_copy_only=False).view(np.uint64))
+
+
+def _encode_strings(array: pa.Array, pool: StringPool, valid: Bytes) -> Words:
+    if len(array) == 0:
+        return np.empty(0, np.uint64)
+    _, offsets, data = array.buffers()
+    ends = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
+    begin, end = int(ends[0]), int(ends[-1])
+    # A copy on purpose: Arrow's buffers are read-only, which the compiled signatures do not take.
+    content = (
+        np.zeros(1, np.uint8) if data is None or end == begin else np.array(np.frombuffer(data, np.uint8)[begin:end])
+    )
+    return pool.ids(content, ends - begin, valid)
+
+
+def decode_column(
+    data_type: pa.DataType, words: tuple[npt.NDArray[np.int64], ...], valid: Bytes, pool: StringPool
+) -> pa.Array:
+    """Arrow array of n values from their words; null where ``valid`` is 0."""
+    size = len(valid)
+    nulls = size - int(np.count_nonzero(valid))
+    bitmap = pa.py_buffer(np.packbits(valid, bitorder="little")) if nulls else None
+    if pa.types.is_string(data_type) or pa.types.is_binary(data_type):
+        ends, content = pool.gather(words[0], valid)
+        return pa.Array.from_buffers(data_type, size, [bitmap, pa.py_buffer(ends), pa.py_buffer(content)], nulls)
+    if words_of(data_type) == 2:
+        values: npt.NDArray[np.generic] = np.column_stack(words)
+    elif pa.types.is_boolean(data_type):
+        values = np.packbits(words[0] != 0, bitorder="little")
+    elif pa.types.is_floating(data_type):
+        values = words[0].view(np.float64).astype(data_type.to_pandas_dtype(), copy=False)
+    elif pa.types.is_date32(data_type):
+        values = words[0].astype(np.int32)
+    elif pa.types.is_integer(data_type):
+        values = words[0].astype(data_type.to_pandas_dtype(), copy=False)
+    else:  # timestamp, duration: int64 microseconds
+        values = words[0]
+    return pa.Array.from_buffers(data_type, size, [bitmap, pa.py_buffer(np.ascontiguousarray(values))], nulls)

@@ -1,0 +1,436 @@
+"""Handles of a keyed store: what may be done with one version of it, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+
+from coordinator.errors import InvalidRequestError, OperationOutOfOrderError
+from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, Change
+from store_actors.keyed.checks import Rows, checked_table, key_batch
+from store_actors.keyed.row_condition import Condition, matches
+from store_actors.keyed.table import KeyedTable, RowScan
+from store_actors.keyed.view import VersionView
+
+__all__ = [
+    "ADDED",
+    "BATCH_ROWS",
+    "CHANGED",
+    "FOUND_COLUMN",
+    "GONE",
+    "HandleState",
+    "KeyedMetrics",
+    "ReadHandle",
+    "UpdateHandle",
+]
+
+#: Largest number of rows in a batch of a scan, unless told.
+BATCH_ROWS = 1 << 16
+#: Last column of ``multi_get``: whether the key is there.
+FOUND_COLUMN = "__found"
+#: Values of ``__change`` in :meth:`UpdateHandle.updates`.
+ADDED, CHANGED, GONE = "added", "changed", "removed"
+
+
+class HandleState(StrEnum):
+    """Life of a handle: READING to RELEASED, or UPDATING to COMMITTED or ABORTED."""
+
+    READING = "reading"
+    RELEASED = "released"
+    UPDATING = "updating"
+    #: The change is described and cannot grow; it is being made durable.
+    PREPARED = "prepared"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedMetrics:
+    """Rows of the version, memory of the store with all its versions, and what the handle's version changes.
+
+    Attributes
+    ----------
+    rows_updated
+        Distinct keys that were put and not removed again, also if the values were the same (as Spark counts).
+    rows_removed
+        Keys of the version before that are gone.
+    """
+
+    num_keys: int
+    memory_used_bytes: int
+    rows_updated: int
+    rows_removed: int
+
+
+class _Reads:
+    """What both kinds of handles read: their version, and for an :class:`UpdateHandle` its own puts and removes.
+
+    Every method raises OperationOutOfOrderError once the handle is released, committed or aborted.
+    """
+
+    _ALIVE: tuple[HandleState, ...] = (HandleState.READING, HandleState.UPDATING, HandleState.PREPARED)
+
+    def __init__(self, store: KeyedTable, version: int, state: HandleState) -> None:
+        self._store = store
+        #: The version that is read; of an update handle the one before its updates.
+        self.version = version
+        self.state = state
+        self._view = VersionView(store, version if state is HandleState.READING else None)
+
+    def _require(self, operation: str, *states: HandleState) -> None:
+        if self.state not in (states or self._ALIVE):
+            raise OperationOutOfOrderError(
+                f"{operation} on a handle that is {self.state}; nothing was changed; open a new handle for more",
+                version=self.version,
+                state=self.state.value,
+            )
+
+    def __len__(self) -> int:
+        self._require("len")
+        return len(self._view)
+
+    def __bool__(self) -> bool:
+        # A handle of an empty version is a handle all the same: `if handle` asks whether there is one.
+        return True
+
+    def get(self, key: Sequence[object]) -> dict[str, Any] | None:
+        """Values under one key, given as its parts in the order of the key columns; None if it is not there.
+
+        Raises
+        ------
+        InvalidRequestError
+            The key has another number of parts or a part of a wrong type.
+        """
+        row = self.multi_get(key_batch(key, self._store.schema.keys)).to_pylist()[0]
+        values = self._store.schema.state_fields
+        return {field.name: row[field.name] for field in values} if row[FOUND_COLUMN] else None
+
+    def multi_get(self, keys: Rows) -> pa.Table:
+        """Rows under keys, in their order: key columns, value columns (null if the key is missing), ``__found``.
+
+        Raises
+        ------
+        InvalidRequestError
+            A key column is missing or of another type.
+        """
+        self._require("multi_get")
+        table, fields = self._store.table, self._store.schema
+        schema = pa.schema(
+            [
+                *fields.key_schema(),
+                *(field.arrow().with_nullable(True) for field in fields.state_fields),
+                pa.field(FOUND_COLUMN, pa.bool_(), nullable=False),
+            ]
+        )
+        pieces = []
+        for batch in checked_table(keys, fields.keys).cast(fields.key_schema()).to_batches():
+            rows, found = self._view.rows_of_keys(table.rows_of(batch, table.layout.keys))
+            values = [table.decode_field(slot, rows) for slot in table.layout.state]
+            pieces.append(pa.RecordBatch.from_arrays([*batch.columns, *values, pa.array(found)], schema=schema))
+        return pa.Table.from_batches(pieces, schema)
+
+    def iterator(self, batch_rows: int = BATCH_ROWS) -> RowScan:
+        """All rows as they are now, in no particular order; puts and removes while iterating are not shown."""
+        self._require("iterator")
+        return self._view.scan(batch_rows)
+
+    def prefix_scan(self, prefixes: Rows, batch_rows: int = BATCH_ROWS) -> RowScan:
+        """Rows whose leftmost key columns are as in one of the rows of `prefixes`, in no particular order.
+
+        Parameters
+        ----------
+        prefixes
+            The first one or more key columns. All prefixes are looked for in one pass over the store.
+
+        Raises
+        ------
+        InvalidRequestError
+            The columns are not the leftmost key columns, or of another type.
+        """
+        self._require("prefix_scan")
+        table, keys = self._store.table, self._store.schema.keys
+        leftmost = [field.name for field in keys[: prefixes.num_columns]]
+        if not leftmost or set(prefixes.schema.names) != set(leftmost):
+            raise InvalidRequestError(
+                "a prefix is made of the leftmost key columns",
+                keys=[field.name for field in keys],
+                got=prefixes.schema.names,
+            )
+        count = len(leftmost)
+        batches = checked_table(prefixes, keys[:count]).to_batches()
+        rows = [table.rows_of(batch, table.layout.keys[:count]) for batch in batches]
+        empty = np.empty((0, table.layout.row_words), np.uint64)
+        return self._view.prefix_scan(np.concatenate([empty, *rows]), count, batch_rows)
+
+    def range_scan(
+        self, column: str, start: object = None, end: object = None, batch_rows: int = BATCH_ROWS
+    ) -> RowScan:
+        """Rows with ``start <= column < end``, ordered by that key column; None leaves an end open.
+
+        Nulls come last and are in ranges without an end; NaN is the largest number; strings and binaries are ordered by
+        their bytes. That is the order of Spark's range scans.
+
+        Raises
+        ------
+        InvalidRequestError
+            Not a key column, or an end that its type cannot hold.
+        """
+        self._require("range_scan")
+        slots = {slot.name: slot for slot in self._store.table.layout.keys}
+        if column not in slots:
+            raise InvalidRequestError("ranges are scanned by a key column", column=column, keys=list(slots))
+        return self._view.range_scan(slots[column], start, end, batch_rows)
+
+    def metrics(self) -> KeyedMetrics:
+        """Figures of this version and its store."""
+        self._require("metrics")
+        return KeyedMetrics(len(self), self._store.nbytes, *self._changed_rows())
+
+    def _changed_rows(self) -> tuple[int, int]:
+        """Rows updated and removed by the version that is being made."""
+        return 0, 0
+
+
+class ReadHandle(_Reads):
+    """Reads one version, also while the next ones are written, until memory lets go of it (VersionNotFoundError)."""
+
+    def __init__(self, store: KeyedTable, version: int) -> None:
+        super().__init__(store, version, HandleState.READING)
+
+    def release(self) -> None:
+        """End of reading. The store stays in memory; releasing twice is harmless."""
+        self.state = HandleState.RELEASED
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class UpdateHandle(_Reads):
+    """Makes the next version. As a context manager it aborts unless it was committed.
+
+    Parameters
+    ----------
+    store
+        The store.
+    next_version
+        Version to make on top of the newest.
+    on_end
+        Told when the handle commits or aborts.
+    """
+
+    def __init__(self, store: KeyedTable, next_version: int, on_end: Callable[[UpdateHandle], None]) -> None:
+        super().__init__(store, store.version, HandleState.UPDATING)
+        self.next_version = next_version
+        self._step = store.begin(next_version)
+        self._on_end = on_end
+        self._rows_in = 0
+        self._change: Change | None = None
+
+    @property
+    def has_committed(self) -> bool:
+        """Whether the version was made."""
+        return self.state is HandleState.COMMITTED
+
+    # -- updates --------------------------------------------------------------------------------------------------
+
+    def put(self, rows: Rows) -> None:
+        """Set the values of keys; of rows with the same key the last one counts.
+
+        Parameters
+        ----------
+        rows
+            All key and value columns; others are ignored.
+
+        Raises
+        ------
+        InvalidRequestError
+            A column is missing, of another type, or null where its field allows none. Nothing was changed.
+        """
+        self._require("put", HandleState.UPDATING)
+        schema = self._store.schema
+        for batch in checked_table(rows, (*schema.keys, *schema.state_fields)).to_batches():
+            self._store.put_rows(self._store.table.rows_of(batch), self._step)
+            self._rows_in += batch.num_rows
+
+    def put_row(self, columns: Mapping[str, object]) -> None:
+        """Set the values of one key; all key and value columns by name.
+
+        Raises
+        ------
+        InvalidRequestError
+            A column is missing, unknown, of another type, or null where it may not be. Nothing was changed.
+        """
+        fields = (*self._store.schema.keys, *self._store.schema.state_fields)
+        if set(columns) != {field.name for field in fields}:
+            raise InvalidRequestError(
+                "a row for a keyed store has each of its columns, and no other; nothing was changed",
+                columns=[field.name for field in fields],
+                got=list(columns),
+            )
+        self.put(key_batch([columns[field.name] for field in fields], fields))
+
+    def remove_key(self, key: Sequence[object]) -> int:
+        """Remove one key, given as its parts in the order of the key columns; returns 1 if it was there, else 0.
+
+        Raises
+        ------
+        InvalidRequestError
+            The key has another number of parts or a part of a wrong type.
+        """
+        return self.remove(key_batch(key, self._store.schema.keys))
+
+    def remove(self, keys: Rows) -> int:
+        """Remove keys; those that are not there are ignored. Returns how many were there.
+
+        Raises
+        ------
+        InvalidRequestError
+            A key column is missing or of another type. Nothing was changed.
+        """
+        self._require("remove", HandleState.UPDATING)
+        table, removed = self._store.table, 0
+        for batch in checked_table(keys, self._store.schema.keys).to_batches():
+            removed += self._store.remove_rows(table.rows_of(batch, table.layout.keys), self._step)
+            self._rows_in += batch.num_rows
+        return removed
+
+    def remove_where(self, condition: Condition) -> int:
+        """Remove every row for which a condition over key and value columns is true; returns how many.
+
+        Parameters
+        ----------
+        condition
+            A ``pyarrow.compute`` expression, or a function from a record batch to one boolean a row.
+
+        Raises
+        ------
+        InvalidRequestError
+            The condition cannot be evaluated. Nothing was removed.
+        """
+        self._require("remove_where", HandleState.UPDATING)
+        table = self._store.table
+        slots, chosen = table.live(), [np.empty(0, np.int64)]
+        for begin in range(0, len(slots), BATCH_ROWS):
+            some = slots[begin : begin + BATCH_ROWS]
+            batch = table.decode(np.take(table.rows, some, axis=0)).to_batches()[0]
+            chosen.append(some[matches(condition, batch)])
+        return self._store.remove_rows(np.take(table.rows, np.concatenate(chosen), axis=0), self._step)
+
+    def due(self, limit: int) -> pa.Table:
+        """Rows whose due column is at most `limit`, puts and removes of this handle included, in no particular order.
+
+        Time follows the rows that are due, not the size of the store. Asked again, gives them again unless they were changed.
+
+        Raises
+        ------
+        InvalidRequestError
+            The store was opened without such a column.
+        """
+        self._require("due", HandleState.UPDATING)
+        return self._store.table.decode(self._store.due(limit))
+
+    # -- what changed ---------------------------------------------------------------------------------------------
+
+    def updates(self) -> pa.Table:
+        """What the version changes against its base: ``row_schema`` and ``__change``, a string.
+
+        ``added`` and ``changed`` rows have their new values, ``removed`` ones their last. Only net changes are told: a key
+        that was added and removed is not, nor one that was put with the values that it had.
+        """
+        self._require("updates")
+        net = self._store.net_change(self._step)
+        kinds = np.repeat(np.arange(3, dtype=np.int8), [len(net.added), len(net.changed), len(net.removed)])
+        names = pa.DictionaryArray.from_arrays(kinds, pa.array([ADDED, CHANGED, GONE])).cast(pa.string())
+        return self._store.table.decode(net.rows).append_column(CHANGE_COLUMN, names)
+
+    def _changed_rows(self) -> tuple[int, int]:
+        if self._change is not None:
+            return self._change.rows_updated, self._change.rows_removed
+        net = self._store.net_change(self._step)
+        return net.rows_updated, len(net.removed)
+
+    # -- ends -----------------------------------------------------------------------------------------------------
+
+    def prepare(self, watermark_ms: int | None = None, *, rows_in: int | None = None, rows_late: int = 0) -> Change:
+        """Describe the change and take no more updates; asked again, gives the same.
+
+        Parameters
+        ----------
+        watermark_ms
+            Watermark that goes with the version, in milliseconds since the epoch; that of the base by default.
+            Of no effect once the change is prepared, as the other parameters.
+        rows_in, rows_late
+            Input rows that the change came from, and those dropped as late; by default the rows of all puts and removes, none late.
+
+        Returns
+        -------
+        Change
+            Its delta has the net changes: ``__change`` is UPDATED (new values) or REMOVED (last values).
+        """
+        self._require("prepare", HandleState.UPDATING, HandleState.PREPARED)
+        if self._change is not None:
+            return self._change
+        if watermark_ms is not None:
+            self._step.watermark_ms = watermark_ms
+        net = self._store.net_change(self._step)
+        kinds = np.full(len(net.rows), UPDATED, np.int8)
+        kinds[len(net.rows) - len(net.removed) :] = REMOVED
+        self._change = Change(
+            version=self.next_version,
+            base_version=self.version,
+            delta=self._store.table.decode(net.rows).append_column(CHANGE_COLUMN, pa.array(kinds)),
+            rows_updated=net.rows_updated,
+            rows_removed=len(net.removed),
+            rows_in=self._rows_in if rows_in is None else rows_in,
+            rows_late=rows_late,
+            watermark_ms=self._step.watermark_ms,
+        )
+        self.state = HandleState.PREPARED
+        return self._change
+
+    def commit(self, watermark_ms: int | None = None) -> Change:
+        """Make the version the newest; also without any update. Returns what :meth:`prepare` does.
+
+        Raises
+        ------
+        OperationOutOfOrderError
+            The handle is committed or aborted.
+        """
+        self._require("commit", HandleState.UPDATING, HandleState.PREPARED)
+        change = self.prepare(watermark_ms)
+        self._store.commit()
+        self.state = HandleState.COMMITTED
+        self._on_end(self)
+        return change
+
+    def abort(self) -> None:
+        """Put everything back as it was; asked again, does nothing.
+
+        Raises
+        ------
+        OperationOutOfOrderError
+            The handle is committed.
+        """
+        self._require("abort", HandleState.UPDATING, HandleState.PREPARED, HandleState.ABORTED)
+        if self.state is not HandleState.ABORTED:
+            self._store.abort()
+            self.state = HandleState.ABORTED
+            self._on_end(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.state in (HandleState.UPDATING, HandleState.PREPARED):
+            self.abort()

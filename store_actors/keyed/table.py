@@ -1,0 +1,292 @@
+"""The rows of a keyed store as words: whole rows put and removed under a version, and scans that outlive changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from weakref import WeakSet
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from coordinator.errors import InvalidRequestError
+from store_actors.engine.calendar import NEVER, ExpiryCalendar
+from store_actors.engine.kernels import LIVE
+from store_actors.engine.layout import FieldSlot
+from store_actors.engine.strings import StringPool
+from store_actors.engine.table import GroupTable
+from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, UndoPart, VersionedTable, VersionStep
+from store_actors.schema import Field, StateSchema
+
+__all__ = ["DueRows", "KeyedTable", "NetChange", "RowScan"]
+
+Slots = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+_LOW32 = np.uint64(0xFFFFFFFF)
+_S32 = np.uint64(32)
+#: A calendar with fewer entries than this is not made anew.
+_SMALL_CALENDAR = 1 << 16
+#: Garbage strings are not looked for in pools smaller than this, in bytes.
+_SMALL_POOL = 1 << 20
+
+
+class RowScan(Iterator[pa.RecordBatch]):
+    """Rows as they were when the scan was made, as record batches in ``row_schema``; made by a handle.
+
+    It keeps slots, and copies the rows that it has yet to give out only when the table is about to change.
+
+    Parameters
+    ----------
+    table
+        Where the slots are.
+    slots, extra
+        What to give out: rows of the table, then rows that are no longer in it.
+    batch_rows
+        Largest number of rows in a batch.
+    """
+
+    def __init__(self, table: GroupTable, slots: Slots, extra: Words, batch_rows: int) -> None:
+        self._table = table
+        self._pool: StringPool = table.pool
+        self._slots: Slots | None = slots
+        self._rows = extra
+        self._position = 0
+        self._batch_rows = batch_rows
+
+    def __iter__(self) -> RowScan:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        rows = self._take(self._batch_rows)
+        if not len(rows):
+            raise StopIteration
+        return self._table.decode(rows, self._pool).to_batches()[0]
+
+    def _take(self, limit: int) -> Words:
+        begin = self._position
+        if self._slots is not None and begin < len(self._slots):
+            rows = np.take(self._table.rows, self._slots[begin : begin + limit], axis=0)
+        else:
+            done = 0 if self._slots is None else len(self._slots)
+            rows = self._rows[begin - done : begin - done + limit]
+        self._position += len(rows)
+        return rows
+
+    def freeze(self) -> None:
+        """Copy what is left, because the table is about to change."""
+        if self._slots is not None:
+            left = np.take(self._table.rows, self._slots[self._position :], axis=0)
+            done = max(0, self._position - len(self._slots))
+            self._rows, self._slots, self._position = np.concatenate([left, self._rows[done:]]), None, 0
+
+    def read_all(self) -> pa.Table:
+        """Everything that is left, as one table."""
+        schema = self._table.layout.schema.row_schema()
+        return pa.Table.from_batches(list(self), schema=schema)
+
+    def close(self) -> None:
+        """Give out nothing more, and hold no rows."""
+        self._slots, self._rows, self._position = None, self._rows[:0].copy(), 0
+
+
+@dataclass(frozen=True, slots=True)
+class NetChange:
+    """What a version adds up to against its base: new rows, changed rows with their new words, removed ones with their last.
+
+    Attributes
+    ----------
+    rows_updated
+        Keys that were put and are there, also those with the words that they had.
+    """
+
+    added: Words
+    changed: Words
+    removed: Words
+    rows_updated: int
+
+    @property
+    def rows(self) -> Words:
+        """All of them, in this order."""
+        return np.concatenate([self.added, self.changed, self.removed])
+
+
+class DueRows:
+    """Which rows of a table fall due when, by one of its value columns.
+
+    Every write enters its rows and nothing is ever taken back: an entry counts if its row says the same when the entry comes up. So
+    versions that are dropped or gone back to need no more than to enter the rows that they bring back.
+
+    Parameters
+    ----------
+    table
+        Where the rows are.
+    slot
+        The column; null is never.
+    """
+
+    def __init__(self, table: GroupTable, slot: FieldSlot) -> None:
+        self._table, self._slot = table, slot
+        self._calendar = ExpiryCalendar()
+        self._entries = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, in bytes."""
+        return self._calendar.nbytes
+
+    def _times(self, rows: Words) -> Slots:
+        valid = (rows[:, self._slot.flag_word] & np.uint64(self._slot.flag)) != 0
+        times: Slots = np.where(valid, np.ascontiguousarray(rows[:, self._slot.word]).view(np.int64), NEVER)
+        return times
+
+    def add(self, rows: Words) -> None:
+        """Enter rows (in words) that are in the table."""
+        if self._entries > 2 * len(self._table) + _SMALL_CALENDAR:
+            # Most entries are out of date: rows that are written often, each time due later.
+            self._calendar, self._entries = ExpiryCalendar(), 0
+            slots = self._table.live()
+            self._enter(self._times(np.take(self._table.rows, slots, axis=0)), slots)
+        self._enter(self._times(rows), self._table.find(rows))
+
+    def _enter(self, times: Slots, slots: Slots) -> None:
+        wanted = (times != NEVER) & (slots >= 0)
+        self._calendar.add(times[wanted], slots[wanted])
+        self._entries += int(wanted.sum())
+
+    def find(self, limit: int) -> Slots:
+        """Slots of the rows that are due at or before `limit` as they are now; the same if asked again."""
+        entered = self._calendar.due(limit)
+        self._entries -= len(entered)
+        slots = np.unique(entered)
+        rows = np.take(self._table.rows, slots, axis=0)
+        times = self._times(rows)
+        is_due = (rows[:, 0] & LIVE != 0) & (times <= limit)
+        # Whoever asked may leave a row as it is, or abort: it stays due.
+        self._enter(times[is_due], slots[is_due])
+        found: Slots = slots[is_due]
+        return found
+
+
+class KeyedTable(VersionedTable):
+    """Rows of value words under key words, with the way back to the versions before.
+
+    Parameters
+    ----------
+    keys, values
+        Columns of the store.
+    due
+        Value column (int64) by which rows fall due.
+    """
+
+    def __init__(self, keys: tuple[Field, ...], values: tuple[Field, ...], due: str | None = None) -> None:
+        super().__init__(StateSchema.keyed(keys, values))
+        layout = self.table.layout
+        self._due: DueRows | None = None
+        if due is not None:
+            self._due = DueRows(self.table, next(slot for slot in layout.state if slot.name == due))
+        #: Leading words of a row that tell its key: flags and key words.
+        self.key_end = layout.flag_words + layout.key_words
+        self._scans: WeakSet[RowScan] = WeakSet()
+        self._pool_floor = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, in bytes, with what older versions and a pending change need."""
+        calendar = 0 if self._due is None else self._due.nbytes
+        return self.table.nbytes + calendar + sum(step.nbytes for step in self.steps())
+
+    # -- changes --------------------------------------------------------------------------------------------------
+
+    def put_rows(self, rows: Words, step: VersionStep) -> None:
+        """Write whole rows as part of a pending version; of rows with one key the last one stays."""
+        self.freeze_scans()
+        slots, before = self.table.upsert(rows, step.version & 0xFFFFFFFF)
+        step.parts.append(UndoPart(np.take(self.table.rows, slots, axis=0)[:, : self.key_end].copy(), before))
+        self._note_due(rows)
+
+    def remove_rows(self, keys: Words, step: VersionStep) -> int:
+        """Remove the rows with these keys as part of a pending version; returns how many were there."""
+        self.freeze_scans()
+        gone = np.take(self.table.rows, self.table.remove_rows(keys), axis=0)
+        # Rows that this version wrote are no part of the base, or were kept when it first wrote them.
+        before = gone[gone[:, 0] >> _S32 != np.uint64(step.version & 0xFFFFFFFF)]
+        before[:, 0] |= LIVE
+        step.parts.append(UndoPart(np.empty((0, self.key_end), np.uint64), before))
+        return len(gone)
+
+    def net_change(self, step: VersionStep) -> NetChange:
+        """What a pending version changes."""
+        table = self.table
+        before = np.concatenate(
+            [np.empty((0, table.layout.row_words), np.uint64), *(part.before for part in step.parts)]
+        )
+        created = np.concatenate([np.empty((0, self.key_end), np.uint64), *(part.created for part in step.parts)])
+        slots, new = table.find(before), np.unique(table.find(created))
+        # A key of the base that was removed and put again is among both; a created one may be gone again.
+        in_base = np.zeros(len(table.rows), np.bool_)
+        in_base[slots[slots >= 0]] = True
+        new = new[new >= 0]
+        new = new[~in_base[new]]
+        kept = slots >= 0
+        now, then = np.take(table.rows, slots[kept], axis=0), before[kept]
+        differs = ((now[:, 0] ^ then[:, 0]) & _LOW32 != 0) | (now[:, 1:] != then[:, 1:]).any(axis=1)
+        return NetChange(np.take(table.rows, new, axis=0), now[differs], before[~kept], len(new) + len(now))
+
+    def _revert(self, step: VersionStep) -> None:
+        self.freeze_scans()
+        super()._revert(step)
+        for part in step.parts:
+            self._note_due(part.before)
+
+    def load(self, delta: pa.Table, version: int, watermark_ms: int) -> None:
+        """Replay a committed delta (or a snapshot, whose rows are all updates) on top of the newest version."""
+        self.freeze_scans()
+        super().load(delta, version, watermark_ms)
+        if self._due is not None:
+            for batch in delta.filter(pc.equal(delta.column(CHANGE_COLUMN), UPDATED)).combine_chunks().to_batches():
+                self._note_due(self.table.rows_of(batch))
+        self.compact()
+
+    def commit(self) -> int:
+        """Make the pending change the newest version; returns its number."""
+        version = super().commit()
+        self.compact()
+        return version
+
+    # -- rows that fall due ---------------------------------------------------------------------------------------
+
+    def _note_due(self, rows: Words) -> None:
+        """Enter rows that were just written, in words, when they fall due."""
+        if self._due is not None:
+            self._due.add(rows)
+
+    def due(self, limit: int) -> Words:
+        """Rows whose due column is at most `limit` now, as words; what is not due is not looked at."""
+        if self._due is None:
+            raise InvalidRequestError("the store was opened without a column by which its rows fall due")
+        return np.take(self.table.rows, self._due.find(limit), axis=0)
+
+    # -- scans and strings ----------------------------------------------------------------------------------------
+
+    def watch(self, scan: RowScan) -> RowScan:
+        """Keep a scan as it is when the table changes."""
+        self._scans.add(scan)
+        return scan
+
+    def freeze_scans(self) -> None:
+        """Called before every change."""
+        for scan in list(self._scans):
+            scan.freeze()
+        self._scans.clear()
+
+    def compact(self) -> None:
+        """Drop strings that no version holds any more, once the pool has doubled since the last time."""
+        if self.table.pool.nbytes < 2 * self._pool_floor + _SMALL_POOL:
+            return
+        self.freeze_scans()
+        parts = [part for step in self.steps() for part in step.parts]
+        self.table.compact([rows for part in parts for rows in (part.created, part.before)])
+        self._pool_floor = self.table.pool.nbytes

@@ -1,0 +1,214 @@
+"""Reading one version of a keyed store: by key, all of it, by leading key columns, by a range of one.
+
+A view lays the steps that were made since its version (:class:`~store_actors.engine.versions.VersionStep`) over the table, so an
+older version is read without copying it, also while the next one is being written.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from store_actors.engine import kernels
+from store_actors.engine.layout import FieldSlot, words_of
+from store_actors.engine.strings import StringPool
+from store_actors.engine.table import GroupTable
+from store_actors.engine.words import encode_column, validity
+from store_actors.keyed.checks import value_array
+from store_actors.keyed.table import KeyedTable, RowScan
+
+__all__ = ["VersionView"]
+
+Slots = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+Mask = npt.NDArray[np.bool_]
+
+_LOW32 = np.uint64(0xFFFFFFFF)
+_S32 = np.uint64(32)
+#: Version stamp of an overlay's row whose key the version does not have.
+_ABSENT = np.uint64(1 << 32)
+
+
+class VersionView:
+    """One version of a keyed store, or (`version` None) what its table holds at each moment, pending changes included.
+
+    Parameters
+    ----------
+    store
+        The store.
+    version
+        A retained version.
+    """
+
+    def __init__(self, store: KeyedTable, version: int | None) -> None:
+        self._store = store
+        self._table = store.table
+        self._version = version
+        self._serial = -1 if version is None else store.retained()[version]
+        self._forget()
+
+    def _forget(self) -> None:
+        #: Keys that changed since the version, with what they were in it.
+        self._overlay = GroupTable(self._store.schema)
+        self._overlay.pool = self._table.pool
+        #: Parts of each step (by serial) that are in the overlay.
+        self._seen: dict[int, int] = {}
+
+    def _catch_up(self) -> None:
+        """Lay what changed since the last look over the version.
+
+        Raises
+        ------
+        VersionNotFoundError
+            Memory no longer holds the version.
+        """
+        if self._version is None:
+            return
+        if self._overlay.pool is not self._table.pool:
+            self._forget()
+        for step in self._store.steps_since(self._version, self._serial):
+            for part in step.parts[self._seen.get(step.serial, 0) :]:
+                self._lay_over(part.before, np.uint64(0))
+                self._lay_over(part.created, _ABSENT)
+            self._seen[step.serial] = len(step.parts)
+
+    def _lay_over(self, rows: Words, mark: np.uint64) -> None:
+        # The oldest change of a key tells what it was in the version; later ones do not count.
+        new = rows[self._overlay.find(rows) < 0]
+        whole = np.zeros((len(new), self._table.layout.row_words), np.uint64)
+        whole[:, : new.shape[1]] = new
+        whole[:, 0] = (whole[:, 0] & _LOW32) | mark
+        self._overlay.put(whole)
+
+    def __len__(self) -> int:
+        slots, extra = self._all()
+        return len(slots) + len(extra)
+
+    # -- by key ---------------------------------------------------------------------------------------------------
+
+    def rows_of_keys(self, keys: Words) -> tuple[Words, Mask]:
+        """Rows with these keys (zeros where there is none), and whether each was found."""
+        self._catch_up()
+        slots = self._table.find(keys)
+        found = slots >= 0
+        rows = np.take(self._table.rows, np.where(found, slots, 0), axis=0)
+        if len(self._overlay):
+            hidden = self._overlay.find(keys)
+            changed = hidden >= 0
+            rows[changed] = self._overlay.rows[hidden[changed]]
+            found[changed] = rows[changed, 0] >> _S32 == 0
+        rows[~found] = 0
+        return rows, found
+
+    # -- scans ----------------------------------------------------------------------------------------------------
+
+    def _all(self) -> tuple[Slots, Words]:
+        """Every row of the version: slots of the table, and rows that are no longer in it."""
+        self._catch_up()
+        slots = self._table.live()
+        changed = np.take(self._overlay.rows, self._overlay.live(), axis=0)
+        if not len(changed):
+            return slots, changed
+        hidden = self._table.find(changed)
+        shown = np.ones(len(self._table.rows), np.bool_)
+        shown[hidden[hidden >= 0]] = False
+        return slots[shown[slots]], changed[changed[:, 0] >> _S32 == 0]
+
+    def _scan(self, slots: Slots, extra: Words, batch_rows: int) -> RowScan:
+        return self._store.watch(RowScan(self._table, slots, extra, batch_rows))
+
+    def scan(self, batch_rows: int) -> RowScan:
+        """All rows, in no particular order."""
+        return self._scan(*self._all(), batch_rows)
+
+    def prefix_scan(self, prefixes: Words, columns: int, batch_rows: int) -> RowScan:
+        """Rows whose first `columns` key columns are as in one of the `prefixes` (rows of this table's layout).
+
+        One pass over the keys, whatever the number of prefixes.
+        """
+        layout = self._table.layout
+        first, mask = layout.flag_words, np.uint64((1 << columns) - 1)
+        width = sum(words_of(slot.type) for slot in layout.keys[:columns])
+        wanted = np.ascontiguousarray(np.column_stack([prefixes[:, 0] & mask, prefixes[:, first : first + width]]))
+        index = np.zeros(1 << (len(wanted) * 2).bit_length(), np.uint64)
+        held = np.empty((len(wanted) + 1, 1 + width), np.uint64)
+        nothing_free, counters, slots = np.empty(0, np.int64), np.zeros(2, np.int64), np.empty(len(wanted), np.int64)
+        kernels.put(index, held, wanted, mask, 1, width, 0, nothing_free, counters, len(wanted), slots)
+
+        def chosen(rows: Words) -> Mask:
+            out = np.empty(len(rows), np.int64)
+            keys = np.ascontiguousarray(rows[:, 1:])
+            kernels.lookup(index, held, keys, rows[:, 0] & mask, mask, 1, out)
+            return out >= 0
+
+        slots, extra = self._all()
+        words = [0, *range(first, first + width)]
+        return self._scan(slots[chosen(self._words(slots, words))], extra[chosen(extra[:, words])], batch_rows)
+
+    def _words(self, slots: Slots, words: list[int]) -> Words:
+        return np.column_stack([np.take(self._table.rows[:, word], slots) for word in words])
+
+    def range_scan(self, slot: FieldSlot, start: object, end: object, batch_rows: int) -> RowScan:
+        """Rows whose key column is in ``[start, end)`` (None: open), ordered by it; nulls are last (Spark's order).
+
+        Raises
+        ------
+        InvalidRequestError
+            The column's type cannot hold an end of the range.
+        """
+        slots, extra = self._all()
+        if words_of(slot.type) == 2 or pa.types.is_string(slot.type) or pa.types.is_binary(slot.type):
+            rows = np.concatenate([np.take(self._table.rows, slots, axis=0), extra])
+            order = _order_of_values(self._table.decode_field(slot, rows), slot, start, end)
+        else:
+            columns = [slot.word, slot.flag_word]
+            words = np.concatenate([self._words(slots, columns), extra[:, columns]])
+            null = (words[:, 1] & np.uint64(slot.flag)) != 0
+            order = _order_of_words(words[:, 0], null, slot, start, end)
+        if not len(extra):
+            return self._scan(slots[order], extra, batch_rows)
+        rows = np.concatenate([np.take(self._table.rows, slots, axis=0), extra])
+        return self._scan(np.empty(0, np.int64), np.take(rows, order, axis=0), batch_rows)
+
+
+def _order_of_words(words: Words, null: Mask, slot: FieldSlot, start: object, end: object) -> Slots:
+    """Places of the one-word values in the range, in their order."""
+    values = _sortable(words, slot.type)
+    chosen = np.ones(len(words), np.bool_) if end is None else ~null
+    if start is not None:
+        chosen &= null | (values >= _sortable_bound(start, slot))
+    if end is not None:
+        chosen &= values < _sortable_bound(end, slot)
+    places = np.flatnonzero(chosen)
+    return places[np.lexsort((values[places], null[places]))]
+
+
+def _sortable(words: Words, data_type: pa.DataType) -> Slots:
+    """Integers in the order of the values; NaN is the largest float and -0.0 equals 0.0, as Spark orders them."""
+    if not pa.types.is_floating(data_type):
+        return words.view(np.int64)
+    floats = np.ascontiguousarray(words).view(np.float64) + 0.0
+    bits = np.where(np.isnan(floats), np.nan, floats).view(np.int64)
+    return bits ^ ((bits >> 63) & np.int64(0x7FFFFFFFFFFFFFFF))
+
+
+def _sortable_bound(bound: object, slot: FieldSlot) -> np.int64:
+    array = value_array(bound, slot.type, slot.name)
+    words: list[Words] = []
+    encode_column(array, StringPool(), validity(array), words)
+    return np.int64(_sortable(words[0], slot.type)[0])
+
+
+def _order_of_values(values: pa.Array, slot: FieldSlot, start: object, end: object) -> Slots:
+    """Places of the values (decimals, strings by their bytes) in the range, in their order."""
+    chosen = pa.array(np.ones(len(values), np.bool_))
+    if start is not None:
+        chosen = pc.fill_null(pc.greater_equal(values, value_array(start, slot.type, slot.name)[0]), True)
+    if end is not None:
+        chosen = pc.and_(chosen, pc.fill_null(pc.less(values, value_array(end, slot.type, slot.name)[0]), False))
+    places = np.flatnonzero(chosen.to_numpy(zero_copy_only=False))
+    order = pc.sort_indices(pc.take(values, pa.array(places)))  # nulls last
+    ordered: Slots = places[order.to_numpy()]
+    return ordered

@@ -1,0 +1,139 @@
+"""One shard of one stateful operator: pure logic, no Ray, no Spark, no I/O.
+
+Life of a batch: :meth:`AggregateShard.apply` folds the batch into the newest version and returns the :class:`Change` (what the
+delta file will hold); then :meth:`AggregateShard.commit` once the change is durable and counted, or :meth:`AggregateShard.abort`.
+
+Versions (:mod:`store_actors.engine.versions`): state is changed in place and each version keeps what it overwrote. Aborting, and going
+back to one of the last versions, put those rows back; nothing is reloaded when Spark replays a batch.
+
+Event time is shared by all shards of an operator (:mod:`coordinator.watermarks`): rows are late by the watermark of the version
+that the batch reads; groups are closed by the watermark that includes this batch. Spark does the second only one batch later.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from store_actors.engine.table import EncodedBatch, Touched
+from store_actors.engine.versions import (
+    CHANGE_COLUMN,
+    REMOVED,
+    UPDATED,
+    UPDATED_AND_REMOVED,
+    Change,
+    UndoPart,
+    VersionedTable,
+)
+from store_actors.messages import ShardInput
+
+__all__ = ["AggregateShard", "output_of"]
+
+Words = npt.NDArray[np.uint64]
+
+
+class AggregateShard(VersionedTable):
+    """Groups of one partition at its newest version, with the way back to the versions before.
+
+    Parameters
+    ----------
+    schema
+        The operator's schema.
+    """
+
+    # -- a batch --------------------------------------------------------------------------------------------------
+
+    def apply(self, rows: ShardInput, watermark_ms: int, version: int) -> Change:
+        """Fold a batch into the newest version, as `version`, not yet committed.
+
+        Parameters
+        ----------
+        rows
+            The shard's rows of the batch.
+        watermark_ms
+            Watermark that includes the batch: what it has passed is closed. Rows are late by that of the version before.
+        version
+            Version to make, larger than the newest.
+
+        Raises
+        ------
+        InvalidRequestError
+            Another change is pending, or `version` is not newer.
+        """
+        self.check_next(version)
+        touched, rows_late = self._fold(rows, version)
+        change, undo = self._evict(touched, watermark_ms, version, rows.rows_read, rows_late)
+        step = self.begin(version)
+        step.watermark_ms = watermark_ms
+        step.parts.append(undo)
+        return change
+
+    def _fold(self, rows: ShardInput, version: int) -> tuple[Touched, int]:
+        touched = Touched.nothing(self.table.layout.row_words)
+        rows_late = 0
+        for table, partial in ((rows.raw, False), (rows.partial, True)):
+            for batch in table.combine_chunks().to_batches():
+                encoded = self.table.encode(batch, partial=partial)
+                on_time = self._drop_late(encoded)
+                rows_late += batch.num_rows - len(on_time)
+                touched = touched.joined(self.table.accumulate(on_time, version & 0xFFFFFFFF))
+        if not self.schema.keys and len(self.table) == 0 and self.schema.output_mode != "append":
+            # Spark's global aggregate has its one row even before any input came.
+            touched = touched.joined(self.table.create_global_group(version & 0xFFFFFFFF))
+        return touched, rows_late
+
+    def _drop_late(self, batch: EncodedBatch) -> EncodedBatch:
+        word = self.table.layout.expiry_word
+        if word < 0:
+            return batch
+        expiry = batch.keys[:, word - self.table.layout.flag_words].view(np.int64)
+        keep = expiry > self.watermark_ms * 1000
+        return batch if keep.all() else batch.take(keep)
+
+    def _evict(
+        self, touched: Touched, watermark_ms: int, version: int, rows_in: int, rows_late: int
+    ) -> tuple[Change, UndoPart]:
+        """Close groups, and describe what the batch did; returns the change and the way back from it."""
+        table = self.table
+        created = np.take(table.rows, touched.created, axis=0)
+        gone = table.evict(watermark_ms * 1000)
+        removed = table.rows[gone]
+        just_touched = (removed[:, 0] >> np.uint64(32)) == np.uint64(version & 0xFFFFFFFF)
+        slots = np.concatenate([touched.created, touched.changed])
+        if len(gone):
+            slots = slots[(table.rows[slots, 0] & np.uint64(1 << 31)) != 0]
+        rows = np.take(table.rows, slots, axis=0)
+        if len(gone):
+            rows = np.concatenate([rows, removed])
+        kinds = np.concatenate(
+            [np.zeros(len(slots), np.int8), np.where(just_touched, UPDATED_AND_REMOVED, REMOVED).astype(np.int8)]
+        )
+        change = Change(
+            version=version,
+            base_version=self.version,
+            delta=table.decode(rows).append_column(CHANGE_COLUMN, pa.array(kinds)),
+            rows_updated=len(touched.created) + len(touched.changed),
+            rows_removed=len(gone),
+            rows_in=rows_in,
+            rows_late=rows_late,
+            watermark_ms=watermark_ms,
+        )
+        before = touched.before if not len(gone) else np.concatenate([touched.before, removed[~just_touched]])
+        return change, UndoPart(created, before)
+
+    def output(self, delta: pa.Table) -> pa.Table:
+        """Rows that a batch emits, read off its delta, so that a retry of a committed batch emits the same."""
+        return output_of(delta, self.schema.output_mode)
+
+
+def output_of(delta: pa.Table, output_mode: str) -> pa.Table:
+    """Rows that an aggregation emits for a delta.
+
+    ``update``: every group that the batch changed. ``append``: every group that its watermark closed. (``complete``
+    emits the whole version: :meth:`AggregateShard.snapshot`.)
+    """
+    change = delta.column(CHANGE_COLUMN)
+    wanted = pc.not_equal(change, REMOVED if output_mode == "update" else UPDATED)
+    return delta.filter(wanted).drop_columns([CHANGE_COLUMN])

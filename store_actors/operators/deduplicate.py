@@ -1,0 +1,118 @@
+"""First rows of each key: ``dropDuplicates`` and ``dropDuplicatesWithinWatermark``. Pure logic.
+
+State is the keys seen, with the time at which a key is forgotten: its event time, if that is one of the keys, or event time and
+delay of its first row (``within watermark``). The rows themselves are no state; the delta carries the first ones, so that a
+retry of a committed batch emits the same rows.
+
+Schema: ``keys``; ``inputs`` are the other columns of a row, of any type; the accumulators are empty, or one ``VALUE``: the expiry,
+which then is an input, too.
+Option ``late_us``: how long before its expiry a row is late already, in microseconds (the delay, within watermark; else 0).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from store_actors.engine.versions import (
+    CHANGE_COLUMN,
+    REMOVED,
+    UPDATED,
+    UPDATED_AND_REMOVED,
+    Change,
+    UndoPart,
+    VersionedTable,
+)
+from store_actors.messages import ShardInput
+from store_actors.schema import StateSchema
+
+__all__ = ["DeduplicateShard"]
+
+Words = npt.NDArray[np.uint64]
+
+
+class DeduplicateShard(VersionedTable):
+    """Keys seen by one partition.
+
+    Parameters
+    ----------
+    schema
+        As the module says.
+    """
+
+    def __init__(self, schema: StateSchema) -> None:
+        super().__init__(schema)
+        state = {field.name for field in schema.state_fields}
+        self._payload = [field.name for field in schema.inputs if field.name not in state]
+
+    def apply(self, rows: ShardInput, watermark_ms: int, version: int) -> Change:
+        """Keep the rows whose key is new; see :meth:`AggregateShard.apply`."""
+        self.check_next(version)
+        batch = rows.raw.combine_chunks()
+        words = self._words(batch)
+        on_time = self._on_time(words)
+        words = self._dated(batch, words)
+        late = len(words) - len(on_time)
+        created, sources = self.table.insert(words[on_time], version & 0xFFFFFFFF)
+        made = self.table.rows[created]
+        gone = self.table.evict(watermark_ms * 1000)
+        removed = self.table.rows[gone]
+        # A new row may take a slot of its own only, so the slots tell which of the removed keys this batch made.
+        is_new = np.isin(gone, created)
+        step = self.begin(version)
+        step.watermark_ms = watermark_ms
+        step.parts.append(UndoPart(made, removed[~is_new]))
+        return Change(
+            version=version,
+            base_version=self.version,
+            delta=self._delta(made, np.isin(created, gone), batch.take(on_time[sources]), removed[~is_new]),
+            rows_updated=len(created),
+            rows_removed=len(gone),
+            rows_in=rows.rows_read,
+            rows_late=late,
+            watermark_ms=watermark_ms,
+        )
+
+    def _words(self, batch: pa.Table) -> Words:
+        layout = self.table.layout
+        pieces = [self.table.rows_of(piece, (*layout.keys, *layout.state)) for piece in batch.to_batches()]
+        return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty((0, layout.row_words), np.uint64), *pieces])
+
+    def _dated(self, batch: pa.Table, words: Words) -> Words:
+        """Words of rows; within a watermark, a row without a time is never late, but its key is forgotten as if it were of 1970, as in
+        Spark.
+        """
+        for field in self.schema.state_fields:
+            column = batch.column(field.name)
+            if column.null_count:
+                epoch = pa.scalar(int(self.schema.options["late_us"])).cast(column.type)
+                place = batch.schema.get_field_index(field.name)
+                return self._words(batch.set_column(place, batch.schema.field(place), pc.fill_null(column, epoch)))
+        return words
+
+    def _on_time(self, words: Words) -> npt.NDArray[np.int64]:
+        word = self.table.layout.expiry_word
+        if word < 0:
+            return np.arange(len(words))
+        limit = self.watermark_ms * 1000 + int(self.schema.options.get("late_us", 0))
+        return np.flatnonzero(words[:, word].view(np.int64) > limit)
+
+    def _delta(self, made: Words, closed: npt.NDArray[np.bool_], first: pa.Table, removed: Words) -> pa.Table:
+        state = self.table.decode(np.concatenate([made, removed]))
+        kinds = np.concatenate(
+            [np.where(closed, UPDATED_AND_REMOVED, UPDATED), np.full(len(removed), REMOVED)],
+            dtype=np.int8,
+            casting="unsafe",
+        )
+        for name in self._payload:
+            column = first.column(name)
+            padded = pa.chunked_array([*column.chunks, pa.nulls(len(removed), column.type)], column.type)
+            state = state.append_column(pa.field(name, column.type), padded)
+        return state.append_column(CHANGE_COLUMN, pa.array(kinds))
+
+    def output(self, delta: pa.Table) -> pa.Table:
+        """First rows: keys and payload."""
+        first = delta.filter(pc.not_equal(delta.column(CHANGE_COLUMN), REMOVED))
+        return first.select([*(field.name for field in self.schema.keys), *self._payload])

@@ -1,0 +1,325 @@
+"""Joins of two streams: inner, outer and left semi joins by equal keys and a further condition. Pure logic.
+
+Each side's rows are kept by join key for as long as they may still match. New left rows meet the right rows that are kept, then new
+right rows meet the left ones that are kept, the new ones among them: every pair once, in the batch of its younger row (as in Spark's
+``StreamingSymmetricHashJoinExec``). Then what the watermark has passed is removed, and a row of an outer side that never matched is
+emitted with nulls. A left row of a semi join is emitted at its first match and not kept.
+
+Schema and options: :mod:`store_actors.operators.join_schema`.
+
+Emitted are all left output columns, then all right ones; rows follow from the version and the batch, not from the delta.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from coordinator.errors import InvalidRequestError
+from store_actors.engine.chain_kernels import largest_number
+from store_actors.engine.strings import StringPool
+from store_actors.engine.table import GroupTable, compact_together
+from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, Change
+from store_actors.messages import ShardInput
+from store_actors.operators.join_condition import PairCondition
+from store_actors.operators.join_schema import JoinOptions, JoinType
+from store_actors.operators.join_side import JoinSide, SideRows
+from store_actors.schema import StateSchema, string_to_type
+
+__all__ = ["JoinShard"]
+
+Slots = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+#: Garbage strings are not looked for in pools smaller than this, in bytes.
+_SMALL_POOL = 1 << 20
+#: String data of one Arrow array, in bytes: offsets have 32 bits.
+_ARROW_BYTES = 1 << 30
+
+
+class JoinShard:
+    """Both sides of a join in one partition at the newest version, with the way back to the versions before.
+
+    Parameters
+    ----------
+    schema
+        Of :func:`~store_actors.operators.join_schema.join_schema`.
+
+    Raises
+    ------
+    InvalidRequestError
+        The options name unknown columns, or the condition cannot be evaluated.
+    """
+
+    def __init__(self, schema: StateSchema) -> None:
+        self.schema = schema
+        self._options = options = JoinOptions.of(schema.options)
+        stored = options.stored()
+        self._sides = JoinSide(schema, options, 0, stored[0]), JoinSide(schema, options, 1, stored[1])
+        # One pool, so that equal keys are equal words on both sides.
+        self._sides[1].table.pool = self._sides[0].table.pool
+        types = {field.name: string_to_type(field.type) for field in (*schema.keys, *schema.inputs)}
+        self._condition = None if options.condition is None else PairCondition(options.condition, types)
+        self._emitted_schema = pa.schema([(name, types[name]) for names in options.output for name in names])
+        self.version = 0
+        self.watermark_ms = 0
+        self._next_number: int | None = None
+        self._pool_floor = 0
+        self._measured: tuple[StringPool, int, int] = (self._pool, 0, 1)
+
+    @property
+    def _pool(self) -> StringPool:
+        return self._sides[0].table.pool
+
+    def __len__(self) -> int:
+        return len(self._sides[0]) + len(self._sides[1])
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, in bytes, with what the retained versions need."""
+        return self._sides[0].nbytes + self._sides[1].nbytes - self._pool.nbytes
+
+    def output_watermark_ms(self, watermark_ms: int) -> int:
+        """How far event time has come in what is emitted once the operator's watermark is there.
+
+        The least of it and of what kept rows of either side may still have (Spark's ``produceOutputWatermark``).
+        """
+        lags = [-(-lag // 1000) for lag in self._options.output_lag_us if lag is not None]
+        return max(0, watermark_ms - max([0, *lags]))
+
+    # -- a batch --------------------------------------------------------------------------------------------------
+
+    def apply(self, rows: ShardInput, watermark_ms: int, version: int) -> Change:
+        """Join a batch with the newest version, as `version`, not yet committed; see :meth:`AggregateShard.apply`.
+
+        ``rows_updated`` counts rows that were kept, if only until the end of the batch; ``rows_removed`` those whose time was over,
+        and left rows of a semi join that were matched.
+        """
+        for side in self._sides:
+            side.check_next(version)
+        number = self._first_number()
+        for side in self._sides:
+            side.start(version, watermark_ms, number)
+        try:
+            return self._applied(rows, watermark_ms, version, number)
+        except BaseException:
+            self.abort()
+            raise
+
+    def _applied(self, rows: ShardInput, watermark_ms: int, version: int, number: int) -> Change:
+        new = [side.read(table) for side, table in zip(self._sides, rows.tables, strict=True)]
+        emitted: list[pa.Table] = []
+        kept, gone = 0, 0
+        for place, side in enumerate(self._sides):
+            emitted += self._excluded(place, new[place])
+            if self._options.join_type is JoinType.LEFT_SEMI:
+                pieces, taken_out = self._semi_join(place, new[place])
+                gone += taken_out
+            else:
+                pieces = self._join(place, new[place])
+            emitted += pieces
+            chosen = ~new[place].matched if self._options.join_type is JoinType.LEFT_SEMI and place == 0 else None
+            count = side.enter(new[place], chosen, number)
+            number, kept = number + count, kept + count
+        self._next_number = number
+        for place, side in enumerate(self._sides):
+            expired = side.expire(watermark_ms)
+            gone += len(expired)
+            emitted += self._alone(place, side.unmatched(expired))
+        return Change(
+            version=version,
+            base_version=self.version,
+            delta=self._delta(),
+            rows_updated=kept,
+            rows_removed=gone,
+            rows_in=rows.rows_read,
+            rows_late=sum(one.late for one in new),
+            watermark_ms=watermark_ms,
+            emitted=pa.concat_tables([self._emitted_schema.empty_table(), *emitted]),
+        )
+
+    def _join(self, place: int, rows: SideRows) -> list[pa.Table]:
+        """Pairs of new rows of a side with kept ones of the other."""
+        other = self._sides[1 - place]
+        emitted: list[pa.Table] = []
+        for places, slots in self._pairs(place, rows):
+            rows.matched[places] = True
+            other.mark(slots)
+            chunk = self._chunk_rows()
+            for begin in range(0, len(places), chunk):
+                mine = np.take(rows.words, places[begin : begin + chunk], axis=0)
+                theirs = np.take(other.table.rows, slots[begin : begin + chunk], axis=0)
+                emitted.append(self._table(place, self._sides[place].output(mine), other.output(theirs)))
+        return emitted
+
+    def _semi_join(self, place: int, rows: SideRows) -> tuple[list[pa.Table], int]:
+        """Left rows that match for the first time, and how many of them were kept until now."""
+        left = self._sides[0]
+        if place == 0:
+            for places, _ in self._pairs(place, rows):
+                rows.matched[places] = True
+            return self._left_rows(rows.words[rows.matched]), 0
+        found = [np.unique(slots) for _, slots in self._pairs(place, rows)]
+        if not found:
+            return [], 0
+        taken_out = left.take_out(np.unique(np.concatenate(found)))
+        return self._left_rows(taken_out), len(taken_out)
+
+    def _pairs(self, place: int, rows: SideRows) -> Iterator[tuple[Slots, Slots]]:
+        """New rows of a side and slots of the other side that belong together, a block at a time."""
+        side, other = self._sides[place], self._sides[1 - place]
+        probes = rows.words if len(rows.probes) == len(rows.words) else rows.words[rows.probes]
+        for places, slots in other.table.match_blocks(*side.table.chain_keys_of(probes)):
+            places = rows.probes[places]
+            if self._condition is not None:
+                columns = {
+                    name: side.column(name, rows.words, places)
+                    if side.has(name)
+                    else other.column(name, other.table.rows, slots)
+                    for name in self._condition.columns
+                }
+                true = self._condition.holds(columns, len(places))
+                places, slots = places[true], slots[true]
+            if len(places):
+                yield places, slots
+
+    # -- what is emitted ------------------------------------------------------------------------------------------
+
+    def _table(self, place: int, mine: list[pa.Array], theirs: list[pa.Array]) -> pa.Table:
+        columns = [*mine, *theirs] if place == 0 else [*theirs, *mine]
+        return pa.Table.from_arrays(columns, schema=self._emitted_schema)
+
+    def _excluded(self, place: int, rows: SideRows) -> list[pa.Table]:
+        """Rows that cannot match, with nulls."""
+        count = rows.excluded.num_rows
+        if count == 0:
+            return []
+        mine = [rows.excluded.column(name) for name in self._options.output[place]]
+        return [self._table(place, mine, self._sides[1 - place].no_output(count))]
+
+    def _alone(self, place: int, rows: Words) -> list[pa.Table]:
+        """Rows of a side that never matched, with nulls."""
+        side, other = self._sides[place], self._sides[1 - place]
+        return [self._table(place, side.output(some), other.no_output(len(some))) for some in self._chunks(rows)]
+
+    def _left_rows(self, rows: Words) -> list[pa.Table]:
+        return [self._table(0, self._sides[0].output(some), []) for some in self._chunks(rows)]
+
+    def _chunks(self, rows: Words) -> Iterator[Words]:
+        chunk = self._chunk_rows()
+        for begin in range(0, len(rows), chunk):
+            yield rows[begin : begin + chunk]
+
+    def _chunk_rows(self) -> int:
+        """So many rows that no column of strings outgrows an Arrow array."""
+        pool = self._pool
+        before, measured, longest = self._measured
+        if before is not pool:
+            measured, longest = 0, 1
+        if pool.count > measured:
+            longest = max(longest, int(np.diff(pool.offsets[measured : pool.count + 1]).max()))
+        self._measured = pool, pool.count, longest
+        return max(1, _ARROW_BYTES // longest)
+
+    def output(self, delta: pa.Table) -> pa.Table:
+        """Refused: pairs cannot be read off a delta; :attr:`Change.emitted` has them.
+
+        Raises
+        ------
+        InvalidRequestError
+            Always.
+        """
+        raise InvalidRequestError(
+            "the rows that a join emits cannot be read off its delta; nothing was changed; apply the batch again",
+            rows=delta.num_rows,
+        )
+
+    # -- versions -------------------------------------------------------------------------------------------------
+
+    def _first_number(self) -> int:
+        """First number that no row of either side has."""
+        if self._next_number is None:
+            largest = np.array([-1], np.int64)
+            for side in self._sides:
+                largest_number(side.table.used_rows(), side.table.layout.keys[-1].word, largest)
+            self._next_number = int(largest[0]) + 1
+        return self._next_number
+
+    def _delta(self) -> pa.Table:
+        schema = self.schema.row_schema()
+        pieces: list[pa.Table] = []
+        for side in self._sides:
+            updated, removed = side.changed()
+            for kind, rows in ((UPDATED, updated), (REMOVED, removed)):
+                for some in self._chunks(rows):
+                    state = side.state(some, schema, keys_only=kind == REMOVED)
+                    pieces.append(state.append_column(CHANGE_COLUMN, pa.array(np.full(len(some), kind, np.int8))))
+        return pa.concat_tables([schema.append(pa.field(CHANGE_COLUMN, pa.int8())).empty_table(), *pieces])
+
+    def commit(self) -> int:
+        """Make the pending change the newest version; returns its number."""
+        for side in self._sides:
+            side.commit()
+        self._settled()
+        self._compact()
+        return self.version
+
+    def abort(self) -> None:
+        """Drop the pending change; the shard is again what it was before."""
+        for side in self._sides:
+            side.abort()
+
+    def rollback(self, version: int) -> bool:
+        """Go back to an earlier version if memory still has the way; False (and no effect) if it must be loaded."""
+        done = [side.rollback(version) for side in self._sides]
+        self._settled()
+        return all(done)
+
+    def _settled(self) -> None:
+        # Both sides take every step together.
+        self.version, self.watermark_ms = self._sides[0].version, self._sides[0].watermark_ms
+
+    def retained(self) -> dict[int, int]:
+        """Versions in memory; see :meth:`VersionedTable.retained`."""
+        return self._sides[0].retained()
+
+    def load(self, delta: pa.Table, version: int, watermark_ms: int) -> None:
+        """Replay a committed delta (or a snapshot, whose rows are all updates) on top of the newest version."""
+        for side in self._sides:
+            side.load(delta, version, watermark_ms)
+        self._next_number = None
+        self._settled()
+        self._compact()
+
+    def snapshot(self) -> pa.Table:
+        """All rows of the newest version, with a pending change if there is one; ``row_schema``."""
+        return self.frozen()()
+
+    def frozen(self) -> Callable[[], pa.Table]:
+        """:meth:`snapshot` of now, to be called later: only the rows' words are copied here."""
+        schema, chunk = self.schema.row_schema(), self._chunk_rows()
+        frozen = [(side, side.table.frozen()) for side in self._sides]
+
+        def decode() -> pa.Table:
+            pieces = [
+                side.state(table.rows[begin : begin + chunk], schema, table=table)
+                for side, table in frozen
+                for begin in range(0, len(table.rows), chunk)
+            ]
+            return pa.concat_tables([schema.empty_table(), *pieces])
+
+        return decode
+
+    def _compact(self) -> None:
+        """Drop strings that no version holds any more, once the pool has doubled since the last time."""
+        if self._pool.nbytes < 2 * self._pool_floor + _SMALL_POOL:
+            return
+        tables: list[tuple[GroupTable, list[Words]]] = []
+        for side in self._sides:
+            parts = [part for step in side.steps() for part in step.parts]
+            tables.append((side.table, [rows for part in parts for rows in (part.created, part.before)]))
+        compact_together(tables)
+        self._pool_floor = self._pool.nbytes

@@ -1,0 +1,145 @@
+"""What a stream-stream join is told, and the schema of its state. Light to import: the driver has no need of the engine.
+
+Schema: ``keys`` are the join key's leaves and ``__row``, which numbers the rows of both sides; ``inputs`` the
+columns of both sides. State, and so a delta's row, is ``__side`` (0 left, 1 right), ``__matched`` (of an outer side) and those columns
+of either side that are needed again, null in rows of the other. A removed row has its keys and side only.
+
+Options, as JSON; pairs are [left, right], and null or missing is none:
+
+=================  ============================================================================================
+``join_type``      ``inner``, ``left_outer``, ``right_outer``, ``full_outer`` or ``left_semi``
+``sides``          names of each side's columns (all of ``inputs``)
+``output``         names of each side's columns that are emitted; missing: all. A semi join emits left ones
+``null_safe``      keys compared by ``<=>``; a row with a null in another one (``=``) matches nothing
+``event_time``     timestamp column of each side by which its rows are late: up to the watermark of the version before
+``expiry``         timestamp column of each side, or a key: a row is removed once the watermark is there; null never
+``pre``            boolean column of each side; a row of which it is not true cannot match: it is not kept, and on an
+                   outer side emitted with nulls at once
+``condition``      tree over columns of both sides and keys (:mod:`store_actors.operators.join_condition`)
+``output_lag_us``  how far behind the watermark the event times of each side's kept rows may be, in microseconds
+                   (Spark: watermark less state watermark, 0 if the key has the event time); null if they may not be kept
+                   by event time
+=================  ============================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from store_actors.schema import ROW_COLUMN, Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
+
+__all__ = ["MATCHED_COLUMN", "SIDE_COLUMN", "JoinOptions", "JoinType", "join_schema"]
+
+#: Which side a row of state is of: 0 left, 1 right.
+SIDE_COLUMN = "__side"
+#: Whether a row of an outer side was ever matched; null on other sides.
+MATCHED_COLUMN = "__matched"
+
+
+class JoinType(StrEnum):
+    """The joins that Spark has for two streams."""
+
+    INNER = "inner"
+    LEFT_OUTER = "left_outer"
+    RIGHT_OUTER = "right_outer"
+    FULL_OUTER = "full_outer"
+    LEFT_SEMI = "left_semi"
+
+
+_OUTER = {
+    JoinType.LEFT_OUTER: (True, False),
+    JoinType.RIGHT_OUTER: (False, True),
+    JoinType.FULL_OUTER: (True, True),
+}
+
+Names = tuple[str | None, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinOptions:
+    """``StateSchema.options`` of a join; the module says what each is. Pairs are (left, right)."""
+
+    join_type: JoinType
+    sides: tuple[tuple[str, ...], tuple[str, ...]]
+    output: tuple[tuple[str, ...], tuple[str, ...]]
+    null_safe: frozenset[str]
+    event_time: Names
+    expiry: Names
+    pre: Names
+    condition: Mapping[str, Any] | None
+    output_lag_us: tuple[int | None, int | None]
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> JoinOptions:
+        """Read the options of a schema; what is missing is not wanted."""
+        join_type = JoinType(options["join_type"])
+        sides = tuple(options["sides"][0]), tuple(options["sides"][1])
+        output = options.get("output") or sides
+        nothing: tuple[None, None] = (None, None)
+        return cls(
+            join_type=join_type,
+            sides=sides,
+            output=(tuple(output[0]), () if join_type is JoinType.LEFT_SEMI else tuple(output[1])),
+            null_safe=frozenset(options.get("null_safe", ())),
+            event_time=tuple(options.get("event_time") or nothing),
+            expiry=tuple(options.get("expiry") or nothing),
+            pre=tuple(options.get("pre") or nothing),
+            condition=options.get("condition"),
+            output_lag_us=tuple(options.get("output_lag_us") or nothing),
+        )
+
+    def is_outer(self, side: int) -> bool:
+        """Whether rows of a side that match nothing are emitted with nulls."""
+        return _OUTER.get(self.join_type, (False, False))[side]
+
+    def stored(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Columns of either side that are needed after their batch: of the output, the condition, and the expiry."""
+        read = _columns_of(self.condition) if self.condition is not None else set()
+        needed = [{*self.output[side], *read, self.expiry[side]} for side in (0, 1)]
+        left, right = (tuple(name for name in self.sides[side] if name in needed[side]) for side in (0, 1))
+        return left, right
+
+
+def join_schema(
+    keys: tuple[Field, ...],
+    left: tuple[Field, ...],
+    right: tuple[Field, ...],
+    options: Mapping[str, Any],
+    delay_ms: int | None = None,
+) -> StateSchema:
+    """Schema of a join.
+
+    Parameters
+    ----------
+    keys
+        Leaves of the join key, without ``__row``.
+    left, right
+        Columns of either side, with names of their own.
+    options
+        As the module says; ``sides`` is filled in.
+    delay_ms
+        Watermark delay; None without a watermark.
+    """
+    told = {**options, "sides": [[field.name for field in left], [field.name for field in right]]}
+    named = {field.name: field for field in (*left, *right)}
+    values = [Field(SIDE_COLUMN, "int8", False), Field(MATCHED_COLUMN, "bool")]
+    values += [Field(name, named[name].type) for names in JoinOptions.of(told).stored() for name in names]
+    return StateSchema(
+        keys=(*keys, Field(ROW_COLUMN, "int64", False)),
+        inputs=(*left, *right),
+        accumulators=tuple(Accumulator(AccumulatorKind.VALUE, (), (field,)) for field in values),
+        expiry_key=None,
+        delay_ms=delay_ms,
+        output_mode="append",
+        operator=OperatorKind.JOIN,
+        options=told,
+    )
+
+
+def _columns_of(node: Mapping[str, Any]) -> set[str]:
+    if node.get("op") == "column":
+        return {node["name"]}
+    return set().union(*(_columns_of(one) for one in node.get("args", ())))

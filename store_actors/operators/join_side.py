@@ -1,0 +1,253 @@
+"""The state of one side of a stream-stream join. Pure logic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from coordinator.errors import InvalidRequestError
+from store_actors.engine.chains import ROW_COLUMN, MultiTable
+from store_actors.engine.kernels import LIVE
+from store_actors.engine.layout import FieldSlot
+from store_actors.engine.table import GroupTable
+from store_actors.engine.versions import UndoPart, VersionStep
+from store_actors.engine.words import decode_column
+from store_actors.operators.join_schema import MATCHED_COLUMN, SIDE_COLUMN, JoinOptions
+from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
+
+__all__ = ["JoinSide", "SideRows"]
+
+Slots = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class SideRows:
+    """New rows of a side that can match or must be kept.
+
+    Attributes
+    ----------
+    words
+        The rows as words of the side's table; numbers are yet to be given.
+    probes
+        Which of them have no null in a key compared by ``=``.
+    matched
+        Those that matched something.
+    excluded
+        Rows of an outer side that cannot match anything: emitted at once, never kept.
+    late
+        Rows dropped as late.
+    """
+
+    words: Words
+    probes: Slots
+    matched: Bools
+    excluded: pa.Table
+    late: int
+
+
+class JoinSide(MultiTable):
+    """Rows of one side that may still match, by join key, and versions of them.
+
+    Parameters
+    ----------
+    schema
+        The operator's schema.
+    options
+        Read from it.
+    side
+        0 left, 1 right.
+    stored
+        Columns of the side that state holds.
+    """
+
+    def __init__(self, schema: StateSchema, options: JoinOptions, side: int, stored: tuple[str, ...]) -> None:
+        named = {field.name: field for field in schema.inputs}
+        values = [
+            *([Field(MATCHED_COLUMN, "bool")] if options.is_outer(side) else []),
+            *(named[name] for name in stored),
+        ]
+        super().__init__(
+            StateSchema(
+                keys=schema.keys,
+                inputs=(),
+                accumulators=tuple(Accumulator(AccumulatorKind.VALUE, (), (field,)) for field in values),
+                expiry_key=options.expiry[side],
+                delay_ms=None,
+                output_mode="append",
+            )
+        )
+        layout = self.table.layout
+        slots = {slot.name: slot for slot in (*layout.keys, *layout.state)}
+        if options.expiry[side] is not None and layout.expiry_word < 0:
+            raise InvalidRequestError(
+                "a join's expiry is no column of its side, nor a key", column=options.expiry[side]
+            )
+        self._side = side
+        self._is_outer = options.is_outer(side)
+        self._event_time, self._pre = options.event_time[side], options.pre[side]
+        self._slots: dict[str, FieldSlot] = slots
+        self._given = tuple(slot for slot in slots.values() if slot.name not in (ROW_COLUMN, MATCHED_COLUMN))
+        self._number = slots[ROW_COLUMN].word
+        self._matched = slots.get(MATCHED_COLUMN)
+        plain = [slot.flag for slot in layout.keys if slot.name not in options.null_safe]
+        self._plain_keys = np.uint64(sum(plain))
+        self._output = tuple(slots[name] for name in options.output[side])
+        #: Slots of rows that a pending version made, and of older ones that it marked as matched.
+        self._new: Slots = np.empty(0, np.int64)
+        self._marked: list[Slots] = []
+        self._removed: list[Words] = []
+        self._step: VersionStep | None = None
+
+    # -- a batch --------------------------------------------------------------------------------------------------
+
+    def start(self, version: int, watermark_ms: int, first_number: int) -> None:
+        """Begin a version, as :meth:`begin`; `first_number` is the first of the numbers that new rows get."""
+        self._step = self.begin(version)
+        self._step.watermark_ms = watermark_ms
+        self._first_number = first_number
+        self._new, self._marked, self._removed = np.empty(0, np.int64), [], []
+
+    def read(self, rows: pa.Table) -> SideRows:
+        """New rows as words, without those that are late, or that neither can match nor must be emitted."""
+        count = rows.num_rows
+        if self._event_time is not None:
+            time = rows.column(self._event_time).cast(pa.int64())
+            rows = _filtered(rows, pc.fill_null(pc.greater(time, self.watermark_ms * 1000), True))
+        late = count - rows.num_rows
+        excluded = rows.slice(0, 0)
+        if self._pre is not None:
+            passes = pc.fill_null(rows.column(self._pre), False)
+            if self._is_outer:
+                excluded = rows.filter(pc.invert(passes))
+            rows = _filtered(rows, passes)
+        words = self._words(rows)
+        has_null = (words[:, 0] & self._plain_keys) != 0
+        if has_null.any() and not self._is_outer:
+            words, has_null = words[~has_null], np.zeros(len(words) - int(has_null.sum()), np.bool_)
+        return SideRows(words, np.flatnonzero(~has_null), np.zeros(len(words), np.bool_), excluded, late)
+
+    def _words(self, rows: pa.Table) -> Words:
+        table = self.table
+        pieces = [table.rows_of(batch, self._given) for batch in rows.combine_chunks().to_batches()]
+        empty = np.empty((0, table.layout.row_words), np.uint64)
+        words = pieces[0] if len(pieces) == 1 else np.concatenate([empty, *pieces])
+        for slot in table.layout.keys:
+            if pa.types.is_floating(slot.type):
+                # Equal keys are equal words: Spark joins -0.0 with 0.0, and every NaN with every other.
+                values = words[:, slot.word].view(np.float64) + 0.0
+                values[np.isnan(values)] = np.nan
+                words[:, slot.word] = values.view(np.uint64)
+        if self._matched is not None:
+            words[:, self._matched.flag_word] |= np.uint64(self._matched.flag)
+        return words
+
+    def enter(self, rows: SideRows, chosen: Bools | None, first_number: int) -> int:
+        """Keep new rows (those `chosen`); returns how many."""
+        words = rows.words if chosen is None else rows.words[chosen]
+        if self._matched is not None:
+            words[:, self._matched.word] = rows.matched
+        words[:, self._number] = np.arange(first_number, first_number + len(words)).view(np.uint64)
+        assert self._step is not None
+        self._new, before = self.table.upsert(words, self._step.version & 0xFFFFFFFF)
+        key_end = self.table.layout.flag_words + self.table.layout.key_words
+        made = words[:, :key_end].copy()
+        made[:, 0] |= LIVE
+        self._step.parts.append(UndoPart(made, before))
+        return len(words)
+
+    def mark(self, slots: Slots) -> None:
+        """Note that kept rows were matched."""
+        if self._matched is None:
+            return
+        word = self._matched.word
+        slots = np.unique(slots[self.table.rows[slots, word] == 0])
+        older = slots[self.table.rows[slots, self._number].view(np.int64) < self._first_number]
+        self._keep(np.take(self.table.rows, older, axis=0))
+        self.table.rows[slots, word] = 1
+        self._marked.append(older)
+
+    def take_out(self, slots: Slots) -> Words:
+        """Remove kept rows; returns them."""
+        return self._gone(self.table.remove_rows(np.take(self.table.rows, slots, axis=0)))
+
+    def expire(self, watermark_ms: int) -> Words:
+        """Remove the rows whose time is over; returns them."""
+        return self._gone(self.table.evict(watermark_ms * 1000))
+
+    def _gone(self, slots: Slots) -> Words:
+        rows = np.take(self.table.rows, slots, axis=0)
+        rows[:, 0] |= LIVE
+        older = rows[rows[:, self._number].view(np.int64) < self._first_number]
+        self._keep(older)
+        self._removed.append(older)
+        return rows
+
+    def _keep(self, before: Words) -> None:
+        # Parts are undone newest first: a row that was marked and then removed comes back unmarked.
+        assert self._step is not None
+        if len(before):
+            self._step.parts.append(UndoPart(np.empty((0, before.shape[1]), np.uint64), before))
+
+    def changed(self) -> tuple[Words, Words]:
+        """Rows of a pending version that are new or newly matched, and rows of the version before that are gone."""
+        slots = np.concatenate([self._new, *self._marked])
+        rows = np.take(self.table.rows, slots, axis=0)
+        return rows[(rows[:, 0] & LIVE) != 0], np.concatenate([rows[:0], *self._removed])
+
+    # -- columns --------------------------------------------------------------------------------------------------
+
+    def unmatched(self, rows: Words) -> Words:
+        """Those of an outer side's rows that never matched."""
+        return rows[:0] if self._matched is None else rows[rows[:, self._matched.word] == 0]
+
+    def column(self, name: str, rows: Words, places: Slots) -> pa.Array:
+        """One column of some of the rows."""
+        slot = self._slots[name]
+        flagged = (rows[places, slot.flag_word] & np.uint64(slot.flag)) != 0
+        valid = (~flagged if slot.is_key else flagged).astype(np.uint8)
+        wide = 2 if pa.types.is_decimal(slot.type) else 1
+        words = tuple(rows[places, slot.word + number].view(np.int64) for number in range(wide))
+        return decode_column(slot.type, words, valid, self.table.pool)
+
+    def output(self, rows: Words) -> list[pa.Array]:
+        """Output columns of rows."""
+        return [self.table.decode_field(slot, rows) for slot in self._output]
+
+    def no_output(self, count: int) -> list[pa.Array]:
+        """Nulls instead of output columns."""
+        return [pa.nulls(count, slot.type) for slot in self._output]
+
+    def has(self, name: str) -> bool:
+        """Whether a column is one of its keys or of its state."""
+        return name in self._slots
+
+    def state(
+        self, rows: Words, schema: pa.Schema, *, keys_only: bool = False, table: GroupTable | None = None
+    ) -> pa.Table:
+        """Rows (of a frozen `table`) in the operator's ``row_schema``; with nulls for values if only keys are wanted."""
+        table = self.table if table is None else table
+        keys = {slot.name for slot in self.table.layout.keys}
+        columns: list[pa.Array] = []
+        for field in schema:
+            if field.name == SIDE_COLUMN:
+                columns.append(pa.array(np.full(len(rows), self._side, np.int8)))
+            elif field.name in self._slots and (field.name in keys or not keys_only):
+                columns.append(table.decode_field(self._slots[field.name], rows))
+            else:
+                columns.append(pa.nulls(len(rows), field.type))
+        return pa.Table.from_arrays(columns, schema=schema)
+
+    def load(self, delta: pa.Table, version: int, watermark_ms: int) -> None:
+        """See :meth:`VersionedTable.load`; rows of the other side are passed over."""
+        mine = delta.filter(pc.equal(delta.column(SIDE_COLUMN), self._side))
+        super().load(mine, version, watermark_ms)
+
+
+def _filtered(rows: pa.Table, keep: pa.ChunkedArray) -> pa.Table:
+    return rows if pc.all(keep).as_py() is not False else rows.filter(keep)

@@ -1,0 +1,76 @@
+"""What a store needs of a stateful operator, and which class is which operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import pyarrow as pa
+
+from store_actors.engine.versions import Change
+from store_actors.messages import ShardInput
+from store_actors.operators.aggregate import AggregateShard
+from store_actors.operators.deduplicate import DeduplicateShard
+from store_actors.operators.join import JoinShard
+from store_actors.operators.limit import LimitShard
+from store_actors.operators.session_windows import SessionShard
+from store_actors.operators.top import top_shard
+from store_actors.schema import OperatorKind, StateSchema
+
+__all__ = ["OperatorShard", "make_shard"]
+
+
+class OperatorShard(Protocol):
+    """One shard of a stateful operator. Life of a batch: :meth:`apply`, then :meth:`commit` or :meth:`abort`."""
+
+    schema: StateSchema
+    version: int
+    watermark_ms: int
+
+    def __len__(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, in bytes."""
+
+    def output_watermark_ms(self, watermark_ms: int) -> int:
+        """How far event time has come in what is emitted once the operator's watermark is there."""
+
+    def apply(self, rows: ShardInput, watermark_ms: int, version: int) -> Change:
+        """Fold a batch into the newest version, as `version`, not yet committed."""
+
+    def commit(self) -> int:
+        """Make the pending change the newest version."""
+
+    def abort(self) -> None:
+        """Drop the pending change."""
+
+    def rollback(self, version: int) -> bool:
+        """Go back to a version that memory holds; False (and no effect) if it does not."""
+
+    def load(self, delta: pa.Table, version: int, watermark_ms: int) -> None:
+        """Replay a committed delta, or a snapshot."""
+
+    def output(self, delta: pa.Table) -> pa.Table:
+        """Rows that a batch emits, where its change does not carry them."""
+
+    def snapshot(self) -> pa.Table:
+        """All rows of the newest version."""
+
+    def frozen(self) -> Callable[[], pa.Table]:
+        """:meth:`snapshot` of now, to be called later, outside the shard's lock."""
+
+
+_SHARDS: dict[OperatorKind, Callable[[StateSchema], OperatorShard]] = {
+    OperatorKind.AGGREGATE: AggregateShard,
+    OperatorKind.SESSION: SessionShard,
+    OperatorKind.DEDUPLICATE: DeduplicateShard,
+    OperatorKind.JOIN: JoinShard,
+    OperatorKind.TOP: top_shard,
+    OperatorKind.LIMIT: LimitShard,
+}
+
+
+def make_shard(schema: StateSchema) -> OperatorShard:
+    """An empty shard of an operator."""
+    return _SHARDS[schema.operator](schema)

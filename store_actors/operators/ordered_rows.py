@@ -1,0 +1,146 @@
+"""What shards of ordered rows share: reading a batch, telling what it did, and letting go of strings (see ``top.py``)."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from store_actors.engine import chain_kernels
+from store_actors.engine.kernels import LIVE
+from store_actors.engine.ordering import RowOrder
+from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, UPDATED_AND_REMOVED, VersionedTable
+from store_actors.operators.top_schema import RANK_COLUMN
+from store_actors.schema import StateSchema
+
+__all__ = ["OrderedRows"]
+
+
+Slots = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+#: Garbage strings are not looked for in pools smaller than this, in bytes.
+_SMALL_POOL = 1 << 20
+
+
+class OrderedRows(VersionedTable):
+    """Rows of one partition of a ``topN`` or ``keepLast``; how a batch changes them is told by its subclasses.
+
+    Parameters
+    ----------
+    schema
+        As :func:`store_actors.operators.top_schema.top_schema` makes it.
+    """
+
+    def __init__(self, schema: StateSchema) -> None:
+        super().__init__(schema)
+        layout, options = self.table.layout, schema.options
+        self._n = int(options["n"])
+        self._last_wins = options.get("ties", "first") == "last"
+        self._emit_removed = bool(options.get("emit_removed", False))
+        self._order = RowOrder(layout, options["order"])
+        self._payload: list[str] = list(options.get("payload", [field.name for field in schema.inputs]))
+        self._rank = next((slot for slot in layout.state if slot.name == RANK_COLUMN), None)
+        self._row_word = layout.keys[-1].word
+        self._expires_by_key = any(slot.word == layout.expiry_word for slot in layout.keys)
+        self._pool_floor = 0
+
+    # -- in -------------------------------------------------------------------------------------------------------
+
+    def _on_time(self, batch: pa.Table) -> Words:
+        """Whole rows of a batch, numbered and ranked 0, without the late ones."""
+        layout = self.table.layout
+        fields = (*layout.keys[:-1], *(slot for slot in layout.state if slot is not self._rank))
+        pieces = [self.table.rows_of(piece, fields) for piece in batch.combine_chunks().to_batches()]
+        words = pieces[0] if len(pieces) == 1 else np.concatenate([np.empty((0, layout.row_words), np.uint64), *pieces])
+        if layout.expiry_word < 0:
+            return words
+        keep = words[:, layout.expiry_word].view(np.int64) > self.watermark_ms * 1000
+        return words if keep.all() else words[keep]
+
+    def _number_partitions(self, words: Words) -> tuple[Slots, Slots]:
+        """Number of each row's partition, and the first row of each partition."""
+        layout, size = self.table.layout, len(words)
+        ids, firsts = np.empty(size, np.int64), np.empty(size, np.int64)
+        index = np.zeros(1 << (2 * size + 256).bit_length(), np.uint64)
+        count = chain_kernels.number_keys(
+            words, layout.flag_words, layout.key_words - 1, self._partition_mask(), index, ids, firsts
+        )
+        return ids, firsts[:count]
+
+    def _partition_mask(self) -> np.uint64:
+        return np.uint64((1 << (len(self.schema.keys) - 1)) - 1)
+
+    def _set_rank(self, rows: Words, ranks: Slots | int) -> None:
+        if self._rank is not None:
+            rows[:, self._rank.word] = ranks
+            rows[:, self._rank.flag_word] |= np.uint64(self._rank.flag)
+
+    def _ranks_of(self, slots: Slots) -> Words:
+        """Ranks that rows hold; without ranks all are alike (and 0)."""
+        return np.zeros(len(slots), np.uint64) if self._rank is None else self.table.rows[slots, self._rank.word]
+
+    def _without_rank(self, rows: Words) -> Words:
+        rows = rows.copy()
+        if self._rank is not None:
+            rows[:, self._rank.flag_word] &= ~np.uint64(self._rank.flag)
+        return rows
+
+    # -- out ------------------------------------------------------------------------------------------------------
+
+    def _evict(self, watermark_ms: int) -> tuple[Slots, Words]:
+        """Take out what the watermark has passed: the slots, and the rows as an undo puts them back."""
+        gone = self.table.evict(watermark_ms * 1000)
+        rows = self.table.rows[gone]
+        rows[:, 0] |= LIVE
+        return gone, rows
+
+    def _is_among(self, slots: Slots, others: Slots) -> npt.NDArray[np.bool_]:
+        if not len(slots) or not len(others):
+            return np.zeros(len(slots), np.bool_)
+        marks = np.zeros(len(self.table.rows), np.bool_)
+        marks[others] = True
+        return marks[slots]
+
+    def _nothing(self) -> Words:
+        return np.empty((0, self.table.layout.row_words), np.uint64)
+
+    def _delta(self, updated: Words, closed: Words, removed: Words) -> pa.Table:
+        """Rows that are in the version, rows that are emitted though the watermark closed them at once, rows that are gone."""
+        kinds = np.repeat(
+            np.array([UPDATED, UPDATED_AND_REMOVED, REMOVED], np.int8), [len(updated), len(closed), len(removed)]
+        )
+        rows = self.table.decode(np.concatenate([updated, closed, removed]))
+        return rows.append_column(CHANGE_COLUMN, pa.array(kinds))
+
+    def output(self, delta: pa.Table) -> pa.Table:
+        """Rows that are new or moved, and removed ones if these are asked for: partition, payload and rank."""
+        wanted = pc.not_equal(delta.column(CHANGE_COLUMN), REMOVED)
+        names = [*(field.name for field in self.schema.input_keys), *self._payload]
+        if self._rank is not None:
+            names.append(RANK_COLUMN)
+            if self._emit_removed:
+                wanted = pc.or_(wanted, pc.is_null(delta.column(RANK_COLUMN)))
+        return delta.filter(wanted).select(names)
+
+    # -- strings --------------------------------------------------------------------------------------------------
+
+    def commit(self) -> int:
+        """Make the pending change the newest version; returns its number."""
+        version = super().commit()
+        self._compact()
+        return version
+
+    def load(self, delta: pa.Table, version: int, watermark_ms: int) -> None:
+        """See :meth:`VersionedTable.load`."""
+        super().load(delta, version, watermark_ms)
+        self._compact()
+
+    def _compact(self) -> None:
+        """Drop strings of rows that have left the table, once the pool has doubled since the last time."""
+        if self.table.pool.nbytes < 2 * self._pool_floor + _SMALL_POOL:
+            return
+        parts = [part for step in self.steps() for part in step.parts]
+        self.table.compact([rows for part in parts for rows in (part.created, part.before)])
+        self._pool_floor = self.table.pool.nbytes

@@ -1,0 +1,277 @@
+"""First rows of each partition by an order: ``topN`` and ``keepLast``. Pure logic.
+
+The result is a table: of each partition its first `n` rows. A batch emits those of its rows that are new or whose rank changed.
+Rows that have left the table are forgotten, so a row never comes back when one before it goes.
+
+Order: that of :mod:`store_actors.engine.ordering`. Rows that are equal in it stand in the order of their arrival (within a
+batch the order in which they are handed over): the one that came first is first and keeps its place. With ``ties: "last"``, as
+``keepLast`` has it, the one that came last is first and takes the place.
+
+Event time: rows at or before the watermark are late. Where the expiry is a key (a window), the watermark closes partitions as
+they are: nothing is emitted for that, their ranks are final. Where it is a value, the watermark takes single rows out of the table, and
+the others move up. A row that the watermark of its own batch takes out is emitted once, with the rank it had among all.
+
+Schema (:func:`~store_actors.operators.top_schema.top_schema` makes it): ``keys`` are the partition and ``__row``, which numbers
+the rows in the order of their arrival; one ``VALUE`` for each input; with ranks, a last ``VALUE`` :data:`RANK_COLUMN`, int32, from 1.
+Options: ``n``; ``order`` (see :class:`~store_actors.engine.ordering.RowOrder`); ``ties``: "first" or "last"; ``payload``:
+columns that are emitted, not only ordered by; ``emit_removed``: rows that leave the table are emitted, too, with a null rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from coordinator.errors import StateMismatchError
+from store_actors.engine import chain_kernels
+from store_actors.engine.chains import ROW_COLUMN, MultiTable
+from store_actors.engine.kernels import LIVE
+from store_actors.engine.ordering import sorts_before
+from store_actors.engine.versions import Change, UndoPart
+from store_actors.messages import ShardInput
+from store_actors.operators.ordered_rows import OrderedRows
+from store_actors.schema import StateSchema
+
+__all__ = ["FirstShard", "TopShard", "top_shard"]
+
+Slots = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+#: Arrival of a batch's rows: after all rows of the state.
+_NEW = np.int64(1 << 62)
+
+
+def top_shard(schema: StateSchema) -> FirstShard | TopShard:
+    """An empty shard: the one for a single row of each partition, where that will do."""
+    single = int(schema.options["n"]) == 1 and not schema.options.get("emit_removed", False)
+    return FirstShard(schema) if single else TopShard(schema)
+
+
+class FirstShard(OrderedRows):
+    """The first row of each partition; all of them are number 0 of their partition, so a better row takes the other's place.
+
+    Parameters
+    ----------
+    schema
+        As the module says, with ``n`` 1 and without ``emit_removed``.
+    """
+
+    def apply(self, rows: ShardInput, watermark_ms: int, version: int) -> Change:
+        """Let better rows take the places of others; see :meth:`AggregateShard.apply`."""
+        self.check_next(version)
+        words = self._on_time(rows.raw)
+        best, known, before = self._best(words)
+        slots = self.table.put(best)
+        gone, former = self._evict(watermark_ms)
+        step = self.begin(version)
+        step.watermark_ms = watermark_ms
+        key_end = self.table.layout.flag_words + self.table.layout.key_words
+        step.parts = [UndoPart(best[~known, :key_end].copy(), before), UndoPart(self._nothing(), former)]
+        closed, passed = self._is_among(slots, gone), self._is_among(gone, slots)
+        return Change(
+            version=version,
+            base_version=self.version,
+            delta=self._delta(best[~closed], best[closed], former[~passed]),
+            rows_updated=len(best),
+            rows_removed=len(gone),
+            rows_in=rows.rows_read,
+            rows_late=rows.raw.num_rows - len(words),
+            watermark_ms=watermark_ms,
+        )
+
+    def load(self, delta: pa.Table, version: int, watermark_ms: int) -> None:
+        """See :meth:`VersionedTable.load`.
+
+        Raises
+        ------
+        StateMismatchError
+            The rows were written by a query that kept several of each partition.
+        """
+        if delta.num_rows and pc.max(delta.column(ROW_COLUMN)).as_py() != 0:
+            raise StateMismatchError(
+                "the state holds several rows of each partition, and the query keeps one; nothing was changed; restore the query "
+                "that wrote it, or use another name for the new one",
+                version=version,
+            )
+        super().load(delta, version, watermark_ms)
+
+    def _best(self, words: Words) -> tuple[Words, npt.NDArray[np.bool_], Words]:
+        """Rows of the batch that are the first of their partitions now, which of them replace a row, and those rows."""
+        ids, firsts = self._number_partitions(words)
+        slots = self.table.find(words[firsts])
+        held = np.flatnonzero(slots >= 0)
+        existing = np.take(self.table.rows, slots[held], axis=0)
+        order = self._order.words([existing, words], self.table.pool)
+        winners = np.full(len(firsts), -1, np.int64)
+        chain_kernels.first_of_each(order, np.concatenate([held, ids]), self._last_wins, winners)
+        is_new = winners >= len(held)
+        best = np.take(words, winners[is_new] - len(held), axis=0)
+        best[:, 0] |= LIVE
+        self._set_rank(best, 1)
+        return best, slots[is_new] >= 0, existing[is_new[held]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Picked:
+    """What a batch changes: rows of it that enter, in the order of arrival, and slots of rows that leave or move."""
+
+    entering: Slots
+    entering_ranks: Slots
+    leaving: Slots
+    moved: Slots
+    moved_ranks: Slots
+
+
+class TopShard(OrderedRows, MultiTable):
+    """The first rows of each partition.
+
+    Parameters
+    ----------
+    schema
+        As the module says.
+    """
+
+    def apply(self, rows: ShardInput, watermark_ms: int, version: int) -> Change:
+        """Let rows enter, and others leave; see :meth:`AggregateShard.apply`."""
+        self.check_next(version)
+        words = self._on_time(rows.raw)
+        picked = self._pick(words)
+        parts: list[UndoPart] = []
+        ranks_before = self._ranks_of(picked.moved)
+        created, left = self._replace(words, picked, parts)
+        gone, former = self._evict(watermark_ms)
+        parts.append(UndoPart(self._nothing(), former))
+        moved = self._close_ranks(former, created, picked.moved, ranks_before, parts)
+        step = self.begin(version)
+        step.watermark_ms = watermark_ms
+        step.parts = parts
+        # Final results of a window that closes are emitted even if only their rank moved.
+        is_final = self._is_among(gone, np.concatenate([created, moved]) if self._expires_by_key else created)
+        removed = former[~is_final] if self._expires_by_key else self._without_rank(former[~is_final])
+        kept = np.concatenate([created, moved])
+        kept = kept[~self._is_among(kept, gone)]
+        return Change(
+            version=version,
+            base_version=self.version,
+            delta=self._delta(
+                np.take(self.table.rows, kept, axis=0),
+                former[is_final],
+                np.concatenate([self._without_rank(left), removed]),
+            ),
+            rows_updated=len(kept) + int(is_final.sum()),
+            rows_removed=len(left) + len(gone),
+            rows_in=rows.rows_read,
+            rows_late=rows.raw.num_rows - len(words),
+            watermark_ms=watermark_ms,
+        )
+
+    # -- who is among the first -----------------------------------------------------------------------------------
+
+    def _match(self, words: Words, firsts: Slots) -> tuple[Slots, Slots]:
+        """All rows of the state in the partitions of some rows: which of these, and slot."""
+        layout = self.table.layout
+        some = words[firsts]
+        keys = np.ascontiguousarray(some[:, layout.flag_words : layout.flag_words + layout.key_words - 1])
+        return self.table.match(keys, some[:, 0] & self._partition_mask())
+
+    def _pick(self, words: Words) -> _Picked:
+        """Compare the rows of a batch with those of their partitions."""
+        ids, firsts = self._number_partitions(words)
+        owners, slots = self._match(words, firsts)
+        existing = np.take(self.table.rows, slots, axis=0)
+        order = self._order.words([existing, words], self.table.pool)
+        chosen = self._contenders(order, owners, ids, len(firsts))
+        arrival = np.concatenate([existing[:, self._row_word].view(np.int64), _NEW + np.arange(len(words))])
+        partition = np.concatenate([owners, ids])
+        room = np.minimum(np.bincount(partition[chosen], minlength=len(firsts)), self._n)
+        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(room)])
+        best = np.empty(starts[-1], np.int64)
+        chain_kernels.first_n_of_each(order, -arrival if self._last_wins else arrival, partition, chosen, starts, best)
+        ranks = np.arange(len(best)) - np.repeat(starts[:-1], room) + 1
+        return self._compared(best, ranks, chosen[chosen < len(slots)], slots, existing)
+
+    def _compared(self, best: Slots, ranks: Slots, challenged: Slots, slots: Slots, existing: Words) -> _Picked:
+        """What follows from the first rows and their ranks; rows of the state are those below ``len(slots)``."""
+        is_old = best < len(slots)
+        stays = np.zeros(len(slots), np.bool_)
+        stays[best[is_old]] = True
+        moved = best[is_old][:0]
+        moved_ranks = ranks[:0]
+        if self._rank is not None:
+            differs = existing[best[is_old], self._rank.word] != ranks[is_old].view(np.uint64)
+            moved, moved_ranks = best[is_old][differs], ranks[is_old][differs]
+        entering = best[~is_old]
+        by_arrival = np.argsort(entering)
+        return _Picked(
+            entering[by_arrival] - len(slots),
+            ranks[~is_old][by_arrival],
+            slots[challenged[~stays[challenged]]],
+            slots[moved],
+            moved_ranks,
+        )
+
+    def _contenders(self, order: Words, owners: Slots, ids: Slots, partitions: int) -> Slots:
+        """Rows that have to be put in order: new ones that can enter, and what is in the partitions that they can enter."""
+        held = len(owners)
+        is_full = np.bincount(owners, minlength=partitions) >= self._n
+        worst = np.full(partitions, -1, np.int64)
+        chain_kernels.first_of_each(~order[:held], owners, False, worst)
+        enters = ~is_full[ids]
+        tested = np.flatnonzero(~enters)
+        bound = worst[ids[tested]]
+        enters[tested] = sorts_before(order[held + tested], order[bound], if_equal=self._last_wins)
+        is_touched = np.zeros(partitions, np.bool_)
+        is_touched[ids[enters]] = True
+        return np.concatenate([np.flatnonzero(is_touched[owners]), held + np.flatnonzero(enters)])
+
+    # -- changing -------------------------------------------------------------------------------------------------
+
+    def _replace(self, words: Words, picked: _Picked, parts: list[UndoPart]) -> tuple[Slots, Words]:
+        """Take out the rows that leave, move others, put in those that enter: slots of these, and the rows that left."""
+        table = self.table
+        left = np.take(table.rows, picked.leaving, axis=0)
+        moved = np.take(table.rows, picked.moved, axis=0)
+        new = np.take(words, picked.entering, axis=0)
+        # Before any row is gone: a number that is taken out and used again in one version could not be told apart in its delta.
+        new[:, self._row_word] = self.numbers(len(new))
+        new[:, 0] |= LIVE
+        self._set_rank(new, picked.entering_ranks)
+        if self._rank is not None:
+            table.rows[picked.moved, self._rank.word] = picked.moved_ranks
+        table.remove_rows(left)
+        created = table.put(new)
+        parts.append(UndoPart(new, np.concatenate([left, moved])))
+        return created, left
+
+    def _close_ranks(
+        self, gone: Words, created: Slots, moved: Slots, ranks_before: Words, parts: list[UndoPart]
+    ) -> Slots:
+        """Move rows up to the ranks of expired ones; slots of all older rows whose rank is another than before the batch."""
+        if self._rank is None or self._expires_by_key or not len(gone):
+            return moved
+        table, word = self.table, self._rank.word
+        _, firsts = self._number_partitions(gone)
+        owners, slots = self._match(gone, firsts)
+        ranks = table.rows[slots, word]
+        sequence = np.lexsort((ranks, owners))
+        slots, ranks, places = slots[sequence], ranks[sequence], _places(owners[sequence])
+        differs = ranks != places.view(np.uint64) + 1
+        slots, ranks = slots[differs], ranks[differs]
+        parts.append(UndoPart(self._nothing(), np.take(table.rows, slots, axis=0)))
+        table.rows[slots, word] = places[differs] + 1
+        # A row may be back at the rank that it had: of the two ranks that it had so far in this batch the first one counts.
+        changed, first = np.unique(np.concatenate([moved, slots]), return_index=True)
+        is_other = table.rows[changed, word] != np.concatenate([ranks_before, ranks])[first]
+        others: Slots = changed[is_other & ~self._is_among(changed, created)]
+        return others
+
+
+def _places(partition: Slots) -> Slots:
+    """Place of each row within its partition, from 0; rows of a partition stand together."""
+    size = len(partition)
+    starts = np.flatnonzero(np.concatenate([np.ones(min(size, 1), np.bool_), partition[1:] != partition[:-1]]))
+    return np.arange(size) - np.repeat(starts, np.diff(np.append(starts, size)))

@@ -1,0 +1,86 @@
+"""Schema of a ``topN`` or ``keepLast`` operator (``top.py``). Light to import: the driver has no need of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from coordinator.errors import InvalidRequestError
+from store_actors.schema import ROW_COLUMN, Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
+
+__all__ = ["RANK_COLUMN", "top_schema"]
+
+#: Place of a row in its partition, from 1.
+RANK_COLUMN = "rank"
+
+
+def top_schema(
+    partition: Sequence[Field],
+    columns: Sequence[Field],
+    n: int,
+    order: Sequence[Mapping[str, Any]],
+    *,
+    order_columns: Sequence[Field] = (),
+    ties: str = "first",
+    rank: bool = True,
+    emit_removed: bool = False,
+    expiry: str | None = None,
+    delay_ms: int | None = None,
+    **options: Any,
+) -> StateSchema:
+    """Schema of a ``topN``, or with ``n=1, ties="last", rank=False`` of a ``keepLast``.
+
+    Parameters
+    ----------
+    partition, columns
+        Key leaves and the other columns of a row.
+    n
+        How many rows of each partition are kept.
+    order
+        See :class:`~store_actors.engine.ordering.RowOrder`; names columns and order columns.
+    order_columns
+        What is ordered by and not emitted.
+    ties
+        Which of rows that are equal in the order is first: the one that came "first" or "last".
+    rank
+        Whether rows are emitted with their rank.
+    emit_removed
+        Whether rows that leave the table are emitted with a null rank.
+    expiry
+        Timestamp column or key leaf that rows expire by.
+    options
+        Further ones (of event time).
+
+    Raises
+    ------
+    InvalidRequestError
+        `n` is less than 1, `ties` is neither, or removed rows could not be told from others for want of a rank.
+    """
+    if n < 1 or ties not in ("first", "last") or (emit_removed and not rank):
+        raise InvalidRequestError(
+            "a top keeps at least one row, breaks ties for the first or the last row, and tells removed rows by their rank; "
+            "nothing was changed; correct the options",
+            n=n,
+            ties=ties,
+            rank=rank,
+            emit_removed=emit_removed,
+        )
+    inputs = (*columns, *order_columns)
+    held = (*inputs, Field(RANK_COLUMN, "int32")) if rank else inputs
+    return StateSchema(
+        keys=(*partition, Field(ROW_COLUMN, "int64", False)),
+        inputs=inputs,
+        accumulators=tuple(Accumulator(AccumulatorKind.VALUE, (), (field,)) for field in held),
+        expiry_key=expiry,
+        delay_ms=delay_ms,
+        output_mode="update",
+        operator=OperatorKind.TOP,
+        options={
+            "n": n,
+            "order": [dict(one) for one in order],
+            "ties": ties,
+            "payload": [field.name for field in columns],
+            "emit_removed": emit_removed,
+            **options,
+        },
+    )

@@ -1,0 +1,298 @@
+"""Keyed state stores of one process: sessions that read and update them, and their half of the commit protocol. No Ray.
+
+A session is one handle on all named stores of one partition, at one version. It updates (at most one session a partition, and
+its stores commit together, as one version) or reads (any number, any retained version). What is in memory and what is counted
+is kept in step as in :mod:`store_actors.serving.operator_shards`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from coordinator.errors import (
+    FencedError,
+    InvalidRequestError,
+    OperationOutOfOrderError,
+    StateStoreError,
+    WriterBusyError,
+)
+from coordinator.model import StateStoreId
+from coordinator.storage import ObjectStore
+from store_actors.keyed.shard import ReadHandle, UpdateHandle
+from store_actors.messages import BatchFacts, OpenRequest, Write
+from store_actors.serving.keyed_commits import SessionCommits
+from store_actors.serving.keyed_partition import Partition, Positioner, Session
+from store_actors.serving.loading import Loader
+from store_actors.serving.operator_shards import CoordinatorClient, StoreMetrics
+
+__all__ = ["KeyedStores"]
+
+log = logging.getLogger(__name__)
+
+#: Methods of handles that a session may be asked for; scans are pulled batch by batch.
+_CALLS = frozenset(
+    {"get", "multi_get", "put", "put_row", "remove", "remove_key", "remove_where", "due", "updates", "metrics"}
+)
+_SCANS = frozenset({"iterator", "prefix_scan", "range_scan"})
+#: Seconds without a call after which a session is taken for abandoned.
+_IDLE_S = 600.0
+
+
+class KeyedStores:
+    """Sessions on the keyed stores of this process. Thread-safe: one lock a partition.
+
+    Parameters
+    ----------
+    objects
+        Where deltas are written.
+    coordinator
+        Who counts commits.
+    metrics
+        Counters shared with the process's other stores.
+    """
+
+    def __init__(self, objects: ObjectStore, coordinator: CoordinatorClient, metrics: StoreMetrics) -> None:
+        self._uri = objects.uri
+        self._coordinator = coordinator
+        self._metrics = metrics
+        loader = Loader(objects, metrics)
+        self._positioner = Positioner(coordinator, loader)
+        self._commits = SessionCommits(objects, coordinator, loader, metrics)
+        self._partitions: dict[tuple[str, int], Partition] = {}
+        self._sessions: dict[str, Session] = {}
+        self._guard = threading.Lock()
+
+    # -- opening --------------------------------------------------------------------------------------------------
+
+    def open_update(self, request: OpenRequest) -> tuple[str, int]:
+        """Begin the version after the request's base; returns the session's id and the base version.
+
+        A newer attempt of the same task, and a newer run, take over from a session that is still open.
+
+        Raises
+        ------
+        WriterBusyError
+            Another session is updating the partition.
+        StateMismatchError, CorruptStateError, StorageUnavailableError
+            The base version cannot be read into the stores asked for.
+        """
+        partition = self._partition(request)
+        with partition.lock:
+            self._take_over(partition, request)
+            try:
+                self._positioner.position(partition, request)
+            except BaseException:
+                partition.forget()
+                raise
+            handles = {
+                spec.name: partition.shards[spec.name].begin(request.base_version, request.task.batch_id + 1)
+                for spec in request.stores
+            }
+            session = Session(request, partition, handles, time.monotonic())
+            partition.writer = session
+            return self._register(session), request.base_version
+
+    def open_read(self, request: OpenRequest) -> tuple[str, int]:
+        """Read the request's base version, from memory if it is there, else from storage.
+
+        Raises
+        ------
+        InvalidRequestError
+            The version is not retained.
+        """
+        partition = self._partition(request)
+        with partition.lock:
+            handles = {spec.name: self._positioner.reader(partition, request, spec) for spec in request.stores}
+            return self._register(Session(request, partition, handles, time.monotonic())), request.base_version
+
+    def _partition(self, request: OpenRequest) -> Partition:
+        names = [spec.name for spec in request.stores]
+        if not names or len(set(names)) != len(names):
+            raise InvalidRequestError("name each store once, and at least one", stores=names)
+        key = (request.lease.store_id.state_name, request.task.partition_id)
+        with self._guard:
+            self._drop_abandoned()
+            return self._partitions.setdefault(key, Partition())
+
+    def _register(self, session: Session) -> str:
+        session_id = uuid.uuid4().hex
+        with self._guard:
+            self._sessions[session_id] = session
+        return session_id
+
+    def _drop_abandoned(self) -> None:
+        """Forget read sessions and ended ones that nobody has used for long; an abandoned writer is taken over."""
+        horizon = time.monotonic() - _IDLE_S
+        for session_id, session in list(self._sessions.items()):
+            if session.used_s < horizon and session.partition.writer is not session:
+                del self._sessions[session_id]
+
+    def _take_over(self, partition: Partition, request: OpenRequest) -> None:
+        writer = partition.writer
+        if writer is None:
+            return
+        former, asked = writer.request.task, request.task
+        is_newer = former.run_id != asked.run_id or former.batch_id != asked.batch_id or former.attempt < asked.attempt
+        if not is_newer and time.monotonic() - writer.used_s < _IDLE_S:
+            raise WriterBusyError(
+                "another handle is changing this partition; nothing was changed; commit or abort that one first",
+                state=asked.state_name,
+                partition=asked.partition_id,
+                version=request.base_version,
+            )
+        writer.end("a newer attempt took the partition over", fenced=True)
+
+    # -- using ----------------------------------------------------------------------------------------------------
+
+    def call(
+        self, session_id: str, store_name: str, method: str, args: tuple[Any, ...], writes: Sequence[Write] = ()
+    ) -> Any:
+        """Result of a handle's method, after the writes that its caller kept back so far.
+
+        Raises
+        ------
+        OperationOutOfOrderError
+            The session has ended.
+        InvalidRequestError
+            There is no such store or method in this session.
+        """
+        session = self._session(session_id)
+        with session.partition.lock:
+            for write in writes:
+                self._do(session, *write)
+            if method in _SCANS:
+                scan_id = uuid.uuid4().hex
+                session.scans[scan_id] = iter(getattr(self._handle(session, store_name), method)(*args))
+                return scan_id
+            return self._do(session, store_name, method, args)
+
+    def _do(self, session: Session, store_name: str, method: str, args: tuple[Any, ...]) -> Any:
+        handle = self._handle(session, store_name)
+        if method not in _CALLS or not hasattr(handle, method):
+            raise InvalidRequestError("this handle has no such operation", operation=method, store=store_name)
+        return getattr(handle, method)(*args)
+
+    def next_batch(self, session_id: str, scan_id: str) -> pa.RecordBatch | None:
+        """Next batch of a scan, None after the last."""
+        session = self._session(session_id)
+        with session.partition.lock:
+            self._check_open(session)
+            batch = next(session.scans[scan_id], None)
+            if batch is None:
+                del session.scans[scan_id]
+            return batch
+
+    def _session(self, session_id: str) -> Session:
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise OperationOutOfOrderError(
+                "the handle is not known to the store actor any more (it was restarted, or the handle was not used for long); nothing "
+                "of it was committed unless commit said so; open a new one"
+            )
+        session.used_s = time.monotonic()
+        return session
+
+    @staticmethod
+    def _check_open(session: Session) -> None:
+        if session.ended:
+            task = session.request.task
+            kind = FencedError if session.fenced else OperationOutOfOrderError
+            raise kind(
+                f"the handle has ended: {session.ended}; nothing was changed; open a new one",
+                state=task.state_name,
+                partition=task.partition_id,
+                version=session.request.base_version,
+            )
+
+    def _handle(self, session: Session, store_name: str) -> UpdateHandle | ReadHandle:
+        self._check_open(session)
+        if store_name not in session.handles:
+            raise InvalidRequestError(
+                "the handle was opened without this store", store=store_name, stores=sorted(session.handles)
+            )
+        return session.handles[store_name]
+
+    # -- ending ---------------------------------------------------------------------------------------------------
+
+    def commit(self, session_id: str, facts: BatchFacts | int | None = None, writes: Sequence[Write] = ()) -> int:
+        """Make the session's updates, the last of which are `writes`, the next version, durably, of all its stores together; returns
+        the version.
+
+        `facts` is what goes with the version: of a batch, or only a watermark in milliseconds (by default that of the base). Asked
+        again after a lost answer, gives the same.
+
+        Raises
+        ------
+        FencedError
+            A newer owner or attempt holds the partition; nothing was counted.
+        """
+        session = self._session(session_id)
+        partition = session.partition
+        with partition.lock:
+            if session.committed is not None:
+                return session.committed
+            self._check_open(session)
+            if partition.writer is not session:
+                raise InvalidRequestError("a read handle cannot commit; release it")
+            for write in writes:
+                self._do(session, *write)
+            return self._commits.commit(session, facts)
+
+    def committed(self, session_id: str) -> bool:
+        """Whether a session's version was made."""
+        return self._session(session_id).committed is not None
+
+    def end(self, session_id: str) -> None:
+        """Abort an update or release a read; ending twice is harmless.
+
+        Raises
+        ------
+        OperationOutOfOrderError
+            The update is committed.
+        """
+        session = self._sessions.get(session_id)
+        if session is None:
+            return
+        with session.partition.lock:
+            if session.committed is not None:
+                raise OperationOutOfOrderError(
+                    "the handle is committed and cannot be aborted", version=session.committed
+                )
+            if not session.ended:
+                session.end("it was aborted" if session.partition.writer is session else "it was released")
+
+    # -- maintenance ----------------------------------------------------------------------------------------------
+
+    def maintain(self, min_deltas_for_snapshot: int) -> None:
+        """One round: write the snapshots that are due, let go of partitions that the coordinator says are elsewhere.
+
+        The failure of one partition is logged and counted, and does not keep the others from their turn.
+        """
+        with self._guard:
+            partitions = list(self._partitions.items())
+        for (state_name, partition_id), partition in partitions:
+            store_id = StateStoreId(f"{self._uri}/{state_name}", 0, partition_id)
+            try:
+                if partition.shards and self._coordinator.is_elsewhere(store_id):
+                    self._unload(partition)
+                elif partition.deltas >= min_deltas_for_snapshot:
+                    self._commits.write_snapshots(store_id, partition)
+            except (StateStoreError, OSError):
+                self._metrics.maintenance_failures += 1
+                log.exception(
+                    "maintenance of keyed stores failed; it is tried again in the next round: %s", store_id.path()
+                )
+
+    def _unload(self, partition: Partition) -> None:
+        with partition.lock:
+            if partition.writer is not None:
+                partition.writer.end("another store actor took the partition over", fenced=True)
+            partition.forget()
+        self._metrics.shards_unloaded += 1

@@ -1,0 +1,131 @@
+"""Loading a version of a shard from its files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import pyarrow as pa
+
+from coordinator.errors import CorruptStateError
+from coordinator.model import CommitEntry, LoadPlan, SnapshotEntry
+from coordinator.storage import ObjectStore
+from store_actors.serving.files import corrupt_file, decode_file
+
+__all__ = ["LoadMetrics", "Loadable", "Loader"]
+
+log = logging.getLogger(__name__)
+
+Adapt = Callable[[pa.Table, str], pa.Table]
+
+#: Files that are fetched ahead of the one that is being applied.
+_AHEAD = 8
+
+
+@dataclass(slots=True)
+class LoadMetrics:
+    """Counters of what was read."""
+
+    bytes_loaded: int = 0
+    deltas_loaded: int = 0
+    snapshots_loaded: int = 0
+    snapshots_skipped: int = 0
+
+
+class Loadable(Protocol):
+    """A shard of either kind, empty or at some version."""
+
+    def load(self, delta: pa.Table, version: int, watermark_ms: int) -> None:
+        """Replay a delta, or a snapshot."""
+
+
+Kind = TypeVar("Kind", bound=Loadable)
+
+
+class Loader:
+    """Reads files of an object store, several at once.
+
+    Parameters
+    ----------
+    objects
+        The fleet's object store.
+    metrics
+        Where reads are counted.
+    """
+
+    def __init__(self, objects: ObjectStore, metrics: LoadMetrics) -> None:
+        self._objects = objects
+        self._metrics = metrics
+        self._pool = ThreadPoolExecutor(_AHEAD, thread_name_prefix="statefleet-load")
+
+    def load(self, make: Callable[[], Kind], plan: LoadPlan, adapt: Adapt | None = None) -> tuple[Kind, int]:
+        """A shard at the plan's version, and how many deltas were applied after the snapshot.
+
+        A snapshot that is missing or damaged is passed over, with a warning: an older one and more deltas give the same.
+
+        Parameters
+        ----------
+        make
+            Makes an empty shard.
+        plan
+            What to read.
+        adapt
+            Turns the rows of a file (named second) into the columns of the shard.
+
+        Raises
+        ------
+        CorruptStateError
+            A delta that is needed is missing or damaged, or no snapshot is left where deltas do not go back to the start.
+        """
+        failed: CorruptStateError | None = None
+        for snapshot in plan.snapshots:
+            try:
+                rows = self.read(snapshot)
+            except CorruptStateError as error:
+                self._metrics.snapshots_skipped += 1
+                log.warning("falling back to older files: %s", error)
+                failed = failed or error
+                continue
+            shard = make()
+            shard.load(adapt(rows, snapshot.file) if adapt else rows, snapshot.version, snapshot.watermark_ms)
+            self._metrics.snapshots_loaded += 1
+            later = [entry for entry in plan.deltas if entry.version > snapshot.version]
+            return shard, self._replay(shard, later, adapt)
+        if plan.floor > 0:
+            assert failed is not None, "a floor has a snapshot"
+            raise failed
+        shard = make()
+        return shard, self._replay(shard, plan.deltas, adapt)
+
+    def _replay(self, shard: Loadable, entries: Sequence[CommitEntry], adapt: Adapt | None) -> int:
+        for entry, rows in zip(entries, self._ahead(entries), strict=True):
+            shard.load(adapt(rows, entry.file) if adapt else rows, entry.version, entry.watermark_ms)
+        return len(entries)
+
+    def _ahead(self, entries: Sequence[CommitEntry]) -> Iterator[pa.Table]:
+        """Tables of the entries in order; the next few are on their way while one is used."""
+        pending = [self._pool.submit(self.read, entry) for entry in entries[:_AHEAD]]
+        for place in range(len(entries)):
+            table = pending[place].result()
+            if place + _AHEAD < len(entries):
+                pending.append(self._pool.submit(self.read, entries[place + _AHEAD]))
+            yield table
+
+    def read(self, entry: CommitEntry | SnapshotEntry) -> pa.Table:
+        """One file, checked.
+
+        Raises
+        ------
+        CorruptStateError
+            It is missing or damaged.
+        """
+        try:
+            data = self._objects.get(entry.file)
+        except FileNotFoundError as error:
+            raise corrupt_file(entry, "it is missing from the object store") from error
+        self._metrics.bytes_loaded += len(data)
+        self._metrics.deltas_loaded += isinstance(entry, CommitEntry)
+        return decode_file(data, entry)
