@@ -14,13 +14,13 @@ from typing import Any
 
 import ray
 
-from coordinator.cleanup import check_age
+from coordinator.cleaner import Cleaner
+from coordinator.cleaning_rules import check_age
 from coordinator.compatibility import changes, check_metadata
 from coordinator.core import LeaseGrant, Record, StateLedger
 from coordinator.dashboard import Dashboard
 from coordinator.errors import StateStoreError
 from coordinator.lives import StoreActorLives
-from coordinator.maintenance import Cleaner
 from coordinator.manifest_log import LedgerKeeper, ManifestLog
 from coordinator.model import (
     DEFAULT_STORE,
@@ -37,7 +37,7 @@ from coordinator.model import (
 from coordinator.names import check_state_name, is_state_name
 from coordinator.registry import InstanceRegistry
 from coordinator.status import query_status
-from coordinator.storage import open_object_store, probe
+from coordinator.storage.protocol import open_object_store, probe
 
 __all__ = ["Coordinator"]
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from coordinator.core import Record, StateLedger
 from coordinator.errors import CommitUnknownError, CorruptStateError, StateStoreError, StorageUnavailableError
 from coordinator.model import StateMetadata
-from coordinator.storage import ObjectStore
+from coordinator.storage.protocol import ObjectStore
 
 __all__ = ["LedgerKeeper", "LogConflictError", "ManifestLog"]
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from coordinator.errors import StorageUnavailableError
 from coordinator.model import CommitEntry, Lease, SnapshotEntry, StateStoreId, TaskIdentity
-from coordinator.storage import ObjectStore
+from coordinator.storage.protocol import ObjectStore
 from coordinator.watermarks import Watermarks
 from store_actors.engine.versions import Change
 from store_actors.schema import StateSchema

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from coordinator.errors import FencedError
 from coordinator.model import CommitEntry, StateStoreId
-from coordinator.storage import ObjectStore
+from coordinator.storage.protocol import ObjectStore
 from store_actors.keyed.shard import UpdateHandle
 from store_actors.messages import BatchFacts
 from store_actors.serving.commits import describe_commit, discard, write_snapshot

@@ -24,7 +24,7 @@ from coordinator.errors import (
     WriterBusyError,
 )
 from coordinator.model import StateStoreId
-from coordinator.storage import ObjectStore
+from coordinator.storage.protocol import ObjectStore
 from store_actors.keyed.shard import ReadHandle, UpdateHandle
 from store_actors.messages import BatchFacts, OpenRequest, Write
 from store_actors.serving.keyed_commits import SessionCommits

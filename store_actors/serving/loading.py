@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from coordinator.errors import CorruptStateError
 from coordinator.model import CommitEntry, LoadPlan, SnapshotEntry
-from coordinator.storage import ObjectStore
+from coordinator.storage.protocol import ObjectStore
 from store_actors.serving.files import corrupt_file, decode_file
 
 __all__ = ["LoadMetrics", "Loadable", "Loader"]

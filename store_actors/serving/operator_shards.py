@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from coordinator.errors import FencedError, StateStoreError
 from coordinator.model import DEFAULT_STORE, CommitEntry, LoadPlan, SnapshotEntry, StateStoreId, StateStoreProviderId
-from coordinator.storage import ObjectStore
+from coordinator.storage.protocol import ObjectStore
 from store_actors.messages import ApplyRequest, ShardInput
 from store_actors.operators.make_shard import OperatorShard, make_shard
 from store_actors.schema import StateSchema

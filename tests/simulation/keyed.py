@@ -19,7 +19,7 @@ from ray.exceptions import RayActorError
 from coordinator.core import LeaseGrant
 from coordinator.errors import StateStoreError
 from coordinator.model import DEFAULT_STORE, StateMetadata, TaskIdentity
-from coordinator.storage import ObjectStore
+from coordinator.storage.protocol import ObjectStore
 from spark_jobs.worker.fleet_client import FleetClient
 from spark_jobs.worker.state_store import ReadStateStore, StateStore
 from store_actors.messages import OpenRequest, StoreSpec

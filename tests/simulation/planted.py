@@ -8,7 +8,7 @@ from typing import Any
 
 import store_actors.serving.operator_shards
 from coordinator.actor import Coordinator
-from coordinator.cleanup import check_age
+from coordinator.cleaning_rules import check_age
 from coordinator.core import StateLedger
 from coordinator.errors import CommitUnknownError, FencedError, StateStoreError
 from coordinator.manifest_log import LogConflictError, ManifestLog

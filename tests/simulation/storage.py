@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from coordinator.errors import CommitUnknownError, StorageUnavailableError
-from coordinator.storage import MemoryObjectStore, ObjectInfo
+from coordinator.storage.protocol import MemoryObjectStore, ObjectInfo
 from tests.simulation.scheduler import Crashed, Scheduler
 
 __all__ = ["RememberedObjects", "SimulatedObjects"]

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from coordinator.core import LeaseGrant
 from coordinator.model import DEFAULT_STORE, StateMetadata, TaskIdentity
-from coordinator.storage import ObjectStore
+from coordinator.storage.protocol import ObjectStore
 from spark_jobs.worker.fleet_client import FleetClient
 from store_actors.messages import ShardInput
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema

@@ -20,11 +20,11 @@ import ray
 
 import coordinator.actor
 import coordinator.manifest_log
-import coordinator.storage
+import coordinator.storage.protocol
 from coordinator.actor import Coordinator
 from coordinator.deploy import coordinator_name
 from coordinator.model import Maintenance
-from coordinator.storage import ObjectStore
+from coordinator.storage.protocol import ObjectStore
 from spark_jobs.worker.fleet_client import FleetAddress
 from store_actors.actor import StoreActor
 from store_actors.deploy import store_actor_name
@@ -311,7 +311,7 @@ class World:
             id(threading): SimulatedThreading(self.scheduler),
             id(ThreadPoolExecutor): lambda *_, **__: InlinePool(),
             id(ray): self.ray,
-            id(coordinator.storage.open_object_store): lambda *_: self.objects,
+            id(coordinator.storage.protocol.open_object_store): lambda *_: self.objects,
         }
         places = [
             (module, name, value)

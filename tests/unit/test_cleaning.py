@@ -11,13 +11,13 @@ from itertools import pairwise
 
 import pytest
 
-from coordinator.cleanup import ListingSchedule, check_age
+from coordinator.cleaner import Cleaner
+from coordinator.cleaning_rules import ListingSchedule, check_age
 from coordinator.core import Record, StateLedger
 from coordinator.errors import FencedError
-from coordinator.maintenance import Cleaner
 from coordinator.manifest_log import LedgerKeeper, ManifestLog
 from coordinator.model import ActorLocation, CommitEntry, Maintenance, TaskIdentity
-from coordinator.storage import MemoryObjectStore, ObjectInfo, ObjectStore
+from coordinator.storage.protocol import MemoryObjectStore, ObjectInfo, ObjectStore
 from tests.unit.test_coordinator import entry
 
 GRACE_S = 1.0

@@ -30,7 +30,7 @@ from coordinator.model import (
     TaskIdentity,
 )
 from coordinator.registry import InstanceRegistry
-from coordinator.storage import MemoryObjectStore
+from coordinator.storage.protocol import MemoryObjectStore
 
 ROOT = "memory:///clicks"
 

@@ -18,7 +18,7 @@ from coordinator.core import LeaseGrant, Record, StateLedger
 from coordinator.errors import FencedError, InvalidRequestError, StateMismatchError, StateStoreError
 from coordinator.manifest_log import LedgerKeeper, ManifestLog, unseal
 from coordinator.model import DEFAULT_STORE, ActorLocation, CommitEntry, ShardKey, SnapshotEntry
-from coordinator.storage import MemoryObjectStore
+from coordinator.storage.protocol import MemoryObjectStore
 from tests.unit.test_coordinator import ROOT, actor, entry, task
 
 STORES = (DEFAULT_STORE, "names")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from coordinator.errors import CorruptStateError
-from coordinator.storage import LocalObjectStore, MemoryObjectStore
+from coordinator.storage.protocol import LocalObjectStore, MemoryObjectStore
 from coordinator.watermarks import Watermarks
 from store_actors.messages import ShardInput
 from store_actors.schema import Field

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.cleanup import Pins, check_age, orphans, prunable_records
+from coordinator.cleaning_rules import Pins, check_age, orphans, prunable_records
 from coordinator.core import StateLedger
 from coordinator.errors import CorruptStateError, FencedError, InvalidRequestError, StateMismatchError
 from coordinator.manifest_log import LedgerKeeper, ManifestLog
 from coordinator.model import StateStoreId
-from coordinator.storage import MemoryObjectStore, ObjectInfo
+from coordinator.storage.protocol import MemoryObjectStore, ObjectInfo
 from tests.unit.test_store import SCHEMA, Fleet, counts
 
 SHARD = StateStoreId("memory:///s", 0, 0)

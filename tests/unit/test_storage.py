@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.errors import InvalidRequestError, StorageUnavailableError
-from coordinator.remote_storage import RemoteObjectStore
-from coordinator.storage import (
+from coordinator.storage.protocol import (
     LocalObjectStore,
     MemoryObjectStore,
     ObjectStore,
@@ -18,6 +17,7 @@ from coordinator.storage import (
     open_object_store,
     probe,
 )
+from coordinator.storage.remote import RemoteObjectStore
 
 
 def remote(_: Path) -> ObjectStore:

@@ -23,7 +23,7 @@ from coordinator.model import (
     StateStoreProviderId,
     TaskIdentity,
 )
-from coordinator.storage import MemoryObjectStore
+from coordinator.storage.protocol import MemoryObjectStore
 from store_actors.messages import ApplyRequest, ShardInput
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from store_actors.serving.operator_shards import Store

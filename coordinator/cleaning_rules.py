@@ -2,7 +2,7 @@
 
 A file is deleted once no retained version needs it, no reader has asked for it lately, and it is older than the grace period. It must
 never be needed afterwards, whoever believes to be the coordinator, however long anybody sleeps between two steps. The steps of
-:class:`coordinator.maintenance.Cleaner` are therefore, in this order:
+:class:`coordinator.cleaner.Cleaner` are therefore, in this order:
 
 1. The folder is listed. Only files that are older than the grace period *now* are candidates.
 2. A record, an empty one, is appended to the manifest log, and what retained versions need is read off the ledger at that record.
@@ -27,7 +27,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from coordinator.errors import FencedError
-from coordinator.storage import ObjectInfo
+from coordinator.storage.protocol import ObjectInfo
 
 __all__ = ["ListingSchedule", "Pins", "check_age", "orphans", "prunable_records"]
 

@@ -2,7 +2,7 @@
 
 - :class:`LocalObjectStore` (``file://``): a temporary file, fsync, and a hard link to the final name, which the file system
   creates or refuses atomically. Own code because obstore's local store does not fsync, and a commit must survive power loss.
-- :mod:`coordinator.remote_storage` (``s3://``, ``gs://``, ``az://``): obstore, the one maintained Python library with
+- :mod:`coordinator.storage.remote` (``s3://``, ``gs://``, ``az://``): obstore, the one maintained Python library with
   conditional puts on all three clouds and no further dependencies.
 - :class:`MemoryObjectStore`: tests and simulation.
 """
@@ -131,7 +131,7 @@ def open_object_store(uri: str, storage_options: Mapping[str, str] | None = None
         store.uri = normalized
         return store
     # Late: that module builds on this one.
-    from coordinator.remote_storage import open_remote_store
+    from coordinator.storage.remote import open_remote_store
 
     return open_remote_store(normalized, storage_options)
 

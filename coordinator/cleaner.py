@@ -1,6 +1,6 @@
 """Maintenance of states by the coordinator: old versions are let go, and files that nothing needs are deleted. No Ray.
 
-Why it is safe is told in :mod:`coordinator.cleanup`, whose rules decide.
+Why it is safe is told in :mod:`coordinator.cleaning_rules`, whose rules decide.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import asyncio
 import time
 from typing import Any
 
-from coordinator.cleanup import ListingSchedule, Pins, orphans, prunable_records
+from coordinator.cleaning_rules import ListingSchedule, Pins, orphans, prunable_records
 from coordinator.core import Record, StateLedger
 from coordinator.manifest_log import LedgerKeeper
 from coordinator.model import LoadPlan, Maintenance, ShardKey
-from coordinator.storage import ObjectInfo, ObjectStore
+from coordinator.storage.protocol import ObjectInfo, ObjectStore
 
 __all__ = ["Cleaner"]
 

@@ -21,7 +21,7 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 from coordinator.errors import CommitUnknownError, InvalidRequestError, StorageUnavailableError
-from coordinator.storage import ObjectInfo
+from coordinator.storage.protocol import ObjectInfo
 
 __all__ = ["RemoteObjectStore", "SingleWriterObjectStore", "open_remote_store"]
 
@@ -118,7 +118,7 @@ def _single_writer(value: str) -> bool:
 
 
 class RemoteObjectStore:
-    """Objects in a bucket, through obstore. See :class:`coordinator.storage.ObjectStore` for the contract.
+    """Objects in a bucket, through obstore. See :class:`coordinator.storage.protocol.ObjectStore` for the contract.
 
     Parameters
     ----------
