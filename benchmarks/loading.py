@@ -22,7 +22,8 @@ import numpy as np
 import pyarrow as pa
 
 from coordinator.model import CommitEntry, LoadPlan, SnapshotEntry, StateStoreId
-from coordinator.storage.protocol import ObjectStore, open_object_store
+from coordinator.storage.protocol import ObjectStore
+from coordinator.storage.uris import open_object_store
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema

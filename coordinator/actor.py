@@ -20,8 +20,9 @@ from coordinator.compatibility import changes, check_metadata
 from coordinator.core import LeaseGrant, Record, StateLedger
 from coordinator.dashboard import Dashboard
 from coordinator.errors import StateStoreError
+from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.lives import StoreActorLives
-from coordinator.manifest_log import LedgerKeeper, ManifestLog
+from coordinator.manifest_log import ManifestLog
 from coordinator.model import (
     DEFAULT_STORE,
     ActorLocation,
@@ -37,7 +38,8 @@ from coordinator.model import (
 from coordinator.names import check_state_name, is_state_name
 from coordinator.registry import InstanceRegistry
 from coordinator.status import query_status
-from coordinator.storage.protocol import open_object_store, probe
+from coordinator.storage.probe import probe
+from coordinator.storage.uris import open_object_store
 
 __all__ = ["Coordinator"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from coordinator.cleaning_rules import ListingSchedule, Pins, orphans, prunable_records
 from coordinator.core import Record, StateLedger
-from coordinator.manifest_log import LedgerKeeper
+from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.model import LoadPlan, Maintenance, ShardKey
 from coordinator.storage.protocol import ObjectInfo, ObjectStore
 

@@ -1,4 +1,4 @@
-"""The manifest log of one state in object storage, and the keeper that decides by it.
+"""The manifest log of one state in object storage.
 
 ``<state>/manifest/<seq>.json`` (20 digits, from 1, no gaps) holds the records of one append; each is created with put-if-absent,
 so of two coordinators that believe themselves in office only one gets a place, and the other learns what was decided
@@ -7,31 +7,23 @@ meanwhile. ``<state>/checkpoints/<seq>.json`` is the ledger after that append, s
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-import time
 import uuid
 import zlib
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from coordinator.core import Record, StateLedger
 from coordinator.errors import CommitUnknownError, CorruptStateError, StateStoreError, StorageUnavailableError
 from coordinator.model import StateMetadata
 from coordinator.storage.protocol import ObjectStore
 
-__all__ = ["LedgerKeeper", "LogConflictError", "ManifestLog"]
+__all__ = ["LogConflictError", "ManifestLog", "seal", "unseal"]
 
 log = logging.getLogger(__name__)
 
 _CHECKPOINT_INTERVAL = 64
 _APPEND_ATTEMPTS = 4
-#: Lost races for the log's next place before a group of decisions fails.
-_DECIDE_ATTEMPTS = 20
-
-Result = TypeVar("Result")
-Decide = Callable[[StateLedger], tuple[list[Record], Result]]
 
 
 def seal(body: dict[str, Any]) -> bytes:
@@ -215,141 +207,3 @@ class ManifestLog:
         if existing is None:
             raise StorageUnavailableError("the state's metadata cannot be written; nothing was changed", file=path)
         return existing
-
-
-class LedgerKeeper:
-    """Decides by one state's ledger and makes decisions durable before answering; one task at a time, in groups.
-
-    While an append is on its way, further decisions queue and go out together in the next one, so a batch costs a few
-    appends however many shards it has. Answers that need no append are given only after a look that nobody else has appended, so
-    a coordinator that was replaced without noticing tells nothing out of date.
-
-    Parameters
-    ----------
-    manifest_log
-        The state's log.
-    max_age_s
-        A ledger that was not compared with the log for so long is read anew: places of the log that it takes for free may
-        have been used and cleaned away since.
-    clock
-        Monotonic seconds.
-    """
-
-    def __init__(
-        self, manifest_log: ManifestLog, *, max_age_s: float = 1800.0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._log = manifest_log
-        self._max_age_s = max_age_s
-        self._clock = clock
-        self._compared_s = clock()
-        self._ledger: StateLedger | None = None
-        self.metadata: StateMetadata | None = None
-        self._queue: list[tuple[Decide[Any], asyncio.Future[Any]]] = []
-        #: Whether the next group is appended even if it has no records.
-        self._fence = False
-        self._draining: asyncio.Task[None] | None = None
-
-    @property
-    def ledger(self) -> StateLedger | None:
-        """The ledger as last loaded; may run ahead of the log while an append is on its way. For display only."""
-        return self._ledger
-
-    async def open(self) -> None:
-        """Load metadata and ledger."""
-        self.metadata = await asyncio.to_thread(self._log.load_metadata)
-        await self._load()
-
-    async def _load(self) -> StateLedger:
-        now_s = self._clock()
-        ledger = await asyncio.to_thread(self._log.load)
-        self._ledger, self._compared_s = ledger, now_s
-        return ledger
-
-    async def create_metadata(self, metadata: StateMetadata) -> StateMetadata:
-        """The state's metadata, made from `metadata` if there is none."""
-        if self.metadata is None:
-            self.metadata = await asyncio.to_thread(self._log.create_metadata, metadata)
-        return self.metadata
-
-    async def submit(self, decide: Decide[Result], *, fence: bool = False) -> Result:
-        """Result of a decision once its records are durable; whatever `decide` raises otherwise.
-
-        `decide` may run several times: it is repeated when another coordinator's records came in between.
-
-        Parameters
-        ----------
-        decide
-            From the ledger to records and an answer.
-        fence
-            Append even if there are no records: afterwards nothing can land in the log that was decided before.
-        """
-        self._fence = self._fence or fence
-        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._queue.append((decide, future))
-        if self._draining is None or self._draining.done():
-            self._draining = asyncio.create_task(self._drain())
-        return await future
-
-    async def _drain(self) -> None:
-        while self._queue:
-            group, self._queue = self._queue, []
-            fence, self._fence = self._fence, False
-            try:
-                outcomes = await self._decide_group([decide for decide, _ in group], fence)
-            except Exception as error:  # noqa: BLE001 - every waiting caller gets it
-                self._ledger = None
-                outcomes = [error] * len(group)
-            for (_, future), outcome in zip(group, outcomes, strict=True):
-                if future.cancelled():
-                    continue
-                if isinstance(outcome, Exception):
-                    future.set_exception(outcome)
-                else:
-                    future.set_result(outcome[0])
-
-    async def _decide_group(self, group: list[Decide[Any]], fence: bool) -> list[tuple[Any] | Exception]:
-        for _ in range(_DECIDE_ATTEMPTS):
-            ledger = self._ledger
-            if ledger is None or self._clock() - self._compared_s > self._max_age_s:
-                ledger = await self._load()
-            records, outcomes = self._decide_all(ledger, group)
-            if await self._settle(records, ledger, fence):
-                return outcomes
-            self._ledger = None
-        raise StorageUnavailableError(
-            "another coordinator keeps appending first, or the object store does not list what it holds; nothing was counted"
-        )
-
-    async def _settle(self, records: list[Record], ledger: StateLedger, fence: bool) -> bool:
-        """Make a group's answers true; False if they were decided by an old ledger."""
-        now_s = self._clock()
-        if not records and not fence:
-            current = await asyncio.to_thread(self._log.is_newest)
-        else:
-            try:
-                await asyncio.to_thread(self._log.append, records, ledger)
-                current = True
-            except LogConflictError as conflict:
-                log.warning("reloading a manifest log that another coordinator wrote to: %s", conflict)
-                current = False
-        if self._clock() - self._compared_s > self._max_age_s:
-            # Too slow: the place that was free may be one that was cleaned away. Reading the log tells.
-            return False
-        self._compared_s = now_s
-        return current
-
-    @staticmethod
-    def _decide_all(ledger: StateLedger, group: list[Decide[Any]]) -> tuple[list[Record], list[tuple[Any] | Exception]]:
-        records: list[Record] = []
-        outcomes: list[tuple[Any] | Exception] = []
-        for decide in group:
-            try:
-                new, result = decide(ledger)
-            except StateStoreError as error:
-                outcomes.append(error)
-                continue
-            for record in new:
-                ledger.fold(record)
-            records += new
-            outcomes.append((result,))
-        return records, outcomes

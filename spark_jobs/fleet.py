@@ -25,7 +25,7 @@ from coordinator.deploy import NAMESPACE, call, ensure_coordinator
 from coordinator.errors import SetupError
 from coordinator.model import Maintenance, StateMetadata, TaskIdentity
 from coordinator.names import check_state_name
-from coordinator.storage.protocol import normalize_uri
+from coordinator.storage.uris import normalize_uri
 from spark_jobs.plan.operator_plan import OperatorPlan, RoutedOperator
 from spark_jobs.plan.route import route_plan
 from spark_jobs.session.spark_session import ensure_ray

@@ -10,7 +10,7 @@ from typing import Any
 
 from coordinator.deploy import call, find_coordinator
 from coordinator.errors import InvalidRequestError, SetupError, StateStoreError
-from coordinator.storage.protocol import normalize_uri
+from coordinator.storage.uris import normalize_uri
 from spark_jobs.fleet import end_actors, store_metrics
 from spark_jobs.jobs.console import format_table, size_text
 from spark_jobs.session.spark_session import ensure_ray

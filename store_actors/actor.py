@@ -26,7 +26,7 @@ from coordinator.model import (
     StateStoreId,
     StateStoreProviderId,
 )
-from coordinator.storage.protocol import open_object_store
+from coordinator.storage.uris import open_object_store
 from store_actors.messages import ApplyRequest, BatchFacts, OpenRequest, ShardInput, Write
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.operator_shards import Store

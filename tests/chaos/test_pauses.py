@@ -20,9 +20,10 @@ import ray
 import coordinator.deploy
 from coordinator.deploy import call, find_coordinator
 from coordinator.errors import FencedError
-from coordinator.manifest_log import LedgerKeeper, ManifestLog
+from coordinator.ledger_keeper import LedgerKeeper
+from coordinator.manifest_log import ManifestLog
 from coordinator.model import ActorLocation, CommitEntry, Maintenance
-from coordinator.storage.protocol import open_object_store
+from coordinator.storage.uris import open_object_store
 from spark_jobs.fleet import Fleet, connect
 from spark_jobs.session.spark_session import ensure_ray
 from spark_jobs.worker.fleet_client import fleet_client

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from coordinator.errors import InvalidRequestError
 from coordinator.model import Maintenance
-from coordinator.storage.protocol import open_object_store
+from coordinator.storage.uris import open_object_store
 from spark_jobs.fleet import Fleet, connect
 from statefleet import cli
 from tests.conftest import NewUri

@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import statefleet as sf
-from coordinator.storage.protocol import ObjectStore, open_object_store, probe
+from coordinator.storage.probe import probe
+from coordinator.storage.protocol import ObjectStore
+from coordinator.storage.uris import open_object_store
 from spark_jobs.fleet import Fleet
 from tests.conftest import NewUri
 from tests.s3_server import BUCKET, S3Server

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from coordinator.actor import Coordinator
 from coordinator.model import ActorLocation, TaskIdentity
-from coordinator.storage.protocol import MemoryObjectStore
+from coordinator.storage.memory import MemoryObjectStore
 from tests.simulation.event_loop import SimulatedLoop
 from tests.simulation.scheduler import Violation
 from tests.simulation.storage import RememberedObjects

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from coordinator.errors import CommitUnknownError, StorageUnavailableError
-from coordinator.storage.protocol import MemoryObjectStore, ObjectInfo
+from coordinator.storage.memory import MemoryObjectStore
+from coordinator.storage.protocol import ObjectInfo
 from tests.simulation.scheduler import Crashed, Scheduler
 
 __all__ = ["RememberedObjects", "SimulatedObjects"]

@@ -20,7 +20,7 @@ import ray
 
 import coordinator.actor
 import coordinator.manifest_log
-import coordinator.storage.protocol
+import coordinator.storage.uris
 from coordinator.actor import Coordinator
 from coordinator.deploy import coordinator_name
 from coordinator.model import Maintenance
@@ -311,7 +311,7 @@ class World:
             id(threading): SimulatedThreading(self.scheduler),
             id(ThreadPoolExecutor): lambda *_, **__: InlinePool(),
             id(ray): self.ray,
-            id(coordinator.storage.protocol.open_object_store): lambda *_: self.objects,
+            id(coordinator.storage.uris.open_object_store): lambda *_: self.objects,
         }
         places = [
             (module, name, value)

@@ -15,9 +15,11 @@ from coordinator.cleaner import Cleaner
 from coordinator.cleaning_rules import ListingSchedule, check_age
 from coordinator.core import Record, StateLedger
 from coordinator.errors import FencedError
-from coordinator.manifest_log import LedgerKeeper, ManifestLog
+from coordinator.ledger_keeper import LedgerKeeper
+from coordinator.manifest_log import ManifestLog
 from coordinator.model import ActorLocation, CommitEntry, Maintenance, TaskIdentity
-from coordinator.storage.protocol import MemoryObjectStore, ObjectInfo, ObjectStore
+from coordinator.storage.memory import MemoryObjectStore
+from coordinator.storage.protocol import ObjectInfo, ObjectStore
 from tests.unit.test_coordinator import entry
 
 GRACE_S = 1.0

@@ -20,7 +20,8 @@ from coordinator.errors import (
     StateMismatchError,
     StorageUnavailableError,
 )
-from coordinator.manifest_log import LedgerKeeper, ManifestLog
+from coordinator.ledger_keeper import LedgerKeeper
+from coordinator.manifest_log import ManifestLog
 from coordinator.model import (
     ActorLocation,
     CommitEntry,
@@ -30,7 +31,7 @@ from coordinator.model import (
     TaskIdentity,
 )
 from coordinator.registry import InstanceRegistry
-from coordinator.storage.protocol import MemoryObjectStore
+from coordinator.storage.memory import MemoryObjectStore
 
 ROOT = "memory:///clicks"
 

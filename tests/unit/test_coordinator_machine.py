@@ -16,9 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from coordinator import manifest_log
 from coordinator.core import LeaseGrant, Record, StateLedger
 from coordinator.errors import FencedError, InvalidRequestError, StateMismatchError, StateStoreError
-from coordinator.manifest_log import LedgerKeeper, ManifestLog, unseal
+from coordinator.ledger_keeper import LedgerKeeper
+from coordinator.manifest_log import ManifestLog, unseal
 from coordinator.model import DEFAULT_STORE, ActorLocation, CommitEntry, ShardKey, SnapshotEntry
-from coordinator.storage.protocol import MemoryObjectStore
+from coordinator.storage.memory import MemoryObjectStore
 from tests.unit.test_coordinator import ROOT, actor, entry, task
 
 STORES = (DEFAULT_STORE, "names")

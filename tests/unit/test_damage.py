@@ -82,7 +82,7 @@ def test_a_damaged_record_is_named(damage: tuple[str, int, int], which: int) -> 
 
 
 def test_damaged_metadata_is_named() -> None:
-    from coordinator.manifest_log import LedgerKeeper
+    from coordinator.ledger_keeper import LedgerKeeper
     from coordinator.model import StateMetadata
 
     fleet = Fleet()

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from coordinator.errors import CorruptStateError
-from coordinator.storage.protocol import LocalObjectStore, MemoryObjectStore
+from coordinator.storage.local import LocalObjectStore
+from coordinator.storage.memory import MemoryObjectStore
 from coordinator.watermarks import Watermarks
 from store_actors.messages import ShardInput
 from store_actors.schema import Field

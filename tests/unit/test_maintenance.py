@@ -11,9 +11,11 @@ import pytest
 from coordinator.cleaning_rules import Pins, check_age, orphans, prunable_records
 from coordinator.core import StateLedger
 from coordinator.errors import CorruptStateError, FencedError, InvalidRequestError, StateMismatchError
-from coordinator.manifest_log import LedgerKeeper, ManifestLog
+from coordinator.ledger_keeper import LedgerKeeper
+from coordinator.manifest_log import ManifestLog
 from coordinator.model import StateStoreId
-from coordinator.storage.protocol import MemoryObjectStore, ObjectInfo
+from coordinator.storage.memory import MemoryObjectStore
+from coordinator.storage.protocol import ObjectInfo
 from tests.unit.test_store import SCHEMA, Fleet, counts
 
 SHARD = StateStoreId("memory:///s", 0, 0)

@@ -15,7 +15,9 @@ from coordinator.core import StateLedger
 from coordinator.errors import CommitUnknownError, InvalidRequestError, StateStoreError, StorageUnavailableError
 from coordinator.manifest_log import ManifestLog
 from coordinator.storage import remote as remote_storage
-from coordinator.storage.protocol import ObjectStore, open_object_store, probe
+from coordinator.storage.probe import probe
+from coordinator.storage.protocol import ObjectStore
+from coordinator.storage.uris import open_object_store
 from tests.unit.s3_with_faults import ACCESS_KEY, DROP_AFTER, DROP_BEFORE, SECRET_KEY, FaultyS3, faulty_s3
 
 URI = "s3://bucket/prefix"

@@ -9,15 +9,12 @@ from pathlib import Path
 import pytest
 
 from coordinator.errors import InvalidRequestError, StorageUnavailableError
-from coordinator.storage.protocol import (
-    LocalObjectStore,
-    MemoryObjectStore,
-    ObjectStore,
-    normalize_uri,
-    open_object_store,
-    probe,
-)
+from coordinator.storage.local import LocalObjectStore
+from coordinator.storage.memory import MemoryObjectStore
+from coordinator.storage.probe import probe
+from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.remote import RemoteObjectStore
+from coordinator.storage.uris import normalize_uri, open_object_store
 
 
 def remote(_: Path) -> ObjectStore:

@@ -12,7 +12,8 @@ import pytest
 
 from coordinator.core import LeaseGrant
 from coordinator.errors import CorruptStateError, FencedError, StateMismatchError, StoreUnavailableError
-from coordinator.manifest_log import LedgerKeeper, ManifestLog
+from coordinator.ledger_keeper import LedgerKeeper
+from coordinator.manifest_log import ManifestLog
 from coordinator.model import (
     DEFAULT_STORE,
     ActorLocation,
@@ -23,7 +24,7 @@ from coordinator.model import (
     StateStoreProviderId,
     TaskIdentity,
 )
-from coordinator.storage.protocol import MemoryObjectStore
+from coordinator.storage.memory import MemoryObjectStore
 from store_actors.messages import ApplyRequest, ShardInput
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from store_actors.serving.operator_shards import Store

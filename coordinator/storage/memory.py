@@ -1,0 +1,48 @@
+"""Objects in a dict, for tests and simulation."""
+
+from __future__ import annotations
+
+import threading
+
+from coordinator.storage.protocol import ObjectInfo
+
+__all__ = ["MemoryObjectStore"]
+
+
+class MemoryObjectStore:
+    """Objects in a dict; for tests and simulation."""
+
+    uri = "memory://"
+    tells_writers_apart = True
+
+    def __init__(self) -> None:
+        self._objects: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        with self._lock:
+            if path in self._objects:
+                return False
+            self._objects[path] = data
+            return True
+
+    def put(self, path: str, data: bytes) -> None:
+        with self._lock:
+            self._objects[path] = data
+
+    def get(self, path: str) -> bytes:
+        with self._lock:
+            if path not in self._objects:
+                raise FileNotFoundError(path)
+            return self._objects[path]
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        folder = prefix.rstrip("/") + "/" if prefix else ""
+        with self._lock:
+            return [
+                ObjectInfo(key, len(self._objects[key]), 0.0) for key in sorted(self._objects) if key.startswith(folder)
+            ]
+
+    def delete(self, path: str) -> None:
+        with self._lock:
+            self._objects.pop(path, None)

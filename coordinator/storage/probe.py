@@ -1,0 +1,101 @@
+"""Proof that an object store can hold a fleet's state, before anything is started on it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+from coordinator.errors import CommitUnknownError, StateStoreError, StorageUnavailableError
+from coordinator.storage.protocol import ObjectStore
+
+__all__ = ["probe"]
+
+log = logging.getLogger(__name__)
+
+#: Races of two writers in a probe.
+_RACES = 3
+
+
+def probe(store: ObjectStore) -> None:
+    """Prove that the store can be written and that its put-if-absent refuses a second writer, also one at the same moment.
+
+    Raises
+    ------
+    StorageUnavailableError
+        It can't, or it doesn't; the message says which, and what to do.
+    """
+    folder = f"_probe/{uuid.uuid4().hex}"
+    try:
+        fault = _fault(store, folder)
+    except (OSError, CommitUnknownError) as error:
+        raise StorageUnavailableError(
+            "the object store cannot be used; check that it exists and may be written", uri=store.uri, cause=error
+        ) from error
+    _remove_all(store, folder)
+    if fault is not None:
+        raise fault
+
+
+def _fault(store: ObjectStore, folder: str) -> StorageUnavailableError | None:
+    """What is wrong with a store that can be written."""
+    try:
+        apart = _refuses_a_second(store, f"{folder}/second")
+        if apart and store.tells_writers_apart:
+            apart = all(_one_racer_wins(store, f"{folder}/race-{number}") for number in range(_RACES))
+    except StateStoreError as error:
+        if not _takes_plain_put(store, f"{folder}/plain"):
+            raise
+        return _without_conditions("fails at", store, cause=error)
+    return None if apart else _without_conditions("ignores", store)
+
+
+def _refuses_a_second(store: ObjectStore, path: str) -> bool:
+    store.put_if_absent(path, b"first")
+    return not store.put_if_absent(path, b"second") and store.get(path) == b"first"
+
+
+def _one_racer_wins(store: ObjectStore, path: str) -> bool:
+    bodies = [b"left", b"right"]
+    start = threading.Barrier(len(bodies))
+
+    def race(body: bytes) -> bool:
+        start.wait()
+        return store.put_if_absent(path, body)
+
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        won = list(pool.map(race, bodies))
+    # With a lost reply the winner, too, believes that another was first; two winners there never are.
+    return all(not one or store.get(path) == body for one, body in zip(won, bodies, strict=True)) and not all(won)
+
+
+def _takes_plain_put(store: ObjectStore, path: str) -> bool:
+    try:
+        store.put(path, b"plain")
+    except StateStoreError:
+        return False
+    return True
+
+
+def _without_conditions(verb: str, store: ObjectStore, **context: object) -> StorageUnavailableError:
+    advice = "use another server or bucket"
+    if not store.uri.startswith("file:"):
+        advice += (
+            " or, if only one fleet of this URI ever runs at a time and you accept the risk, "
+            "storage_options={'single_writer': 'true'}"
+        )
+    return StorageUnavailableError(
+        f"the object store can be written but {verb} put-if-absent (If-None-Match: *), so it cannot tell two writers apart and "
+        f"commits would be lost; nothing was started; {advice}",
+        uri=store.uri,
+        **context,
+    )
+
+
+def _remove_all(store: ObjectStore, folder: str) -> None:
+    try:
+        for info in store.list(folder):
+            store.delete(info.path)
+    except (OSError, StateStoreError) as error:
+        log.warning("objects of a start-up probe stay behind in %s/%s: %s", store.uri, folder, error)

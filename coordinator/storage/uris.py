@@ -1,0 +1,66 @@
+"""A fleet's URI: its canonical form, and the object store that it names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from coordinator.errors import InvalidRequestError
+from coordinator.storage.local import LocalObjectStore
+from coordinator.storage.protocol import ObjectStore
+from coordinator.storage.remote import open_remote_store
+
+__all__ = ["normalize_uri", "open_object_store"]
+
+_SCHEMES = ("file", "s3", "gs", "az")
+_ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
+
+
+def normalize_uri(uri: str) -> str:
+    """Canonical form of a fleet's URI: known scheme, aliases resolved, no trailing slash.
+
+    Raises
+    ------
+    InvalidRequestError
+        No scheme, a scheme that is not supported, a relative ``file`` path or no bucket.
+    """
+    parts = urlsplit(uri)
+    if parts.password is not None:
+        raise InvalidRequestError(
+            "a fleet's URI holds no password; credentials belong in the environment", scheme=parts.scheme
+        )
+    scheme = _ALIASES.get(parts.scheme, parts.scheme)
+    if scheme not in _SCHEMES:
+        raise InvalidRequestError(
+            "a fleet's URI needs one of the schemes file, s3 (or s3a), gs, az, such as file:///var/lib/statefleet or "
+            "s3://bucket/prefix",
+            uri=uri,
+        )
+    if parts.query or parts.fragment:
+        raise InvalidRequestError("a fleet's URI has no '?' or '#' (write %3F or %23 in a file path)", uri=uri)
+    path = parts.path.rstrip("/")
+    if scheme == "file":
+        if parts.netloc not in ("", "localhost") or not path.startswith("/"):
+            raise InvalidRequestError("a file URI needs an absolute path: file:///folder", uri=uri)
+        return f"file://{os.path.normpath(path)}"
+    if not parts.netloc:
+        raise InvalidRequestError(f"the URI names no bucket: {scheme}://bucket/prefix (or use file:///folder)", uri=uri)
+    return f"{scheme}://{parts.netloc}{path}"
+
+
+def open_object_store(uri: str, storage_options: Mapping[str, str] | None = None) -> ObjectStore:
+    """Store of a URI.
+
+    Raises
+    ------
+    InvalidRequestError
+        The URI's scheme is not supported or its options are not known.
+    """
+    normalized = normalize_uri(uri)
+    if normalized.startswith("file://"):
+        store = LocalObjectStore(Path(unquote(urlsplit(normalized).path)))
+        store.uri = normalized
+        return store
+    return open_remote_store(normalized, storage_options)
