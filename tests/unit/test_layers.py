@@ -1,4 +1,4 @@
-"""Every line has its place: packages and the rooms inside them import in one direction, and each outside library only where it belongs."""
+"""Every line has its place: rooms import in one direction, and each outside library only where it belongs."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_room_imports_only_from_those_below_it(room: str) -> None:
 
 @pytest.mark.parametrize(("left", "right"), BESIDE)
 def test_rooms_beside_each_other_do_not_know_each_other(left: str, right: str) -> None:
-    for name, imported in ((name, one) for name in MODULES for one in IMPORTS[name]):
+    for name, imported in ((module, one) for module in MODULES for one in IMPORTS[module]):
         assert {room_of(name), room_of(imported)} != {left, right}, f"{name} imports {imported}"
 
 
