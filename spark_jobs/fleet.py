@@ -10,8 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 import ray
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
@@ -26,6 +24,7 @@ from coordinator.errors import SetupError
 from coordinator.model import Maintenance, StateMetadata, TaskIdentity
 from coordinator.names import check_state_name
 from coordinator.storage.uris import normalize_uri
+from spark_jobs.plan.catalyst import JOB_FAILURES
 from spark_jobs.plan.operator_plan import OperatorPlan, RoutedOperator
 from spark_jobs.plan.route import route_plan
 from spark_jobs.session.spark_session import ensure_ray
@@ -254,7 +253,7 @@ class Fleet:
         tasks = spark.range(0, slots, 1, slots).mapInArrow(ConnectTask(self._address), "id BIGINT")
         try:
             tasks.write.format("noop").mode("overwrite").save()
-        except (PythonException, Py4JJavaError) as error:
+        except JOB_FAILURES as error:
             raise SetupError(
                 "Spark's Python workers cannot reach the fleet; every node needs this package and its dependencies, and object "
                 "store credentials in its environment",

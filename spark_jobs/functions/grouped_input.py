@@ -14,17 +14,10 @@ from pyspark.sql.types import _parse_datatype_string
 
 from coordinator.errors import InvalidRequestError
 from spark_jobs.functions.group_task import EVENT_TIME_FIELD, GroupView
-from spark_jobs.plan.catalyst import (
-    Expression,
-    class_name,
-    column_of,
-    data_type,
-    frame_of,
-    scala_list,
-    watermark_delay_ms,
-)
+from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import event_time, event_time_column
 from spark_jobs.plan.keys import Key, key_of, leaf_field
+from spark_jobs.plan.logical import analysed
 from spark_jobs.worker.exchange import HASH_COLUMN, TIME_COLUMN
 from store_actors.schema import Field, payload_type
 
@@ -74,27 +67,26 @@ class GroupedInput:
             There are no grouping columns, columns cannot be told apart, or there is no event time for `late_times`.
         """
         df: DataFrame = grouped._df
-        spark = df.sparkSession
         counted = grouped.agg(F.count(F.lit(1)))
-        node = counted._jdf.queryExecution().analyzed()
+        node = analysed(counted)
         key_names = counted.columns[:-1]
-        if class_name(node) != "Aggregate" or not key_names:
+        if node.kind != "Aggregate" or not key_names:
             raise InvalidRequestError("group by the columns of a key first; for one state of everything, by a constant")
-        below = node.child()
-        wanted = {one.exprId().id() for one in scala_list(df._jdf.queryExecution().analyzed().output())}
-        attributes = [one for one in scala_list(below.output()) if one.exprId().id() in wanted]
-        keys = [key_of(spark, one, f"k{place}") for place, one in enumerate(scala_list(node.groupingExpressions()))]
-        payload = _Payload.of(spark, attributes, keys)
+        below = node.child
+        wanted = {one.id for one in analysed(df).output}
+        attributes = [one for one in below.output if one.id in wanted]
+        keys = [key_of(one, f"k{place}") for place, one in enumerate(node.grouping)]
+        payload = _Payload.of(attributes, keys)
         _check_names(key_names, payload, reserved)
-        delay_ms, time = event_time(spark, attributes)
+        delay_ms, time = event_time(attributes)
         if late_times:
-            payload.selected.append(_late_time(spark, attributes).alias(EVENT_TIME_FIELD.name))
+            payload.selected.append(_late_time(attributes).alias(EVENT_TIME_FIELD.name))
             payload.fields.append(EVENT_TIME_FIELD)
         leaves = [column.alias(leaf.name) for key in keys for leaf, column in zip(key.leaves, key.columns, strict=True)]
         hashed = F.hash(*(column for key in keys for column in key.columns)).alias(HASH_COLUMN)
         now = F.unix_millis(F.current_timestamp()).alias(TIME_COLUMN)
         selected = [*leaves, *payload.selected, *event_time_column(time), now, hashed]
-        prepared = frame_of(spark, below).select(*selected)
+        prepared = below.frame().select(*selected)
         types = {item.name: item for item in prepared.schema.fields}
         return cls(
             prepared,
@@ -141,19 +133,19 @@ class _Payload:
     names: list[tuple[str, str]]
 
     @classmethod
-    def of(cls, spark: SparkSession, attributes: Sequence[Expression], keys: Sequence[Key]) -> _Payload:
+    def of(cls, attributes: Sequence[Expression], keys: Sequence[Key]) -> _Payload:
         payload = cls([], [], [])
         for place, attribute in enumerate(attributes):
-            kind = data_type(attribute)
+            kind = attribute.type
             name = f"c{place}"
             held = None
             if not isinstance(kind, T.FloatType | T.DoubleType):
                 # Floating-point keys are normalised; rows keep their own bits.
-                held = next((key.tree.leaf for key in keys if key.expression.semanticEquals(attribute)), None)
+                held = next((key.tree.leaf for key in keys if key.expression.matches(attribute)), None)
             if held is None:
-                payload.fields.append(Field(name, payload_type(to_arrow_type(kind)), attribute.nullable()))
-                payload.selected.append(column_of(spark, attribute).alias(name))
-            payload.names.append((attribute.name(), held or name))
+                payload.fields.append(Field(name, payload_type(to_arrow_type(kind)), attribute.nullable))
+                payload.selected.append(attribute.column().alias(name))
+            payload.names.append((attribute.name, held or name))
         return payload
 
 
@@ -169,16 +161,16 @@ def _check_names(key_names: Sequence[str], payload: _Payload, reserved: Sequence
         raise InvalidRequestError("grouping columns have distinct names; use alias", columns=list(key_names))
 
 
-def _late_time(spark: SparkSession, attributes: Sequence[Expression]) -> Column:
+def _late_time(attributes: Sequence[Expression]) -> Column:
     """Event time of a row (of a window, its end), in microseconds: the first column with a watermark, as in Spark."""
-    marked = next((one for one in attributes if watermark_delay_ms(one) is not None), None)
+    marked = next((one for one in attributes if one.watermark_delay_ms is not None), None)
     if marked is None:
         raise InvalidRequestError(
             "event-time timeouts need a watermark, and its column among those that reach the function; call withWatermark "
             "before fleet.stateful"
         )
-    column = column_of(spark, marked)
-    time = column.getField("end") if isinstance(data_type(marked), T.StructType) else column
+    column = marked.column()
+    time = column.getField("end") if isinstance(marked.type, T.StructType) else column
     return F.unix_micros(time.cast("timestamp"))
 
 

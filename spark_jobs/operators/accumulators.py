@@ -11,7 +11,8 @@ from pyspark.sql import types as T
 
 from coordinator.errors import InvalidRequestError
 from spark_jobs.operators.meaning import meaning_of
-from spark_jobs.plan.catalyst import Expression, class_name, column_of, data_type, scala_list
+from spark_jobs.plan.aggregate_functions import AggregateExpression, AggregateFunction
+from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.state_types import state_field
 from store_actors.schema import AccumulatorKind, Field
 
@@ -36,33 +37,32 @@ class Part:
         return tuple(replace(field, name=f"{prefix}_{field.name}") for field in self.state)
 
 
-def parts_of(spark: SparkSession, aggregate: Expression, function: Expression) -> tuple[Part, ...]:
-    """Accumulators of one AggregateExpression whose function is (unwrapped) `function`.
+def parts_of(spark: SparkSession, aggregate: AggregateExpression) -> tuple[Part, ...]:
+    """Accumulators of one use of an aggregate function.
 
     Raises
     ------
     InvalidRequestError
         The function, or a use of it, is not supported; says which and what to use.
     """
-    text = aggregate.sql()
-    if aggregate.isDistinct():
+    text, function = aggregate.sql, aggregate.function
+    if aggregate.is_distinct:
         raise InvalidRequestError(
             "distinct aggregates are not held by the fleet yet (Spark refuses them in streaming, too); group by the column as well, "
             "or use approx_count_distinct in a batch query over the results",
             aggregate=text,
         )
-    maker = _MAKERS.get(class_name(function))
+    maker = _MAKERS.get(function.kind)
     if maker is None:
         raise InvalidRequestError(
             "this aggregate is not held by the fleet yet; it holds count, sum, min, max, avg, first, last, any_value, stddev, "
             "variance, count_if, bool_and and bool_or; use one of these, or Spark's own groupBy for this query",
             aggregate=text,
-            function=function.prettyName(),
+            function=function.shown_name,
         )
-    condition = aggregate.filter()
-    where = column_of(spark, condition.get()) if condition.isDefined() else None
-    meaning, cast = meaning_of(spark, aggregate, function)
-    parts = maker(_Use(spark, function, text, where))
+    where = None if aggregate.where is None else aggregate.where.column()
+    meaning, cast = meaning_of(spark, aggregate)
+    parts = maker(_Use(function, text, where))
     # The parts of one aggregate belong together: its sum never goes on with the sum of another.
     return tuple(
         replace(part, meaning=meaning if len(parts) == 1 else f"{meaning}.{part.state[0].name}", cast=cast)
@@ -74,23 +74,22 @@ def parts_of(spark: SparkSession, aggregate: Expression, function: Expression) -
 class _Use:
     """One use of a function in a query."""
 
-    spark: SparkSession
-    function: Expression
+    function: AggregateFunction
     text: str
     where: Column | None
 
     def child(self) -> Expression:
-        return scala_list(self.function.children())[0]
+        return self.function.children[0]
 
     def kept(self, column: Column) -> Column:
         """The column where the aggregate's FILTER holds, null elsewhere."""
         return column if self.where is None else F.when(self.where, column)
 
     def column(self) -> Column:
-        return self.kept(column_of(self.spark, self.child()))
+        return self.kept(self.child().column())
 
     def require_legacy_arithmetic(self) -> None:
-        if str(self.function.evalMode().toString()) != "LEGACY":
+        if not self.function.is_legacy:
             raise InvalidRequestError(
                 "sums that fail or turn null on overflow (ANSI mode, try_sum) are not held by the fleet yet; set "
                 "spark.sql.ansi.enabled to false, or sum a decimal",
@@ -99,8 +98,7 @@ class _Use:
 
 
 def _count(use: _Use) -> tuple[Part, ...]:
-    children = scala_list(use.function.children())
-    needed = [column_of(use.spark, child).isNotNull() for child in children if child.nullable()]
+    needed = [child.column().isNotNull() for child in use.function.children if child.nullable]
     state = (state_field("count", T.LongType(), False),)
     if not needed and use.where is None:
         return (Part(AccumulatorKind.COUNT_ROWS, None, state),)
@@ -111,8 +109,8 @@ def _count(use: _Use) -> tuple[Part, ...]:
 
 
 def _sum(use: _Use) -> tuple[Part, ...]:
-    result = data_type(use.function)
-    column = use.kept(column_of(use.spark, use.child()).cast(result))
+    result = use.function.type
+    column = use.kept(use.child().column().cast(result))
     if isinstance(result, T.DecimalType):
         return (Part(AccumulatorKind.SUM_DECIMAL, column, _decimal_sum(result)),)
     if isinstance(result, T.DoubleType):
@@ -126,12 +124,12 @@ def _sum(use: _Use) -> tuple[Part, ...]:
 
 
 def _average(use: _Use) -> tuple[Part, ...]:
-    sum_type = data_type(scala_list(use.function.aggBufferAttributes())[0])
+    sum_type = use.function.buffer[0].type
     if not isinstance(sum_type, T.DecimalType | T.DoubleType):
         raise InvalidRequestError(
             "the fleet averages numbers; cast the column to one", aggregate=use.text, type=sum_type.simpleString()
         )
-    column = use.kept(column_of(use.spark, use.child()).cast(sum_type))
+    column = use.kept(use.child().column().cast(sum_type))
     count = Part(AccumulatorKind.COUNT_VALID, column, (state_field("count", T.LongType(), False),))
     if isinstance(sum_type, T.DoubleType):
         return (Part(AccumulatorKind.SUM_FLOAT, column, (state_field("sum", sum_type),)), count)
@@ -144,7 +142,7 @@ def _decimal_sum(kind: T.DecimalType) -> tuple[Field, ...]:
 
 def _extreme(kind: AccumulatorKind) -> Callable[[_Use], tuple[Part, ...]]:
     def make(use: _Use) -> tuple[Part, ...]:
-        value = state_field("value", data_type(use.child()), what=use.text)
+        value = state_field("value", use.child().type, what=use.text)
         return (Part(kind, use.column(), (value,)),)
 
     return make
@@ -152,12 +150,12 @@ def _extreme(kind: AccumulatorKind) -> Callable[[_Use], tuple[Part, ...]]:
 
 def _positional(any_kind: AccumulatorKind, valid_kind: AccumulatorKind) -> Callable[[_Use], tuple[Part, ...]]:
     def make(use: _Use) -> tuple[Part, ...]:
-        ignore_nulls = bool(use.function.ignoreNulls())
+        ignore_nulls = use.function.ignores_nulls
         if use.where is not None and not ignore_nulls:
             raise InvalidRequestError(
                 "first and last with a FILTER need ignorenulls=True in the fleet", aggregate=use.text
             )
-        value = state_field("value", data_type(use.child()), what=use.text)
+        value = state_field("value", use.child().type, what=use.text)
         state = (value, state_field("value_set", T.BooleanType(), False))
         return (Part(valid_kind if ignore_nulls else any_kind, use.column(), state),)
 
@@ -165,7 +163,7 @@ def _positional(any_kind: AccumulatorKind, valid_kind: AccumulatorKind) -> Calla
 
 
 def _moments(use: _Use) -> tuple[Part, ...]:
-    column = use.kept(column_of(use.spark, use.child()).cast(T.DoubleType()))
+    column = use.kept(use.child().column().cast(T.DoubleType()))
     state = tuple(state_field(name, T.DoubleType(), False) for name in ("n", "avg", "m2"))
     return (Part(AccumulatorKind.MOMENTS, column, state),)
 

@@ -18,20 +18,12 @@ from pyspark.sql import types as T
 
 from coordinator.errors import InvalidRequestError
 from spark_jobs.operators.accumulators import Part, parts_of
-from spark_jobs.operators.meaning import unwrap
 from spark_jobs.operators.session_windows import SESSION_FIELDS, session_key, session_schema
-from spark_jobs.plan.catalyst import (
-    Expression,
-    class_name,
-    column_of,
-    frame_of,
-    rebuild,
-    resolved,
-    scala_list,
-    watermark_delay_ms,
-)
+from spark_jobs.plan.aggregate_functions import AggregateExpression
+from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import event_time, event_time_column
-from spark_jobs.plan.keys import Key, is_session, key_of, leaf_field, metadata_of
+from spark_jobs.plan.keys import Key, key_of, leaf_field
+from spark_jobs.plan.logical import analysed, resolved
 from spark_jobs.plan.state_types import spark_field
 from spark_jobs.worker.exchange import HASH_COLUMN, KEEP_COLUMN
 from store_actors.schema import Accumulator, StateSchema
@@ -41,10 +33,9 @@ __all__ = ["AggregatePlan", "build_plan"]
 
 @dataclass
 class _Aggregate:
-    """One distinct aggregate of the query: its function and the names of its state fields."""
+    """One distinct aggregate of the query, and the names of its state fields."""
 
-    expression: Expression
-    function: Expression
+    expression: AggregateExpression
     buffers: list[str] = field(default_factory=list)
 
 
@@ -80,45 +71,40 @@ class AggregatePlan:
 
     def finish(self, reduced: DataFrame) -> DataFrame:
         """Results, with Spark's names, types and nullability, of a DataFrame in ``row_schema``."""
-        spark = reduced.sparkSession
         keys = [(key.expression, _resolve(reduced, key.tree.column())) for key in self._keys]
 
         def replacement(node: Expression) -> Expression | None:
             for expression, column in keys:
-                if node.semanticEquals(expression):
+                if node.matches(expression):
                     return column
-            if class_name(node) == "AggregateExpression":
-                return self._evaluate(reduced, node)
-            return None
+            aggregate = AggregateExpression.at(node)
+            return None if aggregate is None else self._evaluate(reduced, aggregate)
 
         columns = []
         for output, metadata in self._outputs:
-            node = output.child() if class_name(output) == "Alias" else output
-            columns.append(column_of(spark, rebuild(spark, node, replacement)).alias(output.name(), metadata=metadata))
+            columns.append(output.unaliased.rebuilt(replacement).column().alias(output.name, metadata=metadata))
         return reduced.select(*columns)
 
-    def _evaluate(self, reduced: DataFrame, node: Expression) -> Expression:
+    def _evaluate(self, reduced: DataFrame, node: AggregateExpression) -> Expression:
         """Spark's final expression of an aggregate, over the state's columns."""
-        aggregate = next(item for item in self._aggregates if item.expression.semanticEquals(node))
-        attributes = scala_list(aggregate.function.aggBufferAttributes())
+        aggregate = next(item for item in self._aggregates if item.expression.matches(node))
+        function = aggregate.expression.function
+        attributes = function.buffer
         # An average of decimals has a state field that Spark's buffer has not (is_empty); match by what is needed.
         names = aggregate.buffers
         if len(names) > len(attributes):
             names = [name for name in names if not name.endswith("_is_empty")]
-        by_id = {
-            attribute.exprId().id(): resolved(reduced, name) for attribute, name in zip(attributes, names, strict=True)
-        }
+        by_id = {attribute.id: resolved(reduced, name) for attribute, name in zip(attributes, names, strict=True)}
 
         def buffer(inner: Expression) -> Expression | None:
-            return by_id.get(inner.exprId().id()) if class_name(inner) == "AttributeReference" else None
+            return by_id.get(inner.id) if inner.is_attribute else None
 
-        return rebuild(reduced.sparkSession, aggregate.function.evaluateExpression(), buffer)
+        return function.result.rebuilt(buffer)
 
 
 def _resolve(frame: DataFrame, column: Column) -> Expression:
     """Resolved expression of a column over a DataFrame's columns."""
-    analysed = frame.select(column.alias("resolved"))._jdf.queryExecution().analyzed()
-    return scala_list(analysed.projectList())[0].child()
+    return analysed(frame.select(column.alias("resolved"))).projected[0].child
 
 
 def build_plan(df: DataFrame, keys: Sequence[Any], aggregates: Sequence[Any], output_mode: str) -> AggregatePlan:
@@ -132,36 +118,34 @@ def build_plan(df: DataFrame, keys: Sequence[Any], aggregates: Sequence[Any], ou
         Spark itself refuses it: an unknown column, a type that does not fit.
     """
     spark = df.sparkSession
-    node = df.groupBy(*keys).agg(*aggregates)._jdf.queryExecution().analyzed()
-    if class_name(node) != "Aggregate":
+    node = analysed(df.groupBy(*keys).agg(*aggregates))
+    if node.kind != "Aggregate":
         raise InvalidRequestError(
             "the fleet runs plain aggregations of groups; this one becomes something else in Spark; aggregate first, and put what "
             "goes beyond that into a select on the result",
-            operator=class_name(node),
+            operator=node.kind,
         )
-    grouping = scala_list(node.groupingExpressions())
-    outputs = tuple(scala_list(node.aggregateExpressions()))
-    below = node.child()
+    grouping, outputs, below = node.grouping, node.aggregates, node.child
     kept: list[Column] = []
     builder = _Builder(spark)
-    session = next((expression for expression in grouping if is_session(expression)), None)
+    session = next((expression for expression in grouping if expression.is_session), None)
     if session is not None:
         _check_session(grouping, output_mode)
-        if class_name(below) == "Filter":
+        if below.kind == "Filter":
             # Spark leaves out rows without a time or a positive gap above the watermark, which they move all the same.
-            kept = [column_of(spark, below.condition()).alias(KEEP_COLUMN)]
-            below = below.child()
+            kept = [below.condition.column().alias(KEEP_COLUMN)]
+            below = below.child
     plan_keys = tuple(
-        key_of(spark, expression, f"k{number}")
+        key_of(expression, f"k{number}")
         for number, expression in enumerate(grouping)
-        if session is None or not expression.semanticEquals(session)
+        if session is None or not expression.matches(session)
     )
     for output in outputs:
         builder.collect(output, grouping)
-    delay_ms, time = event_time(spark, scala_list(node.child().output()))
+    delay_ms, time = event_time(node.child.output)
     expiry = next((key.expiry for key in plan_keys if key.expiry is not None), None)
     if session is not None:
-        expiry = None if watermark_delay_ms(session) is None else SESSION_FIELDS[1].name
+        expiry = None if session.watermark_delay_ms is None else SESSION_FIELDS[1].name
     if output_mode == "append" and (delay_ms is None or expiry is None):
         raise InvalidRequestError(
             "append mode needs a watermark and its event-time column, or a window over it, among the grouping columns: "
@@ -172,16 +156,14 @@ def build_plan(df: DataFrame, keys: Sequence[Any], aggregates: Sequence[Any], ou
     ]
     inputs = [(name, column) for name, column in builder.inputs]
     if session is not None:
-        whole = column_of(spark, session)
+        whole = session.column()
         inputs[:0] = [
             (one.name, whole.getField(part)) for one, part in zip(SESSION_FIELDS, ("start", "end"), strict=True)
         ]
     columns += [column.alias(name) for name, column in inputs]
     columns += event_time_column(time)
     hashed = [column for key in plan_keys for column in key.columns]
-    prepared = frame_of(spark, below).select(
-        *columns, *kept, (F.hash(*hashed) if hashed else F.lit(0)).alias(HASH_COLUMN)
-    )
+    prepared = below.frame().select(*columns, *kept, (F.hash(*hashed) if hashed else F.lit(0)).alias(HASH_COLUMN))
     types = {item.name: item for item in prepared.schema.fields}
     schema = StateSchema(
         keys=tuple(leaf_field(types[leaf.name]) for key in plan_keys for leaf in key.leaves),
@@ -195,7 +177,7 @@ def build_plan(df: DataFrame, keys: Sequence[Any], aggregates: Sequence[Any], ou
     if session is not None:
         schema = session_schema(schema)
         plan_keys = (*plan_keys, session_key(session))
-    described = [metadata_of(attribute) for attribute in scala_list(node.output())]
+    described = [attribute.metadata for attribute in node.output]
     named = tuple(zip(outputs, described, strict=True))
     return AggregatePlan(prepared, schema, output_mode == "append", plan_keys, tuple(builder.aggregates), named)
 
@@ -225,20 +207,20 @@ class _Builder:
         self._meanings: Counter[tuple[str, str]] = Counter()
 
     def collect(self, node: Expression, grouping: Sequence[Expression]) -> None:
-        if any(node.semanticEquals(expression) for expression in grouping):
+        if any(node.matches(expression) for expression in grouping):
             return
-        if class_name(node) == "AggregateExpression":
-            if not any(item.expression.semanticEquals(node) for item in self.aggregates):
-                self._add(node)
+        aggregate = AggregateExpression.at(node)
+        if aggregate is not None:
+            if not any(item.expression.matches(node) for item in self.aggregates):
+                self._add(aggregate)
             return
-        for child in scala_list(node.children()):
+        for child in node.children:
             self.collect(child, grouping)
 
-    def _add(self, node: Expression) -> None:
-        function = unwrap(self._spark, node.aggregateFunction())
-        aggregate = _Aggregate(node, function)
+    def _add(self, expression: AggregateExpression) -> None:
+        aggregate = _Aggregate(expression)
         number = len(self.aggregates)
-        for part in parts_of(self._spark, node, function):
+        for part in parts_of(self._spark, expression):
             fields = part.fields(f"a{number}")
             aggregate.buffers += [item.name for item in fields]
             meaning = self._told_apart(part.meaning, part.cast)
@@ -255,7 +237,7 @@ class _Builder:
         """Name of the part's input column; equal inputs are shuffled once."""
         if part.input is None:
             return ()
-        key = part.input._jc.expr().canonicalized().toString()
+        key = Expression.of(part.input).canonical
         if key not in self._input_keys:
             self._input_keys[key] = f"v{len(self.inputs)}"
             self.inputs.append((self._input_keys[key], part.input))

@@ -9,9 +9,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from coordinator.errors import InvalidRequestError
-from spark_jobs.plan.catalyst import frame_of, scala_list
 from spark_jobs.plan.event_time import event_time, event_time_column
 from spark_jobs.plan.keys import key_of, leaf_field
+from spark_jobs.plan.logical import analysed
 from spark_jobs.plan.operator_plan import check_output_mode
 from spark_jobs.plan.row_columns import ProjectedPlan, RowColumns
 from spark_jobs.worker.exchange import HASH_COLUMN
@@ -38,21 +38,19 @@ def build_deduplicate(
         Spark itself refuses it: an unknown column.
     """
     check_output_mode("dropDuplicatesWithinWatermark" if within_watermark else "dropDuplicates", output_mode, _MODES)
-    spark = df.sparkSession
     names = None if subset is None else list(subset)
     marked = df.dropDuplicatesWithinWatermark(names) if within_watermark else df.dropDuplicates(names)
-    node = marked._jdf.queryExecution().analyzed()
-    attributes = scala_list(node.child().output())
-    delay_ms, time = event_time(spark, attributes)
+    node = analysed(marked)
+    attributes = node.child.output
+    delay_ms, time = event_time(attributes)
     if within_watermark and (delay_ms is None or time is None):
         raise InvalidRequestError(
             "dropDuplicatesWithinWatermark needs a watermark; call withWatermark on the event-time column first"
         )
     # Spark compares the bits of these keys: 0.0 and -0.0 are two.
-    expressions = scala_list(node.keys())
-    keys = [key_of(spark, one, f"k{place}", normalised=False) for place, one in enumerate(expressions)]
+    keys = [key_of(one, f"k{place}", normalised=False) for place, one in enumerate(node.keys)]
     leaves = [column.alias(leaf.name) for key in keys for leaf, column in zip(key.leaves, key.columns, strict=True)]
-    rows = RowColumns.passing(spark, attributes, keys, "c")
+    rows = RowColumns.passing(attributes, keys, "c")
     selected = [*leaves, *rows.selected]
     expiry = next((key.expiry for key in keys if key.expiry is not None), None)
     if within_watermark:
@@ -61,7 +59,7 @@ def build_deduplicate(
         expiry = _EXPIRES.name
         selected.append(F.timestamp_micros(F.unix_micros(time) + delay_ms * 1000).alias(expiry))
     hashed = F.hash(*(column for key in keys for column in key.columns)).alias(HASH_COLUMN)
-    prepared = frame_of(spark, node.child()).select(*selected, *event_time_column(time), hashed)
+    prepared = node.child.frame().select(*selected, *event_time_column(time), hashed)
     types = {item.name: item for item in prepared.schema.fields}
     names_of_keys = [leaf.name for key in keys for leaf in key.leaves]
     schema = StateSchema(
@@ -89,11 +87,9 @@ def build_limit(df: DataFrame, count: int, output_mode: str) -> ProjectedPlan:
         The count is negative.
     """
     check_output_mode("limit", output_mode, _MODES)
-    spark = df.sparkSession
-    node = df.limit(count)._jdf.queryExecution().analyzed()
-    attributes = scala_list(node.output())
-    delay_ms, time = event_time(spark, attributes)
-    rows = RowColumns.passing(spark, attributes, (), "c")
+    attributes = analysed(df.limit(count)).output
+    delay_ms, time = event_time(attributes)
+    rows = RowColumns.passing(attributes, (), "c")
     prepared = df.select(*rows.selected, *event_time_column(time), F.lit(0).alias(HASH_COLUMN))
     types = {item.name: item for item in prepared.schema.fields}
     schema = StateSchema(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -20,18 +20,10 @@ from coordinator.errors import InvalidRequestError
 from spark_jobs.operators.join_analysis import JoinNode, analysed_join, is_time, lags_ms
 from spark_jobs.operators.join_condition import JoinCondition, split_condition
 from spark_jobs.operators.join_keys import JoinKeys, join_keys
-from spark_jobs.plan.catalyst import (
-    Expression,
-    class_name,
-    column_of,
-    frame_of,
-    rebuild,
-    resolved,
-    scala_list,
-    watermark_delay_ms,
-)
+from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import event_time, event_time_column
 from spark_jobs.plan.keys import leaf_field
+from spark_jobs.plan.logical import analysed, resolved
 from spark_jobs.plan.row_columns import RowColumns
 from spark_jobs.worker.exchange import HASH_COLUMN, KEEP_COLUMN
 from store_actors.operators.join_schema import JoinType, join_schema
@@ -68,41 +60,20 @@ class JoinPlan:
 
     def finish(self, emitted: DataFrame) -> DataFrame:
         """Results, with Spark's names, types and nullability; columns of the joined DataFrames name them as in Spark's own."""
-        spark = emitted.sparkSession
         rows = emitted.select(*(column.alias(f"c{place}") for place, (_, column) in enumerate(self.columns)))
-        by_id = {
-            attribute.exprId().id(): resolved(rows, f"c{place}") for place, (attribute, _) in enumerate(self.columns)
-        }
+        by_id = {attribute.id: resolved(rows, f"c{place}") for place, (attribute, _) in enumerate(self.columns)}
 
         def over_rows(node: Expression) -> Expression | None:
-            return by_id.get(node.exprId().id()) if class_name(node) == "AttributeReference" else None
+            return by_id.get(node.id) if node.is_attribute else None
 
         for part in self.later:
-            rows = rows.where(column_of(spark, rebuild(spark, part, over_rows)))
-        assert spark._jvm is not None
-        jvm = spark._jvm
+            rows = rows.where(part.rebuilt(over_rows).column())
         named = []
         for output in self.outputs:
-            value = rebuild(spark, output.child() if class_name(output) == "Alias" else output, over_rows)
-            named.append(_named(spark, value, output.toAttribute()))
-        plan = rows._jdf.queryExecution().analyzed()
-        project = jvm.org.apache.spark.sql.catalyst.plans.logical.Project(jvm.PythonUtils.toSeq(named), plan)
-        return frame_of(spark, project)
-
-
-def _named(spark: SparkSession, value: Expression, wanted: Expression) -> Expression:
-    """A value under the name, the id and the nullability of an attribute."""
-    jvm = spark._jvm
-    assert jvm is not None
-    expressions = jvm.org.apache.spark.sql.catalyst.expressions
-    if value.nullable() != wanted.nullable():
-        # What is left of a column in the state can tell less, or more, of nulls than the query does.
-        tag = expressions.KnownNullable if wanted.nullable() else expressions.KnownNotNull
-        value = tag(value)
-    metadata = jvm.scala.Some(wanted.metadata())
-    return expressions.Alias(
-        value, wanted.name(), wanted.exprId(), wanted.qualifier(), metadata, jvm.PythonUtils.toSeq([])
-    )
+            wanted = output.attribute
+            # What is left of a column in the state can tell less, or more, of nulls than the query does.
+            named.append(output.unaliased.rebuilt(over_rows).as_nullable_as(wanted).named_as(wanted))
+        return analysed(rows).project(named).frame()
 
 
 def build_join(left: DataFrame, right: DataFrame, on: Any, how: str | None, output_mode: str) -> JoinPlan:
@@ -124,42 +95,42 @@ def build_join(left: DataFrame, right: DataFrame, on: Any, how: str | None, outp
         raise InvalidRequestError(
             "a join of a stream with a static DataFrame keeps no state, so there is nothing for the fleet to hold; use left.join"
         )
-    node = analysed_join(spark, left.join(right, on, how))
-    keys = join_keys(spark, *node.keys)
+    node = analysed_join(left.join(right, on, how))
+    keys = join_keys(*node.keys)
     if node.kind is JoinType.FULL_OUTER:
         keys = keys.without_structs()
     # Where a key's column is among the results, it is emitted once, by the side that is there whenever the key is.
     owner = 1 if node.kind is JoinType.RIGHT_OUTER else 0
     rows = [
-        RowColumns.held(spark, node.attributes(side), keys.of_side[side] if side == owner else (), "lr"[side])
+        RowColumns.held(node.attributes(side), keys.of_side[side] if side == owner else (), "lr"[side])
         for side in (0, 1)
     ]
     shared = keys.of_side[1 - owner] if node.kind is JoinType.INNER else ()
     if shared:
-        rows[1 - owner] = RowColumns.held(spark, node.attributes(1 - owner), shared, "lr"[1 - owner])
+        rows[1 - owner] = RowColumns.held(node.attributes(1 - owner), shared, "lr"[1 - owner])
     if node.kind is JoinType.LEFT_SEMI:
         rows[1] = RowColumns((), (), ())
     condition = split_condition(
         spark, node.rest, node.sides, _held(node, rows, keys), is_inner=node.kind is JoinType.INNER
     )
     lags = lags_ms(spark, node)
-    sides = [_side(spark, node, side, keys, rows[side], condition, lags[side]) for side in (0, 1)]
-    return _planned(spark, node, keys, rows, condition, lags, sides, owner)
+    sides = [_side(node, side, keys, rows[side], condition, lags[side]) for side in (0, 1)]
+    return _planned(node, keys, rows, condition, lags, sides, owner)
 
 
 def _held(node: JoinNode, rows: Sequence[RowColumns], keys: JoinKeys) -> dict[int, Field]:
     """Fields of the columns that are held whole, by expression id."""
     held = {
-        key.expression.exprId().id(): key.leaves[0]
+        key.expression.id: key.leaves[0]
         for some in keys.of_side
         for key in some
-        if key.tree.leaf is not None and class_name(key.expression) == "AttributeReference"
+        if key.tree.leaf is not None and key.expression.is_attribute
     }
     for side, some in enumerate(rows):
         named = {field.name: field for field in some.fields}
         for attribute, leaf in zip(node.attributes(side), some.leaves, strict=False):
             if leaf is not None:
-                held[attribute.exprId().id()] = named[leaf]
+                held[attribute.id] = named[leaf]
     return held
 
 
@@ -178,7 +149,6 @@ class _Side:
 
 
 def _side(
-    spark: SparkSession,
     node: JoinNode,
     side: int,
     keys: JoinKeys,
@@ -188,10 +158,10 @@ def _side(
 ) -> _Side:
     prefix = "lr"[side]
     extra = list(condition.computed[side])
-    marked = next((one for one in node.attributes(side) if watermark_delay_ms(one) is not None), None)
+    marked = next((one for one in node.attributes(side) if one.watermark_delay_ms is not None), None)
     late = expiry = pre = None
     if marked is not None:
-        time = column_of(spark, marked) if is_time(marked) else column_of(spark, marked).getField("end")
+        time = marked.column() if is_time(marked) else marked.column().getField("end")
         time = time.cast("timestamp")
         late = f"{prefix}_late"
         extra.append((Field(late, "timestamp"), time))
@@ -200,41 +170,40 @@ def _side(
             extra.append((Field(expiry, "timestamp"), F.timestamp_micros(F.unix_micros(time) + lag_ms * 1000)))
     if condition.pre[side]:
         pre = f"{prefix}_pre"
-        extra.append((Field(pre, "bool"), _all(spark, condition.pre[side])))
-    prepared = _prepared(spark, node, side, keys, [*rows.selected, *(c.alias(one.name) for one, c in extra)])
+        extra.append((Field(pre, "bool"), _all(condition.pre[side])))
+    prepared = _prepared(node, side, keys, [*rows.selected, *(c.alias(one.name) for one, c in extra)])
     return _Side(prepared, (*rows.fields, *(one for one, _ in extra)), late, keys.expiry or expiry, pre)
 
 
-def _prepared(spark: SparkSession, node: JoinNode, side: int, keys: JoinKeys, columns: list[Column]) -> DataFrame:
+def _prepared(node: JoinNode, side: int, keys: JoinKeys, columns: list[Column]) -> DataFrame:
     plan = node.sides[side]
     own = keys.columns[side]
     leaves = [column.alias(leaf.name) for leaf, column in zip(keys.leaves, own, strict=True)]
-    _, time = event_time(spark, scala_list(plan.output()))
-    frame = frame_of(spark, plan)
-    kept = [part for part in node.filters[side] if _is_of_event_time(part)]
+    _, time = event_time(plan.output)
+    frame = plan.frame()
+    kept: list[Expression] = []
     for part in node.filters[side]:
-        if part not in kept:
-            frame = frame.where(column_of(spark, part))
+        if _is_of_event_time(part):
+            kept.append(part)
+        else:
+            frame = frame.where(part.column())
     # Spark leaves a filter of event time above the watermark, which its rows move all the same.
-    keep = [F.coalesce(_all(spark, kept), F.lit(False)).alias(KEEP_COLUMN)] if kept else []
+    keep = [F.coalesce(_all(kept), F.lit(False)).alias(KEEP_COLUMN)] if kept else []
     return frame.select(*leaves, *columns, *keep, *event_time_column(time), F.hash(*own).alias(HASH_COLUMN))
 
 
-def _all(spark: SparkSession, parts: Sequence[Expression]) -> Column:
-    return reduce(Column.__and__, (column_of(spark, part) for part in parts))
+def _all(parts: Sequence[Expression]) -> Column:
+    return reduce(Column.__and__, (part.column() for part in parts))
 
 
 def _is_of_event_time(part: Expression) -> bool:
-    return class_name(part) != "IsNotNull" and any(
-        watermark_delay_ms(one) is not None for one in scala_list(part.references().toSeq())
-    )
+    return part.kind != "IsNotNull" and any(one.watermark_delay_ms is not None for one in part.references)
 
 
 # -- the plan ---------------------------------------------------------------------------------------------------------
 
 
 def _planned(
-    spark: SparkSession,
     node: JoinNode,
     keys: JoinKeys,
     rows: Sequence[RowColumns],
@@ -260,7 +229,7 @@ def _planned(
     }
     fields = [tuple(leaf_field(types[side][field.name]) for field in sides[side].fields) for side in (0, 1)]
     delays = [
-        delay for side in (0, 1) for one in node.attributes(side) if (delay := watermark_delay_ms(one)) is not None
+        delay for side in (0, 1) for one in node.attributes(side) if (delay := one.watermark_delay_ms) is not None
     ]
     emitted = [
         T.StructField(name, types[side][name].dataType, types[side][name].nullable or node.is_null_side(side))
@@ -288,6 +257,6 @@ def _emitted_leaves(node: JoinNode, keys: JoinKeys, owner: int) -> list[str]:
     return [
         leaf.name
         for pair in zip(*keys.of_side, strict=True)
-        if any(class_name(pair[side].expression) == "AttributeReference" for side in sides)
+        if any(pair[side].expression.is_attribute for side in sides)
         for leaf in pair[0].leaves
     ]

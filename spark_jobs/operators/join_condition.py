@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql import Column, SparkSession
-from pyspark.sql import types as T
 
 from coordinator.errors import InvalidRequestError
-from spark_jobs.plan.catalyst import Expression, class_name, column_of, data_type, scala_list
+from spark_jobs.plan.catalyst import Expression
+from spark_jobs.plan.logical import Plan
 from spark_jobs.plan.state_types import state_field
 from store_actors.operators.join_condition import PairCondition
 from store_actors.schema import Field, string_to_type
 
-__all__ = ["JoinCondition", "conjuncts", "split_condition"]
+__all__ = ["JoinCondition", "split_condition"]
 
 Node = dict[str, Any]
 
@@ -57,17 +57,10 @@ class JoinCondition:
     later: list[Expression] = field(default_factory=list)
 
 
-def conjuncts(condition: Expression) -> list[Expression]:
-    """The parts that must all be true."""
-    if class_name(condition) != "And":
-        return [condition]
-    return [part for side in scala_list(condition.children()) for part in conjuncts(side)]
-
-
 def split_condition(
     spark: SparkSession,
     condition: Expression | None,
-    sides: tuple[Expression, Expression],
+    sides: tuple[Plan, Plan],
     held: Mapping[int, Field],
     *,
     is_inner: bool,
@@ -93,8 +86,8 @@ def split_condition(
     found = JoinCondition()
     writer = _Writer(spark, sides, held, found)
     trees: list[Node] = []
-    for part in conjuncts(condition) if condition is not None else []:
-        side = writer.side_of(part) if part.deterministic() else None
+    for part in condition.conjuncts() if condition is not None else []:
+        side = writer.side_of(part) if part.deterministic else None
         if side is not None:
             found.pre[side].append(part)
             continue
@@ -108,7 +101,7 @@ def split_condition(
                 raise InvalidRequestError(
                     "the fleet cannot evaluate a part of this join's condition on pairs of rows, and after an outer or semi join "
                     "it would be too late; write it with comparisons, and/or/not and + - * over expressions of one side each",
-                    part=part.sql(),
+                    part=part.sql,
                     expression=str(error),
                 ) from error
             found.later.append(part)
@@ -123,83 +116,67 @@ class _Writer:
     def __init__(
         self,
         spark: SparkSession,
-        sides: tuple[Expression, Expression],
+        sides: tuple[Plan, Plan],
         held: Mapping[int, Field],
         found: JoinCondition,
     ) -> None:
-        self._spark, self._held, self._found = spark, held, found
-        self._sets = tuple(side.outputSet() for side in sides)
+        self._sides, self._held, self._found = sides, held, found
         self._is_ansi = spark.conf.get("spark.sql.ansi.enabled") == "true"
 
     def side_of(self, node: Expression) -> int | None:
         """The side whose columns are all that an expression reads; the left one if it reads none."""
-        return next((side for side, own in enumerate(self._sets) if node.references().subsetOf(own)), None)
+        return next((side for side, plan in enumerate(self._sides) if plan.covers(node)), None)
 
     def checked(self, node: Expression) -> Node:
         """The tree of an expression, which the fleet is known to evaluate."""
-        if not node.deterministic():
-            raise _NotExpressible(node.sql())
+        if not node.deterministic:
+            raise _NotExpressible(node.sql)
         tree = self._written(node)
         fields = [one for some in self._found.computed for one, _ in some] + list(self._held.values())
         try:
             PairCondition(tree, {one.name: string_to_type(one.type) for one in fields})
         except InvalidRequestError as error:
-            raise _NotExpressible(node.sql()) from error
+            raise _NotExpressible(node.sql) from error
         return tree
 
     def _written(self, node: Expression) -> Node:
-        if class_name(node) == "Literal":
+        if node.kind == "Literal":
             return self._literal(node)
         side = self.side_of(node)
         if side is not None:
             return {"op": "column", "name": self._column(node, side)}
-        name = class_name(node)
-        if name == "IsNotNull":
+        if node.kind == "IsNotNull":
             return {"op": "not", "args": [{"op": "isnull", "args": self._args(node)}]}
-        if name == "Cast" and not self._is_ansi:
+        if node.kind == "Cast" and not self._is_ansi:
             return {"op": "cast", "type": self._type(node), "args": self._args(node)}
-        operation = _LOGIC.get(name) or _COMPARISONS.get(name)
+        operation = _LOGIC.get(node.kind) or _COMPARISONS.get(node.kind)
         if operation is None and not self._is_ansi:
-            operation = _ARITHMETIC.get(name)
+            operation = _ARITHMETIC.get(node.kind)
         if operation is None:
-            raise _NotExpressible(node.sql())
+            raise _NotExpressible(node.sql)
         return {"op": operation, "args": self._args(node)}
 
     def _args(self, node: Expression) -> list[Node]:
-        return [self._written(child) for child in scala_list(node.children())]
+        return [self._written(child) for child in node.children]
 
     def _type(self, node: Expression) -> str:
         return self._field("", node).type
 
     def _field(self, name: str, node: Expression) -> Field:
         try:
-            return state_field(name, data_type(node), nullable=True, what=node.sql())
+            return state_field(name, node.type, nullable=True, what=node.sql)
         except InvalidRequestError as error:
-            raise _NotExpressible(node.sql()) from error
+            raise _NotExpressible(node.sql) from error
 
     def _column(self, node: Expression, side: int) -> str:
-        if class_name(node) == "AttributeReference" and node.exprId().id() in self._held:
-            return self._held[node.exprId().id()].name
+        if node.is_attribute and node.id in self._held:
+            return self._held[node.id].name
         computed = self._found.computed[side]
-        column = column_of(self._spark, node)
         for one, other in computed:
-            if other._jc.expr().semanticEquals(node):
+            if Expression.of(other).matches(node):
                 return one.name
-        computed.append((self._field(f"{'lr'[side]}x{len(computed)}", node), column))
+        computed.append((self._field(f"{'lr'[side]}x{len(computed)}", node), node.column()))
         return computed[-1][0].name
 
     def _literal(self, node: Expression) -> Node:
-        return {"op": "literal", "type": self._type(node), "value": _plain(node.value(), data_type(node))}
-
-
-def _plain(value: Any, kind: T.DataType) -> Any:
-    """A literal's value as JSON has it."""
-    if value is None:
-        return None
-    forms: Sequence[tuple[type[T.DataType], Callable[[Any], Any]]] = (
-        (T.StringType, str),
-        (T.DecimalType, str),
-        (T.BinaryType, lambda bits: bytes(bits).hex()),
-    )
-    form = next((make for one, make in forms if isinstance(kind, one)), None)
-    return value if form is None else form(value)
+        return {"op": "literal", "type": self._type(node), "value": node.literal}

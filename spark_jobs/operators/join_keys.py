@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from spark_jobs.plan.catalyst import Expression, column_of, data_type, watermark_delay_ms
+from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.keys import Key, KeyTree
 from spark_jobs.plan.state_types import state_field
 from store_actors.schema import Field
@@ -95,7 +95,7 @@ class _Leaves:
             self.null_safe.append(leaf.name)
 
 
-def join_keys(spark: SparkSession, left: list[Expression], right: list[Expression]) -> JoinKeys:
+def join_keys(left: list[Expression], right: list[Expression]) -> JoinKeys:
     """Flatten the equal expressions of both sides.
 
     Raises
@@ -109,14 +109,14 @@ def join_keys(spark: SparkSession, left: list[Expression], right: list[Expressio
     null_safe: list[str] = []
     expiry: str | None = None
     for place, pair in enumerate(zip(left, right, strict=True)):
-        found = _Leaves(pair[0].sql())
-        kinds = data_type(pair[0]), data_type(pair[1])
-        mine, theirs = (column_of(spark, one) for one in pair)
-        nullable = pair[0].nullable() or pair[1].nullable()
+        found = _Leaves(pair[0].sql)
+        kinds = pair[0].type, pair[1].type
+        mine, theirs = (one.column() for one in pair)
+        nullable = pair[0].nullable or pair[1].nullable
         tree = found.flatten((mine, theirs), kinds, f"k{place}", nullable=nullable, top=True)
         leaves += found.fields
         null_safe += found.null_safe
-        if expiry is None and any(watermark_delay_ms(one) is not None for one in pair):
+        if expiry is None and any(one.watermark_delay_ms is not None for one in pair):
             expiry = dict(tree.fields)["end"].leaf if tree.fields else tree.leaf
         for side, expression in enumerate(pair):
             columns[side].extend(found.columns[side])

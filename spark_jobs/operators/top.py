@@ -10,9 +10,10 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from coordinator.errors import InvalidRequestError
-from spark_jobs.plan.catalyst import Expression, class_name, column_of, frame_of, scala_list
+from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import event_time, event_time_column
-from spark_jobs.plan.keys import is_session, key_of, leaf_field
+from spark_jobs.plan.keys import key_of, leaf_field
+from spark_jobs.plan.logical import Plan, analysed
 from spark_jobs.plan.operator_plan import check_output_mode
 from spark_jobs.plan.row_columns import ProjectedPlan, Result, RowColumns
 from spark_jobs.worker.exchange import HASH_COLUMN
@@ -45,16 +46,15 @@ def build_top(
     check_output_mode("topN" if rank else "keepLast", output_mode, ("update",))
     if not order_by:
         raise InvalidRequestError("name at least one column to order by")
-    spark = df.sparkSession
     expressions, child = _partition(df, partition_by)
-    keys = [key_of(spark, expression, f"k{place}") for place, expression in enumerate(expressions)]
-    attributes = scala_list(df._jdf.queryExecution().analyzed().output())
-    rows = RowColumns.held(spark, attributes, keys, "c")
+    keys = [key_of(expression, f"k{place}") for place, expression in enumerate(expressions)]
+    attributes = analysed(df).output
+    rows = RowColumns.held(attributes, keys, "c")
     fields, columns, order = _order(df, order_by, attributes, rows)
     leaves = [column.alias(leaf.name) for key in keys for leaf, column in zip(key.leaves, key.columns, strict=True)]
-    delay_ms, time = event_time(spark, attributes)
+    delay_ms, time = event_time(attributes)
     hashed = [column for key in keys for column in key.columns]
-    prepared = frame_of(spark, child).select(
+    prepared = child.frame().select(
         *leaves,
         *rows.selected,
         *columns,
@@ -82,47 +82,40 @@ def build_top(
     return ProjectedPlan((prepared,), schema, T.StructType(emitted), results, appends=False)
 
 
-def _partition(df: DataFrame, partition_by: Sequence[ColumnLike]) -> tuple[list[Expression], Expression]:
+def _partition(df: DataFrame, partition_by: Sequence[ColumnLike]) -> tuple[list[Expression], Plan]:
     """What rows are partitioned by, and the plan that has it: Spark makes windows of time below a grouping."""
     if not partition_by:
-        return [], df._jdf.queryExecution().analyzed()
-    node = df.groupBy(*partition_by).agg(F.count(F.lit(1)))._jdf.queryExecution().analyzed()
-    expressions = scala_list(node.groupingExpressions())
-    if any(is_session(expression) for expression in expressions):
+        return [], analysed(df)
+    node = analysed(df.groupBy(*partition_by).agg(F.count(F.lit(1))))
+    expressions = node.grouping
+    if any(expression.is_session for expression in expressions):
         raise InvalidRequestError(
             "rows are not partitioned by session windows, which change as rows come; use F.window"
         )
-    return expressions, node.child()
+    return expressions, node.child
 
 
 def _order(
     df: DataFrame, order_by: Sequence[ColumnLike], attributes: Sequence[Expression], rows: RowColumns
 ) -> tuple[list[str], list[Column], list[dict[str, Any]]]:
     """Names and columns of what is ordered by and is no column of the row, and the order (``store_actors.engine.ordering``)."""
-    spark = df.sparkSession
-    node = df.orderBy(*order_by)._jdf.queryExecution().analyzed()
-    while class_name(node) != "Sort":
-        node = scala_list(node.children())[0]
+    node = analysed(df.orderBy(*order_by))
+    while node.kind != "Sort":
+        node = node.child
     names: list[str] = []
     columns: list[Column] = []
     order: list[dict[str, Any]] = []
-    for place, item in enumerate(scala_list(node.order())):
-        key = key_of(spark, item.child(), f"o{place}", normalised=False)
+    for place, item in enumerate(node.sorting):
+        key = key_of(item.expression, f"o{place}", normalised=False)
         if len(key.leaves) != 1:
             raise InvalidRequestError(
-                "rows are ordered by simple columns; name the fields of a struct", column=item.sql()
+                "rows are ordered by simple columns; name the fields of a struct", column=item.sql
             )
-        own = (leaf for one, leaf in zip(attributes, rows.leaves, strict=True) if one.semanticEquals(item.child()))
+        own = (leaf for one, leaf in zip(attributes, rows.leaves, strict=True) if one.matches(item.expression))
         name = next(own, None)
         if name is None:
             name = key.leaves[0].name
             names.append(name)
-            columns.append(column_of(spark, item.child()).alias(name))
-        order.append(
-            {
-                "column": name,
-                "descending": item.direction().sql() == "DESC",
-                "nulls_first": item.nullOrdering().sql() == "NULLS FIRST",
-            }
-        )
+            columns.append(item.expression.column().alias(name))
+        order.append({"column": name, "descending": item.descending, "nulls_first": item.nulls_first})
     return names, columns, order

@@ -1,40 +1,40 @@
-"""Reading and rebuilding Spark's own (Catalyst) expressions through Py4J.
+"""Spark's own (Catalyst) expressions, read and rebuilt through Py4J.
 
 Statefleet lets Spark analyse a query and takes the analysed expressions apart, so names, types, casts and final formulas are
-Spark's, not a copy of them.
+Spark's, not a copy of them. What is the JVM's is touched in this package only: here, in :mod:`spark_jobs.plan.logical` (plans),
+:mod:`spark_jobs.plan.aggregate_functions` and :mod:`spark_jobs.plan.join_rules`. Everyone else is given their classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, reduce
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from py4j.protocol import Py4JJavaError
+from pyspark import SparkContext
+from pyspark.errors import PythonException
+from pyspark.sql import Column
 from pyspark.sql.types import DataType, _parse_datatype_json_string
 
-__all__ = [
-    "Expression",
-    "class_name",
-    "column_of",
-    "data_type",
-    "frame_of",
-    "rebuild",
-    "resolved",
-    "scala_list",
-    "walk",
-    "watermark_delay_ms",
-]
+__all__ = ["JOB_FAILURES", "Expression", "conjunction", "java_virtual_machine", "optional", "scala_list", "scala_seq"]
 
-#: A JVM object of Catalyst's Expression or LogicalPlan.
-Expression = Any
+#: How a job that Spark ran fails, seen from Python.
+JOB_FAILURES = (PythonException, Py4JJavaError)
 
 _WATERMARK_KEY = "spark.watermarkDelayMs"
+_SESSION_KEY = "spark.sessionWindow"
+_REPLACEABLE = "org.apache.spark.sql.catalyst.expressions.RuntimeReplaceable"
 
 
-def class_name(node: Expression) -> str:
-    """Simple name of a node's class, such as ``Sum``."""
-    name: str = node.getClass().getSimpleName()
-    return name
+def java_virtual_machine() -> Any:
+    """The JVM of the running Spark application."""
+    context = SparkContext._active_spark_context
+    assert context is not None, "expressions are those of a session"
+    assert context._jvm is not None
+    return context._jvm
 
 
 def scala_list(sequence: Any) -> list[Any]:
@@ -42,52 +42,216 @@ def scala_list(sequence: Any) -> list[Any]:
     return [sequence.apply(position) for position in range(sequence.size())]
 
 
-def data_type(expression: Expression) -> DataType:
-    """PySpark type of a resolved expression."""
-    return _parse_datatype_json_string(expression.dataType().json())
+def scala_seq(items: Iterable[Any]) -> Any:
+    """Scala Seq of JVM objects."""
+    return java_virtual_machine().PythonUtils.toSeq(list(items))
 
 
-def column_of(spark: SparkSession, expression: Expression) -> Column:
-    """PySpark Column of an expression."""
-    assert spark._jvm is not None
-    return Column(spark._jvm.org.apache.spark.sql.Column(expression))
+def optional(option: Any) -> Any:
+    """What a Scala Option holds; None if it is empty."""
+    return option.get() if option.isDefined() else None
 
 
-def frame_of(spark: SparkSession, plan: Expression) -> DataFrame:
-    """DataFrame of an analysed logical plan."""
-    assert spark._jvm is not None
-    return DataFrame(spark._jvm.org.apache.spark.sql.Dataset.ofRows(spark._jsparkSession, plan), spark)
+@dataclass(frozen=True, eq=False)
+class Expression:
+    """An expression of Catalyst. Two are compared by :meth:`matches`; a property says of what kinds it is, if not of all."""
+
+    _java: Any
+
+    @classmethod
+    def of(cls, column: Column) -> Expression:
+        """What a PySpark column stands for."""
+        return cls(column._jc.expr())
+
+    def column(self) -> Column:
+        """PySpark's column of it."""
+        return Column(java_virtual_machine().org.apache.spark.sql.Column(self._java))
+
+    @cached_property
+    def kind(self) -> str:
+        """Simple name of its class, such as ``Sum``."""
+        return str(self._java.getClass().getSimpleName())
+
+    @property
+    def is_attribute(self) -> bool:
+        """Whether it is a column of a plan."""
+        return self.kind == "AttributeReference"
+
+    @property
+    def children(self) -> list[Expression]:
+        return [Expression(one) for one in scala_list(self._java.children())]
+
+    @property
+    def child(self) -> Expression:
+        """The only child."""
+        return Expression(self._java.child())
+
+    @property
+    def unaliased(self) -> Expression:
+        """The expression that an alias names; itself if it is none."""
+        return self.child if self.kind == "Alias" else self
+
+    @property
+    def type(self) -> DataType:
+        return _parse_datatype_json_string(self._java.dataType().json())
+
+    @property
+    def type_sql(self) -> str:
+        """The type as SQL writes it."""
+        return str(self._java.dataType().sql())
+
+    @property
+    def nullable(self) -> bool:
+        return bool(self._java.nullable())
+
+    @property
+    def deterministic(self) -> bool:
+        return bool(self._java.deterministic())
+
+    @property
+    def sql(self) -> str:
+        return str(self._java.sql())
+
+    @property
+    def canonical(self) -> str:
+        """Text that is the same for expressions that differ in looks only."""
+        return str(self._java.canonicalized().toString())
+
+    def matches(self, other: Expression) -> bool:
+        """Whether both have the same result, as Spark tells."""
+        return bool(self._java.semanticEquals(other._java))
+
+    # -- named ones: attributes and aliases -----------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return str(self._java.name())
+
+    @property
+    def id(self) -> int:
+        """Number by which Spark tells columns of one name apart."""
+        return int(self._java.exprId().id())
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Metadata of a resolved attribute: that it is event time, or a window, goes with the column."""
+        told: dict[str, Any] = json.loads(self._java.metadata().json())
+        return told
+
+    @property
+    def attribute(self) -> Expression:
+        """The column that a plan has of it."""
+        return Expression(self._java.toAttribute())
+
+    @property
+    def watermark_delay_ms(self) -> int | None:
+        """Delay of an attribute that carries a watermark, as Spark marks it; None for any other expression."""
+        if not self._is_marked(_WATERMARK_KEY):
+            return None
+        return int(self._java.metadata().getLong(_WATERMARK_KEY))
+
+    @property
+    def is_session(self) -> bool:
+        """Whether it is a session window, or a column that holds one."""
+        return self.kind == "SessionWindow" or self._is_marked(_SESSION_KEY)
+
+    def _is_marked(self, key: str) -> bool:
+        return self.is_attribute and bool(self._java.metadata().contains(key))
+
+    def nullable_attribute(self) -> Expression:
+        """The attribute, able to be null."""
+        return Expression(self._java.withNullability(True))
+
+    # -- other kinds ----------------------------------------------------------------------------------------------
+
+    @property
+    def literal(self) -> Any:
+        """A literal's value, as JSON has it."""
+        value = self._java.value()
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        return bytes(value).hex() if isinstance(value, bytes | bytearray) else str(value)
+
+    @property
+    def is_written_cast(self) -> bool:
+        """Whether a cast stands in the query, rather than being Spark's own."""
+        cast = java_virtual_machine().org.apache.spark.sql.catalyst.expressions.Cast
+        return bool(self._java.getTagValue(cast.USER_SPECIFIED_CAST()).isDefined())
+
+    # -- trees ----------------------------------------------------------------------------------------------------
+
+    @property
+    def references(self) -> list[Expression]:
+        """Columns that it reads."""
+        return [Expression(one) for one in scala_list(self._java.references().toSeq())]
+
+    def leaves(self) -> Iterator[Expression]:
+        """Nodes of the tree that have no children."""
+        children = self.children
+        if not children:
+            yield self
+        for child in children:
+            yield from child.leaves()
+
+    def conjuncts(self) -> list[Expression]:
+        """The parts that must all be true."""
+        if self.kind != "And":
+            return [self]
+        return [part for side in self.children for part in side.conjuncts()]
+
+    def rebuilt(self, replacement: Callable[[Expression], Expression | None]) -> Expression:
+        """Copy of the tree in which every node that `replacement` answers for (not None) is replaced by the answer."""
+        replaced = replacement(self)
+        if replaced is not None:
+            return replaced
+        children = self.children
+        made = [child.rebuilt(replacement) for child in children]
+        if all(new is old for new, old in zip(made, children, strict=True)):
+            return self
+        return Expression(self._java.withNewChildren(scala_seq(one._java for one in made)))
+
+    # -- others made of it ----------------------------------------------------------------------------------------
+
+    def unwrapped(self) -> Expression:
+        """The expression that Spark really runs: ``any_value``, ``bool_and``, .. are other functions in disguise."""
+        replaceable = java_virtual_machine().java.lang.Class.forName(_REPLACEABLE)
+        java = self._java
+        while replaceable.isInstance(java):
+            java = java.replacement()
+        return self if java is self._java else Expression(java)
+
+    def normalised(self) -> Expression:
+        """Floating-point numbers as Spark groups them: one NaN, and -0.0 is 0.0."""
+        return Expression(
+            java_virtual_machine().org.apache.spark.sql.catalyst.optimizer.NormalizeNaNAndZero(self._java)
+        )
+
+    def shown_as(self, name: str) -> Expression:
+        """A leaf of the same type whose SQL is `name`."""
+        expressions = java_virtual_machine().org.apache.spark.sql.catalyst.expressions
+        return Expression(expressions.PrettyAttribute(name, self._java.dataType()))
+
+    def as_nullable_as(self, attribute: Expression) -> Expression:
+        """The expression with an attribute's nullability, whatever its own is."""
+        if self.nullable == attribute.nullable:
+            return self
+        expressions = java_virtual_machine().org.apache.spark.sql.catalyst.expressions
+        return Expression(
+            expressions.KnownNullable(self._java) if attribute.nullable else expressions.KnownNotNull(self._java)
+        )
+
+    def named_as(self, attribute: Expression) -> Expression:
+        """The expression under the name, the id and the metadata of an attribute."""
+        jvm, wanted = java_virtual_machine(), attribute._java
+        metadata = jvm.scala.Some(wanted.metadata())
+        alias = jvm.org.apache.spark.sql.catalyst.expressions.Alias
+        return Expression(
+            alias(self._java, wanted.name(), wanted.exprId(), wanted.qualifier(), metadata, scala_seq([]))
+        )
 
 
-def resolved(frame: DataFrame, name: str) -> Expression:
-    """Attribute of a DataFrame's column."""
-    return frame._jdf.col(f"`{name}`").expr()
-
-
-def rebuild(
-    spark: SparkSession, node: Expression, replacement: Callable[[Expression], Expression | None]
-) -> Expression:
-    """Copy of a tree in which every node that `replacement` answers for (not None) is replaced by the answer."""
-    replaced = replacement(node)
-    if replaced is not None:
-        return replaced
-    children = scala_list(node.children())
-    if not children:
-        return node
-    assert spark._jvm is not None
-    rebuilt = [rebuild(spark, child, replacement) for child in children]
-    return node.withNewChildren(spark._jvm.PythonUtils.toSeq(rebuilt))
-
-
-def walk(node: Expression) -> Iterator[Expression]:
-    """A plan's nodes, parents first."""
-    yield node
-    for child in scala_list(node.children()):
-        yield from walk(child)
-
-
-def watermark_delay_ms(attribute: Expression) -> int | None:
-    """Delay of an attribute that carries a watermark, as Spark marks it; None for any other."""
-    if class_name(attribute) != "AttributeReference" or not attribute.metadata().contains(_WATERMARK_KEY):
-        return None
-    return int(attribute.metadata().getLong(_WATERMARK_KEY))
+def conjunction(parts: Iterable[Expression]) -> Expression | None:
+    """That all of the parts are true; None of none."""
+    both = java_virtual_machine().org.apache.spark.sql.catalyst.expressions.And
+    found = [one._java for one in parts]
+    return Expression(reduce(both, found)) if found else None

@@ -20,16 +20,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from coordinator.errors import InvalidRequestError
-from spark_jobs.plan.catalyst import (
-    Expression,
-    class_name,
-    column_of,
-    data_type,
-    frame_of,
-    scala_list,
-    walk,
-    watermark_delay_ms,
-)
+from spark_jobs.plan.catalyst import Expression
+from spark_jobs.plan.logical import Plan, analysed
 from spark_jobs.worker.exchange import EVENT_TIME_COLUMN, ROUTE_COLUMN
 
 __all__ = ["Branch", "Upstream", "branches_of", "event_time", "event_time_column", "event_time_options"]
@@ -70,12 +62,12 @@ class Upstream:
         return f"{ROUTE_COLUMN}:{json.dumps(facts)}"
 
     @classmethod
-    def of_plan(cls, node: Expression) -> Upstream | None:
+    def of_plan(cls, node: Plan) -> Upstream | None:
         """The operator whose exchange a plan's node is."""
-        if class_name(node) != "RepartitionByExpression":
+        if node.kind != "RepartitionByExpression":
             return None
-        for expression in scala_list(node.partitionExpressions()):
-            name = expression.name() if class_name(expression) == "AttributeReference" else ""
+        for expression in node.partitioning:
+            name = expression.name if expression.is_attribute else ""
             if name.startswith(f"{ROUTE_COLUMN}:"):
                 state, uri, sources, appends, has_watermark = json.loads(name.partition(":")[2])
                 return cls(state, uri, tuple(sources), appends, has_watermark)
@@ -99,45 +91,28 @@ def branches_of(frame: DataFrame) -> list[Branch]:
     InvalidRequestError
         Something between ``withWatermark`` and the operator can drop or add rows, or an operator below emits rows that do not stand.
     """
-    spark = frame.sparkSession
-    plans = _split(spark, frame._jdf.queryExecution().analyzed())
-    if len(plans) == 1:
-        return [_branch(spark, frame)]
-    return [_branch(spark, frame_of(spark, plan)) for plan in plans]
+    plans = _split(analysed(frame))
+    return [_branch(frame)] if len(plans) == 1 else [_branch(plan.frame()) for plan in plans]
 
 
-def _split(spark: SparkSession, plan: Expression) -> list[Expression]:
+def _split(plan: Plan) -> list[Plan]:
     """A plan for each child of the unions at its top, with all that stands above them."""
-    if class_name(plan) == "Union":
-        attributes = scala_list(plan.output())
-        return [
-            _renamed(spark, part, attributes) for child in scala_list(plan.children()) for part in _split(spark, child)
-        ]
-    if class_name(plan) not in _ROW_BY_ROW:
+    if plan.kind == "Union":
+        attributes = plan.output
+        return [_renamed(part, attributes) for child in plan.children for part in _split(child)]
+    if plan.kind not in _ROW_BY_ROW:
         return [plan]
-    assert spark._jvm is not None
-    parts = _split(spark, scala_list(plan.children())[0])
-    if len(parts) == 1:
-        return [plan]
-    return [plan.withNewChildren(spark._jvm.PythonUtils.toSeq([part])) for part in parts]
+    parts = _split(plan.child)
+    return [plan] if len(parts) == 1 else [plan.with_children([part]) for part in parts]
 
 
-def _renamed(spark: SparkSession, plan: Expression, attributes: Sequence[Expression]) -> Expression:
+def _renamed(plan: Plan, attributes: Sequence[Expression]) -> Plan:
     """A union's child with the union's own attributes."""
-    jvm = spark._jvm
-    assert jvm is not None
-    catalyst = jvm.org.apache.spark.sql.catalyst
-    some = jvm.scala.Some
-    empty = jvm.PythonUtils.toSeq([])
-    named = [
-        catalyst.expressions.Alias(own, wanted.name(), wanted.exprId(), empty, some(wanted.metadata()), empty)
-        for own, wanted in zip(scala_list(plan.output()), attributes, strict=True)
-    ]
-    return catalyst.plans.logical.Project(jvm.PythonUtils.toSeq(named), plan)
+    return plan.project(own.named_as(wanted) for own, wanted in zip(plan.output, attributes, strict=True))
 
 
-def _branch(spark: SparkSession, frame: DataFrame) -> Branch:
-    plan = frame._jdf.queryExecution().analyzed()
+def _branch(frame: DataFrame) -> Branch:
+    plan = analysed(frame)
     upstream = tuple(_operators_below(plan))
     for one in upstream:
         if not one.appends:
@@ -154,79 +129,69 @@ def _branch(spark: SparkSession, frame: DataFrame) -> Branch:
         )
     if not marks:
         return Branch(frame, None, upstream)
-    node = spark._jsparkSession.sessionState().optimizer().execute(plan)
-    while class_name(node) != _WATERMARK:
+    node = plan.optimised()
+    while node.kind != _WATERMARK:
         if not _passes_all_rows(node):
             raise InvalidRequestError(
                 "something between withWatermark and the stateful operator can change which rows the watermark counts; call "
                 "withWatermark after it, as the last step before fleet.stateful",
-                operator=node.nodeName(),
-                plan=node.simpleString(20),
+                operator=node.node_name,
+                plan=node.text,
             )
-        node = scala_list(node.children())[0]
-    delays = [watermark_delay_ms(attribute) for attribute in scala_list(node.output())]
+        node = node.children[0]
+    delays = [attribute.watermark_delay_ms for attribute in node.output]
     return Branch(frame, next(delay for delay in delays if delay is not None), ())
 
 
-def _operators_below(plan: Expression) -> Iterator[Upstream]:
+def _operators_below(plan: Plan) -> Iterator[Upstream]:
     """Operators of the fleet that a plan's rows come from; not those below them."""
     found = Upstream.of_plan(plan)
     if found is not None:
         yield found
         return
-    for child in scala_list(plan.children()):
+    for child in plan.children:
         yield from _operators_below(child)
 
 
-def _count(plan: Expression) -> int:
+def _count(plan: Plan) -> int:
     """Watermarks of a plan that no operator of the fleet stands above."""
     if Upstream.of_plan(plan) is not None:
         return 0
-    return (class_name(plan) == _WATERMARK) + sum(_count(child) for child in scala_list(plan.children()))
+    return (plan.kind == _WATERMARK) + sum(_count(child) for child in plan.children)
 
 
-def _passes_all_rows(node: Expression) -> bool:
-    name = class_name(node)
-    if name == "Join":
+def _passes_all_rows(node: Plan) -> bool:
+    if node.kind == "Join":
         # The left side of a left outer join loses nothing; the watermark must be on that side.
-        left, right = scala_list(node.children())
-        return node.joinType().sql() == "LEFT OUTER" and _count(left) > _count(right)
-    if name == "Filter":
-        return all(_is_event_time_there(part) or _is_in_window(part) for part in _conjuncts(node.condition()))
-    return name in _TRANSPARENT or (name == "Generate" and node.outer())
-
-
-def _conjuncts(condition: Expression) -> list[Expression]:
-    if class_name(condition) != "And":
-        return [condition]
-    return [part for side in scala_list(condition.children()) for part in _conjuncts(side)]
+        return node.join_type == "LEFT OUTER" and _count(node.left) > _count(node.right)
+    if node.kind == "Filter":
+        return all(_is_event_time_there(part) or _is_in_window(part) for part in node.condition.conjuncts())
+    return node.kind in _TRANSPARENT or (node.kind == "Generate" and node.is_outer)
 
 
 def _is_in_window(condition: Expression) -> bool:
     """Whether it compares event time with windows of it, nothing else: sliding windows leave out only superfluous copies of rows."""
-    leaves = [node for node in walk(condition) if not scala_list(node.children())]
-    return all(watermark_delay_ms(leaf) is not None for leaf in leaves)
+    return all(leaf.watermark_delay_ms is not None for leaf in condition.leaves())
 
 
 def _is_event_time_there(condition: Expression) -> bool:
     """Rows without an event time count for no watermark."""
-    return class_name(condition) == "IsNotNull" and watermark_delay_ms(condition.child()) is not None
+    return condition.kind == "IsNotNull" and condition.child.watermark_delay_ms is not None
 
 
-def event_time(spark: SparkSession, attributes: Sequence[Expression]) -> tuple[int | None, Column | None]:
+def event_time(attributes: Sequence[Expression]) -> tuple[int | None, Column | None]:
     """Watermark delay, in milliseconds, and event time of the attributes that reach an operator.
 
     The delay is None without a watermark, the time if only windows of it are there.
     """
-    marked = [(attribute, watermark_delay_ms(attribute)) for attribute in attributes]
-    marked = [(attribute, delay) for attribute, delay in marked if delay is not None]
+    marked = [(one, delay) for one in attributes if (delay := one.watermark_delay_ms) is not None]
     if not marked:
         return None, None
-    times = [(attribute, delay) for attribute, delay in marked if not isinstance(data_type(attribute), T.StructType)]
+    times = [(one, delay) for one, delay in marked if not isinstance(one.type, T.StructType)]
     if not times:
         return marked[0][1], None
     attribute, delay = times[0]
-    return delay, column_of(spark, attribute).cast("timestamp")
+    return delay, attribute.column().cast("timestamp")
 
 
 def event_time_column(time: Column | None) -> list[Column]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Any
 
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from spark_jobs.plan.catalyst import Expression, class_name, column_of, data_type, watermark_delay_ms
+from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.state_types import state_field
 from store_actors.schema import Field
 
-__all__ = ["Key", "KeyTree", "is_session", "key_of", "leaf_field", "metadata_of"]
+__all__ = ["Key", "KeyTree", "key_of", "leaf_field"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class KeyTree:
         return struct if self.null_leaf is None else F.when(~F.col(self.null_leaf), struct)
 
 
-def key_of(spark: SparkSession, expression: Expression, path: str, *, normalised: bool = True) -> Key:
+def key_of(expression: Expression, path: str, *, normalised: bool = True) -> Key:
     """A key expression whose leaves are named after `path`; floating-point ones as Spark groups them, if `normalised`.
 
     Raises
@@ -76,14 +74,14 @@ def key_of(spark: SparkSession, expression: Expression, path: str, *, normalised
                 for place, item in enumerate(kind.fields)
             )
             return KeyTree(fields=fields, null_leaf=null_leaf)
-        leaves.append(state_field(path, kind, nullable, what=expression.sql()))
-        columns.append(_normalised(spark, column, kind) if normalised else column)
+        leaves.append(state_field(path, kind, nullable, what=expression.sql))
+        columns.append(_normalised(column, kind) if normalised else column)
         return KeyTree(leaf=path)
 
-    kind = data_type(expression)
-    tree = flatten(column_of(spark, expression), kind, path, nullable=expression.nullable())
+    kind = expression.type
+    tree = flatten(expression.column(), kind, path, nullable=expression.nullable)
     expiry = None
-    if watermark_delay_ms(expression) is not None:
+    if expression.watermark_delay_ms is not None:
         ends = {name: inner.leaf for name, inner in tree.fields}
         expiry = ends.get("end") if isinstance(kind, T.StructType) else tree.leaf
     return Key(expression, tuple(leaves), tuple(columns), tree, expiry)
@@ -94,25 +92,8 @@ def leaf_field(item: T.StructField) -> Field:
     return state_field(item.name, item.dataType, item.nullable, metadata=item.metadata)
 
 
-def metadata_of(attribute: Expression) -> dict[str, Any]:
-    """Metadata of a resolved attribute: that it is event time, or a window, goes with the column."""
-    told: dict[str, Any] = json.loads(attribute.metadata().json())
-    return told
-
-
-def is_session(expression: Expression) -> bool:
-    """Whether a grouping expression is a session window."""
-    return class_name(expression) == "SessionWindow" or _is_session_column(expression)
-
-
-def _is_session_column(expression: Expression) -> bool:
-    return class_name(expression) == "AttributeReference" and expression.metadata().contains("spark.sessionWindow")
-
-
-def _normalised(spark: SparkSession, column: Column, kind: T.DataType) -> Column:
+def _normalised(column: Column, kind: T.DataType) -> Column:
     """Floating-point keys as Spark groups them: one NaN, and -0.0 is 0.0."""
     if not isinstance(kind, T.FloatType | T.DoubleType):
         return column
-    assert spark._jvm is not None
-    normalise = spark._jvm.org.apache.spark.sql.catalyst.optimizer.NormalizeNaNAndZero
-    return column_of(spark, normalise(column._jc.expr()))
+    return Expression.of(column).normalised().column()

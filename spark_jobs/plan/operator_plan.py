@@ -13,8 +13,8 @@ from pyspark.sql.types import StructType
 from coordinator.errors import InvalidRequestError
 from coordinator.model import StateMetadata
 from spark_jobs.plan.bounds import warn_if_unbounded
-from spark_jobs.plan.catalyst import Expression, class_name, scala_list
 from spark_jobs.plan.event_time import Branch, Upstream, branches_of, event_time_options
+from spark_jobs.plan.logical import Plan, analysed
 from spark_jobs.worker.exchange import EVENT_TIME_COLUMN
 from spark_jobs.worker.fleet_client import FleetAddress
 from store_actors.schema import StateSchema
@@ -125,32 +125,30 @@ def check_output_mode(operator: str, output_mode: str, supported: Sequence[str])
 
 def _check_below(inputs: Sequence[DataFrame], state: str) -> None:
     """Refuse what would feed an operator with rows that do not stand, or with one state's rows twice."""
-    found: dict[str, Expression] = {}
+    found: dict[str, Plan] = {}
     for frame in inputs:
-        for one, exchange in _operators_below(frame._jdf.queryExecution().analyzed(), state):
+        for one, exchange in _operators_below(analysed(frame), state):
             # One DataFrame may come in twice, as in a self join: it is the same operator, which commits each batch once.
-            if one.state == state or not exchange.sameResult(found.setdefault(one.state, exchange)):
+            if one.state == state or not exchange.has_result_of(found.setdefault(one.state, exchange)):
                 raise InvalidRequestError(
                     "two stateful operators of a query have the same name, and would share one state; give each a name of its own",
                     state=one.state,
                 )
 
 
-def _operators_below(plan: Expression, state: str) -> Iterator[tuple[Upstream, Expression]]:
+def _operators_below(plan: Plan, state: str) -> Iterator[tuple[Upstream, Plan]]:
     """Operators of the fleet in a plan, with their exchanges; refuses Spark's own ones whose rows may change, as Spark does."""
     one = Upstream.of_plan(plan)
     if one is not None:
         yield one, plan
-    name = class_name(plan)
-    if plan.isStreaming() and (
-        name == "Aggregate" or (name in _OF_A_FUNCTION and plan.outputMode().toString() != "Append")
-    ):
+    may_change = plan.kind == "Aggregate" or (plan.kind in _OF_A_FUNCTION and plan.output_mode != "Append")
+    if may_change and plan.is_streaming:
         raise InvalidRequestError(
             "a stateful operator of Spark's own stands below this one, which would count its rows again whenever they change; make "
             "that one an operator of the fleet in append mode (fleet.stateful), or write its results to a sink and read them in a "
             "second query",
             state=state,
-            operator=plan.nodeName(),
+            operator=plan.node_name,
         )
-    for child in scala_list(plan.children()):
+    for child in plan.children:
         yield from _operators_below(child, state)

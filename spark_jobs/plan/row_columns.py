@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
-from spark_jobs.plan.catalyst import Expression, column_of, data_type
-from spark_jobs.plan.keys import Key, key_of, metadata_of
+from spark_jobs.plan.catalyst import Expression
+from spark_jobs.plan.keys import Key, key_of
 from store_actors.schema import Field, StateSchema, payload_type
 
 __all__ = ["ProjectedPlan", "Result", "RowColumns"]
@@ -49,28 +49,24 @@ class RowColumns:
     leaves: tuple[str | None, ...] = ()
 
     @classmethod
-    def passing(
-        cls, spark: SparkSession, attributes: Sequence[Expression], keys: Sequence[Key], prefix: str
-    ) -> RowColumns:
+    def passing(cls, attributes: Sequence[Expression], keys: Sequence[Key], prefix: str) -> RowColumns:
         """Columns of any type, which no state holds; those that are keys come back from these."""
         fields: list[Field] = []
         selected: list[Column] = []
         results: list[Result] = []
         for place, attribute in enumerate(attributes):
-            held = next((key for key in keys if key.expression.semanticEquals(attribute)), None)
+            held = next((key for key in keys if key.expression.matches(attribute)), None)
             name = f"{prefix}{place}"
             if held is None:
-                kind = payload_type(to_arrow_type(data_type(attribute)))
-                fields.append(Field(name, kind, attribute.nullable()))
-                selected.append(column_of(spark, attribute).alias(name))
+                kind = payload_type(to_arrow_type(attribute.type))
+                fields.append(Field(name, kind, attribute.nullable))
+                selected.append(attribute.column().alias(name))
             column = F.col(name) if held is None else held.tree.column()
-            results.append(Result(column, attribute.name(), metadata_of(attribute)))
+            results.append(Result(column, attribute.name, attribute.metadata))
         return cls(tuple(fields), tuple(selected), tuple(results))
 
     @classmethod
-    def held(
-        cls, spark: SparkSession, attributes: Sequence[Expression], keys: Sequence[Key], prefix: str
-    ) -> RowColumns:
+    def held(cls, attributes: Sequence[Expression], keys: Sequence[Key], prefix: str) -> RowColumns:
         """Columns that state holds, structs flattened to leaves; those that are keys come back from these.
 
         Raises
@@ -83,15 +79,15 @@ class RowColumns:
         results: list[Result] = []
         leaves: list[str | None] = []
         for place, attribute in enumerate(attributes):
-            own = next((key for key in keys if key.expression.semanticEquals(attribute)), None)
+            own = next((key for key in keys if key.expression.matches(attribute)), None)
             if own is None:
-                own = key_of(spark, attribute, f"{prefix}{place}", normalised=False)
+                own = key_of(attribute, f"{prefix}{place}", normalised=False)
                 fields += own.leaves
                 selected += [column.alias(leaf.name) for leaf, column in zip(own.leaves, own.columns, strict=True)]
                 leaves.append(own.tree.leaf)
             else:
                 leaves.append(None)
-            results.append(Result(own.tree.column(), attribute.name(), metadata_of(attribute)))
+            results.append(Result(own.tree.column(), attribute.name, attribute.metadata))
         return cls(tuple(fields), tuple(selected), tuple(results), tuple(leaves))
 
 

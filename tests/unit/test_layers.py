@@ -165,3 +165,31 @@ def test_the_check_sees_a_planted_import(tmp_path: Path) -> None:
     )
     assert imports(planted) == {"spark_jobs.fleet", "store_actors.engine.table", "ray"}
     assert room_of("store_actors.engine.table") == "engine"
+
+
+#: How a module gets at objects of Spark's JVM, or at what this project's classes hold of them.
+_JVM_NAMES = {
+    "_gateway", "_jc", "_jconf", "_jdf", "_jreader", "_jrdd", "_jsc", "_jschema", "_jseq", "_jsparkSession", "_jsqm", "_jvm",
+    "_jwrite", "_jwriter", "_java", "java_virtual_machine", "scala_list", "scala_seq",
+}  # fmt: skip
+
+
+def names_of_the_jvm(file: Path) -> set[str]:
+    """Names in a file by which it touches objects of the JVM."""
+    nodes = list(ast.walk(ast.parse(file.read_text())))
+    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    imported = {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+    packages = {one.partition(".")[0] for one in imports(file)}
+    return (attributes | imported) & _JVM_NAMES | packages & {"py4j"}
+
+
+def test_objects_of_the_jvm_are_touched_in_one_room_only() -> None:
+    touching = {name for name, file in MODULES.items() if names_of_the_jvm(file)}
+    assert touching, "the check sees nothing"
+    assert {room_of(name) for name in touching} == {"Spark's plans"}, touching
+
+
+def test_the_check_sees_a_planted_use_of_the_jvm(tmp_path: Path) -> None:
+    planted = tmp_path / "planted.py"
+    planted.write_text("from py4j.protocol import Py4JJavaError\n\ndef f(df):\n    return df._jdf.queryExecution()\n")
+    assert names_of_the_jvm(planted) == {"py4j", "_jdf"}

@@ -1,0 +1,85 @@
+"""What Spark itself says of a join of two streams: which it refuses, its equal keys, its filters, how long rows may still match."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spark_jobs.plan.catalyst import Expression, java_virtual_machine, optional, scala_list, scala_seq
+from spark_jobs.plan.logical import Plan
+
+__all__ = ["EquiJoin", "check_streaming", "equi_join", "pushed_down", "state_watermarks_ms"]
+
+
+@dataclass(frozen=True)
+class EquiJoin:
+    """The equal expressions of both sides, and what is left of the condition."""
+
+    keys: tuple[list[Expression], list[Expression]]
+    rest: Expression | None
+
+
+def check_streaming(join: Plan, condition: Expression | None) -> None:
+    """Spark's check of a join of streams, as if it had another condition.
+
+    Raises
+    ------
+    pyspark.errors.AnalysisException
+        Spark does not run it.
+    """
+    sql, own = java_virtual_machine().org.apache.spark.sql, join._java
+    changed = sql.catalyst.plans.logical.Join(own.left(), own.right(), own.joinType(), _option(condition), own.hint())
+    sql.catalyst.analysis.UnsupportedOperationChecker.checkForStreaming(changed, sql.streaming.OutputMode.Append())
+
+
+def pushed_down(join: Plan) -> Plan:
+    """The join with the filters on its sides that Spark makes of its condition."""
+    rules = java_virtual_machine().org.apache.spark.sql.catalyst.optimizer
+    pushed = rules.PushPredicateThroughJoin.apply(join._java)
+    pushed = rules.PushPredicateThroughJoin.apply(rules.InferFiltersFromConstraints.apply(pushed))
+    return Plan(pushed, join._spark)
+
+
+def equi_join(join: Plan) -> EquiJoin | None:
+    """The keys of a join; None if it has none."""
+    found = optional(
+        java_virtual_machine().org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys.unapply(join._java)
+    )
+    if found is None:
+        return None
+    left, right = ([Expression(one) for one in scala_list(some)] for some in (found._2(), found._3()))
+    rest = optional(found._4())
+    return EquiJoin((left, right), None if rest is None else Expression(rest))
+
+
+def state_watermarks_ms(
+    join: Plan,
+    keys: tuple[Sequence[Expression], Sequence[Expression]],
+    condition: Expression | None,
+    watermark_ms: int,
+    *,
+    is_first_enough: bool,
+) -> tuple[int | None, int | None]:
+    """Event time up to which Spark would remove either side's rows at a watermark; None if it keeps them for ever.
+
+    Parameters
+    ----------
+    is_first_enough
+        Whether one watermark column of a side is enough for Spark, where it has several.
+    """
+    jvm = java_virtual_machine()
+    helper = jvm.org.apache.spark.sql.execution.streaming.StreamingSymmetricHashJoinHelper
+    answer = helper.getStateWatermark(
+        join._java.left().output(),
+        join._java.right().output(),
+        *(scala_seq(one._java for one in some) for some in keys),
+        _option(condition),
+        jvm.scala.Some(watermark_ms),
+        is_first_enough,
+    )
+    return optional(answer._1()), optional(answer._2())
+
+
+def _option(expression: Expression | None) -> Any:
+    return java_virtual_machine().scala.Option.apply(None if expression is None else expression._java)
