@@ -23,7 +23,7 @@ from coordinator.watermarks import Watermarks
 from spark_jobs.functions.groups import EXISTS, TIMEOUT, Groups, StateColumns, single_chunk
 from spark_jobs.functions.state_batch import NO_TIMEOUT, BatchFunction, Mask, Moment, StateBatch
 from spark_jobs.plan.keys import KeyTree
-from spark_jobs.worker.exchange import BATCH_TIME, SHARD, unpack
+from spark_jobs.worker.exchange import Received, unpack
 from spark_jobs.worker.fleet_client import FleetAddress, fleet_client
 from spark_jobs.worker.state_store import StateStore
 from spark_jobs.worker.task import task_identity
@@ -240,19 +240,18 @@ class GroupStateTask:
         """See :func:`do_batch`."""
         return do_batch(batches, self.schema, self._run)
 
-    def _run(self, rows: pa.Table, rows_read: int, seen: dict[int, int]) -> list[pa.Table]:
-        task = task_identity(self.metadata, seen.pop(SHARD, None))
+    def _run(self, received: Received) -> list[pa.Table]:
+        task, rows = task_identity(self.metadata, received.shard), received.rows.raw
         spec = StoreSpec(DEFAULT_STORE, self.schema.keys, (*self.columns.fields, EXISTS, TIMEOUT), TIMEOUT.name)
-        batch_time_ms = seen.pop(BATCH_TIME, None)
         store, grant = fleet_client(self.address).open_granted(task, self.metadata, (spec,))
         with store:
-            after = watermarks_after(self.schema, grant, seen)
+            after = watermarks_after(self.schema, grant, received.watermarks_ms)
             # Spark drops late rows if timeouts are of event time, else none.
             is_timed = self.timeout_conf == GroupStateTimeout.EventTimeTimeout
             on_time = rows_on_time(rows, grant.watermarks.input_ms) if is_timed else rows
             batch = KeyedBatch(store, self.calls, self.view, self.columns, self.timeout_conf)
-            emitted = list(self._emitted(batch, on_time, grant.watermarks, after, batch_time_ms))
-            store.commit(BatchFacts(after, rows_read, rows.num_rows - on_time.num_rows))
+            emitted = list(self._emitted(batch, on_time, grant.watermarks, after, received.batch_time_ms))
+            store.commit(BatchFacts(after, received.rows.rows_read, rows.num_rows - on_time.num_rows))
         return emitted
 
     def _emitted(
@@ -272,19 +271,17 @@ class GroupStateTask:
 
 
 def do_batch(
-    batches: Iterable[pa.RecordBatch],
-    schema: StateSchema,
-    run: Callable[[pa.Table, int, dict[int, int]], list[pa.Table]],
+    batches: Iterable[pa.RecordBatch], schema: StateSchema, run: Callable[[Received], list[pa.Table]]
 ) -> Iterator[pa.RecordBatch]:
     """Do a partition's batch and commit it, then yield: whoever reads only a part of its results does not stop it.
 
     Parameters
     ----------
     run
-        Called with the rows, how many were read, and what the map tasks told; commits, and returns what to emit.
+        Commits what it is called with, and returns what to emit.
     """
-    shard_input, seen = unpack(batches, schema)
-    emitted = _again_if_lost(lambda: run(shard_input.raw, shard_input.rows_read, dict(seen)))
+    received = unpack(batches, schema)
+    emitted = _again_if_lost(lambda: run(received))
     for table in emitted:
         yield from table.to_batches(max_chunksize=1 << 16)
 
@@ -306,9 +303,9 @@ def _again_if_lost(run: Callable[[], Emitted]) -> Emitted:
     return run()
 
 
-def watermarks_after(schema: StateSchema, grant: LeaseGrant, seen: Mapping[int, int]) -> Watermarks:
+def watermarks_after(schema: StateSchema, grant: LeaseGrant, watermarks_ms: Mapping[int, int]) -> Watermarks:
     """Where event time stands with the batch included; what is emitted later is newer than the operator's own watermark."""
-    after = schema.watermarks_after(grant.watermarks, seen, grant.upstream)
+    after = schema.watermarks_after(grant.watermarks, watermarks_ms, grant.upstream)
     return replace(after, output_ms=max(after.output_ms, after.input_ms))
 
 

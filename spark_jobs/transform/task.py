@@ -24,7 +24,7 @@ from spark_jobs.transform.processor import StatefulProcessor, TimerValues
 from spark_jobs.transform.rows import Rows
 from spark_jobs.transform.variables import PLACE, TimeMode, Variable, VariableKind, store_name, timer_spec
 from spark_jobs.transform.work import TransformWork
-from spark_jobs.worker.exchange import BATCH_TIME, SHARD
+from spark_jobs.worker.exchange import Received
 from spark_jobs.worker.fleet_client import FleetAddress, FleetClient, fleet_client
 from spark_jobs.worker.state_store import StateStore
 from spark_jobs.worker.task import task_identity
@@ -102,9 +102,9 @@ class TransformTask:
         """See :func:`~spark_jobs.functions.group_task.do_batch`."""
         return do_batch(batches, self.schema, self._run)
 
-    def _run(self, rows: pa.Table, rows_read: int, seen: dict[int, int]) -> list[pa.Table]:
-        task = task_identity(self.metadata, seen.pop(SHARD, None))
-        batch_time_ms = seen.pop(BATCH_TIME, None)
+    def _run(self, received: Received) -> list[pa.Table]:
+        task, rows = task_identity(self.metadata, received.shard), received.rows.raw
+        batch_time_ms = received.batch_time_ms
         client = fleet_client(self.address)
         with closing(load_processor(self.processor)) as processor:
             block = Block([field.name for field in self.schema.keys])
@@ -118,7 +118,7 @@ class TransformTask:
             with store:
                 for spec in purged:
                     _remove_all(store.store(spec.name), spec)
-                after = watermarks_after(self.schema, grant, seen)
+                after = watermarks_after(self.schema, grant, received.watermarks_ms)
                 is_timed = self.time_mode is TimeMode.EVENT_TIME
                 on_time = rows_on_time(rows, grant.watermarks.input_ms) if is_timed else rows
                 # A batch that no row of reached the exchange has no time of its own.
@@ -126,7 +126,7 @@ class TransformTask:
                 work = TransformWork(processor, handle, block, self.view, self.form)
                 emitted = list(self._emitted(work, on_time, grant, after.input_ms, has_time=batch_time_ms is not None))
                 self._check_event_times(emitted, grant.watermarks.input_ms)
-                store.commit(BatchFacts(after, rows_read, rows.num_rows - on_time.num_rows))
+                store.commit(BatchFacts(after, received.rows.rows_read, rows.num_rows - on_time.num_rows))
         return emitted
 
     def _emitted(

@@ -11,7 +11,7 @@ batch, the same one on every shard and on every retry, with nobody to ask who co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -31,15 +31,14 @@ if TYPE_CHECKING:
     from store_actors.engine.table import GroupTable
 
 __all__ = [
-    "BATCH_TIME",
     "EVENT_TIME_COLUMN",
     "EXCHANGE_SCHEMA",
     "HASH_COLUMN",
     "KEEP_COLUMN",
     "ROUTE_COLUMN",
-    "SHARD",
     "TIME_COLUMN",
     "ExchangeTask",
+    "Received",
     "unpack",
 ]
 
@@ -52,13 +51,13 @@ EVENT_TIME_COLUMN = "__event_time_ms"
 KEEP_COLUMN = "__keep"
 
 #: Processing time of the batch, in milliseconds: Spark's ``current_timestamp()``, which its offset log keeps, so that it is the same
-#: for every row and on every retry, also by another driver. Told to every shard like a watermark, as source :data:`BATCH_TIME`.
+#: for every row and on every retry, also by another driver. Told to every shard like a watermark, as source :data:`_BATCH_TIME`.
 TIME_COLUMN = "__batch_time_ms"
-BATCH_TIME = -1
+_BATCH_TIME = -1
 
 #: Every map task tells every shard which one it is, as this source. A reduce task cannot go by its partition: that of a task in a stage
 #: with a union counts the other partitions of the union, too.
-SHARD = -2
+_SHARD = -2
 
 ROUTE_COLUMN = "__route"
 #: What is shuffled: the route, and either a chunk (an IPC record batch, how many input rows it stands for, which of the schema's
@@ -136,8 +135,8 @@ class ExchangeTask:
             number, delay_ms = self.source
             yield self._markers(number, [max_event_ms - delay_ms] * self.num_shards)
         if batch_time_ms is not None:
-            yield self._markers(BATCH_TIME, [batch_time_ms] * self.num_shards)
-        yield self._markers(SHARD, range(self.num_shards))
+            yield self._markers(_BATCH_TIME, [batch_time_ms] * self.num_shards)
+        yield self._markers(_SHARD, range(self.num_shards))
 
     def _exchange(self, block: pa.RecordBatch) -> pa.RecordBatch:
         hashes = block.column(HASH_COLUMN).to_numpy()
@@ -243,10 +242,30 @@ def _blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.concat_batches(pending)
 
 
-def unpack(batches: Iterable[pa.RecordBatch], schema: StateSchema) -> tuple[ShardInput, dict[int, int]]:
-    """Reduce side: a shard's rows, and the watermark of each of the operator's own sources that the micro-batch had rows of; also the
-    batch's processing time (as :data:`BATCH_TIME`), if the operator asked for it and the batch had rows, and which shard it is (as
-    :data:`SHARD`), if there was a map task.
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What one partition of the exchange received of a micro-batch.
+
+    Attributes
+    ----------
+    rows
+        The shard's rows.
+    watermarks_ms
+        Own watermark of each of the operator's own sources (by number) that the micro-batch had rows of.
+    batch_time_ms
+        The batch's processing time; None if the operator did not ask for it, or the batch had no rows.
+    shard
+        Which shard it is; None if there was no map task.
+    """
+
+    rows: ShardInput
+    watermarks_ms: Mapping[int, int]
+    batch_time_ms: int | None
+    shard: int | None
+
+
+def unpack(batches: Iterable[pa.RecordBatch], schema: StateSchema) -> Received:
+    """Reduce side: what the map tasks sent.
 
     Parameters
     ----------
@@ -258,17 +277,18 @@ def unpack(batches: Iterable[pa.RecordBatch], schema: StateSchema) -> tuple[Shar
     schemas = schema.input_schemas()
     chunks: list[list[pa.RecordBatch]] = [[] for _ in schemas]
     rows_read = 0
-    seen: dict[int, int] = {}
+    told: dict[int, int] = {}
     for batch in batches:
         rows_read += pc.sum(batch.column("rows_read")).as_py() or 0
         facts = (batch.column(name).to_pylist() for name in ("input", "source", "watermark_ms"))
         for number, source, watermark_ms, chunk in zip(*facts, batch.column("chunk"), strict=True):
             if watermark_ms is not None:
-                seen[source] = max(watermark_ms, seen.get(source, watermark_ms))
+                told[source] = max(watermark_ms, told.get(source, watermark_ms))
             if chunk.is_valid:
                 chunks[number].append(pa.ipc.read_record_batch(chunk.as_buffer(), schemas[number]))
     # One piece each: what is sent to the store actor is then a few large buffers.
     tables = tuple(
         pa.Table.from_batches(some, kind).combine_chunks() for some, kind in zip(chunks, schemas, strict=True)
     )
-    return ShardInput(tables, rows_read), seen
+    batch_time_ms, shard = told.pop(_BATCH_TIME, None), told.pop(_SHARD, None)
+    return Received(ShardInput(tables, rows_read), told, batch_time_ms, shard)

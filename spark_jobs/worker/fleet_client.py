@@ -112,7 +112,7 @@ class FleetClient:
         metadata: StateMetadata,
         schema: StateSchema,
         rows: ShardInput,
-        seen: Mapping[int, int],
+        watermarks_ms: Mapping[int, int],
     ) -> pa.Table:
         """Hand a shard its rows; returns what the batch emits once the commit is durable.
 
@@ -120,8 +120,8 @@ class FleetClient:
 
         Parameters
         ----------
-        seen
-            Own watermark, in milliseconds, of each of the operator's own sources (by number) that the batch had rows of.
+        watermarks_ms
+            Own watermark of each of the operator's own sources (by number) that the batch had rows of.
 
         Raises
         ------
@@ -133,7 +133,7 @@ class FleetClient:
         payload = ray.put(rows)
 
         def hand_over(grant: LeaseGrant) -> pa.Table:
-            watermarks = schema.watermarks_after(grant.watermarks, seen, grant.upstream)
+            watermarks = schema.watermarks_after(grant.watermarks, watermarks_ms, grant.upstream)
             request = ApplyRequest(task, grant.lease, grant.base_version, schema, watermarks)
             emitted, _ = _unwrapped(self._handle(grant.lease.location), "apply", request, payload)
             return emitted

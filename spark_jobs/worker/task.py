@@ -10,7 +10,7 @@ from pyspark import TaskContext
 
 from coordinator.errors import InvalidRequestError
 from coordinator.model import StateMetadata, TaskIdentity
-from spark_jobs.worker.exchange import SHARD, unpack
+from spark_jobs.worker.exchange import unpack
 from spark_jobs.worker.fleet_client import FleetAddress, executor_name, fleet_client
 from store_actors.schema import StateSchema
 
@@ -26,9 +26,11 @@ class StateTask:
     address: FleetAddress
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        rows, seen = unpack(batches, self.schema)
-        task = task_identity(self.metadata, seen.pop(SHARD, None))
-        emitted = fleet_client(self.address).apply(task, self.metadata, self.schema, rows, seen)
+        received = unpack(batches, self.schema)
+        task = task_identity(self.metadata, received.shard)
+        emitted = fleet_client(self.address).apply(
+            task, self.metadata, self.schema, received.rows, received.watermarks_ms
+        )
         # The numbers of rows are the shard's own affair.
         emitted = emitted.drop_columns([name for name in emitted.column_names if name.startswith("__")])
         yield from emitted.to_batches(max_chunksize=1 << 16)
@@ -41,7 +43,7 @@ def task_identity(metadata: StateMetadata, shard: int | None) -> TaskIdentity:
     ----------
     shard
         Which shard it has; None if nothing came that tells. Then no shard has any rows, and it is enough that each task has another
-        one: their partitions are successive numbers, though not always from 0 (:data:`~spark_jobs.worker.exchange.SHARD`).
+        one: their partitions are successive numbers, though not always from 0 (:class:`~spark_jobs.worker.exchange.Received`).
 
     Raises
     ------

@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_jobs.worker import exchange
-from spark_jobs.worker.exchange import EVENT_TIME_COLUMN, HASH_COLUMN, ROUTE_COLUMN, SHARD, ExchangeTask, unpack
+from spark_jobs.worker.exchange import (
+    EVENT_TIME_COLUMN,
+    HASH_COLUMN,
+    ROUTE_COLUMN,
+    TIME_COLUMN,
+    ExchangeTask,
+    Received,
+    unpack,
+)
 from spark_jobs.worker.routing import murmur3_int
 from store_actors.messages import ShardInput
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
@@ -46,9 +54,7 @@ def batch_of(rows: list[Row], events: list[int | None] | None = None) -> pa.Reco
     return pa.record_batch(columns, names=names)
 
 
-def shuffle(
-    schema: StateSchema, tasks: list[list[pa.RecordBatch]], shards: int
-) -> list[tuple[ShardInput, dict[int, int]]]:
+def shuffle(schema: StateSchema, tasks: list[list[pa.RecordBatch]], shards: int) -> list[Received]:
     """What each shard receives of some map tasks, by Spark's hash partitioning of the route."""
     sent = [
         batch
@@ -96,7 +102,7 @@ def test_every_row_reaches_the_shard_of_its_hash_once(
         patch.setattr(exchange, "_CHUNK_BYTES", chunk_bytes)
         patch.setattr(exchange, "_BLOCK_ROWS", block_rows)
         tasks = [[batch_of(rows[:50]), batch_of(rows[50:60])], [batch_of(rows[60:])]]
-        received = [one for one, _ in shuffle(KEYED, tasks, shards)]
+        received = [one.rows for one in shuffle(KEYED, tasks, shards)]
     assert sum(one.rows_read for one in received) == len(rows)
     assert all((one.raw if combine else one.partial).num_rows == 0 for one in received)
     expected: dict[tuple[Any, Any], tuple[int, int | None]] = {}
@@ -112,8 +118,8 @@ def test_every_row_reaches_the_shard_of_its_hash_once(
 def test_blocks_are_combined_where_groups_repeat() -> None:
     many = [(int(k), None, 1) for k in np.arange(40_000)]
     few = [(int(k) % 1000, None, 1) for k in np.arange(40_000)]
-    (spread,) = [one for one, _ in shuffle(KEYED, [[batch_of(many)]], 1)]
-    (dense,) = [one for one, _ in shuffle(KEYED, [[batch_of(few)]], 1)]
+    (spread,) = [one.rows for one in shuffle(KEYED, [[batch_of(many)]], 1)]
+    (dense,) = [one.rows for one in shuffle(KEYED, [[batch_of(few)]], 1)]
     assert (spread.raw.num_rows, spread.partial.num_rows) == (40_000, 0)
     assert (dense.raw.num_rows, dense.partial.num_rows) == (0, 1000)
     assert spread.rows_read == dense.rows_read == 40_000
@@ -122,20 +128,29 @@ def test_blocks_are_combined_where_groups_repeat() -> None:
 def test_every_shard_learns_the_watermark_that_all_tasks_together_saw() -> None:
     row: Row = (1, None, 1)
     tasks = [[batch_of([row, row], [5, None])], [batch_of([row], [17])], [batch_of([row], [None])], []]
-    assert [seen for _, seen in shuffle(TIMED, tasks, 5)] == [{0: 17 - 1000, SHARD: shard} for shard in range(5)]
-    assert [seen for _, seen in shuffle(TIMED, [[batch_of([row], [None])]], 5)] == [{SHARD: n} for n in range(5)]
+    told = [(one.watermarks_ms, one.shard) for one in shuffle(TIMED, tasks, 5)]
+    assert told == [({0: 17 - 1000}, shard) for shard in range(5)]
+    told = [(one.watermarks_ms, one.shard) for one in shuffle(TIMED, [[batch_of([row], [None])]], 5)]
+    assert told == [({}, shard) for shard in range(5)]
+
+
+def test_every_shard_learns_the_time_of_the_batch() -> None:
+    rows = batch_of([(1, None, 1)])
+    timed = rows.append_column(TIME_COLUMN, pa.array([1_700_000_000_123]))
+    assert [one.batch_time_ms for one in shuffle(KEYED, [[timed], []], 3)] == [1_700_000_000_123] * 3
+    assert [one.batch_time_ms for one in shuffle(KEYED, [[rows]], 3)] == [None] * 3
 
 
 def test_a_shard_without_rows_gets_empty_tables_of_the_right_types() -> None:
-    ((empty, seen),) = shuffle(KEYED, [], 1)
-    assert (empty.raw.schema, empty.partial.schema) == (KEYED.raw_schema(), KEYED.row_schema())
-    assert (empty.rows_read, seen) == (0, {})
+    (empty,) = shuffle(KEYED, [], 1)
+    assert (empty.rows.raw.schema, empty.rows.partial.schema) == (KEYED.raw_schema(), KEYED.row_schema())
+    assert (empty.rows.rows_read, empty.watermarks_ms, empty.batch_time_ms, empty.shard) == (0, {}, None, None)
 
 
 def test_timestamps_keep_their_instant_whatever_the_session_time_zone() -> None:
     schema = StateSchema((Field("k", "timestamp"),), (), KEYED.accumulators[:1], None, None, "update")
     column = pa.array([1_700_000_000_000_000], pa.timestamp("us", tz="Europe/Berlin"))
     batch = pa.record_batch([column, pa.array([7], pa.int32())], names=["k", HASH_COLUMN])
-    ((one, _),) = shuffle(schema, [[batch]], 1)
-    assert one.raw.column("k").cast(pa.int64()).to_pylist() == [1_700_000_000_000_000]
-    assert one.raw.schema == schema.raw_schema()
+    (one,) = shuffle(schema, [[batch]], 1)
+    assert one.rows.raw.column("k").cast(pa.int64()).to_pylist() == [1_700_000_000_000_000]
+    assert one.rows.raw.schema == schema.raw_schema()
