@@ -18,12 +18,12 @@ from pyspark.sql import types as T
 
 from coordinator.errors import InvalidRequestError
 from spark_jobs.operators.accumulators import Part, parts_of
-from spark_jobs.operators.session_windows import SESSION_FIELDS, session_key, session_schema
+from spark_jobs.operators.session_windows import Session
 from spark_jobs.plan.aggregate_functions import AggregateExpression
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import event_time, event_time_column
 from spark_jobs.plan.keys import Key, key_of, leaf_field
-from spark_jobs.plan.logical import analysed, resolved
+from spark_jobs.plan.logical import Plan, analysed, resolved
 from spark_jobs.plan.state_types import spark_field
 from spark_jobs.worker.exchange import HASH_COLUMN, KEEP_COLUMN
 from store_actors.schema import Accumulator, StateSchema
@@ -117,7 +117,6 @@ def build_plan(df: DataFrame, keys: Sequence[Any], aggregates: Sequence[Any], ou
     pyspark.errors.AnalysisException
         Spark itself refuses it: an unknown column, a type that does not fit.
     """
-    spark = df.sparkSession
     node = analysed(df.groupBy(*keys).agg(*aggregates))
     if node.kind != "Aggregate":
         raise InvalidRequestError(
@@ -125,74 +124,107 @@ def build_plan(df: DataFrame, keys: Sequence[Any], aggregates: Sequence[Any], ou
             "goes beyond that into a select on the result",
             operator=node.kind,
         )
-    grouping, outputs, below = node.grouping, node.aggregates, node.child
-    kept: list[Column] = []
-    builder = _Builder(spark)
-    session = next((expression for expression in grouping if expression.is_session), None)
-    if session is not None:
-        _check_session(grouping, output_mode)
-        if below.kind == "Filter":
-            # Spark leaves out rows without a time or a positive gap above the watermark, which they move all the same.
-            kept = [below.condition.column().alias(KEEP_COLUMN)]
-            below = below.child
-    plan_keys = tuple(
-        key_of(expression, f"k{number}")
-        for number, expression in enumerate(grouping)
-        if session is None or not expression.matches(session)
-    )
+    outputs = node.aggregates
+    grouping = _Grouping.of(node, output_mode)
+    builder = _Builder(df.sparkSession)
     for output in outputs:
-        builder.collect(output, grouping)
-    delay_ms, time = event_time(node.child.output)
-    expiry = next((key.expiry for key in plan_keys if key.expiry is not None), None)
-    if session is not None:
-        expiry = None if session.watermark_delay_ms is None else SESSION_FIELDS[1].name
-    if output_mode == "append" and (delay_ms is None or expiry is None):
-        raise InvalidRequestError(
-            "append mode needs a watermark and its event-time column, or a window over it, among the grouping columns: "
-            "without them no group is ever final; add withWatermark and group by window, or use update mode"
-        )
-    columns = [
-        column.alias(leaf.name) for key in plan_keys for leaf, column in zip(key.leaves, key.columns, strict=True)
-    ]
-    inputs = [(name, column) for name, column in builder.inputs]
-    if session is not None:
-        whole = session.column()
-        inputs[:0] = [
-            (one.name, whole.getField(part)) for one, part in zip(SESSION_FIELDS, ("start", "end"), strict=True)
-        ]
-    columns += [column.alias(name) for name, column in inputs]
-    columns += event_time_column(time)
-    hashed = [column for key in plan_keys for column in key.columns]
-    prepared = below.frame().select(*columns, *kept, (F.hash(*hashed) if hashed else F.lit(0)).alias(HASH_COLUMN))
-    types = {item.name: item for item in prepared.schema.fields}
-    schema = StateSchema(
-        keys=tuple(leaf_field(types[leaf.name]) for key in plan_keys for leaf in key.leaves),
-        inputs=tuple(leaf_field(types[name]) for name, _ in inputs),
-        accumulators=tuple(builder.accumulators),
-        # Complete mode keeps everything: nothing is evicted, and nothing is late (as in Spark).
-        expiry_key=None if output_mode == "complete" else expiry,
-        delay_ms=delay_ms,
-        output_mode=output_mode,
-    )
-    if session is not None:
-        schema = session_schema(schema)
-        plan_keys = (*plan_keys, session_key(session))
+        builder.collect(output, grouping.expressions)
+    grouping.check(output_mode)
+    inputs = [*([] if grouping.session is None else grouping.session.inputs()), *builder.inputs]
+    prepared = _prepared(node.child, grouping, inputs)
+    schema = _schema(prepared, grouping, [name for name, _ in inputs], tuple(builder.accumulators), output_mode)
     described = [attribute.metadata for attribute in node.output]
     named = tuple(zip(outputs, described, strict=True))
-    return AggregatePlan(prepared, schema, output_mode == "append", plan_keys, tuple(builder.aggregates), named)
+    return AggregatePlan(prepared, schema, output_mode == "append", grouping.shown, tuple(builder.aggregates), named)
 
 
-def _check_session(grouping: Sequence[Expression], output_mode: str) -> None:
-    """Spark's rules for session windows in streaming queries."""
-    if output_mode == "update":
-        raise InvalidRequestError(
-            "session windows are not supported in update mode, as in Spark: a session that grows is another one; use append "
-            "mode, with a watermark, or complete mode"
+@dataclass(frozen=True)
+class _Grouping:
+    """What rows are grouped by.
+
+    Attributes
+    ----------
+    expressions
+        The grouping expressions.
+    keys
+        Keys of the exchange and the state: all but a session.
+    session
+        The session window, if there is one.
+    delay_ms, time
+        The watermark, and the event time of a row; None if there is none.
+    """
+
+    expressions: tuple[Expression, ...]
+    keys: tuple[Key, ...]
+    session: Session | None
+    delay_ms: int | None
+    time: Column | None
+
+    @classmethod
+    def of(cls, node: Plan, output_mode: str) -> _Grouping:
+        expressions = tuple(node.grouping)
+        session = Session.among(expressions, output_mode)
+        keys = tuple(
+            key_of(expression, f"k{number}")
+            for number, expression in enumerate(expressions)
+            if session is None or not expression.matches(session.window)
         )
-    if len(grouping) < 2:
-        raise InvalidRequestError(
-            "a session window needs at least one more grouping column, as in Spark; group by what the sessions are of"
-        )
+        return cls(expressions, keys, session, *event_time(node.child.output))
+
+    @property
+    def shown(self) -> tuple[Key, ...]:
+        """What results are made of."""
+        return self.keys if self.session is None else (*self.keys, self.session.key())
+
+    @property
+    def expiry(self) -> str | None:
+        """Column by which groups end with the watermark."""
+        if self.session is not None:
+            return self.session.expiry
+        return next((key.expiry for key in self.keys if key.expiry is not None), None)
+
+    def check(self, output_mode: str) -> None:
+        """Refuse what would never end a group that is emitted at its end."""
+        if output_mode == "append" and (self.delay_ms is None or self.expiry is None):
+            raise InvalidRequestError(
+                "append mode needs a watermark and its event-time column, or a window over it, among the grouping columns: "
+                "without them no group is ever final; add withWatermark and group by window, or use update mode"
+            )
+
+
+def _prepared(rows: Plan, grouping: _Grouping, inputs: Sequence[tuple[str, Column]]) -> DataFrame:
+    """What is shuffled: key leaves, inputs, event time, and the hash of the keys."""
+    columns = [
+        column.alias(leaf.name) for key in grouping.keys for leaf, column in zip(key.leaves, key.columns, strict=True)
+    ]
+    columns += [column.alias(name) for name, column in inputs]
+    columns += event_time_column(grouping.time)
+    if grouping.session is not None and rows.kind == "Filter":
+        # Spark leaves out rows without a time or a positive gap above the watermark, which they move all the same.
+        columns.append(rows.condition.column().alias(KEEP_COLUMN))
+        rows = rows.child
+    hashed = [column for key in grouping.keys for column in key.columns]
+    return rows.frame().select(*columns, (F.hash(*hashed) if hashed else F.lit(0)).alias(HASH_COLUMN))
+
+
+def _schema(
+    prepared: DataFrame,
+    grouping: _Grouping,
+    inputs: Sequence[str],
+    accumulators: tuple[Accumulator, ...],
+    output_mode: str,
+) -> StateSchema:
+    types = {item.name: item for item in prepared.schema.fields}
+    schema = StateSchema(
+        keys=tuple(leaf_field(types[leaf.name]) for key in grouping.keys for leaf in key.leaves),
+        inputs=tuple(leaf_field(types[name]) for name in inputs),
+        accumulators=accumulators,
+        # Complete mode keeps everything: nothing is evicted, and nothing is late (as in Spark).
+        expiry_key=None if output_mode == "complete" else grouping.expiry,
+        delay_ms=grouping.delay_ms,
+        output_mode=output_mode,
+    )
+    return schema if grouping.session is None else grouping.session.schema(schema)
 
 
 class _Builder:

@@ -2,30 +2,72 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from pyspark.sql import Column
+
+from coordinator.errors import InvalidRequestError
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.keys import Key, KeyTree
 from store_actors.schema import ROW_COLUMN, Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 
-__all__ = ["SESSION_FIELDS", "session_key", "session_schema"]
+__all__ = ["Session"]
 
 #: Start and end of a session, as an input and in the state.
-SESSION_FIELDS = (Field("session_start", "timestamp"), Field("session_end", "timestamp"))
+_START, _END = Field("session_start", "timestamp"), Field("session_end", "timestamp")
 
 
-def session_schema(schema: StateSchema) -> StateSchema:
-    """Schema of an aggregation by sessions, of that by its other keys."""
-    span = tuple(Accumulator(AccumulatorKind.VALUE, (), (one,), meaning=one.name) for one in SESSION_FIELDS)
-    return replace(
-        schema,
-        keys=(*schema.keys, Field(ROW_COLUMN, "int64", nullable=False)),
-        accumulators=(*span, *schema.accumulators),
-        operator=OperatorKind.SESSION,
-    )
+@dataclass(frozen=True)
+class Session:
+    """The session window that an aggregation groups by, besides its keys."""
 
+    window: Expression
 
-def session_key(expression: Expression) -> Key:
-    """The session as the results show it."""
-    start, end = (KeyTree(leaf=one.name) for one in SESSION_FIELDS)
-    return Key(expression, (), (), KeyTree(fields=(("start", start), ("end", end))), SESSION_FIELDS[1].name)
+    @classmethod
+    def among(cls, grouping: Sequence[Expression], output_mode: str) -> Session | None:
+        """The one among the grouping expressions, if there is one.
+
+        Raises
+        ------
+        InvalidRequestError
+            Spark has no such session windows in streaming queries.
+        """
+        window = next((expression for expression in grouping if expression.is_session), None)
+        if window is None:
+            return None
+        if output_mode == "update":
+            raise InvalidRequestError(
+                "session windows are not supported in update mode, as in Spark: a session that grows is another one; use append "
+                "mode, with a watermark, or complete mode"
+            )
+        if len(grouping) < 2:
+            raise InvalidRequestError(
+                "a session window needs at least one more grouping column, as in Spark; group by what the sessions are of"
+            )
+        return cls(window)
+
+    @property
+    def expiry(self) -> str | None:
+        """What sessions end by with the watermark, if it is their time."""
+        return None if self.window.watermark_delay_ms is None else _END.name
+
+    def inputs(self) -> list[tuple[str, Column]]:
+        """A row's own span, as it reaches the shard."""
+        whole = self.window.column()
+        return [(_START.name, whole.getField("start")), (_END.name, whole.getField("end"))]
+
+    def key(self) -> Key:
+        """The session as the results show it."""
+        tree = KeyTree(fields=(("start", KeyTree(leaf=_START.name)), ("end", KeyTree(leaf=_END.name))))
+        return Key(self.window, (), (), tree, _END.name)
+
+    def schema(self, by_keys: StateSchema) -> StateSchema:
+        """Schema of the aggregation, of that by its keys alone."""
+        span = tuple(Accumulator(AccumulatorKind.VALUE, (), (one,), meaning=one.name) for one in (_START, _END))
+        return replace(
+            by_keys,
+            keys=(*by_keys.keys, Field(ROW_COLUMN, "int64", nullable=False)),
+            accumulators=(*span, *by_keys.accumulators),
+            operator=OperatorKind.SESSION,
+        )
