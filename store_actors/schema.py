@@ -23,6 +23,7 @@ __all__ = [
     "ROW_COLUMN",
     "Accumulator",
     "AccumulatorKind",
+    "EventTime",
     "Field",
     "OperatorKind",
     "StateSchema",
@@ -133,6 +134,47 @@ class Accumulator:
 
 
 @dataclass(frozen=True, slots=True)
+class EventTime:
+    """What moves an operator's event time, beyond a delay. In JSON its fields stand among the operator's options.
+
+    Attributes
+    ----------
+    sources
+        Names of the operator's own sources, by number.
+    upstream
+        States of the operators that feed it.
+    upstream_sources
+        Sources of those.
+    policy
+        Spark's rule for several sources: ``min`` or ``max``.
+    """
+
+    sources: tuple[str, ...] = ()
+    upstream: tuple[str, ...] = ()
+    upstream_sources: tuple[str, ...] = ()
+    policy: str = "min"
+
+    @classmethod
+    def of_json(cls, options: Mapping[str, Any]) -> EventTime | None:
+        """Read from the options of a schema; None if they tell nothing of event time."""
+        if "sources" not in options:
+            return None
+
+        def names(key: str) -> tuple[str, ...]:
+            return tuple(options.get(key, ()))
+
+        return cls(names("sources"), names("upstream"), names("upstream_sources"), options.get("policy", "min"))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "sources": list(self.sources),
+            "upstream": list(self.upstream),
+            "upstream_sources": list(self.upstream_sources),
+            "policy": self.policy,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class StateSchema:
     """Keys, accumulators and the event-time rule of one stateful operator.
 
@@ -155,6 +197,8 @@ class StateSchema:
         What is done with the state.
     options
         What else the operator needs to know (JSON values); see the operator's module.
+    event_time
+        What moves its event time; None if that is one source without a name, or none.
     """
 
     keys: tuple[Field, ...]
@@ -165,6 +209,7 @@ class StateSchema:
     output_mode: str
     operator: OperatorKind = OperatorKind.AGGREGATE
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    event_time: EventTime | None = None
 
     @property
     def state_fields(self) -> tuple[Field, ...]:
@@ -199,7 +244,7 @@ class StateSchema:
     def watermarks_after(
         self, base: Watermarks, seen: Mapping[int, int], upstream: Sequence[Watermarks] = ()
     ) -> Watermarks:
-        """Where event time stands with a batch included; the options of :mod:`spark_jobs.event_time` say by which rules.
+        """Where event time stands with a batch included.
 
         Parameters
         ----------
@@ -210,13 +255,13 @@ class StateSchema:
         upstream
             Of the operators that feed this one.
         """
-        own = self.options.get("sources", ["0"] if self.delay_ms is not None else [])
+        rules = self.event_time or EventTime(() if self.delay_ms is None else ("0",))
         return base.after(
-            {own[number]: watermark_ms for number, watermark_ms in seen.items()},
+            {rules.sources[number]: watermark_ms for number, watermark_ms in seen.items()},
             upstream,
-            sources=[*own, *self.options.get("upstream_sources", ())],
-            policy=self.options.get("policy", "min"),
-            is_fed_directly=bool(own),
+            sources=[*rules.sources, *rules.upstream_sources],
+            policy=rules.policy,
+            is_fed_directly=bool(rules.sources),
         )
 
     def spark_schema(self) -> dict[str, Any]:
@@ -237,14 +282,18 @@ class StateSchema:
         told["accumulators"] = tuple(
             {**_shallow(one), "state": tuple(map(_shallow, one.state))} for one in self.accumulators
         )
+        del told["event_time"]
         told["options"] = copy.deepcopy(dict(self.options))
+        if self.event_time is not None:
+            told["options"].update(self.event_time.to_json())
         return told
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> StateSchema:
+    def from_json(cls, data: Mapping[str, Any]) -> StateSchema:
         def fields(items: list[dict[str, Any]]) -> tuple[Field, ...]:
             return tuple(Field(**item) for item in items)
 
+        options = data.get("options", {})
         return cls(
             keys=fields(data["keys"]),
             inputs=fields(data["inputs"]),
@@ -262,9 +311,13 @@ class StateSchema:
             delay_ms=data["delay_ms"],
             output_mode=data["output_mode"],
             operator=OperatorKind(data.get("operator", OperatorKind.AGGREGATE)),
-            options=data.get("options", {}),
+            options={name: value for name, value in options.items() if name not in _EVENT_TIME_KEYS},
+            event_time=EventTime.of_json(options),
         )
 
+
+#: Options in JSON that are fields of :class:`EventTime`.
+_EVENT_TIME_KEYS = frozenset(EventTime().to_json())
 
 _SIMPLE: dict[str, pa.DataType] = {
     "bool": pa.bool_(),

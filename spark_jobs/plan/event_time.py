@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -23,8 +22,9 @@ from coordinator.errors import InvalidRequestError
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.logical import Plan, analysed
 from spark_jobs.worker.exchange import EVENT_TIME_COLUMN, ROUTE_COLUMN
+from store_actors.schema import EventTime
 
-__all__ = ["Branch", "Upstream", "branches_of", "event_time", "event_time_column", "event_time_options"]
+__all__ = ["Branch", "Upstream", "branches_of", "event_time", "event_time_column", "event_time_rules"]
 
 _WATERMARK = "EventTimeWatermark"
 _POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
@@ -200,18 +200,13 @@ def event_time_column(time: Column | None) -> list[Column]:
     return [] if time is None else [F.unix_millis(time).alias(EVENT_TIME_COLUMN)]
 
 
-def event_time_options(spark: SparkSession, state: str, branches: Sequence[Branch]) -> dict[str, Any]:
-    """Options of a schema by which the operator's watermark moves (``StateSchema.watermarks_after``).
-
-    ``sources``: names of the operator's own sources, by number; ``upstream``: states of the operators that feed it;
-    ``upstream_sources``: the sources of those; ``policy``: Spark's rule for several sources.
-    """
+def event_time_rules(spark: SparkSession, state: str, branches: Sequence[Branch]) -> EventTime:
+    """What moves the event time of an operator that is fed by `branches`."""
     marked = [branch for branch in branches if branch.delay_ms is not None]
     upstream = {one.state: one for branch in branches for one in branch.upstream}
-    known = sorted({name for one in upstream.values() for name in one.sources})
-    return {
-        "sources": [f"{state}/{number}" for number in range(len(marked))],
-        "upstream": sorted(upstream),
-        "upstream_sources": known,
-        "policy": spark.conf.get(_POLICY, "min"),
-    }
+    return EventTime(
+        sources=tuple(f"{state}/{number}" for number in range(len(marked))),
+        upstream=tuple(sorted(upstream)),
+        upstream_sources=tuple(sorted({name for one in upstream.values() for name in one.sources})),
+        policy=str(spark.conf.get(_POLICY, "min")),
+    )

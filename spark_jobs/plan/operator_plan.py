@@ -13,11 +13,11 @@ from pyspark.sql.types import StructType
 from coordinator.errors import InvalidRequestError
 from coordinator.model import StateMetadata
 from spark_jobs.plan.bounds import warn_if_unbounded
-from spark_jobs.plan.event_time import Branch, Upstream, branches_of, event_time_options
+from spark_jobs.plan.event_time import Branch, Upstream, branches_of, event_time_rules
 from spark_jobs.plan.logical import Plan, analysed
 from spark_jobs.worker.exchange import EVENT_TIME_COLUMN
 from spark_jobs.worker.fleet_client import FleetAddress
-from store_actors.schema import StateSchema
+from store_actors.schema import EventTime, StateSchema
 
 __all__ = ["OperatorPlan", "ReduceTask", "RoutedOperator", "TaskMaker", "check_output_mode"]
 
@@ -36,7 +36,7 @@ class OperatorPlan(Protocol):
 
     @property
     def schema(self) -> StateSchema:
-        """The operator's schema, without the options of event time."""
+        """The operator's schema, which does not say yet what moves its event time."""
 
     @property
     def appends(self) -> bool:
@@ -98,12 +98,13 @@ class RoutedOperator:
                     other_state=one.state,
                     other_fleet=one.uri,
                 )
-        options = event_time_options(plan.inputs[0].sparkSession, state, flat)
-        if existing is not None:
-            options["policy"] = existing.schema.get("options", {}).get("policy", options["policy"])
-        sources = (*options["sources"], *options["upstream_sources"])
-        moves = bool(options["sources"]) or any(one.has_watermark for branch in flat for one in branch.upstream)
-        schema = replace(plan.schema, options={**plan.schema.options, **options})
+        rules = event_time_rules(plan.inputs[0].sparkSession, state, flat)
+        former = None if existing is None else EventTime.of_json(existing.schema.get("options", {}))
+        if former is not None:
+            rules = replace(rules, policy=former.policy)
+        sources = (*rules.sources, *rules.upstream_sources)
+        moves = bool(rules.sources) or any(one.has_watermark for branch in flat for one in branch.upstream)
+        schema = replace(plan.schema, event_time=rules)
         warn_if_unbounded(schema, state)
         return cls(plan, schema, branches, Upstream(state, uri, sources, plan.appends, moves))
 

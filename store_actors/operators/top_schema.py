@@ -26,7 +26,6 @@ def top_schema(
     emit_removed: bool = False,
     expiry: str | None = None,
     delay_ms: int | None = None,
-    **options: Any,
 ) -> StateSchema:
     """Schema of a ``topN``, or with ``n=1, ties="last", rank=False`` of a ``keepLast``.
 
@@ -48,8 +47,6 @@ def top_schema(
         Whether rows that leave the table are emitted with a null rank.
     expiry
         Timestamp column or key leaf that rows expire by.
-    options
-        Further ones (of event time).
 
     Raises
     ------
@@ -81,6 +78,5 @@ def top_schema(
             "ties": ties,
             "payload": [field.name for field in columns],
             "emit_removed": emit_removed,
-            **options,
         },
     )
