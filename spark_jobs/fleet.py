@@ -6,6 +6,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -25,7 +26,7 @@ from coordinator.model import Maintenance, StateMetadata, TaskIdentity
 from coordinator.names import check_state_name
 from coordinator.storage.uris import normalize_uri
 from spark_jobs.plan.catalyst import JOB_FAILURES
-from spark_jobs.plan.operator_plan import OperatorPlan, RoutedOperator
+from spark_jobs.plan.operator_plan import Collector, OperatorPlan, RoutedOperator
 from spark_jobs.plan.route import route_plan
 from spark_jobs.session.spark_session import ensure_ray
 from spark_jobs.stateful import StatefulDataFrame
@@ -145,10 +146,22 @@ class Fleet:
                 operator.schema.output_mode,
                 operator.schema.to_json(),
                 shards if operator.schema.keys else 1,  # one global group has one place
-                lambda metadata, address: route_plan(operator, metadata, address),
+                lambda metadata, address: route_plan(
+                    self._collected(operator, metadata, exists=existing is not None), metadata, address
+                ),
             )
 
         return StatefulDataFrame(df, name=name, output_mode=outputMode, shards=shards, run_plan=run_plan)
+
+    def _collected(self, operator: RoutedOperator, metadata: StateMetadata, *, exists: bool) -> RoutedOperator:
+        """The operator with what its tasks need besides the stream."""
+        if not isinstance(operator.plan, Collector):
+            return operator
+        newest = [
+            call(self._coordinator, "locate", metadata.state_name, shard)[1] if exists else 0
+            for shard in range(metadata.num_shards)
+        ]
+        return replace(operator, plan=operator.plan.collected(newest))
 
     def attach(
         self,

@@ -19,7 +19,7 @@ from spark_jobs.worker.exchange import EVENT_TIME_COLUMN
 from spark_jobs.worker.fleet_client import FleetAddress
 from store_actors.schema import EventTime, StateSchema
 
-__all__ = ["OperatorPlan", "ReduceTask", "RoutedOperator", "TaskMaker", "check_output_mode"]
+__all__ = ["Collector", "OperatorPlan", "ReduceTask", "RoutedOperator", "TaskMaker", "check_output_mode"]
 
 #: A ``mapInArrow`` function: what one partition of the exchange received in, what it emits out.
 ReduceTask = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -55,6 +55,20 @@ class TaskMaker(Protocol):
 
     def reduce_task(self, schema: StateSchema, metadata: StateMetadata, address: FleetAddress) -> ReduceTask:
         """The task, for the operator's final schema."""
+
+
+@runtime_checkable
+class Collector(Protocol):
+    """A plan whose tasks need rows besides those of the stream: they are collected once the state is known, before it is routed."""
+
+    def collected(self, newest: Sequence[int]) -> OperatorPlan:
+        """The plan with these rows. It runs Spark jobs.
+
+        Parameters
+        ----------
+        newest
+            Newest version of each of the state's shards; 0 for one that has none yet.
+        """
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pyspark import cloudpickle
@@ -12,7 +13,6 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from coordinator.deploy import call, find_coordinator
 from coordinator.errors import InvalidRequestError
 from coordinator.model import StateMetadata
 from spark_jobs.functions.grouped_input import GroupedInput, function_mode, pandas_settings, struct_type
@@ -59,20 +59,12 @@ class InitialState:
     rows: GroupedInput
     form: Rows
 
-    def collected(self, metadata: StateMetadata, address: FleetAddress) -> InitialRows | None:
-        """Its rows, shard by shard, if the state may still need them: until the first batch of every shard is over."""
-        coordinator = find_coordinator(address.uri)
-        if call(coordinator, "describe_state", metadata.state_name) is not None:
-            newest = (
-                call(coordinator, "locate", metadata.state_name, shard)[1] for shard in range(metadata.num_shards)
-            )
-            # At version 1 the first batch may have failed elsewhere, and be done again.
-            if min(newest) > 1:
-                return None
+    def collect(self, num_shards: int) -> InitialRows:
+        """Its rows, shard by shard."""
         schema = StateSchema(self.rows.keys, self.rows.inputs, (), None, None, "update", OperatorKind.TRANSFORM)
-        task, spark = ExchangeTask(schema, metadata.num_shards), self.rows.frame.sparkSession
+        task, spark = ExchangeTask(schema, num_shards), self.rows.frame.sparkSession
         chunks = self.rows.frame.mapInArrow(task, from_arrow_schema(EXCHANGE_SCHEMA)).where(F.col("chunk").isNotNull())
-        shards = {route: shard for shard, route in enumerate(marker_routes(metadata.num_shards))}
+        shards = {route: shard for shard, route in enumerate(marker_routes(num_shards))}
         parts: dict[int, list[bytes]] = {}
         for row in chunks.select(ROUTE_COLUMN, "chunk").collect():
             parts.setdefault(shards[row[0]], []).append(bytes(row[1]))
@@ -82,7 +74,13 @@ class InitialState:
 
 @dataclass(frozen=True)
 class TransformPlan:
-    """See :class:`~spark_jobs.plan.operator_plan.OperatorPlan` and :class:`~spark_jobs.plan.operator_plan.TaskMaker`."""
+    """See :class:`~spark_jobs.plan.operator_plan.OperatorPlan` and :class:`~spark_jobs.plan.operator_plan.TaskMaker`.
+
+    Attributes
+    ----------
+    initial
+        Rows that the state starts from, once they are collected.
+    """
 
     inputs: tuple[DataFrame, ...]
     schema: StateSchema
@@ -94,7 +92,7 @@ class TransformPlan:
     time_mode: TimeMode
     variables: tuple[Variable, ...]
     schemas: dict[str, T.DataType]
-    initial: InitialState | None
+    initial: InitialRows | None
     event_time: str
 
     def row_type(self) -> T.StructType:
@@ -112,7 +110,6 @@ class TransformPlan:
 
     def reduce_task(self, schema: StateSchema, metadata: StateMetadata, address: FleetAddress) -> ReduceTask:
         """Runs the processor in Spark's worker."""
-        initial = None if self.initial is None else self.initial.collected(metadata, address)
         return TransformTask(
             self.processor,
             self.rows.view,
@@ -120,13 +117,25 @@ class TransformPlan:
             self.time_mode,
             self.variables,
             self.schemas,
-            initial,
+            self.initial,
             self.event_time,
             self.rows.delay_ms is not None,
             schema,
             metadata,
             address,
         )
+
+
+@dataclass(frozen=True)
+class StartedPlan(TransformPlan):
+    """One whose state starts from rows of a batch DataFrame; see :class:`~spark_jobs.plan.operator_plan.Collector`."""
+
+    state: InitialState
+
+    def collected(self, newest: Sequence[int]) -> StartedPlan:
+        """The plan with the initial state, if it may still be needed: until the first batch of every shard is over."""
+        # At version 1 the first batch may have failed elsewhere, and be done again.
+        return self if min(newest) > 1 else replace(self, initial=self.state.collect(len(newest)))
 
 
 def build_transform(df: DataFrame, keys: Sequence[Any], given: Transformation, stateful_mode: str) -> TransformPlan:
@@ -161,8 +170,8 @@ def build_transform(df: DataFrame, keys: Sequence[Any], given: Transformation, s
         operator=OperatorKind.TRANSFORM,
         options={"time_mode": time_mode.value},
     )
-    initial = None if given.initial is None else _initial(given, output, rows)
-    return TransformPlan(
+    kind = TransformPlan if given.initial is None else partial(StartedPlan, state=_initial(given, output, rows))
+    return kind(
         (rows.frame,),
         schema,
         mode == "append",
@@ -173,7 +182,7 @@ def build_transform(df: DataFrame, keys: Sequence[Any], given: Transformation, s
         time_mode,
         variables,
         dict(schemas),
-        initial,
+        None,
         given.event_time,
     )
 
