@@ -1,4 +1,4 @@
-"""Compiled loops of session windows (``session.py``): events in order, cut into sessions, folded into rows.
+"""Compiled loops of session windows (``operators/session_windows.py``): events in order, cut into sessions, folded into rows.
 
 An event is a session of the state or an input row: a key's place, a start, an end. Those of the state are numbered first.
 """

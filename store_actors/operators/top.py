@@ -12,7 +12,7 @@ they are: nothing is emitted for that, their ranks are final. Where it is a valu
 the others move up. A row that the watermark of its own batch takes out is emitted once, with the rank it had among all.
 
 Schema (:func:`~store_actors.operators.top_schema.top_schema` makes it): ``keys`` are the partition and ``__row``, which numbers
-the rows in the order of their arrival; one ``VALUE`` for each input; with ranks, a last ``VALUE`` :data:`RANK_COLUMN`, int32, from 1.
+the rows in the order of their arrival; one ``VALUE`` for each input; with ranks, a last ``VALUE`` ``rank``, int32, from 1.
 Options: ``n``; ``order`` (see :class:`~store_actors.engine.ordering.RowOrder`); ``ties``: "first" or "last"; ``payload``:
 columns that are emitted, not only ordered by; ``emit_removed``: rows that leave the table are emitted, too, with a null rank.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -193,3 +194,42 @@ def test_the_check_sees_a_planted_use_of_the_jvm(tmp_path: Path) -> None:
     planted = tmp_path / "planted.py"
     planted.write_text("from py4j.protocol import Py4JJavaError\n\ndef f(df):\n    return df._jdf.queryExecution()\n")
     assert names_of_the_jvm(planted) == {"py4j", "_jdf"}
+
+
+def references(file: Path) -> Iterator[str]:
+    """What the docstrings and comments of a file refer to by its full name."""
+    for target in re.findall(r":\w+:`~?([\w.]+)`", file.read_text()):
+        if target.partition(".")[0] in PACKAGES and "." in target:
+            yield target
+
+
+def exists(target: str) -> bool:
+    """Whether there is such a module, or such a name at the top of one (or in a class there)."""
+    parts = target.split(".")
+    module = next((".".join(parts[:cut]) for cut in range(len(parts), 0, -1) if ".".join(parts[:cut]) in MODULES), "")
+    body = ast.parse(MODULES[module].read_text()).body if module else []
+    for part in parts[module.count(".") + 1 :]:
+        found = [node for node in body if part in names_bound(node)]
+        if not found:
+            return False
+        body = getattr(found[0], "body", [])
+    return bool(module)
+
+
+def names_bound(node: ast.stmt) -> set[str]:
+    """Names that a statement gives to something."""
+    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return {node.name}
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+def test_what_docstrings_refer_to_is_there() -> None:
+    wrong = [(name, target) for name, file in MODULES.items() for target in references(file) if not exists(target)]
+    assert not wrong
+
+
+def test_the_check_knows_a_wrong_reference(tmp_path: Path) -> None:
+    planted = tmp_path / "planted.py"
+    planted.write_text('"""See :mod:`spark_jobs.gone` and :meth:`~store_actors.schema.StateSchema.to_json`."""\n')
+    assert [exists(target) for target in references(planted)] == [False, True]
