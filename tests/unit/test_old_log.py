@@ -1,0 +1,241 @@
+"""A state that was written by the code of an earlier commit (tests/data): read as that code read it, and written in the same bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.core import Record, StateLedger
+from coordinator.manifest_log import ManifestLog, seal, unseal
+from coordinator.model import (
+    DEFAULT_STORE,
+    ActorLocation,
+    CommitEntry,
+    Lease,
+    LoadPlan,
+    RecordKind,
+    ShardKey,
+    SnapshotEntry,
+    StateMetadata,
+    StateStoreId,
+    StateStoreProviderId,
+    TaskIdentity,
+)
+from coordinator.storage.local import LocalObjectStore
+from store_actors.messages import OpenRequest, StoreSpec
+from store_actors.schema import Field, StateSchema
+from store_actors.serving.keyed_stores import KeyedStores
+from store_actors.serving.operator_shards import Store, StoreMetrics
+
+FOLDER = Path(__file__).parents[1] / "data" / "state-5d87e91"
+EXPECTED: dict[str, Any] = json.loads((FOLDER / "expected.json").read_text())
+CLICKS, PROFILES = "clicks", "profiles"
+STATES = (CLICKS, PROFILES)
+#: As the second program had them.
+STORES = (
+    StoreSpec("default", (Field("user", "string"),), (Field("score", "int64"),)),
+    StoreSpec(
+        "seen", (Field("user", "string"), Field("day", "date32")), (Field("n", "int64"), Field("note", "string"))
+    ),
+)
+
+
+class Reading:
+    """A coordinator that only reads."""
+
+    def __init__(self, ledger: StateLedger) -> None:
+        self._ledger = ledger
+
+    def load_plan(self, state_name: str, partition_id: int, version: int, store_name: str = DEFAULT_STORE) -> LoadPlan:
+        return self._ledger.load_plan(partition_id, version, store_name)
+
+    def commit(self, state_name: str, entry: CommitEntry) -> CommitEntry:
+        raise AssertionError("nothing is written")
+
+    def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> Sequence[CommitEntry]:
+        raise AssertionError("nothing is written")
+
+    def add_snapshot(self, state_name: str, snapshot: SnapshotEntry) -> bool:
+        raise AssertionError("nothing is written")
+
+    def is_elsewhere(self, store_id: StateStoreId) -> bool:
+        return False
+
+    def report_active_instance(
+        self, provider_id: StateStoreProviderId, ids_to_check: Sequence[StateStoreProviderId]
+    ) -> Sequence[StateStoreProviderId]:
+        return []
+
+
+def objects() -> LocalObjectStore:
+    return LocalObjectStore(FOLDER)
+
+
+def ledger_of(state: str) -> StateLedger:
+    return ManifestLog(objects(), state, "reader").load()
+
+
+def metadata_of(state: str) -> StateMetadata:
+    metadata = ManifestLog(objects(), state, "reader").load_metadata()
+    assert metadata is not None
+    return metadata
+
+
+def sealed(state: str, folder: str) -> list[Path]:
+    return sorted((FOLDER / state / folder).glob("*.json"))
+
+
+def bodies(state: str, folder: str) -> list[dict[str, Any]]:
+    return [unseal(file.read_bytes()) for file in sealed(state, folder)]
+
+
+def shards(state: str) -> dict[str, ShardKey]:
+    split = {name: name.split("/") for name in EXPECTED[state]["facts"]["newest"]}
+    return {name: (int(partition), store) for name, (partition, store) in split.items()}
+
+
+def plain(rows: list[dict[str, Any]]) -> list[list[Any]]:
+    """Rows as JSON has them, in an order of their own."""
+    found = [[one.isoformat() if hasattr(one, "isoformat") else one for one in row.values()] for row in rows]
+    return sorted(found, key=str)
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_test_data_has_every_kind_of_record_and_two_checkpoints() -> None:
+    records = [record for body in bodies(CLICKS, "manifest") for record in body["records"]]
+    assert {record["kind"] for record in records} == set(RecordKind)
+    assert [body["seq"] for body in bodies(CLICKS, "checkpoints")] == [64, 128]
+    assert [body["seq"] for body in bodies(CLICKS, "manifest")] == list(range(65, 144))
+    assert {one["entry"]["store_name"] for one in records_of(PROFILES, RecordKind.COMMITTED)} == {"default", "seen"}
+
+
+def records_of(state: str, kind: RecordKind) -> list[Record]:
+    return [record for body in bodies(state, "manifest") for record in body["records"] if record["kind"] == kind]
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_the_ledger_says_the_same(state: str) -> None:
+    ledger, facts = ledger_of(state), EXPECTED[state]["facts"]
+    assert (ledger.epoch, ledger.run_id, ledger.query_id) == (facts["epoch"], facts["run_id"], facts["query_id"])
+    assert sorted(ledger.retired) == facts["retired"]
+    schemas: Sequence[tuple[int, dict[str, Any]]] = ()
+    for name, (partition, store) in shards(state).items():
+        newest = ledger.newest(partition, store)
+        assert newest is not None
+        assert newest.version == facts["newest"][name]
+        plan = ledger.load_plan(partition, newest.version, store)
+        assert plan.floor == facts["floors"][name]
+        schemas = plan.schemas
+        location = ledger.location(partition)
+        assert location is not None
+        assert [location[0], location[1].actor_name] == facts["locations"][str(partition)]
+        assert ledger.rows_late(partition) == facts["rows_late"][str(partition)]
+    told = [[one["meaning"] + ":" + one["state"][0]["type"] for one in schema["accumulators"]] for _, schema in schemas]
+    assert [[epoch, of] for (epoch, _), of in zip(schemas, told, strict=True)] == facts["schemas"]
+
+
+def test_the_records_after_a_checkpoint_lead_to_the_next_one() -> None:
+    older, newer = bodies(CLICKS, "checkpoints")
+    ledger = StateLedger.from_json(f"{objects().uri}/{CLICKS}", older["ledger"])
+    for body in bodies(CLICKS, "manifest"):
+        if body["seq"] <= newer["seq"]:
+            for record in body["records"]:
+                ledger.fold(record)
+    assert ledger.to_json() == newer["ledger"]
+
+
+def test_a_log_without_its_newest_checkpoint_says_the_same() -> None:
+    class WithoutNewest(LocalObjectStore):
+        def list(self, prefix: str) -> list[Any]:
+            return [
+                info for info in super().list(prefix) if not info.path.endswith("checkpoints/" + f"{128:020d}.json")
+            ]
+
+    assert ManifestLog(WithoutNewest(FOLDER), CLICKS, "reader").load().to_json() == ledger_of(CLICKS).to_json()
+
+
+def test_an_aggregation_has_the_same_rows() -> None:
+    ledger = ledger_of(CLICKS)
+    newest = ledger.described(metadata_of(CLICKS))
+    schema = StateSchema.from_json(newest.schema)
+    store = Store(objects(), Reading(ledger))
+    for name, (partition, _) in shards(CLICKS).items():
+        version = EXPECTED[CLICKS]["facts"]["newest"][name]
+        rows = store.read(StateStoreId(ledger.root, 0, partition), version, schema).to_pylist()
+        assert plain(rows) == EXPECTED[CLICKS]["rows"][name]
+    # A snapshot and deltas, in two schemas.
+    assert store.metrics.snapshots_loaded == len(shards(CLICKS))
+    assert store.metrics.deltas_loaded > 0
+
+
+def test_keyed_stores_have_the_same_rows() -> None:
+    ledger = ledger_of(PROFILES)
+    version = EXPECTED[PROFILES]["facts"]["newest"]["0/default"]
+    store_id = StateStoreId(ledger.root, 0, 0)
+    task = TaskIdentity(PROFILES, "python", "reader", version, 0, 0, "executor")
+    lease = Lease(store_id, "reader", -1, ActorLocation("store-a", "a", "node-a", "host-a", 1))
+    keyed = KeyedStores(objects(), Reading(ledger), StoreMetrics())
+    session, _ = keyed.open_read(OpenRequest(task, lease, version, STORES))
+    for spec in STORES:
+        scan = keyed.call(session, spec.name, "iterator", ())
+        found: list[dict[str, Any]] = []
+        while (batch := keyed.next_batch(session, scan)) is not None:
+            found += batch.to_pylist()
+        assert plain(found) == EXPECTED[PROFILES]["rows"][f"0/{spec.name}"]
+
+
+def test_every_file_that_is_needed_is_there_and_no_other() -> None:
+    for state in STATES:
+        there = {info.path for info in objects().list(f"{state}/0")}
+        assert ledger_of(state).referenced_files() == there
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def rewritten(record: Record) -> Record:
+    """A record through the present code's own form of it."""
+    forms: dict[str, tuple[str, Callable[[Any], Any]]] = {
+        RecordKind.COMMITTED: ("entry", lambda data: CommitEntry.from_json(data).to_json()),
+        RecordKind.SNAPSHOT: ("snapshot", lambda data: SnapshotEntry.from_json(data).to_json()),
+        RecordKind.SCHEMA_CHANGED: ("schema", lambda data: json_form(StateSchema.from_json(data).to_json())),
+    }
+    if record["kind"] not in forms:
+        return record
+    field, form = forms[record["kind"]]
+    return {**record, field: form(record[field])}
+
+
+def json_form(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_records_are_written_in_the_same_bytes(state: str) -> None:
+    for file in sealed(state, "manifest"):
+        written = file.read_bytes()
+        body = unseal(written)
+        assert seal({**body, "records": [rewritten(record) for record in body["records"]]}) == written, file.name
+
+
+def test_checkpoints_are_written_in_the_same_bytes() -> None:
+    for file in sealed(CLICKS, "checkpoints"):
+        written = file.read_bytes()
+        body = unseal(written)
+        ledger = StateLedger.from_json("file:///elsewhere/clicks", body["ledger"])
+        assert seal({**body, "ledger": ledger.to_json()}) == written, file.name
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_metadata_is_written_in_the_same_bytes(state: str) -> None:
+    metadata = metadata_of(state)
+    if metadata.schema:
+        metadata = replace(metadata, schema=StateSchema.from_json(metadata.schema).to_json())
+    assert seal(metadata.to_json()) == (FOLDER / state / "metadata.json").read_bytes()
