@@ -1,0 +1,67 @@
+"""Files and folders of this repository that the documentation names are there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+#: Where a path of the repository begins.
+TOPS = {"benchmarks", "coordinator", "docs", "spark_jobs", "statefleet", "store_actors", "tests"}
+_SUFFIXES = (".py", ".md", ".toml", ".html", ".yaml", ".properties")
+#: Named already, to be made.
+PENDING = {"coordinator/client.py", "coordinator/placement.py", "coordinator/records.py"}
+
+_FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_IN_BACKTICKS = re.compile(r"`([^`\n]+)`")
+#: No URI, no variable, no place of a state's folder, nothing absolute; ``{a,b}.py`` is two files.
+_PATH = re.compile(r"[\w.-]+(?:/[\w.{},-]+)+/?|[\w.-]+/")
+_BRACES = re.compile(r"\{([^{}]*)\}")
+
+
+def paths(text: str) -> Iterator[str]:
+    """Paths of the repository, with a slash in them, that stand in backticks; a command's arguments are looked at, too."""
+    for quoted in _IN_BACKTICKS.findall(_FENCED.sub("", text)):
+        for word in quoted.split():
+            if _PATH.fullmatch(word) and (word.split("/")[0] in TOPS or word.endswith(_SUFFIXES)):
+                yield from _expanded(word)
+
+
+def _expanded(path: str) -> Iterator[str]:
+    braces = _BRACES.search(path)
+    if braces is None:
+        yield path
+        return
+    for one in braces[1].split(","):
+        yield from _expanded(path[: braces.start()] + one + path[braces.end() :])
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_what_is_named_is_there(document: Path) -> None:
+    missing = {path for path in paths(document.read_text()) if not _is_there(path)}
+    assert missing <= PENDING
+
+
+def _is_there(path: str) -> bool:
+    found = ROOT / path
+    return found.is_dir() if path.endswith("/") else found.exists()
+
+
+def test_what_has_been_made_is_not_pending() -> None:
+    assert not [path for path in PENDING if _is_there(path)]
+
+
+def test_the_check_sees_what_is_a_path() -> None:
+    text = """`a/b.py` `docs/x`, `store_actors/{one,two}.py` and `pytest tests/unit/y.py -s`, `tests/data/`; not `s3://docs/x`,
+`/docs/x`, `<state>/manifest/x.json`, `sum/count`, `file:///docs/x.md`, `x`, `s3://bucket/prefix` or
+```python
+`docs/in code`
+```
+"""
+    assert list(paths(text)) == [
+        "a/b.py", "docs/x", "store_actors/one.py", "store_actors/two.py", "tests/unit/y.py", "tests/data/",
+    ]  # fmt: skip
