@@ -306,6 +306,8 @@ def _medians(results: Mapping[str, Sequence[Counted]]) -> dict[str, dict[str, di
             counts: list[Counts] = [getattr(one, part) for one in counted]
             kinds = sorted(set().union(*counts))
             row = {kind: float(statistics.median(one[kind] for one in counts)) for kind in kinds}
+            # What comes once in many batches, such as a checkpoint of the log, is in the JSON only.
+            row = {kind: median for kind, median in row.items() if median}
             row["all"] = float(statistics.median(one.total() for one in counts))
             if part == "requests":
                 row["all GET"] = float(statistics.median(_gets(one) for one in counts))
