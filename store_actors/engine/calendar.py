@@ -10,11 +10,11 @@ import heapq
 from itertools import count
 
 import numpy as np
-import numpy.typing as npt
+
+from store_actors.engine.arrays import Slots
 
 __all__ = ["NEVER", "ExpiryCalendar"]
 
-Slots = npt.NDArray[np.int64]
 
 #: Expiry of a row that lives for ever, in microseconds.
 NEVER = np.iinfo(np.int64).max

@@ -11,19 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from store_actors.engine import chain_kernels
+from store_actors.engine.arrays import Slots, Words
 from store_actors.engine.kernels import grow_index
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import VersionedTable
 from store_actors.schema import ROW_COLUMN, StateSchema
 
 __all__ = ["ROW_COLUMN", "ChainedTable", "MultiTable"]
-
-Slots = npt.NDArray[np.int64]
-Words = npt.NDArray[np.uint64]
 
 
 class ChainedTable(GroupTable):

@@ -6,16 +6,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from coordinator.errors import InvalidRequestError
+from store_actors.engine.arrays import Slots, Words
 from store_actors.engine.kernels import ACCUMULATE_WORDS, FLAG_BITS
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema, string_to_type
 
 __all__ = ["Feed", "FieldSlot", "OpCode", "RowLayout", "words_of"]
-
-Words = npt.NDArray[np.uint64]
 
 
 class OpCode(IntEnum):
@@ -147,8 +145,8 @@ class Feed:
             for item in layout.schema.accumulators
             if item.kind is not AccumulatorKind.VALUE
         ]
-        self.operations: npt.NDArray[np.int64] = np.array(operations, np.int64).reshape(-1, ACCUMULATE_WORDS)
-        self.limits: npt.NDArray[np.int64] = np.array(limits, np.int64).reshape(-1, 2)
+        self.operations: Slots = np.array(operations, np.int64).reshape(-1, ACCUMULATE_WORDS)
+        self.limits: Slots = np.array(limits, np.int64).reshape(-1, 2)
 
     def _operation(self, accumulator: Accumulator, slots: list[FieldSlot], limits: list[tuple[int, int]]) -> list[int]:
         names = [field.name for field in accumulator.state] if self._merge else list(accumulator.inputs)

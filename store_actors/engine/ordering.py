@@ -10,18 +10,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from coordinator.errors import InvalidRequestError
+from store_actors.engine.arrays import Mask, Words
 from store_actors.engine.layout import FieldSlot, RowLayout, words_of
 from store_actors.engine.strings import StringPool
 
 __all__ = ["RowOrder", "sorts_before"]
 
-Words = npt.NDArray[np.uint64]
-Mask = npt.NDArray[np.bool_]
 
 _SIGN = np.uint64(1 << 63)
 _NAN = np.array([np.nan]).view(np.uint64)[0] & ~_SIGN

@@ -7,6 +7,7 @@ import numpy.typing as npt
 from numba import njit
 from numba.types import Tuple, int32, int64, uint8, uint64
 
+from store_actors.engine.arrays import Bytes, Slots, Words
 from store_actors.engine.kernels import grow_index, index_shift, mix
 
 __all__ = ["StringPool"]
@@ -120,9 +121,7 @@ class StringPool:
         """Memory held, in bytes."""
         return self.arena.nbytes + self.offsets.nbytes + self._index.nbytes
 
-    def ids(
-        self, data: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64], valid: npt.NDArray[np.uint8]
-    ) -> npt.NDArray[np.uint64]:
+    def ids(self, data: Bytes, ends: Slots, valid: Bytes) -> Words:
         """Ids of n values given as Arrow data and n + 1 offsets; 0 where ``valid`` is 0."""
         out = np.empty(len(valid), np.uint64)
         row = 0
@@ -145,9 +144,7 @@ class StringPool:
         if self._used + needed > len(self.arena):
             self.arena = np.concatenate([self.arena, np.zeros(max(len(self.arena), needed), np.uint8)])
 
-    def gather(
-        self, ids: npt.NDArray[np.int64], valid: npt.NDArray[np.uint8]
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+    def gather(self, ids: Slots, valid: Bytes) -> tuple[npt.NDArray[np.int32], Bytes]:
         """Arrow offsets (n + 1) and data of the values with these ids; nothing where ``valid`` is 0."""
         ends = np.zeros(len(ids) + 1, np.int32)
         size = _gather(self.arena, self.offsets, ids, valid, ends, np.empty(0, np.uint8))

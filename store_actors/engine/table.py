@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from store_actors.engine import kernels
+from store_actors.engine.arrays import Bytes, Mask, Slots, Words
 from store_actors.engine.calendar import NEVER, ExpiryCalendar
 from store_actors.engine.layout import Feed, FieldSlot, RowLayout, words_of
 from store_actors.engine.strings import StringPool
@@ -18,9 +18,6 @@ from store_actors.engine.words import decode_column, encode_column, validity
 from store_actors.schema import StateSchema
 
 __all__ = ["EncodedBatch", "GroupTable", "Touched", "compact_together"]
-
-Slots = npt.NDArray[np.int64]
-Words = npt.NDArray[np.uint64]
 
 
 @dataclass(slots=True)
@@ -31,12 +28,12 @@ class EncodedBatch:
     keys: Words
     nulls: Words
     values: Words
-    valid: npt.NDArray[np.uint8]
+    valid: Bytes
 
     def __len__(self) -> int:
         return len(self.nulls)
 
-    def take(self, rows: npt.NDArray[np.bool_] | slice) -> EncodedBatch:
+    def take(self, rows: Mask | slice) -> EncodedBatch:
         """Some of the rows."""
         return EncodedBatch(
             self.feed,
@@ -115,7 +112,7 @@ class GroupTable:
                 if slot.word == layout.expiry_word:
                     keys[-1] = _never_expiring(keys[-1], valid)
         values: list[Words] = []
-        valids: list[npt.NDArray[np.uint8]] = []
+        valids: list[Bytes] = []
         for field in feed.inputs:
             column = batch.column(field.name)
             valid = validity(column)
@@ -407,6 +404,6 @@ def _subset(pool: StringPool, ids: Slots) -> tuple[StringPool, Words]:
     return subset, new_ids
 
 
-def _never_expiring(words: Words, valid: npt.NDArray[np.uint8]) -> Words:
+def _never_expiring(words: Words, valid: Bytes) -> Words:
     """Expiry words in which a null is for ever: ``null <= watermark`` is not true in Spark either."""
     return np.where(valid == 0, np.uint64(NEVER), words)

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from coordinator.errors import InvalidRequestError, VersionNotFoundError
+from store_actors.engine.arrays import Words
 from store_actors.engine.table import GroupTable
 from store_actors.schema import StateSchema
 
@@ -44,7 +43,6 @@ REMOVED = 1
 #: The batch changed the group and its watermark closed it at once.
 UPDATED_AND_REMOVED = 2
 
-Words = npt.NDArray[np.uint64]
 
 _serials = count(1)
 

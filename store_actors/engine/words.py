@@ -19,13 +19,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from store_actors.engine.arrays import Bytes, Slots, Words
 from store_actors.engine.layout import words_of
 from store_actors.engine.strings import StringPool
 
 __all__ = ["decode_column", "encode_column", "validity"]
-
-Words = npt.NDArray[np.uint64]
-Bytes = npt.NDArray[np.uint8]
 
 
 def validity(array: pa.Array) -> Bytes:
@@ -36,7 +34,7 @@ def validity(array: pa.Array) -> Bytes:
     return np.array(pc.is_valid(array).cast(pa.uint8()).to_numpy(zero_copy_only=False))
 
 
-def encode_column(array: pa.Array, pool: StringPool, valid: Bytes, out: list[npt.NDArray[np.uint64]]) -> None:
+def encode_column(array: pa.Array, pool: StringPool, valid: Bytes, out: list[Words]) -> None:
     """Append the column's words (one or two uint64 arrays of length n; nulls are 0) to ``out``."""
     data_type = array.type
     if pa.types.is_string(data_type) or pa.types.is_binary(data_type):
@@ -74,9 +72,7 @@ def _encode_strings(array: pa.Array, pool: StringPool, valid: Bytes) -> Words:
     return pool.ids(content, ends - begin, valid)
 
 
-def decode_column(
-    data_type: pa.DataType, words: tuple[npt.NDArray[np.int64], ...], valid: Bytes, pool: StringPool
-) -> pa.Array:
+def decode_column(data_type: pa.DataType, words: tuple[Slots, ...], valid: Bytes, pool: StringPool) -> pa.Array:
     """Arrow array of n values from their words; null where ``valid`` is 0."""
     size = len(valid)
     nulls = size - int(np.count_nonzero(valid))

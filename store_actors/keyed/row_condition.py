@@ -6,21 +6,21 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from coordinator.errors import InvalidRequestError
+from store_actors.engine.arrays import Mask
 
 __all__ = ["Condition", "matches"]
 
 #: A ``pyarrow.compute`` expression over key and value columns, or a function that gives a boolean for every row of a batch.
-Condition: TypeAlias = "pc.Expression | Callable[[pa.RecordBatch], pa.Array | npt.NDArray[np.bool_]]"
+Condition: TypeAlias = "pc.Expression | Callable[[pa.RecordBatch], pa.Array | Mask]"
 
 _ROW = "__row"
 
 
-def matches(condition: Condition, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+def matches(condition: Condition, batch: pa.RecordBatch) -> Mask:
     """Rows for which the condition is true; null is not true.
 
     Raises
@@ -43,7 +43,7 @@ def matches(condition: Condition, batch: pa.RecordBatch) -> npt.NDArray[np.bool_
     return np.asarray(array.fill_null(False).to_numpy(zero_copy_only=False), np.bool_)
 
 
-def _matches_expression(condition: pc.Expression, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+def _matches_expression(condition: pc.Expression, batch: pa.RecordBatch) -> Mask:
     numbered = pa.Table.from_batches([batch]).append_column(_ROW, pa.array(np.arange(batch.num_rows)))
     try:
         kept = numbered.filter(condition).column(_ROW)

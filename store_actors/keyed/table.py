@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from weakref import WeakSet
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from coordinator.errors import InvalidRequestError
+from store_actors.engine.arrays import Slots, Words
 from store_actors.engine.calendar import NEVER, ExpiryCalendar
 from store_actors.engine.kernels import LIVE
 from store_actors.engine.layout import FieldSlot
@@ -22,8 +22,6 @@ from store_actors.schema import Field, StateSchema
 
 __all__ = ["DueRows", "KeyedTable", "NetChange", "RowScan"]
 
-Slots = npt.NDArray[np.int64]
-Words = npt.NDArray[np.uint64]
 
 _LOW32 = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)

@@ -7,11 +7,11 @@ older version is read without copying it, also while the next one is being writt
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from store_actors.engine import kernels
+from store_actors.engine.arrays import Mask, Slots, Words
 from store_actors.engine.layout import FieldSlot, words_of
 from store_actors.engine.strings import StringPool
 from store_actors.engine.table import GroupTable
@@ -21,9 +21,6 @@ from store_actors.keyed.table import KeyedTable, RowScan
 
 __all__ = ["VersionView"]
 
-Slots = npt.NDArray[np.int64]
-Words = npt.NDArray[np.uint64]
-Mask = npt.NDArray[np.bool_]
 
 _LOW32 = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)

@@ -13,7 +13,6 @@ that the batch reads; groups are closed by the watermark that includes this batc
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -30,8 +29,6 @@ from store_actors.engine.versions import (
 from store_actors.messages import ShardInput
 
 __all__ = ["AggregateShard", "output_of"]
-
-Words = npt.NDArray[np.uint64]
 
 
 class AggregateShard(VersionedTable):

@@ -12,10 +12,10 @@ Option ``late_us``: how long before its expiry a row is late already, in microse
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from store_actors.engine.arrays import Mask, Slots, Words
 from store_actors.engine.versions import (
     CHANGE_COLUMN,
     REMOVED,
@@ -29,8 +29,6 @@ from store_actors.messages import ShardInput
 from store_actors.schema import StateSchema
 
 __all__ = ["DeduplicateShard"]
-
-Words = npt.NDArray[np.uint64]
 
 
 class DeduplicateShard(VersionedTable):
@@ -92,14 +90,14 @@ class DeduplicateShard(VersionedTable):
                 return self._words(batch.set_column(place, batch.schema.field(place), pc.fill_null(column, epoch)))
         return words
 
-    def _on_time(self, words: Words) -> npt.NDArray[np.int64]:
+    def _on_time(self, words: Words) -> Slots:
         word = self.table.layout.expiry_word
         if word < 0:
             return np.arange(len(words))
         limit = self.watermark_ms * 1000 + int(self.schema.options.get("late_us", 0))
         return np.flatnonzero(words[:, word].view(np.int64) > limit)
 
-    def _delta(self, made: Words, closed: npt.NDArray[np.bool_], first: pa.Table, removed: Words) -> pa.Table:
+    def _delta(self, made: Words, closed: Mask, first: pa.Table, removed: Words) -> pa.Table:
         state = self.table.decode(np.concatenate([made, removed]))
         kinds = np.concatenate(
             [np.where(closed, UPDATED_AND_REMOVED, UPDATED), np.full(len(removed), REMOVED)],

@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from coordinator.errors import InvalidRequestError
+from store_actors.engine.arrays import Slots, Words
 from store_actors.engine.chain_kernels import largest_number
 from store_actors.engine.strings import StringPool
 from store_actors.engine.table import GroupTable, compact_together
@@ -31,8 +31,6 @@ from store_actors.schema import StateSchema, string_to_type
 
 __all__ = ["JoinShard"]
 
-Slots = npt.NDArray[np.int64]
-Words = npt.NDArray[np.uint64]
 
 #: Garbage strings are not looked for in pools smaller than this, in bytes.
 _SMALL_POOL = 1 << 20

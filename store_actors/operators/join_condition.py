@@ -27,11 +27,11 @@ from functools import reduce
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from coordinator.errors import InvalidRequestError
+from store_actors.engine.arrays import Mask
 from store_actors.schema import string_to_type
 
 __all__ = ["PairCondition"]
@@ -73,7 +73,7 @@ class PairCondition:
         if not pa.types.is_boolean(result.type):
             raise _refused(tree, f"it gives {result.type}, not booleans")
 
-    def holds(self, columns: Columns, size: int) -> npt.NDArray[np.bool_]:
+    def holds(self, columns: Columns, size: int) -> Mask:
         """Where the condition is true (null is not) among `size` pairs."""
         result = _evaluate(self._tree, columns)
         if isinstance(result, pa.Scalar):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from coordinator.errors import InvalidRequestError
+from store_actors.engine.arrays import Mask, Slots, Words
 from store_actors.engine.chains import ROW_COLUMN, MultiTable
 from store_actors.engine.kernels import LIVE
 from store_actors.engine.layout import FieldSlot
@@ -20,10 +20,6 @@ from store_actors.operators.join_schema import MATCHED_COLUMN, SIDE_COLUMN, Join
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
 
 __all__ = ["JoinSide", "SideRows"]
-
-Slots = npt.NDArray[np.int64]
-Words = npt.NDArray[np.uint64]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
@@ -46,7 +42,7 @@ class SideRows:
 
     words: Words
     probes: Slots
-    matched: Bools
+    matched: Mask
     excluded: pa.Table
     late: int
 
@@ -147,7 +143,7 @@ class JoinSide(MultiTable):
             words[:, self._matched.flag_word] |= np.uint64(self._matched.flag)
         return words
 
-    def enter(self, rows: SideRows, chosen: Bools | None, first_number: int) -> int:
+    def enter(self, rows: SideRows, chosen: Mask | None, first_number: int) -> int:
         """Keep new rows (those `chosen`); returns how many."""
         words = rows.words if chosen is None else rows.words[chosen]
         if self._matched is not None:

@@ -11,11 +11,11 @@ Option ``n``: how many rows are let through.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from coordinator.errors import InvalidRequestError
+from store_actors.engine.arrays import Slots
 from store_actors.engine.kernels import LIVE
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change, UndoPart, VersionedTable
 from store_actors.messages import ShardInput
@@ -71,7 +71,7 @@ class LimitShard(VersionedTable):
             watermark_ms=watermark_ms,
         )
 
-    def _delta(self, first: pa.Table, counts: npt.NDArray[np.int64]) -> pa.Table:
+    def _delta(self, first: pa.Table, counts: Slots) -> pa.Table:
         payload = [first.column(name) for name in self._payload]
         changes = pa.array(np.full(len(counts), UPDATED, np.int8))
         names = [self._count_column, *self._payload, CHANGE_COLUMN]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from store_actors.engine import chain_kernels
+from store_actors.engine.arrays import Mask, Slots, Words
 from store_actors.engine.kernels import LIVE
 from store_actors.engine.ordering import RowOrder
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, UPDATED_AND_REMOVED, VersionedTable
@@ -16,9 +16,6 @@ from store_actors.schema import StateSchema
 
 __all__ = ["OrderedRows"]
 
-
-Slots = npt.NDArray[np.int64]
-Words = npt.NDArray[np.uint64]
 
 #: Garbage strings are not looked for in pools smaller than this, in bytes.
 _SMALL_POOL = 1 << 20
@@ -96,7 +93,7 @@ class OrderedRows(VersionedTable):
         rows[:, 0] |= LIVE
         return gone, rows
 
-    def _is_among(self, slots: Slots, others: Slots) -> npt.NDArray[np.bool_]:
+    def _is_among(self, slots: Slots, others: Slots) -> Mask:
         if not len(slots) or not len(others):
             return np.zeros(len(slots), np.bool_)
         marks = np.zeros(len(self.table.rows), np.bool_)

@@ -19,11 +19,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from store_actors.engine import session_kernels
+from store_actors.engine.arrays import Bytes, Mask, Slots, Words
 from store_actors.engine.chains import ROW_COLUMN, MultiTable
 from store_actors.engine.kernels import LIVE
 from store_actors.engine.layout import Feed, words_of
@@ -37,8 +37,6 @@ __all__ = ["MERGED", "SessionShard"]
 #: What a delta says of a session that went into another one; the row holds its values before that.
 MERGED = 3
 
-Slots = npt.NDArray[np.int64]
-Words = npt.NDArray[np.uint64]
 
 _LOW32 = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)
@@ -89,7 +87,7 @@ class _Merged:
     """
 
     rows: Words
-    is_new: npt.NDArray[np.bool_]
+    is_new: Mask
     replaced: Words
     absorbed: Words
     updated: int
@@ -255,11 +253,11 @@ class SessionShard(MultiTable):
             rows[:, slot.flag_word] |= np.uint64(slot.flag)
         return rows
 
-    def _accumulate(self, feed: Feed, rows: Words, targets: Slots, values: Words, valid: npt.NDArray[np.uint8]) -> None:
+    def _accumulate(self, feed: Feed, rows: Words, targets: Slots, values: Words, valid: Bytes) -> None:
         pool = self.table.pool
         session_kernels.fold(feed.operations, rows, targets, values, valid, feed.limits, pool.arena, pool.offsets)
 
-    def _partials(self, rows: Words) -> tuple[Words, npt.NDArray[np.uint8]]:
+    def _partials(self, rows: Words) -> tuple[Words, Bytes]:
         """State words of rows as the columns of a batch of partial accumulators."""
         state = self.table.layout.state
         valid = [
@@ -271,7 +269,7 @@ class SessionShard(MultiTable):
 
     # -- out ------------------------------------------------------------------------------------------------------
 
-    def _delta(self, merged: _Merged, closed: npt.NDArray[np.bool_], removed: Words) -> pa.Table:
+    def _delta(self, merged: _Merged, closed: Mask, removed: Words) -> pa.Table:
         kinds = [
             np.where(closed, UPDATED_AND_REMOVED, UPDATED),
             np.full(len(merged.absorbed), MERGED),

@@ -22,12 +22,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from coordinator.errors import StateMismatchError
 from store_actors.engine import chain_kernels
+from store_actors.engine.arrays import Mask, Slots, Words
 from store_actors.engine.chains import ROW_COLUMN, MultiTable
 from store_actors.engine.kernels import LIVE
 from store_actors.engine.ordering import sorts_before
@@ -38,8 +38,6 @@ from store_actors.schema import StateSchema
 
 __all__ = ["FirstShard", "TopShard", "top_shard"]
 
-Slots = npt.NDArray[np.int64]
-Words = npt.NDArray[np.uint64]
 
 #: Arrival of a batch's rows: after all rows of the state.
 _NEW = np.int64(1 << 62)
@@ -99,7 +97,7 @@ class FirstShard(OrderedRows):
             )
         super().load(delta, version, watermark_ms)
 
-    def _best(self, words: Words) -> tuple[Words, npt.NDArray[np.bool_], Words]:
+    def _best(self, words: Words) -> tuple[Words, Mask, Words]:
         """Rows of the batch that are the first of their partitions now, which of them replace a row, and those rows."""
         ids, firsts = self._number_partitions(words)
         slots = self.table.find(words[firsts])
