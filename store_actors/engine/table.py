@@ -43,6 +43,19 @@ class EncodedBatch:
             np.ascontiguousarray(self.valid[:, rows]),
         )
 
+    @classmethod
+    def joined(cls, batches: Sequence[EncodedBatch]) -> EncodedBatch:
+        """All rows of batches of one feed."""
+        if len(batches) == 1:
+            return batches[0]
+        return cls(
+            batches[0].feed,
+            np.concatenate([one.keys for one in batches]),
+            np.concatenate([one.nulls for one in batches]),
+            np.concatenate([one.values for one in batches], axis=1),
+            np.concatenate([one.valid for one in batches], axis=1),
+        )
+
 
 @dataclass(slots=True)
 class Touched:
@@ -126,6 +139,11 @@ class GroupTable:
             np.stack(values) if values else np.empty((0, size), np.uint64),
             np.stack(valids) if valids else np.empty((0, size), np.uint8),
         )
+
+    def encode_table(self, rows: pa.Table) -> EncodedBatch:
+        """:meth:`encode` of all batches of raw inputs, as one."""
+        batches = _batches(rows) or [pa.RecordBatch.from_pylist([], rows.schema)]
+        return EncodedBatch.joined([self.encode(batch) for batch in batches])
 
     def accumulate(self, batch: EncodedBatch, stamp: int) -> Touched:
         """Fold a batch in. ``stamp`` (uint32) names the version: a group's old words are kept once per stamp."""
@@ -252,6 +270,13 @@ class GroupTable:
             rows[:, slot.flag_word] |= flagged.astype(np.uint64) * np.uint64(slot.flag)
         return rows
 
+    def rows_of_table(self, rows: pa.Table, fields: tuple[FieldSlot, ...] | None = None) -> Words:
+        """:meth:`rows_of` of all batches of a table."""
+        pieces = [self.rows_of(batch, fields) for batch in _batches(rows)]
+        if len(pieces) == 1:
+            return pieces[0]
+        return np.concatenate([np.empty((0, self.layout.row_words), np.uint64), *pieces])
+
     # -- out ------------------------------------------------------------------------------------------------------
 
     def remove_rows(self, rows: Words) -> Slots:
@@ -298,7 +323,7 @@ class GroupTable:
         return frozen
 
     def decode(self, rows: Words, pool: StringPool | None = None) -> pa.Table:
-        """Arrow table in ``row_schema`` of rows given as words; of those taken before :meth:`compact`, with its old `pool`."""
+        """Arrow table in ``row_schema`` of rows given as words; of those taken before :func:`compact_together`, with the old `pool`."""
         fields = (*self.layout.keys, *self.layout.state)
         return pa.Table.from_arrays(
             [self.decode_field(slot, rows, pool) for slot in fields], schema=self.layout.schema.row_schema()
@@ -314,16 +339,6 @@ class GroupTable:
         return decode_column(slot.type, words, valid, self.pool if pool is None else pool)
 
     # -- strings --------------------------------------------------------------------------------------------------
-
-    def compact(self, others: Sequence[Words] = ()) -> None:
-        """Drop strings that no live row, nor any of `others`, holds: :attr:`pool` is a new one, all ids change in place.
-
-        Parameters
-        ----------
-        others
-            Further rows of this layout (whole ones, or only flag and key words) that stay in use.
-        """
-        compact_together([(self, others)])
 
     def reindex(self) -> None:
         """Make the index anew, after key words changed in place."""
@@ -369,7 +384,13 @@ class GroupTable:
 
 
 def compact_together(tables: Sequence[tuple[GroupTable, Sequence[Words]]]) -> None:
-    """:meth:`GroupTable.compact` of tables that share one pool, each with its further rows."""
+    """Drop strings that no live row of tables that share one pool holds: their pool is a new one, all ids change in place.
+
+    Parameters
+    ----------
+    tables
+        Each with further rows of its layout (whole ones, or only flag and key words) that stay in use.
+    """
     holders = [
         (rows, slot.word, chosen)
         for table, others in tables
@@ -402,6 +423,11 @@ def _subset(pool: StringPool, ids: Slots) -> tuple[StringPool, Words]:
         new_ids[some] = subset.ids(content, offsets.astype(np.int64), all_valid)
         begin = end
     return subset, new_ids
+
+
+def _batches(rows: pa.Table) -> list[pa.RecordBatch]:
+    """One batch, or several where one would have more string data than Arrow can count; none of no rows."""
+    return rows.combine_chunks().to_batches()  # type: ignore[no-any-return]
 
 
 def _never_expiring(words: Words, valid: Bytes) -> Words:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from coordinator.errors import InvalidRequestError, VersionNotFoundError
 from store_actors.engine.arrays import Words
-from store_actors.engine.table import GroupTable
+from store_actors.engine.table import GroupTable, compact_together
 from store_actors.schema import StateSchema
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "UPDATED",
     "UPDATED_AND_REMOVED",
     "Change",
+    "Compaction",
     "UndoPart",
     "VersionStep",
     "VersionedTable",
@@ -43,6 +44,9 @@ REMOVED = 1
 #: The batch changed the group and its watermark closed it at once.
 UPDATED_AND_REMOVED = 2
 
+
+#: Garbage strings are not looked for in pools smaller than this, in bytes.
+_SMALL_POOL = 1 << 20
 
 _serials = count(1)
 
@@ -131,6 +135,7 @@ class VersionedTable:
         self._origin = next(_serials)
         self._steps: deque[VersionStep] = deque()
         self._pending: VersionStep | None = None
+        self._compaction = Compaction()
 
     def __len__(self) -> int:
         return len(self.table)
@@ -259,3 +264,29 @@ class VersionedTable:
         """:meth:`snapshot` of now, to be called later: only the rows' words are copied here."""
         table = self.table.frozen()
         return lambda: table.decode(table.rows)
+
+    def compact(self) -> None:
+        """Drop strings that no version holds any more, if it is time to."""
+        if self._compaction.is_due(self.table):
+            self._compaction.run(self)
+
+
+class Compaction:
+    """When strings that no version holds any more are dropped: each time that their pool has doubled."""
+
+    def __init__(self) -> None:
+        #: Size of the pool after the last time, in bytes.
+        self._floor = 0
+
+    def is_due(self, table: GroupTable) -> bool:
+        """Whether it is time to, by the table's pool."""
+        return table.pool.nbytes >= 2 * self._floor + _SMALL_POOL
+
+    def run(self, *sharing: VersionedTable) -> None:
+        """Drop what none of the tables, which share one pool, holds in any of its versions."""
+        tables = []
+        for one in sharing:
+            parts = [part for step in one.steps() for part in step.parts]
+            tables.append((one.table, [rows for part in parts for rows in (part.created, part.before)]))
+        compact_together(tables)
+        self._floor = sharing[0].table.pool.nbytes

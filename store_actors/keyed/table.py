@@ -27,8 +27,6 @@ _LOW32 = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)
 #: A calendar with fewer entries than this is not made anew.
 _SMALL_CALENDAR = 1 << 16
-#: Garbage strings are not looked for in pools smaller than this, in bytes.
-_SMALL_POOL = 1 << 20
 
 
 class RowScan(Iterator[pa.RecordBatch]):
@@ -188,7 +186,6 @@ class KeyedTable(VersionedTable):
         #: Leading words of a row that tell its key: flags and key words.
         self.key_end = layout.flag_words + layout.key_words
         self._scans: WeakSet[RowScan] = WeakSet()
-        self._pool_floor = 0
 
     @property
     def nbytes(self) -> int:
@@ -281,10 +278,7 @@ class KeyedTable(VersionedTable):
         self._scans.clear()
 
     def compact(self) -> None:
-        """Drop strings that no version holds any more, once the pool has doubled since the last time."""
-        if self.table.pool.nbytes < 2 * self._pool_floor + _SMALL_POOL:
-            return
-        self.freeze_scans()
-        parts = [part for step in self.steps() for part in step.parts]
-        self.table.compact([rows for part in parts for rows in (part.created, part.before)])
-        self._pool_floor = self.table.pool.nbytes
+        """See :meth:`VersionedTable.compact`."""
+        if self._compaction.is_due(self.table):
+            self.freeze_scans()
+            self._compaction.run(self)

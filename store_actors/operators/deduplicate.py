@@ -49,7 +49,7 @@ class DeduplicateShard(VersionedTable):
         """Keep the rows whose key is new; see :meth:`AggregateShard.apply`."""
         self.check_next(version)
         batch = rows.raw.combine_chunks()
-        words = self._words(batch)
+        words = self.table.rows_of_table(batch)
         on_time = self._on_time(words)
         words = self._dated(batch, words)
         late = len(words) - len(on_time)
@@ -73,11 +73,6 @@ class DeduplicateShard(VersionedTable):
             watermark_ms=watermark_ms,
         )
 
-    def _words(self, batch: pa.Table) -> Words:
-        layout = self.table.layout
-        pieces = [self.table.rows_of(piece, (*layout.keys, *layout.state)) for piece in batch.to_batches()]
-        return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty((0, layout.row_words), np.uint64), *pieces])
-
     def _dated(self, batch: pa.Table, words: Words) -> Words:
         """Words of rows; within a watermark, a row without a time is never late, but its key is forgotten as if it were of 1970, as in
         Spark.
@@ -87,7 +82,8 @@ class DeduplicateShard(VersionedTable):
             if column.null_count:
                 epoch = pa.scalar(int(self.schema.options["late_us"])).cast(column.type)
                 place = batch.schema.get_field_index(field.name)
-                return self._words(batch.set_column(place, batch.schema.field(place), pc.fill_null(column, epoch)))
+                dated = batch.set_column(place, batch.schema.field(place), pc.fill_null(column, epoch))
+                return self.table.rows_of_table(dated)
         return words
 
     def _on_time(self, words: Words) -> Slots:

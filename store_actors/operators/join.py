@@ -21,8 +21,7 @@ from coordinator.errors import InvalidRequestError
 from store_actors.engine.arrays import Slots, Words
 from store_actors.engine.chain_kernels import largest_number
 from store_actors.engine.strings import StringPool
-from store_actors.engine.table import GroupTable, compact_together
-from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, Change
+from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, Change, Compaction
 from store_actors.messages import ShardInput
 from store_actors.operators.join_condition import PairCondition
 from store_actors.operators.join_schema import JoinOptions, JoinType
@@ -32,8 +31,6 @@ from store_actors.schema import StateSchema, string_to_type
 __all__ = ["JoinShard"]
 
 
-#: Garbage strings are not looked for in pools smaller than this, in bytes.
-_SMALL_POOL = 1 << 20
 #: String data of one Arrow array, in bytes: offsets have 32 bits.
 _ARROW_BYTES = 1 << 30
 
@@ -65,7 +62,7 @@ class JoinShard:
         self.version = 0
         self.watermark_ms = 0
         self._next_number: int | None = None
-        self._pool_floor = 0
+        self._compaction = Compaction()
         self._measured: tuple[StringPool, int, int] = (self._pool, 0, 1)
 
     @property
@@ -312,12 +309,6 @@ class JoinShard:
         return decode
 
     def _compact(self) -> None:
-        """Drop strings that no version holds any more, once the pool has doubled since the last time."""
-        if self._pool.nbytes < 2 * self._pool_floor + _SMALL_POOL:
-            return
-        tables: list[tuple[GroupTable, list[Words]]] = []
-        for side in self._sides:
-            parts = [part for step in side.steps() for part in step.parts]
-            tables.append((side.table, [rows for part in parts for rows in (part.created, part.before)]))
-        compact_together(tables)
-        self._pool_floor = self._pool.nbytes
+        """Drop strings that no version of either side holds any more, if it is time to."""
+        if self._compaction.is_due(self._sides[0].table):
+            self._compaction.run(*self._sides)

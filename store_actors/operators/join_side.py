@@ -130,9 +130,7 @@ class JoinSide(MultiTable):
 
     def _words(self, rows: pa.Table) -> Words:
         table = self.table
-        pieces = [table.rows_of(batch, self._given) for batch in rows.combine_chunks().to_batches()]
-        empty = np.empty((0, table.layout.row_words), np.uint64)
-        words = pieces[0] if len(pieces) == 1 else np.concatenate([empty, *pieces])
+        words = table.rows_of_table(rows, self._given)
         for slot in table.layout.keys:
             if pa.types.is_floating(slot.type):
                 # Equal keys are equal words: Spark joins -0.0 with 0.0, and every NaN with every other.

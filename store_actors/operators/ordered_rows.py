@@ -17,10 +17,6 @@ from store_actors.schema import StateSchema
 __all__ = ["OrderedRows"]
 
 
-#: Garbage strings are not looked for in pools smaller than this, in bytes.
-_SMALL_POOL = 1 << 20
-
-
 class OrderedRows(VersionedTable):
     """Rows of one partition of a ``topN`` or ``keepLast``; how a batch changes them is told by its subclasses.
 
@@ -41,7 +37,6 @@ class OrderedRows(VersionedTable):
         self._rank = next((slot for slot in layout.state if slot.name == RANK_COLUMN), None)
         self._row_word = layout.keys[-1].word
         self._expires_by_key = any(slot.word == layout.expiry_word for slot in layout.keys)
-        self._pool_floor = 0
 
     # -- in -------------------------------------------------------------------------------------------------------
 
@@ -49,8 +44,7 @@ class OrderedRows(VersionedTable):
         """Whole rows of a batch, numbered and ranked 0, without the late ones."""
         layout = self.table.layout
         fields = (*layout.keys[:-1], *(slot for slot in layout.state if slot is not self._rank))
-        pieces = [self.table.rows_of(piece, fields) for piece in batch.combine_chunks().to_batches()]
-        words = pieces[0] if len(pieces) == 1 else np.concatenate([np.empty((0, layout.row_words), np.uint64), *pieces])
+        words = self.table.rows_of_table(batch, fields)
         if layout.expiry_word < 0:
             return words
         keep = words[:, layout.expiry_word].view(np.int64) > self.watermark_ms * 1000
@@ -126,18 +120,10 @@ class OrderedRows(VersionedTable):
     def commit(self) -> int:
         """Make the pending change the newest version; returns its number."""
         version = super().commit()
-        self._compact()
+        self.compact()
         return version
 
     def load(self, delta: pa.Table, version: int, watermark_ms: int) -> None:
         """See :meth:`VersionedTable.load`."""
         super().load(delta, version, watermark_ms)
-        self._compact()
-
-    def _compact(self) -> None:
-        """Drop strings of rows that have left the table, once the pool has doubled since the last time."""
-        if self.table.pool.nbytes < 2 * self._pool_floor + _SMALL_POOL:
-            return
-        parts = [part for step in self.steps() for part in step.parts]
-        self.table.compact([rows for part in parts for rows in (part.created, part.before)])
-        self._pool_floor = self.table.pool.nbytes
+        self.compact()

@@ -156,19 +156,8 @@ class SessionShard(MultiTable):
     # -- in -------------------------------------------------------------------------------------------------------
 
     def _encode(self, rows: pa.Table) -> EncodedBatch:
-        numbered = rows.append_column(ROW_COLUMN, pa.array(np.zeros(rows.num_rows, np.int64))).combine_chunks()
-        pieces = [self.table.encode(piece) for piece in numbered.to_batches()]
-        if len(pieces) == 1:
-            return pieces[0]
-        layout = self.table.layout
-        width = sum(words_of(field.arrow().type) for field in layout.raw.inputs)
-        return EncodedBatch(
-            layout.raw,
-            np.concatenate([np.empty((0, layout.key_words), np.uint64), *(piece.keys for piece in pieces)]),
-            np.concatenate([np.empty(0, np.uint64), *(piece.nulls for piece in pieces)]),
-            np.concatenate([np.empty((width, 0), np.uint64), *(piece.values for piece in pieces)], axis=1),
-            np.concatenate([np.empty((width, 0), np.uint8), *(piece.valid for piece in pieces)], axis=1),
-        )
+        numbered = rows.append_column(ROW_COLUMN, pa.array(np.zeros(rows.num_rows, np.int64)))
+        return self.table.encode_table(numbered)
 
     def _on_time(self, batch: EncodedBatch) -> tuple[EncodedBatch, int]:
         if self.schema.expiry_key is None:

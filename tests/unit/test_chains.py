@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from store_actors.engine.calendar import NEVER, ExpiryCalendar
 from store_actors.engine.chains import ROW_COLUMN, MultiTable
-from store_actors.engine.versions import CHANGE_COLUMN, UndoPart
+from store_actors.engine.versions import CHANGE_COLUMN, Compaction, UndoPart
 from store_actors.schema import Field, StateSchema
 
 SCHEMA = StateSchema.keyed((Field("k", "string"), Field(ROW_COLUMN, "int64", nullable=False)), (Field("v", "int64"),))
@@ -77,7 +77,7 @@ def test_chains_find_all_rows_of_a_key_through_changes_undo_and_reload(data: st.
                 model.rows = before
             case "compact":
                 model.table.commit()
-                model.table.table.compact([part.before for step in model.table.steps() for part in step.parts])
+                Compaction().run(model.table)
             case "reload":
                 model.table.commit()
                 rows = model.table.snapshot()

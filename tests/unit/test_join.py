@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from coordinator.errors import InvalidRequestError
+from store_actors.engine import versions
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change
 from store_actors.messages import ShardInput
 from store_actors.operators import join
@@ -321,7 +322,7 @@ def test_long_strings_are_emitted_in_arrays_that_arrow_can_hold(monkeypatch: pyt
 
 @pytest.mark.parametrize("small_pool", [0, -(1 << 40)], ids=["when doubled", "always"])
 def test_strings_of_removed_rows_are_let_go(monkeypatch: pytest.MonkeyPatch, small_pool: int) -> None:
-    monkeypatch.setattr(join, "_SMALL_POOL", small_pool)
+    monkeypatch.setattr(versions, "_SMALL_POOL", small_pool)
     keys, sides = (
         (Field("k0", "string"),),
         ((Field("lt", "timestamp"),), (Field("r0", "string"), Field("rt", "timestamp"))),
@@ -572,7 +573,7 @@ class JoinMachine(RuleBasedStateMachine):
     @initialize(join_type=st.sampled_from(JOIN_TYPES), small_pool=st.sampled_from([-(1 << 40), 1 << 20]))
     def start(self, join_type: str, small_pool: int) -> None:
         self.join_type = join_type
-        self.small_pool, join._SMALL_POOL = join._SMALL_POOL, small_pool
+        self.small_pool, versions._SMALL_POOL = versions._SMALL_POOL, small_pool
         options = {
             "join_type": join_type,
             "null_safe": ["k1"],
@@ -587,7 +588,7 @@ class JoinMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "small_pool"):
-            join._SMALL_POOL = self.small_pool
+            versions._SMALL_POOL = self.small_pool
 
     @property
     def newest(self) -> Version:

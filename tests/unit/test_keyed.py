@@ -16,8 +16,8 @@ import pytest
 
 from coordinator.errors import InvalidRequestError, OperationOutOfOrderError, VersionNotFoundError, WriterBusyError
 from coordinator.model import StateStoreId
+from store_actors.engine import versions
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED
-from store_actors.keyed import table as keyed_table
 from store_actors.keyed.shard import FOUND_COLUMN, HandleState, KeyedShard, ReadHandle, UpdateHandle
 from store_actors.schema import Field, StateSchema
 from store_actors.serving.files import delta_path, encode_delta
@@ -501,7 +501,7 @@ def test_many_columns_have_their_own_null_flags() -> None:
 
 
 def test_an_open_reader_survives_the_renumbering_of_strings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyed_table, "_SMALL_POOL", -(1 << 40))
+    monkeypatch.setattr(versions, "_SMALL_POOL", -(1 << 40))
     shard = KeyedShard((Field("k", "string"),), (Field("v", "string"),))
     with shard.begin(0) as handle:
         handle.put(pa.table({"k": ["first"], "v": ["0"]}))  # dropped when version 1 is, and all later ids move

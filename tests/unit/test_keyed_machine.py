@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from coordinator.errors import VersionNotFoundError, WriterBusyError
+from store_actors.engine import versions
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, RETAINED_VERSIONS, UPDATED, Change
-from store_actors.keyed import table as keyed_table
 from store_actors.keyed.shard import ADDED, CHANGED, FOUND_COLUMN, GONE, KeyedShard, ReadHandle, UpdateHandle
 from store_actors.keyed.table import RowScan
 from store_actors.schema import Field
@@ -83,14 +83,14 @@ class KeyedMachine(RuleBasedStateMachine):
         self.pending: Model = {}
         self.readers: list[tuple[ReadHandle, Model]] = []
         self.scans: list[OpenScan] = []
-        self.small_pool = keyed_table._SMALL_POOL
+        self.small_pool = versions._SMALL_POOL
 
     @initialize(always_compact=st.booleans())
     def start(self, always_compact: bool) -> None:
-        keyed_table._SMALL_POOL = -(1 << 40) if always_compact else self.small_pool
+        versions._SMALL_POOL = -(1 << 40) if always_compact else self.small_pool
 
     def teardown(self) -> None:
-        keyed_table._SMALL_POOL = self.small_pool
+        versions._SMALL_POOL = self.small_pool
 
     def some_handle(self, data: st.DataObject) -> tuple[ReadHandle | UpdateHandle, Model]:
         return data.draw(st.sampled_from(self.handles()))

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from coordinator.errors import InvalidRequestError, StateMismatchError
-from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change
+from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change, Compaction
 from store_actors.messages import ShardInput
 from store_actors.operators.top import FirstShard, TopShard, top_shard
 from store_actors.operators.top_schema import RANK_COLUMN, top_schema
@@ -472,9 +472,7 @@ class TopMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.pending is None)
     @rule()
     def compact(self) -> None:
-        self.shard.table.compact(
-            [rows for step in self.shard.steps() for part in step.parts for rows in (part.created, part.before)]
-        )
+        Compaction().run(self.shard)
 
     @invariant()
     def equals_model(self) -> None:
