@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from coordinator.watermarks import Watermarks
+from store_actors.accumulators import AccumulatorKind
 
 __all__ = [
     "ROW_COLUMN",
@@ -57,37 +58,6 @@ class OperatorKind(StrEnum):
     GROUP_STATE = "group_state"
     #: A processor of the user (transformWithState); state variables and timers are keyed stores.
     TRANSFORM = "transform"
-
-
-class AccumulatorKind(StrEnum):
-    """The primitives that every supported aggregate is made of. Nulls are ignored unless stated."""
-
-    #: Rows; no input. State: one int64, never null.
-    COUNT_ROWS = "count_rows"
-    #: Rows in which every input is non-null. State: one int64, never null.
-    COUNT_VALID = "count_valid"
-    #: Wrapping int64 sum, as Spark without ANSI mode. State: one int64, null until a value came.
-    SUM_INT = "sum_int"
-    #: Float64 sum. State: one float64, null until a value came.
-    SUM_FLOAT = "sum_float"
-    #: Decimal sum. State: decimal (null once it overflowed its precision, and then for good) and ``is_empty`` boolean.
-    SUM_DECIMAL = "sum_decimal"
-    #: State: one value of the input's type, null until a value came. Float NaN is the largest value, as in Spark.
-    MIN = "min"
-    MAX = "max"
-    #: State: the value and ``value_set`` boolean. A null is a value.
-    FIRST = "first"
-    LAST = "last"
-    #: The same, skipping nulls (``ignorenulls=True``).
-    FIRST_VALID = "first_valid"
-    LAST_VALID = "last_valid"
-    #: Central moments of order two (Welford, merged as Chan et al.). Input float64; state: n, avg, m2, all float64.
-    MOMENTS = "moments"
-    #: A value column of a keyed store: written whole, folded by nothing. No input; state: one value, null if it is null.
-    VALUE = "value"
-    #: A list or map of the user's, as an operator's schema tells of its state variables; their columns are VALUEs.
-    LIST = "list"
-    MAP = "map"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from pyspark.sql import Column, SparkSession
@@ -16,7 +16,7 @@ from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.state_types import state_field
 from store_actors.schema import AccumulatorKind, Field
 
-__all__ = ["Part", "parts_of"]
+__all__ = ["FUNCTIONS", "Function", "Part", "held_functions", "parts_of"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,14 @@ class Part:
         return tuple(replace(field, name=f"{prefix}_{field.name}") for field in self.state)
 
 
+@dataclass(frozen=True)
+class Function:
+    """One of Spark's aggregate functions: its names, and the accumulators that a use of it takes."""
+
+    names: tuple[str, ...]
+    parts: Callable[[_Use], tuple[Part, ...]]
+
+
 def parts_of(spark: SparkSession, aggregate: AggregateExpression) -> tuple[Part, ...]:
     """Accumulators of one use of an aggregate function.
 
@@ -52,17 +60,17 @@ def parts_of(spark: SparkSession, aggregate: AggregateExpression) -> tuple[Part,
             "or use approx_count_distinct in a batch query over the results",
             aggregate=text,
         )
-    maker = _MAKERS.get(function.kind)
-    if maker is None:
+    held = FUNCTIONS.get(function.kind)
+    if held is None:
         raise InvalidRequestError(
-            "this aggregate is not held by the fleet yet; it holds count, sum, min, max, avg, first, last, any_value, stddev, "
-            "variance, count_if, bool_and and bool_or; use one of these, or Spark's own groupBy for this query",
+            f"this aggregate is not held by the fleet yet; it holds {', '.join(held_functions())}; use one of these, or Spark's own "
+            "groupBy for this query",
             aggregate=text,
             function=function.shown_name,
         )
     where = None if aggregate.where is None else aggregate.where.column()
     meaning, cast = meaning_of(spark, aggregate)
-    parts = maker(_Use(function, text, where))
+    parts = held.parts(_Use(function, text, where))
     # The parts of one aggregate belong together: its sum never goes on with the sum of another.
     return tuple(
         replace(part, meaning=meaning if len(parts) == 1 else f"{meaning}.{part.state[0].name}", cast=cast)
@@ -168,16 +176,22 @@ def _moments(use: _Use) -> tuple[Part, ...]:
     return (Part(AccumulatorKind.MOMENTS, column, state),)
 
 
-_MAKERS: dict[str, Callable[[_Use], tuple[Part, ...]]] = {
-    "Count": _count,
-    "Sum": _sum,
-    "Average": _average,
-    "Min": _extreme(AccumulatorKind.MIN),
-    "Max": _extreme(AccumulatorKind.MAX),
-    "First": _positional(AccumulatorKind.FIRST, AccumulatorKind.FIRST_VALID),
-    "Last": _positional(AccumulatorKind.LAST, AccumulatorKind.LAST_VALID),
-    "StddevSamp": _moments,
-    "StddevPop": _moments,
-    "VarianceSamp": _moments,
-    "VariancePop": _moments,
+#: By Spark's class. Names are those in SQL and PySpark, also of functions that Spark makes this one of.
+FUNCTIONS: Mapping[str, Function] = {
+    "Count": Function(("count", "count_if"), _count),
+    "Sum": Function(("sum",), _sum),
+    "Average": Function(("avg", "mean"), _average),
+    "Min": Function(("min", "bool_and"), _extreme(AccumulatorKind.MIN)),
+    "Max": Function(("max", "bool_or"), _extreme(AccumulatorKind.MAX)),
+    "First": Function(("first", "any_value"), _positional(AccumulatorKind.FIRST, AccumulatorKind.FIRST_VALID)),
+    "Last": Function(("last",), _positional(AccumulatorKind.LAST, AccumulatorKind.LAST_VALID)),
+    "StddevSamp": Function(("stddev", "stddev_samp"), _moments),
+    "StddevPop": Function(("stddev_pop",), _moments),
+    "VarianceSamp": Function(("variance", "var_samp"), _moments),
+    "VariancePop": Function(("var_pop",), _moments),
 }
+
+
+def held_functions() -> list[str]:
+    """Names of all aggregate functions that the fleet holds."""
+    return [name for function in FUNCTIONS.values() for name in function.names]

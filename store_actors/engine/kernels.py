@@ -186,7 +186,7 @@ def _add_decimal(rows, rows_i, slot, word, low, high, limits, limit, flag_word, 
     cache=True, nogil=True,
 )  # fmt: skip
 def _step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, limits, arena, offsets):
-    """Move accumulator ``n`` by one row; the kinds are numbered in ``layout.OpCode`` (those missing: `_fold_block`)."""
+    """Move accumulator ``n`` by one row; the kinds are numbered in ``accumulators.OpCode`` (those missing: `_fold_block`)."""
     kind = ops[n, 0]
     a, b, c = ops[n, 1], ops[n, 2], ops[n, 3]
     word = ops[n, 4]
@@ -264,7 +264,7 @@ def _step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, limi
             rows_f[slot, word] = count
             rows_f[slot, word + 1] += delta_n
             rows_f[slot, word + 2] += delta * (delta - delta_n)
-    elif kind == 15:  # MOMENTS of a partial (n, avg, m2): Chan et al., as Spark merges
+    elif kind == 15:  # MERGE_MOMENTS, of a partial (n, avg, m2): Chan et al., as Spark merges
         n1, n2 = rows_f[slot, word], values_f[a, row]
         if n2 > 0.0:
             total = n1 + n2
@@ -285,16 +285,16 @@ def _fold_block(ops, rows, rows_i, rows_f, slots, values, values_f, valid, begin
         kind, a, word = ops[n, 0], ops[n, 1], ops[n, 4]
         flag_word, flag = ops[n, 5], np.uint64(ops[n, 6])
         # The commonest kinds get a loop without a branch per row on the kind.
-        if kind == 0:
+        if kind == 0:  # COUNT
             for row in range(begin, end):
                 rows_i[slots[row - begin], word] += 1 if a < 0 else np.int64(valid[a, row])
-        elif kind == 1:
+        elif kind == 1:  # ADD_INT
             for row in range(begin, end):
                 if valid[a, row] != 0:
                     slot = slots[row - begin]
                     rows[slot, word] += values[a, row]
                     rows[slot, flag_word] |= flag
-        elif kind == 2:
+        elif kind == 2:  # ADD_FLOAT
             for row in range(begin, end):
                 if valid[a, row] != 0:
                     slot = slots[row - begin]

@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 import pyarrow as pa
 
 from coordinator.errors import InvalidRequestError
+from store_actors.accumulators import RULES, OpCode, Ordering, Rule, StateForm
 from store_actors.engine.arrays import Slots, Words
 from store_actors.engine.kernels import ACCUMULATE_WORDS, FLAG_BITS
-from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema, string_to_type
+from store_actors.schema import Accumulator, Field, StateSchema, string_to_type
 
-__all__ = ["Feed", "FieldSlot", "OpCode", "RowLayout", "words_of"]
-
-
-class OpCode(IntEnum):
-    """Numbers of the branches of ``kernels._step``."""
-
-    COUNT = 0
-    ADD_INT = 1
-    ADD_FLOAT = 2
-    ADD_DECIMAL = 3
-    MIN_INT = 4
-    MAX_INT = 5
-    MIN_FLOAT = 6
-    MAX_FLOAT = 7
-    MIN_DECIMAL = 8
-    MAX_DECIMAL = 9
-    MIN_STRING = 10
-    MAX_STRING = 11
-    FIRST = 12
-    LAST = 13
-    MOMENTS = 14
-    MERGE_MOMENTS = 15
+__all__ = ["Feed", "FieldSlot", "RowLayout", "words_of"]
 
 
 def words_of(data_type: pa.DataType) -> int:
@@ -115,11 +94,11 @@ class RowLayout:
     def _initial(self) -> Words:
         words = np.zeros(self.row_words, np.uint64)
         for accumulator in self.schema.accumulators:
-            slots = self.slots_of(accumulator)
-            for slot in slots[_NULLABLE_FIELDS[accumulator.kind] :]:
+            slots, rule = self.slots_of(accumulator), RULES[accumulator.kind]
+            for slot in slots[rule.nullable_fields :]:
                 words[slot.flag_word] |= np.uint64(slot.flag)
-            if accumulator.kind is AccumulatorKind.SUM_DECIMAL:
-                words[slots[1].word] = 1  # is_empty
+            for slot, word in zip(slots, rule.initial, strict=False):
+                words[slot.word] = word
         return words
 
 
@@ -143,15 +122,15 @@ class Feed:
         operations = [
             self._operation(item, layout.slots_of(item), limits)
             for item in layout.schema.accumulators
-            if item.kind is not AccumulatorKind.VALUE
+            if RULES[item.kind].form is StateForm.FOLDED
         ]
         self.operations: Slots = np.array(operations, np.int64).reshape(-1, ACCUMULATE_WORDS)
         self.limits: Slots = np.array(limits, np.int64).reshape(-1, 2)
 
     def _operation(self, accumulator: Accumulator, slots: list[FieldSlot], limits: list[tuple[int, int]]) -> list[int]:
         names = [field.name for field in accumulator.state] if self._merge else list(accumulator.inputs)
-        first = slots[0]
-        code = self._code(accumulator.kind, first.type)
+        first, rule = slots[0], RULES[accumulator.kind]
+        code = self._code(rule, first.type)
         columns = [self._input_column(name) for name in names]
         wide = words_of(first.type) == 2
         a = columns[0] if columns else -1
@@ -164,18 +143,14 @@ class Feed:
             limits.append((bound >> 64, int(np.uint64(bound & (2**64 - 1)).view(np.int64))))
         elif code in (OpCode.FIRST, OpCode.LAST):
             extra = 2 if wide else 1
-            skip_nulls = int(accumulator.kind in (AccumulatorKind.FIRST_VALID, AccumulatorKind.LAST_VALID))
+            skip_nulls = int(rule.skips_nulls)
         flag = int(np.uint64(first.flag).view(np.int64))
         return [int(code), a, b, c, first.word, first.flag_word, flag, extra, skip_nulls]
 
-    def _code(self, kind: AccumulatorKind, data_type: pa.DataType) -> OpCode:
-        if kind in (AccumulatorKind.COUNT_ROWS, AccumulatorKind.COUNT_VALID):
-            return OpCode.ADD_INT if self._merge else OpCode.COUNT
-        if kind is AccumulatorKind.MOMENTS:
-            return OpCode.MERGE_MOMENTS if self._merge else OpCode.MOMENTS
-        if kind in (AccumulatorKind.MIN, AccumulatorKind.MAX):
-            return OpCode[f"{kind.name}_{_ordering(data_type)}"]
-        return _CODES[kind]
+    def _code(self, rule: Rule, data_type: pa.DataType) -> OpCode:
+        code = rule.merge if self._merge else rule.raw
+        assert code is not None, "a kind that is folded has its steps"
+        return code if isinstance(code, OpCode) else code[_ordering(data_type)]
 
     def _input_column(self, name: str) -> int:
         """First column of an input in the words of an encoded batch."""
@@ -187,39 +162,11 @@ class Feed:
         raise InvalidRequestError("an accumulator reads a column that the batch does not carry", column=name)
 
 
-#: How many leading state fields start as null; the others start as valid.
-_NULLABLE_FIELDS = {
-    AccumulatorKind.COUNT_ROWS: 0,
-    AccumulatorKind.COUNT_VALID: 0,
-    AccumulatorKind.SUM_INT: 1,
-    AccumulatorKind.SUM_FLOAT: 1,
-    AccumulatorKind.SUM_DECIMAL: 0,
-    AccumulatorKind.MIN: 1,
-    AccumulatorKind.MAX: 1,
-    AccumulatorKind.FIRST: 1,
-    AccumulatorKind.LAST: 1,
-    AccumulatorKind.FIRST_VALID: 1,
-    AccumulatorKind.LAST_VALID: 1,
-    AccumulatorKind.MOMENTS: 0,
-    AccumulatorKind.VALUE: 1,
-}
-
-_CODES = {
-    AccumulatorKind.SUM_INT: OpCode.ADD_INT,
-    AccumulatorKind.SUM_FLOAT: OpCode.ADD_FLOAT,
-    AccumulatorKind.SUM_DECIMAL: OpCode.ADD_DECIMAL,
-    AccumulatorKind.FIRST: OpCode.FIRST,
-    AccumulatorKind.FIRST_VALID: OpCode.FIRST,
-    AccumulatorKind.LAST: OpCode.LAST,
-    AccumulatorKind.LAST_VALID: OpCode.LAST,
-}
-
-
-def _ordering(data_type: pa.DataType) -> str:
+def _ordering(data_type: pa.DataType) -> Ordering:
     if pa.types.is_floating(data_type):
-        return "FLOAT"
+        return Ordering.FLOAT
     if pa.types.is_decimal(data_type):
-        return "DECIMAL"
+        return Ordering.DECIMAL
     if pa.types.is_string(data_type) or pa.types.is_binary(data_type):
-        return "STRING"
-    return "INT"
+        return Ordering.STRING
+    return Ordering.INT

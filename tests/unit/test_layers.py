@@ -37,7 +37,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "keyed stores": ("store_actors.keyed",),
     "messages": ("store_actors.messages",),
     "engine": ("store_actors.engine",),
-    "schema": ("store_actors.schema",),
+    "schema": ("store_actors.accumulators", "store_actors.schema"),
     "coordinator actor": ("coordinator.actor", "coordinator.deploy", "coordinator.dashboard"),
     "the log": ("coordinator.cleaner", "coordinator.ledger_keeper", "coordinator.manifest_log"),
     "coordinator's rules": (

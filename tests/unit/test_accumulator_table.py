@@ -1,0 +1,64 @@
+"""One table says what accumulators are; what cannot be derived from it agrees with it."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from coordinator import compatibility
+from spark_jobs.operators.accumulators import held_functions
+from store_actors.accumulators import RULES, AccumulatorKind, OpCode, Ordering, StateForm
+from store_actors.engine import kernels
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_kind_has_its_rule() -> None:
+    assert RULES.keys() == set(AccumulatorKind)
+    for kind, rule in RULES.items():
+        is_folded = rule.form is StateForm.FOLDED
+        assert (rule.raw is not None) == (rule.merge is not None) == is_folded, kind
+        for step in (rule.raw, rule.merge):
+            assert step is None or isinstance(step, OpCode) or step.keys() == set(Ordering), kind
+
+
+def test_every_step_is_the_step_of_some_kind() -> None:
+    used = set()
+    for rule in RULES.values():
+        for step in (rule.raw, rule.merge):
+            used |= {step} if isinstance(step, OpCode) else set((step or {}).values())
+    assert used == set(OpCode)
+
+
+def test_compiled_branches_have_the_numbers_of_the_table() -> None:
+    """Numba caches by the kernels' own source, so these are numbers there, each with its name beside it."""
+    source = Path(kernels.__file__).read_text()
+    branches = re.findall(r"if (kind == \d+(?: or kind == \d+)*):(?: +# ([A-Z_]+(?:, [A-Z_]+)*))?", source)
+    named = {}
+    for condition, names in branches:
+        numbers = [int(number) for number in re.findall(r"\d+", condition)]
+        if not names:
+            continue  # inside a branch of several, which has named them
+        assert len(numbers) == len(names.split(", ")), condition
+        named |= dict(zip(names.split(", "), numbers, strict=True))
+    assert named == {code.name: int(code) for code in OpCode}
+
+
+def test_kinds_that_go_on_as_each_other_are_those_with_one_meaning() -> None:
+    kinds: dict[str, set[str]] = defaultdict(set)
+    for kind, rule in RULES.items():
+        if rule.means:
+            kinds[rule.means].add(kind.value)
+    assert list(kinds.values()) == [compatibility._COUNTS]
+
+
+@pytest.mark.parametrize(
+    ("file", "sentence"),
+    [("README.md", r"\*\*Aggregates:\*\* ([^;]+);"), ("docs/operators.md", r"\nAggregates: ([^.]+)\.")],
+)
+def test_the_documents_list_what_is_held(file: str, sentence: str) -> None:
+    (told,) = re.findall(sentence, (ROOT / file).read_text())
+    assert re.split(r",\s+", told) == held_functions()
