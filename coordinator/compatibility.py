@@ -108,7 +108,9 @@ def changes(former: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, str
 
 
 def is_wider(former: str, new: str) -> bool:
-    """Whether a type (named as in a schema) holds every value of another one, exactly."""
+    """Whether a type (named as in a schema) holds every value of another one, exactly; of lists, that of their elements."""
+    if former.startswith("list<") and new.startswith("list<"):
+        return is_wider(former[5:-1], new[5:-1])
     if former.startswith("decimal(") and new.startswith("decimal("):
         (precision, scale), (wide, same) = (name[8:-1].split(",") for name in (former, new))
         return int(wide) >= int(precision) and same == scale

@@ -37,6 +37,10 @@ class AccumulatorKind(StrEnum):
     LAST_VALID = "last_valid"
     #: Central moments of order two (Welford, merged as Chan et al.). Input float64; state: n, avg, m2, all float64.
     MOMENTS = "moments"
+    #: All values, in the order of their arrival. State: a list of the input's type, never null.
+    COLLECT_LIST = "collect_list"
+    #: Distinct values: of -0.0 and 0.0 the one that came first; no NaN is another one, as in Spark. State: as COLLECT_LIST's.
+    COLLECT_SET = "collect_set"
     #: A value column of a keyed store: written whole, folded by nothing. No input; state: one value, null if it is null.
     VALUE = "value"
     #: A list or map of the user's, as an operator's schema tells of its state variables; their columns are VALUEs.
@@ -79,6 +83,8 @@ class StateForm(Enum):
 
     #: In a fixed number of words of its group's row, moved by a compiled step.
     FOLDED = auto()
+    #: In a list that grows with its group (``engine/lists.py``): the one state field is of a list type.
+    GROWING = auto()
     #: In words of the row, written whole.
     WRITTEN = auto()
     #: In stores of its own: the schema only tells of it.
@@ -99,6 +105,8 @@ class Rule:
         First words of the state fields of a new group; empty: all are 0.
     skips_nulls
         Whether a step that can take a null for a value does not.
+    distinct
+        Whether a list that grows has no value twice.
     means
         Kinds whose states are the same thing have the same name here; empty: no other has.
     """
@@ -109,6 +117,7 @@ class Rule:
     nullable_fields: int = 0
     initial: tuple[int, ...] = ()
     skips_nulls: bool = False
+    distinct: bool = False
     means: str = ""
 
 
@@ -145,6 +154,8 @@ RULES: Mapping[AccumulatorKind, Rule] = {
     AccumulatorKind.FIRST_VALID: _folded(OpCode.FIRST, nullable=1, skips_nulls=True),
     AccumulatorKind.LAST_VALID: _folded(OpCode.LAST, nullable=1, skips_nulls=True),
     AccumulatorKind.MOMENTS: _folded(OpCode.MOMENTS, OpCode.MERGE_MOMENTS),
+    AccumulatorKind.COLLECT_LIST: Rule(StateForm.GROWING),
+    AccumulatorKind.COLLECT_SET: Rule(StateForm.GROWING, distinct=True),
     AccumulatorKind.VALUE: Rule(StateForm.WRITTEN, nullable_fields=1),
     AccumulatorKind.LIST: Rule(StateForm.ELSEWHERE),
     AccumulatorKind.MAP: Rule(StateForm.ELSEWHERE),

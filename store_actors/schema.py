@@ -28,6 +28,7 @@ __all__ = [
     "Field",
     "OperatorKind",
     "StateSchema",
+    "list_type",
     "payload_type",
     "spark_type",
     "string_to_type",
@@ -306,6 +307,8 @@ _SIMPLE: dict[str, pa.DataType] = {
 }
 
 
+#: Before the name of an element's type.
+_LIST = "list<"
 #: Before the Arrow form of a type that no state can hold.
 _ARROW = "arrow:"
 
@@ -322,6 +325,11 @@ def type_to_string(data_type: pa.DataType) -> str:
     raise ValueError(f"no state can hold the Arrow type {data_type}")
 
 
+def list_type(element: str) -> str:
+    """Name of the type of a list that grows with its group; no element is null. Only accumulators have it, no column of a user's."""
+    return f"{_LIST}{element}>"
+
+
 def payload_type(data_type: pa.DataType) -> str:
     """Name of the type of a column that only passes an operator, which may be any."""
     try:
@@ -331,7 +339,9 @@ def payload_type(data_type: pa.DataType) -> str:
 
 
 def string_to_type(name: str) -> pa.DataType:
-    """Arrow type of a name made by :func:`type_to_string` or :func:`payload_type`."""
+    """Arrow type of a name made by :func:`type_to_string`, :func:`payload_type` or :func:`list_type`."""
+    if name.startswith(_LIST):
+        return pa.list_(pa.field("element", string_to_type(name[len(_LIST) : -1]), nullable=False))
     if name.startswith("decimal("):
         precision, scale = name[len("decimal(") : -1].split(",")
         return pa.decimal128(int(precision), int(scale))
@@ -355,8 +365,10 @@ _SPARK = {
 }
 
 
-def spark_type(name: str) -> str:
-    """Spark's name (``DataType.json()``, without quotes) of a type named by :func:`type_to_string`."""
+def spark_type(name: str) -> str | dict[str, Any]:
+    """Spark's form, as in the JSON of its schemas, of a type named by :func:`type_to_string` or :func:`list_type`."""
+    if name.startswith(_LIST):
+        return {"type": "array", "elementType": spark_type(name[len(_LIST) : -1]), "containsNull": False}
     return _SPARK.get(name, name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,14 +12,15 @@ from coordinator.errors import InvalidRequestError
 from store_actors.accumulators import RULES, OpCode, Ordering, Rule, StateForm
 from store_actors.engine.arrays import Slots, Words
 from store_actors.engine.kernels import ACCUMULATE_WORDS, FLAG_BITS
+from store_actors.engine.list_kernels import FLOAT_SET, LIST, SET
 from store_actors.schema import Accumulator, Field, StateSchema, string_to_type
 
-__all__ = ["Feed", "FieldSlot", "RowLayout", "words_of"]
+__all__ = ["Feed", "FieldSlot", "ListSlot", "RowLayout", "words_of"]
 
 
 def words_of(data_type: pa.DataType) -> int:
-    """64-bit words that a value of the type takes: two for decimals, one for everything else."""
-    return 2 if pa.types.is_decimal(data_type) else 1
+    """64-bit words that a value of the type takes: two for decimals and lists (extent and length), one for everything else."""
+    return 2 if pa.types.is_decimal(data_type) or pa.types.is_list(data_type) else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,17 @@ class FieldSlot:
     is_key: bool
 
 
+@dataclass(frozen=True, slots=True)
+class ListSlot:
+    """A state field whose list grows: its first word, what kind of list it is (``list_kernels``), and the words of an element."""
+
+    word: int
+    kind: int
+    width: int
+    #: Whether elements are ids in the table's pool of strings.
+    is_text: bool
+
+
 class RowLayout:
     """Layout of the rows of one schema, and of the two kinds of batches that are folded into them.
 
@@ -45,6 +58,8 @@ class RowLayout:
     ----------
     raw, partial
         How batches of raw inputs (``schema.raw_schema()``) and of partial accumulators (``schema.row_schema()``) are folded.
+    lists
+        State fields whose lists grow.
     initial
         The words of a new group.
 
@@ -72,6 +87,12 @@ class RowLayout:
         self.key_mask = np.uint64((1 << len(schema.keys)) - 1)
         fields = (*self.keys, *self.state)
         self.expiry_word = next((slot.word for slot in fields if slot.name == schema.expiry_key), -1)
+        self.lists: Mapping[str, ListSlot] = {
+            slot.name: _list_slot(slot, RULES[accumulator.kind])
+            for accumulator in schema.accumulators
+            if RULES[accumulator.kind].form is StateForm.GROWING
+            for slot in self.slots_of(accumulator)
+        }
         self.initial: Words = self._initial()
         self.raw = Feed(self, merge=False)
         self.partial = Feed(self, merge=True)
@@ -111,6 +132,8 @@ class Feed:
         Columns besides the keys.
     operations
         One line of ``ACCUMULATE_WORDS`` int64 an accumulator, for ``kernels.accumulate``.
+    lists
+        State fields whose lists grow, each with the column that it grows by.
     limits
         Largest unscaled values (high word, low word) of decimal sums.
     """
@@ -125,6 +148,11 @@ class Feed:
             if RULES[item.kind].form is StateForm.FOLDED
         ]
         self.operations: Slots = np.array(operations, np.int64).reshape(-1, ACCUMULATE_WORDS)
+        self.lists: tuple[tuple[ListSlot, int], ...] = tuple(
+            (layout.lists[item.state[0].name], self._input_column(item.state[0].name if merge else item.inputs[0]))
+            for item in layout.schema.accumulators
+            if RULES[item.kind].form is StateForm.GROWING
+        )
         self.limits: Slots = np.array(limits, np.int64).reshape(-1, 2)
 
     def _operation(self, accumulator: Accumulator, slots: list[FieldSlot], limits: list[tuple[int, int]]) -> list[int]:
@@ -160,6 +188,15 @@ class Feed:
                 return column
             column += words_of(string_to_type(field.type))
         raise InvalidRequestError("an accumulator reads a column that the batch does not carry", column=name)
+
+
+def _list_slot(slot: FieldSlot, rule: Rule) -> ListSlot:
+    """What a list that grows is made of."""
+    element = slot.type.value_type
+    kind = LIST
+    if rule.distinct:
+        kind = FLOAT_SET if pa.types.is_floating(element) else SET
+    return ListSlot(slot.word, kind, words_of(element), _ordering(element) is Ordering.STRING)
 
 
 def _ordering(data_type: pa.DataType) -> Ordering:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,11 +13,12 @@ from store_actors.engine import kernels
 from store_actors.engine.arrays import Bytes, Mask, Slots, Words
 from store_actors.engine.calendar import NEVER, ExpiryCalendar
 from store_actors.engine.layout import Feed, FieldSlot, RowLayout, words_of
+from store_actors.engine.lists import ListPool, element_words
 from store_actors.engine.strings import StringPool
 from store_actors.engine.words import decode_column, encode_column, validity
 from store_actors.schema import StateSchema
 
-__all__ = ["EncodedBatch", "GroupTable", "Touched", "compact_together"]
+__all__ = ["EncodedBatch", "GroupTable", "Touched"]
 
 
 @dataclass(slots=True)
@@ -29,6 +30,8 @@ class EncodedBatch:
     nulls: Words
     values: Words
     valid: Bytes
+    #: Elements of lists in partial states; ``values`` tell where each begins in here, and its length.
+    elements: Words
 
     def __len__(self) -> int:
         return len(self.nulls)
@@ -41,11 +44,12 @@ class EncodedBatch:
             self.nulls[rows],
             np.ascontiguousarray(self.values[:, rows]),
             np.ascontiguousarray(self.valid[:, rows]),
+            self.elements,
         )
 
     @classmethod
     def joined(cls, batches: Sequence[EncodedBatch]) -> EncodedBatch:
-        """All rows of batches of one feed."""
+        """All rows of batches of raw inputs, which have no lists."""
         if len(batches) == 1:
             return batches[0]
         return cls(
@@ -54,6 +58,7 @@ class EncodedBatch:
             np.concatenate([one.nulls for one in batches]),
             np.concatenate([one.values for one in batches], axis=1),
             np.concatenate([one.valid for one in batches], axis=1),
+            batches[0].elements,
         )
 
 
@@ -93,6 +98,7 @@ class GroupTable:
     def __init__(self, schema: StateSchema, *, capacity: int = 1 << 8) -> None:
         self.layout = RowLayout(schema)
         self.pool = StringPool()
+        self.lists = ListPool()
         self.rows: Words = np.zeros((capacity, self.layout.row_words), np.uint64)
         self._index: Words = np.zeros(1 << (capacity * 2).bit_length(), np.uint64)
         self._free: Slots = np.empty(1 << 8, np.int64)
@@ -106,7 +112,8 @@ class GroupTable:
     @property
     def nbytes(self) -> int:
         """Memory held, in bytes."""
-        return self.rows.nbytes + self._index.nbytes + self._free.nbytes + self.pool.nbytes + self._calendar.nbytes
+        beside = self._index.nbytes + self._free.nbytes + self._calendar.nbytes
+        return self.rows.nbytes + self.pool.nbytes + self.lists.nbytes + beside
 
     # -- in -------------------------------------------------------------------------------------------------------
 
@@ -126,10 +133,16 @@ class GroupTable:
                     keys[-1] = _never_expiring(keys[-1], valid)
         values: list[Words] = []
         valids: list[Bytes] = []
+        elements = [np.empty(0, np.uint64)]
         for field in feed.inputs:
             column = batch.column(field.name)
             valid = validity(column)
-            encode_column(column, self.pool, valid, values)
+            if pa.types.is_list(column.type):
+                words, begins, lengths = element_words(column, self.pool)
+                values += [(begins + sum(map(len, elements))).view(np.uint64), lengths.view(np.uint64)]
+                elements.append(words)
+            else:
+                encode_column(column, self.pool, valid, values)
             valids.extend([valid] * (len(values) - len(valids)))
         size = batch.num_rows
         return EncodedBatch(
@@ -138,6 +151,7 @@ class GroupTable:
             nulls,
             np.stack(values) if values else np.empty((0, size), np.uint64),
             np.stack(valids) if valids else np.empty((0, size), np.uint8),
+            np.concatenate(elements),
         )
 
     def encode_table(self, rows: pa.Table) -> EncodedBatch:
@@ -164,8 +178,25 @@ class GroupTable:
                 break
             self._grow(size - row)
         self._schedule(created[: progress[0]])
+        if batch.feed.lists:
+            slots = np.empty(size, np.int64)
+            kernels.lookup(self._index, self.rows, batch.keys, batch.nulls, layout.key_mask, layout.flag_words, slots)
+            self.extend(batch.feed, self.rows, slots, batch.values, batch.valid, batch.elements)
         # Copies of the used part: the buffers were sized for a batch in which every row is a group of its own.
         return Touched(created[: progress[0]].copy(), changed[: progress[1]].copy(), before[: progress[1]].copy())
+
+    def extend(
+        self, feed: Feed, rows: Words, targets: Slots, values: Words, valid: Bytes, elements: Words | None = None
+    ) -> None:
+        """Let the lists of ``rows[targets]`` grow by a batch (as in :class:`EncodedBatch`), in its order.
+
+        Without `elements`, lists that are told by `values` are this table's own.
+        """
+        for field, column in feed.lists:
+            if feed is self.layout.raw:
+                self.lists.append(rows, targets, field, values, valid, column)
+            else:
+                self.lists.merge(rows, targets, field, elements, values, column)
 
     def create_global_group(self, stamp: int) -> Touched:
         """Make the one group of an operator without keys, as it is before any input."""
@@ -261,7 +292,12 @@ class GroupTable:
             column = batch.column(slot.name)
             valid = validity(column)
             words: list[Words] = []
-            encode_column(column, self.pool, valid, words)
+            if pa.types.is_list(slot.type):
+                elements, begins, lengths = element_words(column, self.pool)
+                extents = self.lists.enter(self.layout.lists[slot.name], elements, begins, lengths)
+                words += [extents.view(np.uint64), lengths.view(np.uint64)]
+            else:
+                encode_column(column, self.pool, valid, words)
             if slot.word == self.layout.expiry_word:
                 words[0] = _never_expiring(words[0], valid)
             for number, word in enumerate(words):
@@ -315,15 +351,16 @@ class GroupTable:
     def frozen(self) -> GroupTable:
         """The live groups as they are now, for reading; later changes of this table do not show in it.
 
-        Rows are copied; the pool is shared, because it only grows.
+        Rows are copied; the pools are shared, because they only grow.
         """
         frozen = copy.copy(self)
         frozen.rows = np.take(self.rows, self.live(), axis=0)
         frozen.pool = copy.copy(self.pool)
+        frozen.lists = copy.copy(self.lists)
         return frozen
 
     def decode(self, rows: Words, pool: StringPool | None = None) -> pa.Table:
-        """Arrow table in ``row_schema`` of rows given as words; of those taken before :func:`compact_together`, with the old `pool`."""
+        """Arrow table in ``row_schema`` of rows given as words; of those taken before compaction, with the `pool` of then."""
         fields = (*self.layout.keys, *self.layout.state)
         return pa.Table.from_arrays(
             [self.decode_field(slot, rows, pool) for slot in fields], schema=self.layout.schema.row_schema()
@@ -336,7 +373,10 @@ class GroupTable:
         words = tuple(
             np.ascontiguousarray(rows[:, slot.word + number]).view(np.int64) for number in range(words_of(slot.type))
         )
-        return decode_column(slot.type, words, valid, self.pool if pool is None else pool)
+        pool = self.pool if pool is None else pool
+        if pa.types.is_list(slot.type):
+            return self.lists.decode(slot, words[0], words[1], pool)
+        return decode_column(slot.type, words, valid, pool)
 
     # -- strings --------------------------------------------------------------------------------------------------
 
@@ -347,13 +387,6 @@ class GroupTable:
         kernels.reindex(
             self._index, self.rows, len(self.used_rows()), layout.key_mask, layout.flag_words, layout.key_words
         )
-
-    def string_words(self, rows: Words) -> Iterator[tuple[FieldSlot, Slots]]:
-        """String fields that the rows have words for, each with the live rows in which it is not null."""
-        for slot in (*self.layout.keys, *self.layout.state):
-            if (pa.types.is_string(slot.type) or pa.types.is_binary(slot.type)) and slot.word < rows.shape[1]:
-                flagged = (rows[:, slot.flag_word] & np.uint64(slot.flag)) != 0
-                yield slot, np.flatnonzero((flagged != slot.is_key) & (rows[:, 0] & kernels.LIVE != 0))
 
     # -- room -----------------------------------------------------------------------------------------------------
 
@@ -381,48 +414,6 @@ class GroupTable:
             free = np.empty(max(needed, 2 * len(self._free)), np.int64)
             free[: self._counters[1]] = self._free[: self._counters[1]]
             self._free = free
-
-
-def compact_together(tables: Sequence[tuple[GroupTable, Sequence[Words]]]) -> None:
-    """Drop strings that no live row of tables that share one pool holds: their pool is a new one, all ids change in place.
-
-    Parameters
-    ----------
-    tables
-        Each with further rows of its layout (whole ones, or only flag and key words) that stay in use.
-    """
-    holders = [
-        (rows, slot.word, chosen)
-        for table, others in tables
-        for rows in (table.used_rows(), *others)
-        for slot, chosen in table.string_words(rows)
-    ]
-    wanted = np.zeros(tables[0][0].pool.count, np.bool_)
-    for rows, word, chosen in holders:
-        wanted[rows[chosen, word].view(np.int64)] = True
-    pool, new_ids = _subset(tables[0][0].pool, np.flatnonzero(wanted))
-    for rows, word, chosen in holders:
-        rows[chosen, word] = new_ids[rows[chosen, word].view(np.int64)]
-    for table, _ in tables:
-        table.pool = pool
-        table.reindex()
-
-
-def _subset(pool: StringPool, ids: Slots) -> tuple[StringPool, Words]:
-    """A pool of only these strings, and the new id of each old one (0 of those that are left out)."""
-    subset, new_ids = StringPool(), np.zeros(max(pool.count, 1), np.uint64)
-    ends = np.cumsum(pool.offsets[ids + 1] - pool.offsets[ids])
-    begin = 0
-    while begin < len(ids):
-        # Arrow counts bytes in 32 bits: at most 1 GiB at a time, or one string.
-        taken = ends[begin - 1] if begin else 0
-        end = max(begin + 1, int(np.searchsorted(ends, taken + (1 << 30), side="right")))
-        some, all_valid = ids[begin:end], np.ones(end - begin, np.uint8)
-        offsets, data = pool.gather(some, all_valid)
-        content = data if len(data) else np.zeros(1, np.uint8)
-        new_ids[some] = subset.ids(content, offsets.astype(np.int64), all_valid)
-        begin = end
-    return subset, new_ids
 
 
 def _batches(rows: pa.Table) -> list[pa.RecordBatch]:

@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 
 from coordinator.errors import InvalidRequestError, VersionNotFoundError
 from store_actors.engine.arrays import Words
-from store_actors.engine.table import GroupTable, compact_together
+from store_actors.engine.compaction import compact_together
+from store_actors.engine.table import GroupTable
 from store_actors.schema import StateSchema
 
 __all__ = [
@@ -136,6 +137,9 @@ class VersionedTable:
         self._steps: deque[VersionStep] = deque()
         self._pending: VersionStep | None = None
         self._compaction = Compaction()
+        #: Whether its pools fill with what no version holds any more: lists leave an extent behind when they grow, groups that expire
+        #: their strings.
+        self._leaves_garbage = bool(self.table.layout.lists) or self.table.layout.expiry_word >= 0
 
     def __len__(self) -> int:
         return len(self.table)
@@ -185,6 +189,8 @@ class VersionedTable:
             self._origin = self._steps.popleft().serial
         self._steps.append(step)
         self.version, self.watermark_ms = step.version, step.watermark_ms
+        if self._leaves_garbage:
+            self.compact()
         return self.version
 
     def abort(self) -> None:
@@ -243,6 +249,8 @@ class VersionedTable:
         for part in reversed(step.parts):
             self.table.remove_rows(part.created)
             self.table.put(part.before)
+        if self.table.layout.lists:
+            self.table.lists.detach()
 
     def load(self, delta: pa.Table, version: int, watermark_ms: int) -> None:
         """Replay a committed delta (or a snapshot, whose rows are all updates) on top of the newest version."""
@@ -252,9 +260,11 @@ class VersionedTable:
         for batch in rows.filter(live).combine_chunks().to_batches():
             self.table.put(self.table.rows_of(batch))
         for batch in rows.filter(pc.invert(live)).combine_chunks().to_batches():
-            self.table.remove_rows(self.table.rows_of(batch))
+            self.table.remove_rows(self.table.rows_of(batch, self.table.layout.keys))
         self._steps.clear()
         self.version, self.watermark_ms, self._origin = version, watermark_ms, next(_serials)
+        if self._leaves_garbage:
+            self.compact()
 
     def snapshot(self) -> pa.Table:
         """All rows of the newest version, with a pending change if there is one; ``row_schema``."""
@@ -266,27 +276,34 @@ class VersionedTable:
         return lambda: table.decode(table.rows)
 
     def compact(self) -> None:
-        """Drop strings that no version holds any more, if it is time to."""
+        """Drop strings and lists that no version holds any more, if it is time to."""
         if self._compaction.is_due(self.table):
             self._compaction.run(self)
 
 
 class Compaction:
-    """When strings that no version holds any more are dropped: each time that their pool has doubled."""
+    """When strings and lists that no version holds any more are dropped: each time that their pools have doubled."""
 
     def __init__(self) -> None:
-        #: Size of the pool after the last time, in bytes.
+        #: Size of the pools after the last time, in bytes.
         self._floor = 0
 
     def is_due(self, table: GroupTable) -> bool:
-        """Whether it is time to, by the table's pool."""
-        return table.pool.nbytes >= 2 * self._floor + _SMALL_POOL
+        """Whether it is time to, by the table's pools."""
+        return _pooled(table) >= 2 * self._floor + _SMALL_POOL
 
     def run(self, *sharing: VersionedTable) -> None:
-        """Drop what none of the tables, which share one pool, holds in any of its versions."""
+        """Drop what none of the tables, which share one pool of strings, holds in any of its versions."""
         tables = []
         for one in sharing:
             parts = [part for step in one.steps() for part in step.parts]
-            tables.append((one.table, [rows for part in parts for rows in (part.created, part.before)]))
+            # Of created rows only flags and keys are used, so they hold no list.
+            key_end = one.table.layout.flag_words + one.table.layout.key_words
+            tables.append((one.table, [rows for part in parts for rows in (part.created[:, :key_end], part.before)]))
         compact_together(tables)
-        self._floor = sharing[0].table.pool.nbytes
+        self._floor = _pooled(sharing[0].table)
+
+
+def _pooled(table: GroupTable) -> int:
+    """Bytes in a table's pools. Of lists only what is in use: room to grow is no garbage."""
+    return table.pool.nbytes + table.lists.used * table.lists.arena.itemsize

@@ -32,7 +32,7 @@ from store_actors.keyed.handles import (
     UpdateHandle,
 )
 from store_actors.keyed.table import KeyedTable
-from store_actors.schema import Field, StateSchema, string_to_type
+from store_actors.schema import Field, StateSchema, string_to_type, type_to_string
 
 __all__ = [
     "ADDED",
@@ -223,7 +223,7 @@ def _check_fields(keys: tuple[Field, ...], values: tuple[Field, ...]) -> None:
         )
     for field in (*keys, *values):
         try:
-            string_to_type(field.type)
+            type_to_string(string_to_type(field.type))  # which refuses what only passes, or only accumulators have
         except (KeyError, ValueError) as error:
             raise InvalidRequestError(
                 "a keyed store cannot hold this type", column=field.name, type=field.type

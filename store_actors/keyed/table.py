@@ -179,6 +179,7 @@ class KeyedTable(VersionedTable):
 
     def __init__(self, keys: tuple[Field, ...], values: tuple[Field, ...], due: str | None = None) -> None:
         super().__init__(StateSchema.keyed(keys, values))
+        self._leaves_garbage = True
         layout = self.table.layout
         self._due: DueRows | None = None
         if due is not None:
@@ -243,13 +244,6 @@ class KeyedTable(VersionedTable):
         if self._due is not None:
             for batch in delta.filter(pc.equal(delta.column(CHANGE_COLUMN), UPDATED)).combine_chunks().to_batches():
                 self._note_due(self.table.rows_of(batch))
-        self.compact()
-
-    def commit(self) -> int:
-        """Make the pending change the newest version; returns its number."""
-        version = super().commit()
-        self.compact()
-        return version
 
     # -- rows that fall due ---------------------------------------------------------------------------------------
 

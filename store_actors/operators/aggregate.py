@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from store_actors.engine.kernels import LIVE
 from store_actors.engine.table import EncodedBatch, Touched
 from store_actors.engine.versions import (
     CHANGE_COLUMN,
@@ -97,10 +98,11 @@ class AggregateShard(VersionedTable):
         created = np.take(table.rows, touched.created, axis=0)
         gone = table.evict(watermark_ms * 1000)
         removed = table.rows[gone]
+        removed[:, 0] |= LIVE
         just_touched = (removed[:, 0] >> np.uint64(32)) == np.uint64(version & 0xFFFFFFFF)
         slots = np.concatenate([touched.created, touched.changed])
         if len(gone):
-            slots = slots[(table.rows[slots, 0] & np.uint64(1 << 31)) != 0]
+            slots = slots[(table.rows[slots, 0] & LIVE) != 0]
         rows = np.take(table.rows, slots, axis=0)
         if len(gone):
             rows = np.concatenate([rows, removed])

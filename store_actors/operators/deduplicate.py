@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from store_actors.engine.arrays import Mask, Slots, Words
+from store_actors.engine.kernels import LIVE
 from store_actors.engine.versions import (
     CHANGE_COLUMN,
     REMOVED,
@@ -57,6 +58,7 @@ class DeduplicateShard(VersionedTable):
         made = self.table.rows[created]
         gone = self.table.evict(watermark_ms * 1000)
         removed = self.table.rows[gone]
+        removed[:, 0] |= LIVE
         # A new row may take a slot of its own only, so the slots tell which of the removed keys this batch made.
         is_new = np.isin(gone, created)
         step = self.begin(version)

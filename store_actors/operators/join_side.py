@@ -78,6 +78,7 @@ class JoinSide(MultiTable):
                 output_mode="append",
             )
         )
+        self._leaves_garbage = False  # it is for the join to say, which holds the strings of both sides in one pool
         layout = self.table.layout
         slots = {slot.name: slot for slot in (*layout.keys, *layout.state)}
         if options.expiry[side] is not None and layout.expiry_word < 0:

@@ -1,4 +1,4 @@
-"""What shards of ordered rows share: reading a batch, telling what it did, and letting go of strings (see ``top.py``)."""
+"""What shards of ordered rows share: reading a batch, and telling what it did (see ``top.py``)."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ class OrderedRows(VersionedTable):
 
     def __init__(self, schema: StateSchema) -> None:
         super().__init__(schema)
+        self._leaves_garbage = True
         layout, options = self.table.layout, schema.options
         self._n = int(options["n"])
         self._last_wins = options.get("ties", "first") == "last"
@@ -114,16 +115,3 @@ class OrderedRows(VersionedTable):
             if self._emit_removed:
                 wanted = pc.or_(wanted, pc.is_null(delta.column(RANK_COLUMN)))
         return delta.filter(wanted).select(names)
-
-    # -- strings --------------------------------------------------------------------------------------------------
-
-    def commit(self) -> int:
-        """Make the pending change the newest version; returns its number."""
-        version = super().commit()
-        self.compact()
-        return version
-
-    def load(self, delta: pa.Table, version: int, watermark_ms: int) -> None:
-        """See :meth:`VersionedTable.load`."""
-        super().load(delta, version, watermark_ms)
-        self.compact()

@@ -124,6 +124,7 @@ class SessionShard(MultiTable):
         table.remove_rows(merged.absorbed)
         slots = table.put(merged.rows)
         gone = np.take(table.rows, table.evict(watermark_ms * 1000), axis=0)
+        gone[:, 0] |= LIVE
         removed = gone[gone[:, 0] >> _S32 != np.uint64(stamp)]
         closed = table.rows[slots, 0] & LIVE == 0
         step = self.begin(version)
@@ -245,9 +246,10 @@ class SessionShard(MultiTable):
     def _accumulate(self, feed: Feed, rows: Words, targets: Slots, values: Words, valid: Bytes) -> None:
         pool = self.table.pool
         session_kernels.fold(feed.operations, rows, targets, values, valid, feed.limits, pool.arena, pool.offsets)
+        self.table.extend(feed, rows, targets, values, valid)
 
     def _partials(self, rows: Words) -> tuple[Words, Bytes]:
-        """State words of rows as the columns of a batch of partial accumulators."""
+        """State words of rows as the columns of a batch of partial accumulators; their lists are the table's own."""
         state = self.table.layout.state
         valid = [
             ((rows[:, slot.flag_word] & np.uint64(slot.flag)) != 0).astype(np.uint8)

@@ -36,11 +36,11 @@ class Model:
     def change(self, add: list[tuple[str | None, int]], remove: list[int], version: int) -> None:
         table = self.table
         step = table.begin(version)
+        numbers = table.numbers(len(add)).tolist()  # before any row is gone, as operators do
         gone = {number: self.rows[number] for number in remove}
         words = table.table.rows_of(self.batch(gone))
         slots = table.table.remove_rows(words)
         step.parts.append(UndoPart(np.empty((0, words.shape[1]), np.uint64), table.table.rows[slots].copy()))
-        numbers = table.numbers(len(add)).tolist()
         new = dict(zip(numbers, add, strict=True))
         created, before = table.table.upsert(table.table.rows_of(self.batch(new)), version)
         assert len(before) == 0

@@ -118,6 +118,9 @@ def test_a_wider_type_holds_every_value() -> None:
     assert is_wider("int8", "float32")
     assert is_wider("int32", "float64")
     assert is_wider("decimal(10,2)", "decimal(12,2)")
+    assert is_wider("list<int32>", "list<int64>")
+    assert not is_wider("list<int32>", "int64")
+    assert not is_wider("int32", "list<int64>")
     assert not is_wider("int64", "float64")
     assert not is_wider("int32", "float32")
     assert not is_wider("decimal(10,2)", "decimal(12,3)")
@@ -142,13 +145,33 @@ def test_a_new_aggregate_starts_as_in_a_new_group() -> None:
         accumulator(KINDS.FIRST, "first", "string", "bool"),
         accumulator(KINDS.LAST_VALID, "last", "int64", "bool"),
         accumulator(KINDS.MOMENTS, "m", "float64", "float64", "float64"),
+        accumulator(KINDS.COLLECT_LIST, "CollectList(v)", "list<string>"),
+        accumulator(KINDS.COLLECT_SET, "CollectSet(v)", "list<decimal(20,2)>"),
     ]
     former, new = schema(MIN), schema(*every, MIN)
     rows = evolve_groups(change_of(former, {"k": "a", "a0_0": 7}), former, new, "file")
     assert rows.schema.names == [*new.row_schema().names, CHANGE_COLUMN]
     (row,) = rows.drop_columns([CHANGE_COLUMN]).to_pylist()
     zero = Decimal("0.00")
-    assert list(row.values()) == ["a", 0, None, None, zero, True, None, None, False, None, False, 0.0, 0.0, 0.0, 7]
+    assert list(row.values()) == [
+        "a",
+        0,
+        None,
+        None,
+        zero,
+        True,
+        None,
+        None,
+        False,
+        None,
+        False,
+        0.0,
+        0.0,
+        0.0,
+        [],
+        [],
+        7,
+    ]
     shard = AggregateShard(new)
     shard.load(rows, 1, 0)
     assert shard.snapshot().to_pylist() == [row]
@@ -164,6 +187,28 @@ def test_rows_keep_what_stays_in_any_order_and_wider() -> None:
     assert rows.to_pylist() == [{"k": None, "a0_0": Decimal("1.25"), "a0_1": False, "a1_0": -5, CHANGE_COLUMN: 0}]
     with pytest.raises(StateMismatchError, match=r"key columns are fixed.*written=`k string; Count\(1\) int64.*asked="):
         evolve_groups(rows, former, replace(new, keys=(Field("k", "int64"),)), "file")
+
+
+def test_lists_go_on_when_their_elements_become_wider() -> None:
+    small = [
+        accumulator(KINDS.COLLECT_LIST, "CollectList(v)", "list<int32>"),
+        accumulator(KINDS.COLLECT_SET, "CollectSet(d)", "list<decimal(12,2)>"),
+    ]
+    wide = [
+        accumulator(KINDS.COLLECT_SET, "CollectSet(d)", "list<decimal(22,2)>"),
+        accumulator(KINDS.COLLECT_LIST, "CollectList(v)", "list<int64>"),
+    ]
+    assert places(small, wide) == [1, 0]
+    former, new = schema(*small), schema(*wide)
+    written = {"k": "a", "a0_0": [1, 2, 1], "a1_0": [Decimal("1.25")]}
+    rows = evolve_groups(change_of(former, written), former, new, "file")
+    assert rows.schema.field("a1_0").type == new.row_schema().field("a1_0").type
+    assert rows.to_pylist() == [{"k": "a", "a0_0": [Decimal("1.25")], "a1_0": [1, 2, 1], CHANGE_COLUMN: 0}]
+    shard = AggregateShard(new)
+    shard.load(rows, 1, 0)
+    assert shard.snapshot().to_pylist() == rows.drop_columns([CHANGE_COLUMN]).to_pylist()
+    with pytest.raises(ValueError, match=r"cannot become list<int32>, it is list<int64>"):
+        places(wide, small)
 
 
 # -- a state and its runs ---------------------------------------------------------------------------------------------

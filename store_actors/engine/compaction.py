@@ -1,0 +1,111 @@
+"""Letting go of strings and lists that no row has any more: what is left is put into new pools, and the rows into its places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from store_actors.engine import list_kernels
+from store_actors.engine.arrays import Slots, Words
+from store_actors.engine.kernels import LIVE
+from store_actors.engine.layout import ListSlot
+from store_actors.engine.lists import ListPool
+from store_actors.engine.strings import StringPool
+from store_actors.engine.table import GroupTable
+
+__all__ = ["compact_together"]
+
+#: Lists of one field: what it is, where they are, and how long.
+_Lists = tuple[ListSlot, Slots, Slots]
+
+
+def compact_together(tables: Sequence[tuple[GroupTable, Sequence[Words]]]) -> None:
+    """Drop strings and lists that no live row of tables that share one pool of strings holds; ids and extents change in place.
+
+    Parameters
+    ----------
+    tables
+        Each with further rows of its layout (whole ones, or only flag and key words) that stay in use.
+    """
+    old = tables[0][0].pool
+    holders = [
+        (rows, word, chosen)
+        for table, others in tables
+        for rows in (table.used_rows(), *others)
+        for word, chosen in _texts(table, rows)
+    ]
+    moved = [(table, _moved_lists(table, [table.used_rows(), *others])) for table, others in tables]
+    texts = [(table.lists, one) for table, lists in moved for one in lists if one[0].is_text]
+    wanted = np.zeros(max(old.count, 1), np.uint8)
+    for rows, word, chosen in holders:
+        wanted[rows[chosen, word].view(np.int64)] = 1
+    for pool, (_, offsets, lengths) in texts:
+        list_kernels.mark(pool.arena, offsets, lengths, wanted)
+    new, new_ids = _subset(old, np.flatnonzero(wanted[: old.count]))
+    for rows, word, chosen in holders:
+        rows[chosen, word] = new_ids[rows[chosen, word].view(np.int64)]
+    for pool, (_, offsets, lengths) in texts:
+        list_kernels.renumber(pool.arena, offsets, lengths, new_ids)
+    for table, lists in moved:
+        for one in lists:
+            table.lists.index(*one)
+        table.pool = new
+        table.reindex()
+
+
+def _texts(table: GroupTable, rows: Words) -> list[tuple[int, Slots]]:
+    """Words of strings that the rows have, each with the live rows in which it is not null."""
+    found = []
+    for slot in (*table.layout.keys, *table.layout.state):
+        if (pa.types.is_string(slot.type) or pa.types.is_binary(slot.type)) and slot.word < rows.shape[1]:
+            flagged = (rows[:, slot.flag_word] & np.uint64(slot.flag)) != 0
+            found.append((slot.word, np.flatnonzero((flagged != slot.is_key) & (rows[:, 0] & LIVE != 0))))
+    return found
+
+
+def _moved_lists(table: GroupTable, held: Sequence[Words]) -> list[_Lists]:
+    """Put the lists that rows hold into a new pool of the table's; returns where they are now."""
+    old, moved = table.lists, []
+    fields = table.layout.lists.values()
+    if not fields:
+        return []
+    table.lists = ListPool()
+    for field in fields:
+        rows = [one for one in held if field.word < one.shape[1]]
+        chosen = [np.flatnonzero((one[:, 0] & LIVE != 0) & (one[:, field.word + 1] != 0)) for one in rows]
+        extents, place = np.unique(
+            np.concatenate([one[some, field.word] for one, some in zip(rows, chosen, strict=True)]), return_inverse=True
+        )
+        # Versions of one row share an extent: the longest list has what all of them have.
+        lengths = np.zeros(len(extents), np.int64)
+        np.maximum.at(
+            lengths,
+            place,
+            np.concatenate([one[some, field.word + 1] for one, some in zip(rows, chosen, strict=True)]).view(np.int64),
+        )
+        offsets = table.lists.copy(field, old.arena, extents.view(np.int64), lengths)
+        begin = 0
+        for one, some in zip(rows, chosen, strict=True):
+            one[some, field.word] = offsets[place[begin : begin + len(some)]].view(np.uint64)
+            begin += len(some)
+        moved.append((field, offsets, lengths))
+    return moved
+
+
+def _subset(pool: StringPool, ids: Slots) -> tuple[StringPool, Words]:
+    """A pool of only these strings, and the new id of each old one (0 of those that are left out)."""
+    subset, new_ids = StringPool(), np.zeros(max(pool.count, 1), np.uint64)
+    ends = np.cumsum(pool.offsets[ids + 1] - pool.offsets[ids])
+    begin = 0
+    while begin < len(ids):
+        # Arrow counts bytes in 32 bits: at most 1 GiB at a time, or one string.
+        taken = ends[begin - 1] if begin else 0
+        end = max(begin + 1, int(np.searchsorted(ends, taken + (1 << 30), side="right")))
+        some, all_valid = ids[begin:end], np.ones(end - begin, np.uint8)
+        offsets, data = pool.gather(some, all_valid)
+        content = data if len(data) else np.zeros(1, np.uint8)
+        new_ids[some] = subset.ids(content, offsets.astype(np.int64), all_valid)
+        begin = end
+    return subset, new_ids

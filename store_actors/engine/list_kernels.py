@@ -1,0 +1,252 @@
+"""Compiled loops of lists that grow (``lists.py``): elements in one arena of words, an extent a list.
+
+A row has two words of a list: where its extent begins, and how many elements it has. An extent has room for a power of two
+of elements, at least two; when it is full the list moves to one twice as large. So an element costs constant time, and an earlier
+version of the row, with the former two words, still finds its elements: what is behind them it does not look at.
+
+The extent of a set with room for more than ``_SMALL`` elements ends with an index of 32-bit places, twice as many as elements, that
+hold an element's number plus one (0 is empty). Numbers that the list does not have (any more) are left over from a version that was
+undone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, void
+from numba.types import Tuple, boolean, int64, uint8, uint32, uint64
+
+from store_actors.engine.kernels import _ONE, _SEED, _ZERO, mix
+
+__all__ = ["FLOAT_SET", "LIST", "SET", "append", "gather", "make_indexes", "mark", "merge", "renumber", "room", "store"]
+
+#: What a list is: any elements; distinct ones; distinct floats, as Spark tells them apart: -0.0 is 0.0, and no NaN is another one.
+LIST, SET, FLOAT_SET = 0, 1, 2
+#: Elements that are looked through one by one.
+_SMALL = 8
+
+_LARGEST_INFINITY = np.uint64(0xFFE0000000000000)  # the bits of an infinity, without the sign, one to the left
+
+u64_1, u64_2, i64_1, u8_2, u32_1 = uint64[::1], uint64[:, ::1], int64[::1], uint8[:, ::1], uint32[::1]
+
+
+@njit(int64(int64), cache=True, nogil=True)
+def _capacity(length):
+    if length == 0:
+        return 0
+    capacity = 2
+    while capacity < length:
+        capacity *= 2
+    return capacity
+
+
+@njit(int64(int64, int64, int64), cache=True, nogil=True)
+def _extent(capacity, width, kind):
+    """Words of an extent with room for so many elements."""
+    return capacity * width + (capacity if kind != LIST and capacity > _SMALL else 0)
+
+
+@njit(boolean(uint64), cache=True, nogil=True, inline="always")
+def _is_nan(word):
+    return (word << _ONE) > _LARGEST_INFINITY
+
+
+@njit(boolean(u64_1, int64, uint64, uint64, int64, int64), cache=True, nogil=True, inline="always")
+def _same(arena, at, low, high, width, kind):
+    if arena[at] != low:
+        return kind == FLOAT_SET and arena[at] << _ONE == _ZERO and low << _ONE == _ZERO
+    return width == 1 or arena[at + 1] == high
+
+
+@njit(int64(uint64, uint64, int64, int64), cache=True, nogil=True)
+def _hash(low, high, width, kind):
+    if kind == FLOAT_SET and low << _ONE == _ZERO:
+        low = _ZERO
+    hashed = mix(low ^ _SEED)
+    if width == 2:
+        hashed = mix(hashed ^ high)
+    return np.int64(hashed >> _ONE)
+
+
+@njit(boolean(u64_1, u32_1, int64, int64, uint64, uint64, int64, int64), cache=True, nogil=True)
+def _has(arena, places, offset, length, low, high, width, kind):
+    """Whether a set has the element."""
+    if kind == FLOAT_SET and _is_nan(low):
+        return False
+    capacity = _capacity(length)
+    if capacity <= _SMALL:
+        for number in range(length):
+            if _same(arena, offset + number * width, low, high, width, kind):
+                return True
+        return False
+    index, mask = 2 * (offset + capacity * width), 2 * capacity - 1
+    place = _hash(low, high, width, kind) & mask
+    for _ in range(2 * capacity):
+        entry = np.int64(places[index + place])
+        if entry == 0:
+            return False
+        if entry <= length and _same(arena, offset + (entry - 1) * width, low, high, width, kind):
+            return True
+        place = (place + 1) & mask
+    return False
+
+
+@njit(boolean(u64_1, u32_1, int64, int64, int64, int64, int64), cache=True, nogil=True)
+def _enter(arena, places, offset, capacity, number, width, kind):
+    """Note an element of a set, which has those before it, in the index; False if every place is taken."""
+    at = offset + number * width
+    low = arena[at]
+    if kind == FLOAT_SET and _is_nan(low):
+        return True  # none is ever looked for
+    index, mask = 2 * (offset + capacity * width), 2 * capacity - 1
+    place = _hash(low, arena[at + width - 1], width, kind) & mask
+    for _ in range(2 * capacity):
+        entry = np.int64(places[index + place])
+        if entry == 0 or entry > number:
+            places[index + place] = np.uint32(number + 1)
+            return True
+        place = (place + 1) & mask
+    return False
+
+
+@njit(void(u64_1, u32_1, int64, int64, int64, int64, int64), cache=True, nogil=True)
+def _index(arena, places, offset, capacity, length, width, kind):
+    """Make the index of a set anew."""
+    begin = offset + capacity * width
+    for word in range(begin, begin + capacity):
+        arena[word] = _ZERO
+    for number in range(length):
+        _enter(arena, places, offset, capacity, number, width, kind)
+
+
+@njit(int64(u64_1, u32_1, int64, u64_2, int64, int64, uint64, uint64, int64, int64), cache=True, nogil=True)
+def _add(arena, places, used, rows, slot, word, low, high, width, kind):
+    """Add an element to the list at ``rows[slot, word]``; returns the words in use, or -1 where there is no room."""
+    offset, length = np.int64(rows[slot, word]), np.int64(rows[slot, word + 1])
+    if kind != LIST and _has(arena, places, offset, length, low, high, width, kind):
+        return used
+    capacity = _capacity(length)
+    if length == capacity:
+        capacity = max(2, 2 * length)
+        needed = _extent(capacity, width, kind)
+        if used + needed > arena.shape[0]:
+            return -1
+        for one in range(length * width):
+            arena[used + one] = arena[offset + one]
+        offset = used
+        used += needed
+        rows[slot, word] = np.uint64(offset)
+        if kind != LIST and capacity > _SMALL:
+            _index(arena, places, offset, capacity, length, width, kind)
+    arena[offset + length * width] = low
+    if width == 2:
+        arena[offset + length * width + 1] = high
+    rows[slot, word + 1] = np.uint64(length + 1)
+    if kind != LIST and capacity > _SMALL and not _enter(arena, places, offset, capacity, length, width, kind):
+        _index(arena, places, offset, capacity, length + 1, width, kind)
+    return used
+
+
+@njit(
+    Tuple((int64, int64))(u64_1, int64, u64_2, i64_1, int64, u64_2, u8_2, int64, int64, int64, int64),
+    cache=True, nogil=True,
+)  # fmt: skip
+def append(arena, used, rows, slots, word, values, valid, column, width, kind, start):
+    """Add the values ``start..`` of a column to the lists at ``rows[slots, word]``; nulls are left out.
+
+    Stops when the arena is full; returns (first value not added, words in use).
+    """
+    places = arena.view(np.uint32)
+    for row in range(start, slots.shape[0]):
+        if valid[column, row] == 0:
+            continue
+        low, high = values[column, row], values[column + width - 1, row]
+        after = _add(arena, places, used, rows, slots[row], word, low, high, width, kind)
+        if after < 0:
+            return row, used
+        used = after
+    return slots.shape[0], used
+
+
+@njit(
+    Tuple((int64, int64, int64))(
+        u64_1, int64, u64_2, i64_1, int64, u64_1, u64_2, int64, int64, int64, int64, int64
+    ),
+    cache=True, nogil=True,
+)  # fmt: skip
+def merge(arena, used, rows, slots, word, source, values, column, width, kind, start, element):
+    """Add lists of another arena (``source``), told by two columns of ``values``, to those at ``rows[slots, word]``.
+
+    Begins with the given element of row ``start``. Stops when the arena is full; returns (row, element, words in use).
+    """
+    places = arena.view(np.uint32)
+    for row in range(start, slots.shape[0]):
+        begin, length = np.int64(values[column, row]), np.int64(values[column + 1, row])
+        while element < length:
+            at = begin + element * width
+            after = _add(arena, places, used, rows, slots[row], word, source[at], source[at + width - 1], width, kind)
+            if after < 0:
+                return row, element, used
+            used = after
+            element += 1
+        element = 0
+    return slots.shape[0], 0, used
+
+
+@njit(int64(i64_1, int64, int64), cache=True, nogil=True)
+def room(lengths, width, kind):
+    """Words that new extents of lists take."""
+    total = 0
+    for one in range(lengths.shape[0]):
+        total += _extent(_capacity(lengths[one]), width, kind)
+    return total
+
+
+@njit(int64(u64_1, int64, u64_1, i64_1, i64_1, int64, int64, i64_1), cache=True, nogil=True)
+def store(arena, used, source, begins, lengths, width, kind, out):
+    """Copy lists, whose elements begin at ``source[begins]``, into extents of their own, without an index; ``out`` gets these.
+
+    Returns the words in use.
+    """
+    for one in range(lengths.shape[0]):
+        out[one] = used if lengths[one] > 0 else 0
+        for word in range(lengths[one] * width):
+            arena[used + word] = source[begins[one] + word]
+        used += _extent(_capacity(lengths[one]), width, kind)
+    return used
+
+
+@njit(void(u64_1, i64_1, i64_1, int64, int64), cache=True, nogil=True)
+def make_indexes(arena, offsets, lengths, width, kind):
+    """Make the indexes of sets."""
+    places = arena.view(np.uint32)
+    for one in range(lengths.shape[0]):
+        capacity = _capacity(lengths[one])
+        if capacity > _SMALL:
+            _index(arena, places, offsets[one], capacity, lengths[one], width, kind)
+
+
+@njit(void(u64_1, i64_1, i64_1, u64_2), cache=True, nogil=True)
+def gather(arena, offsets, lengths, out):
+    """Copy the elements of lists out, one after another; ``out`` has a row for each word of an element."""
+    width, filled = out.shape[0], 0
+    for one in range(lengths.shape[0]):
+        for number in range(lengths[one]):
+            for word in range(width):
+                out[word, filled] = arena[offsets[one] + number * width + word]
+            filled += 1
+
+
+@njit(void(u64_1, i64_1, i64_1, uint8[::1]), cache=True, nogil=True)
+def mark(arena, offsets, lengths, wanted):
+    """Note which strings the elements of lists are."""
+    for one in range(lengths.shape[0]):
+        for at in range(offsets[one], offsets[one] + lengths[one]):
+            wanted[np.int64(arena[at])] = 1
+
+
+@njit(void(u64_1, i64_1, i64_1, u64_1), cache=True, nogil=True)
+def renumber(arena, offsets, lengths, new_ids):
+    """Give the strings that the elements of lists are their new numbers."""
+    for one in range(lengths.shape[0]):
+        for at in range(offsets[one], offsets[one] + lengths[one]):
+            arena[at] = new_ids[np.int64(arena[at])]

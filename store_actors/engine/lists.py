@@ -1,0 +1,111 @@
+"""State that grows with its group: the lists of one table, whose elements are words as ``words.py`` makes them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from store_actors.engine import list_kernels
+from store_actors.engine.arrays import Bytes, Slots, Words
+from store_actors.engine.layout import FieldSlot, ListSlot, words_of
+from store_actors.engine.strings import StringPool
+from store_actors.engine.words import decode_column, encode_column
+
+__all__ = ["ListPool", "element_words"]
+
+
+class ListPool:
+    """The elements of all lists of a table; a row has two words of each list: its extent, and its length.
+
+    Lists are only ever appended to, so a row of an earlier version keeps what it had, by its own two words. Extents that no row has
+    any more stay until the pool is made anew (``compaction.py``).
+    """
+
+    def __init__(self, words: int = 1 << 6) -> None:
+        self.arena: Words = np.zeros(words, np.uint64)
+        self.used = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, in bytes."""
+        return self.arena.nbytes
+
+    def append(self, rows: Words, targets: Slots, field: ListSlot, values: Words, valid: Bytes, column: int) -> None:
+        """Add a column of values to the lists of ``rows[targets]``, in order; nulls are left out."""
+        row = 0
+        while True:
+            row, self.used = list_kernels.append(
+                self.arena, self.used, rows, targets, field.word, values, valid, column, field.width, field.kind, row
+            )
+            if row == len(targets):
+                return
+            self._grow_for(field, int(rows[targets[row], field.word + 1]))
+
+    def merge(
+        self, rows: Words, targets: Slots, field: ListSlot, source: Words | None, values: Words, column: int
+    ) -> None:
+        """Add whole lists, told by two columns of `values`, to those of ``rows[targets]``; they lie in `source`, or (None) here."""
+        row = element = 0
+        while True:
+            row, element, self.used = list_kernels.merge(
+                self.arena, self.used, rows, targets, field.word, self.arena if source is None else source, values,
+                column, field.width, field.kind, row, element,
+            )  # fmt: skip
+            if row == len(targets):
+                return
+            self._grow_for(field, int(rows[targets[row], field.word + 1]))
+
+    def enter(self, field: ListSlot, source: Words, begins: Slots, lengths: Slots) -> Slots:
+        """Take in new lists, whose elements begin at ``source[begins]``; returns their extents."""
+        offsets = self.copy(field, source, begins, lengths)
+        self.index(field, offsets, lengths)
+        return offsets
+
+    def copy(self, field: ListSlot, source: Words, begins: Slots, lengths: Slots) -> Slots:
+        """:meth:`enter` without what finds the elements of sets, which :meth:`index` makes."""
+        self._grow(list_kernels.room(lengths, field.width, field.kind))
+        offsets = np.empty(len(lengths), np.int64)
+        self.used = list_kernels.store(self.arena, self.used, source, begins, lengths, field.width, field.kind, offsets)
+        return offsets
+
+    def index(self, field: ListSlot, offsets: Slots, lengths: Slots) -> None:
+        """Make what finds the elements of sets."""
+        if field.kind != list_kernels.LIST:
+            list_kernels.make_indexes(self.arena, offsets, lengths, field.width, field.kind)
+
+    def detach(self) -> None:
+        """Leave the arena to those who read it: versions are undone, and what is behind their lists will be written over."""
+        self.arena = self.arena.copy()
+
+    def _grow_for(self, field: ListSlot, length: int) -> None:
+        """Make room for the next extent of a list."""
+        self._grow(2 * (length + 1) * (field.width + 1))
+
+    def _grow(self, more: int) -> None:
+        """Make room for so many words: half more than there is, at least."""
+        if self.used + more > len(self.arena):
+            arena = np.zeros(max(self.used + more, len(self.arena) + len(self.arena) // 2), np.uint64)
+            arena[: self.used] = self.arena[: self.used]
+            self.arena = arena
+
+    def decode(self, slot: FieldSlot, offsets: Slots, lengths: Slots, pool: StringPool) -> pa.Array:
+        """Arrow array of lists."""
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        element = slot.type.value_type
+        words = np.empty((words_of(element), int(ends[-1])), np.uint64)
+        list_kernels.gather(self.arena, offsets, lengths, words)
+        values = decode_column(
+            element, tuple(word.view(np.int64) for word in words), np.ones(words.shape[1], np.uint8), pool
+        )
+        return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values, type=slot.type)
+
+
+def element_words(array: pa.ListArray, pool: StringPool) -> tuple[Words, Slots, Slots]:
+    """Words of all elements of an Arrow array of lists; where in them each list begins, and its length."""
+    elements = array.flatten()
+    words: list[Words] = []
+    encode_column(elements, pool, np.ones(len(elements), np.uint8), words)
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    begins = (np.cumsum(lengths) - lengths) * len(words)
+    return np.ascontiguousarray(np.stack(words, axis=1)).reshape(-1), begins, lengths
