@@ -24,11 +24,13 @@ import pyarrow as pa
 from coordinator.model import CommitEntry, LoadPlan, SnapshotEntry, StateStoreId
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_object_store
+from coordinator.surroundings import MachineThreads
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from store_actors.serving.files import delta_path, encode_delta, encode_snapshot, snapshot_path
-from store_actors.serving.loading import Loader, LoadMetrics
+from store_actors.serving.loading import Loader
+from store_actors.serving.metrics import StoreMetrics
 
 _SCHEMA = StateSchema(
     keys=(Field("k", "int64"),),
@@ -103,7 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         files = [plan.snapshots[0].file, *(entry.file for entry in plan.deltas)]
         read_s = _median_s(lambda: [objects.get(file) for file in files], options.times)
         load_s = _median_s(
-            lambda: Loader(objects, LoadMetrics()).load(lambda: AggregateShard(_SCHEMA), plan), options.times
+            lambda: Loader(objects, StoreMetrics(), MachineThreads()).load(lambda: AggregateShard(_SCHEMA), plan),
+            options.times,
         )
         for file in files:
             objects.delete(file)

@@ -6,9 +6,7 @@ import asyncio
 import logging
 import os
 import sys
-import time
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,37 +15,39 @@ import ray
 from coordinator.cleaner import Cleaner
 from coordinator.cleaning_rules import check_age
 from coordinator.compatibility import changes, check_metadata
-from coordinator.core import LeaseGrant, Record, StateLedger
+from coordinator.core import LeaseGrant, StateLedger
 from coordinator.dashboard import Dashboard
 from coordinator.errors import StateStoreError
+from coordinator.fleet_view import KnownFleet
 from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.lives import StoreActorLives
-from coordinator.manifest_log import ManifestLog
+from coordinator.manifest_log import CHECKPOINT_INTERVAL, ManifestLog
 from coordinator.model import (
-    DEFAULT_STORE,
     ActorLocation,
     CommitEntry,
-    LoadPlan,
+    InstancePlans,
+    LoadPlans,
     Maintenance,
+    ShardLocation,
     SnapshotEntry,
     StateMetadata,
     StateStoreId,
     StateStoreProviderId,
     TaskIdentity,
 )
-from coordinator.names import check_state_name, is_state_name
+from coordinator.names import check_state_name, fleet_id_of, is_state_name
+from coordinator.placement import PlacementPolicy, StayElseLocal
+from coordinator.records import Record
 from coordinator.registry import InstanceRegistry
 from coordinator.status import query_status
 from coordinator.storage.probe import probe
+from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_object_store
+from coordinator.surroundings import Surroundings, now_ms
 
-__all__ = ["Coordinator"]
+__all__ = ["Coordinator", "CoordinatorActor"]
 
 log = logging.getLogger(__name__)
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)
 
 
 class Coordinator:
@@ -57,24 +57,48 @@ class Coordinator:
     - Its memory is a cache: ledgers are loaded from the manifest logs when first asked for, so a restarted coordinator
       answers as the former one did.
     - Every method may be called again after a lost answer.
+    - :class:`coordinator.client.CoordinatorClient` has a method for each that others call.
+
+    Parameters
+    ----------
+    uri, store
+        The fleet, and its object store.
+    node_id
+        Ray node that it runs on.
+    placement
+        Where shards go.
+    checkpoint_interval
+        Of the manifest logs, in appends.
     """
 
     def __init__(
-        self, uri: str, storage_options: Mapping[str, str] | None, fleet_id: str, maintenance: Maintenance
+        self,
+        uri: str,
+        store: ObjectStore,
+        maintenance: Maintenance,
+        node_id: str,
+        *,
+        placement: PlacementPolicy | None = None,
+        surroundings: Surroundings | None = None,
+        checkpoint_interval: int = CHECKPOINT_INTERVAL,
     ) -> None:
-        self._store = open_object_store(uri, storage_options)
         self._uri = uri
-        self._fleet_id = fleet_id
-        self._writer_id = uuid.uuid4().hex
-        self._started_at_ms = _now_ms()
-        self._node_id = ray.get_runtime_context().get_node_id()
+        self._store = store
+        self._surroundings = surroundings or Surroundings()
+        self._clock = self._surroundings.clock
+        self._checkpoint_interval = checkpoint_interval
+        self._writer_id = self._surroundings.new_id()
+        self._started_at_ms = now_ms(self._clock)
+        self._node_id = node_id
         self._keepers: dict[str, LedgerKeeper] = {}
         self._opening = asyncio.Lock()
         self._registry = InstanceRegistry()
         self._lives = StoreActorLives()
+        self._placement = placement or StayElseLocal()
+        self._fleet = KnownFleet(self._lives, self._ledgers)
         self._ended_runs: set[str] = set()
         self._maintenance = maintenance
-        self._cleaner = Cleaner(self._store, maintenance)
+        self._cleaner = Cleaner(self._store, maintenance, self._clock)
         self._rounds: asyncio.Task[None] | None = None
         self._dashboard = Dashboard()
         self._dashboard_url: str | None = None
@@ -90,14 +114,22 @@ class Coordinator:
         async with self._opening:
             keeper = self._keepers.get(state_name)
             if keeper is None:
-                keeper = LedgerKeeper(
-                    ManifestLog(self._store, state_name, self._writer_id), max_age_s=self._maintenance.grace_s / 2
+                manifest_log = ManifestLog(
+                    self._store,
+                    state_name,
+                    self._writer_id,
+                    new_id=self._surroundings.new_id,
+                    checkpoint_interval=self._checkpoint_interval,
                 )
+                keeper = LedgerKeeper(manifest_log, max_age_s=self._maintenance.grace_s / 2, clock=self._clock)
                 await keeper.open()
                 self._keepers[state_name] = keeper
                 if self._rounds is None:
                     self._rounds = asyncio.create_task(self._maintain())
             return keeper
+
+    def _ledgers(self) -> Iterator[StateLedger]:
+        return (keeper.ledger for keeper in self._keepers.values() if keeper.ledger is not None)
 
     # -- states and leases ----------------------------------------------------------------------------------------
 
@@ -137,7 +169,7 @@ class Coordinator:
 
         def decide(ledger: StateLedger) -> tuple[list[Record], LeaseGrant]:
             # First the lease: a run that was replaced is told so, whatever became of the schema since.
-            records, grant = ledger.decide_lease(task, local, self._lives.is_over)
+            records, grant = ledger.decide_lease(task, local, self._fleet, self._placement)
             return [*records, *ledger.decide_schema(task, created, metadata)], grant
 
         upstream = [
@@ -147,10 +179,6 @@ class Coordinator:
             for name in metadata.schema.get("options", {}).get("upstream", ())
         ]
         return replace(await keeper.submit(decide), upstream=tuple(upstream))
-
-    async def commit(self, state_name: str, entry: CommitEntry) -> CommitEntry:
-        """:meth:`commit_all` of a partition that has one store."""
-        return (await self.commit_all(state_name, [entry]))[0]
 
     async def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> tuple[CommitEntry, ...]:
         """Count one attempt's commits of all stores of a partition, durably and together.
@@ -166,30 +194,30 @@ class Coordinator:
             if records:
                 # Here, not when the call came in: the wait for the log's turn is part of the commit's age.
                 for entry in entries:
-                    check_age(entry.file, entry.committed_at_ms, _now_ms(), self._maintenance.grace_s)
+                    check_age(entry.file, entry.committed_at_ms, now_ms(self._clock), self._maintenance.grace_s)
             return records, counted
 
         return await (await self._keeper(state_name)).submit(decide)
 
-    async def load_plan(
-        self, state_name: str, partition_id: int, version: int, store_name: str = DEFAULT_STORE
-    ) -> LoadPlan:
-        """How to load a version of a shard; its files are left alone for the grace period."""
+    async def load_plans(
+        self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]
+    ) -> LoadPlans:
+        """How to load a version of some of a partition's stores; the files are left alone for the grace period."""
         keeper = await self._keeper(state_name)
         # Through the queue: an answer must not show commits whose records are still on their way.
-        plan = await keeper.submit(lambda ledger: ([], ledger.load_plan(partition_id, version, store_name)))
-        self._cleaner.pin(plan)
-        return plan
+        loading = await keeper.submit(lambda ledger: ([], ledger.load_plans(partition_id, version, store_names)))
+        self._cleaner.pin(loading)
+        return loading
 
-    async def locate(self, state_name: str, partition_id: int) -> tuple[StateStoreId, int, ActorLocation | None]:
-        """A partition's identity, its newest counted version (0 without any), and the store actor with its lease."""
+    async def locate(self, state_name: str, partition_id: int) -> ShardLocation:
+        """Where a partition is, and its newest counted version."""
         keeper = await self._keeper(state_name)
 
-        def look(ledger: StateLedger) -> tuple[list[Record], tuple[StateStoreId, int, ActorLocation | None]]:
+        def look(ledger: StateLedger) -> tuple[list[Record], ShardLocation]:
             assigned = ledger.location(partition_id)
             store_id = StateStoreId(ledger.root, 0, partition_id)
             newest = ledger.base_version(partition_id, sys.maxsize)
-            return [], (store_id, newest, None if assigned is None else assigned[1])
+            return [], ShardLocation(store_id, newest, None if assigned is None else assigned[1])
 
         return await keeper.submit(look)
 
@@ -201,7 +229,7 @@ class Coordinator:
         def decide(ledger: StateLedger) -> tuple[list[Record], bool]:
             records, counted = ledger.decide_snapshot(snapshot)
             if records:
-                check_age(snapshot.file, snapshot.created_at_ms, _now_ms(), self._maintenance.grace_s)
+                check_age(snapshot.file, snapshot.created_at_ms, now_ms(self._clock), self._maintenance.grace_s)
             return records, counted
 
         return await (await self._keeper(state_name)).submit(decide)
@@ -250,6 +278,19 @@ class Coordinator:
         self._lives.begun(location)
         return self._registry.report_active_instance(provider_id, location, ids_to_check)
 
+    async def open_instance(
+        self,
+        provider_id: StateStoreProviderId,
+        location: ActorLocation,
+        ids_to_check: Sequence[StateStoreProviderId],
+        version: int,
+        store_names: Sequence[str],
+    ) -> InstancePlans:
+        """:meth:`report_active_instance` and :meth:`load_plans` in one: what a store asks before it opens a partition at a version."""
+        store_id = provider_id.store_id
+        loading = await self.load_plans(store_id.state_name, store_id.partition_id, version, store_names)
+        return InstancePlans(tuple(await self.report_active_instance(provider_id, location, ids_to_check)), loading)
+
     async def verify_if_instance_active(self, provider_id: StateStoreProviderId, location: ActorLocation) -> bool:
         """See :meth:`InstanceRegistry.verify_if_instance_active`."""
         return self._registry.verify_if_instance_active(provider_id, location)
@@ -276,7 +317,7 @@ class Coordinator:
 
     def _status(self) -> dict[str, Any]:
         return {
-            "fleet_id": self._fleet_id,
+            "fleet_id": fleet_id_of(self._uri),
             "uri": self._uri,
             "coordinator": {"node_id": self._node_id, "pid": os.getpid(), "started_at_ms": self._started_at_ms},
             "store_actors": [
@@ -314,3 +355,17 @@ class Coordinator:
     async def ping(self) -> str:
         """Writer id of this life of the coordinator."""
         return self._writer_id
+
+
+class CoordinatorActor(Coordinator):
+    """The coordinator as Ray makes it, anew after each death.
+
+    Parameters
+    ----------
+    uri, storage_options
+        The fleet, and how its object store is opened.
+    """
+
+    def __init__(self, uri: str, storage_options: Mapping[str, str] | None, maintenance: Maintenance) -> None:
+        store = open_object_store(uri, storage_options)
+        super().__init__(uri, store, maintenance, ray.get_runtime_context().get_node_id())

@@ -6,14 +6,15 @@ Why it is safe is told in :mod:`coordinator.cleaning_rules`, whose rules decide.
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 from coordinator.cleaning_rules import ListingSchedule, Pins, orphans, prunable_records
-from coordinator.core import Record, StateLedger
+from coordinator.core import StateLedger
 from coordinator.ledger_keeper import LedgerKeeper
-from coordinator.model import LoadPlan, Maintenance, ShardKey
+from coordinator.model import LoadPlans, Maintenance, ShardKey
+from coordinator.records import Record
 from coordinator.storage.protocol import ObjectInfo, ObjectStore
+from coordinator.surroundings import Clock
 
 __all__ = ["Cleaner"]
 
@@ -27,36 +28,42 @@ class Cleaner:
         The fleet's object store.
     maintenance
         What is kept, and for how long.
+    clock
+        Ages of files are measured against the time of day, all else by what has elapsed.
     """
 
-    def __init__(self, store: ObjectStore, maintenance: Maintenance) -> None:
+    def __init__(self, store: ObjectStore, maintenance: Maintenance, clock: Clock) -> None:
         self._store = store
         self._maintenance = maintenance
-        self._started_s = time.monotonic()
+        self._clock = clock
+        self._started_s = clock.elapsed_s()
         self._pins = Pins(maintenance.grace_s)
         self._schedules: dict[str, ListingSchedule] = {}
 
-    def pin(self, plan: LoadPlan) -> None:
-        """Leave the files of a plan alone for the grace period: somebody was told to read them."""
-        files = [one.file for one in plan.snapshots] + [one.file for one in plan.deltas]
-        self._pins.add(files, time.monotonic())
+    def pin(self, loading: LoadPlans) -> None:
+        """Leave the files of plans alone for the grace period: somebody was told to read them."""
+        plans = loading.plans.values()
+        files = [one.file for plan in plans for one in plan.snapshots] + [
+            one.file for plan in plans for one in plan.deltas
+        ]
+        self._pins.add(files, self._clock.elapsed_s())
 
     async def round(self, keeper: LedgerKeeper, state_name: str) -> None:
         """One of the regular rounds: truncate, and clean if there may be something to find."""
         schedule = self._schedule(state_name)
         floors, epoch = await self._truncate(keeper, dry_run=False)
-        schedule.observe(time.monotonic(), epoch, bool(floors))
-        if schedule.is_due(time.monotonic()):
+        schedule.observe(self._clock.elapsed_s(), epoch, bool(floors))
+        if schedule.is_due(self._clock.elapsed_s()):
             await self._delete(keeper, state_name, schedule)
 
     async def clean(self, keeper: LedgerKeeper, state_name: str, *, dry_run: bool) -> dict[str, Any]:
         """What a round does, at once; see ``Coordinator.clean``."""
         schedule = self._schedule(state_name)
         floors, _ = await self._truncate(keeper, dry_run=dry_run)
-        now_s = time.time()
+        now_s = self._clock.now_s()
         if dry_run:
             files = await self._candidates(keeper, state_name, now_s)
-        elif schedule.may_delete(time.monotonic()):
+        elif schedule.may_delete(self._clock.elapsed_s()):
             files = await self._delete(keeper, state_name, schedule)
         else:
             files = []
@@ -79,10 +86,10 @@ class Cleaner:
         return await keeper.submit(decide)
 
     async def _candidates(self, keeper: LedgerKeeper, state_name: str, now_s: float) -> list[ObjectInfo]:
-        """What may go as far as can be said without writing to the log; `now_s` is of before the call, and not monotonic."""
+        """What may go as far as can be said without writing to the log; `now_s` is the time of day before the call."""
         infos = await asyncio.to_thread(self._store.list, state_name)
         referenced = await keeper.submit(_referenced)
-        pinned = self._pins.current(time.monotonic())
+        pinned = self._pins.current(self._clock.elapsed_s())
         grace_s = self._maintenance.grace_s
         return [
             *orphans(infos, referenced, pinned, now_s, grace_s),
@@ -91,12 +98,12 @@ class Cleaner:
 
     async def _delete(self, keeper: LedgerKeeper, state_name: str, schedule: ListingSchedule) -> list[ObjectInfo]:
         """Delete what nothing needs; returns it."""
-        schedule.listed(time.monotonic())
-        found = await self._candidates(keeper, state_name, time.time())
+        schedule.listed(self._clock.elapsed_s())
+        found = await self._candidates(keeper, state_name, self._clock.now_s())
         if not found:
             return []
         referenced = await keeper.submit(_referenced, fence=True)
-        needed = referenced | self._pins.current(time.monotonic())
+        needed = referenced | self._pins.current(self._clock.elapsed_s())
         files = [info for info in found if info.path not in needed]
         for info in files:
             await asyncio.to_thread(self._store.delete, info.path)

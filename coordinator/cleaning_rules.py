@@ -120,7 +120,7 @@ class ListingSchedule:
     grace_s
         Seconds that an unneeded file is left alone.
     started_s
-        When the coordinator started, in monotonic seconds, as all times here.
+        When the coordinator started, in seconds of a clock that only elapses, as all times here.
     """
 
     grace_s: float

@@ -21,9 +21,9 @@ supersedes what earlier runs counted from that version on: the batch had failed 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, assert_never
 
 from coordinator.compatibility import check_metadata, same_state
 from coordinator.errors import FencedError, InvalidRequestError, StateMismatchError
@@ -33,19 +33,26 @@ from coordinator.model import (
     CommitEntry,
     Lease,
     LoadPlan,
-    RecordKind,
+    LoadPlans,
     ShardKey,
     SnapshotEntry,
     StateMetadata,
     StateStoreId,
     TaskIdentity,
 )
+from coordinator.placement import FleetView, PlacementPolicy, PlacementRequest
+from coordinator.records import (
+    Committed,
+    Record,
+    RunStarted,
+    SchemaChanged,
+    ShardsAssigned,
+    SnapshotAdded,
+    Truncated,
+)
 from coordinator.watermarks import Watermarks
 
-__all__ = ["LeaseGrant", "Record", "StateLedger"]
-
-#: One record of the manifest log, as JSON data: ``kind`` (a RecordKind) and the kind's own fields.
-Record = dict[str, Any]
+__all__ = ["LeaseGrant", "StateLedger"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,23 +136,30 @@ class StateLedger:
         before = self._late_before.get((partition_id, DEFAULT_STORE), 0)
         return before + sum(entry.rows_late for entry in self.entries(partition_id))
 
-    def load_plan(self, partition_id: int, version: int, store_name: str = DEFAULT_STORE) -> LoadPlan:
-        """How to load a version of a shard.
+    def load_plans(self, partition_id: int, version: int, store_names: Sequence[str] = (DEFAULT_STORE,)) -> LoadPlans:
+        """How to load a version of some of a partition's stores.
 
         Raises
         ------
         InvalidRequestError
             The version is not retained any more.
         """
-        shard = (partition_id, store_name)
+        made = [entry for chain in self._partition_chains(partition_id) for entry in chain if entry.version <= version]
+        newest = max(made, key=lambda entry: entry.version, default=None)
+        return LoadPlans(
+            "" if newest is None else newest.attempt_id,
+            {name: self._load_plan((partition_id, name), version) for name in store_names},
+        )
+
+    def _load_plan(self, shard: ShardKey, version: int) -> LoadPlan:
         floor = self._floors.get(shard, 0)
         if version < floor:
             raise InvalidRequestError(
                 "this version is older than the oldest one that is retained; nothing was changed; ask for a newer one, and "
                 "raise min_versions_to_retain to keep more",
                 state=self.state_name,
-                partition=partition_id,
-                store=store_name,
+                partition=shard[0],
+                store=shard[1],
                 version=version,
                 oldest=floor,
             )
@@ -194,6 +208,10 @@ class StateLedger:
         assignment = self._assignments.get(partition_id)
         return None if assignment is None else (assignment.epoch, assignment.location)
 
+    def assigned(self) -> dict[int, ActorLocation]:
+        """Store actor of each partition's present lease."""
+        return {partition: assignment.location for partition, assignment in self._assignments.items()}
+
     def has_versions(self) -> bool:
         return any(self._chains.values())
 
@@ -236,12 +254,14 @@ class StateLedger:
             )
 
     def decide_lease(
-        self, task: TaskIdentity, local: ActorLocation, is_lost: Callable[[ActorLocation], bool]
+        self, task: TaskIdentity, asking: ActorLocation, fleet: FleetView, policy: PlacementPolicy
     ) -> tuple[list[Record], LeaseGrant]:
-        """Give a task the store actor of its shard.
+        """Give a task the store actor of its shard, as the policy chooses it.
 
-        The shard stays where it is as long as that store actor lives, also when a new run starts: hot state survives the
-        driver. Otherwise it goes to `local`, the store actor of the task's own node.
+        Parameters
+        ----------
+        asking
+            Store actor of the task's own node.
         """
         self.check_query(task)
         records: list[Record] = []
@@ -249,29 +269,15 @@ class StateLedger:
         if task.run_id != self.run_id:
             self._check_not_of_the_past(task)
             epoch += 1
-            records.append(
-                {
-                    "kind": RecordKind.RUN_STARTED,
-                    "run_id": task.run_id,
-                    "query_id": task.query_id,
-                    "batch_id": task.batch_id,
-                    "epoch": epoch,
-                }
-            )
+            records.append(RunStarted(task.run_id, task.query_id, task.batch_id, epoch))
         assignment = self._assignments.get(task.partition_id)
-        if assignment is not None and not is_lost(assignment.location):
+        present = None if assignment is None else assignment.location
+        location = policy.place(PlacementRequest(self.state_name, task.partition_id, asking, present), fleet)
+        if assignment is not None and location == present and fleet.is_alive(location):
             lease_epoch = epoch if records else assignment.epoch
-            location = assignment.location
         else:
-            lease_epoch, location = epoch + 1, local
-            records.append(
-                {
-                    "kind": RecordKind.SHARDS_ASSIGNED,
-                    "partition_id": task.partition_id,
-                    "epoch": lease_epoch,
-                    "location": asdict(local),
-                }
-            )
+            lease_epoch = epoch + 1
+            records.append(ShardsAssigned(task.partition_id, lease_epoch, location))
         store_id = StateStoreId(self.root, 0, task.partition_id)
         lease = Lease(store_id=store_id, run_id=task.run_id, epoch=lease_epoch, location=location)
         base = self.base_version(task.partition_id, task.batch_id)
@@ -310,8 +316,8 @@ class StateLedger:
         if same_state(newest.schema, asked.schema):
             return []
         epoch = self.epoch + (task.run_id != self.run_id)
-        schema = json.loads(json.dumps(asked.schema))
-        return [{"kind": RecordKind.SCHEMA_CHANGED, "run_id": task.run_id, "epoch": epoch, "schema": schema}]
+        # As it will be read from the log: lists for tuples.
+        return [SchemaChanged(task.run_id, epoch, json.loads(json.dumps(asked.schema)))]
 
     def _check_not_of_the_past(self, task: TaskIdentity) -> None:
         """Refuse a new run whose first batch the state has left behind.
@@ -369,7 +375,7 @@ class StateLedger:
                 base_version=entry.base_version,
                 expected=base,
             )
-        return [{"kind": RecordKind.COMMITTED, "entry": one.to_json()} for one in entries], tuple(entries)
+        return [Committed(one) for one in entries], tuple(entries)
 
     def decide_snapshot(self, snapshot: SnapshotEntry) -> tuple[list[Record], bool]:
         """Count a snapshot, if the commit that it shows still counts and it is new; returns whether it is counted."""
@@ -382,7 +388,7 @@ class StateLedger:
         )
         if not shown or any(one.version >= snapshot.version for one in known):
             return [], False
-        return [{"kind": RecordKind.SNAPSHOT, "snapshot": snapshot.to_json()}], True
+        return [SnapshotAdded(snapshot)], True
 
     def decide_truncation(self, min_versions_to_retain: int) -> tuple[list[Record], dict[ShardKey, int]]:
         """Let go of versions that need not be retained; returns the new floor of each shard that has one.
@@ -396,37 +402,36 @@ class StateLedger:
             if covering and covering[-1] > self._floors.get(shard, 0):
                 floors[shard] = covering[-1]
         records: list[Record] = [
-            {"kind": RecordKind.TRUNCATED, "partition_id": partition_id, "store_name": store_name, "floor": floor}
-            for (partition_id, store_name), floor in floors.items()
+            Truncated(partition_id, store_name, floor) for (partition_id, store_name), floor in floors.items()
         ]
         return records, floors
 
     # -- folding --------------------------------------------------------------------------------------------------
 
-    def fold(self, record: Mapping[str, Any]) -> None:
+    def fold(self, record: Record) -> None:
         """Take one record of the log in."""
-        match RecordKind(record["kind"]):
-            case RecordKind.RUN_STARTED:
+        match record:
+            case RunStarted():
                 if self.run_id:
                     self.retired.add(self.run_id)
-                self.run_id, self.query_id, self.epoch = record["run_id"], record["query_id"], record["epoch"]
+                self.run_id, self.query_id, self.epoch = record.run_id, record.query_id, record.epoch
                 self._assignments = {
                     partition: replace(assignment, epoch=self.epoch)
                     for partition, assignment in self._assignments.items()
                 }
-            case RecordKind.SCHEMA_CHANGED:
-                self._schemas.append((record["epoch"], record["schema"]))
-            case RecordKind.SHARDS_ASSIGNED:
-                self.epoch = record["epoch"]
-                location = ActorLocation(**record["location"])
-                self._assignments[record["partition_id"]] = _Assignment(self.epoch, location)
-            case RecordKind.COMMITTED:
-                self._count(CommitEntry.from_json(record["entry"]))
-            case RecordKind.SNAPSHOT:
-                snapshot = SnapshotEntry.from_json(record["snapshot"])
-                self._snapshots.setdefault(snapshot.shard, []).append(snapshot)
-            case RecordKind.TRUNCATED:
-                self._truncate((record["partition_id"], record["store_name"]), record["floor"])
+            case SchemaChanged():
+                self._schemas.append((record.epoch, dict(record.schema)))
+            case ShardsAssigned():
+                self.epoch = record.epoch
+                self._assignments[record.partition_id] = _Assignment(self.epoch, record.location)
+            case Committed():
+                self._count(record.entry)
+            case SnapshotAdded():
+                self._snapshots.setdefault(record.snapshot.shard, []).append(record.snapshot)
+            case Truncated():
+                self._truncate((record.partition_id, record.store_name), record.floor)
+            case _:
+                assert_never(record)
 
     def _count(self, entry: CommitEntry) -> None:
         chain = self._chains.get(entry.shard)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from coordinator.core import Record, StateLedger
+from coordinator.core import StateLedger
 from coordinator.errors import StateStoreError, StorageUnavailableError
 from coordinator.manifest_log import LogConflictError, ManifestLog
 from coordinator.model import StateMetadata
+from coordinator.records import Record
+from coordinator.surroundings import Clock, MachineClock
 
 __all__ = ["Decide", "LedgerKeeper"]
 
@@ -39,16 +40,14 @@ class LedgerKeeper:
         A ledger that was not compared with the log for so long is read anew: places of the log that it takes for free may
         have been used and cleaned away since.
     clock
-        Monotonic seconds.
+        By which that age is measured.
     """
 
-    def __init__(
-        self, manifest_log: ManifestLog, *, max_age_s: float = 1800.0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, manifest_log: ManifestLog, *, max_age_s: float = 1800.0, clock: Clock | None = None) -> None:
         self._log = manifest_log
         self._max_age_s = max_age_s
-        self._clock = clock
-        self._compared_s = clock()
+        self._clock = clock or MachineClock()
+        self._compared_s = self._clock.elapsed_s()
         self._ledger: StateLedger | None = None
         self.metadata: StateMetadata | None = None
         self._queue: list[tuple[Decide[Any], asyncio.Future[Any]]] = []
@@ -67,7 +66,7 @@ class LedgerKeeper:
         await self._load()
 
     async def _load(self) -> StateLedger:
-        now_s = self._clock()
+        now_s = self._clock.elapsed_s()
         ledger = await asyncio.to_thread(self._log.load)
         self._ledger, self._compared_s = ledger, now_s
         return ledger
@@ -117,7 +116,7 @@ class LedgerKeeper:
     async def _decide_group(self, group: list[Decide[Any]], fence: bool) -> list[tuple[Any] | Exception]:
         for _ in range(_DECIDE_ATTEMPTS):
             ledger = self._ledger
-            if ledger is None or self._clock() - self._compared_s > self._max_age_s:
+            if ledger is None or self._clock.elapsed_s() - self._compared_s > self._max_age_s:
                 ledger = await self._load()
             records, outcomes = self._decide_all(ledger, group)
             if await self._settle(records, ledger, fence):
@@ -129,7 +128,7 @@ class LedgerKeeper:
 
     async def _settle(self, records: list[Record], ledger: StateLedger, fence: bool) -> bool:
         """Make a group's answers true; False if they were decided by an old ledger."""
-        now_s = self._clock()
+        now_s = self._clock.elapsed_s()
         if not records and not fence:
             current = await asyncio.to_thread(self._log.is_newest)
         else:
@@ -139,7 +138,7 @@ class LedgerKeeper:
             except LogConflictError as conflict:
                 log.warning("reloading a manifest log that another coordinator wrote to: %s", conflict)
                 current = False
-        if self._clock() - self._compared_s > self._max_age_s:
+        if self._clock.elapsed_s() - self._compared_s > self._max_age_s:
             # Too slow: the place that was free may be one that was cleaned away. Reading the log tells.
             return False
         self._compared_s = now_s

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import json
 import logging
-import uuid
 import zlib
+from collections.abc import Callable
 from typing import Any
 
-from coordinator.core import Record, StateLedger
+from coordinator.core import StateLedger
 from coordinator.errors import CommitUnknownError, CorruptStateError, StateStoreError, StorageUnavailableError
 from coordinator.model import StateMetadata
+from coordinator.records import Record, record_from_json, record_to_json
 from coordinator.storage.protocol import ObjectStore
+from coordinator.surroundings import random_id
 
-__all__ = ["LogConflictError", "ManifestLog", "seal", "unseal"]
+__all__ = ["CHECKPOINT_INTERVAL", "LogConflictError", "ManifestLog", "seal", "unseal"]
 
 log = logging.getLogger(__name__)
 
-_CHECKPOINT_INTERVAL = 64
+CHECKPOINT_INTERVAL = 64
 _APPEND_ATTEMPTS = 4
 
 
@@ -58,12 +60,26 @@ class ManifestLog:
         Folder of the state.
     writer_id
         Who writes, for the reader of a record.
+    new_id
+        Makes the ids by which a writer knows its own records.
+    checkpoint_interval
+        Appends from one checkpoint to the next.
     """
 
-    def __init__(self, store: ObjectStore, state_name: str, writer_id: str) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        state_name: str,
+        writer_id: str,
+        *,
+        new_id: Callable[[], str] = random_id,
+        checkpoint_interval: int = CHECKPOINT_INTERVAL,
+    ) -> None:
         self._store = store
         self._state_name = state_name
         self._writer_id = writer_id
+        self._new_id = new_id
+        self._checkpoint_interval = checkpoint_interval
         self._seq = 0
 
     def _path(self, folder: str, seq: int) -> str:
@@ -84,7 +100,7 @@ class ManifestLog:
             path = self._path("manifest", seq)
             try:
                 for record in self._read(path)["records"]:
-                    ledger.fold(record)
+                    ledger.fold(record_from_json(record))
             except (KeyError, TypeError, ValueError) as error:
                 raise self._unreadable(path) from error
         self._seq = max(done, newest)
@@ -144,11 +160,12 @@ class ManifestLog:
             The records are not in the log as far as can be read.
         """
         seq = self._seq + 1
-        record_id = uuid.uuid4().hex
-        body = {"seq": seq, "writer_id": self._writer_id, "record_id": record_id, "records": records}
+        record_id = self._new_id()
+        told = [record_to_json(record) for record in records]
+        body = {"seq": seq, "writer_id": self._writer_id, "record_id": record_id, "records": told}
         self._put(self._path("manifest", seq), seal(body), record_id)
         self._seq = seq
-        if seq % _CHECKPOINT_INTERVAL == 0:
+        if seq % self._checkpoint_interval == 0:
             self._checkpoint(seq, ledger)
 
     def _put(self, path: str, data: bytes, record_id: str) -> None:

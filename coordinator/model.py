@@ -19,10 +19,13 @@ __all__ = [
     "ActorLocation",
     "CommitEntry",
     "Lease",
+    "InstancePlans",
     "LoadPlan",
+    "LoadPlans",
     "Maintenance",
     "RecordKind",
     "ShardKey",
+    "ShardLocation",
     "SnapshotEntry",
     "StateMetadata",
     "StateStoreId",
@@ -194,6 +197,53 @@ class LoadPlan:
     deltas: tuple[CommitEntry, ...]
     floor: int
     schemas: tuple[tuple[int, dict[str, Any]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlans:
+    """How to load one version of some stores of a partition.
+
+    Attributes
+    ----------
+    attempt_id
+        The attempt that made the version (all stores of a partition commit together); empty for the empty version.
+    plans
+        By store name.
+    """
+
+    attempt_id: str
+    plans: Mapping[str, LoadPlan]
+
+
+@dataclass(frozen=True, slots=True)
+class InstancePlans:
+    """What a store is told that reports a shard it is about to open.
+
+    Attributes
+    ----------
+    stale
+        Those of its other shards that it should unload.
+    """
+
+    stale: tuple[StateStoreProviderId, ...]
+    loading: LoadPlans
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLocation:
+    """Where a partition is.
+
+    Attributes
+    ----------
+    newest_version
+        Newest counted version; 0 without any.
+    location
+        Store actor with its lease; None if nobody has it.
+    """
+
+    store_id: StateStoreId
+    newest_version: int
+    location: ActorLocation | None
 
 
 @dataclass(frozen=True, slots=True)

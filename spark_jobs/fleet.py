@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import uuid
 from collections.abc import Callable, Mapping
@@ -20,7 +19,8 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from coordinator.deploy import NAMESPACE, call, ensure_coordinator
+from coordinator.calls import RayActors
+from coordinator.client import CoordinatorClient
 from coordinator.errors import SetupError
 from coordinator.model import Maintenance, StateMetadata, TaskIdentity
 from coordinator.names import check_state_name
@@ -32,11 +32,9 @@ from spark_jobs.session.spark_session import ensure_ray
 from spark_jobs.stateful import StatefulDataFrame
 from spark_jobs.worker.fleet_client import ConnectTask, FleetAddress, fleet_client
 from spark_jobs.worker.state_store import ReadStateStore, StateStore, store_specs
-from store_actors.deploy import ensure_store_actor
+from store_actors.deploy import end_fleet, ensure_store_actor, store_metrics
 
 __all__ = ["Fleet", "connect"]
-
-log = logging.getLogger(__name__)
 
 #: Fewest shards of a new state: room to use a few more cores later, and cheap on one.
 _MIN_SHARDS = 4
@@ -93,10 +91,11 @@ class Fleet:
         self._address = FleetAddress(
             uri, context.gcs_address, tuple(sorted((storage_options or {}).items())), maintenance
         )
-        self._coordinator = ensure_coordinator(uri, storage_options, maintenance)
+        self._actors = RayActors()
+        self._coordinator = CoordinatorClient.connect(uri, storage_options, maintenance)
         # Start-up (imports, compiled code) happens here, not in a batch.
-        local = ensure_store_actor(uri, storage_options, maintenance, context.get_node_id())
-        ray.get(local.location.remote())
+        local = ensure_store_actor(self._actors, uri, storage_options, maintenance, self._actors.node_id())
+        self._actors.get(local.location.remote())
         self._readied: set[str] = set()
         self._run_id = f"python-{uuid.uuid4().hex}"
 
@@ -138,7 +137,7 @@ class Fleet:
         """
 
         def run_plan(plan: OperatorPlan) -> DataFrame:
-            existing: StateMetadata | None = call(self._coordinator, "describe_state", name)
+            existing = self._coordinator.describe_state(name)
             operator = RoutedOperator.of(plan, name, self.uri, existing)
             return self.attach(
                 df,
@@ -158,7 +157,7 @@ class Fleet:
         if not isinstance(operator.plan, Collector):
             return operator
         newest = [
-            call(self._coordinator, "locate", metadata.state_name, shard)[1] if exists else 0
+            self._coordinator.locate(metadata.state_name, shard).newest_version if exists else 0
             for shard in range(metadata.num_shards)
         ]
         return replace(operator, plan=operator.plan.collected(newest))
@@ -183,14 +182,14 @@ class Fleet:
         """
         check_state_name(name)
         self._ready(df.sparkSession)
-        existing: StateMetadata | None = call(self._coordinator, "describe_state", name)
+        existing = self._coordinator.describe_state(name)
         if shards is None:
             parallelism = max(_MIN_SHARDS, df.sparkSession.sparkContext.defaultParallelism)
             shards = existing.num_shards if existing is not None else parallelism
         # The query's id is known to its tasks only.
         metadata = StateMetadata(name, "", shards, output_mode, schema)
         # Refused now, when the query is built, rather than in its first batch.
-        call(self._coordinator, "check_state", metadata)
+        self._coordinator.check_state(metadata)
         return route(metadata, self._address)
 
     # -- keyed state from plain Python ----------------------------------------------------------------------------
@@ -229,7 +228,7 @@ class Fleet:
         """
         check_state_name(name)
         specs = store_specs(keys, values, stores)
-        newest = call(self._coordinator, "locate", name, partition_id)[1]
+        newest = self._coordinator.locate(name, partition_id).newest_version
         task = TaskIdentity(name, _PYTHON, self._run_id, newest, partition_id, 0, f"python:{os.getpid()}")
         metadata = StateMetadata(name, _PYTHON, shards, "keyed", {})
         return fleet_client(self._address).open_update(task, metadata, specs)
@@ -277,13 +276,11 @@ class Fleet:
 
     def status(self) -> dict[str, Any]:
         """Where everything is: store actors, queries, shards, versions, watermarks; what the dashboard shows."""
-        status: dict[str, Any] = call(self._coordinator, "status")
-        return status
+        return self._coordinator.status()
 
     def dashboard_url(self) -> str:
         """Address of the location dashboard (loopback of the coordinator's node)."""
-        url: str = call(self._coordinator, "dashboard_url")
-        return url
+        return self._coordinator.dashboard_url()
 
     def clean(self, name: str, *, dry_run: bool = False) -> dict[str, Any]:
         """Do at once for a state what the coordinator does at every round: let old versions go, delete files nobody needs.
@@ -300,39 +297,21 @@ class Fleet:
         dict
             ``floors`` (partition, store and new oldest retained version) and ``files`` (path, bytes, age in seconds).
         """
-        cleaned: dict[str, Any] = call(self._coordinator, "clean", name, dry_run)
-        return cleaned
+        return self._coordinator.clean(name, dry_run=dry_run)
 
     def metrics(self) -> dict[str, dict[str, Any]]:
         """Counters of each living store actor, by actor name: bytes loaded and written, commits, shards in memory."""
-        return store_metrics(self.status())
+        return store_metrics(self._actors, self.status())
 
     def shutdown(self) -> None:
         """End the fleet's actors on this cluster. Every committed version stays in the object store."""
-        end_actors(self.status(), self._coordinator)
-
-
-def store_metrics(status: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Metrics of the store actors that a status lists as alive."""
-    names = {actor["actor_name"] for actor in status["store_actors"] if actor["alive"]}
-    handles: dict[str, Any] = {name: ray.get_actor(name, namespace=NAMESPACE) for name in sorted(names)}
-    return {name: ray.get(handle.metrics.remote()) for name, handle in handles.items()}
-
-
-def end_actors(status: Mapping[str, Any], coordinator: Any) -> None:
-    """Kill a fleet's store actors, then its coordinator, for good."""
-    for actor in status["store_actors"]:
-        try:
-            ray.kill(ray.get_actor(actor["actor_name"], namespace=NAMESPACE), no_restart=True)
-        except ValueError:
-            log.info("store actor %s is gone already", actor["actor_name"])
-    ray.kill(coordinator, no_restart=True)
+        end_fleet(self._actors, self._coordinator)
 
 
 class _RunListener(StreamingQueryListener):
     """Reports ended runs to the coordinator."""
 
-    def __init__(self, coordinator: Any) -> None:
+    def __init__(self, coordinator: CoordinatorClient) -> None:
         self._coordinator = coordinator
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
@@ -347,4 +326,4 @@ class _RunListener(StreamingQueryListener):
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """Deactivate the run's instances; the shards stay in memory for the next run."""
         if ray.is_initialized():
-            self._coordinator.deactivate_instances.remote(str(event.runId))
+            self._coordinator.deactivate_instances(str(event.runId))

@@ -19,8 +19,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from coordinator.errors import StateStoreError
+from coordinator.text import format_table, size_text
 from spark_jobs.fleet import Fleet, connect
-from spark_jobs.jobs.console import error_text, format_table, keep_newest, run_to_end, size_text
+from spark_jobs.jobs.console import error_text, keep_newest, run_to_end
 from spark_jobs.jobs.events import EVENT_DDL, write_events
 from spark_jobs.session.spark_session import start_session, stop_session
 

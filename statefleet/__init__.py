@@ -8,31 +8,35 @@
 
 from __future__ import annotations
 
-from coordinator.errors import (
-    CommitUnknownError,
-    CorruptStateError,
-    FencedError,
-    InvalidRequestError,
-    OperationOutOfOrderError,
-    SetupError,
-    StateMismatchError,
-    StateStoreError,
-    StorageUnavailableError,
-    StoreUnavailableError,
-    VersionNotFoundError,
-    WriterBusyError,
-)
-from coordinator.model import Maintenance
-from spark_jobs.fleet import Fleet, connect
-from spark_jobs.functions.state_batch import StateBatch
-from spark_jobs.map_partitions import map_partitions_with_state_store
-from spark_jobs.plan.bounds import UnboundedStateWarning
-from spark_jobs.session.spark_session import start_session, stop_session
-from spark_jobs.stateful import StatefulDataFrame, StatefulGroupedData
-from spark_jobs.transform.handle import StatefulProcessorHandle
-from spark_jobs.transform.processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
-from spark_jobs.transform.states import ListState, MapState, ValueState
-from spark_jobs.worker.state_store import ReadStateStore, StateStore
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from coordinator.errors import (
+        CommitUnknownError,
+        CorruptStateError,
+        FencedError,
+        InvalidRequestError,
+        OperationOutOfOrderError,
+        SetupError,
+        StateMismatchError,
+        StateStoreError,
+        StorageUnavailableError,
+        StoreUnavailableError,
+        VersionNotFoundError,
+        WriterBusyError,
+    )
+    from coordinator.model import Maintenance
+    from spark_jobs.fleet import Fleet, connect
+    from spark_jobs.functions.state_batch import StateBatch
+    from spark_jobs.map_partitions import map_partitions_with_state_store
+    from spark_jobs.plan.bounds import UnboundedStateWarning
+    from spark_jobs.session.spark_session import start_session, stop_session
+    from spark_jobs.stateful import StatefulDataFrame, StatefulGroupedData
+    from spark_jobs.transform.handle import StatefulProcessorHandle
+    from spark_jobs.transform.processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
+    from spark_jobs.transform.states import ListState, MapState, ValueState
+    from spark_jobs.worker.state_store import ReadStateStore, StateStore
 
 __all__ = [
     "CommitUnknownError",
@@ -69,3 +73,49 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+#: Where each public name is: imported when it is first asked for, since the command line has no need of Spark.
+_HOMES = {
+    "CommitUnknownError": "coordinator.errors",
+    "CorruptStateError": "coordinator.errors",
+    "FencedError": "coordinator.errors",
+    "InvalidRequestError": "coordinator.errors",
+    "OperationOutOfOrderError": "coordinator.errors",
+    "SetupError": "coordinator.errors",
+    "StateMismatchError": "coordinator.errors",
+    "StateStoreError": "coordinator.errors",
+    "StorageUnavailableError": "coordinator.errors",
+    "StoreUnavailableError": "coordinator.errors",
+    "VersionNotFoundError": "coordinator.errors",
+    "WriterBusyError": "coordinator.errors",
+    "Maintenance": "coordinator.model",
+    "Fleet": "spark_jobs.fleet",
+    "connect": "spark_jobs.fleet",
+    "StateBatch": "spark_jobs.functions.state_batch",
+    "map_partitions_with_state_store": "spark_jobs.map_partitions",
+    "UnboundedStateWarning": "spark_jobs.plan.bounds",
+    "start_session": "spark_jobs.session.spark_session",
+    "stop_session": "spark_jobs.session.spark_session",
+    "StatefulDataFrame": "spark_jobs.stateful",
+    "StatefulGroupedData": "spark_jobs.stateful",
+    "StatefulProcessorHandle": "spark_jobs.transform.handle",
+    "ExpiredTimerInfo": "spark_jobs.transform.processor",
+    "StatefulProcessor": "spark_jobs.transform.processor",
+    "TimerValues": "spark_jobs.transform.processor",
+    "ListState": "spark_jobs.transform.states",
+    "MapState": "spark_jobs.transform.states",
+    "ValueState": "spark_jobs.transform.states",
+    "ReadStateStore": "spark_jobs.worker.state_store",
+    "StateStore": "spark_jobs.worker.state_store",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

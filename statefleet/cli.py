@@ -1,28 +1,34 @@
-"""The ``statefleet`` command: what a fleet holds, and ending it."""
+"""The ``statefleet`` command: what a fleet holds, and ending it.
+
+Ray takes long to import, so what needs it is imported by the commands that do.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from coordinator.deploy import call, find_coordinator
 from coordinator.errors import InvalidRequestError, SetupError, StateStoreError
-from coordinator.storage.uris import normalize_uri
-from spark_jobs.fleet import end_actors, store_metrics
-from spark_jobs.jobs.console import format_table, size_text
-from spark_jobs.session.spark_session import ensure_ray
+from coordinator.text import format_table, size_text
+
+if TYPE_CHECKING:
+    from coordinator.client import CoordinatorClient
 
 __all__ = ["main"]
 
 
-def _find(options: argparse.Namespace) -> Any:
+def _find(options: argparse.Namespace) -> CoordinatorClient:
     """The running coordinator of the URI asked for."""
+    from coordinator.client import CoordinatorClient
+    from coordinator.deploy import join_cluster
+    from coordinator.storage.uris import normalize_uri
+
     uri = normalize_uri(options.uri)
-    ensure_ray(ray_address=options.address)
-    coordinator = find_coordinator(uri)
+    join_cluster(options.address)
+    coordinator = CoordinatorClient.find(uri)
     if coordinator is None:
         raise SetupError(
             "no fleet of this URI runs on this Ray cluster; statefleet.connect(uri) in a job starts it", uri=uri
@@ -32,8 +38,8 @@ def _find(options: argparse.Namespace) -> Any:
 
 def _status(options: argparse.Namespace) -> str:
     coordinator = _find(options)
-    call(coordinator, "load_all_states")
-    status: Mapping[str, Any] = call(coordinator, "status")
+    coordinator.load_all_states()
+    status = coordinator.status()
     if options.json:
         return json.dumps(status, indent=2)
     actors = [(a["actor_name"], a["host"], a["pid"], "alive" if a["alive"] else "lost") for a in status["store_actors"]]
@@ -62,8 +68,8 @@ def _status(options: argparse.Namespace) -> str:
 
 def _shards(options: argparse.Namespace) -> str:
     coordinator = _find(options)
-    call(coordinator, "load_all_states")
-    queries = [q for q in call(coordinator, "status")["queries"] if options.name in (None, q["name"])]
+    coordinator.load_all_states()
+    queries = [q for q in coordinator.status()["queries"] if options.name in (None, q["name"])]
     rows = [{"state": query["name"], **shard} for query in queries for shard in query["shards"]]
     if options.json:
         return json.dumps(rows, indent=2)
@@ -72,21 +78,23 @@ def _shards(options: argparse.Namespace) -> str:
 
 
 def _metrics(options: argparse.Namespace) -> str:
-    return json.dumps(store_metrics(call(_find(options), "status")), indent=2)
+    from coordinator.calls import RayActors
+    from store_actors.deploy import store_metrics
+
+    return json.dumps(store_metrics(RayActors(), _find(options).status()), indent=2)
 
 
 def _dashboard(options: argparse.Namespace) -> str:
-    url: str = call(_find(options), "dashboard_url")
-    return url
+    return _find(options).dashboard_url()
 
 
 def _gc(options: argparse.Namespace) -> str:
     coordinator = _find(options)
-    states: list[str] = call(coordinator, "load_all_states")
+    states = coordinator.load_all_states()
     chosen = [name for name in states if options.name in (None, name)]
     if not chosen:
         raise InvalidRequestError("the fleet has no such state", name=options.name, states=states)
-    cleaned = {name: call(coordinator, "clean", name, options.dry_run) for name in chosen}
+    cleaned = {name: coordinator.clean(name, dry_run=options.dry_run) for name in chosen}
     if options.json:
         return json.dumps(cleaned, indent=2)
     files = [
@@ -105,8 +113,10 @@ def _gc(options: argparse.Namespace) -> str:
 
 
 def _stop(options: argparse.Namespace) -> str:
-    coordinator = _find(options)
-    end_actors(call(coordinator, "status"), coordinator)
+    from coordinator.calls import RayActors
+    from store_actors.deploy import end_fleet
+
+    end_fleet(RayActors(), _find(options))
     return "the fleet's actors have ended; every committed version stays in the object store"
 
 

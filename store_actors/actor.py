@@ -1,13 +1,10 @@
-"""The store actor: a Ray shell around :class:`~store_actors.serving.operator_shards.Store`."""
+"""The store actor: a thin shell around the shards and keyed stores of one process."""
 
 from __future__ import annotations
 
 import logging
 import os
 import socket
-import threading
-import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -15,96 +12,91 @@ from typing import Any
 import pyarrow as pa
 import ray
 
-from coordinator.deploy import CoordinatorClient
+from coordinator.client import CoordinatorClient
 from coordinator.model import (
-    DEFAULT_STORE,
     ActorLocation,
     CommitEntry,
-    LoadPlan,
+    InstancePlans,
     Maintenance,
-    SnapshotEntry,
     StateStoreId,
     StateStoreProviderId,
 )
+from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_object_store
+from coordinator.surroundings import Surroundings
 from store_actors.messages import ApplyRequest, BatchFacts, OpenRequest, ShardInput, Write
 from store_actors.serving.keyed_stores import KeyedStores
-from store_actors.serving.operator_shards import Store
+from store_actors.serving.metrics import StoreMetrics
+from store_actors.serving.operator_shards import OperatorShards
 
-__all__ = ["StoreActor"]
+__all__ = ["StoreActor", "StoreProcess"]
 
 log = logging.getLogger(__name__)
 
 
-class _RemoteCoordinator:
-    """The coordinator as a store sees it: plain calls, repeated while the coordinator restarts."""
+class _LocatedCoordinator:
+    """The coordinator for the store actor of one location; see :class:`~store_actors.serving.coordinator_ref.CoordinatorRef`."""
 
-    def __init__(
-        self, uri: str, storage_options: Mapping[str, str] | None, maintenance: Maintenance, location: ActorLocation
-    ) -> None:
-        self._client = CoordinatorClient(uri, storage_options, maintenance)
+    def __init__(self, client: CoordinatorClient, location: ActorLocation) -> None:
+        self._client = client
         self._location = location
+        self.commit_all = client.commit_all
+        self.load_plans = client.load_plans
+        self.add_snapshot = client.add_snapshot
 
-    def commit(self, state_name: str, entry: CommitEntry) -> CommitEntry:
-        counted: CommitEntry = self._client.call("commit", state_name, entry)
-        return counted
-
-    def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> Sequence[CommitEntry]:
-        counted: Sequence[CommitEntry] = self._client.call("commit_all", state_name, list(entries))
-        return counted
-
-    def load_plan(self, state_name: str, partition_id: int, version: int, store_name: str = DEFAULT_STORE) -> LoadPlan:
-        plan: LoadPlan = self._client.call("load_plan", state_name, partition_id, version, store_name)
-        return plan
-
-    def add_snapshot(self, state_name: str, snapshot: SnapshotEntry) -> bool:
-        return bool(self._client.call("add_snapshot", state_name, snapshot))
-
-    def report_active_instance(
-        self, provider_id: StateStoreProviderId, ids_to_check: Sequence[StateStoreProviderId]
-    ) -> Sequence[StateStoreProviderId]:
-        stale: Sequence[StateStoreProviderId] = self._client.call(
-            "report_active_instance", provider_id, self._location, list(ids_to_check)
-        )
-        return stale
+    def open_instance(
+        self,
+        provider_id: StateStoreProviderId,
+        ids_to_check: Sequence[StateStoreProviderId],
+        version: int,
+        store_names: Sequence[str],
+    ) -> InstancePlans:
+        return self._client.open_instance(provider_id, self._location, ids_to_check, version, store_names)
 
     def is_elsewhere(self, store_id: StateStoreId) -> bool:
-        holder: ActorLocation | None = self._client.call("locate", store_id.state_name, store_id.partition_id)[2]
+        holder = self._client.locate(store_id.state_name, store_id.partition_id).location
         # By name: a shard that a former life was given is this one's.
         return holder is not None and holder.actor_name != self._location.actor_name
 
-    def report_store_actor(self) -> None:
-        self._client.call("report_store_actor", self._location)
 
+class StoreProcess:
+    """Holds shards on one Ray node.
 
-class StoreActor:
-    """Holds shards on one Ray node; deployed by :mod:`store_actors.deploy`, which has the options and their reasons."""
+    Parameters
+    ----------
+    location
+        This life of the actor.
+    objects
+        The fleet's object store.
+    coordinator
+        The fleet's coordinator.
+    """
 
     def __init__(
-        self, actor_name: str, uri: str, storage_options: Mapping[str, str] | None, maintenance: Maintenance
+        self,
+        location: ActorLocation,
+        objects: ObjectStore,
+        coordinator: CoordinatorClient,
+        maintenance: Maintenance,
+        surroundings: Surroundings,
     ) -> None:
-        self._location = ActorLocation(
-            actor_name=actor_name,
-            instance_id=uuid.uuid4().hex,
-            node_id=ray.get_runtime_context().get_node_id(),
-            host=socket.gethostname(),
-            pid=os.getpid(),
-        )
-        coordinator = _RemoteCoordinator(uri, storage_options, maintenance, self._location)
-        objects = open_object_store(uri, storage_options)
-        self._store = Store(objects, coordinator)
-        self._keyed = KeyedStores(objects, coordinator, self._store.metrics)
-        coordinator.report_store_actor()
+        self._location = location
         self._maintenance = maintenance
-        threading.Thread(target=self._maintain, name="statefleet-maintenance", daemon=True).start()
+        self._clock = surroundings.clock
+        self._metrics = StoreMetrics()
+        located = _LocatedCoordinator(coordinator, location)
+        self._shards = OperatorShards(objects, located, self._metrics, surroundings)
+        self._keyed = KeyedStores(objects, located, self._metrics, surroundings)
+        coordinator.report_store_actor(location)
+        surroundings.threads.start(self._maintain, "statefleet-maintenance")
 
     def _maintain(self) -> None:
         while True:
-            time.sleep(self._maintenance.interval_s)
+            self._clock.sleep(self._maintenance.interval_s)
             try:
-                self._store.maintain(self._maintenance.min_deltas_for_snapshot)
+                self._shards.maintain(self._maintenance.min_deltas_for_snapshot)
                 self._keyed.maintain(self._maintenance.min_deltas_for_snapshot)
-            except Exception:  # the thread must outlive any round; Store counts the failures it knows
+            except Exception:  # the thread must outlive any round; failures that are known are counted
                 log.exception("a round of maintenance failed; the next one tries again")
 
     @ray.method(concurrency_group="control")
@@ -117,8 +109,8 @@ class StoreActor:
         return self._location
 
     def apply(self, request: ApplyRequest, rows: ShardInput) -> tuple[pa.Table, CommitEntry]:
-        """See :meth:`Store.apply`."""
-        return self._store.apply(request, rows)
+        """See :meth:`OperatorShards.apply`."""
+        return self._shards.apply(request, rows)
 
     # -- keyed stores: see KeyedStores, method by method ------------------------------------------------------------
 
@@ -146,13 +138,31 @@ class StoreActor:
         self._keyed.end(session_id)
 
     def unload(self, store_id: StateStoreId) -> bool:
-        """See :meth:`Store.unload`."""
-        return self._store.unload(store_id)
+        """See :meth:`OperatorShards.unload`."""
+        return self._shards.unload(store_id)
 
     def metrics(self) -> dict[str, Any]:
         """Counters since the process started, and the shards in memory."""
         loaded = [
             {"path": store_id.path(), "version": version, "rows": rows}
-            for store_id, version, rows in self._store.loaded()
+            for store_id, version, rows in self._shards.loaded()
         ]
-        return {**asdict(self._store.metrics), "loaded": loaded}
+        return {**asdict(self._metrics), "loaded": loaded}
+
+
+class StoreActor(StoreProcess):
+    """The store actor as Ray makes it, anew after each death; :mod:`store_actors.deploy` has the options and their reasons."""
+
+    def __init__(
+        self, actor_name: str, uri: str, storage_options: Mapping[str, str] | None, maintenance: Maintenance
+    ) -> None:
+        surroundings = Surroundings()
+        location = ActorLocation(
+            actor_name=actor_name,
+            instance_id=surroundings.new_id(),
+            node_id=ray.get_runtime_context().get_node_id(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+        )
+        coordinator = CoordinatorClient.connect(uri, storage_options, maintenance)
+        super().__init__(location, open_object_store(uri, storage_options), coordinator, maintenance, surroundings)

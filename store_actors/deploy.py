@@ -1,17 +1,22 @@
-"""How store actors are deployed on Ray: names, placement and every option with its reason."""
+"""How store actors are deployed on Ray: names, placement and every option with its reason; and what people ask of all of them."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from coordinator.deploy import NAMESPACE, fleet_id_of
+from coordinator.calls import NAMESPACE, Actors
+from coordinator.client import CoordinatorClient
 from coordinator.model import Maintenance
+from coordinator.names import fleet_id_of
 
-__all__ = ["ensure_store_actor", "store_actor_name"]
+__all__ = ["end_fleet", "ensure_store_actor", "store_actor_name", "store_metrics"]
+
+log = logging.getLogger(__name__)
 
 #: Shards of one node that are worked on at once; more requests queue. Kernels and Arrow release the GIL, so threads
 #: use all cores of a node.
@@ -24,15 +29,16 @@ def store_actor_name(uri: str, node_id: str) -> str:
 
 
 def ensure_store_actor(
-    uri: str, storage_options: Mapping[str, str] | None, maintenance: Maintenance, node_id: str
+    actors: Actors, uri: str, storage_options: Mapping[str, str] | None, maintenance: Maintenance, node_id: str
 ) -> Any:
     """Handle of the node's store actor, started (with these options) if it isn't there."""
     name = store_actor_name(uri, node_id)
-    try:
-        return ray.get_actor(name, namespace=NAMESPACE)
-    except ValueError:  # how Ray says that there is none
-        # Late: the engine takes seconds to import, and most callers only look the actor up.
-        from store_actors.actor import StoreActor
+    handle = actors.find(name)
+    if handle is not None:
+        return handle
+    # Late: the engine takes seconds to import, and most callers only look the actor up.
+    from store_actors.actor import StoreActor
+
     # A ping must be answered while all threads work.
     remote = ray.remote(concurrency_groups={"control": 1})(StoreActor)  # type: ignore[call-overload]
     actor = remote.options(
@@ -52,3 +58,21 @@ def ensure_store_actor(
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node_id, soft=True),
     )
     return actor.remote(name, uri, dict(storage_options) if storage_options else None, maintenance)
+
+
+def store_metrics(actors: Actors, status: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Counters of the store actors that a status lists as alive, by actor name."""
+    names = sorted({actor["actor_name"] for actor in status["store_actors"] if actor["alive"]})
+    handles = {name: actors.find(name) for name in names}
+    return {name: actors.get(handle.metrics.remote()) for name, handle in handles.items() if handle is not None}
+
+
+def end_fleet(actors: Actors, coordinator: CoordinatorClient) -> None:
+    """Kill a fleet's store actors, then its coordinator, for good."""
+    for actor in coordinator.status()["store_actors"]:
+        handle = actors.find(actor["actor_name"])
+        if handle is None:
+            log.info("store actor %s is gone already", actor["actor_name"])
+        else:
+            actors.kill(handle, restart=False)
+    coordinator.shut_down()

@@ -7,14 +7,15 @@ from typing import Any
 import pyarrow as pa
 import ray
 
-from coordinator.deploy import NAMESPACE, call, find_coordinator
-from coordinator.model import StateMetadata, StateStoreId, TaskIdentity
+from coordinator.calls import Actors, RayActors
+from coordinator.client import CoordinatorClient
+from coordinator.model import DEFAULT_STORE, CommitEntry, StateMetadata, StateStoreId, TaskIdentity
 from spark_jobs.fleet import Fleet
-from spark_jobs.worker.fleet_client import FleetAddress, fleet_client
+from spark_jobs.worker.fleet_client import FleetAddress, FleetClient
 from store_actors.messages import ShardInput
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
 
-__all__ = ["SCHEMA", "Tasks", "shard_input"]
+__all__ = ["SCHEMA", "Tasks", "coordinator_of", "deltas_of", "shard_input"]
 
 SCHEMA = StateSchema(
     keys=(Field("v", "int64"),),
@@ -30,12 +31,32 @@ def shard_input(values: list[int]) -> ShardInput:
     return ShardInput.of_raw(SCHEMA, pa.record_batch({"v": pa.array(values, pa.int64())}))
 
 
-class Tasks:
-    """Spark tasks of one state, acted out by the test process through the very client that Spark's tasks use."""
+def coordinator_of(fleet: Fleet) -> CoordinatorClient:
+    """The fleet's coordinator."""
+    found = CoordinatorClient.find(fleet.uri)
+    assert found is not None
+    return found
 
-    def __init__(self, fleet: Fleet, name: str) -> None:
+
+def deltas_of(fleet: Fleet, name: str, partition_id: int) -> tuple[CommitEntry, ...]:
+    """Counted commits of a partition's one store, oldest first."""
+    loading = coordinator_of(fleet).load_plans(name, partition_id, 1 << 30, [DEFAULT_STORE])
+    return loading.plans[DEFAULT_STORE].deltas
+
+
+class Tasks:
+    """Spark tasks of one state, acted out by the test process through the very client that Spark's tasks use.
+
+    Parameters
+    ----------
+    actors
+        Its way to the actors.
+    """
+
+    def __init__(self, fleet: Fleet, name: str, actors: Actors | None = None) -> None:
         self.fleet, self.name = fleet, name
-        self.client = fleet_client(FleetAddress(fleet.uri, ray.get_runtime_context().gcs_address))
+        address = FleetAddress(fleet.uri, ray.get_runtime_context().gcs_address)
+        self.client = FleetClient(address, actors=actors)
 
     def identity(self, batch_id: int, run_id: str = "run-1", attempt: int = 0, query_id: str = "query") -> TaskIdentity:
         return TaskIdentity(self.name, query_id, run_id, batch_id, 0, attempt, "test")
@@ -51,10 +72,10 @@ class Tasks:
         return sorted(emitted.to_pylist(), key=lambda row: row["v"])
 
     def chain(self) -> list[Any]:
-        return list(call(find_coordinator(self.fleet.uri), "load_plan", self.name, 0, 1 << 30).deltas)
+        return list(deltas_of(self.fleet, self.name, 0))
 
     def unload(self) -> None:
         """Make the store actor forget the shard."""
         (actor, *_) = [a for a in self.fleet.status()["store_actors"] if a["alive"]]
-        handle = ray.get_actor(actor["actor_name"], namespace=NAMESPACE)
+        handle: Any = RayActors().find(actor["actor_name"])
         assert ray.get(handle.unload.remote(StateStoreId(f"{self.fleet.uri}/{self.name}", 0, 0)))

@@ -12,22 +12,21 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import TimestampType
 
+from coordinator.text import size_text
 from spark_jobs.fleet import Fleet
 
 __all__ = [
     "add_job_options",
     "error_text",
-    "format_table",
     "keep_newest",
     "newest_rows",
     "run_to_end",
-    "size_text",
     "store_uri",
 ]
 
@@ -57,15 +56,6 @@ def error_text(error: Exception) -> str:
     text = str(error)
     ours = re.search(r"coordinator\.errors\.\w+: (.+)", text)
     return ours.group(1) if ours else text.strip().split("\n")[0]
-
-
-def size_text(size: float) -> str:
-    """Bytes as a person reads them."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
 
 
 def _watermark_text(watermark_ms: int | None) -> str:
@@ -109,37 +99,6 @@ def run_to_end(query: StreamingQuery, fleet: Fleet, name: str) -> int:
         time.sleep(0.2)
     query.awaitTermination()  # raises what the query failed with
     return rows
-
-
-def format_table(columns: Sequence[str], rows: Sequence[Row | Sequence[Any]]) -> str:
-    """Rows as aligned text; numbers to the right."""
-    cells = [[_cell(value) for value in row] for row in rows]
-    widths = [
-        max(len(column), *(len(row[i]) for row in cells)) if cells else len(column) for i, column in enumerate(columns)
-    ]
-    numeric = [all(isinstance(row[i], int | float) or row[i] is None for row in rows) for i in range(len(columns))]
-
-    def line(values: Sequence[str]) -> str:
-        aligned = [
-            value.rjust(width) if right else value.ljust(width)
-            for value, width, right in zip(values, widths, numeric, strict=True)
-        ]
-        return "  ".join(aligned).rstrip()
-
-    return "\n".join([line(columns), line(["-" * width for width in widths]), *(line(row) for row in cells)])
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return str(value)
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.2f}"
-    text = str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def keep_newest(results: DataFrame, table: Path, keys: Sequence[str]) -> None:

@@ -16,8 +16,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from coordinator.errors import InvalidRequestError, StateStoreError
+from coordinator.text import format_table
 from spark_jobs.fleet import Fleet, connect
-from spark_jobs.jobs.console import error_text, format_table, run_to_end
+from spark_jobs.jobs.console import error_text, run_to_end
 from spark_jobs.nexmark.files import Inputs, count_events, write_end, write_events
 from spark_jobs.nexmark.generator import Nexmark
 from spark_jobs.nexmark.queries import QUERIES

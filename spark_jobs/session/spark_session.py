@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import ray
 import raydp
 from pyspark.sql import SparkSession
 
+from coordinator.deploy import QUIET, join_cluster
 from coordinator.errors import SetupError
 from spark_jobs.session.java import choose_java_home
 
@@ -35,7 +35,6 @@ _CONFIGS = {
     "spark.log4j.config.file.name": str(Path(__file__).with_name("log4j2.properties")),
 }
 _LOOPBACK = "127.0.0.1"
-_KNOCK_S = 10.0
 _started_ray = False
 
 
@@ -77,33 +76,14 @@ def ensure_ray(*, ray_address: str | None = None, num_cpus: int | None = None) -
         return
     prepare_environment()
     address = ray_address or os.environ.get("RAY_ADDRESS")
-    if address is not None and address.startswith("ray://"):
-        raise SetupError(
-            "Ray Client addresses (ray://) cannot host Spark; run on a node of the cluster, by `ray job submit` for instance",
-            address=address,
-        )
-    # No namespace: RayDP names its own actors, so each driver needs one of its own. The fleet is looked up by its namespace.
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is not None:
-        try:
-            _knock(address)
-            ray.init(address=address, **quiet)  # type: ignore[arg-type]
-        except OSError as error:
-            raise SetupError("no Ray cluster answers at this address; start one with `ray start --head` or unset "
-                             "RAY_ADDRESS to use a local one", address=address) from error  # fmt: skip
+        join_cluster(address)
         return
     # A fresh local cluster needs no idle workers: actors bring their own.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     # "local": without it Ray would join whatever cluster was started on this machine, which may be too small.
-    ray.init(address="local", num_cpus=num_cpus or _local_cpus(None), include_dashboard=False, **quiet)  # type: ignore[arg-type]
+    ray.init(address="local", num_cpus=num_cpus or _local_cpus(None), include_dashboard=False, **QUIET)  # type: ignore[arg-type]
     _started_ray = True
-
-
-def _knock(address: str) -> None:
-    """Ask in seconds whether anybody listens; Ray itself would try for minutes."""
-    host, _, port = address.rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=_KNOCK_S).close()
 
 
 def _local_cpus(executor_cores: int | None) -> int:

@@ -163,19 +163,23 @@ class TransformTask:
 
     def _purged(self, client: FleetClient, task: TaskIdentity, deleted: Iterable[str]) -> tuple[StoreSpec, ...]:
         """Stores of deleted variables that still have rows."""
-        found = []
-        for name, kind in ((name, kind) for name in sorted(deleted) for kind in VariableKind):
-            store = store_name(kind, name)
-            known = (task.state_name, task.run_id, task.partition_id, store)
-            if task.batch_id == 0 or known in _EMPTY_STORES:
-                continue
-            deltas = client.load_plan(task, store).deltas
-            if deltas and deltas[-1].state_rows:
-                keys = self.schema.keys if kind is VariableKind.VALUE else (*self.schema.keys, PLACE)
-                found.append(StoreSpec(store, keys, ()))
-            else:
-                _EMPTY_STORES.add(known)
-        return tuple(found)
+        kinds = {store_name(kind, name): kind for name in sorted(deleted) for kind in VariableKind}
+        asked = (
+            [] if task.batch_id == 0 else [store for store in kinds if self._known(task, store) not in _EMPTY_STORES]
+        )
+        if not asked:
+            return ()
+        plans = client.load_plans(task, asked)
+        found = [store for store in asked if (deltas := plans[store].deltas) and deltas[-1].state_rows]
+        _EMPTY_STORES.update(self._known(task, store) for store in asked if store not in found)
+        keys = self.schema.keys
+        return tuple(
+            StoreSpec(store, keys if kinds[store] is VariableKind.VALUE else (*keys, PLACE), ()) for store in found
+        )
+
+    @staticmethod
+    def _known(task: TaskIdentity, store: str) -> tuple[str, str, int, str]:
+        return task.state_name, task.run_id, task.partition_id, store
 
     def _check_event_times(self, emitted: list[pa.Table], watermark_ms: int) -> None:
         """Refuse rows that would be late for the operator that they feed, as Spark does."""

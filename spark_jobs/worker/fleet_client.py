@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
-import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError
 
+from coordinator.calls import Actors, RayActors, answer, unwrapped
+from coordinator.client import CoordinatorClient
 from coordinator.core import LeaseGrant
-from coordinator.deploy import NAMESPACE, CoordinatorClient, answer
-from coordinator.errors import FencedError, StateStoreError, StoreUnavailableError, VersionNotFoundError
+from coordinator.deploy import join_cluster
+from coordinator.errors import FencedError, StoreUnavailableError, VersionNotFoundError
 from coordinator.model import ActorLocation, Lease, LoadPlan, Maintenance, StateMetadata, StateStoreId, TaskIdentity
+from coordinator.surroundings import Surroundings
 from spark_jobs.worker.daemon import settle_process
 from spark_jobs.worker.state_store import Ask, ReadStateStore, StateStore
 from store_actors.deploy import ensure_store_actor
@@ -54,7 +54,7 @@ class FleetAddress:
 @cache
 def fleet_client(address: FleetAddress) -> FleetClient:
     """This process's client of a fleet; connects to Ray at first use (Spark reuses its Python workers)."""
-    connect_to_ray(address.ray_address)
+    join_cluster(address.ray_address)
     client = FleetClient(address)
     settle_process()
     return client
@@ -69,13 +69,6 @@ class ConnectTask:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         fleet_client(self.address).connect()
         yield from batches
-
-
-def connect_to_ray(ray_address: str) -> None:
-    """Join the Ray cluster from a Spark worker, quietly."""
-    if not ray.is_initialized():
-        os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
-        ray.init(address=ray_address, log_to_driver=False, logging_level=logging.ERROR)
 
 
 @cache
@@ -99,10 +92,16 @@ class FleetClient:
         The fleet.
     """
 
-    def __init__(self, address: FleetAddress) -> None:
+    def __init__(
+        self, address: FleetAddress, *, actors: Actors | None = None, surroundings: Surroundings | None = None
+    ) -> None:
         self._address = address
-        self._node_id = ray.get_runtime_context().get_node_id()
-        self._coordinator = CoordinatorClient(address.uri, address.options, address.maintenance)
+        self._actors = actors or RayActors()
+        surroundings = surroundings or Surroundings()
+        self._clock = surroundings.clock
+        self._coordinator = CoordinatorClient.connect(
+            address.uri, address.options, address.maintenance, actors=self._actors, surroundings=surroundings
+        )
         self._handles: dict[str, Any] = {}
         self._local: ActorLocation | None = None
 
@@ -130,12 +129,13 @@ class FleetClient:
         StateStoreError
             Whatever the coordinator or the store refused.
         """
-        payload = ray.put(rows)
+        payload = self._actors.put(rows)
 
         def hand_over(grant: LeaseGrant) -> pa.Table:
             watermarks = schema.watermarks_after(grant.watermarks, watermarks_ms, grant.upstream)
             request = ApplyRequest(task, grant.lease, grant.base_version, schema, watermarks)
-            emitted, _ = _unwrapped(self._handle(grant.lease.location), "apply", request, payload)
+            handle = self._handle(grant.lease.location)
+            emitted, _ = unwrapped(self._actors, handle, handle.apply.remote(request, payload))
             return emitted
 
         return self._on_lease(task, metadata, hand_over)
@@ -144,24 +144,24 @@ class FleetClient:
         """What `use` makes of the task's lease; a new lease is asked for if a store actor, or the lease, was lost meanwhile."""
         # A plan is made before its query has an id.
         metadata = replace(metadata, query_id=task.query_id)
-        deadline = time.monotonic() + _DEADLINE_S
+        deadline = self._clock.elapsed_s() + _DEADLINE_S
         pause_s = _PAUSE_S
         while True:
             location: ActorLocation | None = None
             try:
-                grant = self._coordinator.call("attach_and_lease", task, metadata, self._local_location())
+                grant = self._coordinator.attach_and_lease(task, metadata, self._local_location())
                 location = grant.lease.location
                 try:
                     return use(grant)
                 except FencedError:
                     # A lease may have moved between being granted and being used; the next grant says whether this run may go on.
-                    if time.monotonic() > deadline:
+                    if self._clock.elapsed_s() > deadline:
                         raise
             except RayActorError as error:
                 self._lost(location)
-                if time.monotonic() > deadline:
+                if self._clock.elapsed_s() > deadline:
                     raise _unavailable(task, error) from error
-            time.sleep(pause_s)
+            self._clock.sleep(pause_s)
             pause_s = min(2 * pause_s, 2.0)
 
     def open_update(self, task: TaskIdentity, metadata: StateMetadata, stores: tuple[StoreSpec, ...]) -> StateStore:
@@ -198,10 +198,11 @@ class FleetClient:
         InvalidRequestError
             The version does not exist or is not retained.
         """
-        deadline = time.monotonic() + _DEADLINE_S
+        deadline = self._clock.elapsed_s() + _DEADLINE_S
         while True:
-            store_id, newest, location = self._coordinator.call("locate", state_name, partition_id)
-            where = location or self._local_location()
+            located = self._coordinator.locate(state_name, partition_id)
+            store_id, newest = located.store_id, located.newest_version
+            where = located.location or self._local_location()
             wanted = newest if version is None else version
             if not 0 <= wanted <= newest:
                 raise VersionNotFoundError(
@@ -217,25 +218,22 @@ class FleetClient:
                 return ReadStateStore(self._session(where, "open_read", request), _default(store_id, stores), wanted)
             except RayActorError as error:
                 self._lost(where)
-                if time.monotonic() > deadline:
+                if self._clock.elapsed_s() > deadline:
                     raise _unavailable(task, error) from error
-                time.sleep(_PAUSE_S)
+                self._clock.sleep(_PAUSE_S)
 
-    def load_plan(self, task: TaskIdentity, store_name: str) -> LoadPlan:
-        """What makes up the version of a partition's store that the task's batch reads."""
-        plan: LoadPlan = self._coordinator.call(
-            "load_plan", task.state_name, task.partition_id, task.batch_id, store_name
-        )
-        return plan
+    def load_plans(self, task: TaskIdentity, store_names: Sequence[str]) -> Mapping[str, LoadPlan]:
+        """What makes up the version of some of a partition's stores that the task's batch reads, by store name."""
+        return self._coordinator.load_plans(task.state_name, task.partition_id, task.batch_id, store_names).plans
 
     def _session(self, location: ActorLocation, opening: str, request: OpenRequest) -> Ask:
         """Opens a session on a store actor; returns how to call it."""
         handle = self._handle(location)
-        session_id, _ = _unwrapped(handle, opening, request)
+        session_id, _ = unwrapped(self._actors, handle, getattr(handle, opening).remote(request))
 
         def ask(method: str, *args: Any) -> Any:
             try:
-                return _unwrapped(handle, method, session_id, *args)
+                return unwrapped(self._actors, handle, getattr(handle, method).remote(session_id, *args))
             except RayActorError as error:
                 raise StoreUnavailableError(
                     "the store actor was lost under a handle; nothing of it was committed unless commit said so; open a new one",
@@ -253,10 +251,9 @@ class FleetClient:
 
     def _local_location(self) -> ActorLocation:
         if self._local is None:
-            handle = ensure_store_actor(
-                self._address.uri, self._address.options, self._address.maintenance, self._node_id
-            )
-            local: ActorLocation = answer(handle, handle.location.remote())
+            address, node_id = self._address, self._actors.node_id()
+            handle = ensure_store_actor(self._actors, address.uri, address.options, address.maintenance, node_id)
+            local: ActorLocation = answer(self._actors, handle, handle.location.remote())
             self._handles[local.instance_id] = handle
             self._local = local
         return self._local
@@ -264,10 +261,10 @@ class FleetClient:
     def _handle(self, location: ActorLocation) -> Any:
         # By life: a fleet that was shut down and connected to again has other actors of the same names.
         if location.instance_id not in self._handles:
-            try:
-                self._handles[location.instance_id] = ray.get_actor(location.actor_name, namespace=NAMESPACE)
-            except ValueError as error:  # how Ray says that no such actor exists any more
-                raise RayActorError(error_msg=str(error)) from error
+            handle = self._actors.find(location.actor_name)
+            if handle is None:
+                raise RayActorError(error_msg=f"there is no actor {location.actor_name} any more")
+            self._handles[location.instance_id] = handle
         return self._handles[location.instance_id]
 
     def _lost(self, location: ActorLocation | None) -> None:
@@ -275,15 +272,7 @@ class FleetClient:
         self._local = None
         self._handles.clear()
         if location is not None:
-            self._coordinator.call("report_store_actor_lost", location.instance_id)
-
-
-def _unwrapped(handle: Any, method: str, *args: Any) -> Any:
-    """Result of an actor's method; an error of this project comes as itself."""
-    try:
-        return answer(handle, getattr(handle, method).remote(*args))
-    except RayTaskError as error:
-        raise (error.cause if isinstance(error.cause, StateStoreError) else error) from None
+            self._coordinator.report_store_actor_lost(location.instance_id)
 
 
 def _default(store_id: StateStoreId, stores: tuple[StoreSpec, ...]) -> StateStoreId:

@@ -15,6 +15,8 @@ exhausted) leaves a half changed shard: forget it and load it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pyarrow as pa
 
 from coordinator.errors import InvalidRequestError, VersionNotFoundError, WriterBusyError
@@ -207,6 +209,13 @@ class KeyedShard:
         """
         with self.read(version) as handle:
             return handle.iterator().read_all()
+
+    def frozen(self) -> Callable[[], pa.Table]:
+        """:meth:`snapshot` of the newest committed version as it is now, to be called later, outside the owner's lock."""
+        with self.read() as handle:
+            rows = handle.iterator()
+        rows.freeze()
+        return rows.read_all
 
     def _end_writing(self, writer: UpdateHandle) -> None:
         self._writer = None

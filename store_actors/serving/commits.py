@@ -1,33 +1,184 @@
-"""What is written for a version of a shard: its delta with the manifest entry, or a snapshot of it."""
+"""What is written for a version of a partition: the deltas of a commit with their manifest entries, and snapshots. No Ray.
+
+One commit protocol for operators and keyed stores: write each store's delta under a unique name, have them counted together, and bring
+memory to what counts, which is the own attempt, or another one of the same run.
+"""
 
 from __future__ import annotations
 
 import logging
-import time
-import uuid
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
 import pyarrow as pa
 
-from coordinator.errors import StorageUnavailableError
+from coordinator.errors import FencedError, StorageUnavailableError
 from coordinator.model import CommitEntry, Lease, SnapshotEntry, StateStoreId, TaskIdentity
 from coordinator.storage.protocol import ObjectStore
+from coordinator.surroundings import Surroundings, now_ms
 from coordinator.watermarks import Watermarks
 from store_actors.engine.versions import Change
 from store_actors.schema import StateSchema
+from store_actors.serving.coordinator_ref import CoordinatorRef
 from store_actors.serving.files import delta_path, encode_delta, encode_snapshot, snapshot_path
+from store_actors.serving.lineage import Lineage
+from store_actors.serving.loading import Loader
+from store_actors.serving.metrics import StoreMetrics
 
-__all__ = ["SnapshotCounter", "describe_commit", "discard", "write_snapshot"]
+__all__ = ["Commits", "Delta", "Pending", "describe_commit"]
 
 log = logging.getLogger(__name__)
 
+#: Manifest entry and file of one store's delta.
+Delta = tuple[CommitEntry, bytes]
+#: Deltas that are on their way to storage at once.
+_AT_ONCE = 8
 
-class SnapshotCounter(Protocol):
-    """Whoever counts snapshots."""
 
-    def add_snapshot(self, state_name: str, snapshot: SnapshotEntry) -> bool:
-        """Count a snapshot; False if its version was superseded meanwhile."""
+class Pending(Protocol):
+    """The changes of a partition's stores that wait for their commit."""
+
+    def commit(self) -> None:
+        """They count: make them the newest version."""
+
+    def abort(self) -> None:
+        """They do not: be what was before."""
+
+    def adopt(self, entry: CommitEntry, rows: pa.Table) -> None:
+        """After :meth:`abort`: take another attempt's delta of a store."""
+
+
+class Commits:
+    """Makes versions durable, has them counted, and keeps memory in step with what counts.
+
+    Parameters
+    ----------
+    objects
+        Where files are written.
+    coordinator
+        Who counts commits.
+    loader
+        Reads another attempt's deltas, should those count instead.
+    metrics
+        Counters of the process.
+    """
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        coordinator: CoordinatorRef,
+        loader: Loader,
+        metrics: StoreMetrics,
+        surroundings: Surroundings,
+    ) -> None:
+        self._objects = objects
+        self._coordinator = coordinator
+        self._loader = loader
+        self._metrics = metrics
+        self._surroundings = surroundings
+        self._pool = surroundings.threads.pool(_AT_ONCE, "statefleet-write")
+
+    def commit(
+        self,
+        state_name: str,
+        lineage: Lineage,
+        pending: Pending,
+        describe: Callable[[str, int], Sequence[Delta]],
+    ) -> tuple[CommitEntry, ...]:
+        """Make a partition's pending changes its next version; returns the entries that count, one a store.
+
+        Whatever is raised, memory may be ahead of what counts, or behind it: the caller forgets it.
+
+        Parameters
+        ----------
+        describe
+            Makes the deltas, given the attempt's id and the time in milliseconds.
+
+        Raises
+        ------
+        FencedError
+            A newer owner or run holds the partition; nothing was counted.
+        CorruptStateError, StorageUnavailableError, CommitUnknownError, StoreUnavailableError
+            Storage or coordinator failed, or another attempt's commit counts and its files cannot be read.
+        """
+        entries: list[CommitEntry] = []
+        try:
+            deltas = describe(self._surroundings.new_id(), now_ms(self._surroundings.clock))
+            entries = [entry for entry, _ in deltas]
+            self._write(deltas)
+            counted = tuple(self._coordinator.commit_all(state_name, entries))
+            if counted[0].attempt_id == entries[0].attempt_id:
+                pending.commit()
+                self._metrics.commits += 1
+            else:
+                self._adopt(pending, counted, entries)
+        except BaseException as error:
+            if self._counts_for_sure_not(error):
+                self._discard(entries)
+            raise
+        lineage.committed(counted)
+        self._metrics.bytes_written += sum(entry.file_bytes for entry in entries)
+        return counted
+
+    @staticmethod
+    def _counts_for_sure_not(error: BaseException) -> bool:
+        """Whether a commit that failed so was refused; any other one may have been counted after all."""
+        return isinstance(error, FencedError)
+
+    def _write(self, deltas: Sequence[Delta]) -> None:
+        """Write the files of all stores, side by side."""
+        *others, (entry, data) = deltas
+        waiting = [self._pool.submit(self._objects.put, other.file, its_data) for other, its_data in others]
+        self._objects.put(entry.file, data)
+        for one in waiting:
+            one.result()
+
+    def _adopt(self, pending: Pending, counted: Sequence[CommitEntry], entries: Sequence[CommitEntry]) -> None:
+        """Another attempt of the same run was counted first: take its deltas instead of the own."""
+        pending.abort()
+        for entry in counted:
+            pending.adopt(entry, self._loader.read(entry))
+        self._discard(entries)
+        self._metrics.adopted_commits += 1
+
+    def _discard(self, entries: Sequence[CommitEntry | SnapshotEntry]) -> None:
+        """Remove files that certainly do not count; what is left is cleaned away later, as any that no record names."""
+        for entry in entries:
+            with suppress(StorageUnavailableError, FileNotFoundError):
+                self._objects.delete(entry.file)
+
+    def write_snapshot(self, store_id: StateStoreId, entry: CommitEntry, rows: pa.Table, schema: StateSchema) -> bool:
+        """Store all rows of a committed version as a snapshot; False if the commit counts no more.
+
+        Parameters
+        ----------
+        entry
+            The commit that made the version.
+        rows
+            In ``row_schema``.
+        """
+        created_at_ms = now_ms(self._surroundings.clock)
+        data, checksum = encode_snapshot(rows, entry.version, entry.watermark_ms, schema)
+        snapshot = SnapshotEntry(
+            partition_id=entry.partition_id,
+            version=entry.version,
+            attempt_id=entry.attempt_id,
+            file=snapshot_path(store_id, entry.version, self._surroundings.new_id()),
+            file_bytes=len(data),
+            checksum=checksum,
+            rows=rows.num_rows,
+            watermark_ms=entry.watermark_ms,
+            created_at_ms=created_at_ms,
+            store_name=entry.store_name,
+        )
+        self._objects.put(snapshot.file, data)
+        if not self._coordinator.add_snapshot(store_id.state_name, snapshot):
+            self._discard([snapshot])
+            return False
+        self._metrics.snapshots_written += 1
+        self._metrics.bytes_written += len(data)
+        return True
 
 
 def describe_commit(
@@ -37,11 +188,12 @@ def describe_commit(
     lease: Lease,
     store_id: StateStoreId,
     attempt_id: str,
+    committed_at_ms: int,
     schema: StateSchema,
     state_rows: int,
     state_bytes: int,
     watermarks: Watermarks | None = None,
-) -> tuple[CommitEntry, bytes]:
+) -> Delta:
     """Manifest entry and delta file of a change; nothing is written yet."""
     data, checksum = encode_delta(change, schema)
     if watermarks is None:
@@ -66,56 +218,8 @@ def describe_commit(
         watermark_ms=change.watermark_ms,
         output_watermark_ms=watermarks.output_ms,
         source_watermarks_ms=dict(watermarks.sources),
-        committed_at_ms=_now_ms(),
+        committed_at_ms=committed_at_ms,
         executor=task.executor,
         store_name=store_id.store_name,
     )
     return entry, data
-
-
-def write_snapshot(
-    objects: ObjectStore,
-    counter: SnapshotCounter,
-    store_id: StateStoreId,
-    entry: CommitEntry,
-    rows: pa.Table,
-    schema: StateSchema,
-) -> int | None:
-    """Store all rows of a committed version as a snapshot; its size in bytes, None if the commit counts no more.
-
-    Parameters
-    ----------
-    entry
-        The commit that made the version.
-    rows
-        In ``row_schema``.
-    """
-    created_at_ms = _now_ms()
-    data, checksum = encode_snapshot(rows, entry.version, entry.watermark_ms, schema)
-    snapshot = SnapshotEntry(
-        partition_id=entry.partition_id,
-        version=entry.version,
-        attempt_id=entry.attempt_id,
-        file=snapshot_path(store_id, entry.version, uuid.uuid4().hex),
-        file_bytes=len(data),
-        checksum=checksum,
-        rows=rows.num_rows,
-        watermark_ms=entry.watermark_ms,
-        created_at_ms=created_at_ms,
-        store_name=entry.store_name,
-    )
-    objects.put(snapshot.file, data)
-    if not counter.add_snapshot(store_id.state_name, snapshot):
-        discard(objects, snapshot.file)
-        return None
-    return len(data)
-
-
-def discard(objects: ObjectStore, file: str) -> None:
-    """Remove a file that certainly does not count; if that fails it is cleaned away later, as any that no record names."""
-    with suppress(StorageUnavailableError, FileNotFoundError):
-        objects.delete(file)
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)

@@ -1,7 +1,7 @@
 """Reading rows that were written under another schema.
 
-Of a keyed store (:func:`evolve`) is accepted: a value column that is new and nullable (older rows have null), one that is gone
-(older values are left out), and one whose type has become wider. Of an aggregation (:func:`adapter`): what
+Of a keyed store (:func:`columns_adapter`) is accepted: a value column that is new and nullable (older rows have null), one that is gone
+(older values are left out), and one whose type has become wider. Of an aggregation (:func:`groups_adapter`): what
 :mod:`coordinator.compatibility` lets a query change. Keys are fixed: a row under another key is another row.
 """
 
@@ -16,13 +16,14 @@ from coordinator.errors import StateMismatchError
 from coordinator.model import LoadPlan
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN
+from store_actors.messages import StoreSpec
 from store_actors.schema import Accumulator, Field, StateSchema, type_to_string
 from store_actors.serving.files import schema_of
 
-__all__ = ["adapter", "evolve", "evolve_groups"]
+__all__ = ["columns_adapter", "evolve", "evolve_groups", "groups_adapter"]
 
 
-def adapter(plan: LoadPlan, schema: StateSchema) -> Callable[[pa.Table, str], pa.Table]:
+def groups_adapter(plan: LoadPlan, schema: StateSchema) -> Callable[[pa.Table, str], pa.Table]:
     """What turns the rows of a file of an aggregation (named second) into a query's schema.
 
     It goes the way that the query went, one schema after the other: an aggregate that was gone for a while starts from nothing when
@@ -40,6 +41,11 @@ def adapter(plan: LoadPlan, schema: StateSchema) -> Callable[[pa.Table, str], pa
         return rows
 
     return adapt
+
+
+def columns_adapter(spec: StoreSpec) -> Callable[[pa.Table, str], pa.Table]:
+    """What turns the rows of a keyed store's file (named second) into its present columns."""
+    return lambda rows, file: evolve(rows, spec.keys, spec.values, file)
 
 
 def evolve_groups(rows: pa.Table, written: StateSchema, schema: StateSchema, file: str) -> pa.Table:

@@ -1,73 +1,76 @@
 """One partition's keyed stores in memory: who is on them, and how they come to the version that a session wants. No Ray.
 
-Memory may be used for a version if the commit that made it there is the one that the coordinator counts; otherwise the version
-is loaded. All stores of a partition go to a version together.
+All stores of a partition go to a version together, by the rules of :mod:`store_actors.serving.lineage`.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from coordinator.model import CommitEntry, LoadPlan
+from coordinator.model import CommitEntry, LoadPlan, StateStoreProviderId
+from coordinator.surroundings import Lock
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.keyed.shard import KeyedShard, ReadHandle, UpdateHandle
 from store_actors.messages import OpenRequest, StoreSpec
-from store_actors.serving.evolution import evolve
+from store_actors.serving.coordinator_ref import CoordinatorRef
+from store_actors.serving.evolution import columns_adapter
+from store_actors.serving.held import FrozenStore, HeldPartitions
+from store_actors.serving.lineage import Lineage, Stand
 from store_actors.serving.loading import Loader
-from store_actors.serving.operator_shards import CoordinatorClient
+from store_actors.serving.metrics import StoreMetrics
 
-__all__ = ["Partition", "Positioner", "Session", "adapter"]
-
-#: Versions behind the newest whose attempt is remembered; more than memory can go back.
-_KNOWN_ATTEMPTS = 4
+__all__ = ["Partition", "Positioner", "Session"]
 
 
 @dataclass(slots=True)
 class Partition:
-    """The named stores of one partition in memory, with what proves which lineage they belong to.
+    """The named stores of one partition in memory; see :class:`~store_actors.serving.held.Held`.
 
     Attributes
     ----------
-    lock
-        Held by whoever looks at or changes anything else here.
     shards, specs
         By store name, with the columns that each was loaded for.
-    attempts
-        Counted attempt of each version that memory can still reach.
     writer
         The one session that updates, if there is one.
-    newest
-        Newest counted commit of each store, once one was made here.
-    deltas
-        Commits since the last snapshot.
     """
 
-    lock: threading.RLock = field(default_factory=threading.RLock)
+    lock: Lock
+    lineage: Lineage = field(default_factory=Lineage)
     shards: dict[str, KeyedShard] = field(default_factory=dict)
     specs: dict[str, StoreSpec] = field(default_factory=dict)
-    attempts: dict[int, str] = field(default_factory=dict)
     writer: Session | None = None
-    newest: dict[str, CommitEntry] = field(default_factory=dict)
-    deltas: int = 0
+
+    @property
+    def is_busy(self) -> bool:
+        return self.writer is not None
+
+    def has(self, specs: Sequence[StoreSpec]) -> bool:
+        """Whether memory has stores with just these columns, all at the lineage's version."""
+        return all(
+            self.specs.get(spec.name) == spec
+            and spec.name in self.shards
+            and self.shards[spec.name].version == self.lineage.version
+            for spec in specs
+        )
+
+    def frozen(self) -> Sequence[FrozenStore]:
+        return [
+            FrozenStore(entry, shard.frozen(), shard.schema)
+            for entry in self.lineage.newest
+            if (shard := self.shards.get(entry.store_name)) is not None
+        ]
 
     def forget(self) -> None:
-        """Let go of everything in memory; what is stored is loaded when it is wanted again."""
         self.shards.clear()
-        self.attempts.clear()
-        self.newest.clear()
+        self.lineage.forget()
 
-    def remember(self, counted: Sequence[CommitEntry]) -> None:
-        """Take note of the commits, one a store, that made the version which memory now holds."""
-        newest = counted[0].version
-        self.attempts[newest] = counted[0].attempt_id
-        for version in [v for v in self.attempts if v < newest - _KNOWN_ATTEMPTS]:
-            del self.attempts[version]
-        self.newest = {entry.store_name: entry for entry in counted}
-        self.deltas += 1
+    def taken_away(self) -> None:
+        if self.writer is not None:
+            self.writer.end("another store actor took the partition over", fenced=True)
+        self.forget()
 
 
 @dataclass(slots=True)
@@ -77,7 +80,7 @@ class Session:
     Attributes
     ----------
     used_s
-        Monotonic time of the last call, in seconds.
+        When it was last called, in seconds of a clock that only elapses.
     committed
         Version that it made.
     ended
@@ -95,17 +98,40 @@ class Session:
     fenced: bool = False
     scans: dict[str, Iterator[pa.RecordBatch]] = field(default_factory=dict)
 
+    @property
+    def updates(self) -> dict[str, UpdateHandle]:
+        """Its handles, of a session that updates."""
+        return {name: handle for name, handle in self.handles.items() if isinstance(handle, UpdateHandle)}
+
     def end(self, reason: str, *, fenced: bool = False) -> None:
         """Abort its updates or release its reads; the partition has no writer any more if this was it."""
+        self.leave(reason, fenced=fenced)
         for handle in self.handles.values():
             if isinstance(handle, UpdateHandle):
                 handle.abort()
             else:
                 handle.release()
+
+    def leave(self, reason: str, *, fenced: bool = False) -> None:
+        """:meth:`end` where the stores themselves are gone, or were committed."""
         self.ended, self.fenced = reason, fenced
         self.scans.clear()
         if self.partition.writer is self:
             self.partition.writer = None
+
+    # -- its changes, as a commit sees them: see store_actors.serving.commits.Pending ----------------------------------
+
+    def commit(self) -> None:
+        for handle in self.updates.values():
+            handle.commit()
+
+    def abort(self) -> None:
+        for handle in self.updates.values():
+            handle.abort()
+
+    def adopt(self, entry: CommitEntry, rows: pa.Table) -> None:
+        adapted = columns_adapter(self.partition.specs[entry.store_name])(rows, entry.file)
+        self.partition.shards[entry.store_name].load(adapted, entry.version, entry.watermark_ms)
 
 
 class Positioner:
@@ -113,64 +139,84 @@ class Positioner:
 
     Parameters
     ----------
+    held
+        The partitions of the process.
     coordinator
         Knows which commits count.
     loader
         Reads files.
     """
 
-    def __init__(self, coordinator: CoordinatorClient, loader: Loader) -> None:
+    def __init__(
+        self,
+        held: HeldPartitions[Partition],
+        coordinator: CoordinatorRef,
+        loader: Loader,
+        metrics: StoreMetrics,
+    ) -> None:
+        self._held = held
         self._coordinator = coordinator
         self._loader = loader
+        self._metrics = metrics
 
-    def reader(self, partition: Partition, request: OpenRequest, spec: StoreSpec) -> ReadHandle:
-        """A handle on one store at the request's base version; a version that is loaded is the handle's own."""
-        plan = self._plan(request, spec)
-        counted = plan.deltas[-1].attempt_id if plan.deltas else ""
-        shard = partition.shards.get(spec.name)
-        known = partition.attempts.get(request.base_version, "")
-        if (
-            shard is not None
-            and partition.specs[spec.name] == spec
-            and known == counted
-            and request.base_version in shard.retained
-        ):
-            return shard.read(request.base_version)
-        return self._loader.load(_maker(spec), plan, adapter(spec))[0].read()
+    def readers(self, partition: Partition, request: OpenRequest) -> dict[str, ReadHandle]:
+        """Handles on stores at the request's base version; what is loaded for that is the handle's own."""
+        names = [spec.name for spec in request.stores]
+        task, base = request.task, request.base_version
+        loading = self._coordinator.load_plans(task.state_name, task.partition_id, base, names)
+        in_memory = partition.lineage.knows(base, loading.attempt_id)
+        handles = {}
+        for spec in request.stores:
+            shard = partition.shards.get(spec.name) if partition.specs.get(spec.name) == spec else None
+            if in_memory and shard is not None and base in shard.retained:
+                handles[spec.name] = shard.read(base)
+            else:
+                handles[spec.name] = self._loaded(spec, loading.plans[spec.name])[0].read()
+        return handles
 
     def position(self, partition: Partition, request: OpenRequest) -> None:
-        """Bring every store to the request's base version, in memory if it is the counted one."""
-        base = request.base_version
-        plans = {spec.name: self._plan(request, spec) for spec in request.stores}
-        counted = next((plan.deltas[-1].attempt_id for plan in plans.values() if plan.deltas), "")
+        """Bring every store to the request's base version; the coordinator is asked only if memory is not there beyond doubt."""
+        lease, base = request.lease, request.base_version
+        if partition.lineage.is_hot(lease.epoch, base) and partition.has(request.stores):
+            return
+        store_id, run_id = lease.store_id, request.task.run_id
+        names = [spec.name for spec in request.stores]
+        others = self._held.others(store_id, run_id)
+        opened = self._coordinator.open_instance(StateStoreProviderId(store_id, run_id), others, base, names)
+        for stale in opened.stale:
+            self._held.unload(stale.store_id, wait=False)
+        self._go_to(partition, base, opened.loading.attempt_id)
+        self._load_missing(partition, request, opened.loading.plans, opened.loading.attempt_id)
+        partition.lineage.leased(lease.epoch, run_id)
+
+    def _go_to(self, partition: Partition, base: int, counted: str) -> None:
+        """Bring what is in memory to the base version, or let go of it."""
+        stand = partition.lineage.stand(base, counted)
         # Every store of the partition goes along, also those that this session did not ask for.
-        in_memory = (
-            bool(partition.shards)
-            and partition.attempts.get(base, "") == counted
-            and all(shard.rollback(base) for shard in partition.shards.values())
-        )
-        if not in_memory:
+        if stand is Stand.LOAD or not all(shard.rollback(base) for shard in partition.shards.values()):
             partition.forget()
-        # Memory may have gone back: its rows must not become the snapshot of a newer commit.
-        partition.newest = {name: entry for name, entry in partition.newest.items() if entry.version == base}
+        elif stand is Stand.GO_BACK:
+            partition.lineage.went_back(base)
+            self._metrics.rollbacks += 1
+
+    def _load_missing(
+        self, partition: Partition, request: OpenRequest, plans: Mapping[str, LoadPlan], counted: str
+    ) -> None:
+        """Load the stores that memory has not, or not with the columns asked for."""
+        base, deltas = request.base_version, 0
         for spec in request.stores:
             if partition.specs.get(spec.name) != spec or spec.name not in partition.shards:
-                shard, deltas = self._loader.load(_maker(spec), plans[spec.name], adapter(spec))
+                shard, replayed = self._loaded(spec, plans[spec.name])
                 if shard.version < base:
                     # A store without versions, or added later than its siblings, is empty at the base version.
                     shard.load(_empty(shard), base)
                 partition.shards[spec.name], partition.specs[spec.name] = shard, spec
-                partition.deltas = max(partition.deltas, deltas)
-        partition.attempts[base] = counted
+                deltas = max(deltas, replayed)
+        if not partition.lineage.is_held:
+            partition.lineage.loaded(base, counted, deltas)
 
-    def _plan(self, request: OpenRequest, spec: StoreSpec) -> LoadPlan:
-        state_name = request.lease.store_id.state_name
-        return self._coordinator.load_plan(state_name, request.task.partition_id, request.base_version, spec.name)
-
-
-def adapter(spec: StoreSpec) -> Callable[[pa.Table, str], pa.Table]:
-    """Turns the rows of a file (named second) into a store's present columns."""
-    return lambda rows, file: evolve(rows, spec.keys, spec.values, file)
+    def _loaded(self, spec: StoreSpec, plan: LoadPlan) -> tuple[KeyedShard, int]:
+        return self._loader.load(_maker(spec), plan, columns_adapter(spec))
 
 
 def _maker(spec: StoreSpec) -> Callable[[], KeyedShard]:

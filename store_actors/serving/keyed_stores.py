@@ -1,40 +1,30 @@
-"""Keyed state stores of one process: sessions that read and update them, and their half of the commit protocol. No Ray.
+"""Keyed state stores of one process: sessions that read and update them. No Ray.
 
 A session is one handle on all named stores of one partition, at one version. It updates (at most one session a partition, and
-its stores commit together, as one version) or reads (any number, any retained version). What is in memory and what is counted
-is kept in step as in :mod:`store_actors.serving.operator_shards`.
+its stores commit together, as one version) or reads (any number, any retained version).
 """
 
 from __future__ import annotations
 
-import logging
-import threading
-import time
-import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
-from coordinator.errors import (
-    FencedError,
-    InvalidRequestError,
-    OperationOutOfOrderError,
-    StateStoreError,
-    WriterBusyError,
-)
-from coordinator.model import StateStoreId
+from coordinator.errors import FencedError, InvalidRequestError, OperationOutOfOrderError, WriterBusyError
 from coordinator.storage.protocol import ObjectStore
+from coordinator.surroundings import Surroundings
 from store_actors.keyed.shard import ReadHandle, UpdateHandle
 from store_actors.messages import BatchFacts, OpenRequest, Write
-from store_actors.serving.keyed_commits import SessionCommits
+from store_actors.serving.commits import Commits, Delta, describe_commit
+from store_actors.serving.coordinator_ref import CoordinatorRef
+from store_actors.serving.held import HeldPartitions
 from store_actors.serving.keyed_partition import Partition, Positioner, Session
 from store_actors.serving.loading import Loader
-from store_actors.serving.operator_shards import CoordinatorClient, StoreMetrics
+from store_actors.serving.metrics import StoreMetrics
 
 __all__ = ["KeyedStores"]
-
-log = logging.getLogger(__name__)
 
 #: Methods of handles that a session may be asked for; scans are pulled batch by batch.
 _CALLS = frozenset(
@@ -58,16 +48,23 @@ class KeyedStores:
         Counters shared with the process's other stores.
     """
 
-    def __init__(self, objects: ObjectStore, coordinator: CoordinatorClient, metrics: StoreMetrics) -> None:
-        self._uri = objects.uri
-        self._coordinator = coordinator
-        self._metrics = metrics
-        loader = Loader(objects, metrics)
-        self._positioner = Positioner(coordinator, loader)
-        self._commits = SessionCommits(objects, coordinator, loader, metrics)
-        self._partitions: dict[tuple[str, int], Partition] = {}
+    def __init__(
+        self,
+        objects: ObjectStore,
+        coordinator: CoordinatorRef,
+        metrics: StoreMetrics,
+        surroundings: Surroundings | None = None,
+    ) -> None:
+        surroundings = surroundings or Surroundings()
+        self._clock = surroundings.clock
+        self._new_id = surroundings.new_id
+        loader = Loader(objects, metrics, surroundings.threads)
+        lock = surroundings.threads.lock
+        self._commits = Commits(objects, coordinator, loader, metrics, surroundings)
+        self._held = HeldPartitions(lambda: Partition(lock()), lock(), coordinator, self._commits, metrics)
+        self._positioner = Positioner(self._held, coordinator, loader, metrics)
         self._sessions: dict[str, Session] = {}
-        self._guard = threading.Lock()
+        self._guard = lock()
 
     # -- opening --------------------------------------------------------------------------------------------------
 
@@ -95,7 +92,7 @@ class KeyedStores:
                 spec.name: partition.shards[spec.name].begin(request.base_version, request.task.batch_id + 1)
                 for spec in request.stores
             }
-            session = Session(request, partition, handles, time.monotonic())
+            session = Session(request, partition, handles, self._clock.elapsed_s())
             partition.writer = session
             return self._register(session), request.base_version
 
@@ -109,27 +106,26 @@ class KeyedStores:
         """
         partition = self._partition(request)
         with partition.lock:
-            handles = {spec.name: self._positioner.reader(partition, request, spec) for spec in request.stores}
-            return self._register(Session(request, partition, handles, time.monotonic())), request.base_version
+            handles = self._positioner.readers(partition, request)
+            return self._register(Session(request, partition, handles, self._clock.elapsed_s())), request.base_version
 
     def _partition(self, request: OpenRequest) -> Partition:
         names = [spec.name for spec in request.stores]
         if not names or len(set(names)) != len(names):
             raise InvalidRequestError("name each store once, and at least one", stores=names)
-        key = (request.lease.store_id.state_name, request.task.partition_id)
         with self._guard:
             self._drop_abandoned()
-            return self._partitions.setdefault(key, Partition())
+        return self._held.of(request.lease.store_id)
 
     def _register(self, session: Session) -> str:
-        session_id = uuid.uuid4().hex
+        session_id = self._new_id()
         with self._guard:
             self._sessions[session_id] = session
         return session_id
 
     def _drop_abandoned(self) -> None:
         """Forget read sessions and ended ones that nobody has used for long; an abandoned writer is taken over."""
-        horizon = time.monotonic() - _IDLE_S
+        horizon = self._clock.elapsed_s() - _IDLE_S
         for session_id, session in list(self._sessions.items()):
             if session.used_s < horizon and session.partition.writer is not session:
                 del self._sessions[session_id]
@@ -140,7 +136,7 @@ class KeyedStores:
             return
         former, asked = writer.request.task, request.task
         is_newer = former.run_id != asked.run_id or former.batch_id != asked.batch_id or former.attempt < asked.attempt
-        if not is_newer and time.monotonic() - writer.used_s < _IDLE_S:
+        if not is_newer and self._clock.elapsed_s() - writer.used_s < _IDLE_S:
             raise WriterBusyError(
                 "another handle is changing this partition; nothing was changed; commit or abort that one first",
                 state=asked.state_name,
@@ -168,7 +164,7 @@ class KeyedStores:
             for write in writes:
                 self._do(session, *write)
             if method in _SCANS:
-                scan_id = uuid.uuid4().hex
+                scan_id = self._new_id()
                 session.scans[scan_id] = iter(getattr(self._handle(session, store_name), method)(*args))
                 return scan_id
             return self._do(session, store_name, method, args)
@@ -196,7 +192,7 @@ class KeyedStores:
                 "the handle is not known to the store actor any more (it was restarted, or the handle was not used for long); nothing "
                 "of it was committed unless commit said so; open a new one"
             )
-        session.used_s = time.monotonic()
+        session.used_s = self._clock.elapsed_s()
         return session
 
     @staticmethod
@@ -243,7 +239,26 @@ class KeyedStores:
                 raise InvalidRequestError("a read handle cannot commit; release it")
             for write in writes:
                 self._do(session, *write)
-            return self._commits.commit(session, facts)
+            return self._commit(session, facts)
+
+    def _commit(self, session: Session, facts: BatchFacts | int | None) -> int:
+        partition = session.partition
+
+        def describe(attempt_id: str, now_ms: int) -> Sequence[Delta]:
+            return [
+                _delta(session, name, handle, facts, attempt_id, now_ms) for name, handle in session.updates.items()
+            ]
+
+        try:
+            counted = self._commits.commit(session.request.task.state_name, partition.lineage, session, describe)
+        except BaseException:
+            # Memory may be ahead of what counts, or behind it.
+            partition.forget()
+            session.leave("its commit failed")
+            raise
+        session.committed = counted[0].version
+        session.leave("it is committed")
+        return session.committed
 
     def committed(self, session_id: str) -> bool:
         """Whether a session's version was made."""
@@ -271,28 +286,34 @@ class KeyedStores:
     # -- maintenance ----------------------------------------------------------------------------------------------
 
     def maintain(self, min_deltas_for_snapshot: int) -> None:
-        """One round: write the snapshots that are due, let go of partitions that the coordinator says are elsewhere.
+        """See :meth:`HeldPartitions.maintain`."""
+        self._held.maintain(min_deltas_for_snapshot)
 
-        The failure of one partition is logged and counted, and does not keep the others from their turn.
-        """
-        with self._guard:
-            partitions = list(self._partitions.items())
-        for (state_name, partition_id), partition in partitions:
-            store_id = StateStoreId(f"{self._uri}/{state_name}", 0, partition_id)
-            try:
-                if partition.shards and self._coordinator.is_elsewhere(store_id):
-                    self._unload(partition)
-                elif partition.deltas >= min_deltas_for_snapshot:
-                    self._commits.write_snapshots(store_id, partition)
-            except (StateStoreError, OSError):
-                self._metrics.maintenance_failures += 1
-                log.exception(
-                    "maintenance of keyed stores failed; it is tried again in the next round: %s", store_id.path()
-                )
 
-    def _unload(self, partition: Partition) -> None:
-        with partition.lock:
-            if partition.writer is not None:
-                partition.writer.end("another store actor took the partition over", fenced=True)
-            partition.forget()
-        self._metrics.shards_unloaded += 1
+def _delta(
+    session: Session,
+    name: str,
+    handle: UpdateHandle,
+    facts: BatchFacts | int | None,
+    attempt_id: str,
+    now_ms: int,
+) -> Delta:
+    """What a session changed in one of its stores."""
+    if isinstance(facts, BatchFacts):
+        marks = facts.watermarks
+        change = handle.prepare(marks.input_ms, rows_in=facts.rows_in, rows_late=facts.rows_late)
+    else:
+        marks, change = None, handle.prepare(facts)
+    shard, request = session.partition.shards[name], session.request
+    return describe_commit(
+        change,
+        task=request.task,
+        lease=request.lease,
+        store_id=replace(request.lease.store_id, store_name=name),
+        attempt_id=attempt_id,
+        committed_at_ms=now_ms,
+        schema=shard.schema,
+        state_rows=len(handle),
+        state_bytes=shard.nbytes,
+        watermarks=marks,
+    )

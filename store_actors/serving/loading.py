@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import pyarrow as pa
@@ -13,9 +11,11 @@ import pyarrow as pa
 from coordinator.errors import CorruptStateError
 from coordinator.model import CommitEntry, LoadPlan, SnapshotEntry
 from coordinator.storage.protocol import ObjectStore
+from coordinator.surroundings import Threads
 from store_actors.serving.files import corrupt_file, decode_file
+from store_actors.serving.metrics import StoreMetrics
 
-__all__ = ["LoadMetrics", "Loadable", "Loader"]
+__all__ = ["Loadable", "Loader"]
 
 log = logging.getLogger(__name__)
 
@@ -23,16 +23,6 @@ Adapt = Callable[[pa.Table, str], pa.Table]
 
 #: Files that are fetched ahead of the one that is being applied.
 _AHEAD = 8
-
-
-@dataclass(slots=True)
-class LoadMetrics:
-    """Counters of what was read."""
-
-    bytes_loaded: int = 0
-    deltas_loaded: int = 0
-    snapshots_loaded: int = 0
-    snapshots_skipped: int = 0
 
 
 class Loadable(Protocol):
@@ -54,12 +44,14 @@ class Loader:
         The fleet's object store.
     metrics
         Where reads are counted.
+    threads
+        Where files are fetched side by side.
     """
 
-    def __init__(self, objects: ObjectStore, metrics: LoadMetrics) -> None:
+    def __init__(self, objects: ObjectStore, metrics: StoreMetrics, threads: Threads) -> None:
         self._objects = objects
         self._metrics = metrics
-        self._pool = ThreadPoolExecutor(_AHEAD, thread_name_prefix="statefleet-load")
+        self._pool = threads.pool(_AHEAD, "statefleet-load")
 
     def load(self, make: Callable[[], Kind], plan: LoadPlan, adapt: Adapt | None = None) -> tuple[Kind, int]:
         """A shard at the plan's version, and how many deltas were applied after the snapshot.

@@ -17,8 +17,7 @@ import pyarrow as pa
 import pytest
 import ray
 
-import coordinator.deploy
-from coordinator.deploy import call, find_coordinator
+from coordinator.calls import RayActors
 from coordinator.errors import FencedError
 from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.manifest_log import ManifestLog
@@ -32,7 +31,7 @@ from store_actors.messages import ApplyRequest
 from tests.chaos.inputs import write_inputs
 from tests.chaos.test_driver_kill import Driver, between, final_result, versions, wait_for
 from tests.conftest import NewUri
-from tests.tasks import SCHEMA, Tasks, shard_input
+from tests.tasks import SCHEMA, Tasks, coordinator_of, deltas_of, shard_input
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -71,16 +70,16 @@ def test_an_owner_that_wakes_up_after_its_shard_moved_cannot_commit(fleet: Fleet
     tasks = Tasks(fleet, "moved")
     tasks.apply(0, [1, 2])
     former = only_actor(fleet)
-    successor = ensure_store_actor(fleet.uri, None, Maintenance(), "b" * 56)
+    successor = ensure_store_actor(RayActors(), fleet.uri, None, Maintenance(), "b" * 56)
     place: ActorLocation = ray.get(successor.location.remote())
-    coordinator = find_coordinator(fleet.uri)
+    coordinator = coordinator_of(fleet)
     with ThreadPoolExecutor(1) as pool:
         with paused(former["pid"]):
             waiting = pool.submit(tasks.apply, 1, [2, 3])
             time.sleep(1.0)
-            call(coordinator, "report_store_actor_lost", former["instance_id"])
+            coordinator.report_store_actor_lost(former["instance_id"])
             task = tasks.identity(1, attempt=1)
-            grant = call(coordinator, "attach_and_lease", task, tasks.metadata(), place)
+            grant = coordinator.attach_and_lease(task, tasks.metadata(), place)
             assert grant.lease.location == place
             request = ApplyRequest(task, grant.lease, grant.base_version, SCHEMA, grant.watermarks)
             emitted, counted = ray.get(successor.apply.remote(request, shard_input([2, 3])))
@@ -90,9 +89,8 @@ def test_an_owner_that_wakes_up_after_its_shard_moved_cannot_commit(fleet: Fleet
     assert tasks.apply(2, [3]) == [{"v": 3, "n": 2}]
 
 
-def test_an_owner_that_stays_stopped_is_replaced(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator.deploy, "HUNG_AFTER_S", 3.0)
-    tasks = Tasks(fleet, "stopped")
+def test_an_owner_that_stays_stopped_is_replaced(fleet: Fleet) -> None:
+    tasks = Tasks(fleet, "stopped", RayActors(hung_after_s=3.0))
     tasks.apply(0, [1, 2])
     former = only_actor(fleet)
     with paused(former["pid"]):
@@ -152,9 +150,8 @@ def fleet_rows(fleet: Fleet) -> dict[int, int]:
     objects = open_object_store(fleet.uri)
     rows: dict[int, int] = {}
     for partition in range(4):
-        plan = call(find_coordinator(fleet.uri), "load_plan", "chaos", partition, 1 << 30)
         shard: dict[int, int] = {}
-        for entry in plan.deltas:
+        for entry in deltas_of(fleet, "chaos", partition):
             for row in pa.ipc.open_file(pa.BufferReader(objects.get(entry.file))).read_all().to_pylist():
                 shard[row["k0"]] = row["a0_count"]
         rows |= shard

@@ -14,12 +14,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
-from coordinator.deploy import call, find_coordinator
 from spark_jobs.fleet import Fleet
 from tests.integration.group_state_cases import GROUP_STATE_CASES
 from tests.integration.join_cases import JOIN_CASES
 from tests.integration.operator_cases import CASES, RESTART, Case, Operators, Step, Totals
 from tests.integration.streams import Feed, Run, short_list
+from tests.tasks import coordinator_of, deltas_of
 
 ALL_CASES = {**CASES, **JOIN_CASES, **GROUP_STATE_CASES}
 
@@ -78,13 +78,14 @@ class Counts:
     """Totals of a case's states on the fleet, read off the manifest."""
 
     def __init__(self, fleet: Fleet, prefix: str) -> None:
-        self._coordinator, self._prefix = find_coordinator(fleet.uri), prefix
+        self._fleet, self._prefix = fleet, prefix
         self._seen: dict[str, tuple[int, int, int]] = {}
 
     def of(self, operator: str) -> Totals:
         name = f"{self._prefix}-{operator}"
-        shards = call(self._coordinator, "describe_state", name).num_shards
-        chains = [call(self._coordinator, "load_plan", name, shard, 1 << 30).deltas for shard in range(shards)]
+        metadata = coordinator_of(self._fleet).describe_state(name)
+        assert metadata is not None
+        chains = [deltas_of(self._fleet, name, shard) for shard in range(metadata.num_shards)]
         entries = [entry for chain in chains for entry in chain]
         sums = tuple(
             sum(getattr(one, kind) for one in entries) for kind in ("rows_updated", "rows_removed", "rows_late")
@@ -193,5 +194,4 @@ def test_a_union_with_a_growing_number_of_partitions_leaves_every_row_to_its_sha
     shards = [len(one["shards"]) for one in fleet.status()["queries"] if one["name"] == f"{name}-distinct"]
     assert shards == [2]
     for shard in range(4):
-        deltas = call(find_coordinator(fleet.uri), "load_plan", f"{name}-distinct", shard, 1 << 30).deltas
-        assert bool(deltas) == (shard < 2)
+        assert bool(deltas_of(fleet, f"{name}-distinct", shard)) == (shard < 2)

@@ -7,7 +7,7 @@ once; a caller that gets an answer got the method's; a caller that gets a RayAct
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
@@ -17,7 +17,7 @@ from tests.simulation.clock import SimulatedClock
 from tests.simulation.event_loop import SimulatedLoop, run_at_once
 from tests.simulation.scheduler import Party, Scheduler
 
-__all__ = ["Cluster", "Life", "SimulatedRay"]
+__all__ = ["Cluster", "Life", "SimulatedActors"]
 
 #: Step from which on everybody reaches the present life of an actor, so that long work comes to its end.
 _HEALED = 6000
@@ -78,7 +78,7 @@ class Life(Party):
 
     def answer(self, method: str, ref: Ref, value: Any, error: Exception | None) -> None:
         """Send a result on its way."""
-        if method.startswith("open_") and error is None:
+        if method in ("open_update", "open_read") and error is None:
             self._cluster.sessions[value[0]] = self
         said = f"raises {type(error).__name__}" if error else "answers"
         self._cluster.scheduler.log(self.name, f"{method} {said}")
@@ -200,49 +200,45 @@ def _actor_error(name: str) -> RayActorError:
     return RayActorError(error_msg=f"simulated: {name} died or cannot be reached")
 
 
-class SimulatedRay:
-    """What the project uses of the ``ray`` module."""
+class SimulatedActors:
+    """The fleet's actors as the running process sees them; see :class:`coordinator.calls.Actors`."""
+
+    hung_after_s = 20.0
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
-    def get(self, ref: Ref) -> Any:
-        self._cluster.scheduler.pause(wake=lambda: ref.done)
-        if ref.error is not None:
-            raise ref.error
-        return ref.value
+    def find(self, name: str) -> Handle:
+        return Handle(self._cluster, name)
 
-    def wait(self, refs: list[Ref], timeout: float) -> tuple[list[Ref], list[Ref]]:
-        """The first answer that is there within `timeout` seconds, and the others."""
+    def wait(self, references: Sequence[Ref], timeout_s: float) -> bool:
         scheduler = self._cluster.scheduler
-        deadline = scheduler.now + 1 + self._cluster.clock.steps(timeout)
-        if len(refs) == 1:
+        deadline = scheduler.now + 1 + self._cluster.clock.steps(timeout_s)
+        if len(references) == 1:
             # Asked so often that a generator would be felt.
-            (only,) = refs
+            (only,) = references
             scheduler.pause(wake=lambda: only.done or scheduler.now >= deadline)
         else:
-            scheduler.pause(wake=lambda: scheduler.now >= deadline or any(ref.done for ref in refs))
-        done = [ref for ref in refs if ref.done][:1]
-        return done, [ref for ref in refs if ref not in done]
+            scheduler.pause(wake=lambda: scheduler.now >= deadline or any(ref.done for ref in references))
+        return any(ref.done for ref in references)
 
-    def kill(self, handle: Handle, no_restart: bool) -> None:
+    def get(self, reference: Ref) -> Any:
+        self._cluster.scheduler.pause(wake=lambda: reference.done)
+        if reference.error is not None:
+            raise reference.error
+        return reference.value
+
+    def put(self, value: Any) -> Any:
+        return value
+
+    def kill(self, handle: Handle, *, restart: bool) -> None:
         """End an actor's present life; Ray does that while its caller goes on."""
         life = self._cluster.current[handle.name]
         self._cluster.scheduler.fault(self._cluster.scheduler.party.name, "hung_actor_ended", life.name)
         self._cluster.scheduler.later(lambda: self._cluster.end(life))
 
-    def put(self, value: Any) -> Any:
-        return value
-
-    def get_actor(self, name: str, namespace: str) -> Handle:
-        return Handle(self._cluster, name)
-
-    def get_runtime_context(self) -> SimulatedRay:
-        return self
-
-    def get_node_id(self) -> str:
-        fiber = self._cluster.scheduler.current
-        return "" if fiber is None else fiber.party.node
+    def node_id(self) -> str:
+        return self._cluster.scheduler.party.node
 
 
 class Handle:

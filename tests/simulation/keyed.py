@@ -25,7 +25,7 @@ from spark_jobs.worker.state_store import ReadStateStore, StateStore
 from store_actors.messages import OpenRequest, StoreSpec
 from store_actors.schema import Field
 from store_actors.serving.keyed_stores import KeyedStores
-from store_actors.serving.operator_shards import StoreMetrics
+from store_actors.serving.metrics import StoreMetrics
 from tests.simulation.scheduler import Violation
 from tests.simulation.workload import Entry, Read
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ from ray.exceptions import RayError
 
 from coordinator.errors import CorruptStateError, StateMismatchError, StateStoreError
 from coordinator.model import TaskIdentity
-from spark_jobs.worker.fleet_client import FleetAddress, FleetClient
+from spark_jobs.worker.fleet_client import FleetClient
 from tests.simulation.scheduler import Party, Scheduler, Violation
 from tests.simulation.workload import Workload
 
@@ -42,14 +43,14 @@ class CommitLog:
 class Executor(Party):
     """A Python worker of a driver: a process with the project's client of the fleet in it."""
 
-    def __init__(self, name: str, node: str, address: FleetAddress) -> None:
+    def __init__(self, name: str, node: str, new_client: Callable[[], FleetClient]) -> None:
         super().__init__(name, node)
-        self._address = address
+        self._new_client = new_client
         self._client: FleetClient | None = None
 
     def client(self) -> FleetClient:
         if self._client is None:
-            self._client = FleetClient(self._address)
+            self._client = self._new_client()
         return self._client
 
 
@@ -90,7 +91,7 @@ class Driver(Party):
 
     def _new_executor(self, node: str) -> Executor:
         self._lives += 1
-        return Executor(f"{self.name}.exec{self._lives}", node, self._world.address)
+        return Executor(f"{self.name}.exec{self._lives}", node, self._world.new_client)
 
     def replace_executor(self, executor: Executor) -> None:
         """Start another process where one was lost."""
@@ -105,7 +106,7 @@ class Driver(Party):
 
     def _run_query(self) -> bool:
         """One run of the query; True if there is no point in another."""
-        run_id = self._world.ids.uuid4().hex
+        run_id = self._world.ids()
         self._scheduler.pause(f"starts run {run_id[:4]}")
         batch = self._world.commit_log.newest() + 1
         while batch < self._workload.batches:

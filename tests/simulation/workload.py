@@ -20,7 +20,7 @@ from coordinator.storage.protocol import ObjectStore
 from spark_jobs.worker.fleet_client import FleetClient
 from store_actors.messages import ShardInput
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
-from store_actors.serving.operator_shards import Store
+from store_actors.serving.operator_shards import OperatorShards
 from tests.simulation.scheduler import Violation
 
 __all__ = ["AggregationWorkload", "Entry", "Read", "Workload"]
@@ -167,7 +167,7 @@ class AggregationWorkload:
 
     def check_version(self, objects: ObjectStore, coordinator: Any, grant: LeaseGrant, version: int) -> None:
         store_id = grant.lease.store_id
-        rows = Store(objects, coordinator).read(store_id, version, self.schema)
+        rows = OperatorShards(objects, coordinator).read(store_id, version, self.schema)
         expected = self.states[store_id.partition_id][version]
         compare(f"version {version} of shard {store_id.partition_id} as loaded", groups_of(rows), expected)
 

@@ -4,33 +4,22 @@ from __future__ import annotations
 
 import logging
 import random
-import sys
-import threading
-import time
-import uuid
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
-import ray
-
-import coordinator.actor
-import coordinator.manifest_log
-import coordinator.storage.uris
 from coordinator.actor import Coordinator
+from coordinator.client import CoordinatorClient
 from coordinator.deploy import coordinator_name
-from coordinator.model import Maintenance
+from coordinator.model import ActorLocation, Maintenance
 from coordinator.storage.protocol import ObjectStore
-from spark_jobs.worker.fleet_client import FleetAddress
-from store_actors.actor import StoreActor
+from coordinator.surroundings import Surroundings
+from spark_jobs.worker.fleet_client import FleetAddress, FleetClient
+from store_actors.actor import StoreProcess
 from store_actors.deploy import store_actor_name
 from tests.simulation.audit import audit_log, audit_state
-from tests.simulation.clock import HeldShards, InlinePool, SimulatedClock, SimulatedIds, SimulatedThreading
-from tests.simulation.cluster import AsyncLife, Cluster, Life, SimulatedRay
+from tests.simulation.clock import SimulatedClock, SimulatedIds, SimulatedThreads
+from tests.simulation.cluster import AsyncLife, Cluster, Life, SimulatedActors
 from tests.simulation.keyed import KeyedWorkload
 from tests.simulation.scheduler import Party, Scheduler, Violation
 from tests.simulation.spark import QUERY, STATE, CommitLog, Driver
@@ -42,8 +31,6 @@ __all__ = ["Outcome", "World", "is_keyed", "run_seed"]
 _URI = "file:///simulated"
 #: Moments of a schedule at which faults are still injected; after that it must come to its end.
 _FAULTY_STEPS = 1500
-#: Packages whose modules get the simulated clock, ids and Ray.
-_PROJECT = ("coordinator", "store_actors", "spark_jobs")
 
 
 def is_keyed(seed: int) -> bool:
@@ -125,14 +112,15 @@ class World:
         self.scheduler = Scheduler(self.rng, self.weather.stickiness)
         self.ids = SimulatedIds(random.Random(seed + 1))
         self.clock = SimulatedClock(self.scheduler, self.weather.seconds_a_step)
-        self.stored = RememberedObjects(self.clock.time)
+        self.stored = RememberedObjects(self.clock.now_s)
         self.objects = SimulatedObjects(self.scheduler, self.stored, lambda: self._rate(self.weather.storage_faults))
         self.cluster = Cluster(
             self.scheduler, self.clock, lambda: self._rate(self.weather.message_faults), self._restart
         )
-        self.ray = SimulatedRay(self.cluster)
+        self.actors = SimulatedActors(self.cluster)
+        self.surroundings = Surroundings(self.clock, self.ids, SimulatedThreads(self.scheduler))
         self.maintenance = self._draw_maintenance()
-        self.address = FleetAddress(_URI, "ray", maintenance=self.maintenance)
+        self._address = FleetAddress(_URI, "ray", maintenance=self.maintenance)
         self.nodes = ("node-0", "node-1")
         self.commit_log = CommitLog()
         self.attempts: list[Any] = []
@@ -167,19 +155,34 @@ class World:
 
     def start_coordinator(self) -> None:
         name = coordinator_name(_URI)
-        make = partial(Coordinator, _URI, None, "fleet", self.maintenance)
+
+        def make() -> Coordinator:
+            return Coordinator(
+                _URI,
+                self.objects,
+                self.maintenance,
+                self.nodes[0],
+                surroundings=self.surroundings,
+                checkpoint_interval=self.weather.checkpoint_interval,
+            )
+
         self.cluster.current[name] = AsyncLife(self.cluster, name, self._label("coordinator"), self.nodes[0], make)
 
     def start_store(self, node: str) -> None:
         name = store_actor_name(_URI, node)
 
-        def make() -> StoreActor:
-            actor = StoreActor(name, _URI, None, self.maintenance)
-            actor._store._held = HeldShards(self.scheduler)
-            actor._keyed._partitions = HeldShards(self.scheduler)
-            return actor
+        def make() -> StoreProcess:
+            location = ActorLocation(name, self.ids(), node, "host", 1)
+            client = CoordinatorClient.connect(
+                _URI, None, self.maintenance, actors=self.actors, surroundings=self.surroundings
+            )
+            return StoreProcess(location, self.objects, client, self.maintenance, self.surroundings)
 
         self.cluster.current[name] = Life(self.cluster, name, self._label(f"store-{node[-1]}"), node, make)
+
+    def new_client(self) -> FleetClient:
+        """An executor's way to the fleet."""
+        return FleetClient(self._address, actors=self.actors, surroundings=self.surroundings)
 
     def start_driver(self) -> None:
         self._drivers.append(Driver(self, self._label("driver")))
@@ -273,26 +276,19 @@ class World:
             self._audit_state(f"after batch {batch}")
 
     def _audit_state(self, when: str) -> None:
-        copy = RememberedObjects(self.clock.time)
+        copy = RememberedObjects(self.clock.now_s)
         for info in self.stored.list(""):
             copy.put(info.path, self.stored.get(info.path))
-        # Numbers of its own: an audit must not change what comes after it.
-        version, ids = len(self.commit_log.finished), self.ids._rng.getstate()
+        version = len(self.commit_log.finished)
         try:
             audit_state(copy, self._coordinator_over, self.workload, STATE, QUERY, version)
         except Exception as error:
             raise Violation(f"{when}: {error}") from error
-        finally:
-            self.ids._rng.setstate(ids)
 
-    @staticmethod
-    def _coordinator_over(objects: ObjectStore) -> Coordinator:
-        names = vars(coordinator.actor)
-        simulated, names["open_object_store"] = names["open_object_store"], lambda *_: objects
-        try:
-            return Coordinator(_URI, None, "audit", Maintenance())
-        finally:
-            names["open_object_store"] = simulated
+    def _coordinator_over(self, objects: ObjectStore) -> Coordinator:
+        # Ids of its own: an audit must not change what comes after it.
+        aside = replace(self.surroundings, new_id=self.ids.aside())
+        return Coordinator(_URI, objects, Maintenance(), "node-0", surroundings=aside)
 
     def bury(self) -> None:
         """End every process, so that no fiber is left."""
@@ -302,52 +298,19 @@ class World:
         for party in parties:
             self.scheduler.kill(party)
 
-    @contextmanager
-    def surroundings(self) -> Iterator[None]:
-        """Give the project's modules this world's clock, ids, Ray and storage instead of the real ones."""
-        swaps: dict[int, Any] = {
-            id(time): self.clock,
-            id(uuid): self.ids,
-            id(threading): SimulatedThreading(self.scheduler),
-            id(ThreadPoolExecutor): lambda *_, **__: InlinePool(),
-            id(ray): self.ray,
-            id(coordinator.storage.uris.open_object_store): lambda *_: self.objects,
-        }
-        places = [
-            (module, name, value)
-            for key, module in list(sys.modules.items())
-            if key.partition(".")[0] in _PROJECT
-            for name, value in vars(module).items()
-            if id(value) in swaps
-        ]
-        interval = coordinator.manifest_log._CHECKPOINT_INTERVAL
-        # A default argument keeps the real clock from before.
-        defaults: Any = coordinator.manifest_log.LedgerKeeper.__init__.__kwdefaults__
-        logging.disable(logging.CRITICAL)
-        try:
-            for module, name, value in places:
-                setattr(module, name, swaps[id(value)])
-            coordinator.manifest_log._CHECKPOINT_INTERVAL = self.weather.checkpoint_interval
-            defaults["clock"] = self.clock.monotonic
-            yield
-        finally:
-            for module, name, value in places:
-                setattr(module, name, value)
-            coordinator.manifest_log._CHECKPOINT_INTERVAL = interval
-            defaults["clock"] = time.monotonic
-            logging.disable(logging.NOTSET)
-
 
 def run_seed(seed: int, *, harsh: bool = False, keyed: bool | None = None) -> Outcome:
     """Run one schedule, in the weather of its seed or the worst there is; its error, if any, is part of the outcome."""
     world = World(seed, harsh=harsh, keyed=keyed)
     error: BaseException | None = None
-    with world.surroundings():
-        try:
-            world.run()
-        except Exception as caught:  # noqa: BLE001 - whatever comes is a finding
-            error = caught
-        finally:
-            world.bury()
+    # What the project tells operators is told to nobody here.
+    logging.disable(logging.CRITICAL)
+    try:
+        world.run()
+    except Exception as caught:  # noqa: BLE001 - whatever comes is a finding
+        error = caught
+    finally:
+        world.bury()
+        logging.disable(logging.NOTSET)
     scheduler = world.scheduler
     return Outcome(seed, scheduler.now, world.records, scheduler.faults, tuple(scheduler.trace), error)

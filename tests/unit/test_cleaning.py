@@ -18,9 +18,11 @@ from coordinator.errors import FencedError
 from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.manifest_log import ManifestLog
 from coordinator.model import ActorLocation, CommitEntry, Maintenance, TaskIdentity
+from coordinator.placement import StayElseLocal
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo, ObjectStore
-from tests.unit.test_coordinator import entry
+from coordinator.surroundings import MachineClock
+from tests.unit.test_coordinator import Living, entry
 
 GRACE_S = 1.0
 HERE = ActorLocation("a", "a-1", "node", "host", 1)
@@ -69,12 +71,12 @@ class Office:
 
     def __init__(self, objects: ObjectStore, name: str) -> None:
         self.keeper = LedgerKeeper(ManifestLog(objects, "s", name))
-        self.cleaner = Cleaner(objects, Maintenance(grace_s=GRACE_S))
+        self.cleaner = Cleaner(objects, Maintenance(grace_s=GRACE_S), MachineClock())
 
     async def begin(self, run: str, batch: int) -> CommitEntry:
         """A commit of a new run, not counted yet."""
         task = TaskIdentity("s", "query", run, batch, 0, 0, "executor")
-        grant = await self.keeper.submit(lambda ledger: ledger.decide_lease(task, HERE, lambda _: False))
+        grant = await self.keeper.submit(lambda ledger: ledger.decide_lease(task, HERE, Living(), StayElseLocal()))
         version = batch + 1
         begun = entry(grant, version)
         return replace(begun, file=f"s/0/0/{version}-{ord(run[-1]):x}.delta", committed_at_ms=int(time.time() * 1000))

@@ -13,14 +13,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from coordinator import manifest_log
-from coordinator.core import LeaseGrant, Record, StateLedger
+from coordinator.core import LeaseGrant, StateLedger
 from coordinator.errors import FencedError, InvalidRequestError, StateMismatchError, StateStoreError
 from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.manifest_log import ManifestLog, unseal
-from coordinator.model import DEFAULT_STORE, ActorLocation, CommitEntry, ShardKey, SnapshotEntry
+from coordinator.model import DEFAULT_STORE, ActorLocation, CommitEntry, LoadPlan, ShardKey, SnapshotEntry
+from coordinator.placement import StayElseLocal
+from coordinator.records import Committed, Record, record_from_json
 from coordinator.storage.memory import MemoryObjectStore
-from tests.unit.test_coordinator import ROOT, actor, entry, task
+from tests.unit.test_coordinator import ROOT, Living, actor, entry, task
 
 STORES = (DEFAULT_STORE, "names")
 PARTITIONS = (0, 1)
@@ -143,7 +144,6 @@ class Granted:
 class CoordinatorMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.interval, manifest_log._CHECKPOINT_INTERVAL = manifest_log._CHECKPOINT_INTERVAL, 3
         self.loop = asyncio.new_event_loop()
         self.store = MemoryObjectStore()
         self.keepers = [self.opened(), self.opened()]
@@ -165,28 +165,19 @@ class CoordinatorMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.loop.run_until_complete(self.loop.shutdown_default_executor())
         self.loop.close()
-        manifest_log._CHECKPOINT_INTERVAL = self.interval
-        counted = [
-            (
-                record["entry"]["partition_id"],
-                record["entry"]["store_name"],
-                record["entry"]["version"],
-                record["entry"]["run_id"],
-            )
-            for record in self.records()
-            if record["kind"] == "committed"
-        ]
+        entries = [record.entry for record in self.records() if isinstance(record, Committed)]
+        counted = [(*entry.shard, entry.version, entry.run_id) for entry in entries]
         assert len(set(counted)) == len(counted), "two attempts of a run were counted for one version"
 
     def opened(self) -> LedgerKeeper:
         self.serial = getattr(self, "serial", 0) + 1
-        keeper = LedgerKeeper(ManifestLog(self.store, "clicks", f"writer-{self.serial}"))
+        keeper = LedgerKeeper(ManifestLog(self.store, "clicks", f"writer-{self.serial}", checkpoint_interval=3))
         self.loop.run_until_complete(keeper.open())
         return keeper
 
     def records(self) -> list[Record]:
         return [
-            record
+            record_from_json(record)
             for info in self.store.list("clicks/manifest")
             for record in unseal(self.store.get(info.path))["records"]
         ]
@@ -206,9 +197,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
     def lease(self, who: int, run: str, partition: int, batch: int, local: str) -> None:
         where = actor(local, str(self.lives[local]))
         identity, lost = task(run, batch, partition), set(self.lost)
-        found = self.answer(
-            who, lambda ledger: ledger.decide_lease(identity, where, lambda one: one.instance_id in lost)
-        )
+        found = self.answer(who, lambda ledger: ledger.decide_lease(identity, where, Living(lost), StayElseLocal()))
         expected = self.model.lease(run, partition, batch, where, lost)
         if isinstance(found, LeaseGrant):
             assert (found.lease.epoch, found.lease.location, found.base_version) == expected
@@ -414,9 +403,13 @@ class CoordinatorMachine(RuleBasedStateMachine):
                 expected = model.base(partition, batch)
                 assert base == (expected if isinstance(expected, int) else None)
 
+    def plan(self, shard: ShardKey, version: int) -> LoadPlan:
+        partition, store = shard
+        return self.ledger.load_plans(partition, version, (store,)).plans[store]
+
     def check_load(self, shard: ShardKey, version: int) -> None:
         """Whichever snapshot is readable, the deltas after it give the model's rows, and none of the files is deleted."""
-        plan = self.ledger.load_plan(shard[0], version, shard[1])
+        plan = self.plan(shard, version)
         starts: list[tuple[int, Rows]] = [(one.version, self.files[one.file]) for one in plan.snapshots]
         for start, rows in starts if plan.floor else [*starts, (0, {})]:
             for one in plan.deltas:
@@ -429,13 +422,13 @@ class CoordinatorMachine(RuleBasedStateMachine):
     @invariant()
     def floors_never_go_back(self) -> None:
         for shard in self.model.chains:
-            floor = self.ledger.load_plan(shard[0], 1 << 30, shard[1]).floor
+            floor = self.plan(shard, 1 << 30).floor
             assert floor >= self.floors.get(shard, 0)
             self.floors[shard] = floor
             if floor:
                 found: Any = None
                 with suppress(InvalidRequestError):
-                    found = self.ledger.load_plan(shard[0], floor - 1, shard[1])
+                    found = self.plan(shard, floor - 1)
                 assert found is None
 
 

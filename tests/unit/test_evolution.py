@@ -15,6 +15,7 @@ from coordinator.compatibility import changes, check_metadata, continued, is_wid
 from coordinator.core import LeaseGrant, Record, StateLedger
 from coordinator.errors import FencedError, StateMismatchError
 from coordinator.model import ActorLocation, StateMetadata, TaskIdentity
+from coordinator.placement import StayElseLocal
 from spark_jobs.plan.state_types import spark_field, state_field
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.messages import ApplyRequest, ShardInput
@@ -22,6 +23,7 @@ from store_actors.operators.aggregate import AggregateShard
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema, spark_type
 from store_actors.serving.evolution import evolve_groups
 from store_actors.serving.files import encode_snapshot, schema_of
+from tests.unit.test_coordinator import Living
 from tests.unit.test_store import SCHEMA, Coordinator, Fleet
 
 KINDS = AccumulatorKind
@@ -224,7 +226,7 @@ class Desk(Coordinator):
         where = ActorLocation(local, local, "node", "host", 1)
 
         def decide(ledger: StateLedger) -> tuple[list[Record], LeaseGrant]:
-            records, grant = ledger.decide_lease(task, where, lambda one: one.instance_id in lost)
+            records, grant = ledger.decide_lease(task, where, Living(lost), StayElseLocal())
             return [*records, *ledger.decide_schema(task, self.created, self.asked)], grant
 
         return self._do(self._keeper.submit(decide))
@@ -323,12 +325,12 @@ def test_the_newest_schema_is_in_the_log_once_and_in_its_checkpoints() -> None:
     query = Query(first)
     query.run(0, "run-1", first, a=5)
     assert query.ledger().described(query.created) == query.created
-    assert query.ledger().load_plan(0, 1).schemas == ()
+    assert query.ledger().load_plans(0, 1).plans["default"].schemas == ()
     for batch in (1, 2):
         query.run(batch, "run-2", second, a=6)
     ledger = query.ledger()
     assert ledger.described(query.created) == metadata(second)
-    ((epoch, newest),) = ledger.load_plan(0, 3).schemas
+    ((epoch, newest),) = ledger.load_plans(0, 3).plans["default"].schemas
     assert StateSchema.from_json(newest) == second
     assert [entry.epoch >= epoch for entry in ledger.entries(0)] == [False, True, True]
 
@@ -336,7 +338,7 @@ def test_the_newest_schema_is_in_the_log_once_and_in_its_checkpoints() -> None:
 def test_a_ledger_from_before_schemas_changed_is_read() -> None:
     former = StateLedger("x/s").to_json()
     del former["schemas"]
-    assert StateLedger.from_json("x/s", former).load_plan(0, 0).schemas == ()
+    assert StateLedger.from_json("x/s", former).load_plans(0, 0).plans["default"].schemas == ()
 
 
 def test_a_replaced_run_cannot_bring_its_schema_back() -> None:

@@ -10,7 +10,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from spark_jobs.jobs.console import error_text, format_table, newest_rows, size_text
+from coordinator.text import format_table, size_text
+from spark_jobs.jobs.console import error_text, newest_rows
 from spark_jobs.jobs.events import make_events, write_events
 from spark_jobs.quickstart import _done_batches
 

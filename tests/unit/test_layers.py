@@ -38,18 +38,29 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "messages": ("store_actors.messages",),
     "engine": ("store_actors.engine",),
     "schema": ("store_actors.accumulators", "store_actors.schema"),
-    "coordinator actor": ("coordinator.actor", "coordinator.deploy", "coordinator.dashboard"),
+    "coordinator client": ("coordinator.client", "coordinator.deploy", "coordinator.calls"),
+    "coordinator actor": ("coordinator.actor", "coordinator.dashboard"),
     "the log": ("coordinator.cleaner", "coordinator.ledger_keeper", "coordinator.manifest_log"),
     "coordinator's rules": (
         "coordinator.cleaning_rules",
         "coordinator.compatibility",
         "coordinator.core",
+        "coordinator.fleet_view",
         "coordinator.lives",
+        "coordinator.placement",
+        "coordinator.records",
         "coordinator.registry",
         "coordinator.status",
     ),
     "storage": ("coordinator.storage",),
-    "words": ("coordinator.errors", "coordinator.model", "coordinator.names", "coordinator.watermarks"),
+    "surroundings": ("coordinator.surroundings",),
+    "words": (
+        "coordinator.errors",
+        "coordinator.model",
+        "coordinator.names",
+        "coordinator.text",
+        "coordinator.watermarks",
+    ),
 }
 #: Rooms beside each other: neither imports the other, whatever their order above.
 BESIDE = (
@@ -156,7 +167,9 @@ def test_only_shells_know_ray_and_only_spark_jobs_knows_spark() -> None:
         tops = {one.partition(".")[0] for one in imported}
         if not name.startswith(("spark_jobs", "statefleet")):
             assert not tops & {"pyspark", "raydp", "py4j"}, name
-            assert room_of(name) in ("coordinator actor", "store actor") or "ray" not in tops, name
+            assert room_of(name) in ("coordinator actor", "coordinator client", "store actor") or "ray" not in tops, (
+                name
+            )
 
 
 def test_the_check_sees_a_planted_import(tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ from coordinator.errors import CorruptStateError, FencedError, InvalidRequestErr
 from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.manifest_log import ManifestLog
 from coordinator.model import StateStoreId
+from coordinator.records import Record, RunStarted
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
+from coordinator.surroundings import MachineClock
 from tests.unit.test_store import SCHEMA, Fleet, counts
 
 SHARD = StateStoreId("memory:///s", 0, 0)
@@ -105,12 +107,12 @@ def test_a_checkpoint_older_than_what_is_retained_is_refused_rather_than_read_as
 
 def test_a_snapshot_of_a_superseded_commit_never_counts() -> None:
     fleet = filled(3)
-    (entry, *_) = fleet.coordinator.load_plan("s", 0, 3).deltas[::-1]
+    (entry, *_) = fleet.coordinator.plan(3).deltas[::-1]
     assert fleet.apply(2, "aa", "run-2") == {"a": 4}
     ledger_size = len(fleet.coordinator.referenced())
-    held = next(iter(fleet.store._held.values()))
-    assert held.newest is not None
-    held.newest = (replace(held.newest[0], attempt_id=entry.attempt_id), held.newest[1])
+    ((_, held),) = fleet.store._held.items()
+    (newest,) = held.lineage.newest
+    held.lineage.newest = (replace(newest, attempt_id=entry.attempt_id),)
     fleet.store.maintain(1)
     assert files(fleet, ".snapshot") == []
     assert len(fleet.coordinator.referenced()) == ledger_size
@@ -119,7 +121,7 @@ def test_a_snapshot_of_a_superseded_commit_never_counts() -> None:
 def test_replaying_a_version_drops_the_snapshots_that_showed_it() -> None:
     fleet = filled(4, (2, 4))
     assert fleet.apply(3, "aaa", "run-2") == {"a": 6}
-    assert len(fleet.coordinator.load_plan("s", 0, 4).snapshots) == 1
+    assert len(fleet.coordinator.plan(4).snapshots) == 1
     assert counts(restarted(fleet).store.read(SHARD, 4, SCHEMA)) == {"a": 6, "b": 1}
 
 
@@ -150,7 +152,7 @@ def test_a_shard_that_is_leased_elsewhere_is_unloaded() -> None:
 def test_snapshots_of_strings_stay_as_they_were_while_the_shard_goes_on() -> None:
     fleet = Fleet()
     fleet.apply(0, "abc")
-    (held,) = fleet.store._held.values()
+    ((_, held),) = fleet.store._held.items()
     assert held.shard is not None
     frozen = held.shard.table.frozen()
     for batch in range(1, 60):
@@ -205,20 +207,20 @@ def test_a_commit_that_took_too_long_is_refused_before_its_file_can_be_cleaned()
 # -- a coordinator that was away --------------------------------------------------------------------------------------
 
 
-class Clock:
-    now_s = 0.0
+class Clock(MachineClock):
+    def __init__(self) -> None:
+        self.passed_s = 0.0
 
-    def __call__(self) -> float:
-        return self.now_s
+    def elapsed_s(self) -> float:
+        return self.passed_s
 
 
 def test_a_coordinator_that_slept_reads_the_log_before_it_answers_or_appends() -> None:
     store = MemoryObjectStore()
     clock = Clock()
 
-    def bump(ledger: StateLedger) -> tuple[list[dict[str, object]], int]:
-        record = {"kind": "run_started", "run_id": f"r{ledger.epoch}", "query_id": "q", "batch_id": 0}
-        return [{**record, "epoch": ledger.epoch + 1}], ledger.epoch + 1
+    def bump(ledger: StateLedger) -> tuple[list[Record], int]:
+        return [RunStarted(f"r{ledger.epoch}", "q", 0, ledger.epoch + 1)], ledger.epoch + 1
 
     async def scenario() -> None:
         sleeper = LedgerKeeper(ManifestLog(store, "s", "sleeper"), max_age_s=100, clock=clock)
@@ -232,7 +234,7 @@ def test_a_coordinator_that_slept_reads_the_log_before_it_answers_or_appends() -
         assert await sleeper.submit(lambda ledger: ([], ledger.epoch)) == 131
         for _ in range(130):
             await successor.submit(bump)
-        clock.now_s = 1000.0
+        clock.passed_s = 1000.0
         # Its next place was used and cleaned away: taking it would count what nobody will ever read.
         for old in prunable_records(store.list("s"), time.time(), 0):
             store.delete(old.path)

@@ -21,7 +21,7 @@ from spark_jobs.worker.state_store import StateStore
 from store_actors.messages import OpenRequest, StoreSpec
 from store_actors.schema import Field
 from store_actors.serving.keyed_stores import KeyedStores
-from store_actors.serving.operator_shards import StoreMetrics
+from store_actors.serving.metrics import StoreMetrics
 from tests.unit.test_store import Coordinator
 from tests.unit.test_store import Fleet as AggregationFleet
 
@@ -38,7 +38,8 @@ class Fleet:
         self.stores = self.new_stores()
 
     def new_stores(self) -> KeyedStores:
-        return KeyedStores(self.objects, self.coordinator, StoreMetrics())
+        self.metrics = StoreMetrics()
+        return KeyedStores(self.objects, self.coordinator, self.metrics)
 
     def request(self, batch: int, run: str = "run-1", attempt: int = 0, *specs: StoreSpec) -> OpenRequest:
         task = TaskIdentity("s", "query", run, batch, 0, attempt, "executor")
@@ -123,8 +124,8 @@ def test_a_task_repeated_after_its_commit_adopts_what_counts() -> None:
     assert fleet.call(repeated, "get", ("a",)) == {"n": 1}
     fleet.put(repeated, a=2)
     assert fleet.stores.commit(repeated) == 2
-    assert fleet.stores._metrics.adopted_commits == 1
-    assert len(fleet.coordinator.load_plan("s", 0, 2).deltas) == 2
+    assert fleet.metrics.adopted_commits == 1
+    assert len(fleet.coordinator.plan(2).deltas) == 2
     assert fleet.write(2, b=1) == 3
     assert fleet.read(3) == [{"k": "a", "n": 2}, {"k": "b", "n": 1}]
 
@@ -267,17 +268,17 @@ def test_snapshots_of_named_stores_are_written_beside_an_open_update_and_read() 
     session = fleet.open(1, "run-1", 0, COUNTS, NAMES)
     fleet.put(session, a=2, b=2)
     fleet.stores.maintain(2)
-    assert fleet.stores._metrics.snapshots_written == 0
+    assert fleet.metrics.snapshots_written == 0
     fleet.stores.maintain(1)
-    assert fleet.stores._metrics.snapshots_written == 2
+    assert fleet.metrics.snapshots_written == 2
     fleet.stores.maintain(1)
-    assert fleet.stores._metrics.snapshots_written == 2
+    assert fleet.metrics.snapshots_written == 2
     fleet.stores.commit(session)
     fleet.stores = fleet.new_stores()
     assert fleet.read(1) == [{"k": "a", "n": 1}]
     assert fleet.read(2) == [{"k": "a", "n": 2}, {"k": "b", "n": 2}]
     assert fleet.read(1, NAMES) == [{"id": 7, "name": "seven"}]
-    assert fleet.stores._metrics.snapshots_loaded == 3
+    assert fleet.metrics.snapshots_loaded == 3
 
 
 def test_a_partition_that_is_leased_elsewhere_is_let_go_and_its_writer_fenced() -> None:
@@ -288,7 +289,7 @@ def test_a_partition_that_is_leased_elsewhere_is_let_go_and_its_writer_fenced() 
     fleet.stores.maintain(99)
     with pytest.raises(FencedError):
         fleet.put(session, a=2)
-    assert fleet.stores._metrics.shards_unloaded == 1
+    assert fleet.metrics.shards_unloaded == 1
 
 
 def test_rows_of_a_version_that_memory_went_back_to_are_never_the_snapshot_of_a_newer_one() -> None:

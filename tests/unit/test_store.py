@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,16 +19,20 @@ from coordinator.model import (
     DEFAULT_STORE,
     ActorLocation,
     CommitEntry,
+    InstancePlans,
     LoadPlan,
+    LoadPlans,
     SnapshotEntry,
     StateStoreId,
     StateStoreProviderId,
     TaskIdentity,
 )
+from coordinator.placement import StayElseLocal
 from coordinator.storage.memory import MemoryObjectStore
 from store_actors.messages import ApplyRequest, ShardInput
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
-from store_actors.serving.operator_shards import Store
+from store_actors.serving.operator_shards import OperatorShards
+from tests.unit.test_coordinator import Living
 
 SCHEMA = StateSchema(
     keys=(Field("v", "string"),),
@@ -49,6 +54,10 @@ class Coordinator:
         self._do(self._keeper.open())
         self.lose_answers = 0
         self.elsewhere = False
+        #: Calls so far, and who reported what.
+        self.calls: Counter[str] = Counter()
+        self.reported: list[tuple[StateStoreProviderId, tuple[StateStoreProviderId, ...]]] = []
+        self.stale: set[StateStoreProviderId] = set()
 
     def _do(self, coroutine: Any) -> Any:
         return self._guard.submit(self._loop.run_until_complete, coroutine).result()
@@ -56,22 +65,38 @@ class Coordinator:
     def lease(self, task: TaskIdentity, local: str, lost: frozenset[str] = frozenset()) -> LeaseGrant:
         where = ActorLocation(local, local, "node", "host", 1)
         return self._do(
-            self._keeper.submit(lambda ledger: ledger.decide_lease(task, where, lambda one: one.instance_id in lost))
+            self._keeper.submit(lambda ledger: ledger.decide_lease(task, where, Living(lost), StayElseLocal()))
         )
 
-    def commit(self, state_name: str, entry: CommitEntry) -> CommitEntry:
-        counted: CommitEntry
-        (counted,) = self._do(self._keeper.submit(lambda ledger: ledger.decide_commits([entry])))
+    def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> Sequence[CommitEntry]:
+        self.calls["commit_all"] += 1
+        counted: Sequence[CommitEntry] = self._do(self._keeper.submit(lambda ledger: ledger.decide_commits(entries)))
         if self.lose_answers:
             self.lose_answers -= 1
             raise StoreUnavailableError("the answer was lost")
         return counted
 
-    def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> Sequence[CommitEntry]:
-        return self._do(self._keeper.submit(lambda ledger: ledger.decide_commits(entries)))
+    def load_plans(self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]) -> LoadPlans:
+        self.calls["load_plans"] += 1
+        return self._do(self._keeper.submit(lambda ledger: ([], ledger.load_plans(partition_id, version, store_names))))
 
-    def load_plan(self, state_name: str, partition_id: int, version: int, store_name: str = DEFAULT_STORE) -> LoadPlan:
-        return self._do(self._keeper.submit(lambda ledger: ([], ledger.load_plan(partition_id, version, store_name))))
+    def open_instance(
+        self,
+        provider_id: StateStoreProviderId,
+        ids_to_check: Sequence[StateStoreProviderId],
+        version: int,
+        store_names: Sequence[str],
+    ) -> InstancePlans:
+        self.calls["open_instance"] += 1
+        self.reported.append((provider_id, tuple(ids_to_check)))
+        partition = provider_id.store_id.partition_id
+        plans = self._do(self._keeper.submit(lambda ledger: ([], ledger.load_plans(partition, version, store_names))))
+        return InstancePlans(tuple(one for one in ids_to_check if one in self.stale), plans)
+
+    def plan(self, version: int, partition_id: int = 0) -> LoadPlan:
+        """What makes a version of a partition's one store."""
+        decided = self._keeper.submit(lambda ledger: ([], ledger.load_plans(partition_id, version)))
+        return self._do(decided).plans[DEFAULT_STORE]
 
     def add_snapshot(self, state_name: str, snapshot: SnapshotEntry) -> bool:
         return self._do(self._keeper.submit(lambda ledger: ledger.decide_snapshot(snapshot)))
@@ -85,11 +110,6 @@ class Coordinator:
     def is_elsewhere(self, store_id: StateStoreId) -> bool:
         return self.elsewhere
 
-    def report_active_instance(
-        self, provider_id: StateStoreProviderId, ids_to_check: Sequence[StateStoreProviderId]
-    ) -> Sequence[StateStoreProviderId]:
-        return []
-
 
 class Fleet:
     """Stores over one object store."""
@@ -99,8 +119,8 @@ class Fleet:
         self.coordinator = Coordinator(self.objects)
         self.store = self.new_store()
 
-    def new_store(self) -> Store:
-        return Store(self.objects, self.coordinator)
+    def new_store(self) -> OperatorShards:
+        return OperatorShards(self.objects, self.coordinator)
 
     def request(
         self, batch: int, run: str = "run-1", schema: StateSchema = SCHEMA, *, local: str = "a", lost: str = ""
@@ -176,7 +196,7 @@ def test_two_stores_racing_for_a_version_make_one_entry_and_equal_answers() -> N
     with ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(lambda store: counts(store.apply(request, rows("ab"))[0]), stores))
     assert answers == [{"a": 2, "b": 1}] * 3
-    assert [entry.version for entry in fleet.coordinator.load_plan("s", 0, 9).deltas] == [1, 2]
+    assert [entry.version for entry in fleet.coordinator.plan(9).deltas] == [1, 2]
     assert len(fleet.deltas()) == 2
 
 
@@ -233,7 +253,7 @@ def test_the_format_document_reads_a_version_without_this_package() -> None:
     namespace: dict[str, Any] = {}
     for block in text.split("```python")[1:]:
         exec(block.split("```")[0], namespace)
-    files = [io.BytesIO(fleet.objects.get(entry.file)) for entry in fleet.coordinator.load_plan("s", 0, 9).deltas]
+    files = [io.BytesIO(fleet.objects.get(entry.file)) for entry in fleet.coordinator.plan(9).deltas]
     read = namespace["read_version"](files, ["v"])
     assert {row["v"]: row["n"] for row in read} == {"a": 3, "b": 2, "c": 1}
     for file in files:

@@ -1,0 +1,180 @@
+"""The coordinator as other processes call it: one typed method for each of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from coordinator.calls import Actors, RayActors, call_until
+from coordinator.core import LeaseGrant
+from coordinator.deploy import coordinator_name, deploy_coordinator
+from coordinator.errors import StateStoreError
+from coordinator.model import (
+    ActorLocation,
+    CommitEntry,
+    InstancePlans,
+    LoadPlans,
+    Maintenance,
+    ShardLocation,
+    SnapshotEntry,
+    StateMetadata,
+    StateStoreProviderId,
+    TaskIdentity,
+)
+from coordinator.surroundings import Surroundings
+
+__all__ = ["CoordinatorClient"]
+
+#: How long a call waits for a coordinator that is restarting, in seconds.
+_DEADLINE_S = 60.0
+
+
+class CoordinatorClient:
+    """The coordinator of a fleet, also after it restarted, and that of a fleet which was shut down and connected to again.
+
+    Every method raises what the coordinator raises, and StoreUnavailableError if it does not come back in time.
+    Made by :meth:`connect` or :meth:`find`.
+    """
+
+    def __init__(self, uri: str, handle: Any, actors: Actors, surroundings: Surroundings) -> None:
+        self._uri = uri
+        self._handle = handle
+        self._actors = actors
+        self._surroundings = surroundings
+
+    @classmethod
+    def find(
+        cls, uri: str, *, actors: Actors | None = None, surroundings: Surroundings | None = None
+    ) -> CoordinatorClient | None:
+        """Client of the coordinator of a normalised URI that runs on this Ray cluster; None if the fleet isn't up."""
+        actors = actors or RayActors()
+        handle = actors.find(coordinator_name(uri))
+        return None if handle is None else cls(uri, handle, actors, surroundings or Surroundings())
+
+    @classmethod
+    def connect(
+        cls,
+        uri: str,
+        storage_options: Mapping[str, str] | None,
+        maintenance: Maintenance,
+        *,
+        actors: Actors | None = None,
+        surroundings: Surroundings | None = None,
+    ) -> CoordinatorClient:
+        """Client of the fleet's coordinator, which is started (with these options) and proven to work if it isn't there.
+
+        Raises
+        ------
+        StorageUnavailableError
+            The object store can't be used.
+        """
+        found = cls.find(uri, actors=actors, surroundings=surroundings)
+        if found is not None:
+            return found
+        handle = deploy_coordinator(uri, storage_options, maintenance)
+        client = cls(uri, handle, actors or RayActors(), surroundings or Surroundings())
+        try:
+            client._call("open")
+        except StateStoreError:
+            # A coordinator that can't reach its store would be found, and trusted, by the next caller.
+            client.shut_down()
+            raise
+        return client
+
+    def shut_down(self) -> None:
+        """End the coordinator for good."""
+        self._actors.kill(self._handle, restart=False)
+
+    def _call(self, method: str, *args: Any) -> Any:
+        clock = self._surroundings.clock
+        return call_until(self._actors, clock, self._handle, method, args, deadline_s=_DEADLINE_S, renew=self._renewed)
+
+    def _renewed(self) -> Any:
+        # Who shut it down wants no other one before somebody connects.
+        self._handle = self._actors.find(coordinator_name(self._uri)) or self._handle
+        return self._handle
+
+    # -- states and leases ----------------------------------------------------------------------------------------
+
+    def describe_state(self, state_name: str) -> StateMetadata | None:
+        """See :meth:`Coordinator.describe_state <coordinator.actor.Coordinator.describe_state>`."""
+        described: StateMetadata | None = self._call("describe_state", state_name)
+        return described
+
+    def check_state(self, metadata: StateMetadata) -> None:
+        """See :meth:`Coordinator.check_state <coordinator.actor.Coordinator.check_state>`."""
+        self._call("check_state", metadata)
+
+    def attach_and_lease(self, task: TaskIdentity, metadata: StateMetadata, local: ActorLocation) -> LeaseGrant:
+        """See :meth:`Coordinator.attach_and_lease <coordinator.actor.Coordinator.attach_and_lease>`."""
+        grant: LeaseGrant = self._call("attach_and_lease", task, metadata, local)
+        return grant
+
+    def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> tuple[CommitEntry, ...]:
+        """See :meth:`Coordinator.commit_all <coordinator.actor.Coordinator.commit_all>`."""
+        counted: tuple[CommitEntry, ...] = self._call("commit_all", state_name, list(entries))
+        return counted
+
+    def load_plans(self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]) -> LoadPlans:
+        """See :meth:`Coordinator.load_plans <coordinator.actor.Coordinator.load_plans>`."""
+        loading: LoadPlans = self._call("load_plans", state_name, partition_id, version, list(store_names))
+        return loading
+
+    def locate(self, state_name: str, partition_id: int) -> ShardLocation:
+        """See :meth:`Coordinator.locate <coordinator.actor.Coordinator.locate>`."""
+        located: ShardLocation = self._call("locate", state_name, partition_id)
+        return located
+
+    # -- store actors ---------------------------------------------------------------------------------------------
+
+    def add_snapshot(self, state_name: str, snapshot: SnapshotEntry) -> bool:
+        """See :meth:`Coordinator.add_snapshot <coordinator.actor.Coordinator.add_snapshot>`."""
+        return bool(self._call("add_snapshot", state_name, snapshot))
+
+    def report_store_actor(self, location: ActorLocation) -> None:
+        """See :meth:`Coordinator.report_store_actor <coordinator.actor.Coordinator.report_store_actor>`."""
+        self._call("report_store_actor", location)
+
+    def report_store_actor_lost(self, instance_id: str) -> None:
+        """See :meth:`Coordinator.report_store_actor_lost <coordinator.actor.Coordinator.report_store_actor_lost>`."""
+        self._call("report_store_actor_lost", instance_id)
+
+    def open_instance(
+        self,
+        provider_id: StateStoreProviderId,
+        location: ActorLocation,
+        ids_to_check: Sequence[StateStoreProviderId],
+        version: int,
+        store_names: Sequence[str],
+    ) -> InstancePlans:
+        """See :meth:`Coordinator.open_instance <coordinator.actor.Coordinator.open_instance>`."""
+        opened: InstancePlans = self._call(
+            "open_instance", provider_id, location, list(ids_to_check), version, list(store_names)
+        )
+        return opened
+
+    def deactivate_instances(self, run_id: str) -> None:
+        """See :meth:`Coordinator.deactivate_instances <coordinator.actor.Coordinator.deactivate_instances>`; not waited for."""
+        self._handle.deactivate_instances.remote(run_id)
+
+    # -- people ---------------------------------------------------------------------------------------------------
+
+    def load_all_states(self) -> list[str]:
+        """See :meth:`Coordinator.load_all_states <coordinator.actor.Coordinator.load_all_states>`."""
+        names: list[str] = self._call("load_all_states")
+        return names
+
+    def status(self) -> dict[str, Any]:
+        """See :meth:`Coordinator.status <coordinator.actor.Coordinator.status>`."""
+        status: dict[str, Any] = self._call("status")
+        return status
+
+    def dashboard_url(self) -> str:
+        """See :meth:`Coordinator.dashboard_url <coordinator.actor.Coordinator.dashboard_url>`."""
+        url: str = self._call("dashboard_url")
+        return url
+
+    def clean(self, state_name: str, *, dry_run: bool) -> dict[str, Any]:
+        """See :meth:`Coordinator.clean <coordinator.actor.Coordinator.clean>`."""
+        cleaned: dict[str, Any] = self._call("clean", state_name, dry_run)
+        return cleaned

@@ -1,0 +1,122 @@
+"""The records of a state's manifest log, one frozen class a kind.
+
+In the log each is a JSON object: ``kind``, then the fields in their order here. Names and order are the format (``docs/format.md``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, assert_never
+
+from coordinator.model import ActorLocation, CommitEntry, RecordKind, SnapshotEntry
+
+__all__ = [
+    "Committed",
+    "Record",
+    "RunStarted",
+    "SchemaChanged",
+    "ShardsAssigned",
+    "SnapshotAdded",
+    "Truncated",
+    "record_from_json",
+    "record_to_json",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """A run of the query took the state over, with its batch `batch_id`; every older run is fenced from here on."""
+
+    run_id: str
+    query_id: str
+    batch_id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaChanged:
+    """The run's schema is not that of the run before it; in force from the run's epoch on."""
+
+    run_id: str
+    epoch: int
+    schema: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardsAssigned:
+    """A partition was given to a store actor under a new epoch."""
+
+    partition_id: int
+    epoch: int
+    location: ActorLocation
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A shard committed a version."""
+
+    entry: CommitEntry
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotAdded:
+    """A snapshot of a counted version was written."""
+
+    snapshot: SnapshotEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Truncated:
+    """Versions of a shard older than `floor` are no longer retained; their files may be deleted."""
+
+    partition_id: int
+    store_name: str
+    floor: int
+
+
+Record = RunStarted | SchemaChanged | ShardsAssigned | Committed | SnapshotAdded | Truncated
+
+
+def record_to_json(record: Record) -> dict[str, Any]:
+    """A record as JSON data."""
+    match record:
+        case RunStarted():
+            kind = RecordKind.RUN_STARTED
+        case SchemaChanged():
+            kind = RecordKind.SCHEMA_CHANGED
+        case ShardsAssigned():
+            kind = RecordKind.SHARDS_ASSIGNED
+        case Committed():
+            kind = RecordKind.COMMITTED
+        case SnapshotAdded():
+            kind = RecordKind.SNAPSHOT
+        case Truncated():
+            kind = RecordKind.TRUNCATED
+        case _:
+            assert_never(record)
+    return {"kind": kind, **asdict(record)}
+
+
+_READERS: dict[RecordKind, Callable[[dict[str, Any]], Record]] = {
+    RecordKind.RUN_STARTED: lambda fields: RunStarted(**fields),
+    RecordKind.SCHEMA_CHANGED: lambda fields: SchemaChanged(**fields),
+    RecordKind.SHARDS_ASSIGNED: lambda fields: ShardsAssigned(
+        **{**fields, "location": ActorLocation(**fields["location"])}
+    ),
+    RecordKind.COMMITTED: lambda fields: Committed(CommitEntry.from_json(fields["entry"])),
+    RecordKind.SNAPSHOT: lambda fields: SnapshotAdded(SnapshotEntry.from_json(fields["snapshot"])),
+    RecordKind.TRUNCATED: lambda fields: Truncated(**fields),
+}
+
+
+def record_from_json(data: Mapping[str, Any]) -> Record:
+    """A record of JSON data.
+
+    Raises
+    ------
+    ValueError, KeyError, TypeError
+        It is of a kind that is not known here, or lacks a field, or has one too many.
+    """
+    fields = dict(data)
+    return _READERS[RecordKind(fields.pop("kind"))](fields)

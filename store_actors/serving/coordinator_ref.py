@@ -1,0 +1,42 @@
+"""What a store asks of the coordinator: Spark's StateStoreCoordinatorRef, for the one store actor that holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from coordinator.model import (
+    CommitEntry,
+    InstancePlans,
+    LoadPlans,
+    SnapshotEntry,
+    StateStoreId,
+    StateStoreProviderId,
+)
+
+__all__ = ["CoordinatorRef"]
+
+
+class CoordinatorRef(Protocol):
+    """The coordinator; each call may be repeated without harm."""
+
+    def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> Sequence[CommitEntry]:
+        """Count the commits of all stores of a partition together; returns the entries that count."""
+
+    def load_plans(self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]) -> LoadPlans:
+        """Files that make a version of a partition's stores."""
+
+    def open_instance(
+        self,
+        provider_id: StateStoreProviderId,
+        ids_to_check: Sequence[StateStoreProviderId],
+        version: int,
+        store_names: Sequence[str],
+    ) -> InstancePlans:
+        """Say that this store is about to hold a partition; returns which others to unload, and the files that make the version."""
+
+    def add_snapshot(self, state_name: str, snapshot: SnapshotEntry) -> bool:
+        """Count a snapshot; False if its version was superseded meanwhile."""
+
+    def is_elsewhere(self, store_id: StateStoreId) -> bool:
+        """Whether another store actor has the partition's lease."""

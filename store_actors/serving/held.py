@@ -1,0 +1,158 @@
+"""Partitions that a process holds in memory: who they are, when they go, when a snapshot of them is written. No Ray."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
+
+import pyarrow as pa
+
+from coordinator.errors import StateStoreError
+from coordinator.model import CommitEntry, StateStoreId, StateStoreProviderId
+from coordinator.surroundings import Lock
+from store_actors.schema import StateSchema
+from store_actors.serving.commits import Commits
+from store_actors.serving.coordinator_ref import CoordinatorRef
+from store_actors.serving.lineage import Lineage
+from store_actors.serving.metrics import StoreMetrics
+
+__all__ = ["FrozenStore", "Held", "HeldPartitions"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenStore:
+    """The rows of a counted commit as they are now; `rows` makes the table later, outside the lock."""
+
+    entry: CommitEntry
+    rows: Callable[[], pa.Table]
+    schema: StateSchema
+
+
+class Held(Protocol):
+    """What memory holds of one partition; `lock` is taken by whoever looks at or changes anything else of it."""
+
+    @property
+    def lock(self) -> Lock: ...
+
+    @property
+    def lineage(self) -> Lineage: ...
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether somebody is in the middle of a change."""
+
+    def frozen(self) -> Sequence[FrozenStore]:
+        """Its stores as their newest commits made them; none where memory was loaded."""
+
+    def forget(self) -> None:
+        """Let go of everything; what is stored is loaded when it is wanted again."""
+
+    def taken_away(self) -> None:
+        """:meth:`forget`, and end who is in the middle of a change: another store actor has the partition."""
+
+
+Kind = TypeVar("Kind", bound=Held)
+
+
+class HeldPartitions(Generic[Kind]):
+    """The partitions of one process, of one kind. Thread-safe.
+
+    Parameters
+    ----------
+    make
+        Makes an empty partition with a lock.
+    guard
+        Lock of the list itself.
+    coordinator, commits, metrics
+        Who says where partitions are; who writes; what is counted.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Kind],
+        guard: Lock,
+        coordinator: CoordinatorRef,
+        commits: Commits,
+        metrics: StoreMetrics,
+    ) -> None:
+        self._make = make
+        self._guard = guard
+        self._coordinator = coordinator
+        self._commits = commits
+        self._metrics = metrics
+        self._held: dict[StateStoreId, Kind] = {}
+
+    def of(self, store_id: StateStoreId) -> Kind:
+        """A partition, empty at first."""
+        with self._guard:
+            held = self._held.get(store_id)
+            if held is None:
+                held = self._held[store_id] = self._make()
+            return held
+
+    def items(self) -> list[tuple[StateStoreId, Kind]]:
+        """Partitions that were ever asked for."""
+        with self._guard:
+            return list(self._held.items())
+
+    def others(self, store_id: StateStoreId, run_id: str) -> list[StateStoreProviderId]:
+        """Further partitions in memory that were opened by a run.
+
+        Only those can be told to be elsewhere. Those of ended runs stay: the next run of their query finds its state in memory (Spark
+        would unload them).
+        """
+        return [
+            StateStoreProviderId(other, run_id)
+            for other, held in self.items()
+            if other != store_id and held.lineage.is_held and held.lineage.run_id == run_id
+        ]
+
+    def unload(self, store_id: StateStoreId, *, wait: bool = True) -> bool:
+        """Drop a partition from memory; storage keeps every version. False if it is busy (or not here)."""
+        held = self._held.get(store_id)
+        if held is None or not held.lock.acquire(blocking=wait):
+            return False
+        try:
+            if held.is_busy and not wait:
+                return False
+            was_held = held.lineage.is_held
+            held.forget()
+            return was_held
+        finally:
+            held.lock.release()
+
+    def maintain(self, min_deltas_for_snapshot: int) -> None:
+        """One round: write the snapshots that are due, let go of partitions that the coordinator says are elsewhere.
+
+        The failure of one partition is logged and counted, and does not keep the others from their turn.
+        """
+        for store_id, held in self.items():
+            try:
+                if held.lineage.is_held and self._coordinator.is_elsewhere(store_id):
+                    with held.lock:
+                        held.taken_away()
+                    self._metrics.shards_unloaded += 1
+                elif held.lineage.deltas >= min_deltas_for_snapshot:
+                    self._write_snapshots(store_id, held)
+            except (StateStoreError, OSError):
+                self._metrics.maintenance_failures += 1
+                log.exception("maintenance of a shard failed; it is tried again in the next round: %s", store_id.path())
+
+    def _write_snapshots(self, store_id: StateStoreId, held: Kind) -> None:
+        # Under the lock only a copy of the rows is taken: batches go on while it is encoded and stored.
+        with held.lock:
+            due = held.frozen() if held.lineage.is_held else ()
+            deltas = held.lineage.deltas
+        written = [
+            self._commits.write_snapshot(
+                replace(store_id, store_name=one.entry.store_name), one.entry, one.rows(), one.schema
+            )
+            for one in due
+        ]
+        if written and all(written):
+            with held.lock:
+                held.lineage.snapshot_written(deltas)

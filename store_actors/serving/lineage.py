@@ -1,0 +1,128 @@
+"""Which history memory holds of a partition, and whether a batch may go on from it. Pure rules, for operators and keyed stores alike.
+
+Theory of operation
+-------------------
+Memory is a cache of what the coordinator counts. A partition that is held is at one version, whose lineage is known by the attempts
+that made it and the few versions before. A batch brings a lease (its epoch) and the version that it reads, its base:
+
+- Same epoch, memory at the base: nobody else can have committed since, so memory is right, and nobody is asked
+  (:meth:`Lineage.is_hot`).
+- Otherwise the coordinator is asked, once, which attempt made the base. If that is the one that memory knows, memory is kept, or goes
+  back to it; else it is loaded (:meth:`Lineage.stand`).
+- A commit that is counted is the next version, be it one's own or that of another attempt of the run (:meth:`Lineage.committed`).
+- A commit that fails leaves nobody knowing: memory is forgotten (:meth:`Lineage.forget`).
+
+::
+
+    FORGOTTEN --loaded--> HELD --committed--> HELD (next version)
+                          HELD --went_back--> HELD (an earlier one)
+        ^------------- forget -------|
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from coordinator.model import CommitEntry
+
+__all__ = ["Lineage", "Stand"]
+
+#: Versions behind the newest whose attempt is remembered; more than memory can go back.
+_KNOWN_ATTEMPTS = 4
+
+
+class Stand(StrEnum):
+    """How memory stands to a version that is wanted."""
+
+    #: It is at that version.
+    KEEP = "keep"
+    #: It is at a later one of the same history.
+    GO_BACK = "go back"
+    #: It is of another history, or of none.
+    LOAD = "load"
+
+
+@dataclass(slots=True)
+class Lineage:
+    """The history that memory holds of one partition.
+
+    Attributes
+    ----------
+    is_held
+        Whether memory holds anything; all else but `epoch`, `run_id` and `deltas` counts only then.
+    version
+        The version that memory is at.
+    epoch, run_id
+        Of the lease under which it was last brought to a version; -1 and empty before.
+    attempts
+        Counted attempt of each version that memory may still reach; the empty version has none.
+    newest
+        The counted commits, one a store, that made the version; none if it was loaded.
+    deltas
+        Commits since the last snapshot: what loading would replay.
+    """
+
+    is_held: bool = False
+    version: int = 0
+    epoch: int = -1
+    run_id: str = ""
+    attempts: dict[int, str] = field(default_factory=dict)
+    newest: tuple[CommitEntry, ...] = ()
+    deltas: int = 0
+
+    def is_hot(self, epoch: int, base: int) -> bool:
+        """Whether memory is at a lease's base version beyond doubt."""
+        return self.is_held and (self.epoch, self.version) == (epoch, base)
+
+    def knows(self, version: int, counted: str) -> bool:
+        """Whether the attempt that counts for a version is the one that made it here."""
+        return self.is_held and self.attempts.get(version, "") == counted
+
+    def stand(self, base: int, counted: str) -> Stand:
+        """How memory stands to a lease's base version.
+
+        Parameters
+        ----------
+        counted
+            The attempt that made it, as the coordinator counts; empty for the empty version.
+        """
+        if not self.knows(base, counted) or base > self.version:
+            return Stand.LOAD
+        return Stand.KEEP if base == self.version else Stand.GO_BACK
+
+    def recorded(self, run_id: str, version: int) -> bool:
+        """Whether the version in memory is the one asked for, made by this very run: its task is a repeated one."""
+        return self.is_held and any((one.run_id, one.version) == (run_id, version) for one in self.newest)
+
+    def went_back(self, base: int) -> None:
+        """Memory is at an earlier version: its rows must not become the snapshot of a newer commit."""
+        self.version = base
+        self.newest = tuple(entry for entry in self.newest if entry.version == base)
+
+    def loaded(self, base: int, counted: str, deltas: int) -> None:
+        """Memory is what storage has of a version; so many deltas were replayed for it."""
+        self.is_held, self.version, self.newest, self.deltas = True, base, (), deltas
+        self.attempts = {base: counted} if counted else {}
+
+    def leased(self, epoch: int, run_id: str) -> None:
+        """Memory was brought to the base version of a lease."""
+        self.epoch, self.run_id = epoch, run_id
+
+    def committed(self, counted: Sequence[CommitEntry]) -> None:
+        """Memory is what these commits, one a store, made."""
+        self.version, self.newest = counted[0].version, tuple(counted)
+        self.attempts[self.version] = counted[0].attempt_id
+        for version in [one for one in self.attempts if one < self.version - _KNOWN_ATTEMPTS]:
+            del self.attempts[version]
+        self.deltas += 1
+
+    def snapshot_written(self, deltas: int) -> None:
+        """A snapshot was stored that has so many of the deltas in it."""
+        self.deltas = max(0, self.deltas - deltas)
+
+    def forget(self) -> None:
+        """Memory holds nothing any more."""
+        self.is_held, self.epoch, self.newest = False, -1, ()
+        self.attempts.clear()
