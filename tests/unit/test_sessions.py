@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +18,7 @@ from coordinator.errors import (
     StoreUnavailableError,
     WriterBusyError,
 )
-from coordinator.model import StateStoreId, TaskIdentity
+from coordinator.model import StateStoreId, StateStoreProviderId, TaskIdentity
 from spark_jobs.worker.state_store import StateStore
 from store_actors.messages import OpenRequest, StoreSpec
 from store_actors.schema import Field
@@ -363,3 +365,79 @@ def test_what_is_wrong_with_a_write_is_told_by_the_call_that_takes_it_along() ->
         handle.store.commit()
     assert not handle.store.has_committed
     assert fleet.coordinator.lease(TaskIdentity("s", "query", "run-1", 0, 0, 1, "executor"), "a").base_version == 0
+
+
+# -- calls of the coordinator, and locks ------------------------------------------------------------------------------
+
+
+def test_opening_asks_the_coordinator_once_whatever_the_stores_and_nothing_while_memory_is_hot() -> None:
+    fleet = Fleet()
+    fleet.stores.commit(fleet.open(0, "run-1", 0, COUNTS, NAMES))
+    assert fleet.coordinator.calls == {"open_instance": 1, "commit_all": 1}
+    for batch in (1, 2):
+        fleet.stores.commit(fleet.open(batch, "run-1", 0, COUNTS, NAMES))
+    assert fleet.coordinator.calls == {"open_instance": 1, "commit_all": 3}
+    # An aborted update leaves memory where it was.
+    fleet.stores.end(fleet.open(3, "run-1", 0, COUNTS, NAMES))
+    fleet.stores.end(fleet.open(3, "run-1", 1, COUNTS, NAMES))
+    assert fleet.coordinator.calls["open_instance"] == 1
+    # A new run has another epoch: memory is kept, once the coordinator has said that it is what counts.
+    fleet.stores.commit(fleet.open(3, "run-2", 0, COUNTS, NAMES))
+    assert fleet.coordinator.calls["open_instance"] == 2
+    assert fleet.metrics.bytes_loaded == 0
+    # Another store is wanted than memory has.
+    fleet.stores.end(fleet.open(4, "run-2", 0, replace(COUNTS, name="further"), COUNTS))
+    assert fleet.coordinator.calls["open_instance"] == 3
+
+
+def test_a_partition_is_reported_with_those_beside_it_and_stale_ones_are_let_go() -> None:
+    fleet = Fleet()
+    first = StateStoreProviderId(StateStoreId("memory:///s", 0, 0), "run-1")
+    second = StateStoreProviderId(StateStoreId("memory:///s", 0, 1), "run-1")
+    fleet.write(0, a=1)
+    assert fleet.coordinator.reported == [(first, ())]
+    fleet.coordinator.stale = {first}
+    task = TaskIdentity("s", "query", "run-1", 0, 1, 0, "executor")
+    grant = fleet.coordinator.lease(task, "a")
+    session, _ = fleet.stores.open_update(OpenRequest(task, grant.lease, grant.base_version, (COUNTS,)))
+    assert fleet.coordinator.reported[-1] == (second, (first,))
+    fleet.stores.end(session)
+    # The first one is loaded again.
+    assert fleet.metrics.bytes_loaded == 0
+    fleet.write(1, b=1)
+    assert fleet.metrics.deltas_loaded == 1
+    assert fleet.read(2) == [{"k": "a", "n": 1}, {"k": "b", "n": 1}]
+
+
+def test_a_partition_with_an_open_update_is_not_let_go_as_stale() -> None:
+    fleet = Fleet()
+    session = fleet.open(0)
+    fleet.put(session, a=1)
+    fleet.coordinator.stale = {StateStoreProviderId(StateStoreId("memory:///s", 0, 0), "run-1")}
+    task = TaskIdentity("s", "query", "run-1", 0, 1, 0, "executor")
+    grant = fleet.coordinator.lease(task, "a")
+    fleet.stores.end(fleet.stores.open_update(OpenRequest(task, grant.lease, grant.base_version, (COUNTS,)))[0])
+    assert fleet.stores.commit(session) == 1
+    assert fleet.read(1) == [{"k": "a", "n": 1}]
+
+
+def test_snapshots_are_encoded_and_stored_outside_the_lock() -> None:
+    fleet = Fleet()
+    fleet.write(0, a=1)
+    session = fleet.open(1)
+    fleet.put(session, a=2)
+    put, free = fleet.objects.put, []
+
+    def look(path: str, data: bytes) -> None:
+        with ThreadPoolExecutor(1) as other:
+            free.append(other.submit(lambda: fleet.call(session, "get", ("a",))).result(timeout=10))
+        put(path, data)
+
+    fleet.objects.put = look  # type: ignore[method-assign]
+    fleet.stores.maintain(1)
+    assert free == [{"n": 2}], "a call of the open update waits for nobody"
+    fleet.objects.put = put  # type: ignore[method-assign]
+    assert fleet.stores.commit(session) == 2
+    fleet.stores = fleet.new_stores()
+    assert fleet.read(1) == [{"k": "a", "n": 1}]
+    assert fleet.metrics.snapshots_loaded == 1

@@ -1,0 +1,63 @@
+"""The front door: every public name is there, and the command line brings neither Spark nor compiled code with it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import statefleet
+
+SOURCE = Path(statefleet.__file__)
+
+
+def test_every_public_name_is_found() -> None:
+    assert set(statefleet._HOMES) == set(statefleet.__all__)
+    for name in statefleet.__all__:
+        assert getattr(statefleet, name).__name__ == name
+        assert getattr(statefleet, name).__module__.startswith(("coordinator", "spark_jobs"))
+    assert set(statefleet.__all__) <= set(dir(statefleet))
+
+
+def test_type_checkers_see_the_same_names_at_the_same_places() -> None:
+    guarded = next(node for node in ast.parse(SOURCE.read_text()).body if isinstance(node, ast.If))
+    seen = {
+        alias.name: node.module for node in guarded.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert seen == statefleet._HOMES
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'conect'"):
+        statefleet.conect  # noqa: B018
+
+
+def imported_by(program: str) -> set[str]:
+    """Top-level modules that a fresh interpreter has loaded after a program."""
+    told = f"{program}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+    ran = subprocess.run(
+        [sys.executable, "-c", told], capture_output=True, text=True, check=True, cwd=SOURCE.parents[1]
+    )
+    return set(ran.stdout.split())
+
+
+def test_help_imports_nothing_heavy() -> None:
+    loaded = imported_by("from statefleet.cli import _parser\n_parser().format_help()")
+    assert "statefleet" in loaded
+    assert not loaded & {"ray", "pyspark", "raydp", "py4j", "numba", "numpy", "pyarrow", "pandas", "aiohttp", "obstore"}
+
+
+def test_commands_import_neither_spark_nor_the_engine() -> None:
+    program = """
+import statefleet.cli
+# What the commands import when they run, and how far they get where no cluster is.
+code = statefleet.cli.main(["status", "file:///tmp/nowhere", "--address", "127.0.0.1:1"])
+assert code == 1
+import coordinator.client, store_actors.deploy
+"""
+    loaded = imported_by(program)
+    assert "ray" in loaded
+    assert not loaded & {"pyspark", "raydp", "py4j", "numba"}

@@ -1,0 +1,156 @@
+"""The one lineage of operators and keyed stores: a state machine of its own, driven alone against a model of what is counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from coordinator.model import CommitEntry
+from store_actors.serving.lineage import Lineage, Stand
+
+ENTRY = CommitEntry(0, 1, 0, 1, "run", "attempt", "file", 1, 1, 1, 1, 0, 1, 1, 1, 0, 0, 0)
+
+
+def commit(version: int, attempt: str, run: str = "run") -> CommitEntry:
+    return replace(ENTRY, version=version, attempt_id=attempt, run_id=run)
+
+
+def held(versions: int) -> Lineage:
+    """Memory at a version that it came to commit by commit, under epoch 1."""
+    lineage = Lineage()
+    lineage.loaded(0, "", 0)
+    lineage.leased(1, "run")
+    for version in range(1, versions + 1):
+        lineage.committed([commit(version, f"a{version}")])
+    return lineage
+
+
+def test_under_its_own_epoch_memory_at_the_base_is_beyond_doubt() -> None:
+    lineage = held(3)
+    assert lineage.is_hot(1, 3)
+    assert not lineage.is_hot(1, 2)
+    assert not lineage.is_hot(2, 3)
+    lineage.forget()
+    assert not lineage.is_hot(1, 3)
+    assert not lineage.is_hot(-1, 3)
+
+
+def test_memory_is_kept_or_goes_back_only_where_it_is_what_counts() -> None:
+    lineage = held(3)
+    assert lineage.stand(3, "a3") is Stand.KEEP
+    assert lineage.stand(2, "a2") is Stand.GO_BACK
+    assert lineage.stand(0, "") is Stand.GO_BACK
+    assert lineage.stand(3, "another") is Stand.LOAD
+    assert lineage.stand(4, "a4") is Stand.LOAD
+    assert Lineage().stand(0, "") is Stand.LOAD
+
+
+def test_a_commit_is_recorded_for_a_retry_of_its_run_only() -> None:
+    lineage = held(2)
+    assert lineage.recorded("run", 2)
+    assert not lineage.recorded("run", 1)
+    assert not lineage.recorded("run-2", 2)
+    lineage.went_back(1)
+    assert not lineage.recorded("run", 2)
+    assert lineage.newest == ()
+
+
+def test_what_a_snapshot_has_is_no_delta_any_more() -> None:
+    lineage = held(5)
+    lineage.snapshot_written(4)
+    assert lineage.deltas == 1
+    lineage.snapshot_written(4)
+    assert lineage.deltas == 0
+
+
+class LineageMachine(RuleBasedStateMachine):
+    """A partition whose commits are counted in several runs and places, and the memory of one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: version -> (attempt, content) as counted; the content is the list of attempts that it was built on.
+        self.counted: dict[int, tuple[str, tuple[str, ...]]] = {0: ("", ())}
+        self.epoch = 1
+        self.memory: dict[int, tuple[str, ...]] = {}
+        self.lineage = Lineage()
+        self.attempts = 0
+
+    def newest(self) -> int:
+        return max(self.counted)
+
+    def new_attempt(self) -> str:
+        self.attempts += 1
+        return f"a{self.attempts}"
+
+    def count(self, base: int, attempt: str) -> None:
+        self.counted = {version: one for version, one in self.counted.items() if version <= base}
+        self.counted[base + 1] = (attempt, (*self.counted[base][1], attempt))
+
+    @rule(back=st.integers(0, 2), kind=st.sampled_from(["own", "other", "lost", "aborted"]))
+    def batch(self, back: int, kind: str) -> None:
+        """A task of the present lease: position, then commit; its own attempt counts, another one's, or nobody knows; or abort."""
+        base = max(0, self.newest() - back)
+        if back:
+            # A version is made anew by a new run only.
+            self.epoch += 1
+        if not self.lineage.is_hot(self.epoch, base):
+            self.position(base)
+            self.lineage.leased(self.epoch, "run")
+        assert self.memory[base] == self.counted[base][1], "a batch goes on from what is not the counted history"
+        assert self.lineage.version == base
+        if kind == "aborted":
+            return
+        attempt = self.new_attempt()
+        self.count(base, attempt)
+        if kind == "lost":
+            self.lineage.forget()
+            self.memory = {}
+            return
+        if kind == "other":
+            attempt = self.new_attempt()
+            self.count(base, attempt)
+        # Memory holds the last few versions, as tables do.
+        self.memory = {version: one for version, one in self.memory.items() if base - 2 < version <= base}
+        self.memory[base + 1] = self.counted[base + 1][1]
+        self.lineage.committed([commit(base + 1, attempt)])
+
+    def position(self, base: int) -> None:
+        stand = self.lineage.stand(base, self.counted[base][0])
+        if stand is Stand.GO_BACK and base in self.memory:
+            self.memory = {version: one for version, one in self.memory.items() if version <= base}
+            self.lineage.went_back(base)
+        elif stand is not Stand.KEEP:
+            self.lineage.forget()
+            self.memory = {base: self.counted[base][1]}
+            self.lineage.loaded(base, self.counted[base][0], base)
+
+    @rule(back=st.integers(0, 2))
+    def elsewhere(self, back: int) -> None:
+        """Another store actor has the partition for a batch: memory here learns nothing of it."""
+        self.epoch += 1
+        self.count(max(0, self.newest() - back), self.new_attempt())
+        self.epoch += 1
+
+    @precondition(lambda self: self.lineage.is_held and self.lineage.newest)
+    @rule()
+    def snapshot(self) -> None:
+        (entry,) = self.lineage.newest
+        assert entry.version == self.lineage.version
+        assert self.memory[entry.version][-1] == entry.attempt_id, "a snapshot would show another commit's rows"
+        self.lineage.snapshot_written(self.lineage.deltas)
+
+    @rule()
+    def unload(self) -> None:
+        self.lineage.forget()
+        self.memory = {}
+
+    @invariant()
+    def memory_is_at_its_version(self) -> None:
+        if self.lineage.is_held:
+            assert max(self.memory) == self.lineage.version
+            assert len(self.lineage.attempts) <= 5
+
+
+TestLineage = LineageMachine.TestCase

@@ -1,0 +1,55 @@
+"""What a process takes from its machine: ages go on while the machine sleeps, and nobody else looks at a clock."""
+
+from __future__ import annotations
+
+import ast
+import time
+from pathlib import Path
+
+import pytest
+
+from coordinator.surroundings import MachineClock, MachineThreads, Surroundings
+
+ROOT = Path(__file__).parents[2]
+#: Who may use the machine's clock, ids and threads themselves: their home, object stores (which wait between attempts), and Ray's side.
+EXCEPT = {"coordinator/surroundings.py", "coordinator/storage"}
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="only Linux has such a clock")
+def test_ages_are_measured_by_a_clock_that_does_not_stop_while_the_machine_sleeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seconds = {time.CLOCK_BOOTTIME: 5000.0, time.CLOCK_MONOTONIC: 1000.0}
+    monkeypatch.setattr(time, "clock_gettime", seconds.__getitem__)
+    assert MachineClock().elapsed_s() == 5000.0
+
+
+def test_a_holder_may_take_its_lock_again() -> None:
+    lock = MachineThreads().lock()
+    with lock:
+        assert lock.acquire(blocking=False)
+        lock.release()
+
+
+def test_ids_are_32_digits_that_nobody_else_has() -> None:
+    surroundings = Surroundings()
+    found = {surroundings.new_id() for _ in range(100)}
+    assert len(found) == 100
+    assert all(len(one) == 32 and int(one, 16) >= 0 for one in found)
+
+
+@pytest.mark.parametrize("package", ["coordinator", "store_actors"])
+def test_nobody_else_takes_time_ids_or_threads_from_the_machine(package: str) -> None:
+    for file in sorted((ROOT / package).rglob("*.py")):
+        if any(str(file.relative_to(ROOT)).startswith(one) for one in EXCEPT):
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {name.partition(".")[0] for name in names} & {
+                "time",
+                "uuid",
+                "random",
+                "threading",
+                "concurrent",
+            }, file
