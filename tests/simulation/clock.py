@@ -8,9 +8,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from tests.simulation.event_loop import run_at_once
-from tests.simulation.scheduler import Fiber, Scheduler
+from tests.simulation.scheduler import Fiber, Party, Scheduler
 
-__all__ = ["InlinePool", "SimulatedClock", "SimulatedIds", "SimulatedThreads"]
+__all__ = ["InlinePool", "ProcessClock", "SimulatedClock", "SimulatedIds", "SimulatedThreads"]
 
 
 class SimulatedClock:
@@ -29,9 +29,29 @@ class SimulatedClock:
         """Steps that take so long."""
         return int(seconds / self._seconds_a_step)
 
+    def asleep_s(self, party: Party) -> float:
+        """How long a process has been frozen."""
+        now = self._scheduler.now
+        return sum(min(until, now) - since for since, until in party.frozen) * self._seconds_a_step
+
     def sleep(self, seconds: float) -> None:
         wake = self._scheduler.now + 1 + self.steps(seconds)
         self._scheduler.pause(wake=lambda: self._scheduler.now >= wake)
+
+
+class ProcessClock:
+    """The clock as one process sees it: whether it goes on while its machine sleeps is the process's choice."""
+
+    def __init__(self, clock: SimulatedClock, party: Party) -> None:
+        self._clock, self._party = clock, party
+        self.now_s, self.sleep = clock.now_s, clock.sleep
+
+    def elapsed_s(self) -> float:
+        return self._clock.elapsed_s()
+
+    def awake_s(self) -> float:
+        """What a clock tells that stands still while the machine sleeps."""
+        return self._clock.elapsed_s() - self._clock.asleep_s(self._party)
 
 
 class SimulatedIds:

@@ -15,6 +15,7 @@ from coordinator.model import CommitEntry
 from coordinator.records import Committed
 from store_actors.serving.commits import Commits
 from store_actors.serving.lineage import Lineage, Stand
+from tests.simulation.clock import ProcessClock
 
 __all__ = ["BUGS", "KEYED_BUGS", "planted"]
 
@@ -104,6 +105,10 @@ def _epoch_not_looked_at(_: Callable[..., bool]) -> Callable[..., bool]:
     return lambda lineage, epoch, base: lineage.is_held and lineage.version == base
 
 
+def _ages_stand_still_asleep(_: Callable[..., float]) -> Callable[..., float]:
+    return ProcessClock.awake_s
+
+
 #: Those that are sought where there are keyed stores; see BUGS.
 KEYED_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "records that belong together are appended one by one": (ManifestLog, "append", _records_one_by_one),
@@ -126,6 +131,11 @@ BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "a coordinator answers from an old memory": (ManifestLog, "is_newest", _memory_taken_for_log),
     "files of failed commits are deleted": (Commits, "_counts_for_sure_not", _files_of_failed_commits_deleted),
     "the age of a commit is checked before it waits": (Coordinator, "commit_all", _age_checked_at_the_door),
+    "ages are measured by a clock that stands still while the machine sleeps": (
+        ProcessClock,
+        "elapsed_s",
+        _ages_stand_still_asleep,
+    ),
     **KEYED_BUGS,
 }
 

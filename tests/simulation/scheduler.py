@@ -48,6 +48,8 @@ class Party:
         self.name, self.node = name, node
         self.dead = False
         self.frozen_until = 0
+        #: Steps at which it froze, and until which.
+        self.frozen: list[tuple[int, int]] = []
         self.fibers: list[Fiber] = []
 
     def ended(self) -> None:

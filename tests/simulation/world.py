@@ -18,7 +18,7 @@ from spark_jobs.worker.fleet_client import FleetAddress, FleetClient
 from store_actors.actor import StoreProcess
 from store_actors.deploy import store_actor_name
 from tests.simulation.audit import audit_log, audit_state
-from tests.simulation.clock import SimulatedClock, SimulatedIds, SimulatedThreads
+from tests.simulation.clock import ProcessClock, SimulatedClock, SimulatedIds, SimulatedThreads
 from tests.simulation.cluster import AsyncLife, Cluster, Life, SimulatedActors
 from tests.simulation.keyed import KeyedWorkload
 from tests.simulation.scheduler import Party, Scheduler, Violation
@@ -157,12 +157,13 @@ class World:
         name = coordinator_name(_URI)
 
         def make() -> Coordinator:
+            clock = ProcessClock(self.clock, self.scheduler.party)
             return Coordinator(
                 _URI,
                 self.objects,
                 self.maintenance,
                 self.nodes[0],
-                surroundings=self.surroundings,
+                surroundings=replace(self.surroundings, clock=clock),
                 checkpoint_interval=self.weather.checkpoint_interval,
             )
 
@@ -237,6 +238,7 @@ class World:
     def _freeze(self, party: Party, kind: str) -> None:
         duration = int(3 ** self.rng.uniform(1, 6.5))
         party.frozen_until = self.scheduler.now + duration
+        party.frozen.append((self.scheduler.now, party.frozen_until))
         if self.rng.random() < 0.3:
             self.scheduler.fault(party.name, f"pause.{kind}", f"for {duration} steps")
             return
