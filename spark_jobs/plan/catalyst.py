@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cache, cached_property, reduce
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -19,22 +19,31 @@ from pyspark.errors import PythonException
 from pyspark.sql import Column
 from pyspark.sql.types import DataType, _parse_datatype_json_string
 
-__all__ = ["JOB_FAILURES", "Expression", "conjunction", "java_virtual_machine", "optional", "scala_list", "scala_seq"]
+__all__ = ["CATALYST", "JOB_FAILURES", "Expression", "conjunction", "java_class", "optional", "scala_list", "scala_seq"]
 
 #: How a job that Spark ran fails, seen from Python.
 JOB_FAILURES = (PythonException, Py4JJavaError)
 
+#: Package of expressions, plans and rules.
+CATALYST = "org.apache.spark.sql.catalyst"
+
+_EXPRESSIONS = f"{CATALYST}.expressions"
+_REPLACEABLE = f"{_EXPRESSIONS}.RuntimeReplaceable"
 _WATERMARK_KEY = "spark.watermarkDelayMs"
 _SESSION_KEY = "spark.sessionWindow"
-_REPLACEABLE = "org.apache.spark.sql.catalyst.expressions.RuntimeReplaceable"
 
 
-def java_virtual_machine() -> Any:
-    """The JVM of the running Spark application."""
+def java_class(name: str) -> Any:
+    """A class of the running Spark application's JVM, or an object of Scala's, by its full name."""
     context = SparkContext._active_spark_context
     assert context is not None, "expressions are those of a session"
-    assert context._jvm is not None
-    return context._jvm
+    return _found(context._jvm, name)
+
+
+@cache
+def _found(jvm: Any, name: str) -> Any:
+    # Once: each part of the name is a call of the JVM.
+    return reduce(getattr, name.split("."), jvm)
 
 
 def scala_list(sequence: Any) -> list[Any]:
@@ -44,7 +53,7 @@ def scala_list(sequence: Any) -> list[Any]:
 
 def scala_seq(items: Iterable[Any]) -> Any:
     """Scala Seq of JVM objects."""
-    return java_virtual_machine().PythonUtils.toSeq(list(items))
+    return java_class("org.apache.spark.api.python.PythonUtils").toSeq(list(items))
 
 
 def optional(option: Any) -> Any:
@@ -65,7 +74,7 @@ class Expression:
 
     def column(self) -> Column:
         """PySpark's column of it."""
-        return Column(java_virtual_machine().org.apache.spark.sql.Column(self._java))
+        return Column(java_class("org.apache.spark.sql.Column")(self._java))
 
     @cached_property
     def kind(self) -> str:
@@ -175,8 +184,8 @@ class Expression:
     @property
     def is_written_cast(self) -> bool:
         """Whether a cast stands in the query, rather than being Spark's own."""
-        cast = java_virtual_machine().org.apache.spark.sql.catalyst.expressions.Cast
-        return bool(self._java.getTagValue(cast.USER_SPECIFIED_CAST()).isDefined())
+        tag = java_class(f"{_EXPRESSIONS}.Cast").USER_SPECIFIED_CAST()
+        return bool(self._java.getTagValue(tag).isDefined())
 
     # -- trees ----------------------------------------------------------------------------------------------------
 
@@ -214,7 +223,7 @@ class Expression:
 
     def unwrapped(self) -> Expression:
         """The expression that Spark really runs: ``any_value``, ``bool_and``, .. are other functions in disguise."""
-        replaceable = java_virtual_machine().java.lang.Class.forName(_REPLACEABLE)
+        replaceable = java_class("java.lang.Class").forName(_REPLACEABLE)
         java = self._java
         while replaceable.isInstance(java):
             java = java.replacement()
@@ -222,29 +231,23 @@ class Expression:
 
     def normalised(self) -> Expression:
         """Floating-point numbers as Spark groups them: one NaN, and -0.0 is 0.0."""
-        return Expression(
-            java_virtual_machine().org.apache.spark.sql.catalyst.optimizer.NormalizeNaNAndZero(self._java)
-        )
+        return Expression(java_class(f"{CATALYST}.optimizer.NormalizeNaNAndZero")(self._java))
 
     def shown_as(self, name: str) -> Expression:
         """A leaf of the same type whose SQL is `name`."""
-        expressions = java_virtual_machine().org.apache.spark.sql.catalyst.expressions
-        return Expression(expressions.PrettyAttribute(name, self._java.dataType()))
+        return Expression(java_class(f"{_EXPRESSIONS}.PrettyAttribute")(name, self._java.dataType()))
 
     def as_nullable_as(self, attribute: Expression) -> Expression:
         """The expression with an attribute's nullability, whatever its own is."""
         if self.nullable == attribute.nullable:
             return self
-        expressions = java_virtual_machine().org.apache.spark.sql.catalyst.expressions
-        return Expression(
-            expressions.KnownNullable(self._java) if attribute.nullable else expressions.KnownNotNull(self._java)
-        )
+        tag = "KnownNullable" if attribute.nullable else "KnownNotNull"
+        return Expression(java_class(f"{_EXPRESSIONS}.{tag}")(self._java))
 
     def named_as(self, attribute: Expression) -> Expression:
         """The expression under the name, the id and the metadata of an attribute."""
-        jvm, wanted = java_virtual_machine(), attribute._java
-        metadata = jvm.scala.Some(wanted.metadata())
-        alias = jvm.org.apache.spark.sql.catalyst.expressions.Alias
+        alias, wanted = java_class(f"{_EXPRESSIONS}.Alias"), attribute._java
+        metadata = java_class("scala.Some")(wanted.metadata())
         return Expression(
             alias(self._java, wanted.name(), wanted.exprId(), wanted.qualifier(), metadata, scala_seq([]))
         )
@@ -252,6 +255,6 @@ class Expression:
 
 def conjunction(parts: Iterable[Expression]) -> Expression | None:
     """That all of the parts are true; None of none."""
-    both = java_virtual_machine().org.apache.spark.sql.catalyst.expressions.And
+    both = java_class(f"{_EXPRESSIONS}.And")
     found = [one._java for one in parts]
     return Expression(reduce(both, found)) if found else None

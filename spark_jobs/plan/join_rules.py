@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spark_jobs.plan.catalyst import Expression, java_virtual_machine, optional, scala_list, scala_seq
+from spark_jobs.plan.catalyst import CATALYST, Expression, java_class, optional, scala_list, scala_seq
 from spark_jobs.plan.logical import Plan
 
 __all__ = ["EquiJoin", "check_streaming", "equi_join", "pushed_down", "state_watermarks_ms"]
@@ -28,24 +28,22 @@ def check_streaming(join: Plan, condition: Expression | None) -> None:
     pyspark.errors.AnalysisException
         Spark does not run it.
     """
-    sql, own = java_virtual_machine().org.apache.spark.sql, join._java
-    changed = sql.catalyst.plans.logical.Join(own.left(), own.right(), own.joinType(), _option(condition), own.hint())
-    sql.catalyst.analysis.UnsupportedOperationChecker.checkForStreaming(changed, sql.streaming.OutputMode.Append())
+    join_class, own = java_class(f"{CATALYST}.plans.logical.Join"), join._java
+    changed = join_class(own.left(), own.right(), own.joinType(), _option(condition), own.hint())
+    append = java_class("org.apache.spark.sql.streaming.OutputMode").Append()
+    java_class(f"{CATALYST}.analysis.UnsupportedOperationChecker").checkForStreaming(changed, append)
 
 
 def pushed_down(join: Plan) -> Plan:
     """The join with the filters on its sides that Spark makes of its condition."""
-    rules = java_virtual_machine().org.apache.spark.sql.catalyst.optimizer
-    pushed = rules.PushPredicateThroughJoin.apply(join._java)
-    pushed = rules.PushPredicateThroughJoin.apply(rules.InferFiltersFromConstraints.apply(pushed))
-    return Plan(pushed, join._spark)
+    push = java_class(f"{CATALYST}.optimizer.PushPredicateThroughJoin")
+    infer = java_class(f"{CATALYST}.optimizer.InferFiltersFromConstraints")
+    return Plan(push.apply(infer.apply(push.apply(join._java))), join._spark)
 
 
 def equi_join(join: Plan) -> EquiJoin | None:
     """The keys of a join; None if it has none."""
-    found = optional(
-        java_virtual_machine().org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys.unapply(join._java)
-    )
+    found = optional(java_class(f"{CATALYST}.planning.ExtractEquiJoinKeys").unapply(join._java))
     if found is None:
         return None
     left, right = ([Expression(one) for one in scala_list(some)] for some in (found._2(), found._3()))
@@ -68,18 +66,17 @@ def state_watermarks_ms(
     is_first_enough
         Whether one watermark column of a side is enough for Spark, where it has several.
     """
-    jvm = java_virtual_machine()
-    helper = jvm.org.apache.spark.sql.execution.streaming.StreamingSymmetricHashJoinHelper
+    helper = java_class("org.apache.spark.sql.execution.streaming.StreamingSymmetricHashJoinHelper")
     answer = helper.getStateWatermark(
         join._java.left().output(),
         join._java.right().output(),
         *(scala_seq(one._java for one in some) for some in keys),
         _option(condition),
-        jvm.scala.Some(watermark_ms),
+        java_class("scala.Some")(watermark_ms),
         is_first_enough,
     )
     return optional(answer._1()), optional(answer._2())
 
 
 def _option(expression: Expression | None) -> Any:
-    return java_virtual_machine().scala.Option.apply(None if expression is None else expression._java)
+    return java_class("scala.Option").apply(None if expression is None else expression._java)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_jobs.plan.catalyst import Expression, java_virtual_machine, optional, scala_list, scala_seq
+from spark_jobs.plan.catalyst import CATALYST, Expression, java_class, optional, scala_list, scala_seq
 
 __all__ = ["Plan", "SortOrder", "analysed", "resolved"]
 
@@ -32,7 +32,7 @@ class Plan:
 
     def frame(self) -> DataFrame:
         """DataFrame of an analysed plan."""
-        dataset = java_virtual_machine().org.apache.spark.sql.Dataset
+        dataset = java_class("org.apache.spark.sql.Dataset")
         return DataFrame(dataset.ofRows(self._spark._jsparkSession, self._java), self._spark)
 
     def optimised(self) -> Plan:
@@ -164,7 +164,7 @@ class Plan:
 
     def project(self, columns: Iterable[Expression]) -> Plan:
         """Named expressions over its columns."""
-        project = java_virtual_machine().org.apache.spark.sql.catalyst.plans.logical.Project
+        project = java_class(f"{CATALYST}.plans.logical.Project")
         return self._plan(project(scala_seq(one._java for one in columns), self._java))
 
     @cached_property

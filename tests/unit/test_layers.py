@@ -184,7 +184,7 @@ def test_the_check_sees_a_planted_import(tmp_path: Path) -> None:
 #: How a module gets at objects of Spark's JVM, or at what this project's classes hold of them.
 _JVM_NAMES = {
     "_gateway", "_jc", "_jconf", "_jdf", "_jreader", "_jrdd", "_jsc", "_jschema", "_jseq", "_jsparkSession", "_jsqm", "_jvm",
-    "_jwrite", "_jwriter", "_java", "java_virtual_machine", "scala_list", "scala_seq",
+    "_jwrite", "_jwriter", "_java", "java_class", "scala_list", "scala_seq",
 }  # fmt: skip
 
 
