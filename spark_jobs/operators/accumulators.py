@@ -13,7 +13,7 @@ from coordinator.errors import InvalidRequestError
 from spark_jobs.operators.meaning import meaning_of
 from spark_jobs.plan.aggregate_functions import AggregateExpression, AggregateFunction
 from spark_jobs.plan.catalyst import Expression
-from spark_jobs.plan.state_types import state_field
+from spark_jobs.plan.state_types import list_field, state_field
 from store_actors.schema import AccumulatorKind, Field
 
 __all__ = ["FUNCTIONS", "Function", "Part", "held_functions", "parts_of"]
@@ -39,10 +39,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Function:
-    """One of Spark's aggregate functions: its names, and the accumulators that a use of it takes."""
+    """One of Spark's aggregate functions: its names, and the accumulators that a use of it takes.
+
+    Attributes
+    ----------
+    is_state
+        Whether its result is its one state field. Otherwise Spark has a final expression for it.
+    """
 
     names: tuple[str, ...]
     parts: Callable[[_Use], tuple[Part, ...]]
+    is_state: bool = False
 
 
 def parts_of(spark: SparkSession, aggregate: AggregateExpression) -> tuple[Part, ...]:
@@ -176,6 +183,14 @@ def _moments(use: _Use) -> tuple[Part, ...]:
     return (Part(AccumulatorKind.MOMENTS, column, state),)
 
 
+def _collected(kind: AccumulatorKind) -> Callable[[_Use], tuple[Part, ...]]:
+    def make(use: _Use) -> tuple[Part, ...]:
+        values = list_field("values", use.child().type, what=use.text)
+        return (Part(kind, use.column(), (values,)),)
+
+    return make
+
+
 #: By Spark's class. Names are those in SQL and PySpark, also of functions that Spark makes this one of.
 FUNCTIONS: Mapping[str, Function] = {
     "Count": Function(("count", "count_if"), _count),
@@ -189,6 +204,8 @@ FUNCTIONS: Mapping[str, Function] = {
     "StddevPop": Function(("stddev_pop",), _moments),
     "VarianceSamp": Function(("variance", "var_samp"), _moments),
     "VariancePop": Function(("var_pop",), _moments),
+    "CollectList": Function(("collect_list", "array_agg"), _collected(AccumulatorKind.COLLECT_LIST), is_state=True),
+    "CollectSet": Function(("collect_set",), _collected(AccumulatorKind.COLLECT_SET), is_state=True),
 }
 
 

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from coordinator.errors import InvalidRequestError
-from spark_jobs.operators.accumulators import Part, parts_of
+from spark_jobs.operators.accumulators import FUNCTIONS, Part, parts_of
 from spark_jobs.operators.session_windows import Session
 from spark_jobs.plan.aggregate_functions import AggregateExpression
 from spark_jobs.plan.catalyst import Expression
@@ -89,6 +89,8 @@ class AggregatePlan:
         """Spark's final expression of an aggregate, over the state's columns."""
         aggregate = next(item for item in self._aggregates if item.expression.matches(node))
         function = aggregate.expression.function
+        if FUNCTIONS[function.kind].is_state:
+            return resolved(reduced, aggregate.buffers[0])
         attributes = function.buffer
         # An average of decimals has a state field that Spark's buffer has not (is_empty); match by what is needed.
         names = aggregate.buffers

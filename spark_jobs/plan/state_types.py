@@ -9,9 +9,9 @@ from typing import Any
 from pyspark.sql import types as T
 
 from coordinator.errors import InvalidRequestError
-from store_actors.schema import Field, spark_type
+from store_actors.schema import Field, list_type, spark_type
 
-__all__ = ["spark_field", "state_field"]
+__all__ = ["list_field", "spark_field", "state_field"]
 
 _NAMES: dict[type[T.DataType], str] = {
     T.BooleanType: "bool",
@@ -54,8 +54,16 @@ def state_field(
     InvalidRequestError
         No state holds such values.
     """
-    kind = _type_name(data_type, what or name)
-    kept = {key: value for key, value in (metadata or {}).items() if not key.startswith(_OF_THE_QUERY)}
+    return _told(name, _type_name(data_type, what or name), data_type, nullable, metadata or {})
+
+
+def list_field(name: str, element: T.DataType, *, what: str) -> Field:
+    """Field of a list that grows with its group; see :func:`state_field`."""
+    return _told(name, list_type(_type_name(element, what)), T.ArrayType(element, containsNull=False), False, {})
+
+
+def _told(name: str, kind: str, data_type: T.DataType, nullable: bool, metadata: Mapping[str, Any]) -> Field:
+    kept = {key: value for key, value in metadata.items() if not key.startswith(_OF_THE_QUERY)}
     told = {"type": data_type.jsonValue(), "metadata": kept}
     spark = None if told == {"type": spark_type(kind), "metadata": {}} else json.dumps(told, sort_keys=True)
     return Field(name, kind, nullable, spark)

@@ -175,6 +175,34 @@ def dynamic_gap(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
     return sessions(ops, i, "append", F.expr("CASE WHEN word = 'long' THEN '20 seconds' ELSE '5 seconds' END"))
 
 
+def collected(ops: Operators, frame: DataFrame, mode: str) -> DataFrame:
+    found = ops(frame, "agg", mode).groupBy("k")
+    lists: DataFrame = found.agg(
+        F.collect_list("v").alias("all"),
+        F.sort_array(F.collect_set("v")).alias("different"),
+        F.expr("array_agg(cast(v as string)) FILTER (WHERE v > 1)").alias("large"),
+        F.count("*").alias("n"),
+    )
+    return lists
+
+
+def collected_windows(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
+    found = ops(i["a"].withWatermark("t", "10 seconds"), "agg", "append").groupBy(F.window("t", "5 seconds"), "word")
+    lists: DataFrame = found.agg(F.collect_list("x").alias("all"), F.sort_array(F.collect_set("x")).alias("different"))
+    return lists.select("word", seconds("window.start"), "all", "different")
+
+
+def collected_sessions(ops: Operators, i: Mapping[str, DataFrame], mode: str) -> DataFrame:
+    words = i["a"].withWatermark("t", "10 seconds")
+    found = ops(words, "sessions", mode).groupBy(F.session_window("t", "5 seconds").alias("session"), "word")
+    lists: DataFrame = found.agg(
+        F.sort_array(F.collect_list("x")).alias("all"), F.sort_array(F.collect_set("x")).alias("different")
+    )
+    return lists.select("word", seconds("session.start"), "all", "different")
+
+
+MEASURED = {"a": "word string, t timestamp, x double"}
+
 CASES: dict[str, Case] = {
     "A1 count by value, update": Case(
         V,
@@ -211,6 +239,72 @@ CASES: dict[str, Case] = {
         ],
         mode="update",
     ),
+    "collect_list and collect_set, update": Case(
+        PAIRS,
+        lambda ops, i: collected(ops, i["a"], "update"),
+        [
+            Step(
+                {"a": [("a", 2), ("a", 1), ("b", None), ("a", 2), (None, 5)]},
+                [("a", [2, 1, 2], [1, 2], ["2", "2"], 3), ("b", [], [], [], 1), (None, [5], [5], ["5"], 1)],
+            ),
+            Step({"a": [("a", None), ("b", 1)]}, [("a", [2, 1, 2], [1, 2], ["2", "2"], 4), ("b", [1], [1], [], 2)]),
+            RESTART,
+            Step({"a": [("a", 3), ("a", 1)]}, [("a", [2, 1, 2, 3, 1], [1, 2, 3], ["2", "2", "3"], 6)]),
+        ],
+        mode="update",
+    ),
+    "collect_list and collect_set, complete": Case(
+        PAIRS,
+        lambda ops, i: collected(ops, i["a"], "complete"),
+        [
+            Step({"a": [("a", 2), ("b", 7)]}, [("a", [2], [2], ["2"], 1), ("b", [7], [7], ["7"], 1)]),
+            Step({"a": [("b", 7)]}, [("a", [2], [2], ["2"], 1), ("b", [7, 7], [7], ["7", "7"], 2)]),
+            RESTART,
+            Step({"a": [("a", 1)]}, [("a", [2, 1], [1, 2], ["2"], 2), ("b", [7, 7], [7], ["7", "7"], 2)]),
+        ],
+        mode="complete",
+    ),
+    "collect_list and collect_set of everything, update": Case(
+        PAIRS,
+        lambda ops, i: (
+            ops(i["a"], "agg", "update")
+            .groupBy()
+            .agg(F.collect_list("k").alias("all"), F.sort_array(F.collect_set("k")).alias("different"))
+        ),
+        [
+            Step({"a": [("a", 2), (None, 7), ("a", 3)]}, [(["a", "a"], ["a"])]),
+            Step({"a": [("b", 7), ("a", 1)]}, [(["a", "a", "b", "a"], ["a", "b"])]),
+        ],
+        mode="update",
+    ),
+    "collect_list and collect_set of windows, append": Case(
+        MEASURED,
+        collected_windows,
+        [
+            Step({"a": [("a", 10, 1.5), ("b", 11, 0.0), ("b", 12, -0.0), ("a", 13, 1.5), ("a", 16, None)]}, []),
+            Step({"a": [("a", 14, -1.0), ("b", 14, 2.0)]}, []),
+            RESTART,
+            Step(
+                {"a": [("a", 25, 4.0)]},
+                [("a", 10, [1.5, 1.5, -1.0], [-1.0, 1.5]), ("b", 10, [0.0, -0.0, 2.0], [0.0, 2.0])],
+            ),
+            Step({"a": [("b", 12, 9.0), ("a", 40, 5.0)]}, [("a", 15, [], []), ("a", 25, [4.0], [4.0])]),
+        ],
+    ),
+    **{
+        f"collect_list and collect_set of sessions, {mode}": Case(
+            MEASURED,
+            lambda ops, i, mode=mode: collected_sessions(ops, i, mode),  # type: ignore[misc]
+            [
+                Step({"a": [("a", 10, 1.5), ("a", 18, 2.5), ("b", 11, 0.5), ("a", 12, 1.5)]}, None),
+                RESTART,
+                Step({"a": [("a", 15, 2.5), ("b", 21, None)]}, None),
+                Step({"a": [("a", 60, 1.0)]}, None),
+            ],
+            mode=mode,
+        )
+        for mode in ("append", "complete")
+    },
     "E1 windows, append": Case(
         T,
         lambda ops, i: windows(ops, i["a"].withWatermark("t", "10 seconds"), "append"),

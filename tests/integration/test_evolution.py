@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from decimal import Decimal
 from pathlib import Path
@@ -64,6 +65,34 @@ def test_a_query_goes_on_with_other_aggregates(spark: SparkSession, fleet: Fleet
     assert batch([F.count("*"), F.avg("v")], ("a", 7)) == {"a": (7, 7.0)}
 
 
+def test_what_is_collected_comes_goes_and_becomes_wider(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", ROWS)
+
+    def batch(columns: list[Column], *rows: tuple[str, int]) -> list[tuple[Any, ...]]:
+        frame = fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").agg(*columns)
+        run = Run(frame, "update", tmp_path / "ck")
+        try:
+            feed.add([row(*one) for one in rows])
+            return sorted(tuple(one) for one in run.take())
+        finally:
+            run.stop()
+
+    narrow, wide = F.collect_list("v"), F.collect_list(F.col("v").cast("bigint"))
+    different = F.sort_array(F.collect_set("d"))
+    quarters = [Decimal(value) / 4 for value in range(10)]
+    assert batch([narrow, F.count("*")], ("a", 5), ("a", 3), ("b", 9)) == [("a", [5, 3], 2), ("b", [9], 1)]
+    assert batch([F.count("*"), different, wide], ("a", 5)) == [("a", 3, [quarters[5]], [5, 3, 5])]
+    assert batch([different, F.count("*")], ("a", 1), ("b", 1)) == [
+        ("a", [quarters[1], quarters[5]], 4),
+        ("b", [quarters[1]], 2),
+    ]
+    assert batch([F.count("*"), narrow, different], ("a", 7)) == [("a", 5, [7], [quarters[n] for n in (1, 5, 7)])]
+    with pytest.raises(StateMismatchError, match=r"cannot go on as.*|not one of the aggregates"):
+        batch([F.sort_array(F.collect_list("d"))])
+
+
 def meanings(frame: DataFrame, *columns: Column) -> list[tuple[str, str]]:
     accumulators = build_plan(frame, ["k"], columns, "update").schema.accumulators
     return [(item.meaning, item.cast) for item in accumulators]
@@ -108,7 +137,7 @@ def test_the_files_tell_the_types_that_spark_has(spark: SparkSession, fleet: Fle
         F.col("d"),
         F.expr("to_timestamp_ntz('2020-01-01 00:00:00')").alias("local"),
     )
-    columns = [F.max("hours"), F.sum("d"), F.max("local")]
+    columns = [F.max("hours"), F.sum("d"), F.max("local"), F.collect_list("hours"), F.collect_set("local")]
     result = fleet.stateful(stream, name=name, shards=1).groupBy("k").agg(*columns)
     assert [(one.name, one.dataType) for one in result.schema] == [
         (one.name, one.dataType) for one in stream.groupBy("k").agg(*columns).schema
@@ -117,11 +146,15 @@ def test_the_files_tell_the_types_that_spark_has(spark: SparkSession, fleet: Fle
     told = T.StructType.fromJson(json.loads(json.dumps(plan.schema.spark_schema())))
     assert told["k0"].metadata == declared
     kinds = [one.dataType.simpleString() for one in told]
-    assert kinds == ["string", "interval day to hour", "decimal(18,2)", "boolean", "timestamp_ntz"]
+    assert kinds[:5] == ["string", "interval day to hour", "decimal(18,2)", "boolean", "timestamp_ntz"]
+    assert kinds[5:] == ["array<interval day to hour>", "array<timestamp_ntz>"]
     run = Run(result, "update", tmp_path / "ck")
     try:
         feed.add([row("a", 5), row("a", 30)])
-        assert [str(one["max(hours)"]) for one in run.take()] == ["1 day, 6:00:00"]
+        (found,) = run.take()
+        assert str(found["max(hours)"]) == "1 day, 6:00:00"
+        assert [str(one) for one in found["collect_list(hours)"]] == ["5:00:00", "1 day, 6:00:00"]
+        assert found["collect_set(local)"] == [dt.datetime(2020, 1, 1)]
     finally:
         run.stop()
     if fleet.uri.startswith("file://"):

@@ -115,6 +115,7 @@ def configured(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
 #: One case of each operator, for every change; the others are replayed by a command of their own.
 SHORT_LIST = {
     "A1 count by value, update",
+    "collect_list and collect_set, update",
     "E1 windows, append",
     "D4 watermark among the keys",
     "W1 within the watermark",

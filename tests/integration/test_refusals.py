@@ -193,6 +193,9 @@ TYPES = {
     "the largest of an array": Refusal(
         lambda op, i: op(i["a"]).groupBy("k").agg(F.max("l")), "cast the column, or take the fields", "update"
     ),
+    "a list of arrays": Refusal(
+        lambda op, i: op(i["a"]).groupBy("k").agg(F.collect_list("l")), "cast the column, or take the fields", "update"
+    ),
     "top rows with an array": Refusal(
         lambda op, i: op(i["a"]).topN(3, "k", "x"), "cast the column, or take the fields", "update"
     ),
@@ -215,8 +218,8 @@ ARGUMENTS = {
         "Distinct aggregations",
     ),
     "an aggregate that the fleet has not": Refusal(
-        lambda op, i: op(i["a"]).groupBy("k").agg(F.collect_list("x")),
-        "collect_list|use one of these, or Spark's own",
+        lambda op, i: op(i["a"]).groupBy("k").agg(F.approx_count_distinct("x")),
+        "it holds count, .*; use one of these, or Spark's own",
         "update",
     ),
     "a window of rows": Refusal(
