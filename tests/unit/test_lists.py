@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from decimal import Decimal
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from coordinator.model import StateStoreId
+from spark_jobs.worker import exchange
 from store_actors.engine import versions
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change
@@ -25,6 +27,8 @@ from store_actors.operators.session_windows import SessionShard
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema, list_type, string_to_type
 from store_actors.serving.files import delta_path, encode_delta
 from tests.unit.test_accumulators import VALUES
+from tests.unit.test_exchange import KEYED, shuffle
+from tests.unit.test_exchange import batch_of as shuffled_rows
 from tests.unit.test_session import input_of as session_input
 from tests.unit.test_session import schema_of as session_schema
 
@@ -123,13 +127,24 @@ SCHEMA = StateSchema(
 Row = tuple[int, str, str | None, Decimal | None, float | None]
 Key = tuple[int, str]
 Groups = dict[Key, list[Row]]
-ROW = st.tuples(
-    st.integers(0, 6),
-    st.sampled_from(["a", "b"]),
-    st.one_of(st.none(), st.integers(0, 40).map("w{}".format)),
-    st.one_of(st.none(), st.integers(-20, 20).map(lambda n: Decimal(n) * 10**16)),
-    st.one_of(st.none(), st.integers(-9, 9).map(lambda n: n / 2), st.sampled_from([-0.0, math.nan])),
-)
+
+
+def rows_of(seed: int, size: int) -> list[Row]:
+    """Rows of few groups, so that lists get long."""
+    chance = random.Random(seed)
+    return [
+        (
+            chance.choice([2, 4]),
+            chance.choice("aab"),
+            chance.choice([None, *(f"w{n}" for n in range(40))]),
+            chance.choice([None, *(Decimal(n) * 10**16 for n in range(-20, 20))]),
+            chance.choice([None, math.nan, -0.0, *(n / 2 for n in range(-9, 9))]),
+        )
+        for _ in range(size)
+    ]
+
+
+ROWS = st.builds(rows_of, st.integers(0, 2**32), st.integers(0, 60))
 
 
 def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
@@ -173,7 +188,7 @@ def groups_of(table: pa.Table) -> dict[Key, tuple[Any, ...]]:
 
 
 class ListMachine(RuleBasedStateMachine):
-    """As ``test_shard_machine``: a shard against the rows of its groups, with readers of what it was."""
+    """As ``test_shard_machine``: a shard against the rows of its groups, with a reader of each version that was committed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,6 +196,7 @@ class ListMachine(RuleBasedStateMachine):
         self.versions: dict[int, Groups] = {0: {}}
         self.changes: dict[int, Change] = {}
         self.pending: Groups | None = None
+        self.pending_change: Change
         self.watermarks = {0: 0}
         self.frozen: list[tuple[Callable[[], pa.Table], Groups]] = []
         self.small_pool = versions._SMALL_POOL
@@ -195,8 +211,13 @@ class ListMachine(RuleBasedStateMachine):
             assert groups_of(frozen()) == told(groups)
 
     @precondition(lambda self: self.pending is None)
-    @rule(raw=st.lists(ROW, max_size=60), combined=st.lists(ROW, max_size=20), forward=st.integers(0, 1))
-    def apply(self, raw: list[Row], combined: list[Row], forward: int) -> None:
+    @rule(
+        raw=ROWS,
+        combined=ROWS,
+        forward=st.sampled_from([0, 0, 0, 1]),
+        then=st.sampled_from(["commit", "commit", "abort", "wait"]),
+    )
+    def apply(self, raw: list[Row], combined: list[Row], forward: int, then: str) -> None:
         before = self.watermarks[self.shard.version]
         groups = {key: list(rows) for key, rows in self.versions[self.shard.version].items()}
         touched = set()
@@ -211,14 +232,21 @@ class ListMachine(RuleBasedStateMachine):
         assert groups_of(output_of(change.delta, "update")) == told({key: groups[key] for key in touched})
         assert groups_of(output_of(change.delta, "append")) == told(closed)
         self.pending = {key: rows for key, rows in groups.items() if key not in closed}
-        self.watermarks[version] = watermark
-        self.changes[version] = change
+        self.pending_change = change
+        self.equals_model()
+        if then == "commit":
+            self.commit()
+        elif then == "abort":
+            self.abort()
 
     @precondition(lambda self: self.pending is not None)
     @rule()
     def commit(self) -> None:
         assert self.pending is not None
+        change = self.pending_change
+        self.changes[change.version], self.watermarks[change.version] = change, change.watermark_ms
         self.versions[self.shard.commit()] = self.pending
+        self.frozen.append((self.shard.frozen(), self.pending))
         self.pending = None
 
     @precondition(lambda self: self.pending is not None)
@@ -227,17 +255,12 @@ class ListMachine(RuleBasedStateMachine):
         self.shard.abort()
         self.pending = None
 
-    @precondition(lambda self: self.pending is None)
-    @rule(back=st.integers(0, 3))
+    @precondition(lambda self: self.pending is None and self.shard.version > 0)
+    @rule(back=st.integers(1, 3))
     def rollback(self, back: int) -> None:
         version = max(0, self.shard.version - back)
         if self.shard.rollback(version):
             assert self.shard.version == version
-
-    @precondition(lambda self: self.pending is None)
-    @rule()
-    def freeze(self) -> None:
-        self.frozen.append((self.shard.frozen(), self.versions[self.shard.version]))
 
     @precondition(lambda self: self.pending is None)
     @rule(from_snapshot=st.booleans())
@@ -292,6 +315,18 @@ def test_lists_and_strings_of_closed_groups_are_let_go(monkeypatch: pytest.Monke
     assert shard.table.pool.count < 1000
 
 
+def test_a_reader_keeps_what_it_reads_when_the_version_is_undone() -> None:
+    shard = AggregateShard(SCHEMA)
+    for version, texts in enumerate([["a", "b", "c"], ["d"]], start=1):
+        shard.apply(words(1, texts), 0, version)
+        shard.commit()
+    read = shard.frozen()
+    assert shard.rollback(1)
+    shard.apply(words(1, ["another"]), 0, 2)
+    assert [row["words"] for row in read().to_pylist()] == [["a", "b", "c", "d"]]
+    assert [row["words"] for row in shard.snapshot().to_pylist()] == [["a", "b", "c", "another"]]
+
+
 @pytest.mark.parametrize("kept", [7, 8, 9, 30])
 def test_a_set_finds_its_elements_after_many_undone_versions(kept: int) -> None:
     """What undone versions leave in a set's index takes up its places, again and again."""
@@ -334,6 +369,29 @@ def test_a_global_group_has_empty_lists_before_any_input() -> None:
     change = shard.apply(ShardInput.of_raw(shard.schema), 0, 1)
     (row,) = change.delta.drop_columns([CHANGE_COLUMN]).to_pylist()
     assert row == {"words": [], "top": None, "word_set": [], "amounts": [], "xs": []}
+
+
+# -- the map side ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("combine", [False, True])
+def test_map_tasks_send_lists_that_they_combined(monkeypatch: pytest.MonkeyPatch, combine: bool) -> None:
+    monkeypatch.setattr(exchange, "_WORTHWHILE", 1.0 if combine else -1.0)
+    monkeypatch.setattr(exchange, "_CHUNK_BYTES", 200)
+    accumulators = (
+        collected(K.COLLECT_LIST, "v", "int64", "all"),
+        collected(K.COLLECT_SET, "v", "int64", "different"),
+    )
+    schema = replace(KEYED, accumulators=accumulators)
+    rows = [(n % 7, None if n % 3 else "s", n % 20 if n % 5 else None) for n in range(600)]
+    tasks = [[shuffled_rows(rows[:400])], [shuffled_rows(rows[400:])]]
+    for received in (one.rows for one in shuffle(schema, tasks, 3)):
+        assert (received.raw if combine else received.partial).num_rows == 0
+        shard = AggregateShard(schema)
+        for row in shard.apply(received, 0, 1).delta.to_pylist():
+            values = [v for k, s, v in rows if (k, s) == (row["k"], row["s"]) and v is not None]
+            assert row["all"] == values
+            assert row["different"] == distinct(values)
 
 
 # -- sessions ---------------------------------------------------------------------------------------------------------
