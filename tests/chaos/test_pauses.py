@@ -19,9 +19,12 @@ import ray
 
 from coordinator.calls import RayActors
 from coordinator.errors import FencedError
+from coordinator.fleet_view import KnownFleet
 from coordinator.ledger_keeper import LedgerKeeper
+from coordinator.lives import StoreActorLives
 from coordinator.manifest_log import ManifestLog
 from coordinator.model import ActorLocation, CommitEntry, Maintenance
+from coordinator.placement import FleetView, PlacementRequest
 from coordinator.storage.uris import open_object_store
 from spark_jobs.fleet import Fleet, connect
 from spark_jobs.session.spark_session import ensure_ray
@@ -98,6 +101,13 @@ def test_an_owner_that_stays_stopped_is_replaced(fleet: Fleet) -> None:
     assert only_actor(fleet)["instance_id"] != former["instance_id"]
 
 
+class ToWhoAsks:
+    """A placement policy."""
+
+    def place(self, request: PlacementRequest, fleet: FleetView) -> ActorLocation:
+        return request.asking
+
+
 def test_a_coordinator_that_wakes_up_after_it_was_replaced_counts_nothing(fleet: Fleet) -> None:
     tasks = Tasks(fleet, "replaced")
     tasks.apply(0, [1])
@@ -106,9 +116,9 @@ def test_a_coordinator_that_wakes_up_after_it_was_replaced_counts_nothing(fleet:
     async def take_over() -> CommitEntry:
         keeper = LedgerKeeper(log)
         await keeper.open()
-        place = ActorLocation("elsewhere", "life", "node", "host", 1)
+        place, nobody = ActorLocation("elsewhere", "life", "node", "host", 1), KnownFleet(StoreActorLives(), list)
         task = tasks.identity(1, "run-2")
-        grant = await keeper.submit(lambda ledger: ledger.decide_lease(task, place, lambda _: True))
+        grant = await keeper.submit(lambda ledger: ledger.decide_lease(task, place, nobody, ToWhoAsks()))
         (former,) = tasks_chain
         entry = replace(former, version=2, base_version=1, epoch=grant.lease.epoch, run_id="run-2", attempt_id="mine")
         (counted,) = await keeper.submit(lambda ledger: ledger.decide_commits([entry]))
