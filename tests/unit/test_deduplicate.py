@@ -7,12 +7,13 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import precondition, rule
 
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change
 from store_actors.messages import ShardInput
 from store_actors.operators.deduplicate import DeduplicateShard
 from store_actors.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema, payload_type
+from tests.unit.compacting import CompactingMachine
 
 DELAY_S = 3
 NESTED = pa.list_(pa.struct([("x", pa.int32())]))
@@ -44,7 +45,7 @@ def input_of(rows: list[Row]) -> ShardInput:
     return ShardInput.of_raw(WITHIN, pa.record_batch(columns, schema=WITHIN.raw_schema()))
 
 
-class DeduplicateMachine(RuleBasedStateMachine):
+class DeduplicateMachine(CompactingMachine):
     def __init__(self) -> None:
         super().__init__()
         self.shard = DeduplicateShard(WITHIN)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import invariant, precondition, rule
 
 from coordinator.model import StateStoreId
 from spark_jobs.worker import exchange
@@ -26,6 +26,7 @@ from store_actors.operators.aggregate import AggregateShard, output_of
 from store_actors.operators.session_windows import SessionShard
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema, list_type, string_to_type
 from store_actors.serving.files import delta_path, encode_delta
+from tests.unit.compacting import CompactingMachine
 from tests.unit.test_accumulators import VALUES
 from tests.unit.test_exchange import KEYED, shuffle
 from tests.unit.test_exchange import batch_of as shuffled_rows
@@ -187,7 +188,7 @@ def groups_of(table: pa.Table) -> dict[Key, tuple[Any, ...]]:
     }
 
 
-class ListMachine(RuleBasedStateMachine):
+class ListMachine(CompactingMachine):
     """As ``test_shard_machine``: a shard against the rows of its groups, with a reader of each version that was committed."""
 
     def __init__(self) -> None:
@@ -199,14 +200,9 @@ class ListMachine(RuleBasedStateMachine):
         self.pending_change: Change
         self.watermarks = {0: 0}
         self.frozen: list[tuple[Callable[[], pa.Table], Groups]] = []
-        self.small_pool = versions._SMALL_POOL
-
-    @initialize(always_compact=st.booleans())
-    def start(self, always_compact: bool) -> None:
-        versions._SMALL_POOL = -(1 << 40) if always_compact else self.small_pool
 
     def teardown(self) -> None:
-        versions._SMALL_POOL = self.small_pool
+        super().teardown()
         for frozen, groups in self.frozen:
             assert groups_of(frozen()) == told(groups)
 
@@ -313,6 +309,20 @@ def test_lists_and_strings_of_closed_groups_are_let_go(monkeypatch: pytest.Monke
         shard.commit()
     assert shard.table.lists.used < 5000
     assert shard.table.pool.count < 1000
+
+
+def test_a_closed_group_comes_back_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "_SMALL_POOL", -(1 << 40))
+    shard = AggregateShard(SCHEMA)
+    texts = [f"word {n}" for n in range(12)]
+    shard.apply(words(1, texts), 0, 1)
+    shard.commit()
+    shard.apply(words(5, ["another"]), 1000, 2)
+    shard.commit()
+    assert shard.rollback(1)
+    shard.apply(words(1, [*texts, "more"]), 0, 2)
+    ((row,),) = [shard.snapshot().to_pylist()]
+    assert (row["words"], row["word_set"], row["top"]) == ([*texts, *texts, "more"], [*texts, "more"], "word 9")
 
 
 def test_a_reader_keeps_what_it_reads_when_the_version_is_undone() -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import precondition, rule
 
 from store_actors.engine.chains import ROW_COLUMN
 from store_actors.engine.table import GroupTable
@@ -21,6 +21,7 @@ from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, UPDATE
 from store_actors.messages import ShardInput
 from store_actors.operators.session_windows import MERGED, SessionShard
 from store_actors.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
+from tests.unit.compacting import CompactingMachine
 
 K = AccumulatorKind
 SECOND = 1_000_000
@@ -385,7 +386,7 @@ class ModelVersion:
         return sorted((one.told(key) for key, ones in self.sessions.items() for one in ones), key=repr)
 
 
-class SessionMachine(RuleBasedStateMachine):
+class SessionMachine(CompactingMachine):
     def __init__(self) -> None:
         super().__init__()
         self.shard = SessionShard(MODEL)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import note, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from coordinator.errors import InvalidRequestError
 from store_actors.engine.table import GroupTable
@@ -17,6 +17,7 @@ from store_actors.engine.versions import CHANGE_COLUMN, Change
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard, output_of
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from tests.unit.compacting import CompactingMachine
 
 SECOND = 1_000_000
 SCHEMA = StateSchema(
@@ -109,7 +110,7 @@ class ModelVersion:
         return len(set(keys)) if distinct else len(keys)
 
 
-class ShardMachine(RuleBasedStateMachine):
+class ShardMachine(CompactingMachine):
     def __init__(self) -> None:
         super().__init__()
         self.shard = AggregateShard(SCHEMA)
