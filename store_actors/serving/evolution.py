@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import pyarrow as pa
 
 from coordinator.compatibility import continued, is_wider, same_state
@@ -68,11 +69,12 @@ def evolve_groups(rows: pa.Table, written: StateSchema, schema: StateSchema, fil
         places = continued(former["accumulators"], new["accumulators"])
     except ValueError as error:
         raise _groups_mismatch(error, written, schema, file) from error
-    beginning = _beginning(schema)
+    # One row, as often as there are rows.
+    beginning, first = _beginning(schema), np.zeros(rows.num_rows, np.int64)
     columns = [rows.column(field.name) for field in schema.keys]
     for accumulator, place in zip(schema.accumulators, places, strict=True):
         if place is None:
-            columns += [pa.repeat(beginning[field.name], rows.num_rows) for field in accumulator.state]
+            columns += [beginning.column(field.name).take(first) for field in accumulator.state]
         else:
             columns += _continued(rows, written.accumulators[place], accumulator)
     return pa.table(
@@ -85,11 +87,10 @@ def _continued(rows: pa.Table, former: Accumulator, new: Accumulator) -> Iterato
         yield rows.column(before.name).cast(after.arrow().type)
 
 
-def _beginning(schema: StateSchema) -> dict[str, pa.Scalar]:
-    """State fields of a group that nothing was accumulated in, as the engine itself makes it."""
+def _beginning(schema: StateSchema) -> pa.Table:
+    """A group that nothing was accumulated in, as the engine itself makes it: one row, whose keys say nothing."""
     table = GroupTable(schema, capacity=1)
-    row = table.decode(table.layout.initial.reshape(1, -1))
-    return {field.name: row.column(field.name)[0] for field in schema.state_fields}
+    return table.decode(table.layout.initial.reshape(1, -1))
 
 
 def evolve(rows: pa.Table, keys: Sequence[Field], values: Sequence[Field], file: str) -> pa.Table:

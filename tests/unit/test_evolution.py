@@ -153,6 +153,9 @@ def test_a_new_aggregate_starts_as_in_a_new_group() -> None:
     former, new = schema(MIN), schema(*every, MIN)
     rows = evolve_groups(change_of(former, {"k": "a", "a0_0": 7}), former, new, "file")
     assert rows.schema.names == [*new.row_schema().names, CHANGE_COLUMN]
+    # A batch may have changed nothing in a shard.
+    nothing = evolve_groups(change_of(former, {"k": "a", "a0_0": 7}).slice(0, 0), former, new, "file")
+    assert (nothing.num_rows, nothing.schema) == (0, rows.schema)
     (row,) = rows.drop_columns([CHANGE_COLUMN]).to_pylist()
     zero = Decimal("0.00")
     assert list(row.values()) == [
