@@ -11,6 +11,7 @@
     ├── FencedError              somebody newer owns the shard: stop, write nothing
     ├── StorageUnavailableError  the object store failed: nothing was lost, retry later
     ├── CommitUnknownError       a commit may or may not have landed: ask, delete nothing
+    ├── LogConflictError         another coordinator appended first: read the log, decide again
     ├── CorruptStateError        a file is damaged or missing: an operator must look
     ├── StoreUnavailableError    no store actor or coordinator answered in time
     └── SetupError               Ray, Java or the fleet is not there
@@ -25,6 +26,7 @@ __all__ = [
     "CorruptStateError",
     "FencedError",
     "InvalidRequestError",
+    "LogConflictError",
     "OperationOutOfOrderError",
     "SetupError",
     "StateMismatchError",
@@ -95,6 +97,10 @@ class StorageUnavailableError(StateStoreError):
 
 class CommitUnknownError(StateStoreError):
     """A conditional write got no readable answer. It may have landed: read back before anything else."""
+
+
+class LogConflictError(StateStoreError):
+    """The log has another coordinator's record where the next one belongs. The coordinator settles it itself, by reading the log."""
 
 
 class CorruptStateError(StateStoreError):

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from coordinator.core import StateLedger
-from coordinator.errors import StateStoreError, StorageUnavailableError
-from coordinator.manifest_log import LogConflictError, ManifestLog
+from coordinator.errors import LogConflictError, StateStoreError, StorageUnavailableError
+from coordinator.manifest_log import ManifestLog
 from coordinator.model import StateMetadata
 from coordinator.records import Record
 from coordinator.surroundings import Clock, MachineClock

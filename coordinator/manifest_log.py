@@ -14,13 +14,13 @@ from collections.abc import Callable
 from typing import Any
 
 from coordinator.core import StateLedger
-from coordinator.errors import CommitUnknownError, CorruptStateError, StateStoreError, StorageUnavailableError
+from coordinator.errors import CommitUnknownError, CorruptStateError, LogConflictError, StorageUnavailableError
 from coordinator.model import StateMetadata
 from coordinator.records import Record, record_from_json, record_to_json
 from coordinator.storage.protocol import ObjectStore
 from coordinator.surroundings import random_id
 
-__all__ = ["CHECKPOINT_INTERVAL", "LogConflictError", "ManifestLog", "seal", "unseal"]
+__all__ = ["CHECKPOINT_INTERVAL", "ManifestLog", "seal", "unseal"]
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +43,6 @@ def unseal(data: bytes) -> dict[str, Any]:
 
 def _checksum(body: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(body, sort_keys=True).encode())
-
-
-class LogConflictError(StateStoreError):
-    """Somebody else appended first: reload and decide again."""
 
 
 class ManifestLog:

@@ -9,8 +9,8 @@ from typing import Any
 from coordinator.actor import Coordinator
 from coordinator.cleaning_rules import check_age
 from coordinator.core import StateLedger
-from coordinator.errors import CommitUnknownError, FencedError, StateStoreError
-from coordinator.manifest_log import LogConflictError, ManifestLog
+from coordinator.errors import CommitUnknownError, FencedError, LogConflictError, StateStoreError
+from coordinator.manifest_log import ManifestLog
 from coordinator.model import CommitEntry
 from coordinator.records import Committed
 from store_actors.serving.commits import Commits

@@ -12,7 +12,7 @@ from coordinator.errors import CorruptStateError
 from coordinator.manifest_log import ManifestLog
 from coordinator.model import StateStoreId
 from tests.unit.test_maintenance import filled
-from tests.unit.test_store import SCHEMA, Fleet, counts
+from tests.unit.test_operator_shards import SCHEMA, Fleet, counts
 
 SHARD = StateStoreId("memory:///s", 0, 0)
 DAMAGE = st.one_of(

@@ -16,7 +16,7 @@ from coordinator.watermarks import Watermarks
 from store_actors.messages import ShardInput
 from store_actors.schema import Field
 from tests.unit.test_coordinator import opened
-from tests.unit.test_store import SCHEMA, Fleet
+from tests.unit.test_operator_shards import SCHEMA, Fleet
 
 
 def test_temporary_files_are_not_listed(tmp_path: Path) -> None:

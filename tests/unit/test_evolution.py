@@ -24,7 +24,7 @@ from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from store_actors.serving.evolution import evolve_groups
 from store_actors.serving.files import encode_snapshot, schema_of
 from tests.unit.test_coordinator import Living
-from tests.unit.test_store import SCHEMA, Coordinator, Fleet
+from tests.unit.test_operator_shards import SCHEMA, Coordinator, Fleet
 
 KINDS = AccumulatorKind
 

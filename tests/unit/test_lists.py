@@ -30,8 +30,8 @@ from tests.unit.compacting import CompactingMachine
 from tests.unit.test_accumulators import VALUES
 from tests.unit.test_exchange import KEYED, shuffle
 from tests.unit.test_exchange import batch_of as shuffled_rows
-from tests.unit.test_session import input_of as session_input
-from tests.unit.test_session import schema_of as session_schema
+from tests.unit.test_session_windows import input_of as session_input
+from tests.unit.test_session_windows import schema_of as session_schema
 
 K = AccumulatorKind
 SECOND = 1_000_000

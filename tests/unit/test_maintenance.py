@@ -18,7 +18,7 @@ from coordinator.records import Record, RunStarted
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
 from coordinator.surroundings import MachineClock
-from tests.unit.test_store import SCHEMA, Fleet, counts
+from tests.unit.test_operator_shards import SCHEMA, Fleet, counts
 
 SHARD = StateStoreId("memory:///s", 0, 0)
 

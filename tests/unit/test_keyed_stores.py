@@ -24,8 +24,8 @@ from store_actors.messages import OpenRequest, StoreSpec
 from store_actors.schema import Field
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
-from tests.unit.test_store import Coordinator
-from tests.unit.test_store import Fleet as AggregationFleet
+from tests.unit.test_operator_shards import Coordinator
+from tests.unit.test_operator_shards import Fleet as AggregationFleet
 
 COUNTS = StoreSpec("default", (Field("k", "string"),), (Field("n", "int64"),))
 NAMES = StoreSpec("names", (Field("id", "int64"),), (Field("name", "string"),))
