@@ -24,7 +24,7 @@ LIST, SET, FLOAT_SET = 0, 1, 2
 #: Elements that are looked through one by one.
 _SMALL = 8
 
-_LARGEST_INFINITY = np.uint64(0xFFE0000000000000)  # the bits of an infinity, without the sign, one to the left
+_INFINITY = np.uint64(0xFFE0000000000000)  # its bits, with the sign shifted out
 
 u64_1, u64_2, i64_1, u8_2, u32_1 = uint64[::1], uint64[:, ::1], int64[::1], uint8[:, ::1], uint32[::1]
 
@@ -47,7 +47,7 @@ def _extent(capacity, width, kind):
 
 @njit(boolean(uint64), cache=True, nogil=True, inline="always")
 def _is_nan(word):
-    return (word << _ONE) > _LARGEST_INFINITY
+    return (word << _ONE) > _INFINITY
 
 
 @njit(boolean(u64_1, int64, uint64, uint64, int64, int64), cache=True, nogil=True, inline="always")

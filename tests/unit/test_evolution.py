@@ -208,6 +208,7 @@ def test_lists_go_on_when_their_elements_become_wider() -> None:
     written = {"k": "a", "a0_0": [1, 2, 1], "a1_0": [Decimal("1.25")]}
     rows = evolve_groups(change_of(former, written), former, new, "file")
     assert rows.schema.field("a1_0").type == new.row_schema().field("a1_0").type
+    assert evolve_groups(change_of(former, written).slice(0, 0), former, new, "file") == rows.slice(0, 0)
     assert rows.to_pylist() == [{"k": "a", "a0_0": [Decimal("1.25")], "a1_0": [1, 2, 1], CHANGE_COLUMN: 0}]
     shard = AggregateShard(new)
     shard.load(rows, 1, 0)
