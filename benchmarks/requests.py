@@ -42,7 +42,7 @@ from benchmarks.harness import FLEET, Variant, add_options, report_json, session
 from tests.s3_server import BUCKET, S3Server
 
 #: The fleet's classes of actors; others are Ray's own and RayDP's.
-_CLASSES = ("Coordinator", "StoreActor")
+_CLASSES = ("CoordinatorActor", "StoreActor")
 #: Counts are taken when they have stood still for so long: each process sends its task events once a second.
 _QUIET_S = 3.0
 _RESTART_DEADLINE_S = 60.0
