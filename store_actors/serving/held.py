@@ -147,12 +147,11 @@ class HeldPartitions(Generic[Kind]):
         with held.lock:
             due = held.frozen() if held.lineage.is_held else ()
             deltas = held.lineage.deltas
-        written = [
+        for one in due:
             self._commits.write_snapshot(
                 replace(store_id, store_name=one.entry.store_name), one.entry, one.rows(), one.schema
             )
-            for one in due
-        ]
-        if written and all(written):
+        if due:
+            # One that was not counted is of no use any more, or is there already: neither is tried again.
             with held.lock:
                 held.lineage.snapshot_written(deltas)

@@ -15,6 +15,7 @@ from coordinator.errors import (
     InvalidRequestError,
     OperationOutOfOrderError,
     StateMismatchError,
+    StorageUnavailableError,
     StoreUnavailableError,
     WriterBusyError,
 )
@@ -281,6 +282,25 @@ def test_snapshots_of_named_stores_are_written_beside_an_open_update_and_read() 
     assert fleet.read(2) == [{"k": "a", "n": 2}, {"k": "b", "n": 2}]
     assert fleet.read(1, NAMES) == [{"id": 7, "name": "seven"}]
     assert fleet.metrics.snapshots_loaded == 3
+
+
+def test_snapshots_are_not_written_again_and_again_after_a_round_that_stored_some_of_them() -> None:
+    fleet = Fleet()
+    fleet.stores.commit(fleet.open(0, "run-1", 0, COUNTS, NAMES))
+    put, puts = fleet.objects.put, []
+
+    def fail_once(path: str, data: bytes) -> None:
+        puts.append(path)
+        if len(puts) == 2:
+            raise StorageUnavailableError("the second snapshot fails")
+        put(path, data)
+
+    fleet.objects.put = fail_once  # type: ignore[method-assign]
+    for _ in range(5):
+        fleet.stores.maintain(1)
+    assert fleet.metrics.maintenance_failures == 1
+    assert fleet.metrics.snapshots_written == 2
+    assert len(puts) == 4, "one round that failed, and one more"
 
 
 def test_a_partition_that_is_leased_elsewhere_is_let_go_and_its_writer_fenced() -> None:
