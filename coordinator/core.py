@@ -145,7 +145,8 @@ class StateLedger:
             The version is not retained any more.
         """
         made = [entry for chain in self._partition_chains(partition_id) for entry in chain if entry.version <= version]
-        newest = max(made, key=lambda entry: entry.version, default=None)
+        # Of stores that a later run did not ask for, a version that it superseded is still here: the later run's attempt is told.
+        newest = max(made, key=lambda entry: (entry.version, entry.epoch), default=None)
         return LoadPlans(
             "" if newest is None else newest.attempt_id,
             {name: self._load_plan((partition_id, name), version) for name in store_names},

@@ -166,6 +166,25 @@ def test_a_new_run_replays_and_supersedes_and_the_old_one_is_fenced() -> None:
     assert fleet.read(2) == [{"k": "a", "n": 20}]
 
 
+def test_memory_of_a_superseded_version_is_not_used_though_a_store_was_dropped_since() -> None:
+    fleet = Fleet()
+    here, there = fleet.stores, fleet.new_stores()
+
+    def write(stores: KeyedStores, actor: str, lost: str, batch: int, run: str, n: int, *specs: StoreSpec) -> Any:
+        task = TaskIdentity("s", "query", run, batch, 0, 0, "executor")
+        grant = fleet.coordinator.lease(task, actor, frozenset([lost]))
+        session = stores.open_update(OpenRequest(task, grant.lease, grant.base_version, specs))[0]
+        before = stores.call(session, "default", "get", (("a",),))
+        stores.call(session, "default", "put", (counts(a=n),))
+        stores.commit(session)
+        return before
+
+    write(here, "a", "", 0, "run-1", 1, NAMES, COUNTS)
+    write(here, "a", "", 1, "run-1", 2, NAMES, COUNTS)
+    assert write(there, "b", "a", 1, "run-2", 20, COUNTS) == {"n": 1}
+    assert write(here, "a", "b", 2, "run-2", 30, COUNTS) == {"n": 20}
+
+
 def test_named_stores_commit_together_and_one_may_come_later() -> None:
     fleet = Fleet()
     fleet.write(0, a=1)
