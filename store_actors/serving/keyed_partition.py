@@ -106,11 +106,16 @@ class Session:
     def end(self, reason: str, *, fenced: bool = False) -> None:
         """Abort its updates or release its reads; the partition has no writer any more if this was it."""
         self.leave(reason, fenced=fenced)
-        for handle in self.handles.values():
-            if isinstance(handle, UpdateHandle):
-                handle.abort()
-            else:
-                handle.release()
+        try:
+            for handle in self.handles.values():
+                if isinstance(handle, UpdateHandle):
+                    handle.abort()
+                else:
+                    handle.release()
+        except BaseException:
+            # Half put back, or still being written: no memory to go on from.
+            self.partition.forget()
+            raise
 
     def leave(self, reason: str, *, fenced: bool = False) -> None:
         """:meth:`end` where the stores themselves are gone, or were committed."""

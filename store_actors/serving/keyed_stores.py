@@ -85,13 +85,13 @@ class KeyedStores:
             self._take_over(partition, request)
             try:
                 self._positioner.position(partition, request)
+                handles = {
+                    spec.name: partition.shards[spec.name].begin(request.base_version, request.task.batch_id + 1)
+                    for spec in request.stores
+                }
             except BaseException:
                 partition.forget()
                 raise
-            handles = {
-                spec.name: partition.shards[spec.name].begin(request.base_version, request.task.batch_id + 1)
-                for spec in request.stores
-            }
             session = Session(request, partition, handles, self._clock.elapsed_s())
             partition.writer = session
             return self._register(session), request.base_version

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -21,6 +22,7 @@ from coordinator.errors import (
 )
 from coordinator.model import StateStoreId, StateStoreProviderId, TaskIdentity
 from spark_jobs.worker.state_store import StateStore
+from store_actors.keyed.table import KeyedTable
 from store_actors.messages import OpenRequest, StoreSpec
 from store_actors.schema import Field
 from store_actors.serving.keyed_stores import KeyedStores
@@ -100,6 +102,20 @@ def test_an_aborted_session_leaves_nothing() -> None:
         fleet.stores.commit(session)
     assert fleet.write(1, b=2) == 2
     assert fleet.read(2) == [{"k": "a", "n": 1}, {"k": "b", "n": 2}]
+
+
+def test_an_abort_that_fails_leaves_the_partition_to_the_next_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Fleet()
+    fleet.write(0, a=1)
+    session = fleet.open(1)
+    fleet.put(session, a=9)
+    with monkeypatch.context() as patched:
+        patched.setattr(KeyedTable, "_revert", Mock(side_effect=MemoryError))
+        with pytest.raises(MemoryError):
+            fleet.stores.end(session)
+    retry = fleet.open(1, attempt=1)
+    assert fleet.call(retry, "get", ("a",)) == {"n": 1}
+    assert fleet.stores.commit(retry) == 2
 
 
 def test_a_second_writer_is_refused_and_a_retried_task_takes_over() -> None:
