@@ -5,7 +5,6 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
-from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -104,13 +103,17 @@ def test_an_aborted_session_leaves_nothing() -> None:
     assert fleet.read(2) == [{"k": "a", "n": 1}, {"k": "b", "n": 2}]
 
 
+def out_of_memory(*_: Any) -> None:
+    raise MemoryError
+
+
 def test_an_abort_that_fails_leaves_the_partition_to_the_next_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Fleet()
     fleet.write(0, a=1)
     session = fleet.open(1)
     fleet.put(session, a=9)
     with monkeypatch.context() as patched:
-        patched.setattr(KeyedTable, "_revert", Mock(side_effect=MemoryError))
+        patched.setattr(KeyedTable, "_revert", out_of_memory)
         with pytest.raises(MemoryError):
             fleet.stores.end(session)
     retry = fleet.open(1, attempt=1)
