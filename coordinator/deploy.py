@@ -71,7 +71,8 @@ def join_cluster(address: str) -> None:
         ray.init(address=address, **QUIET)  # type: ignore[arg-type]
     except OSError as error:
         raise SetupError(
-            "no Ray cluster answers at this address; start one with `ray start --head` or unset RAY_ADDRESS to use a local one",
+            "no Ray cluster answers at this address; start one with `ray start --head` or unset RAY_ADDRESS to use a local one; a "
+            "cluster with token authentication answers only where RAY_AUTH_MODE=token is set",
             address=address,
         ) from error
 
