@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -109,11 +110,15 @@ _HOMES = {
     "StateStore": "spark_jobs.worker.state_store",
 }
 
+_IMPORTING = RLock()
+
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    # Neither PySpark nor Ray can be imported by several threads at once.
+    with _IMPORTING:
+        value = globals()[name] = getattr(import_module(_HOMES[name]), name)
     return value
 
 

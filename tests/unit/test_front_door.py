@@ -50,6 +50,16 @@ def test_help_imports_nothing_heavy() -> None:
     assert not loaded & {"ray", "pyspark", "raydp", "py4j", "numba", "numpy", "pyarrow", "pandas", "aiohttp", "obstore"}
 
 
+def test_names_may_be_asked_for_first_by_several_threads() -> None:
+    program = """
+import statefleet
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(8) as threads:
+    list(threads.map(lambda name: getattr(statefleet, name), statefleet.__all__))
+"""
+    assert {"pyspark", "ray"} <= imported_by(program)
+
+
 def test_commands_import_neither_spark_nor_the_engine() -> None:
     program = """
 import statefleet.cli
