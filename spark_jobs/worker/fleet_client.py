@@ -90,6 +90,8 @@ class FleetClient:
     ----------
     address
         The fleet.
+    actors, surroundings
+        How it reaches the fleet's actors, and what it takes from its machine; a simulation has its own.
     """
 
     def __init__(
