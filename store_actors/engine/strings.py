@@ -7,6 +7,7 @@ import numpy.typing as npt
 from numba import njit
 from numba.types import Tuple, int32, int64, uint8, uint64
 
+from coordinator.errors import InvalidRequestError
 from store_actors.engine.arrays import Bytes, Slots, Words
 from store_actors.engine.kernels import grow_index, index_shift, mix
 
@@ -17,6 +18,8 @@ _S32 = np.uint64(32)
 _ONE = np.uint64(1)
 _ZERO = np.uint64(0)
 _SEED = np.uint64(0x9E3779B97F4A7C15)
+#: Arrow counts the bytes of a column in 32 bits.
+_MOST_BYTES = 2**31 - 1
 u64_1 = uint64[::1]
 i64_1 = int64[::1]
 u8_1 = uint8[::1]
@@ -145,9 +148,21 @@ class StringPool:
             self.arena = np.concatenate([self.arena, np.zeros(max(len(self.arena), needed), np.uint8)])
 
     def gather(self, ids: Slots, valid: Bytes) -> tuple[npt.NDArray[np.int32], Bytes]:
-        """Arrow offsets (n + 1) and data of the values with these ids; nothing where ``valid`` is 0."""
+        """Arrow offsets (n + 1) and data of the values with these ids; nothing where ``valid`` is 0.
+
+        Raises
+        ------
+        InvalidRequestError
+            They are more bytes than Arrow can count. A value is held once here but written as often as it occurs.
+        """
         ends = np.zeros(len(ids) + 1, np.int32)
         size = _gather(self.arena, self.offsets, ids, valid, ends, np.empty(0, np.uint8))
+        if size > _MOST_BYTES:
+            raise InvalidRequestError(
+                "a column of a shard has more than 2 GiB of strings, which no file of it can hold; nothing was written; give the "
+                "state more shards, under another name",
+                bytes=size,
+            )
         out = np.empty(size, np.uint8)
         _gather(self.arena, self.offsets, ids, valid, ends, out)
         return ends, out

@@ -10,12 +10,14 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
+from coordinator.errors import InvalidRequestError
 from coordinator.model import StateStoreId
 from spark_jobs.worker import exchange
 from store_actors.engine import versions
@@ -354,6 +356,18 @@ def test_a_set_finds_its_elements_after_many_undone_versions(kept: int) -> None:
             expected.append(more[0])
         ((row,),) = [shard.snapshot().to_pylist()]
         assert row["word_set"] == expected
+
+
+@pytest.mark.parametrize("times", [2048, 4097])
+def test_more_strings_than_arrow_counts_are_refused_and_never_written(times: int) -> None:
+    """A word that is gathered again and again takes memory once, and its length each time in a file."""
+    table = GroupTable(SCHEMA)
+    table.accumulate(table.encode(batch_of([(1, "a", "x" * (1 << 20), None, None)])), 1)
+    field = table.layout.lists["words"]
+    ids = np.full((1, times), table.lists.arena[int(table.rows[0, field.word])])
+    table.lists.append(table.rows, np.zeros(times, np.int64), field, ids, np.ones((1, times), np.uint8), 0)
+    with pytest.raises(InvalidRequestError, match="more than 2 GiB of strings"):
+        table.decode(table.rows[:1])
 
 
 # -- files and schemas ------------------------------------------------------------------------------------------------
