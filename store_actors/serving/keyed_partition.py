@@ -182,9 +182,9 @@ class Positioner:
     def position(self, partition: Partition, request: OpenRequest) -> None:
         """Bring every store to the request's base version; the coordinator is asked only if memory is not there beyond doubt."""
         lease, base = request.lease, request.base_version
-        if partition.lineage.is_hot(lease.epoch, base) and partition.has(request.stores):
-            return
         store_id, run_id = lease.store_id, request.task.run_id
+        if partition.lineage.is_hot(lease.epoch, run_id, base) and partition.has(request.stores):
+            return
         names = [spec.name for spec in request.stores]
         others = self._held.others(store_id, run_id)
         opened = self._coordinator.open_instance(StateStoreProviderId(store_id, run_id), others, base, names)

@@ -5,7 +5,7 @@ Theory of operation
 Memory is a cache of what the coordinator counts. A partition that is held is at one version, whose lineage is known by the attempts
 that made it and the few versions before. A batch brings a lease (its epoch) and the version that it reads, its base:
 
-- Same epoch, memory at the base: nobody else can have committed since, so memory is right, and nobody is asked
+- Same epoch and run, memory at the base: nobody else can have committed since, so memory is right, and nobody is asked
   (:meth:`Lineage.is_hot`).
 - Otherwise the coordinator is asked, once, which attempt made the base. If that is the one that memory knows, memory is kept, or goes
   back to it; else it is loaded (:meth:`Lineage.stand`).
@@ -72,9 +72,12 @@ class Lineage:
     newest: tuple[CommitEntry, ...] = ()
     deltas: int = 0
 
-    def is_hot(self, epoch: int, base: int) -> bool:
-        """Whether memory is at a lease's base version beyond doubt."""
-        return self.is_held and (self.epoch, self.version) == (epoch, base)
+    def is_hot(self, epoch: int, run_id: str, base: int) -> bool:
+        """Whether memory is at a lease's base version beyond doubt.
+
+        An epoch is of one run; of a state that was put back from a backup, epochs are given again, to other runs.
+        """
+        return self.is_held and (self.epoch, self.run_id, self.version) == (epoch, run_id, base)
 
     def knows(self, version: int, counted: str) -> bool:
         """Whether the attempt that counts for a version is the one that made it here."""

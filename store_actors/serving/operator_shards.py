@@ -155,7 +155,7 @@ class OperatorShards:
         if held.shard is not None and held.shard.schema != request.schema:
             # The query was changed: its state is read again, in the new schema.
             held.forget()
-        if not held.lineage.is_hot(lease.epoch, base):
+        if not held.lineage.is_hot(lease.epoch, request.task.run_id, base):
             self._ask_and_position(held, request)
             held.lineage.leased(lease.epoch, request.task.run_id)
         assert held.shard is not None

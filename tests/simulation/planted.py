@@ -102,7 +102,7 @@ def _newest_not_rolled_back(_: Callable[..., None]) -> Callable[..., None]:
 
 
 def _epoch_not_looked_at(_: Callable[..., bool]) -> Callable[..., bool]:
-    return lambda lineage, epoch, base: lineage.is_held and lineage.version == base
+    return lambda lineage, epoch, run_id, base: lineage.is_held and lineage.version == base
 
 
 def _ages_stand_still_asleep(_: Callable[..., float]) -> Callable[..., float]:

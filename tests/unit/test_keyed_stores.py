@@ -448,6 +448,22 @@ def test_opening_asks_the_coordinator_once_whatever_the_stores_and_nothing_while
     assert fleet.coordinator.calls["open_instance"] == 3
 
 
+def test_memory_of_a_history_that_was_put_back_from_a_backup_is_not_hot() -> None:
+    fleet = Fleet()
+    fleet.write(0, a=1)
+    fleet.write(1, a=2)
+    backup = {info.path: fleet.objects.get(info.path) for info in fleet.objects.list("s")}
+    assert fleet.write(1, "run-2", a=20) == 2
+    for info in fleet.objects.list("s"):
+        fleet.objects.delete(info.path)
+    for path, data in backup.items():
+        fleet.objects.put(path, data)
+    # The coordinator starts anew, the store actor goes on; the next run gets the epoch that run-2 had.
+    restarted = Coordinator(fleet.objects)
+    fleet.coordinator._keeper, fleet.coordinator._do = restarted._keeper, restarted._do  # type: ignore[method-assign]
+    assert fleet.call(fleet.open(2, "run-3"), "get", ("a",)) == {"n": 2}
+
+
 def test_a_partition_is_reported_with_those_beside_it_and_stale_ones_are_let_go() -> None:
     fleet = Fleet()
     first = StateStoreProviderId(StateStoreId("memory:///s", 0, 0), "run-1")

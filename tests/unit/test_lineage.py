@@ -29,12 +29,13 @@ def held(versions: int) -> Lineage:
 
 def test_under_its_own_epoch_memory_at_the_base_is_beyond_doubt() -> None:
     lineage = held(3)
-    assert lineage.is_hot(1, 3)
-    assert not lineage.is_hot(1, 2)
-    assert not lineage.is_hot(2, 3)
+    assert lineage.is_hot(1, "run", 3)
+    assert not lineage.is_hot(1, "run", 2)
+    assert not lineage.is_hot(2, "run", 3)
+    assert not lineage.is_hot(1, "another run", 3)
     lineage.forget()
-    assert not lineage.is_hot(1, 3)
-    assert not lineage.is_hot(-1, 3)
+    assert not lineage.is_hot(1, "run", 3)
+    assert not lineage.is_hot(-1, "run", 3)
 
 
 def test_memory_is_kept_or_goes_back_only_where_it_is_what_counts() -> None:
@@ -95,7 +96,7 @@ class LineageMachine(RuleBasedStateMachine):
         if back:
             # A version is made anew by a new run only.
             self.epoch += 1
-        if not self.lineage.is_hot(self.epoch, base):
+        if not self.lineage.is_hot(self.epoch, "run", base):
             self.position(base)
             self.lineage.leased(self.epoch, "run")
         assert self.memory[base] == self.counted[base][1], "a batch goes on from what is not the counted history"
