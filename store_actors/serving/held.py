@@ -133,14 +133,22 @@ class HeldPartitions(Generic[Kind]):
         for store_id, held in self.items():
             try:
                 if held.lineage.is_held and self._coordinator.is_elsewhere(store_id):
-                    with held.lock:
-                        held.taken_away()
-                    self._metrics.shards_unloaded += 1
+                    self._take_away(held)
                 elif held.lineage.deltas >= min_deltas_for_snapshot:
                     self._write_snapshots(store_id, held)
             except (StateStoreError, OSError):
                 self._metrics.maintenance_failures += 1
                 log.exception("maintenance of a shard failed; it is tried again in the next round: %s", store_id.path())
+
+    def _take_away(self, held: Kind) -> None:
+        """Let go of a partition that is elsewhere; in a later round if somebody has its lock, which may be for long."""
+        if not held.lock.acquire(blocking=False):
+            return
+        try:
+            held.taken_away()
+        finally:
+            held.lock.release()
+        self._metrics.shards_unloaded += 1
 
     def _write_snapshots(self, store_id: StateStoreId, held: Kind) -> None:
         # Under the lock only a copy of the rows is taken: batches go on while it is encoded and stored.

@@ -298,3 +298,15 @@ def test_a_failure_inside_the_shard_leaves_no_half_changed_state() -> None:
     with pytest.raises(KeyError):
         fleet.store.apply(request, ShardInput.of_raw(SCHEMA, pa.record_batch({"other": ["a"]})))
     assert fleet.apply(1, "a") == {"a": 2}
+
+
+def test_maintenance_does_not_wait_for_a_shard_that_is_elsewhere_and_hangs() -> None:
+    fleet = Fleet()
+    fleet.apply(0, "a")
+    fleet.coordinator.elsewhere = True
+    ((_, held),) = fleet.store._held.items()
+    with held.lock, ThreadPoolExecutor(1) as other:
+        other.submit(fleet.store.maintain, 99).result(timeout=10)
+    assert fleet.store.metrics.shards_unloaded == 0
+    fleet.store.maintain(99)
+    assert fleet.store.metrics.shards_unloaded == 1
