@@ -274,9 +274,20 @@ class Coordinator:
         location: ActorLocation,
         ids_to_check: Sequence[StateStoreProviderId] = (),
     ) -> list[StateStoreProviderId]:
-        """See :meth:`InstanceRegistry.report_active_instance`."""
+        """See :meth:`InstanceRegistry.report_active_instance`; what this coordinator has forgotten in a restart, leases tell."""
         self._lives.begun(location)
-        return self._registry.report_active_instance(provider_id, location, ids_to_check)
+        stale = self._registry.report_active_instance(provider_id, location, ids_to_check)
+        return [other for other in stale if not await self._is_remembered(other, location)]
+
+    async def _is_remembered(self, provider_id: StateStoreProviderId, location: ActorLocation) -> bool:
+        """Take a shard that nobody has reported to this life of the coordinator for reported, if its lease is the store actor's."""
+        if self._registry.get_location(provider_id) is not None or provider_id.query_run_id in self._ended_runs:
+            return False
+        leased = (await self.locate(provider_id.store_id.state_name, provider_id.store_id.partition_id)).location
+        if leased is None or leased.instance_id != location.instance_id:
+            return False
+        self._registry.report_active_instance(provider_id, location, ())
+        return True
 
     async def open_instance(
         self,
