@@ -69,6 +69,12 @@ def join_cluster(address: str) -> None:
         _knock(address)
         # No namespace: RayDP names its own actors, so each driver needs one of its own. The fleet is looked up by its namespace.
         ray.init(address=address, **QUIET)  # type: ignore[arg-type]
+    except ValueError as error:  # how Ray says that it is no address
+        raise SetupError(
+            "this is no address of a Ray cluster; give host:port, or auto for the one of this machine",
+            address=address,
+            cause=error,
+        ) from error
     except OSError as error:
         raise SetupError(
             "no Ray cluster answers at this address; start one with `ray start --head` or unset RAY_ADDRESS to use a local one; a "

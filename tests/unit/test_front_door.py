@@ -71,3 +71,14 @@ import coordinator.client, store_actors.deploy
     loaded = imported_by(program)
     assert "ray" in loaded
     assert not loaded & {"pyspark", "raydp", "py4j", "numba"}
+
+
+@pytest.mark.parametrize("address", ["garbage", "127.0.0.1:nowhere", "ray://127.0.0.1:1"])
+def test_an_address_of_no_cluster_is_an_error_in_one_line(address: str) -> None:
+    command = [sys.executable, "-m", "statefleet.cli", "status", "file:///tmp/nowhere", "--address", address]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=SOURCE.parents[1])
+    assert ran.returncode == 1
+    assert ran.stdout == ""
+    assert ran.stderr.startswith("error: ")
+    assert address in ran.stderr
+    assert "Traceback" not in ran.stderr
