@@ -10,12 +10,12 @@ from typing import Generic, Protocol, TypeVar
 import pyarrow as pa
 
 from coordinator.errors import StateStoreError
-from coordinator.model import CommitEntry, StateStoreId, StateStoreProviderId
+from coordinator.model import CommitEntry, LoadPlans, StateStoreId, StateStoreProviderId
 from coordinator.surroundings import Lock
 from store_actors.schema import StateSchema
 from store_actors.serving.commits import Commits
 from store_actors.serving.coordinator_ref import CoordinatorRef
-from store_actors.serving.lineage import Lineage
+from store_actors.serving.lineage import Lineage, Stand
 from store_actors.serving.metrics import StoreMetrics
 
 __all__ = ["FrozenStore", "Held", "HeldPartitions"]
@@ -47,6 +47,9 @@ class Held(Protocol):
 
     def frozen(self) -> Sequence[FrozenStore]:
         """Its stores as their newest commits made them; none where memory was loaded."""
+
+    def rollback(self, version: int) -> bool:
+        """Bring all that is held to a version of the same history; False if memory has no way there."""
 
     def forget(self) -> None:
         """Let go of everything; what is stored is loaded when it is wanted again."""
@@ -99,7 +102,31 @@ class HeldPartitions(Generic[Kind]):
         with self._guard:
             return list(self._held.items())
 
-    def others(self, store_id: StateStoreId, run_id: str) -> list[StateStoreProviderId]:
+    def bring_to(
+        self, held: Kind, store_id: StateStoreId, run_id: str, base: int, store_names: Sequence[str]
+    ) -> LoadPlans:
+        """Report a partition, and bring its memory to a version if it is of the counted history; else it is forgotten.
+
+        Partitions that the coordinator says are elsewhere are let go on the way. The caller holds the partition's lock.
+
+        Returns
+        -------
+        LoadPlans
+            For what is to be loaded.
+        """
+        provider_id = StateStoreProviderId(store_id, run_id)
+        opened = self._coordinator.open_instance(provider_id, self._others(store_id, run_id), base, store_names)
+        for stale in opened.stale:
+            self.unload(stale.store_id, wait=False)
+        stand = held.lineage.stand(base, opened.loading.attempt_id)
+        if stand is Stand.LOAD or not held.rollback(base):
+            held.forget()
+        elif stand is Stand.GO_BACK:
+            held.lineage.went_back(base)
+            self._metrics.rollbacks += 1
+        return opened.loading
+
+    def _others(self, store_id: StateStoreId, run_id: str) -> list[StateStoreProviderId]:
         """Further partitions in memory that were opened by a run.
 
         Only those can be told to be elsewhere. Those of ended runs stay: the next run of their query finds its state in memory (Spark

@@ -5,12 +5,12 @@ All stores of a partition go to a version together, by the rules of :mod:`store_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from coordinator.model import CommitEntry, LoadPlan, StateStoreProviderId
+from coordinator.model import CommitEntry, LoadPlan, LoadPlans
 from coordinator.surroundings import Lock
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.keyed.shard import KeyedShard, ReadHandle, UpdateHandle
@@ -18,9 +18,8 @@ from store_actors.messages import OpenRequest, StoreSpec
 from store_actors.serving.coordinator_ref import CoordinatorRef
 from store_actors.serving.evolution import columns_adapter
 from store_actors.serving.held import FrozenStore, HeldPartitions
-from store_actors.serving.lineage import Lineage, Stand
+from store_actors.serving.lineage import Lineage
 from store_actors.serving.loading import Loader
-from store_actors.serving.metrics import StoreMetrics
 
 __all__ = ["Partition", "Positioner", "Session"]
 
@@ -62,6 +61,10 @@ class Partition:
             for entry in self.lineage.newest
             if (shard := self.shards.get(entry.store_name)) is not None
         ]
+
+    def rollback(self, version: int) -> bool:
+        # Every store goes along, also those that nobody asks for now.
+        return all(shard.rollback(version) for shard in self.shards.values())
 
     def forget(self) -> None:
         self.shards.clear()
@@ -157,12 +160,10 @@ class Positioner:
         held: HeldPartitions[Partition],
         coordinator: CoordinatorRef,
         loader: Loader,
-        metrics: StoreMetrics,
     ) -> None:
         self._held = held
         self._coordinator = coordinator
         self._loader = loader
-        self._metrics = metrics
 
     def readers(self, partition: Partition, request: OpenRequest) -> dict[str, ReadHandle]:
         """Handles on stores at the request's base version; what is loaded for that is the handle's own."""
@@ -182,43 +183,27 @@ class Positioner:
     def position(self, partition: Partition, request: OpenRequest) -> None:
         """Bring every store to the request's base version; the coordinator is asked only if memory is not there beyond doubt."""
         lease, base = request.lease, request.base_version
-        store_id, run_id = lease.store_id, request.task.run_id
+        run_id = request.task.run_id
         if partition.lineage.is_hot(lease.epoch, run_id, base) and partition.has(request.stores):
             return
         names = [spec.name for spec in request.stores]
-        others = self._held.others(store_id, run_id)
-        opened = self._coordinator.open_instance(StateStoreProviderId(store_id, run_id), others, base, names)
-        for stale in opened.stale:
-            self._held.unload(stale.store_id, wait=False)
-        self._go_to(partition, base, opened.loading.attempt_id)
-        self._load_missing(partition, request, opened.loading.plans, opened.loading.attempt_id)
+        loading = self._held.bring_to(partition, lease.store_id, run_id, base, names)
+        self._load_missing(partition, request, loading)
         partition.lineage.leased(lease.epoch, run_id)
 
-    def _go_to(self, partition: Partition, base: int, counted: str) -> None:
-        """Bring what is in memory to the base version, or let go of it."""
-        stand = partition.lineage.stand(base, counted)
-        # Every store of the partition goes along, also those that this session did not ask for.
-        if stand is Stand.LOAD or not all(shard.rollback(base) for shard in partition.shards.values()):
-            partition.forget()
-        elif stand is Stand.GO_BACK:
-            partition.lineage.went_back(base)
-            self._metrics.rollbacks += 1
-
-    def _load_missing(
-        self, partition: Partition, request: OpenRequest, plans: Mapping[str, LoadPlan], counted: str
-    ) -> None:
+    def _load_missing(self, partition: Partition, request: OpenRequest, loading: LoadPlans) -> None:
         """Load the stores that memory has not, or not with the columns asked for."""
         base, deltas = request.base_version, 0
         for spec in request.stores:
             if partition.specs.get(spec.name) != spec or spec.name not in partition.shards:
-                shard, replayed = self._loaded(spec, plans[spec.name])
+                shard, replayed = self._loaded(spec, loading.plans[spec.name])
                 if shard.version < base:
                     # A store without versions, or added later than its siblings, is empty at the base version.
                     shard.load(_empty(shard), base)
                 partition.shards[spec.name], partition.specs[spec.name] = shard, spec
                 deltas = max(deltas, replayed)
         if not partition.lineage.is_held:
-            partition.lineage.loaded(base, counted, deltas)
+            partition.lineage.loaded(base, loading.attempt_id, deltas)
 
     def _loaded(self, spec: StoreSpec, plan: LoadPlan) -> tuple[KeyedShard, int]:
         return self._loader.load(_maker(spec), plan, columns_adapter(spec))

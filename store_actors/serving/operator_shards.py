@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from coordinator.model import DEFAULT_STORE, CommitEntry, StateStoreId, StateStoreProviderId
+from coordinator.model import DEFAULT_STORE, CommitEntry, LoadPlans, StateStoreId
 from coordinator.storage.protocol import ObjectStore
 from coordinator.surroundings import Lock, Surroundings
 from store_actors.engine.versions import Change
@@ -22,7 +22,7 @@ from store_actors.serving.commits import Commits, Delta, describe_commit
 from store_actors.serving.coordinator_ref import CoordinatorRef
 from store_actors.serving.evolution import groups_adapter
 from store_actors.serving.held import FrozenStore, HeldPartitions
-from store_actors.serving.lineage import Lineage, Stand
+from store_actors.serving.lineage import Lineage
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
 
@@ -50,6 +50,9 @@ class _HeldShard:
         if self.shard is None:
             return ()
         return [FrozenStore(entry, self.shard.frozen(), self.shard.schema) for entry in self.lineage.newest]
+
+    def rollback(self, version: int) -> bool:
+        return self.shard is not None and self.shard.rollback(version)
 
     def forget(self) -> None:
         self.shard = self.emitted = None
@@ -155,32 +158,20 @@ class OperatorShards:
         if held.shard is not None and held.shard.schema != request.schema:
             # The query was changed: its state is read again, in the new schema.
             held.forget()
-        if not held.lineage.is_hot(lease.epoch, request.task.run_id, base):
-            self._ask_and_position(held, request)
-            held.lineage.leased(lease.epoch, request.task.run_id)
+        run_id = request.task.run_id
+        if not held.lineage.is_hot(lease.epoch, run_id, base):
+            loading = self._held.bring_to(held, lease.store_id, run_id, base, (DEFAULT_STORE,))
+            if not held.lineage.is_held:
+                held.shard, deltas = self._loaded(loading, request.schema)
+                held.lineage.loaded(base, loading.attempt_id, deltas)
+            held.lineage.leased(lease.epoch, run_id)
         assert held.shard is not None
         return held.shard
 
-    def _ask_and_position(self, held: _HeldShard, request: ApplyRequest) -> None:
-        store_id, run_id, base = request.lease.store_id, request.task.run_id, request.base_version
-        others = self._held.others(store_id, run_id)
-        opened = self._coordinator.open_instance(StateStoreProviderId(store_id, run_id), others, base, (DEFAULT_STORE,))
-        for stale in opened.stale:
-            self._held.unload(stale.store_id, wait=False)
-        counted = opened.loading.attempt_id
-        match held.lineage.stand(base, counted):
-            case Stand.KEEP:
-                return
-            case Stand.GO_BACK:
-                assert held.shard is not None
-                if held.shard.rollback(base):
-                    held.lineage.went_back(base)
-                    self.metrics.rollbacks += 1
-                    return
-        held.forget()
-        plan, schema = opened.loading.plans[DEFAULT_STORE], request.schema
-        held.shard, deltas = self._loader.load(lambda: make_shard(schema), plan, groups_adapter(plan, schema))
-        held.lineage.loaded(base, counted, deltas)
+    def _loaded(self, loading: LoadPlans, schema: StateSchema) -> tuple[OperatorShard, int]:
+        """A shard from its files, and how many deltas were replayed."""
+        plan = loading.plans[DEFAULT_STORE]
+        return self._loader.load(lambda: make_shard(schema), plan, groups_adapter(plan, schema))
 
     def _commit(self, held: _HeldShard, shard: OperatorShard, request: ApplyRequest, rows: ShardInput) -> None:
         pending = _PendingChange(shard)
@@ -223,8 +214,7 @@ class OperatorShards:
             A file that it needs is missing or damaged.
         """
         loading = self._coordinator.load_plans(store_id.state_name, store_id.partition_id, version, (DEFAULT_STORE,))
-        plan = loading.plans[DEFAULT_STORE]
-        return self._loader.load(lambda: make_shard(schema), plan, groups_adapter(plan, schema))[0].snapshot()
+        return self._loaded(loading, schema)[0].snapshot()
 
     # -- maintenance ----------------------------------------------------------------------------------------------
 
