@@ -277,17 +277,27 @@ class Coordinator:
         """See :meth:`InstanceRegistry.report_active_instance`; what this coordinator has forgotten in a restart, leases tell."""
         self._lives.begun(location)
         stale = self._registry.report_active_instance(provider_id, location, ids_to_check)
-        return [other for other in stale if not await self._is_remembered(other, location)]
+        remembered = await self._remembered(stale, location)
+        for other in remembered:
+            self._registry.report_active_instance(other, location, ())
+        return [other for other in stale if other not in remembered]
 
-    async def _is_remembered(self, provider_id: StateStoreProviderId, location: ActorLocation) -> bool:
-        """Take a shard that nobody has reported to this life of the coordinator for reported, if its lease is the store actor's."""
-        if self._registry.get_location(provider_id) is not None or provider_id.query_run_id in self._ended_runs:
-            return False
-        leased = (await self.locate(provider_id.store_id.state_name, provider_id.store_id.partition_id)).location
-        if leased is None or leased.instance_id != location.instance_id:
-            return False
-        self._registry.report_active_instance(provider_id, location, ())
-        return True
+    async def _remembered(
+        self, stale: Sequence[StateStoreProviderId], location: ActorLocation
+    ) -> set[StateStoreProviderId]:
+        """Those that nobody has reported to this life of the coordinator, though they are leased to the store actor."""
+        unknown = [
+            one
+            for one in stale
+            if self._registry.get_location(one) is None and one.query_run_id not in self._ended_runs
+        ]
+        # One look at the log a state, however many shards it has.
+        assigned = {
+            name: await (await self._keeper(name)).submit(lambda ledger: ([], ledger.assigned()))
+            for name in {one.store_id.state_name for one in unknown}
+        }
+        leased = {one: assigned[one.store_id.state_name].get(one.store_id.partition_id) for one in unknown}
+        return {one for one, where in leased.items() if where is not None and where.instance_id == location.instance_id}
 
     async def open_instance(
         self,
