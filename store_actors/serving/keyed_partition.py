@@ -49,9 +49,7 @@ class Partition:
     def has(self, specs: Sequence[StoreSpec]) -> bool:
         """Whether memory has stores with just these columns, all at the lineage's version."""
         return all(
-            self.specs.get(spec.name) == spec
-            and spec.name in self.shards
-            and self.shards[spec.name].version == self.lineage.version
+            self.specs.get(spec.name) == spec and self.shards[spec.name].version == self.lineage.version
             for spec in specs
         )
 
@@ -68,6 +66,7 @@ class Partition:
 
     def forget(self) -> None:
         self.shards.clear()
+        self.specs.clear()
         self.lineage.forget()
 
     def taken_away(self) -> None:
@@ -173,9 +172,9 @@ class Positioner:
         in_memory = partition.lineage.knows(base, loading.attempt_id)
         handles = {}
         for spec in request.stores:
-            shard = partition.shards.get(spec.name) if partition.specs.get(spec.name) == spec else None
-            if in_memory and shard is not None and base in shard.retained:
-                handles[spec.name] = shard.read(base)
+            is_there = in_memory and partition.specs.get(spec.name) == spec
+            if is_there and base in partition.shards[spec.name].retained:
+                handles[spec.name] = partition.shards[spec.name].read(base)
             else:
                 handles[spec.name] = self._loaded(spec, loading.plans[spec.name])[0].read()
         return handles
@@ -195,7 +194,7 @@ class Positioner:
         """Load the stores that memory has not, or not with the columns asked for."""
         base, deltas = request.base_version, 0
         for spec in request.stores:
-            if partition.specs.get(spec.name) != spec or spec.name not in partition.shards:
+            if partition.specs.get(spec.name) != spec:
                 shard, replayed = self._loaded(spec, loading.plans[spec.name])
                 if shard.version < base:
                     # A store without versions, or added later than its siblings, is empty at the base version.
