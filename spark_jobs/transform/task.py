@@ -164,10 +164,8 @@ class TransformTask:
     def _purged(self, client: FleetClient, task: TaskIdentity, deleted: Iterable[str]) -> tuple[StoreSpec, ...]:
         """Stores of deleted variables that still have rows."""
         kinds = {store_name(kind, name): kind for name in sorted(deleted) for kind in VariableKind}
-        asked = (
-            [] if task.batch_id == 0 else [store for store in kinds if self._known(task, store) not in _EMPTY_STORES]
-        )
-        if not asked:
+        asked = [store for store in kinds if self._known(task, store) not in _EMPTY_STORES]
+        if not asked or task.batch_id == 0:
             return ()
         plans = client.load_plans(task, asked)
         found = [store for store in asked if (deltas := plans[store].deltas) and deltas[-1].state_rows]
