@@ -24,6 +24,7 @@ from coordinator.lives import StoreActorLives
 from coordinator.manifest_log import CHECKPOINT_INTERVAL, ManifestLog
 from coordinator.model import (
     ActorLocation,
+    BatchResult,
     CommitEntry,
     InstancePlans,
     LoadPlans,
@@ -168,7 +169,9 @@ class Coordinator:
         assert created is not None
 
         def decide(ledger: StateLedger) -> tuple[list[Record], LeaseGrant]:
-            # First the lease: a run that was replaced is told so, whatever became of the schema since.
+            # First whose the state is: a run that was replaced is told so, whatever became of the state since.
+            ledger.check_query(task)
+            ledger.check_whole(task, created.num_shards)
             records, grant = ledger.decide_lease(task, local, self._fleet, self._placement)
             return [*records, *ledger.decide_schema(task, created, metadata)], grant
 
@@ -198,6 +201,11 @@ class Coordinator:
             return records, counted
 
         return await (await self._keeper(state_name)).submit(decide)
+
+    async def batch_result(self, state_name: str, run_id: str, batch_id: int, num_shards: int) -> BatchResult:
+        """What a batch of a run did to a state, and which of its shards have not counted it."""
+        keeper = await self._keeper(state_name)
+        return await keeper.submit(lambda ledger: ([], ledger.batch_result(run_id, batch_id, num_shards)))
 
     async def load_plans(
         self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]

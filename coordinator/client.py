@@ -11,6 +11,7 @@ from coordinator.deploy import coordinator_name, deploy_coordinator
 from coordinator.errors import StateStoreError
 from coordinator.model import (
     ActorLocation,
+    BatchResult,
     CommitEntry,
     InstancePlans,
     LoadPlans,
@@ -114,6 +115,11 @@ class CoordinatorClient:
         """See :meth:`Coordinator.commit_all <coordinator.actor.Coordinator.commit_all>`."""
         counted: tuple[CommitEntry, ...] = self._call("commit_all", state_name, list(entries))
         return counted
+
+    def batch_result(self, state_name: str, run_id: str, batch_id: int, num_shards: int) -> BatchResult:
+        """See :meth:`Coordinator.batch_result <coordinator.actor.Coordinator.batch_result>`."""
+        result: BatchResult = self._call("batch_result", state_name, run_id, batch_id, num_shards)
+        return result
 
     def load_plans(self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]) -> LoadPlans:
         """See :meth:`Coordinator.load_plans <coordinator.actor.Coordinator.load_plans>`."""

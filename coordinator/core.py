@@ -13,9 +13,9 @@ are refused.
 
 A new coordinator and an old one may both believe themselves in office; ``manifest_log.LedgerKeeper`` tells them apart.
 
-Versions: batch ``b`` reads the newest counted version ``<= b`` of its shard and commits ``b + 1``. (Usually that is version ``b``;
-Spark may optimise a batch without input away, in which case the shard skips a version.) A later run that commits a version
-supersedes what earlier runs counted from that version on: the batch had failed or is being replayed.
+Versions: batch ``b`` reads version ``b`` of its shard and commits ``b + 1``. It is refused unless every shard has version ``b``, made
+by the batch before it in the query's own history (:meth:`StateLedger.check_whole`): no batch counts by halves. A later run that
+commits a version supersedes what earlier runs counted from that version on: the batch had failed or is being replayed.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from coordinator.errors import FencedError, InvalidRequestError, StateMismatchEr
 from coordinator.model import (
     DEFAULT_STORE,
     ActorLocation,
+    BatchResult,
     CommitEntry,
     Lease,
     LoadPlan,
@@ -105,6 +106,8 @@ class StateLedger:
         #: What is left of truncated history: oldest retained version, and late rows before it.
         self._floors: dict[ShardKey, int] = {}
         self._late_before: dict[ShardKey, int] = {}
+        #: Run and batch whose base was found on every shard.
+        self._whole: tuple[str, int] | None = None
         #: Schemas that were taken after that of ``metadata.json``, each with the epoch from which on it is in force.
         self._schemas: list[tuple[int, dict[str, Any]]] = []
 
@@ -253,6 +256,68 @@ class StateLedger:
                 root=self.root,
                 batch_id=task.batch_id,
             )
+
+    def check_whole(self, task: TaskIdentity, num_shards: int) -> None:
+        """Refuse a batch unless the one before it is counted on every shard, and is the one that the checkpoint tells of.
+
+        Spark's rule: a store is opened at exactly the batch's number, and a version that was never made is an error.
+
+        Raises
+        ------
+        StateMismatchError
+            The batch before ran on some shards only, or the state is older than the checkpoint, or of another history of the query.
+        """
+        if task.batch_id == 0 or task.is_of_python or self._whole == (task.run_id, task.batch_id):
+            return
+        missing, strange = [], []
+        for partition_id in range(num_shards):
+            if self.base_version(partition_id, task.batch_id) != task.batch_id:
+                missing.append(partition_id)
+            elif (
+                task.former_time_ms not in (None, made_ms := self._batch_time_ms(partition_id, task.batch_id))
+                and made_ms
+            ):
+                strange.append(partition_id)
+        facts = {"state": self.state_name, "query_id": task.query_id, "batch_id": task.batch_id, "shards": num_shards}
+        former = task.batch_id - 1
+        if missing:
+            raise StateMismatchError(
+                f"Spark's checkpoint says that batch {former} is finished, and these shards do not have it: it ran on some shards "
+                "only, or the state's folder was put back from an older copy; nothing was changed. If a copy was put back, put back "
+                f"the checkpoint of the same time. Else stop the query, delete commits/{former} and offsets/{task.batch_id} in its "
+                f"checkpoint, and start it again: Spark then repeats batch {former} on all shards, and nothing is lost",
+                missing=missing,
+                **facts,
+            )
+        if strange:
+            raise StateMismatchError(
+                f"the state's version {task.batch_id} was not made by the batch {former} that Spark's checkpoint tells of: state and "
+                "checkpoint are copies of different times, and went on since; nothing was changed; put back both of the same time, or "
+                "start with a new checkpoint and another name",
+                strange=strange,
+                **facts,
+            )
+        self._whole = (task.run_id, task.batch_id)
+
+    def _batch_time_ms(self, partition_id: int, version: int) -> int | None:
+        """When Spark planned the batch that made a version; None if nobody said."""
+        made = (entry for chain in self._partition_chains(partition_id) for entry in chain if entry.version == version)
+        return next((entry.batch_time_ms for entry in made if entry.batch_time_ms is not None), None)
+
+    def batch_result(self, run_id: str, batch_id: int, num_shards: int) -> BatchResult:
+        """What a batch of a run did to the state, and which shards have not counted it."""
+        made: list[CommitEntry] = []
+        missing: list[int] = []
+        for partition_id in range(num_shards):
+            found = [
+                chain[-1]
+                for chain in self._partition_chains(partition_id)
+                if chain and chain[-1].version == batch_id + 1 and chain[-1].run_id == run_id
+            ]
+            made += found
+            if not found:
+                missing.append(partition_id)
+        return BatchResult.of(tuple(missing), made)
 
     def decide_lease(
         self, task: TaskIdentity, asking: ActorLocation, fleet: FleetView, policy: PlacementPolicy

@@ -6,7 +6,7 @@ the format (``docs/format.md``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, NewType
@@ -15,7 +15,9 @@ from coordinator.errors import InvalidRequestError
 from coordinator.watermarks import Watermarks
 
 __all__ = [
+    "BatchResult",
     "DEFAULT_STORE",
+    "PYTHON_QUERY",
     "ActorLocation",
     "CommitEntry",
     "Lease",
@@ -36,6 +38,9 @@ __all__ = [
 
 #: Name of an operator's store where it has only one.
 DEFAULT_STORE = "default"
+
+#: Query id of keyed state that Python programs write.
+PYTHON_QUERY = "python"
 
 #: One named store of one partition.
 ShardKey = tuple[int, str]
@@ -76,7 +81,14 @@ class StateStoreProviderId:
 
 @dataclass(frozen=True, slots=True)
 class TaskIdentity:
-    """Which Spark task asks: query, run, batch, shard and attempt."""
+    """Which Spark task asks: query, run, batch, shard and attempt.
+
+    Attributes
+    ----------
+    batch_time_ms, former_time_ms
+        When Spark planned the batch, and the batch before it, as its offset log has them (milliseconds since the epoch): the same
+        whoever repeats a batch, another one in another history of the query. None if that is not known.
+    """
 
     state_name: str
     query_id: str
@@ -85,6 +97,13 @@ class TaskIdentity:
     partition_id: int
     attempt: int
     executor: str
+    batch_time_ms: int | None = None
+    former_time_ms: int | None = None
+
+    @property
+    def is_of_python(self) -> bool:
+        """Whether a program opens the state by itself, a partition at a time, and no query's batches do."""
+        return self.query_id == PYTHON_QUERY
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +150,13 @@ class CommitEntry:
     #: What operators that this one feeds go by, and each source's own watermark (:mod:`coordinator.watermarks`).
     output_watermark_ms: int = 0
     source_watermarks_ms: Mapping[str, int] = field(default_factory=dict)
+    #: :attr:`TaskIdentity.batch_time_ms`: tells versions of one number from different histories of a query apart.
+    batch_time_ms: int | None = None
+    #: Earliest time at which a row falls due by processing time; None if none does.
+    due_ms: int | None = None
+    #: How long the shard worked on the rows, and on writing the delta, in milliseconds. Not recorded.
+    apply_ms: int = 0
+    write_ms: int = 0
 
     @property
     def shard(self) -> ShardKey:
@@ -141,11 +167,67 @@ class CommitEntry:
         return Watermarks(self.watermark_ms, self.output_watermark_ms, self.source_watermarks_ms)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        told = asdict(self)
+        del told["apply_ms"], told["write_ms"]
+        # Records of states that have no such times are as they always were.
+        return {name: value for name, value in told.items() if value is not None or name not in _OPTIONAL}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> CommitEntry:
         return cls(**data)
+
+
+#: Fields of a commit's record that only some have.
+_OPTIONAL = frozenset({"batch_time_ms", "due_ms"})
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """What a micro-batch did to a state, all shards together; the figures have the names of Spark's ``StateOperatorProgress``.
+
+    Attributes
+    ----------
+    missing
+        Shards that have not committed it.
+    updates_ms, commit_ms
+        Time that all shards worked on rows, and wrote deltas.
+    due_ms
+        Earliest time at which a row of the state falls due by processing time; None if none does.
+    """
+
+    missing: tuple[int, ...]
+    rows_total: int
+    rows_updated: int
+    rows_removed: int
+    rows_late: int
+    rows_in: int
+    memory_bytes: int
+    delta_bytes: int
+    updates_ms: int
+    commit_ms: int
+    due_ms: int | None
+
+    @classmethod
+    def of(cls, missing: tuple[int, ...], entries: Sequence[CommitEntry]) -> BatchResult:
+        """The result of the shards that have committed."""
+
+        def total(name: str) -> int:
+            return sum(getattr(entry, name) for entry in entries)
+
+        due = [entry.due_ms for entry in entries if entry.due_ms is not None]
+        return cls(
+            missing,
+            rows_total=total("state_rows"),
+            rows_updated=total("rows_updated"),
+            rows_removed=total("rows_removed"),
+            rows_late=total("rows_late"),
+            rows_in=total("rows_in"),
+            memory_bytes=total("state_bytes"),
+            delta_bytes=total("file_bytes"),
+            updates_ms=total("apply_ms"),
+            commit_ms=total("write_ms"),
+            due_ms=min(due, default=None),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,8 +87,8 @@ def record_to_json(record: Record) -> dict[str, Any]:
             kind = RecordKind.SCHEMA_CHANGED
         case ShardsAssigned():
             kind = RecordKind.SHARDS_ASSIGNED
-        case Committed():
-            kind = RecordKind.COMMITTED
+        case Committed(entry):
+            return {"kind": RecordKind.COMMITTED, "entry": entry.to_json()}
         case SnapshotAdded():
             kind = RecordKind.SNAPSHOT
         case Truncated():

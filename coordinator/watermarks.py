@@ -1,4 +1,7 @@
-"""Where event time stands for a stateful operator: Spark's rules for several sources and for chained operators. Pure.
+"""Where event time stands for a stateful operator. Pure.
+
+By default Spark tells it, for each batch (:meth:`Watermarks.reached`). An operator that closes early goes by the rows of the batch
+itself, by Spark's rules for several sources and for chained operators (:meth:`Watermarks.after`):
 
 Each ``withWatermark`` of a query is a source. A source's own watermark is the largest event time seen less its delay; the query's
 is the smallest (policy ``min``) or largest (``max``) of all, a source without data counting as 0, and it never goes back
@@ -9,7 +12,7 @@ output watermarks (Spark's ``WatermarkPropagator``).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 __all__ = ["Watermarks"]
@@ -67,6 +70,10 @@ class Watermarks:
             inputs.append(choose(newest.get(name, 0) for name in sources))
         input_ms = max(self.input_ms, min(inputs, default=0))
         return Watermarks(input_ms, self.output_ms, newest)
+
+    def reached(self, watermark_ms: int) -> Watermarks:
+        """Watermarks of a batch for which Spark tells the operator's own; it never goes back."""
+        return replace(self, input_ms=max(self.input_ms, watermark_ms))
 
     def to_json(self) -> dict[str, Any]:
         """As the manifest records it."""

@@ -21,13 +21,15 @@ from pyspark.sql.streaming.listener import (
 
 from coordinator.calls import RayActors
 from coordinator.client import CoordinatorClient
-from coordinator.errors import SetupError
-from coordinator.model import Maintenance, StateMetadata, TaskIdentity
+from coordinator.errors import InvalidRequestError, SetupError
+from coordinator.model import PYTHON_QUERY, Maintenance, StateMetadata, TaskIdentity
 from coordinator.names import check_state_name
 from coordinator.storage.uris import normalize_uri
+from spark_jobs.batch_end import BatchEnds
 from spark_jobs.plan.catalyst import JOB_FAILURES
 from spark_jobs.plan.operator_plan import Collector, OperatorPlan, RoutedOperator
 from spark_jobs.plan.route import route_plan
+from spark_jobs.plan.stateful_exchange import install
 from spark_jobs.session.spark_session import ensure_ray
 from spark_jobs.stateful import StatefulDataFrame
 from spark_jobs.worker.fleet_client import ConnectTask, FleetAddress, fleet_client
@@ -36,10 +38,10 @@ from store_actors.deploy import end_fleet, ensure_store_actor, store_metrics
 
 __all__ = ["Fleet", "connect"]
 
+#: Of all fleets of this driver, as its JVM has one place to ask.
+_BATCH_ENDS = BatchEnds()
 #: Fewest shards of a new state: room to use a few more cores later, and cheap on one.
 _MIN_SHARDS = 4
-#: Query id of keyed state that Python programs write.
-_PYTHON = "python"
 
 
 def connect(
@@ -109,6 +111,7 @@ class Fleet:
         name: str,
         outputMode: str = "update",
         shards: int | None = None,
+        closing: str = "spark",
     ) -> StatefulDataFrame:
         """A streaming DataFrame whose next stateful operator keeps its state in the fleet.
 
@@ -124,6 +127,10 @@ class Fleet:
         shards
             Number of shards; fixed once the state exists. By default that of the existing state, else the cluster's
             parallelism, and at least four.
+        closing
+            By which watermark groups are closed and state is let go. ``spark``: that of the batches before, as in Spark, which runs a
+            batch without data for what it closes. ``early``: that which includes the batch, so results come one batch earlier; rows
+            that Spark would still take are then late (docs/operators.md).
 
         Returns
         -------
@@ -136,9 +143,12 @@ class Fleet:
             `df` is not streaming, or an argument is not valid.
         """
 
+        if closing not in ("spark", "early"):
+            raise InvalidRequestError("closing is spark or early", state=name, closing=closing)
+
         def run_plan(plan: OperatorPlan) -> DataFrame:
             existing = self._coordinator.describe_state(name)
-            operator = RoutedOperator.of(plan, name, self.uri, existing)
+            operator = RoutedOperator.of(plan, name, self.uri, existing, closes_early=closing == "early")
             return self.attach(
                 df,
                 name,
@@ -181,6 +191,8 @@ class Fleet:
             It does not fit.
         """
         check_state_name(name)
+        install(df.sparkSession, _BATCH_ENDS.settle)
+        _BATCH_ENDS.add(self.uri, self._coordinator)
         self._ready(df.sparkSession)
         existing = self._coordinator.describe_state(name)
         if shards is None:
@@ -229,8 +241,8 @@ class Fleet:
         check_state_name(name)
         specs = store_specs(keys, values, stores)
         newest = self._coordinator.locate(name, partition_id).newest_version
-        task = TaskIdentity(name, _PYTHON, self._run_id, newest, partition_id, 0, f"python:{os.getpid()}")
-        metadata = StateMetadata(name, _PYTHON, shards, "keyed", {})
+        task = TaskIdentity(name, PYTHON_QUERY, self._run_id, newest, partition_id, 0, f"python:{os.getpid()}")
+        metadata = StateMetadata(name, PYTHON_QUERY, shards, "keyed", {})
         return fleet_client(self._address).open_update(task, metadata, specs)
 
     def read_state_store(

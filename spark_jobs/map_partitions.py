@@ -4,57 +4,88 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType, _parse_datatype_string
 
 from coordinator.errors import InvalidRequestError
 from coordinator.model import StateMetadata
 from spark_jobs.fleet import Fleet
+from spark_jobs.plan.logical import analysed
+from spark_jobs.plan.operator_plan import ReduceTask, RoutedOperator
+from spark_jobs.plan.route import route_plan
+from spark_jobs.worker.exchange import HASH_COLUMN, unpack
 from spark_jobs.worker.fleet_client import FleetAddress, fleet_client
 from spark_jobs.worker.state_store import StateStore, store_specs
 from spark_jobs.worker.task import task_identity
 from store_actors.messages import StoreSpec
+from store_actors.schema import Field, OperatorKind, StateSchema, payload_type
 
 __all__ = ["StoreFunction", "map_partitions_with_state_store"]
 
 #: From the open store and the partition's batches to the batches to emit.
 StoreFunction = Callable[[StateStore, Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
-
-#: Column of the partition that a row was shuffled to.
-_PARTITION = "__partition"
+#: Rows that a function is given at once, at most.
+_GIVEN_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class _PartitionTask:
-    """A ``mapInArrow`` function."""
+    """A ``mapInArrow`` function.
+
+    Attributes
+    ----------
+    rows
+        The columns that the function is given, as Spark's ``mapInArrow`` would give them.
+    """
 
     function: StoreFunction
-    metadata: StateMetadata
+    rows: pa.Schema
     stores: tuple[StoreSpec, ...]
+    schema: StateSchema
+    metadata: StateMetadata
     address: FleetAddress
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        task = task_identity(self.metadata, None)
-        rows = self._checked(batches, task.partition_id)
-        # Whatever ends the function early, an error or Spark itself, aborts.
+        received = unpack(batches, self.schema)
+        task = task_identity(self.metadata, received.header)
+        table = received.rows.raw
+        given = pa.Table.from_arrays(
+            [column.cast(field.type) for column, field in zip(table.columns, self.rows, strict=True)], schema=self.rows
+        )
+        # Whatever ends the function early aborts. Committed before anything is yielded: whoever reads only a part does not stop it.
         with fleet_client(self.address).open_update(task, self.metadata, self.stores) as store:
-            yield from self.function(store, rows)
+            emitted = list(self.function(store, iter(given.to_batches(max_chunksize=_GIVEN_ROWS))))
             store.commit()
+        yield from emitted
 
-    def _checked(self, batches: Iterable[pa.RecordBatch], partition_id: int) -> Iterator[pa.RecordBatch]:
-        """The rows, which are known to be this partition's."""
-        for batch in batches:
-            if batch.num_rows and batch.column(_PARTITION)[0].as_py() != partition_id:
-                raise InvalidRequestError(
-                    "the result of a function with a state store is a part of a union, where Spark numbers its partitions otherwise; "
-                    "nothing was changed; put repartition after the function, or write its result in a query of its own",
-                    state=self.metadata.state_name,
-                )
-            yield batch.drop_columns([_PARTITION])
+
+@dataclass(frozen=True)
+class _PartitionsPlan:
+    """See :class:`~spark_jobs.plan.operator_plan.OperatorPlan` and :class:`~spark_jobs.plan.operator_plan.TaskMaker`."""
+
+    inputs: tuple[DataFrame, ...]
+    schema: StateSchema
+    function: StoreFunction
+    rows: pa.Schema
+    stores: tuple[StoreSpec, ...]
+    output: StructType
+    appends: bool = True
+
+    def row_type(self) -> StructType:
+        """Spark's form of what the function yields."""
+        return self.output
+
+    def finish(self, emitted: DataFrame) -> DataFrame:
+        """What the function yields is the result."""
+        return emitted
+
+    def reduce_task(self, schema: StateSchema, metadata: StateMetadata, address: FleetAddress) -> ReduceTask:
+        """Runs the function in Spark's worker."""
+        return _PartitionTask(self.function, self.rows, self.stores, schema, metadata, address)
 
 
 def map_partitions_with_state_store(
@@ -103,10 +134,37 @@ def map_partitions_with_state_store(
         raise InvalidRequestError("state is kept for streaming queries; read with spark.readStream", state=name)
     specs = store_specs(keys, values, stores)
 
-    def route(metadata: StateMetadata, address: FleetAddress) -> DataFrame:
-        task = _PartitionTask(function, metadata, specs, address)
-        columns: list[Any] = list(partition_by)
-        parts = df.repartition(metadata.num_shards, *columns).withColumn(_PARTITION, F.spark_partition_id())
-        return parts.mapInArrow(task, schema)
+    plan = _plan(df, function, schema, specs, list(partition_by))
+    operator = RoutedOperator.of(plan, name, fleet.uri, None)
+    return fleet.attach(
+        df, name, "keyed", {}, shards, lambda metadata, address: route_plan(operator, metadata, address)
+    )
 
-    return fleet.attach(df, name, "keyed", {}, shards, route)
+
+def _plan(
+    df: DataFrame,
+    function: StoreFunction,
+    output: StructType | str,
+    stores: tuple[StoreSpec, ...],
+    partition_by: list[str | Column],
+) -> _PartitionsPlan:
+    # By place: two columns may have one name.
+    attributes = [one.column() for one in analysed(df).output]
+    fields = [Field(f"c{place}", payload_type(field.type)) for place, field in enumerate(to_arrow_schema(df.schema))]
+    selected = [column.alias(field.name) for column, field in zip(attributes, fields, strict=True)]
+    hashed = F.hash(*(F.col(one) if isinstance(one, str) else one for one in partition_by)).alias(HASH_COLUMN)
+    schema = StateSchema((), tuple(fields), (), None, None, "update", OperatorKind.PARTITIONS)
+    kind = _parse_datatype_string(output) if isinstance(output, str) else output
+    if not isinstance(kind, StructType):
+        raise InvalidRequestError("the schema of what the function yields is a struct", schema=output)
+    return _PartitionsPlan((df.select(*selected, hashed),), schema, function, _given(df), stores, kind)
+
+
+def _given(df: DataFrame) -> pa.Schema:
+    """The columns of a DataFrame as ``mapInArrow`` gives them: instants are told in the session's time zone."""
+    zone = df.sparkSession.conf.get("spark.sql.session.timeZone")
+    given = to_arrow_schema(df.schema)
+    for place, field in enumerate(given):
+        if pa.types.is_timestamp(field.type) and field.type.tz is not None:
+            given = given.set(place, field.with_type(pa.timestamp("us", zone)))
+    return given

@@ -24,7 +24,6 @@ from spark_jobs.transform.processor import StatefulProcessor
 __all__ = ["StatefulDataFrame", "StatefulGroupedData"]
 
 _OUTPUT_MODES = ("update", "append", "complete")
-_UNCHECKED = "spark.sql.streaming.unsupportedOperationCheck"
 
 
 class StatefulDataFrame:
@@ -139,10 +138,6 @@ class StatefulDataFrame:
 
     def _aggregate(self, keys: list[Any], aggregates: list[Any]) -> DataFrame:
         plan = build_plan(self._df, keys, aggregates, self._output_mode)
-        if self._output_mode == "complete":
-            # Spark accepts writeStream.outputMode("complete") only on a plan with an aggregation of its own, and here the
-            # aggregation is the fleet's. There is no way to tell Spark so for one query only.
-            self._df.sparkSession.conf.set(_UNCHECKED, "false")
         return self._run_plan(plan)
 
     def _with_state(self, keys: list[Any], function: GroupFunction) -> DataFrame:

@@ -24,7 +24,9 @@ class ApplyRequest:
     Attributes
     ----------
     watermarks
-        Where event time stands with the batch included, the same for all shards of the operator.
+        Where event time stands in the version that is made, the same for all shards of the operator.
+    late_ms
+        Watermark up to which rows are late, in milliseconds; that of the version before if None.
     """
 
     task: TaskIdentity
@@ -32,6 +34,7 @@ class ApplyRequest:
     base_version: int
     schema: StateSchema
     watermarks: Watermarks
+    late_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +63,14 @@ class BatchFacts:
         Where event time stands with the batch included, the same for all partitions.
     rows_in, rows_late
         Input rows of the partition, and those of them dropped as late.
+    due_per_ms
+        Units of the first store's due column in a millisecond, if its rows fall due by processing time: the earliest is then told.
     """
 
     watermarks: Watermarks
     rows_in: int
     rows_late: int = 0
+    due_per_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,8 @@ class OperatorKind(StrEnum):
     GROUP_STATE = "group_state"
     #: A processor of the user (transformWithState); state variables and timers are keyed stores.
     TRANSFORM = "transform"
+    #: A function of the user over whole partitions, with keyed stores of its own.
+    PARTITIONS = "partitions"
 
 
 @dataclass(frozen=True, slots=True)

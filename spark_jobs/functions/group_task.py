@@ -6,8 +6,7 @@ and one remove a block of keys, one question for the keys that are due, one comm
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -19,10 +18,10 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 from coordinator.core import LeaseGrant
 from coordinator.errors import InvalidRequestError, StoreUnavailableError
 from coordinator.model import DEFAULT_STORE, StateMetadata
-from coordinator.watermarks import Watermarks
 from spark_jobs.functions.groups import EXISTS, TIMEOUT, Groups, StateColumns, single_chunk
 from spark_jobs.functions.state_batch import NO_TIMEOUT, BatchFunction, Mask, Moment, StateBatch
 from spark_jobs.plan.keys import KeyTree
+from spark_jobs.worker.batch import EventTimes, event_times
 from spark_jobs.worker.exchange import Received, unpack
 from spark_jobs.worker.fleet_client import FleetAddress, fleet_client
 from spark_jobs.worker.state_store import StateStore
@@ -40,7 +39,7 @@ __all__ = [
     "KeyedBatch",
     "do_batch",
     "rows_on_time",
-    "watermarks_after",
+    "times_of_function",
 ]
 
 Emitted = TypeVar("Emitted")
@@ -241,33 +240,27 @@ class GroupStateTask:
         return do_batch(batches, self.schema, self._run)
 
     def _run(self, received: Received) -> list[pa.Table]:
-        task, rows = task_identity(self.metadata, received.shard), received.rows.raw
+        task, rows = task_identity(self.metadata, received.header), received.rows.raw
         spec = StoreSpec(DEFAULT_STORE, self.schema.keys, (*self.columns.fields, EXISTS, TIMEOUT), TIMEOUT.name)
         store, grant = fleet_client(self.address).open_granted(task, self.metadata, (spec,))
         with store:
-            after = watermarks_after(self.schema, grant, received.watermarks_ms)
+            times = times_of_function(self.schema, grant, received)
             # Spark drops late rows if timeouts are of event time, else none.
             is_timed = self.timeout_conf == GroupStateTimeout.EventTimeTimeout
-            on_time = rows_on_time(rows, grant.watermarks.input_ms) if is_timed else rows
+            on_time = rows_on_time(rows, times.late_ms) if is_timed else rows
             batch = KeyedBatch(store, self.calls, self.view, self.columns, self.timeout_conf)
-            emitted = list(self._emitted(batch, on_time, grant.watermarks, after, received.batch_time_ms))
-            store.commit(BatchFacts(after, received.rows.rows_read, rows.num_rows - on_time.num_rows))
+            emitted = list(self._emitted(batch, on_time, times, task.batch_time_ms or 0))
+            by_clock = self.timeout_conf == GroupStateTimeout.ProcessingTimeTimeout
+            facts = BatchFacts(times.after, received.rows.rows_read, rows.num_rows - on_time.num_rows)
+            store.commit(replace(facts, due_per_ms=1000) if by_clock else facts)
         return emitted
 
-    def _emitted(
-        self, batch: KeyedBatch, rows: pa.Table, before: Watermarks, after: Watermarks, batch_time_ms: int | None
-    ) -> Iterator[pa.Table]:
-        # A batch that no row of reached the exchange has no time of its own; its timeouts of processing time wait for the next one.
-        now_ms = int(time.time() * 1000) if batch_time_ms is None else batch_time_ms
-        # Spark calls the function with the watermark before the batch, and in the batch without data after it, with the new one, for
-        # the keys that this lets time out. Both are one batch here.
-        yield from batch.process(rows, self._moment(before, now_ms, has_timed_out=False))
-        if batch_time_ms is not None or self.timeout_conf == GroupStateTimeout.EventTimeTimeout:
-            yield from batch.process_timeouts(rows.schema, self._moment(after, now_ms, has_timed_out=True))
+    def _emitted(self, batch: KeyedBatch, rows: pa.Table, times: EventTimes, now_ms: int) -> Iterator[pa.Table]:
+        yield from batch.process(rows, self._moment(times.seen_ms, now_ms, has_timed_out=False))
+        yield from batch.process_timeouts(rows.schema, self._moment(times.after.input_ms, now_ms, has_timed_out=True))
 
-    def _moment(self, watermarks: Watermarks, now_ms: int, *, has_timed_out: bool) -> Moment:
-        watermark_ms = watermarks.input_ms if self.has_watermark else None
-        return Moment(self.timeout_conf, watermark_ms, now_ms, has_timed_out)
+    def _moment(self, watermark_ms: int, now_ms: int, *, has_timed_out: bool) -> Moment:
+        return Moment(self.timeout_conf, watermark_ms if self.has_watermark else None, now_ms, has_timed_out)
 
 
 def do_batch(
@@ -303,10 +296,11 @@ def _again_if_lost(run: Callable[[], Emitted]) -> Emitted:
     return run()
 
 
-def watermarks_after(schema: StateSchema, grant: LeaseGrant, watermarks_ms: Mapping[int, int]) -> Watermarks:
-    """Where event time stands with the batch included; what is emitted later is newer than the operator's own watermark."""
-    after = schema.watermarks_after(grant.watermarks, watermarks_ms, grant.upstream)
-    return replace(after, output_ms=max(after.output_ms, after.input_ms))
+def times_of_function(schema: StateSchema, grant: LeaseGrant, received: Received) -> EventTimes:
+    """Where event time stands in a batch; what a function emits later is newer than the operator's own watermark."""
+    times = event_times(schema, grant, received.header, received.watermarks_ms)
+    after = times.after
+    return replace(times, after=replace(after, output_ms=max(after.output_ms, after.input_ms)))
 
 
 def rows_on_time(rows: pa.Table, watermark_ms: int) -> pa.Table:

@@ -18,7 +18,7 @@ from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import event_time, event_time_column
 from spark_jobs.plan.keys import Key, key_of, leaf_field
 from spark_jobs.plan.logical import analysed
-from spark_jobs.worker.exchange import HASH_COLUMN, TIME_COLUMN
+from spark_jobs.worker.exchange import HASH_COLUMN
 from store_actors.schema import Field, payload_type
 
 __all__ = ["GroupedInput", "function_mode", "pandas_settings", "struct_type"]
@@ -84,8 +84,7 @@ class GroupedInput:
             payload.fields.append(EVENT_TIME_FIELD)
         leaves = [column.alias(leaf.name) for key in keys for leaf, column in zip(key.leaves, key.columns, strict=True)]
         hashed = F.hash(*(column for key in keys for column in key.columns)).alias(HASH_COLUMN)
-        now = F.unix_millis(F.current_timestamp()).alias(TIME_COLUMN)
-        selected = [*leaves, *payload.selected, *event_time_column(time), now, hashed]
+        selected = [*leaves, *payload.selected, *event_time_column(time), hashed]
         prepared = below.frame().select(*selected)
         types = {item.name: item for item in prepared.schema.fields}
         return cls(

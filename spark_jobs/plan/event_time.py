@@ -3,16 +3,17 @@
 An operator is fed by *branches*: the children of the unions above it (one, without a union). Event time enters a branch where
 ``withWatermark`` stands in it, or from another operator of the fleet below it.
 
-Spark takes the largest event time where ``withWatermark`` stands in the plan; the fleet takes it from the rows that reach
-the operator. The two agree if nothing between drops rows, which is checked on the plan as Spark optimises it: a filter that
-Spark itself moves below the watermark is no obstacle.
+By default an operator goes by Spark's own watermark, and only :class:`Upstream` is asked. For one that closes early the fleet has to
+know the watermark of the batch itself. Spark takes the largest event time where ``withWatermark`` stands in the plan; the fleet takes
+it from the rows that reach the operator. The two agree if nothing between drops rows, which is checked on the plan as Spark optimises
+it: a filter that Spark itself moves below the watermark is no obstacle.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -48,6 +49,10 @@ class Upstream:
         Whether a row that it emitted stands: an aggregation in update mode, say, emits a group again when it changes.
     has_watermark
         Whether its output moves in event time.
+    name, again, lag_ms
+        What Spark's progress calls it, when Spark runs it again, and its lag (:mod:`spark_jobs.plan.timing`).
+    complete
+        Whether it emits its whole result in each batch.
     """
 
     state: str
@@ -55,11 +60,14 @@ class Upstream:
     sources: tuple[str, ...]
     appends: bool
     has_watermark: bool
+    name: str
+    again: str
+    lag_ms: int
+    complete: bool
 
     def route_column(self) -> str:
-        """Name of the column by which the operator's exchange is partitioned."""
-        facts = [self.state, self.uri, list(self.sources), self.appends, self.has_watermark]
-        return f"{ROUTE_COLUMN}:{json.dumps(facts)}"
+        """Name of the column by which the operator's exchange is partitioned; ``StatefulExchange.java`` reads it, too."""
+        return f"{ROUTE_COLUMN}:{json.dumps(asdict(self))}"
 
     @classmethod
     def of_plan(cls, node: Plan) -> Upstream | None:
@@ -69,8 +77,8 @@ class Upstream:
         for expression in node.partitioning:
             name = expression.name if expression.is_attribute else ""
             if name.startswith(f"{ROUTE_COLUMN}:"):
-                state, uri, sources, appends, has_watermark = json.loads(name.partition(":")[2])
-                return cls(state, uri, tuple(sources), appends, has_watermark)
+                facts = json.loads(name.partition(":")[2])
+                return cls(**{**facts, "sources": tuple(facts["sources"])})
         return None
 
 
@@ -89,7 +97,7 @@ def branches_of(frame: DataFrame) -> list[Branch]:
     Raises
     ------
     InvalidRequestError
-        Something between ``withWatermark`` and the operator can drop or add rows, or an operator below emits rows that do not stand.
+        Something between ``withWatermark`` and the operator can drop or add rows.
     """
     plans = _split(analysed(frame))
     return [_branch(frame)] if len(plans) == 1 else [_branch(plan.frame()) for plan in plans]
@@ -114,18 +122,11 @@ def _renamed(plan: Plan, attributes: Sequence[Expression]) -> Plan:
 def _branch(frame: DataFrame) -> Branch:
     plan = analysed(frame)
     upstream = tuple(_operators_below(plan))
-    for one in upstream:
-        if not one.appends:
-            raise InvalidRequestError(
-                "an operator that emits a row again when it changes cannot feed another stateful operator, which would count it "
-                "twice; use append mode below, or write its results to a sink and read them in a second query",
-                state=one.state,
-            )
     marks = _count(plan)
     if marks > 1 or (marks and upstream):
         raise InvalidRequestError(
-            "several watermarks meet below this operator in a join of Spark's own; join the streams with fleet.stateful(..).join, "
-            "or call withWatermark once, on the result"
+            "several watermarks meet below this operator in a join of Spark's own, and an operator that closes early must know each; "
+            "leave closing out, join the streams with fleet.stateful(..).join, or call withWatermark once, on the result"
         )
     if not marks:
         return Branch(frame, None, upstream)
@@ -133,8 +134,8 @@ def _branch(frame: DataFrame) -> Branch:
     while node.kind != _WATERMARK:
         if not _passes_all_rows(node):
             raise InvalidRequestError(
-                "something between withWatermark and the stateful operator can change which rows the watermark counts; call "
-                "withWatermark after it, as the last step before fleet.stateful",
+                "something between withWatermark and an operator that closes early can change which rows the watermark counts; leave "
+                "closing out, or call withWatermark after it, as the last step before fleet.stateful",
                 operator=node.node_name,
                 plan=node.text,
             )

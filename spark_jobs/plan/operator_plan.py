@@ -15,6 +15,7 @@ from coordinator.model import StateMetadata
 from spark_jobs.plan.bounds import warn_if_unbounded
 from spark_jobs.plan.event_time import Branch, Upstream, branches_of, event_time_rules
 from spark_jobs.plan.logical import Plan, analysed
+from spark_jobs.plan.timing import operator_name, output_lag_ms, runs_again
 from spark_jobs.worker.exchange import EVENT_TIME_COLUMN
 from spark_jobs.worker.fleet_client import FleetAddress
 from store_actors.schema import EventTime, StateSchema
@@ -81,20 +82,39 @@ class RoutedOperator:
     upstream: Upstream
 
     @classmethod
-    def of(cls, plan: OperatorPlan, state: str, uri: str, existing: StateMetadata | None) -> RoutedOperator:
+    def of(
+        cls, plan: OperatorPlan, state: str, uri: str, existing: StateMetadata | None, *, closes_early: bool = False
+    ) -> RoutedOperator:
         """Find out what feeds an operator; a state that exists keeps the policy for several watermarks that it was made with.
+
+        Parameters
+        ----------
+        closes_early
+            Whether it goes by the watermark that includes the batch, and not by Spark's.
 
         Raises
         ------
         InvalidRequestError
-            The fleet could not follow its watermark exactly, or what feeds it emits rows that do not stand.
+            What feeds it emits rows that do not stand; or it closes early and the fleet could not follow its watermark exactly.
 
         Warns
         -----
         UnboundedStateWarning
             Its state grows for ever.
         """
-        _check_below(plan.inputs, state)
+        below = _check_below(plan.inputs, state)
+        for one in below:
+            if one.uri != uri:
+                raise InvalidRequestError(
+                    "the stateful operators of a query live in one fleet; connect to the same one for all of them",
+                    state=state,
+                    other_state=one.state,
+                    other_fleet=one.uri,
+                )
+        if not closes_early:
+            # Spark knows the time; nobody asks for that of a row.
+            frames = tuple((Branch(frame.drop(EVENT_TIME_COLUMN), None, ()),) for frame in plan.inputs)
+            return cls._named(plan, plan.schema, frames, state, uri, (), moves=plan.schema.delay_ms is not None)
         branches = tuple(tuple(branches_of(frame)) for frame in plan.inputs)
         flat = [branch for some in branches for branch in some]
         for frame, some in zip(plan.inputs, branches, strict=True):
@@ -104,23 +124,39 @@ class RoutedOperator:
                     "watermark; keep it in the select",
                     state=state,
                 )
-        for one in (one for branch in flat for one in branch.upstream):
-            if one.uri != uri:
-                raise InvalidRequestError(
-                    "the stateful operators of a query live in one fleet; connect to the same one for all of them",
-                    state=state,
-                    other_state=one.state,
-                    other_fleet=one.uri,
-                )
         rules = event_time_rules(plan.inputs[0].sparkSession, state, flat)
         former = None if existing is None else EventTime.of_json(existing.schema.get("options", {}))
         if former is not None:
             rules = replace(rules, policy=former.policy)
         sources = (*rules.sources, *rules.upstream_sources)
         moves = bool(rules.sources) or any(one.has_watermark for branch in flat for one in branch.upstream)
-        schema = replace(plan.schema, event_time=rules)
+        return cls._named(plan, replace(plan.schema, event_time=rules), branches, state, uri, sources, moves=moves)
+
+    @classmethod
+    def _named(
+        cls,
+        plan: OperatorPlan,
+        schema: StateSchema,
+        branches: tuple[tuple[Branch, ...], ...],
+        state: str,
+        uri: str,
+        sources: tuple[str, ...],
+        *,
+        moves: bool,
+    ) -> RoutedOperator:
         warn_if_unbounded(schema, state)
-        return cls(plan, schema, branches, Upstream(state, uri, sources, plan.appends, moves))
+        upstream = Upstream(
+            state,
+            uri,
+            sources,
+            plan.appends,
+            moves,
+            name=operator_name(schema),
+            again=runs_again(schema),
+            lag_ms=output_lag_ms(schema),
+            complete=schema.output_mode == "complete",
+        )
+        return cls(plan, schema, branches, upstream)
 
 
 def check_output_mode(operator: str, output_mode: str, supported: Sequence[str]) -> None:
@@ -138,9 +174,10 @@ def check_output_mode(operator: str, output_mode: str, supported: Sequence[str])
         )
 
 
-def _check_below(inputs: Sequence[DataFrame], state: str) -> None:
-    """Refuse what would feed an operator with rows that do not stand, or with one state's rows twice."""
+def _check_below(inputs: Sequence[DataFrame], state: str) -> list[Upstream]:
+    """Operators of the fleet below one; refuses what would feed it with rows that do not stand, or with one state's rows twice."""
     found: dict[str, Plan] = {}
+    below: dict[str, Upstream] = {}
     for frame in inputs:
         for one, exchange in _operators_below(analysed(frame), state):
             # One DataFrame may come in twice, as in a self join: it is the same operator, which commits each batch once.
@@ -149,6 +186,14 @@ def _check_below(inputs: Sequence[DataFrame], state: str) -> None:
                     "two stateful operators of a query have the same name, and would share one state; give each a name of its own",
                     state=one.state,
                 )
+            if not one.appends:
+                raise InvalidRequestError(
+                    "an operator that emits a row again when it changes cannot feed another stateful operator, which would count it "
+                    "twice; use append mode below, or write its results to a sink and read them in a second query",
+                    state=one.state,
+                )
+            below[one.state] = one
+    return list(below.values())
 
 
 def _operators_below(plan: Plan, state: str) -> Iterator[tuple[Upstream, Plan]]:
@@ -156,6 +201,9 @@ def _operators_below(plan: Plan, state: str) -> Iterator[tuple[Upstream, Plan]]:
     one = Upstream.of_plan(plan)
     if one is not None:
         yield one, plan
+    if plan.kind == "Aggregate" and _is_mark(plan):
+        yield from _operators_below(plan.child, state)
+        return
     may_change = plan.kind == "Aggregate" or (plan.kind in _OF_A_FUNCTION and plan.output_mode != "Append")
     if may_change and plan.is_streaming:
         raise InvalidRequestError(
@@ -167,3 +215,8 @@ def _operators_below(plan: Plan, state: str) -> Iterator[tuple[Upstream, Plan]]:
         )
     for child in plan.children:
         yield from _operators_below(child, state)
+
+
+def _is_mark(aggregate: Plan) -> bool:
+    """Whether an aggregation is only the mark of an operator in complete mode (:mod:`spark_jobs.plan.stateful_exchange`)."""
+    return Upstream.of_plan(aggregate.child) is not None

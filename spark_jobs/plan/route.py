@@ -14,6 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from coordinator.model import StateMetadata
 from spark_jobs.plan.operator_plan import ReduceTask, RoutedOperator, TaskMaker
+from spark_jobs.plan.stateful_exchange import marked_as_aggregation
 from spark_jobs.worker.exchange import EXCHANGE_SCHEMA, ROUTE_COLUMN, ExchangeTask
 from spark_jobs.worker.fleet_client import FleetAddress
 from spark_jobs.worker.task import StateTask
@@ -35,7 +36,10 @@ def route_plan(operator: RoutedOperator, metadata: StateMetadata, address: Fleet
     # The name of the column tells operators that this one feeds whom they follow.
     route = operator.upstream.route_column()
     chunks = reduce(DataFrame.unionAll, parts).withColumnRenamed(ROUTE_COLUMN, route)
-    shuffled = chunks.repartition(num_shards, F.col(f"`{route}`")).drop(F.col(f"`{route}`"))
+    exchange = chunks.repartition(num_shards, F.col(f"`{route}`"))
+    if operator.upstream.complete:
+        exchange = marked_as_aggregation(exchange)
+    shuffled = exchange.drop(F.col(f"`{route}`"))
     task: ReduceTask = StateTask(schema, metadata, address)
     if isinstance(operator.plan, TaskMaker):
         task = operator.plan.reduce_task(schema, metadata, address)

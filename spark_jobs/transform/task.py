@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pickle
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +15,7 @@ from pyspark.sql import types as T
 from coordinator.core import LeaseGrant
 from coordinator.errors import InvalidRequestError
 from coordinator.model import StateMetadata, TaskIdentity
-from spark_jobs.functions.group_task import GroupView, do_batch, rows_on_time, watermarks_after
+from spark_jobs.functions.group_task import GroupView, do_batch, rows_on_time, times_of_function
 from spark_jobs.functions.groups import Groups
 from spark_jobs.transform.block import Block
 from spark_jobs.transform.handle import StatefulProcessorHandle
@@ -24,6 +23,7 @@ from spark_jobs.transform.processor import StatefulProcessor, TimerValues
 from spark_jobs.transform.rows import Rows
 from spark_jobs.transform.variables import PLACE, TimeMode, Variable, VariableKind, store_name, timer_spec
 from spark_jobs.transform.work import TransformWork
+from spark_jobs.worker.batch import EventTimes
 from spark_jobs.worker.exchange import Received
 from spark_jobs.worker.fleet_client import FleetAddress, FleetClient, fleet_client
 from spark_jobs.worker.state_store import StateStore
@@ -103,8 +103,7 @@ class TransformTask:
         return do_batch(batches, self.schema, self._run)
 
     def _run(self, received: Received) -> list[pa.Table]:
-        task, rows = task_identity(self.metadata, received.shard), received.rows.raw
-        batch_time_ms = received.batch_time_ms
+        task, rows = task_identity(self.metadata, received.header), received.rows.raw
         client = fleet_client(self.address)
         with closing(load_processor(self.processor)) as processor:
             block = Block([field.name for field in self.schema.keys])
@@ -118,35 +117,32 @@ class TransformTask:
             with store:
                 for spec in purged:
                     _remove_all(store.store(spec.name), spec)
-                after = watermarks_after(self.schema, grant, received.watermarks_ms)
+                times = times_of_function(self.schema, grant, received)
                 is_timed = self.time_mode is TimeMode.EVENT_TIME
-                on_time = rows_on_time(rows, grant.watermarks.input_ms) if is_timed else rows
-                # A batch that no row of reached the exchange has no time of its own.
-                block.open(store, int(time.time() * 1000) if batch_time_ms is None else batch_time_ms)
+                on_time = rows_on_time(rows, times.late_ms) if is_timed else rows
+                block.open(store, task.batch_time_ms or 0)
                 work = TransformWork(processor, handle, block, self.view, self.form)
-                emitted = list(self._emitted(work, on_time, grant, after.input_ms, has_time=batch_time_ms is not None))
-                self._check_event_times(emitted, grant.watermarks.input_ms)
-                store.commit(BatchFacts(after, received.rows.rows_read, rows.num_rows - on_time.num_rows))
+                emitted = list(self._emitted(work, on_time, grant, times))
+                self._check_event_times(emitted, times.seen_ms)
+                facts = BatchFacts(times.after, received.rows.rows_read, rows.num_rows - on_time.num_rows)
+                by_clock = self.time_mode is TimeMode.PROCESSING_TIME
+                store.commit(replace(facts, due_per_ms=1) if by_clock else facts)
         return emitted
 
-    def _emitted(
-        self, work: TransformWork, rows: pa.Table, grant: LeaseGrant, watermark_ms: int, *, has_time: bool
-    ) -> Iterator[pa.Table]:
-        """Do a batch in Spark's order. Spark runs timers that a batch's event times make expire in a batch without data after it, with
-        the new watermark; both are one batch here. Timers of processing time wait for a batch that has a time of its own.
-        """
+    def _emitted(self, work: TransformWork, rows: pa.Table, grant: LeaseGrant, times: EventTimes) -> Iterator[pa.Table]:
+        """Do a batch in Spark's order."""
         now_ms = work.block.now_ms
-        before = self._times(now_ms, grant.watermarks.input_ms)
+        before = self._times(now_ms, times.seen_ms)
         if grant.base_version == 0 and self.initial is not None:
             initial = self.initial
             work.take_initial(initial.groups(grant.lease.store_id.partition_id), initial.view, initial.form, before)
         yield from work.process(rows, before)
         if self.time_mode is TimeMode.EVENT_TIME:
+            watermark_ms = times.after.input_ms
             yield from work.fire_timers(watermark_ms, self._times(now_ms, watermark_ms))
-        elif self.time_mode is TimeMode.PROCESSING_TIME and has_time:
+        elif self.time_mode is TimeMode.PROCESSING_TIME:
             yield from work.fire_timers(now_ms, before)
-        if has_time:
-            work.evict()
+        work.evict()
 
     def _times(self, now_ms: int, watermark_ms: int) -> TimerValues:
         if self.time_mode is TimeMode.NONE:

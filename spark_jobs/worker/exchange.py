@@ -6,7 +6,9 @@ its barrier; only the rows in it are larger, and the JVM looks at no value betwe
 
 Where groups repeat within a task's block of rows, the block is partially aggregated first. With a watermark every map task also
 tells every shard the largest event time that it saw: a shuffle is a barrier, so every shard knows the watermark that includes this
-batch, the same one on every shard and on every retry, with nobody to ask who could have died meanwhile.
+batch, the same one on every shard and on every retry, with nobody to ask who could have died meanwhile. (That is for operators that
+close early; others go by what Spark's driver tells each task in the first row of its partition, a
+:class:`~spark_jobs.worker.batch.BatchHeader`.)
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jobs.worker.batch import BatchHeader
 from spark_jobs.worker.daemon import settle_process
 from spark_jobs.worker.routing import marker_routes
 from store_actors.messages import ShardInput
@@ -34,9 +37,9 @@ __all__ = [
     "EVENT_TIME_COLUMN",
     "EXCHANGE_SCHEMA",
     "HASH_COLUMN",
+    "HEADER",
     "KEEP_COLUMN",
     "ROUTE_COLUMN",
-    "TIME_COLUMN",
     "ExchangeTask",
     "Received",
     "unpack",
@@ -50,14 +53,8 @@ EVENT_TIME_COLUMN = "__event_time_ms"
 #: Whether a row reaches its shard, where rows that do not still count for the watermark.
 KEEP_COLUMN = "__keep"
 
-#: Processing time of the batch, in milliseconds: Spark's ``current_timestamp()``, which its offset log keeps, so that it is the same
-#: for every row and on every retry, also by another driver. Told to every shard like a watermark, as source :data:`_BATCH_TIME`.
-TIME_COLUMN = "__batch_time_ms"
-_BATCH_TIME = -1
-
-#: Every map task tells every shard which one it is, as this source. A reduce task cannot go by its partition: that of a task in a stage
-#: with a union counts the other partitions of the union, too.
-_SHARD = -2
+#: Source of the row that has a :class:`~spark_jobs.worker.batch.BatchHeader` for its chunk.
+HEADER = -3
 
 ROUTE_COLUMN = "__route"
 #: What is shuffled: the route, and either a chunk (an IPC record batch, how many input rows it stands for, which of the schema's
@@ -119,14 +116,11 @@ class ExchangeTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         max_event_ms: int | None = None
-        batch_time_ms: int | None = None
         for block in _blocks(batches):
             if self.source is not None:
                 largest = pc.max(block.column(EVENT_TIME_COLUMN)).as_py()
                 if largest is not None:
                     max_event_ms = largest if max_event_ms is None else max(max_event_ms, largest)
-            if TIME_COLUMN in block.schema.names:
-                batch_time_ms = block.column(TIME_COLUMN)[0].as_py()
             if KEEP_COLUMN in block.schema.names:
                 block = block.filter(block.column(KEEP_COLUMN))
             yield self._exchange(block)
@@ -134,9 +128,6 @@ class ExchangeTask:
             assert self.source is not None
             number, delay_ms = self.source
             yield self._markers(number, [max_event_ms - delay_ms] * self.num_shards)
-        if batch_time_ms is not None:
-            yield self._markers(_BATCH_TIME, [batch_time_ms] * self.num_shards)
-        yield self._markers(_SHARD, range(self.num_shards))
 
     def _exchange(self, block: pa.RecordBatch) -> pa.RecordBatch:
         hashes = block.column(HASH_COLUMN).to_numpy()
@@ -214,7 +205,7 @@ class ExchangeTask:
         return pa.record_batch(columns, schema=EXCHANGE_SCHEMA)
 
     def _markers(self, number: int, told: Sequence[int]) -> pa.RecordBatch:
-        """What every shard is told: the own watermark of a source, the batch's processing time, or which shard it is."""
+        """What every shard is told: the own watermark of a source."""
         size = self.num_shards
         columns = [
             pa.array(marker_routes(size), pa.int32()),
@@ -252,16 +243,13 @@ class Received:
         The shard's rows.
     watermarks_ms
         Own watermark of each of the operator's own sources (by number) that the micro-batch had rows of.
-    batch_time_ms
-        The batch's processing time; None if the operator did not ask for it, or the batch had no rows.
-    shard
-        Which shard it is; None if there was no map task.
+    header
+        Which batch it is; None outside a streaming query.
     """
 
     rows: ShardInput
     watermarks_ms: Mapping[int, int]
-    batch_time_ms: int | None
-    shard: int | None
+    header: BatchHeader | None
 
 
 def unpack(batches: Iterable[pa.RecordBatch], schema: StateSchema) -> Received:
@@ -278,17 +266,19 @@ def unpack(batches: Iterable[pa.RecordBatch], schema: StateSchema) -> Received:
     chunks: list[list[pa.RecordBatch]] = [[] for _ in schemas]
     rows_read = 0
     told: dict[int, int] = {}
+    header: BatchHeader | None = None
     for batch in batches:
         rows_read += pc.sum(batch.column("rows_read")).as_py() or 0
         facts = (batch.column(name).to_pylist() for name in ("input", "source", "watermark_ms"))
         for number, source, watermark_ms, chunk in zip(*facts, batch.column("chunk"), strict=True):
             if watermark_ms is not None:
                 told[source] = max(watermark_ms, told.get(source, watermark_ms))
-            if chunk.is_valid:
+            if source == HEADER:
+                header = BatchHeader.of_json(chunk.as_py())
+            elif chunk.is_valid:
                 chunks[number].append(pa.ipc.read_record_batch(chunk.as_buffer(), schemas[number]))
     # One piece each: what is sent to the store actor is then a few large buffers.
     tables = tuple(
         pa.Table.from_batches(some, kind).combine_chunks() for some, kind in zip(chunks, schemas, strict=True)
     )
-    batch_time_ms, shard = told.pop(_BATCH_TIME, None), told.pop(_SHARD, None)
-    return Received(ShardInput(tables, rows_read), told, batch_time_ms, shard)
+    return Received(ShardInput(tables, rows_read), told, header)

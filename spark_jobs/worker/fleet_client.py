@@ -20,6 +20,7 @@ from coordinator.deploy import join_cluster
 from coordinator.errors import FencedError, StoreUnavailableError, VersionNotFoundError
 from coordinator.model import ActorLocation, Lease, LoadPlan, Maintenance, StateMetadata, StateStoreId, TaskIdentity
 from coordinator.surroundings import Surroundings
+from spark_jobs.worker.batch import BatchHeader, event_times
 from spark_jobs.worker.daemon import settle_process
 from spark_jobs.worker.state_store import Ask, ReadStateStore, StateStore
 from store_actors.deploy import ensure_store_actor
@@ -114,6 +115,7 @@ class FleetClient:
         schema: StateSchema,
         rows: ShardInput,
         watermarks_ms: Mapping[int, int],
+        header: BatchHeader | None = None,
     ) -> pa.Table:
         """Hand a shard its rows; returns what the batch emits once the commit is durable.
 
@@ -123,6 +125,8 @@ class FleetClient:
         ----------
         watermarks_ms
             Own watermark of each of the operator's own sources (by number) that the batch had rows of.
+        header
+            What Spark's driver tells of the batch.
 
         Raises
         ------
@@ -134,8 +138,8 @@ class FleetClient:
         payload = self._actors.put(rows)
 
         def hand_over(grant: LeaseGrant) -> pa.Table:
-            watermarks = schema.watermarks_after(grant.watermarks, watermarks_ms, grant.upstream)
-            request = ApplyRequest(task, grant.lease, grant.base_version, schema, watermarks)
+            times = event_times(schema, grant, header, watermarks_ms)
+            request = ApplyRequest(task, grant.lease, grant.base_version, schema, times.after, times.late_ms)
             handle = self._handle(grant.lease.location)
             emitted, _ = unwrapped(self._actors, handle, handle.apply.remote(request, payload))
             return emitted

@@ -132,6 +132,8 @@ class VersionedTable:
         self.table = table(schema)
         self.version = 0
         self.watermark_ms = 0
+        #: Rows up to it are late for the version that is being made.
+        self.late_ms = 0
         #: Serial of the step that made the oldest retained version.
         self._origin = next(_serials)
         self._steps: deque[VersionStep] = deque()
@@ -155,8 +157,13 @@ class VersionedTable:
 
     # -- the next version -----------------------------------------------------------------------------------------
 
-    def check_next(self, version: int) -> None:
+    def check_next(self, version: int, late_ms: int | None = None) -> None:
         """Refuse a version that cannot be made now.
+
+        Parameters
+        ----------
+        late_ms
+            Watermark up to which rows are late for it; by default that of the newest version.
 
         Raises
         ------
@@ -169,6 +176,7 @@ class VersionedTable:
             raise InvalidRequestError(
                 "a shard only moves to a newer version; go back first", version=version, newest=self.version
             )
+        self.late_ms = self.watermark_ms if late_ms is None else late_ms
 
     def begin(self, version: int) -> VersionStep:
         """Start a version; its changes are added to ``parts`` of the step as they are made.
@@ -178,7 +186,7 @@ class VersionedTable:
         InvalidRequestError
             Another change is pending, or `version` is not newer.
         """
-        self.check_next(version)
+        self.check_next(version, self.late_ms)
         self._pending = VersionStep(version, self.watermark_ms, self.version, self.watermark_ms)
         return self._pending
 

@@ -338,6 +338,17 @@ class UpdateHandle(_Reads):
         self._require("due", HandleState.UPDATING)
         return self._store.table.decode(self._store.due(limit))
 
+    def earliest_due(self) -> int | None:
+        """Least value of the due column; None if no row falls due.
+
+        Raises
+        ------
+        InvalidRequestError
+            The store was opened without such a column.
+        """
+        self._require("earliest_due", HandleState.UPDATING)
+        return self._store.earliest_due()
+
     # -- what changed ---------------------------------------------------------------------------------------------
 
     def updates(self) -> pa.Table:

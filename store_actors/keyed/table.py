@@ -165,6 +165,12 @@ class DueRows:
         found: Slots = slots[is_due]
         return found
 
+    def earliest(self) -> int | None:
+        """When the first row falls due as the rows are now; None if none does."""
+        times = self._times(np.take(self._table.rows, self._table.live(), axis=0))
+        least = int(times.min(initial=NEVER))
+        return None if least == NEVER else least
+
 
 class KeyedTable(VersionedTable):
     """Rows of value words under key words, with the way back to the versions before.
@@ -254,9 +260,16 @@ class KeyedTable(VersionedTable):
 
     def due(self, limit: int) -> Words:
         """Rows whose due column is at most `limit` now, as words; what is not due is not looked at."""
+        return np.take(self.table.rows, self._due_rows().find(limit), axis=0)
+
+    def earliest_due(self) -> int | None:
+        """Least value of the due column; None if no row falls due."""
+        return self._due_rows().earliest()
+
+    def _due_rows(self) -> DueRows:
         if self._due is None:
             raise InvalidRequestError("the store was opened without a column by which its rows fall due")
-        return np.take(self.table.rows, self._due.find(limit), axis=0)
+        return self._due
 
     # -- scans and strings ----------------------------------------------------------------------------------------
 

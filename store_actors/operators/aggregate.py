@@ -6,8 +6,9 @@ delta file will hold); then :meth:`AggregateShard.commit` once the change is dur
 Versions (:mod:`store_actors.engine.versions`): state is changed in place and each version keeps what it overwrote. Aborting, and going
 back to one of the last versions, put those rows back; nothing is reloaded when Spark replays a batch.
 
-Event time is shared by all shards of an operator (:mod:`coordinator.watermarks`): rows are late by the watermark of the version
-that the batch reads; groups are closed by the watermark that includes this batch. Spark does the second only one batch later.
+Event time is shared by all shards of an operator (:mod:`coordinator.watermarks`). As in Spark, a batch has two watermarks: rows are
+late by the one before it, and what the other one has passed is closed. That is the watermark of the batches before, or, of an operator
+that closes early, the one that includes the batch.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class AggregateShard(VersionedTable):
 
     # -- a batch --------------------------------------------------------------------------------------------------
 
-    def apply(self, rows: ShardInput, watermark_ms: int, version: int) -> Change:
+    def apply(self, rows: ShardInput, watermark_ms: int, version: int, late_ms: int | None = None) -> Change:
         """Fold a batch into the newest version, as `version`, not yet committed.
 
         Parameters
@@ -51,16 +52,18 @@ class AggregateShard(VersionedTable):
         rows
             The shard's rows of the batch.
         watermark_ms
-            Watermark that includes the batch: what it has passed is closed. Rows are late by that of the version before.
+            What it has passed is closed.
         version
             Version to make, larger than the newest.
+        late_ms
+            Watermark by which rows are late; by default that of the version before.
 
         Raises
         ------
         InvalidRequestError
             Another change is pending, or `version` is not newer.
         """
-        self.check_next(version)
+        self.check_next(version, late_ms)
         touched, rows_late = self._fold(rows, version)
         change, undo = self._evict(touched, watermark_ms, version, rows.rows_read, rows_late)
         step = self.begin(version)
@@ -87,7 +90,7 @@ class AggregateShard(VersionedTable):
         if word < 0:
             return batch
         expiry = batch.keys[:, word - self.table.layout.flag_words].view(np.int64)
-        keep = expiry > self.watermark_ms * 1000
+        keep = expiry > self.late_ms * 1000
         return batch if keep.all() else batch.take(keep)
 
     def _evict(

@@ -46,9 +46,9 @@ class DeduplicateShard(VersionedTable):
         state = {field.name for field in schema.state_fields}
         self._payload = [field.name for field in schema.inputs if field.name not in state]
 
-    def apply(self, rows: ShardInput, watermark_ms: int, version: int) -> Change:
+    def apply(self, rows: ShardInput, watermark_ms: int, version: int, late_ms: int | None = None) -> Change:
         """Keep the rows whose key is new; see :meth:`AggregateShard.apply`."""
-        self.check_next(version)
+        self.check_next(version, late_ms)
         batch = rows.raw.combine_chunks()
         words = self.table.rows_of_table(batch)
         on_time = self._on_time(words)
@@ -92,7 +92,7 @@ class DeduplicateShard(VersionedTable):
         word = self.table.layout.expiry_word
         if word < 0:
             return np.arange(len(words))
-        limit = self.watermark_ms * 1000 + int(self.schema.options.get("late_us", 0))
+        limit = self.late_ms * 1000 + int(self.schema.options.get("late_us", 0))
         return np.flatnonzero(words[:, word].view(np.int64) > limit)
 
     def _delta(self, made: Words, closed: Mask, first: pa.Table, removed: Words) -> pa.Table:

@@ -87,14 +87,14 @@ class JoinShard:
 
     # -- a batch --------------------------------------------------------------------------------------------------
 
-    def apply(self, rows: ShardInput, watermark_ms: int, version: int) -> Change:
+    def apply(self, rows: ShardInput, watermark_ms: int, version: int, late_ms: int | None = None) -> Change:
         """Join a batch with the newest version, as `version`, not yet committed; see :meth:`AggregateShard.apply`.
 
         ``rows_updated`` counts rows that were kept, if only until the end of the batch; ``rows_removed`` those whose time was over,
         and left rows of a semi join that were matched.
         """
         for side in self._sides:
-            side.check_next(version)
+            side.check_next(version, late_ms)
         number = self._first_number()
         for side in self._sides:
             side.start(version, watermark_ms, number)

@@ -115,7 +115,7 @@ class JoinSide(MultiTable):
         count = rows.num_rows
         if self._event_time is not None:
             time = rows.column(self._event_time).cast(pa.int64())
-            rows = _filtered(rows, pc.fill_null(pc.greater(time, self.watermark_ms * 1000), True))
+            rows = _filtered(rows, pc.fill_null(pc.greater(time, self.late_ms * 1000), True))
         late = count - rows.num_rows
         excluded = rows.slice(0, 0)
         if self._pre is not None:

@@ -46,7 +46,7 @@ class LimitShard(VersionedTable):
         (self._count_column,) = (field.name for field in schema.state_fields)
         self._payload = [field.name for field in schema.inputs]
 
-    def apply(self, rows: ShardInput, watermark_ms: int, version: int) -> Change:
+    def apply(self, rows: ShardInput, watermark_ms: int, version: int, late_ms: int | None = None) -> Change:
         """Let the first rows of a batch through, up to the limit; see :meth:`AggregateShard.apply`. No row is ever late."""
         step = self.begin(version)
         step.watermark_ms = watermark_ms

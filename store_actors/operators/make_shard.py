@@ -36,7 +36,7 @@ class OperatorShard(Protocol):
     def output_watermark_ms(self, watermark_ms: int) -> int:
         """How far event time has come in what is emitted once the operator's watermark is there."""
 
-    def apply(self, rows: ShardInput, watermark_ms: int, version: int) -> Change:
+    def apply(self, rows: ShardInput, watermark_ms: int, version: int, late_ms: int | None = None) -> Change:
         """Fold a batch into the newest version, as `version`, not yet committed."""
 
     def commit(self) -> int:

@@ -48,7 +48,7 @@ class OrderedRows(VersionedTable):
         words = self.table.rows_of_table(batch, fields)
         if layout.expiry_word < 0:
             return words
-        keep = words[:, layout.expiry_word].view(np.int64) > self.watermark_ms * 1000
+        keep = words[:, layout.expiry_word].view(np.int64) > self.late_ms * 1000
         return words if keep.all() else words[keep]
 
     def _number_partitions(self, words: Words) -> tuple[Slots, Slots]:

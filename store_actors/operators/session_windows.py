@@ -113,9 +113,9 @@ class SessionShard(MultiTable):
 
     # -- a batch --------------------------------------------------------------------------------------------------
 
-    def apply(self, rows: ShardInput, watermark_ms: int, version: int) -> Change:
+    def apply(self, rows: ShardInput, watermark_ms: int, version: int, late_ms: int | None = None) -> Change:
         """Merge a batch into the open sessions and close those that the watermark has passed; see :meth:`AggregateShard.apply`."""
-        self.check_next(version)
+        self.check_next(version, late_ms)
         table, stamp = self.table, version & 0xFFFFFFFF
         batch, rows_late = self._on_time(self._encode(rows.raw))
         merged = self._merge(self._timeline(batch), batch, stamp)
@@ -163,7 +163,7 @@ class SessionShard(MultiTable):
     def _on_time(self, batch: EncodedBatch) -> tuple[EncodedBatch, int]:
         if self.schema.expiry_key is None:
             return batch, 0
-        keep = batch.values[1].view(np.int64) > self.watermark_ms * 1000
+        keep = batch.values[1].view(np.int64) > self.late_ms * 1000
         late = len(batch) - int(np.count_nonzero(keep))
         return (batch.take(keep), late) if late else (batch, 0)
 

@@ -58,9 +58,9 @@ class FirstShard(OrderedRows):
         As the module says, with ``n`` 1 and without ``emit_removed``.
     """
 
-    def apply(self, rows: ShardInput, watermark_ms: int, version: int) -> Change:
+    def apply(self, rows: ShardInput, watermark_ms: int, version: int, late_ms: int | None = None) -> Change:
         """Let better rows take the places of others; see :meth:`AggregateShard.apply`."""
-        self.check_next(version)
+        self.check_next(version, late_ms)
         words = self._on_time(rows.raw)
         best, known, before = self._best(words)
         slots = self.table.put(best)
@@ -133,9 +133,9 @@ class TopShard(OrderedRows, MultiTable):
         As the module says.
     """
 
-    def apply(self, rows: ShardInput, watermark_ms: int, version: int) -> Change:
+    def apply(self, rows: ShardInput, watermark_ms: int, version: int, late_ms: int | None = None) -> Change:
         """Let rows enter, and others leave; see :meth:`AggregateShard.apply`."""
-        self.check_next(version)
+        self.check_next(version, late_ms)
         words = self._on_time(rows.raw)
         picked = self._pick(words)
         parts: list[UndoPart] = []

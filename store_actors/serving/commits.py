@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Protocol
 
 import pyarrow as pa
@@ -104,9 +105,15 @@ class Commits:
         """
         entries: list[CommitEntry] = []
         try:
-            deltas = describe(self._surroundings.new_id(), now_ms(self._surroundings.clock))
+            clock = self._surroundings.clock
+            begun_s = clock.elapsed_s()
+            deltas = describe(self._surroundings.new_id(), now_ms(clock))
+            applied_s = clock.elapsed_s()
             entries = [entry for entry, _ in deltas]
             self._write(deltas)
+            # Of all the stores together, so told with one of them.
+            apply_ms, write_ms = _ms(applied_s - begun_s), _ms(clock.elapsed_s() - applied_s)
+            entries[0] = replace(entries[0], apply_ms=apply_ms, write_ms=write_ms)
             counted = tuple(self._coordinator.commit_all(state_name, entries))
             if counted[0].attempt_id == entries[0].attempt_id:
                 pending.commit()
@@ -181,6 +188,10 @@ class Commits:
         return True
 
 
+def _ms(seconds: float) -> int:
+    return round(1000 * seconds)
+
+
 def describe_commit(
     change: Change,
     *,
@@ -220,6 +231,7 @@ def describe_commit(
         source_watermarks_ms=dict(watermarks.sources),
         committed_at_ms=committed_at_ms,
         executor=task.executor,
+        batch_time_ms=task.batch_time_ms,
         store_name=store_id.store_name,
     )
     return entry, data

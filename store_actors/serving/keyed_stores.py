@@ -305,7 +305,7 @@ def _delta(
     else:
         marks, change = None, handle.prepare(facts)
     shard, request = session.partition.shards[name], session.request
-    return describe_commit(
+    entry, data = describe_commit(
         change,
         task=request.task,
         lease=request.lease,
@@ -317,3 +317,12 @@ def _delta(
         state_bytes=shard.nbytes,
         watermarks=marks,
     )
+    return replace(entry, due_ms=_due_ms(handle, facts)) if name == request.stores[0].name else entry, data
+
+
+def _due_ms(handle: UpdateHandle, facts: BatchFacts | int | None) -> int | None:
+    """Earliest time at which a row falls due by processing time, if the batch says that rows do."""
+    if not isinstance(facts, BatchFacts) or facts.due_per_ms is None:
+        return None
+    earliest = handle.earliest_due()
+    return None if earliest is None else earliest // facts.due_per_ms

@@ -178,7 +178,7 @@ class OperatorShards:
 
         def describe(attempt_id: str, now_ms: int) -> Sequence[Delta]:
             watermarks = request.watermarks
-            pending.change = shard.apply(rows, watermarks.input_ms, request.task.batch_id + 1)
+            pending.change = shard.apply(rows, watermarks.input_ms, request.task.batch_id + 1, request.late_ms)
             delta = describe_commit(
                 pending.change,
                 task=request.task,

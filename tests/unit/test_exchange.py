@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_jobs.worker import exchange
+from spark_jobs.worker.batch import BatchHeader
 from spark_jobs.worker.exchange import (
     EVENT_TIME_COLUMN,
     HASH_COLUMN,
+    HEADER,
     ROUTE_COLUMN,
-    TIME_COLUMN,
     ExchangeTask,
     Received,
     unpack,
@@ -128,23 +131,30 @@ def test_blocks_are_combined_where_groups_repeat() -> None:
 def test_every_shard_learns_the_watermark_that_all_tasks_together_saw() -> None:
     row: Row = (1, None, 1)
     tasks = [[batch_of([row, row], [5, None])], [batch_of([row], [17])], [batch_of([row], [None])], []]
-    told = [(one.watermarks_ms, one.shard) for one in shuffle(TIMED, tasks, 5)]
-    assert told == [({0: 17 - 1000}, shard) for shard in range(5)]
-    told = [(one.watermarks_ms, one.shard) for one in shuffle(TIMED, [[batch_of([row], [None])]], 5)]
-    assert told == [({}, shard) for shard in range(5)]
+    assert [one.watermarks_ms for one in shuffle(TIMED, tasks, 5)] == [{0: 17 - 1000}] * 5
+    assert [one.watermarks_ms for one in shuffle(TIMED, [[batch_of([row], [None])]], 5)] == [{}] * 5
 
 
-def test_every_shard_learns_the_time_of_the_batch() -> None:
-    rows = batch_of([(1, None, 1)])
-    timed = rows.append_column(TIME_COLUMN, pa.array([1_700_000_000_123]))
-    assert [one.batch_time_ms for one in shuffle(KEYED, [[timed], []], 3)] == [1_700_000_000_123] * 3
-    assert [one.batch_time_ms for one in shuffle(KEYED, [[rows]], 3)] == [None] * 3
+def test_the_first_row_of_a_partition_tells_of_the_batch() -> None:
+    header = BatchHeader("query", "run", 3, 1, late_ms=5, evict_ms=7, time_ms=9, former_time_ms=8)
+    told = pa.record_batch(
+        {
+            "rows_read": pa.array([0], pa.int64()),
+            "input": pa.array([0], pa.int8()),
+            "source": pa.array([HEADER], pa.int16()),
+            "watermark_ms": pa.nulls(1, pa.int64()),
+            "chunk": pa.array([json.dumps(asdict(header)).encode()]),
+        }
+    )
+    received = unpack([told], KEYED)
+    assert (received.header, received.rows.rows_read) == (header, 0)
+    assert unpack([], KEYED).header is None
 
 
 def test_a_shard_without_rows_gets_empty_tables_of_the_right_types() -> None:
     (empty,) = shuffle(KEYED, [], 1)
     assert (empty.rows.raw.schema, empty.rows.partial.schema) == (KEYED.raw_schema(), KEYED.row_schema())
-    assert (empty.rows.rows_read, empty.watermarks_ms, empty.batch_time_ms, empty.shard) == (0, {}, None, None)
+    assert (empty.rows.rows_read, empty.watermarks_ms, empty.header) == (0, {}, None)
 
 
 def test_timestamps_keep_their_instant_whatever_the_session_time_zone() -> None:

@@ -24,7 +24,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "spark_jobs.nexmark",
     ),
     "what jobs share": ("spark_jobs.jobs",),
-    "the API": ("spark_jobs.fleet", "spark_jobs.stateful", "spark_jobs.map_partitions"),
+    "the API": ("spark_jobs.fleet", "spark_jobs.stateful", "spark_jobs.map_partitions", "spark_jobs.batch_end"),
     "transformWithState": ("spark_jobs.transform",),
     "functions with state": ("spark_jobs.functions",),
     "operators' plans": ("spark_jobs.operators",),

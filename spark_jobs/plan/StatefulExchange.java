@@ -1,0 +1,522 @@
+/*
+ * The exchange in front of a fleet's operator, as a stateful operator that Spark knows.
+ *
+ * Compiled when a session is made ready, by the compiler that comes with Spark (Janino), so nothing is built or installed; it runs on the
+ * driver only. An executor never sees a class of this file: what is shipped to it is replaced by Spark's own (writeReplace).
+ * Janino has neither lambdas nor generics worth the name, and compiles private methods in a way that serialisation does not find, which
+ * is why writeReplace is protected and types are raw.
+ */
+package statefleet.spark;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.UUID;
+import java.util.function.Function;
+import org.apache.spark.Partitioner;
+import org.apache.spark.SparkContext;
+import org.apache.spark.rdd.ParallelCollectionRDD;
+import org.apache.spark.rdd.PartitionerAwareUnionRDD;
+import org.apache.spark.rdd.RDD;
+import org.apache.spark.sql.ExperimentalMethods;
+import org.apache.spark.sql.SparkSession;
+import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.Attribute;
+import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
+import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
+import org.apache.spark.sql.catalyst.plans.logical.Aggregate;
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.catalyst.plans.logical.Project;
+import org.apache.spark.sql.catalyst.plans.logical.RepartitionByExpression;
+import org.apache.spark.sql.catalyst.plans.physical.HashPartitioning;
+import org.apache.spark.sql.catalyst.plans.physical.Partitioning;
+import org.apache.spark.sql.catalyst.rules.Rule;
+import org.apache.spark.sql.catalyst.trees.TreeNode;
+import org.apache.spark.sql.execution.CoalescedPartitionSpec;
+import org.apache.spark.sql.execution.ShufflePartitionSpec;
+import org.apache.spark.sql.execution.ShuffledRowRDD;
+import org.apache.spark.sql.execution.SparkPlan;
+import org.apache.spark.sql.execution.SparkStrategy;
+import org.apache.spark.sql.execution.exchange.REPARTITION_BY_NUM$;
+import org.apache.spark.sql.execution.exchange.ShuffleExchangeExec;
+import org.apache.spark.sql.execution.exchange.ShuffleOrigin;
+import org.apache.spark.sql.execution.streaming.IncrementalExecution;
+import org.apache.spark.sql.execution.streaming.OffsetSeqMetadata;
+import org.apache.spark.sql.execution.streaming.StateStoreWriter;
+import org.apache.spark.sql.execution.streaming.StatefulOperatorStateInfo;
+import org.apache.spark.sql.execution.streaming.StreamExecution;
+import org.apache.spark.sql.streaming.StateOperatorProgress;
+import scala.Function1;
+import scala.Option;
+import scala.Some;
+import scala.collection.JavaConverters;
+import scala.collection.Seq;
+import scala.reflect.ClassTag;
+import scala.reflect.ClassTag$;
+
+/** What Python calls. */
+public class Sessions {
+    /**
+     * Makes a session plan the fleet's exchanges as StatefulExchangeExec; once is enough, twice does no harm.
+     *
+     * settle: from a finished batch of an operator (JSON) to which shards lack it and what the others did (JSON); see Operator.
+     */
+    public void install(SparkSession session, Function settle) {
+        Batch.settle = settle;
+        ExperimentalMethods methods = session.experimental();
+        if (!holds(methods.extraStrategies(), ExchangeStrategy.class)) {
+            methods.extraStrategies_$eq(with(methods.extraStrategies(), new ExchangeStrategy()));
+        }
+        if (!holds(methods.extraOptimizations(), UnmarkRule.class)) {
+            methods.extraOptimizations_$eq(with(methods.extraOptimizations(), new UnmarkRule()));
+        }
+    }
+
+    public boolean isInstalled(SparkSession session) {
+        return holds(session.experimental().extraStrategies(), ExchangeStrategy.class);
+    }
+
+    private static boolean holds(Seq seq, Class kind) {
+        for (int i = 0; i < seq.size(); i++) {
+            if (seq.apply(i).getClass() == kind) {
+                return true;
+            }
+        }
+        return false;
+    }
+
+    private static Seq with(Seq seq, Object one) {
+        ArrayList all = new ArrayList(JavaConverters.seqAsJavaList(seq));
+        all.add(one);
+        return Lists.seq(all);
+    }
+}
+
+class Lists {
+    static Seq seq(List list) {
+        return JavaConverters.asScalaBuffer(list).toList();
+    }
+}
+
+/** What the name of the route column says of an operator (spark_jobs/plan/event_time.py writes it). */
+class Route {
+    static final String PREFIX = "__route:";
+    static final ObjectMapper JSON = new ObjectMapper();
+
+    static String nameIn(Seq expressions) {
+        if (expressions.size() == 1 && expressions.apply(0) instanceof Attribute) {
+            String name = ((Attribute) expressions.apply(0)).name();
+            return name.startsWith(PREFIX) ? name : null;
+        }
+        return null;
+    }
+
+    static JsonNode facts(String name) {
+        try {
+            return JSON.readTree(name.substring(PREFIX.length()));
+        } catch (java.io.IOException error) {
+            throw new IllegalStateException("a route column without facts: " + name, error);
+        }
+    }
+}
+
+/** The batch that is being planned or run in this thread; the callback into Python. */
+class Batch {
+    static volatile Function settle;
+
+    /** Null outside a streaming query, as for explain() before it starts. */
+    static IncrementalExecution current(SparkContext context, SparkSession session) {
+        String id = context.getLocalProperty("sql.streaming.queryId");
+        Object query = id == null ? null : session.sharedState().activeStreamingQueries().get(UUID.fromString(id));
+        return query == null ? null : ((StreamExecution) query).lastExecution();
+    }
+}
+
+class ExchangeStrategy extends SparkStrategy {
+    public Seq apply(LogicalPlan plan) {
+        if (plan instanceof RepartitionByExpression) {
+            RepartitionByExpression wanted = (RepartitionByExpression) plan;
+            if (Route.nameIn(wanted.partitionExpressions()) != null) {
+                StatefulExchangeExec exchange = new StatefulExchangeExec(
+                    wanted.partitioning(),
+                    planLater(wanted.child()),
+                    REPARTITION_BY_NUM$.MODULE$,
+                    wanted.optAdvisoryPartitionSize());
+                exchange.find();
+                return Lists.seq(Arrays.asList(new Object[] {exchange}));
+            }
+        }
+        return Lists.seq(new ArrayList());
+    }
+}
+
+/**
+ * An exchange that gives each task of the operator behind it, as its first row, what the task must know of its batch: which it is, whose,
+ * which shard, and Spark's watermarks of this operator and batch. Spark runs its batches without data for it, and its progress has the
+ * operator's figures. Once Spark is done with a batch, and before it says so in its commit log, shards that no task of the batch ran
+ * for (a sink that read some rows only) are run here.
+ */
+public class StatefulExchangeExec extends ShuffleExchangeExec implements StateStoreWriter {
+    /** Source of the row in which a task is told of its batch. */
+    static final short HEADER = -3;
+
+    private transient IncrementalExecution execution;
+    private transient JsonNode facts;
+    private transient Map figures;
+    private transient boolean settled;
+    private transient int[] only;
+    private transient scala.collection.immutable.Map noMetrics;
+    private transient long evictMs;
+
+    public StatefulExchangeExec(Partitioning partitioning, SparkPlan child, ShuffleOrigin origin, Option advisory) {
+        super(partitioning, child, origin, advisory);
+        String name = partitioning instanceof HashPartitioning
+            ? Route.nameIn(((HashPartitioning) partitioning).expressions()) : null;
+        // Without a name it is a canonical form, which is compared and never run.
+        this.facts = name == null ? null : Route.facts(name);
+    }
+
+    /** Which batch this is a part of. */
+    void find() {
+        if (execution == null) {
+            execution = Batch.current(session().sparkContext(), session());
+        }
+    }
+
+    public ShuffleExchangeExec withNewChildInternal(SparkPlan child) {
+        StatefulExchangeExec copy =
+            new StatefulExchangeExec(outputPartitioning(), child, shuffleOrigin(), advisoryPartitionSize());
+        copy.execution = execution;
+        return copy;
+    }
+
+    protected Object writeReplace() {
+        return new ShuffleExchangeExec(outputPartitioning(), child(), shuffleOrigin(), advisoryPartitionSize());
+    }
+
+    // -- what Spark asks of a stateful operator ---------------------------------------------------------------------
+
+    /** Its number is the state's own, the same in every batch and far from those that Spark gives to its operators. */
+    public Option stateInfo() {
+        find();
+        if (facts == null || execution == null) {
+            return Option.apply(null);
+        }
+        long id = 1000000L + (facts.get("state").asText().hashCode() & 0x3fffffff);
+        return new Some(new StatefulOperatorStateInfo(
+            execution.checkpointLocation(), execution.runId(), id, execution.currentBatchId(), shards()));
+    }
+
+    private int shards() {
+        // Not numPartitions(), which would build the shuffle.
+        return outputPartitioning().numPartitions();
+    }
+
+    private long operatorId() {
+        return ((StatefulOperatorStateInfo) stateInfo().get()).operatorId();
+    }
+
+    public boolean shouldRunAnotherBatch(long newWatermarkMs) {
+        String when = facts.get("again").asText();
+        if (when.equals("watermark")) {
+            return newWatermarkMs > evictMs;
+        }
+        if (when.equals("due") && figures != null && figures.get("due_ms") != null) {
+            return ((Number) figures.get("due_ms")).longValue() < System.currentTimeMillis();
+        }
+        return false;
+    }
+
+    public Option produceOutputWatermark(long inputMs) {
+        return new Some(Long.valueOf(Math.max(0L, inputMs - facts.get("lag_ms").asLong())));
+    }
+
+    public String shortName() {
+        return facts.get("name").asText();
+    }
+
+    public StateOperatorProgress getProgress() {
+        HashMap custom = new HashMap();
+        Map told = figures == null ? new HashMap() : figures;
+        Map others = (Map) told.get("custom");
+        if (others != null) {
+            for (Object key : others.keySet()) {
+                custom.put(key, Long.valueOf(((Number) others.get(key)).longValue()));
+            }
+        }
+        return new StateOperatorProgress(
+            shortName(), told(told, "rows_total"), told(told, "rows_updated"), told(told, "updates_ms"),
+            told(told, "rows_removed"), told(told, "removals_ms"), told(told, "commit_ms"), told(told, "memory_bytes"),
+            told(told, "rows_late"), (long) shards(), told(told, "instances"), custom);
+    }
+
+    private static long told(Map figures, String name) {
+        Object value = figures.get(name);
+        return value == null ? 0L : ((Number) value).longValue();
+    }
+
+    public SparkContext org$apache$spark$sql$execution$streaming$StateStoreWriter$$super$sparkContext() {
+        return sparkContext();
+    }
+
+    public scala.collection.immutable.Map pythonMetrics() {
+        return noMetrics;
+    }
+
+    public void org$apache$spark$sql$execution$python$PythonSQLMetrics$_setter_$pythonMetrics_$eq(
+        scala.collection.immutable.Map metrics) {
+        noMetrics = metrics;
+    }
+
+    // -- running ----------------------------------------------------------------------------------------------------
+
+    public RDD doExecute() {
+        find();
+        if (execution == null) {
+            throw new IllegalStateException(
+                "a stateful DataFrame of the fleet runs only inside a streaming query; start it with writeStream [state=`"
+                    + facts.get("state").asText() + "`]");
+        }
+        evictMs = execution.watermarkPropagator().getInputWatermarkForEviction(execution.currentBatchId(), operatorId());
+        RDD shuffled;
+        int[] chosen = only;
+        if (chosen == null) {
+            shuffled = super.doExecute();
+            chosen = new int[shards()];
+            for (int i = 0; i < chosen.length; i++) {
+                chosen[i] = i;
+            }
+        } else {
+            ShufflePartitionSpec[] specs = new ShufflePartitionSpec[chosen.length];
+            for (int i = 0; i < chosen.length; i++) {
+                specs[i] = new CoalescedPartitionSpec(chosen[i], chosen[i] + 1, (Option) Option.apply(null));
+            }
+            shuffled = new ShuffledRowRDD(shuffleDependency(), readMetrics(), specs);
+        }
+        ArrayList rows = new ArrayList();
+        UnsafeProjection projection = UnsafeProjection.create(schema());
+        for (int i = 0; i < chosen.length; i++) {
+            rows.add(projection.apply(header(chosen[i])).copy());
+        }
+        ClassTag tag = ClassTag$.MODULE$.apply(InternalRow.class);
+        RDD headers = new HeaderRDD(sparkContext(), Lists.seq(rows), rows.size(), tag, (Partitioner) shuffled.partitioner().get());
+        return new PartitionerAwareUnionRDD(sparkContext(), Lists.seq(Arrays.asList(new Object[] {headers, shuffled})), tag);
+    }
+
+    private InternalRow header(int shard) {
+        ObjectNode told = described();
+        told.put("shard", shard);
+        told.put("late_ms", execution.watermarkPropagator().getInputWatermarkForLateEvents(execution.currentBatchId(), operatorId()));
+        told.put("evict_ms", evictMs);
+        told.put("time_ms", execution.offsetSeqMetadata().batchTimestampMs());
+        if (execution.prevOffsetSeqMetadata().isDefined()) {
+            told.put("former_time_ms", ((OffsetSeqMetadata) execution.prevOffsetSeqMetadata().get()).batchTimestampMs());
+        }
+        Seq columns = output();
+        Object[] values = new Object[columns.size()];
+        for (int i = 0; i < values.length; i++) {
+            String name = ((Attribute) columns.apply(i)).name();
+            if (name.startsWith(Route.PREFIX)) {
+                values[i] = Integer.valueOf(0);
+            } else if (name.equals("rows_read")) {
+                values[i] = Long.valueOf(0L);
+            } else if (name.equals("input")) {
+                values[i] = Byte.valueOf((byte) 0);
+            } else if (name.equals("source")) {
+                values[i] = Short.valueOf(HEADER);
+            } else if (name.equals("chunk")) {
+                values[i] = told.toString().getBytes(StandardCharsets.UTF_8);
+            }
+        }
+        return new GenericInternalRow(values);
+    }
+
+    private ObjectNode described() {
+        ObjectNode told = Route.JSON.createObjectNode();
+        told.put("query_id", execution.queryId().toString());
+        told.put("run_id", execution.runId().toString());
+        told.put("batch_id", execution.currentBatchId());
+        return told;
+    }
+
+    // -- the end of a batch -----------------------------------------------------------------------------------------
+
+    /**
+     * Spark walks the plan for the watermark once the sink is done with a batch and before the commit log says so: the one moment at which
+     * what is missing can still be run, and an error still keeps the batch from counting.
+     */
+    public void foreach(Function1 each) {
+        if (!settled && execution != null && isEndOfBatch()) {
+            settle();
+        }
+        super.foreach(each);
+    }
+
+    private static boolean isEndOfBatch() {
+        StackTraceElement[] calls = Thread.currentThread().getStackTrace();
+        for (int i = 0; i < calls.length; i++) {
+            if (calls[i].getMethodName().equals("updateWatermark") && calls[i].getClassName().endsWith(".WatermarkTracker")) {
+                return true;
+            }
+        }
+        return false;
+    }
+
+    private void settle() {
+        int[] missing = ask();
+        if (missing.length > 0) {
+            run(missing);
+            missing = ask();
+            if (missing.length > 0) {
+                throw new IllegalStateException(
+                    "shards of a stateful operator did not commit the batch though their tasks were run to their end; Spark's commit "
+                        + "log does not count the batch, and a restart repeats it [state=`" + facts.get("state").asText() + "`, batch_id=`"
+                        + execution.currentBatchId() + "`, shards=`" + Arrays.toString(missing) + "`]");
+            }
+        }
+        settled = true;
+    }
+
+    /** Shards that lack the batch; what the others did is kept for getProgress. */
+    private int[] ask() {
+        ObjectNode told = described();
+        told.set("operator", facts);
+        told.put("shards", shards());
+        String answer = (String) Batch.settle.apply(told.toString());
+        try {
+            figures = (Map) Route.JSON.readValue(answer, HashMap.class);
+        } catch (java.io.IOException error) {
+            throw new IllegalStateException("what Python answered is no JSON: " + answer, error);
+        }
+        List missing = (List) figures.get("missing");
+        int[] shards = new int[missing.size()];
+        for (int i = 0; i < shards.length; i++) {
+            shards[i] = ((Number) missing.get(i)).intValue();
+        }
+        return shards;
+    }
+
+    private void run(int[] missing) {
+        only = missing;
+        try {
+            taskAbove(execution.executedPlan(), null).execute().count();
+        } finally {
+            only = null;
+        }
+    }
+
+    /** The nearest node above this one that runs Python: the operator's tasks. Null if this is not below `node`. */
+    private SparkPlan taskAbove(SparkPlan node, SparkPlan nearest) {
+        if (node == this) {
+            return nearest;
+        }
+        SparkPlan above = node.getClass().getSimpleName().endsWith("MapInArrowExec") ? node : nearest;
+        Seq children = node.children();
+        for (int i = 0; i < children.size(); i++) {
+            SparkPlan found = taskAbove((SparkPlan) children.apply(i), above);
+            if (found != null) {
+                return found;
+            }
+        }
+        return null;
+    }
+}
+
+/** One row a partition, partitioned as the exchange is. */
+public class HeaderRDD extends ParallelCollectionRDD {
+    private final transient Partitioner like;
+    private final transient Seq rows;
+    private final transient ClassTag tag;
+
+    HeaderRDD(SparkContext context, Seq rows, int count, ClassTag tag, Partitioner like) {
+        super(context, rows, count, new scala.collection.immutable.HashMap(), tag);
+        this.rows = rows;
+        this.tag = tag;
+        this.like = like;
+    }
+
+    public Option partitioner() {
+        return new Some(like);
+    }
+
+    protected Object writeReplace() {
+        return new ParallelCollectionRDD(context(), rows, rows.size(), new scala.collection.immutable.HashMap(), tag);
+    }
+}
+
+/**
+ * An exchange whose rows are a whole result, not a stream of changes: what stands above is planned as for a table (sorting, limits).
+ */
+public class ResultExchange extends RepartitionByExpression {
+    public ResultExchange(Seq by, LogicalPlan child, Option partitions, Option advisory) {
+        super(by, child, partitions, advisory);
+    }
+
+    public boolean isStreaming() {
+        return false;
+    }
+
+    public RepartitionByExpression withNewChildInternal(LogicalPlan child) {
+        return new ResultExchange(partitionExpressions(), child, optNumPartitions(), optAdvisoryPartitionSize());
+    }
+
+    protected Object writeReplace() {
+        return new RepartitionByExpression(partitionExpressions(), child(), optNumPartitions(), optAdvisoryPartitionSize());
+    }
+}
+
+/**
+ * In complete mode an aggregation that aggregates nothing stands above the exchange, for Spark's checks: they then take the query for
+ * what it is. It is taken out here, before it is planned.
+ */
+class UnmarkRule extends Rule {
+    public TreeNode apply(TreeNode plan) {
+        return unmarked((LogicalPlan) plan);
+    }
+
+    private static LogicalPlan unmarked(LogicalPlan plan) {
+        Seq children = plan.children();
+        ArrayList changed = new ArrayList();
+        boolean differs = false;
+        for (int i = 0; i < children.size(); i++) {
+            LogicalPlan child = (LogicalPlan) children.apply(i);
+            LogicalPlan after = unmarked(child);
+            differs |= after != child;
+            changed.add(after);
+        }
+        LogicalPlan node = differs ? (LogicalPlan) plan.withNewChildren(Lists.seq(changed)) : plan;
+        if (node instanceof Aggregate) {
+            LogicalPlan below = result(((Aggregate) node).child());
+            if (below != null) {
+                return new Project(((Aggregate) node).aggregateExpressions(), below);
+            }
+        }
+        return node;
+    }
+
+    /** The exchange of an operator in complete mode with the projections above it, as a table's; null if it is none. */
+    private static LogicalPlan result(LogicalPlan plan) {
+        if (plan instanceof Project) {
+            LogicalPlan below = result(((Project) plan).child());
+            return below == null ? null : new Project(((Project) plan).projectList(), below);
+        }
+        if (plan instanceof RepartitionByExpression && !(plan instanceof ResultExchange)) {
+            RepartitionByExpression exchange = (RepartitionByExpression) plan;
+            String name = Route.nameIn(exchange.partitionExpressions());
+            if (name != null && Route.facts(name).get("complete").asBoolean()) {
+                return new ResultExchange(
+                    exchange.partitionExpressions(),
+                    exchange.child(),
+                    exchange.optNumPartitions(),
+                    exchange.optAdvisoryPartitionSize());
+            }
+        }
+        return null;
+    }
+}

@@ -1,0 +1,90 @@
+"""Has Spark plan the fleet's exchanges as stateful operators of its own.
+
+They are compiled when a session is made ready, by the compiler that comes with Spark. The source is ``StatefulExchange.java`` beside
+this module; it runs on the driver only. A callback tells it what a batch did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.java_gateway import ensure_callback_server_started
+from pyspark.sql import DataFrame, SparkSession
+
+from coordinator.errors import SetupError
+from spark_jobs.plan.catalyst import CATALYST, java_class
+from spark_jobs.plan.logical import Plan
+
+__all__ = ["install", "marked_as_aggregation"]
+
+_SOURCE = Path(__file__).with_name("StatefulExchange.java")
+_ENTRY = "statefleet.spark.Sessions"
+
+
+class _Settle:
+    """``java.util.function.Function`` of Python's."""
+
+    class Java:
+        implements = ["java.util.function.Function"]  # noqa: RUF012 - Py4J reads it so
+
+    def __init__(self, answer: Callable[[str], str]) -> None:
+        self._answer = answer
+
+    def apply(self, told: str) -> str:
+        """What Java calls."""
+        return self._answer(told)
+
+
+def install(spark: SparkSession, settle: Callable[[str], str]) -> None:
+    """Make a session ready; twice does no harm. A session of ``newSession`` is another one.
+
+    Parameters
+    ----------
+    settle
+        From what Java tells of a batch (JSON) to its result (JSON); called in the driver, in a thread of the JVM's.
+
+    Raises
+    ------
+    SetupError
+        This Spark cannot be taught it.
+    """
+    try:
+        gateway = spark.sparkContext._gateway
+        sessions = _compiled(gateway)
+        if not sessions.isInstalled(spark._jsparkSession):
+            ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
+            sessions.install(spark._jsparkSession, _Settle(settle))
+    except Py4JError as error:
+        raise SetupError(
+            "this Spark cannot be made to see the fleet's operators, without which results would come in other batches than Spark's; "
+            "nothing was started; use the version of pyspark that this package asks for, on a plain driver",
+            spark=spark.version,
+            cause=str(error).partition("\n")[0],
+        ) from error
+
+
+@cache
+def _compiled(gateway: Any) -> Any:
+    """The entry to the compiled classes, once a JVM."""
+    jvm = gateway.jvm
+    compiler = jvm.org.codehaus.janino.SimpleCompiler()
+    compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
+    compiler.cook(_SOURCE.read_text())
+    entry = compiler.getClassLoader().loadClass(_ENTRY)
+    nothing = gateway.new_array(jvm.java.lang.Class, 0), gateway.new_array(jvm.java.lang.Object, 0)
+    return entry.getDeclaredConstructor(nothing[0]).newInstance(nothing[1])
+
+
+def marked_as_aggregation(exchange: DataFrame) -> DataFrame:
+    """An exchange whose operator emits its whole result in each batch, so that Spark's checks take it for the aggregation that it is.
+
+    The mark is taken out again before the query is planned, in a session where :func:`install` was called.
+    """
+    plan = exchange._jdf.queryExecution().analyzed()
+    columns = plan.output()
+    aggregate = java_class(f"{CATALYST}.plans.logical.Aggregate")
+    return Plan(aggregate(columns, columns, plan), exchange.sparkSession).frame()

@@ -1,0 +1,62 @@
+"""When Spark has to run an operator again, and how far event time has come behind it: what Spark's own operators say of themselves."""
+
+from __future__ import annotations
+
+from pyspark.sql.streaming.state import GroupStateTimeout
+
+from store_actors.schema import OperatorKind, StateSchema
+
+__all__ = ["operator_name", "output_lag_ms", "runs_again"]
+
+#: What Spark's progress calls its own operator of the kind.
+_NAMES = {
+    OperatorKind.AGGREGATE: "stateStoreSave",
+    OperatorKind.SESSION: "sessionWindowStateStoreSaveExec",
+    OperatorKind.DEDUPLICATE: "dedupe",
+    OperatorKind.JOIN: "symmetricHashJoin",
+    OperatorKind.TOP: "topN",
+    OperatorKind.LIMIT: "globalLimit",
+    OperatorKind.GROUP_STATE: "applyInPandasWithState",
+    OperatorKind.TRANSFORM: "transformWithState",
+    OperatorKind.PARTITIONS: "mapPartitionsWithStateStore",
+}
+
+
+def operator_name(schema: StateSchema) -> str:
+    """Name of an operator in Spark's progress."""
+    if schema.operator is OperatorKind.DEDUPLICATE and "late_us" in schema.options:
+        return "dedupeWithinWatermark"
+    return _NAMES[schema.operator]
+
+
+def runs_again(schema: StateSchema) -> str:
+    """When Spark runs a batch without data for an operator (``StateStoreWriter.shouldRunAnotherBatch``).
+
+    Returns
+    -------
+    str
+        ``watermark``: when the operator's watermark has moved. ``due``: when the earliest of its timeouts of processing time is over.
+        ``never``.
+    """
+    if schema.operator in (OperatorKind.GROUP_STATE, OperatorKind.TRANSFORM):
+        by = schema.options.get("timeout_conf", schema.options.get("time_mode"))
+        if by in (GroupStateTimeout.ProcessingTimeTimeout, "ProcessingTime"):
+            return "due"
+        is_timed = by in (GroupStateTimeout.EventTimeTimeout, "EventTime")
+    elif schema.operator is OperatorKind.JOIN:
+        is_timed = any(schema.options.get("expiry") or ())
+    elif schema.operator is OperatorKind.TOP:
+        is_timed = schema.expiry_key is not None
+    elif schema.operator in (OperatorKind.AGGREGATE, OperatorKind.SESSION):
+        # Spark asks for no event time among the keys.
+        is_timed = schema.output_mode != "complete"
+    else:
+        is_timed = schema.operator is OperatorKind.DEDUPLICATE
+    # One that closes early has done it all in the batch that moved the watermark.
+    return "watermark" if is_timed and schema.event_time is None else "never"
+
+
+def output_lag_ms(schema: StateSchema) -> int:
+    """How far what an operator emits may be behind its watermark, in milliseconds (``produceOutputWatermark``)."""
+    lags = [lag for lag in schema.options.get("output_lag_us") or () if lag is not None]
+    return max([0, *(-(-int(lag) // 1000) for lag in lags)])

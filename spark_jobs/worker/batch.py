@@ -1,0 +1,81 @@
+"""What a task knows of its micro-batch: which it is, whose, and where event time stands in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from coordinator.core import LeaseGrant
+from coordinator.watermarks import Watermarks
+from store_actors.schema import StateSchema
+
+__all__ = ["BatchHeader", "EventTimes", "event_times"]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHeader:
+    """What Spark's driver tells each task of a stateful operator, as the first row of its partition (``StatefulExchange.java``).
+
+    Attributes
+    ----------
+    shard
+        Which shard the task has; its partition may have another number, in a stage with a union.
+    late_ms, evict_ms
+        Spark's own watermarks of this operator and batch: rows up to the first are late, state up to the second is closed.
+    time_ms
+        When Spark planned the batch: its processing time. In the offset log, so a repeated batch has the same.
+    former_time_ms
+        That of the batch before; None if this is the first.
+    """
+
+    query_id: str
+    run_id: str
+    batch_id: int
+    shard: int
+    late_ms: int
+    evict_ms: int
+    time_ms: int
+    former_time_ms: int | None = None
+
+    @classmethod
+    def of_json(cls, text: bytes) -> BatchHeader:
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True, slots=True)
+class EventTimes:
+    """Where event time stands for an operator in a batch.
+
+    Attributes
+    ----------
+    late_ms
+        Rows up to it are late.
+    seen_ms
+        Watermark that a function of the user's sees while it is given rows.
+    after
+        Where it stands in the version that is made: state up to ``after.input_ms`` is closed.
+    """
+
+    late_ms: int
+    seen_ms: int
+    after: Watermarks
+
+
+def event_times(
+    schema: StateSchema, grant: LeaseGrant, header: BatchHeader | None, watermarks_ms: Mapping[int, int]
+) -> EventTimes:
+    """Spark's event times of a batch, or those of an operator that closes early (``schema.event_time``).
+
+    Parameters
+    ----------
+    watermarks_ms
+        Own watermark of each of the operator's own sources (by number) that the batch had rows of; for one that closes early.
+    """
+    before = grant.watermarks
+    if header is None or schema.event_time is not None:
+        after = schema.watermarks_after(before, watermarks_ms, grant.upstream)
+        return EventTimes(before.input_ms, before.input_ms, after)
+    after = before.reached(header.evict_ms)
+    # A state that closed early until now is ahead of Spark: what is closed stays closed.
+    return EventTimes(max(header.late_ms, before.input_ms), after.input_ms, after)

@@ -1,0 +1,38 @@
+"""Which watermark a batch goes by: Spark's own, or that of its rows for an operator that closes early."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from coordinator.core import LeaseGrant
+from coordinator.model import ActorLocation, Lease, StateStoreId
+from coordinator.watermarks import Watermarks
+from spark_jobs.worker.batch import BatchHeader, EventTimes, event_times
+from store_actors.schema import EventTime, StateSchema
+from tests.unit.test_shard_machine import SCHEMA
+
+HEADER = BatchHeader("query", "run", 5, 0, late_ms=1_000, evict_ms=2_000, time_ms=9_000)
+
+
+def grant(before: Watermarks) -> LeaseGrant:
+    where = ActorLocation("a", "a-1", "node", "host", 1)
+    return LeaseGrant(Lease(StateStoreId("memory:///s", 0, 0), "run", 1, where), 5, before)
+
+
+def early(schema: StateSchema) -> StateSchema:
+    return replace(schema, event_time=EventTime(("s/0",)))
+
+
+def test_sparks_watermarks_are_taken_as_they_are() -> None:
+    times = event_times(SCHEMA, grant(Watermarks(1_000)), HEADER, {0: 99_000})
+    assert times == EventTimes(late_ms=1_000, seen_ms=2_000, after=Watermarks(2_000))
+
+
+def test_an_operator_that_closes_early_goes_by_the_batch() -> None:
+    times = event_times(early(SCHEMA), grant(Watermarks(1_500)), HEADER, {0: 99_000})
+    assert (times.late_ms, times.seen_ms, times.after.input_ms) == (1_500, 1_500, 99_000)
+
+
+def test_what_was_closed_early_stays_closed_once_spark_is_followed() -> None:
+    times = event_times(SCHEMA, grant(Watermarks(50_000, 50_000, {"s/0": 50_000})), HEADER, {})
+    assert (times.late_ms, times.after.input_ms) == (50_000, 50_000)

@@ -1,0 +1,111 @@
+"""No batch counts by halves: the ledger refuses a batch whose base is not on every shard, or not the one the checkpoint tells of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from coordinator.errors import StateMismatchError
+from coordinator.model import CommitEntry, TaskIdentity
+from tests.unit.test_coordinator import Desk, actor, entry, task
+
+SHARDS = 3
+
+
+class Query(Desk):
+    """A query of three shards; batch `b` is planned at time ``100 + b`` of its own history."""
+
+    def __init__(self, begins_ms: int = 100) -> None:
+        super().__init__()
+        self.begins_ms = begins_ms
+
+    def task(self, batch: int, shard: int, run: str = "run-1", begins_ms: int | None = None) -> TaskIdentity:
+        begins = self.begins_ms if begins_ms is None else begins_ms
+        former = begins + batch - 1 if batch else None
+        return replace(task(run, batch, shard), batch_time_ms=begins + batch, former_time_ms=former)
+
+    def begin(self, identity: TaskIdentity) -> None:
+        self.ledger.check_whole(identity, SHARDS)
+
+    def run(self, batch: int, shards: list[int], run: str = "run-1") -> None:
+        for shard in shards:
+            identity = self.task(batch, shard, run)
+            self.begin(identity)
+            made = entry(self.lease(identity, actor("a")), batch + 1)
+            self.commit(replace(made, batch_time_ms=identity.batch_time_ms))
+
+
+def test_a_batch_that_ran_on_every_shard_is_gone_on_from() -> None:
+    query = Query()
+    for batch in range(3):
+        query.run(batch, [0, 1, 2])
+
+
+def test_a_batch_that_ran_on_some_shards_is_refused_by_the_first_task_of_the_next_and_after_every_restart() -> None:
+    query = Query()
+    query.run(0, [0, 1, 2])
+    query.run(1, [0])
+    for run, shard in (("run-1", 0), ("run-1", 2), ("run-2", 0), ("run-3", 1)):
+        with pytest.raises(
+            StateMismatchError, match=r"batch 1 is finished.*delete commits/1 and offsets/2.*missing=.*1, 2"
+        ) as refused:
+            query.begin(query.task(2, shard, run))
+        assert "nothing was changed" in str(refused.value)
+
+
+def test_the_remedy_works_the_batch_is_repeated_on_all_shards_and_the_query_goes_on() -> None:
+    query = Query()
+    query.run(0, [0, 1, 2])
+    query.run(1, [1])
+    query.run(1, [0, 1, 2], run="run-2")
+    query.run(2, [0, 1, 2], run="run-2")
+    assert {shard: query.ledger.base_version(shard, 9) for shard in range(SHARDS)} == {0: 3, 1: 3, 2: 3}
+
+
+def test_a_state_older_than_the_checkpoint_is_refused() -> None:
+    query = Query()
+    for batch in range(2):
+        query.run(batch, [0, 1, 2])
+    with pytest.raises(StateMismatchError, match="put back the checkpoint of the same time"):
+        query.begin(query.task(4, 0, "run-2"))
+
+
+def test_a_state_of_another_history_of_the_query_is_refused() -> None:
+    query = Query()
+    for batch in range(3):
+        query.run(batch, [0, 1, 2])
+    with pytest.raises(StateMismatchError, match="copies of different times"):
+        query.begin(query.task(3, 0, "run-2", begins_ms=5000))
+    query.begin(query.task(3, 0, "run-2"))
+
+
+def test_a_state_whose_commits_tell_no_time_is_believed() -> None:
+    query = Query()
+    for shard in range(SHARDS):
+        query.commit(entry(query.lease(query.task(0, shard), actor("a")), 1))
+    query.begin(query.task(1, 0))
+
+
+def test_a_program_that_opens_partitions_by_itself_has_no_batches() -> None:
+    query = Query()
+    query.run(0, [0])
+    query.begin(replace(query.task(1, 0), query_id="python"))
+
+
+def test_the_result_of_a_batch_tells_who_is_missing_and_adds_up_the_others() -> None:
+    query = Query()
+    query.run(0, [0, 1, 2])
+    query.run(1, [0, 2])
+    whole, half = (query.ledger.batch_result("run-1", batch, SHARDS) for batch in (0, 1))
+    # Shards 0 and 2 have gone on: only the newest version of a shard is asked for.
+    assert (whole.missing, half.missing) == ((0, 2), (1,))
+    assert (half.rows_total, half.rows_updated, half.rows_in, half.memory_bytes) == (6, 6, 10, 8)
+    assert query.ledger.batch_result("run-2", 1, SHARDS).missing == (0, 1, 2)
+
+
+def test_times_of_a_commit_are_recorded_only_where_there_are_some() -> None:
+    made = entry(Query().lease(task(), actor("a")), 1)
+    timed = replace(made, batch_time_ms=7, due_ms=9, apply_ms=3, write_ms=4)
+    assert CommitEntry.from_json(timed.to_json()) == replace(timed, apply_ms=0, write_ms=0)
+    assert {"batch_time_ms", "due_ms", "apply_ms", "write_ms"}.isdisjoint(made.to_json())
