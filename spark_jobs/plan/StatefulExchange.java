@@ -34,7 +34,6 @@ import org.apache.spark.sql.catalyst.plans.logical.Aggregate;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.logical.Project;
 import org.apache.spark.sql.catalyst.plans.logical.RepartitionByExpression;
-import org.apache.spark.sql.catalyst.plans.physical.HashPartitioning;
 import org.apache.spark.sql.catalyst.plans.physical.Partitioning;
 import org.apache.spark.sql.catalyst.rules.Rule;
 import org.apache.spark.sql.catalyst.trees.TreeNode;
@@ -176,10 +175,19 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
 
     public StatefulExchangeExec(Partitioning partitioning, SparkPlan child, ShuffleOrigin origin, Option advisory) {
         super(partitioning, child, origin, advisory);
-        String name = partitioning instanceof HashPartitioning
-            ? Route.nameIn(((HashPartitioning) partitioning).expressions()) : null;
-        // Without a name it is a canonical form, which is compared and never run.
-        this.facts = name == null ? null : Route.facts(name);
+    }
+
+    /** What the route column says; null in a canonical form, which is compared and never run. */
+    private JsonNode facts() {
+        if (facts == null) {
+            // Not by the partitioning, which for one shard has no column.
+            Seq columns = output();
+            for (int i = 0; i < columns.size() && facts == null; i++) {
+                String name = ((Attribute) columns.apply(i)).name();
+                facts = name.startsWith(Route.PREFIX) ? Route.facts(name) : null;
+            }
+        }
+        return facts;
     }
 
     /** Which batch this is a part of. */
@@ -205,10 +213,10 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
     /** Its number is the state's own, the same in every batch and far from those that Spark gives to its operators. */
     public Option stateInfo() {
         find();
-        if (facts == null || execution == null) {
+        if (facts() == null || execution == null) {
             return Option.apply(null);
         }
-        long id = 1000000L + (facts.get("state").asText().hashCode() & 0x3fffffff);
+        long id = 1000000L + (facts().get("state").asText().hashCode() & 0x3fffffff);
         return new Some(new StatefulOperatorStateInfo(
             execution.checkpointLocation(), execution.runId(), id, execution.currentBatchId(), shards()));
     }
@@ -223,7 +231,7 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
     }
 
     public boolean shouldRunAnotherBatch(long newWatermarkMs) {
-        String when = facts.get("again").asText();
+        String when = facts().get("again").asText();
         if (when.equals("watermark")) {
             return newWatermarkMs > evictMs;
         }
@@ -234,11 +242,11 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
     }
 
     public Option produceOutputWatermark(long inputMs) {
-        return new Some(Long.valueOf(Math.max(0L, inputMs - facts.get("lag_ms").asLong())));
+        return new Some(Long.valueOf(Math.max(0L, inputMs - facts().get("lag_ms").asLong())));
     }
 
     public String shortName() {
-        return facts.get("name").asText();
+        return facts().get("name").asText();
     }
 
     public StateOperatorProgress getProgress() {
@@ -281,7 +289,7 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
         if (execution == null) {
             throw new IllegalStateException(
                 "a stateful DataFrame of the fleet runs only inside a streaming query; start it with writeStream [state=`"
-                    + facts.get("state").asText() + "`]");
+                    + facts().get("state").asText() + "`]");
         }
         evictMs = execution.watermarkPropagator().getInputWatermarkForEviction(execution.currentBatchId(), operatorId());
         RDD shuffled;
@@ -376,7 +384,7 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
             if (missing.length > 0) {
                 throw new IllegalStateException(
                     "shards of a stateful operator did not commit the batch though their tasks were run to their end; Spark's commit "
-                        + "log does not count the batch, and a restart repeats it [state=`" + facts.get("state").asText() + "`, batch_id=`"
+                        + "log does not count the batch, and a restart repeats it [state=`" + facts().get("state").asText() + "`, batch_id=`"
                         + execution.currentBatchId() + "`, shards=`" + Arrays.toString(missing) + "`]");
             }
         }
@@ -386,7 +394,7 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
     /** Shards that lack the batch; what the others did is kept for getProgress. */
     private int[] ask() {
         ObjectNode told = described();
-        told.set("operator", facts);
+        told.set("operator", facts());
         told.put("shards", shards());
         String answer = (String) Batch.settle.apply(told.toString());
         try {

@@ -74,12 +74,21 @@ class Run:
         Output mode given to Spark.
     checkpoint
         Checkpoint folder.
+    available_now
+        Whether it ends by itself with the input that there is.
     """
 
     def __init__(
-        self, frame: DataFrame, mode: str, checkpoint: Path, *, on_batch: Callable[[int], None] | None = None
+        self,
+        frame: DataFrame,
+        mode: str,
+        checkpoint: Path,
+        *,
+        on_batch: Callable[[int], None] | None = None,
+        available_now: bool = False,
     ) -> None:
         self.batches: dict[int, list[Row]] = {}
+        self._ends = available_now
 
         def keep(emitted: DataFrame, batch_id: int) -> None:
             self.batches[batch_id] = emitted.collect()
@@ -87,11 +96,16 @@ class Run:
                 on_batch(batch_id)
 
         writer = frame.writeStream.outputMode(mode).foreachBatch(keep)
+        if available_now:
+            writer = writer.trigger(availableNow=True)
         self.query: StreamingQuery = writer.option("checkpointLocation", str(checkpoint)).start()
 
     def wait(self) -> None:
         """Until all input so far is done."""
-        self.query.processAllAvailable()
+        if self._ends:
+            self.query.awaitTermination()
+        else:
+            self.query.processAllAvailable()
 
     def take(self) -> list[Row]:
         """Rows emitted since the last call, of all batches, in order; waits for the input so far."""
@@ -99,6 +113,23 @@ class Run:
         rows = [row for batch in sorted(self.batches) for row in self.batches[batch]]
         self.batches.clear()
         return rows
+
+    def take_batches(self) -> dict[int, list[tuple[Any, ...]]]:
+        """What each batch since the last call emitted, in an order of its own; waits for the input so far."""
+        self.wait()
+        taken = {batch: sorted((tuple(row) for row in rows), key=repr) for batch, rows in sorted(self.batches.items())}
+        self.batches.clear()
+        return taken
+
+    def states(self) -> dict[int, list[tuple[int, ...]]]:
+        """Rows in all, updated, removed and late of each stateful operator, for each batch of this run, as Spark's progress tells."""
+        names = ("numRowsTotal", "numRowsUpdated", "numRowsRemoved", "numRowsDroppedByWatermark")
+        return {
+            progress["batchId"]: [tuple(one[name] for name in names) for one in progress["stateOperators"]]
+            for progress in self.query.recentProgress
+            # A trigger that ran no batch reports the last one's state once more.
+            if "addBatch" in progress["durationMs"]
+        }
 
     def stop(self) -> None:
         self.query.stop()

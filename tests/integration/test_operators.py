@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,20 +59,30 @@ class Inputs:
 class System:
     """A case's query on the fleet or on Spark, restarted at will."""
 
-    def __init__(self, case: Case, inputs: Inputs, operators: Operators, checkpoint: Path) -> None:
+    def __init__(
+        self, case: Case, inputs: Inputs, operators: Operators, checkpoint: Path, *, available_now: bool = False
+    ) -> None:
         self._case, self._inputs, self._operators, self._checkpoint = case, inputs, operators, checkpoint
+        self._available_now = available_now
         self.run = self._start()
 
     def _start(self) -> Run:
         frame = self._case.query(self._operators, self._inputs.streams())
-        return Run(frame, self._case.mode, self._checkpoint)
+        return Run(frame, self._case.mode, self._checkpoint, available_now=self._available_now)
 
-    def restart(self) -> None:
+    def stop(self) -> None:
         self.run.stop()
+
+    def start(self) -> None:
         self.run = self._start()
 
-    def take(self) -> list[tuple[Any, ...]]:
-        return sorted((tuple(row) for row in self.run.take()), key=repr)
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def take(self) -> dict[int, list[tuple[Any, ...]]]:
+        """What each batch emitted since the last call."""
+        return self.run.take_batches()
 
 
 class Counts:
@@ -160,9 +171,11 @@ def check(where: str, step: Step, inputs: Inputs, systems: Mapping[str, System],
     inputs.add(step.rows)
     results = {who: system.take() for who, system in systems.items()}
     expected = None if step.out is None else sorted(step.out, key=repr)
-    for who, rows in results.items():
-        assert expected is None or rows == expected, f"{where}, on {who}: {rows}"
-    assert len({repr(rows) for rows in results.values()}) == 1, f"{where}: {results}"
+    for who, batches in results.items():
+        rows = sorted(itertools.chain(*batches.values()), key=repr)
+        assert expected is None or rows == expected, f"{where}, on {who}: {batches}"
+    # In the same batches, those without data among them.
+    assert len({repr(batches) for batches in results.values()}) == 1, f"{where}: {results}"
     for operator, wanted in step.totals.items():
         found = counts.of(operator)
         known = Totals(*(has if want is not None else None for has, want in zip(found, wanted, strict=True)))  # type: ignore[arg-type]
