@@ -7,6 +7,8 @@ row a shard; :func:`marker_routes` gives the routes that land on shard 0, 1, .. 
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 __all__ = ["marker_routes", "murmur3_int"]
 
 _MASK = 0xFFFFFFFF
@@ -27,6 +29,7 @@ def murmur3_int(value: int, seed: int = 42) -> int:
     return hashed - (1 << 32) if hashed & 0x80000000 else hashed
 
 
+@lru_cache(maxsize=64)
 def marker_routes(num_shards: int) -> tuple[int, ...]:
     """For each shard the smallest non-negative route that lands on it."""
     found: dict[int, int] = {}
