@@ -17,7 +17,6 @@ from coordinator.cleaning_rules import check_age
 from coordinator.compatibility import changes, check_metadata
 from coordinator.core import LeaseGrant, StateLedger
 from coordinator.dashboard import Dashboard
-from coordinator.errors import StateStoreError
 from coordinator.fleet_view import KnownFleet
 from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.lives import StoreActorLives
@@ -92,7 +91,8 @@ class Coordinator:
         self._started_at_ms = now_ms(self._clock)
         self._node_id = node_id
         self._keepers: dict[str, LedgerKeeper] = {}
-        self._opening = asyncio.Lock()
+        #: One a state: a state that is slow to read, or broken, is waited for by nobody else's tasks.
+        self._opening: dict[str, asyncio.Lock] = {}
         self._registry = InstanceRegistry()
         self._lives = StoreActorLives()
         self._placement = placement or StayElseLocal()
@@ -112,22 +112,29 @@ class Coordinator:
     async def _keeper(self, state_name: str) -> LedgerKeeper:
         # Whatever the caller checked: the folder of a name such as "" is everybody's, and cleaning it would be the end of them.
         check_state_name(state_name)
-        async with self._opening:
-            keeper = self._keepers.get(state_name)
-            if keeper is None:
-                manifest_log = ManifestLog(
-                    self._store,
-                    state_name,
-                    self._writer_id,
-                    new_id=self._surroundings.new_id,
-                    checkpoint_interval=self._checkpoint_interval,
-                )
-                keeper = LedgerKeeper(manifest_log, max_age_s=self._maintenance.grace_s / 2, clock=self._clock)
-                await keeper.open()
-                self._keepers[state_name] = keeper
-                if self._rounds is None:
-                    self._rounds = asyncio.create_task(self._maintain())
-            return keeper
+        keeper = self._keepers.get(state_name)
+        if keeper is None:
+            async with self._opening.setdefault(state_name, asyncio.Lock()):
+                keeper = self._keepers.get(state_name)
+                if keeper is None:
+                    keeper = self._keepers[state_name] = await self._opened(state_name)
+            # Who still waits has the lock itself; who comes now finds the keeper.
+            self._opening.pop(state_name, None)
+        return keeper
+
+    async def _opened(self, state_name: str) -> LedgerKeeper:
+        manifest_log = ManifestLog(
+            self._store,
+            state_name,
+            self._writer_id,
+            new_id=self._surroundings.new_id,
+            checkpoint_interval=self._checkpoint_interval,
+        )
+        keeper = LedgerKeeper(manifest_log, max_age_s=self._maintenance.grace_s / 2, clock=self._clock)
+        await keeper.open()
+        if self._rounds is None:
+            self._rounds = asyncio.create_task(self._maintain())
+        return keeper
 
     def _ledgers(self) -> Iterator[StateLedger]:
         return (keeper.ledger for keeper in self._keepers.values() if keeper.ledger is not None)
@@ -249,7 +256,7 @@ class Coordinator:
             for state_name, keeper in list(self._keepers.items()):
                 try:
                     await self._cleaner.round(keeper, state_name)
-                except (StateStoreError, OSError):
+                except Exception:  # whatever it is, the other states and the next round have their turn
                     log.exception("maintenance of a state failed; it is tried again at the next round: %s", state_name)
 
     async def clean(self, state_name: str, dry_run: bool) -> dict[str, Any]:

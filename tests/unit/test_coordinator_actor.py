@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 
 from coordinator.actor import Coordinator
+from coordinator.errors import CorruptStateError
 from coordinator.model import Maintenance, StateMetadata, StateStoreProviderId
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.surroundings import MachineClock, now_ms
@@ -44,5 +46,70 @@ def test_a_restarted_coordinator_has_no_shard_unloaded_that_is_still_leased_to_w
         ended = coordinator_over(store)
         await ended.deactivate_instances("run-1")
         assert (await ended.open_instance(arriving, actor("a"), mine, 1, ["default"])).stale == tuple(mine)
+
+    asyncio.run(scenario())
+
+
+class Stuck(MemoryObjectStore):
+    """Objects of which those of one state do not come until `gate` is set."""
+
+    def __init__(self, state: str) -> None:
+        super().__init__()
+        self._folder = f"{state}/"
+        self.gate, self.reached = threading.Event(), threading.Event()
+
+    def get(self, path: str) -> bytes:
+        if path.startswith(self._folder):
+            self.reached.set()
+            assert self.gate.wait(30)
+        return super().get(path)
+
+
+def test_a_state_that_is_slow_to_open_keeps_no_other_waiting() -> None:
+    store = Stuck("slow")
+
+    async def scenario() -> None:
+        coordinator = coordinator_over(store)
+        opening = [asyncio.create_task(coordinator.locate("slow", 0)) for _ in range(2)]
+        await asyncio.to_thread(store.reached.wait, 30)
+        try:
+            await asyncio.wait_for(leased(coordinator, 0, "a"), 20)
+            assert not any(one.done() for one in opening)
+        finally:
+            store.gate.set()
+        assert [(await one).newest_version for one in opening] == [0, 0]
+
+    asyncio.run(scenario())
+
+
+def test_a_broken_state_is_tried_again_by_whoever_waited_for_it() -> None:
+    store = MemoryObjectStore()
+    store.put("broken/manifest/00000000000000000001.json", b"{")
+
+    async def scenario() -> None:
+        coordinator = coordinator_over(store)
+        failed = await asyncio.gather(*(coordinator.locate("broken", 0) for _ in range(3)), return_exceptions=True)
+        assert [type(one) for one in failed] == [CorruptStateError] * 3
+        store.delete("broken/manifest/00000000000000000001.json")
+        assert (await coordinator.locate("broken", 0)).newest_version == 0
+
+    asyncio.run(scenario())
+
+
+def test_rounds_of_maintenance_go_on_after_an_error_that_nobody_foresaw() -> None:
+    store = MemoryObjectStore()
+
+    async def scenario() -> None:
+        coordinator = Coordinator("memory://", store, Maintenance(interval_s=0.001), "node")
+        rounds, cleaned = iter(range(100)), asyncio.Event()
+
+        async def fails_first(keeper: object, state_name: str) -> None:
+            if next(rounds) == 0:
+                raise KeyError(state_name)
+            cleaned.set()
+
+        coordinator._cleaner.round = fails_first  # type: ignore[method-assign, assignment]
+        await coordinator.locate("clicks", 0)
+        await asyncio.wait_for(cleaned.wait(), 20)
 
     asyncio.run(scenario())
