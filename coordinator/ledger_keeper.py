@@ -154,6 +154,13 @@ class LedgerKeeper:
             except StateStoreError as error:
                 outcomes.append(error)
                 continue
+            except Exception as error:
+                # A decision changes nothing before it is made, so the others' go on.
+                log.exception(
+                    "a decision failed by an error that is not foreseen; its caller is told, nothing was changed"
+                )
+                outcomes.append(error)
+                continue
             for record in new:
                 ledger.fold(record)
             records += new

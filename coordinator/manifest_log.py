@@ -109,7 +109,7 @@ class ManifestLog:
             try:
                 data = self._read(info.path)
                 return StateLedger.from_json(root, data["ledger"]), int(data["seq"])
-            except (CorruptStateError, KeyError, TypeError, ValueError) as error:
+            except (CorruptStateError, AttributeError, KeyError, TypeError, ValueError) as error:
                 if not self._has_record_of(info.path):
                     raise self._unreadable(info.path) from error
                 log.warning("a checkpoint of the manifest log is unreadable, reading from the one before: %s", error)

@@ -21,7 +21,7 @@ from coordinator.errors import (
     StorageUnavailableError,
 )
 from coordinator.ledger_keeper import LedgerKeeper
-from coordinator.manifest_log import ManifestLog
+from coordinator.manifest_log import ManifestLog, seal
 from coordinator.model import (
     ActorLocation,
     CommitEntry,
@@ -390,3 +390,38 @@ def test_a_zombie_coordinator_is_fenced_by_the_log() -> None:
         assert again.ledger.entries(0) == (mine,)
 
     run(scenario)
+
+
+def test_an_error_that_nobody_foresaw_fails_its_own_caller_only() -> None:
+    store = MemoryObjectStore()
+
+    def broken(_: StateLedger) -> tuple[list[Record], None]:
+        raise ZeroDivisionError
+
+    async def scenario() -> None:
+        keeper = await opened(store)
+        grants = [await lease(keeper, task(shard=shard), actor("a")) for shard in range(2)]
+        ledger, lists = keeper.ledger, len(store.list("clicks/manifest"))
+        first, failed, second = await asyncio.gather(
+            commit(keeper, entry(grants[0], 1)),
+            keeper.submit(broken),
+            commit(keeper, entry(grants[1], 1)),
+            return_exceptions=True,
+        )
+        assert (first, second) == (entry(grants[0], 1), entry(grants[1], 1))
+        assert isinstance(failed, ZeroDivisionError)
+        # One append, by the ledger that was there.
+        assert keeper.ledger is ledger
+        assert len(store.list("clicks/manifest")) == lists + 1
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("field", ["assignments", "entries", "snapshots", "floors", "late_before", "schemas"])
+@pytest.mark.parametrize("damage", [7, "text", [7], None])
+def test_a_checkpoint_that_is_no_ledger_is_named(field: str, damage: object) -> None:
+    store = MemoryObjectStore()
+    path = "clicks/checkpoints/00000000000000000003.json"
+    store.put(path, seal({"seq": 3, "ledger": {**StateLedger(ROOT).to_json(), field: damage}}))
+    with pytest.raises(CorruptStateError, match=path):
+        ManifestLog(store, "clicks", "w").load()
