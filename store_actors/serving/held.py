@@ -9,7 +9,6 @@ from typing import Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
-from coordinator.errors import StateStoreError
 from coordinator.model import CommitEntry, LoadPlans, StateStoreId, StateStoreProviderId
 from coordinator.surroundings import Lock
 from store_actors.schema import StateSchema
@@ -163,9 +162,11 @@ class HeldPartitions(Generic[Kind]):
                     self._take_away(held)
                 elif held.lineage.deltas >= min_deltas_for_snapshot:
                     self._write_snapshots(store_id, held)
-            except (StateStoreError, OSError):
-                self._metrics.maintenance_failures += 1
+            except Exception as error:  # whatever it is, the other shards have their turn
+                self._metrics.maintenance_failed(store_id.path(), error)
                 log.exception("maintenance of a shard failed; it is tried again in the next round: %s", store_id.path())
+            else:
+                self._metrics.maintenance_succeeded(store_id.path())
 
     def _take_away(self, held: Kind) -> None:
         """Let go of a partition that is elsewhere; in a later round if somebody has its lock, which may be for long."""

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["StoreMetrics"]
 
 
 @dataclass(slots=True)
 class StoreMetrics:
-    """What was read, written and decided."""
+    """What was read, written and decided.
+
+    Attributes
+    ----------
+    failing
+        Shards whose last maintenance failed, by path, and why: their logs and files grow until it succeeds.
+    """
 
     bytes_loaded: int = 0
     deltas_loaded: int = 0
@@ -23,3 +29,14 @@ class StoreMetrics:
     snapshots_written: int = 0
     shards_unloaded: int = 0
     maintenance_failures: int = 0
+    failing: dict[str, str] = field(default_factory=dict)
+
+    def maintenance_failed(self, path: str, error: Exception) -> None:
+        """Note that a shard's round ended with an error."""
+        self.maintenance_failures += 1
+        self.failing = {**self.failing, path: f"{type(error).__name__}: {error}"}
+
+    def maintenance_succeeded(self, path: str) -> None:
+        """Note that a shard's round went well."""
+        if path in self.failing:
+            self.failing = {other: why for other, why in self.failing.items() if other != path}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -133,6 +134,27 @@ def test_a_failing_snapshot_is_counted_and_the_next_round_writes_it() -> None:
     fleet.objects.put = put  # type: ignore[method-assign]
     fleet.store.maintain(1)
     assert len(files(fleet, ".snapshot")) == 1
+
+
+def test_a_shard_whose_snapshot_fails_by_any_error_is_told_of_and_the_others_have_their_turn() -> None:
+    fleet = Fleet()
+    for shard in range(3):
+        fleet.apply(0, "a", shard=shard)
+    (_, (_, broken), _) = fleet.store._held.items()
+    assert broken.shard is not None
+    frozen, broken.shard.frozen = broken.shard.frozen, unforeseen  # type: ignore[method-assign]
+    fleet.store.maintain(1)
+    assert [path.split("/")[2] for path in files(fleet, ".snapshot")] == ["0", "2"]
+    assert fleet.store.metrics.maintenance_failures == 1
+    assert fleet.store.metrics.failing == {"s/0/1": "ZeroDivisionError: nobody foresaw this"}
+    broken.shard.frozen = frozen  # type: ignore[method-assign]
+    fleet.store.maintain(1)
+    assert [path.split("/")[2] for path in files(fleet, ".snapshot")] == ["0", "1", "2"]
+    assert fleet.store.metrics.failing == {}
+
+
+def unforeseen() -> Any:
+    raise ZeroDivisionError("nobody foresaw this")
 
 
 def refuse(path: str, data: bytes) -> None:

@@ -123,14 +123,23 @@ class Fleet:
         return OperatorShards(self.objects, self.coordinator)
 
     def request(
-        self, batch: int, run: str = "run-1", schema: StateSchema = SCHEMA, *, local: str = "a", lost: str = ""
+        self,
+        batch: int,
+        run: str = "run-1",
+        schema: StateSchema = SCHEMA,
+        *,
+        local: str = "a",
+        lost: str = "",
+        shard: int = 0,
     ) -> ApplyRequest:
-        task = TaskIdentity("s", "query", run, batch, 0, 0, "executor")
+        task = TaskIdentity("s", "query", run, batch, shard, 0, "executor")
         grant = self.coordinator.lease(task, local, frozenset([lost]))
         return ApplyRequest(task, grant.lease, grant.base_version, schema, grant.watermarks)
 
-    def apply(self, batch: int, values: str, run: str = "run-1", schema: StateSchema = SCHEMA) -> dict[str, int]:
-        return counts(self.store.apply(self.request(batch, run, schema), rows(values))[0])
+    def apply(
+        self, batch: int, values: str, run: str = "run-1", schema: StateSchema = SCHEMA, *, shard: int = 0
+    ) -> dict[str, int]:
+        return counts(self.store.apply(self.request(batch, run, schema, shard=shard), rows(values))[0])
 
     def deltas(self) -> list[str]:
         return [info.path for info in self.objects.list("") if info.path.endswith(".delta")]
