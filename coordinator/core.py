@@ -29,6 +29,7 @@ from coordinator.compatibility import check_metadata, same_state
 from coordinator.errors import FencedError, InvalidRequestError, StateMismatchError
 from coordinator.model import (
     DEFAULT_STORE,
+    PYTHON_QUERY_ID,
     ActorLocation,
     BatchResult,
     CommitEntry,
@@ -390,9 +391,12 @@ class StateLedger:
 
         A batch starts only after the one before it is in Spark's commit log, so a shard with version ``v`` proves that batch ``v - 2``
         is finished. A run that starts earlier read that log long ago (a driver that slept while another went on); what it
-        replays would supersede finished batches, which nobody would ever replay again.
+        replays would supersede finished batches, which nobody would ever replay again. Partitions that have no batches in common say
+        nothing of each other.
         """
-        newest = max((chain[-1].version for chain in self._chains.values() if chain), default=0)
+        alone = task.query_id == PYTHON_QUERY_ID
+        chains = self._partition_chains(task.partition_id) if alone else self._chains.values()
+        newest = max((chain[-1].version for chain in chains if chain), default=0)
         if newest > task.batch_id + 1:
             raise StateMismatchError(
                 "the state is ahead of the checkpoint that this run started from: another driver has finished later batches; "

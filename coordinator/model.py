@@ -17,7 +17,7 @@ from coordinator.watermarks import Watermarks
 __all__ = [
     "BatchResult",
     "DEFAULT_STORE",
-    "PYTHON_QUERY",
+    "PYTHON_QUERY_ID",
     "ActorLocation",
     "CommitEntry",
     "Lease",
@@ -39,8 +39,8 @@ __all__ = [
 #: Name of an operator's store where it has only one.
 DEFAULT_STORE = "default"
 
-#: Query id of keyed state that Python programs write.
-PYTHON_QUERY = "python"
+#: Query id of states that plain Python programs own. They have no batches over all partitions: each partition goes on by itself.
+PYTHON_QUERY_ID = "python"
 
 #: One named store of one partition.
 ShardKey = tuple[int, str]
@@ -103,7 +103,7 @@ class TaskIdentity:
     @property
     def is_of_python(self) -> bool:
         """Whether a program opens the state by itself, a partition at a time, and no query's batches do."""
-        return self.query_id == PYTHON_QUERY
+        return self.query_id == PYTHON_QUERY_ID
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.listener import (
 from coordinator.calls import RayActors
 from coordinator.client import CoordinatorClient
 from coordinator.errors import InvalidRequestError, SetupError
-from coordinator.model import PYTHON_QUERY, Maintenance, StateMetadata, TaskIdentity
+from coordinator.model import PYTHON_QUERY_ID, Maintenance, StateMetadata, TaskIdentity
 from coordinator.names import check_state_name
 from coordinator.storage.uris import normalize_uri
 from spark_jobs.batch_end import BatchEnds
@@ -241,8 +241,8 @@ class Fleet:
         check_state_name(name)
         specs = store_specs(keys, values, stores)
         newest = self._coordinator.locate(name, partition_id).newest_version
-        task = TaskIdentity(name, PYTHON_QUERY, self._run_id, newest, partition_id, 0, f"python:{os.getpid()}")
-        metadata = StateMetadata(name, PYTHON_QUERY, shards, "keyed", {})
+        task = TaskIdentity(name, PYTHON_QUERY_ID, self._run_id, newest, partition_id, 0, f"python:{os.getpid()}")
+        metadata = StateMetadata(name, PYTHON_QUERY_ID, shards, "keyed", {})
         return fleet_client(self._address).open_update(task, metadata, specs)
 
     def read_state_store(

@@ -23,6 +23,7 @@ from coordinator.errors import (
 from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.manifest_log import ManifestLog, seal
 from coordinator.model import (
+    PYTHON_QUERY_ID,
     ActorLocation,
     CommitEntry,
     StateMetadata,
@@ -183,6 +184,17 @@ def test_state_and_checkpoint_belong_together() -> None:
     desk.commit(entry(desk.lease(task(), actor("a")), 1))
     with pytest.raises(StateMismatchError, match="another query"):
         desk.lease(task("run-9", query="other"), actor("a"))
+
+
+def test_a_python_program_may_open_first_the_partition_that_is_behind() -> None:
+    desk = Desk()
+    for version in (1, 2, 3):
+        desk.commit(entry(desk.lease(task(batch=version - 1, query=PYTHON_QUERY_ID), actor("a")), version))
+    grant = desk.lease(task("run-2", 0, shard=1, query=PYTHON_QUERY_ID), actor("a"))
+    assert grant.base_version == 0
+    assert desk.lease(task("run-2", 3, query=PYTHON_QUERY_ID), actor("a")).base_version == 3
+    with pytest.raises(StateMismatchError, match="ahead of the checkpoint"):
+        desk.lease(task("run-3", 1, query=PYTHON_QUERY_ID), actor("a"))
 
 
 def test_a_ledger_survives_its_own_json() -> None:
