@@ -26,7 +26,7 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from coordinator.errors import FencedError
+from coordinator.errors import CommitUnknownError
 from coordinator.storage.protocol import ObjectInfo
 
 __all__ = ["ListingSchedule", "Pins", "check_age", "orphans", "prunable_records"]
@@ -41,14 +41,18 @@ _RECORD = re.compile(r"/(?P<folder>manifest|checkpoints)/(?P<seq>\d{20})\.json$"
 def check_age(file: str, written_at_ms: int, now_ms: int, grace_s: float) -> None:
     """Refuse to count a file that cleaning may have taken for an orphan.
 
+    The refusal rests on a clock, not on the log: a coordinator that was asked before may have decided in time, with its record still on
+    its way. So it is no FencedError, after which a file may be deleted.
+
     Raises
     ------
-    FencedError
+    CommitUnknownError
         It was begun more than half the grace period ago (the other half is for clocks that differ).
     """
     if now_ms - written_at_ms > grace_s * 500:
-        raise FencedError(
-            "the commit took too long: its file may have been cleaned away meanwhile; nothing was counted, and the task may repeat it",
+        raise CommitUnknownError(
+            "the commit took too long: its file may have been cleaned away meanwhile, so it is not counted any more, unless an earlier "
+            "request for it still is; nothing is to be deleted; repeat the task, which finds out; raise grace_s if this comes again",
             file=file,
             age_s=(now_ms - written_at_ms) // 1000,
             grace_s=grace_s,

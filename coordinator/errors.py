@@ -96,7 +96,7 @@ class StorageUnavailableError(StateStoreError):
 
 
 class CommitUnknownError(StateStoreError):
-    """A conditional write got no readable answer. It may have landed: read back before anything else."""
+    """A conditional write, or a commit, may have landed or not. Read back before anything else, and delete nothing."""
 
 
 class LogConflictError(StateStoreError):

@@ -130,7 +130,7 @@ class Commits:
 
     @staticmethod
     def _counts_for_sure_not(error: BaseException) -> bool:
-        """Whether a commit that failed so was refused; any other one may have been counted after all."""
+        """Whether a commit that failed so was refused by what is in the log; any other one may have been counted after all."""
         return isinstance(error, FencedError)
 
     def _write(self, deltas: Sequence[Delta]) -> None:

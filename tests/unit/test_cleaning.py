@@ -14,7 +14,7 @@ import pytest
 from coordinator.cleaner import Cleaner
 from coordinator.cleaning_rules import ListingSchedule, check_age
 from coordinator.core import Record, StateLedger
-from coordinator.errors import FencedError
+from coordinator.errors import CommitUnknownError
 from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.manifest_log import ManifestLog
 from coordinator.model import ActorLocation, CommitEntry, Maintenance, TaskIdentity
@@ -132,7 +132,7 @@ def test_a_commit_that_hangs_on_its_way_to_the_log_is_not_counted_after_its_file
         await asyncio.sleep(1.1 * GRACE_S)
         assert await new.clean() == [begun.file]
         gated.gate.set()
-        with pytest.raises(FencedError, match="took too long"):
+        with pytest.raises(CommitUnknownError, match="took too long"):
             await counting
         assert await read_anew(objects) == set()
 

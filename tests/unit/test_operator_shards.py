@@ -11,8 +11,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from coordinator.cleaning_rules import check_age
 from coordinator.core import LeaseGrant
-from coordinator.errors import CorruptStateError, FencedError, StateMismatchError, StoreUnavailableError
+from coordinator.errors import (
+    CommitUnknownError,
+    CorruptStateError,
+    FencedError,
+    StateMismatchError,
+    StoreUnavailableError,
+)
 from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.manifest_log import ManifestLog
 from coordinator.model import (
@@ -75,6 +82,10 @@ class Coordinator:
             self.lose_answers -= 1
             raise StoreUnavailableError("the answer was lost")
         return counted
+
+    def former(self, entries: Sequence[CommitEntry]) -> None:
+        """A former coordinator, which was asked first, has a commit counted after all."""
+        self._do(self._keeper.submit(lambda ledger: ledger.decide_commits(entries)))
 
     def load_plans(self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]) -> LoadPlans:
         self.calls["load_plans"] += 1
@@ -319,3 +330,21 @@ def test_maintenance_does_not_wait_for_a_shard_that_is_elsewhere_and_hangs() -> 
     assert fleet.store.metrics.shards_unloaded == 0
     fleet.store.maintain(99)
     assert fleet.store.metrics.shards_unloaded == 1
+
+
+def test_a_commit_that_only_the_clock_refuses_keeps_its_file_for_it_may_count_all_the_same() -> None:
+    fleet = Fleet()
+    fleet.apply(0, "a")
+    commit_all = fleet.coordinator.commit_all
+
+    def too_late(state_name: str, entries: Sequence[CommitEntry]) -> Sequence[CommitEntry]:
+        fleet.coordinator.former(entries)
+        check_age(entries[0].file, entries[0].committed_at_ms, entries[0].committed_at_ms + 60_000, 100)
+        raise AssertionError("it is too late")
+
+    fleet.coordinator.commit_all = too_late  # type: ignore[method-assign]
+    with pytest.raises(CommitUnknownError, match="too long"):
+        fleet.apply(1, "a")
+    fleet.coordinator.commit_all = commit_all  # type: ignore[method-assign]
+    assert fleet.apply(2, "a") == {"a": 3}
+    assert len(fleet.deltas()) == 3
