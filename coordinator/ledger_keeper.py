@@ -37,8 +37,8 @@ class LedgerKeeper:
     manifest_log
         The state's log.
     max_age_s
-        A ledger that was not compared with the log for so long is read anew: places of the log that it takes for free may
-        have been used and cleaned away since.
+        When a ledger was not compared with the log for so long, places of the log that it takes for free may have been used and
+        cleaned away since: the log is asked whether they were, and read anew if so.
     clock
         By which that age is measured.
     """
@@ -116,14 +116,17 @@ class LedgerKeeper:
     async def _decide_group(self, group: list[Decide[Any]], fence: bool) -> list[tuple[Any] | Exception]:
         for _ in range(_DECIDE_ATTEMPTS):
             ledger = self._ledger
-            if ledger is None or self._clock.elapsed_s() - self._compared_s > self._max_age_s:
+            if ledger is None or (self._is_old() and not await self._compared()):
                 ledger = await self._load()
             records, outcomes = self._decide_all(ledger, group)
             if await self._settle(records, ledger, fence):
                 return outcomes
             self._ledger = None
         raise StorageUnavailableError(
-            "another coordinator keeps appending first, or the object store does not list what it holds; nothing was counted"
+            "another coordinator keeps appending first, or the object store does not list what it holds; whether the last attempt was "
+            "counted is found out when it is repeated; committed versions are safe",
+            attempts=_DECIDE_ATTEMPTS,
+
         )
 
     async def _settle(self, records: list[Record], ledger: StateLedger, fence: bool) -> bool:
@@ -138,11 +141,22 @@ class LedgerKeeper:
             except LogConflictError as conflict:
                 log.warning("reloading a manifest log that another coordinator wrote to: %s", conflict)
                 current = False
-        if self._clock.elapsed_s() - self._compared_s > self._max_age_s:
-            # Too slow: the place that was free may be one that was cleaned away. Reading the log tells.
-            return False
+        if current and self._is_old():
+            # Too slow, in reading the log or just now: the place that was free may be one that was cleaned away.
+            return await self._compared()
         self._compared_s = now_s
         return current
+
+    def _is_old(self) -> bool:
+        return self._clock.elapsed_s() - self._compared_s > self._max_age_s
+
+    async def _compared(self) -> bool:
+        """Whether the ledger is still one to go on from: nothing of the log after it can have been cleaned away."""
+        now_s = self._clock.elapsed_s()
+        if await asyncio.to_thread(self._log.was_passed):
+            return False
+        self._compared_s = now_s
+        return True
 
     @staticmethod
     def _decide_all(ledger: StateLedger, group: list[Decide[Any]]) -> tuple[list[Record], list[tuple[Any] | Exception]]:

@@ -45,6 +45,10 @@ def _checksum(body: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(body, sort_keys=True).encode())
 
 
+def _name(path: str) -> str:
+    return path.rpartition("/")[2].removesuffix(".json")
+
+
 class ManifestLog:
     """Append-only records of one state.
 
@@ -91,7 +95,7 @@ class ManifestLog:
         """
         ledger, done = self._load_checkpoint()
         names = [info.path for info in self._store.list(f"{self._state_name}/manifest")]
-        newest = max((int(name.rsplit("/", 1)[-1].removesuffix(".json")) for name in names), default=0)
+        newest = max((int(_name(name)) for name in names), default=0)
         for seq in range(done + 1, newest + 1):
             path = self._path("manifest", seq)
             try:
@@ -144,6 +148,16 @@ class ManifestLog:
         except FileNotFoundError:
             return True
         return False
+
+    def was_passed(self) -> bool:
+        """Whether the log has gone on so far that records from this place on may have been cleaned away.
+
+        Cleaning leaves all after the second newest checkpoint (:func:`coordinator.cleaning_rules.prunable_records`), and checkpoints only
+        become more. So while that one is older than this log's last record, the places after it were never freed, however long all
+        of this took: what was put there is the log's, and what was not found there was not there.
+        """
+        checkpoints = [int(_name(info.path)) for info in self._store.list(f"{self._state_name}/checkpoints")]
+        return len(checkpoints) > 1 and self._seq <= sorted(checkpoints)[-2]
 
     def append(self, records: list[Record], ledger: StateLedger) -> None:
         """Append records; `ledger` is the state after them, for a checkpoint when one is due.

@@ -267,3 +267,47 @@ def test_a_coordinator_that_slept_reads_the_log_before_it_answers_or_appends() -
         assert fresh.ledger.epoch == 262
 
     asyncio.run(scenario())
+
+
+class Slow(MemoryObjectStore):
+    """Every record that is read takes a while of a clock's time."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock, self.lists = clock, 0
+
+    def get(self, path: str) -> bytes:
+        self._clock.passed_s += 10
+        return super().get(path)
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        self.lists += prefix == "s/manifest"
+        return super().list(prefix)
+
+
+def test_a_log_that_takes_longer_to_read_than_a_ledger_may_be_old_is_read_once() -> None:
+    clock = Clock()
+    store = Slow(clock)
+
+    def bump(ledger: StateLedger) -> tuple[list[Record], int]:
+        return [RunStarted(f"r{ledger.epoch}", "q", 0, ledger.epoch + 1)], ledger.epoch + 1
+
+    async def scenario() -> None:
+        writer = LedgerKeeper(ManifestLog(store, "s", "writer"), max_age_s=100, clock=clock)
+        await writer.open()
+        for _ in range(20):
+            await writer.submit(bump)
+        slow = LedgerKeeper(ManifestLog(store, "s", "slow"), max_age_s=100, clock=clock)
+        store.lists = 0
+        assert await slow.submit(bump) == 21
+        assert await slow.submit(lambda ledger: ([], ledger.epoch)) == 21
+        assert store.lists == 1
+        # One that was passed is read anew, at its place or at an answer.
+        for _ in range(120):
+            await writer.submit(bump)
+        clock.passed_s += 1000
+        for old in prunable_records(store.list("s"), time.time(), 0):
+            store.delete(old.path)
+        assert await slow.submit(lambda ledger: ([], ledger.epoch)) == 141
+
+    asyncio.run(scenario())
