@@ -525,6 +525,20 @@ class StateLedger:
         self._snapshots[shard] = [one for one in self._snapshots[shard] if one.version >= floor]
         self._floors[shard] = floor
 
+    def copy(self) -> StateLedger:
+        """The same, for good: this one may go on."""
+        other = StateLedger(self.root)
+        other.epoch, other.run_id, other.query_id = self.epoch, self.run_id, self.query_id
+        other.retired = set(self.retired)
+        other._assignments = dict(self._assignments)
+        other._chains = {shard: list(chain) for shard, chain in self._chains.items()}
+        other._stores = {partition: list(names) for partition, names in self._stores.items()}
+        other._snapshots = {shard: list(snapshots) for shard, snapshots in self._snapshots.items()}
+        other._floors = dict(self._floors)
+        other._late_before = dict(self._late_before)
+        other._schemas = list(self._schemas)
+        return other
+
     def to_json(self) -> dict[str, Any]:
         """The ledger as data, for a checkpoint of the log."""
         return {

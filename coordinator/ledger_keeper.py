@@ -54,6 +54,7 @@ class LedgerKeeper:
         #: Whether the next group is appended even if it has no records.
         self._fence = False
         self._draining: asyncio.Task[None] | None = None
+        self._checkpointing: asyncio.Task[None] | None = None
 
     @property
     def ledger(self) -> StateLedger | None:
@@ -136,16 +137,30 @@ class LedgerKeeper:
             current = await asyncio.to_thread(self._log.is_newest)
         else:
             try:
-                await asyncio.to_thread(self._log.append, records, ledger)
+                await asyncio.to_thread(self._log.append, records)
                 current = True
             except LogConflictError as conflict:
                 log.warning("reloading a manifest log that another coordinator wrote to: %s", conflict)
                 current = False
         if current and self._is_old():
             # Too slow, in reading the log or just now: the place that was free may be one that was cleaned away.
-            return await self._compared()
-        self._compared_s = now_s
+            current = await self._compared()
+        else:
+            self._compared_s = now_s
+        if current and (records or fence) and self._log.is_checkpoint_due:
+            self._begin_checkpoint(ledger)
         return current
+
+    def _begin_checkpoint(self, ledger: StateLedger) -> None:
+        """Have the ledger written down as it is now, beside the answers; the next time it is due if that is still going on."""
+        if self._checkpointing is None or self._checkpointing.done():
+            self._checkpointing = asyncio.create_task(self._checkpoint(self._log.seq, ledger.copy()))
+
+    async def _checkpoint(self, seq: int, ledger: StateLedger) -> None:
+        try:
+            await asyncio.to_thread(self._log.write_checkpoint, seq, ledger)
+        except Exception:  # nobody waits for it, and the log does without
+            log.exception("no checkpoint of the manifest log this time; loading will read more")
 
     def _is_old(self) -> bool:
         return self._clock.elapsed_s() - self._compared_s > self._max_age_s

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from coordinator.core import StateLedger
@@ -26,11 +26,13 @@ log = logging.getLogger(__name__)
 
 CHECKPOINT_INTERVAL = 64
 _APPEND_ATTEMPTS = 4
+#: Of a log file's JSON, down to which depth it is encoded piece by piece: to the entries of a ledger.
+_DEPTH = 3
 
 
 def seal(body: dict[str, Any]) -> bytes:
     """Bytes of a JSON object with a checksum of all its other fields."""
-    return json.dumps({**body, "checksum": _checksum(body)}).encode()
+    return "".join(_pieces({**body, "checksum": _checksum(body)})).encode()
 
 
 def unseal(data: bytes) -> dict[str, Any]:
@@ -42,7 +44,27 @@ def unseal(data: bytes) -> dict[str, Any]:
 
 
 def _checksum(body: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(body, sort_keys=True).encode())
+    checksum = 0
+    for piece in _pieces(body, sort_keys=True):
+        checksum = zlib.crc32(piece.encode(), checksum)
+    return checksum
+
+
+def _pieces(value: Any, *, sort_keys: bool = False, depth: int = _DEPTH) -> Iterator[str]:
+    """What ``json.dumps`` gives, in pieces: for a whole ledger in one it would keep the interpreter to itself for seconds."""
+    if depth and value and isinstance(value, dict):
+        items = sorted(value.items()) if sort_keys else value.items()
+        for place, (key, item) in enumerate(items):
+            yield f"{', ' if place else '{'}{json.dumps(key)}: "
+            yield from _pieces(item, sort_keys=sort_keys, depth=depth - 1)
+        yield "}"
+    elif depth and value and isinstance(value, list):
+        for place, item in enumerate(value):
+            yield ", " if place else "["
+            yield from _pieces(item, sort_keys=sort_keys, depth=depth - 1)
+        yield "]"
+    else:
+        yield json.dumps(value, sort_keys=sort_keys)
 
 
 def _name(path: str) -> str:
@@ -159,8 +181,18 @@ class ManifestLog:
         checkpoints = [int(_name(info.path)) for info in self._store.list(f"{self._state_name}/checkpoints")]
         return len(checkpoints) > 1 and self._seq <= sorted(checkpoints)[-2]
 
-    def append(self, records: list[Record], ledger: StateLedger) -> None:
-        """Append records; `ledger` is the state after them, for a checkpoint when one is due.
+    @property
+    def seq(self) -> int:
+        """Place of the last record that was loaded or appended."""
+        return self._seq
+
+    @property
+    def is_checkpoint_due(self) -> bool:
+        """Whether the ledger after the last record is to be written down."""
+        return self._seq % self._checkpoint_interval == 0
+
+    def append(self, records: list[Record]) -> None:
+        """Append records.
 
         Raises
         ------
@@ -175,8 +207,6 @@ class ManifestLog:
         body = {"seq": seq, "writer_id": self._writer_id, "record_id": record_id, "records": told}
         self._put(self._path("manifest", seq), seal(body), record_id)
         self._seq = seq
-        if seq % self._checkpoint_interval == 0:
-            self._checkpoint(seq, ledger)
 
     def _put(self, path: str, data: bytes, record_id: str) -> None:
         for _ in range(_APPEND_ATTEMPTS):
@@ -204,7 +234,8 @@ class ManifestLog:
         except ValueError as error:
             raise self._unreadable(path) from error
 
-    def _checkpoint(self, seq: int, ledger: StateLedger) -> None:
+    def write_checkpoint(self, seq: int, ledger: StateLedger) -> None:
+        """Store the ledger as it was after a record, so that loading reads little; nothing depends on it, and it may take its time."""
         data = seal({"seq": seq, "ledger": ledger.to_json()})
         try:
             self._store.put_if_absent(self._path("checkpoints", seq), data)

@@ -21,9 +21,9 @@ __all__ = ["BUGS", "KEYED_BUGS", "planted"]
 
 
 def _conflicts_ignored(append: Callable[..., None]) -> Callable[..., None]:
-    def careless(log: Any, records: Any, ledger: Any) -> None:
+    def careless(log: Any, records: Any) -> None:
         try:
-            append(log, records, ledger)
+            append(log, records)
         except LogConflictError:
             log._seq += 1
 
@@ -87,9 +87,9 @@ def _age_checked_at_the_door(_: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _records_one_by_one(append: Callable[..., None]) -> Callable[..., None]:
-    def careless(log: Any, records: Any, ledger: Any) -> None:
+    def careless(log: Any, records: Any) -> None:
         for record in records:
-            append(log, [record], ledger)
+            append(log, [record])
 
     return careless
 

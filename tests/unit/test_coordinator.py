@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+import zlib
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
@@ -21,7 +23,7 @@ from coordinator.errors import (
     StorageUnavailableError,
 )
 from coordinator.ledger_keeper import LedgerKeeper
-from coordinator.manifest_log import ManifestLog, seal
+from coordinator.manifest_log import ManifestLog, seal, unseal
 from coordinator.model import (
     PYTHON_QUERY_ID,
     ActorLocation,
@@ -331,6 +333,8 @@ def test_a_long_log_is_read_from_its_checkpoint() -> None:
         keeper = await opened(store)
         for batch in range(80):
             await commit(keeper, entry(await lease(keeper, task(batch=batch), actor("a")), batch + 1))
+        assert keeper._checkpointing is not None
+        await keeper._checkpointing
         assert store.list("clicks/checkpoints")
         store.delete("clicks/manifest/00000000000000000003.json")  # folded long ago
         again = await opened(store)
@@ -437,3 +441,56 @@ def test_a_checkpoint_that_is_no_ledger_is_named(field: str, damage: object) -> 
     store.put(path, seal({"seq": 3, "ledger": {**StateLedger(ROOT).to_json(), field: damage}}))
     with pytest.raises(CorruptStateError, match=path):
         ManifestLog(store, "clicks", "w").load()
+
+
+class SlowCheckpoints(MemoryObjectStore):
+    """Checkpoints of the log are not stored until `gate` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        assert "/checkpoints/" not in path or self.gate.wait(30)
+        return super().put_if_absent(path, data)
+
+
+def test_no_answer_waits_for_a_checkpoint_and_it_tells_what_was_when_it_was_due() -> None:
+    store = SlowCheckpoints()
+
+    async def scenario() -> None:
+        keeper = LedgerKeeper(ManifestLog(store, "clicks", "w", checkpoint_interval=4))
+        await keeper.open()
+        for batch in range(6):
+            await asyncio.wait_for(
+                commit(keeper, entry(await lease(keeper, task(batch=batch), actor("a")), batch + 1)), 20
+            )
+        checkpointing = keeper._checkpointing
+        assert checkpointing is not None
+        assert store.list("clicks/checkpoints") == []
+        # Whoever takes over now reads the whole log.
+        assert len(ManifestLog(store, "clicks", "w").load().entries(0)) == 6
+        store.gate.set()
+        await checkpointing
+        (info,) = store.list("clicks/checkpoints")
+        told = StateLedger(ROOT)
+        for seq in range(1, 5):
+            for record in unseal(store.get(f"clicks/manifest/{seq:020d}.json"))["records"]:
+                told.fold(record_from_json(record))
+        assert unseal(store.get(info.path)) == {"seq": 4, "ledger": json.loads(json.dumps(told.to_json()))}
+        # The next that is due is made.
+        await commit(keeper, entry(await lease(keeper, task(batch=6), actor("a")), 7))
+        assert keeper._checkpointing is not None
+        await keeper._checkpointing
+        assert len(store.list("clicks/checkpoints")) == 2
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"ledger": {}}, {"a": []}, {"b": {"y": [1, {"z": "ü"}], "x": None}, "a": [[], {}, [{"k": 1.5}]]}]
+)
+def test_what_is_sealed_piece_by_piece_is_plain_json(body: dict[str, Any]) -> None:
+    checksum = zlib.crc32(json.dumps(body, sort_keys=True).encode())
+    assert seal(body) == json.dumps({**body, "checksum": checksum}).encode()
+    assert unseal(seal(body)) == body
