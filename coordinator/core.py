@@ -29,7 +29,6 @@ from coordinator.compatibility import check_metadata, same_state
 from coordinator.errors import FencedError, InvalidRequestError, StateMismatchError
 from coordinator.model import (
     DEFAULT_STORE,
-    PYTHON_QUERY_ID,
     ActorLocation,
     BatchResult,
     CommitEntry,
@@ -394,7 +393,7 @@ class StateLedger:
         replays would supersede finished batches, which nobody would ever replay again. Partitions that have no batches in common say
         nothing of each other.
         """
-        alone = task.query_id == PYTHON_QUERY_ID
+        alone = task.is_of_python
         chains = self._partition_chains(task.partition_id) if alone else self._chains.values()
         newest = max((chain[-1].version for chain in chains if chain), default=0)
         if newest > task.batch_id + 1:
