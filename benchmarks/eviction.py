@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from coordinator.surroundings import random_seed
 from store_actors.keyed.shard import KeyedShard
 from store_actors.messages import ShardInput
 from store_actors.operators.join_schema import join_schema
@@ -66,7 +67,7 @@ class _Operator(_State):
 
     def __init__(self, schema: StateSchema, rows_of: Callable[[StateSchema, int], ShardInput]) -> None:
         self._schema, self._rows_of = schema, rows_of
-        self._shard: OperatorShard = make_shard(schema)
+        self._shard: OperatorShard = make_shard(schema, random_seed())
         self._none = ShardInput(tuple(one.empty_table() for one in schema.input_schemas()), 0)
 
     def __len__(self) -> int:

@@ -6,6 +6,7 @@ looks at a clock, makes an id or starts a thread by itself, but for the object s
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 import uuid
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import ParamSpec, Protocol, TypeVar
 
-__all__ = ["Clock", "Lock", "MachineClock", "Pool", "Surroundings", "Threads", "now_ms", "random_id"]
+__all__ = ["Clock", "Lock", "MachineClock", "Pool", "Surroundings", "Threads", "now_ms", "random_id", "random_seed"]
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -104,6 +105,11 @@ def random_id() -> str:
     return uuid.uuid4().hex
 
 
+def random_seed() -> int:
+    """128 bits that nobody can guess."""
+    return secrets.randbits(128)
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """A process's surroundings; by default those that it really has.
@@ -112,11 +118,14 @@ class Surroundings:
     ----------
     new_id
         As :func:`random_id`.
+    hash_seed
+        What keys are hashed under, so that whoever chooses them cannot choose many with one hash. Nothing that is stored depends on it.
     """
 
     clock: Clock = field(default_factory=MachineClock)
     new_id: Callable[[], str] = random_id
     threads: Threads = field(default_factory=MachineThreads)
+    hash_seed: int = field(default_factory=random_seed, repr=False)
 
 
 def now_ms(clock: Clock) -> int:

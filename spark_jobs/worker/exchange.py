@@ -24,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from coordinator.surroundings import random_seed
 from spark_jobs.worker.batch import BatchHeader
 from spark_jobs.worker.daemon import settle_process
 from spark_jobs.worker.routing import marker_routes
@@ -90,6 +91,12 @@ def _table_class() -> type[GroupTable]:
 
     settle_process()
     return GroupTable
+
+
+@cache
+def _hash_seed() -> int:
+    """What this worker's keys are hashed under."""
+    return random_seed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +171,7 @@ class ExchangeTask:
         self, rows: pa.RecordBatch, bounds: npt.NDArray[np.int64]
     ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
         """One row a group, in the order of shards as before."""
-        table = _table_class()(self.schema, capacity=1 << 12)
+        table = _table_class()(self.schema, _hash_seed(), capacity=1 << 12)
         encoded = table.encode(rows)
         groups = [0]
         for begin, end in pairwise(bounds):

@@ -6,23 +6,15 @@ import numpy as np
 from numba import njit, void
 from numba.types import Tuple, boolean, int64, uint64
 
-from store_actors.engine.kernels import _LOW32, _S32, _ZERO, LIVE, _delete_at, index_shift, mix
+from store_actors.engine.hash_kernels import hash_row
+from store_actors.engine.kernels import _LOW32, _NEVER, _S32, _ZERO, LIVE, _delete_at, index_shift
 
 __all__ = ["first_n_of_each", "first_of_each", "largest_number", "link", "match", "number_keys", "unlink"]
 
-_SEED = np.uint64(0x9E3779B97F4A7C15)
 _ONE = np.uint64(1)
 _BLOCK = 256
 
 u64_1, u64_2, i64_1 = uint64[::1], uint64[:, ::1], int64[::1]
-
-
-@njit(uint64(u64_2, int64, int64, int64, uint64), cache=True, nogil=True)
-def _tag_at(words, row, first, key_words, nulls):
-    hashed = _SEED ^ nulls
-    for word in range(key_words):
-        hashed = mix(hashed ^ words[row, first + word]) + _SEED
-    return mix(hashed) >> _S32
 
 
 @njit(boolean(u64_2, int64, u64_2, int64, int64, int64, int64, uint64, uint64), cache=True, nogil=True, inline="always")
@@ -59,9 +51,10 @@ def _head(index, rows, words, row, first, words_first, key_words, nulls, key_mas
 
 
 @njit(
-    Tuple((int64, int64))(u64_1, u64_2, i64_1, int64, i64_1, i64_1, int64, int64, uint64, int64), cache=True, nogil=True
-)
-def link(index, rows, slots, start, following, previous, first, key_words, key_mask, room):
+    Tuple((int64, int64))(u64_1, u64_2, i64_1, int64, i64_1, i64_1, int64, int64, uint64, u64_1, int64),
+    cache=True, nogil=True,
+)  # fmt: skip
+def link(index, rows, slots, start, following, previous, first, key_words, key_mask, secret, room):
     """Put rows at the heads of their chains; stops when a new chain finds no room. Returns (rows done, new chains)."""
     added, warmth = 0, _ZERO
     shift = index_shift(index.shape[0])
@@ -70,7 +63,7 @@ def link(index, rows, slots, start, following, previous, first, key_words, key_m
         end = min(block + _BLOCK, slots.shape[0])
         for place_in_batch in range(block, end):
             slot = slots[place_in_batch]
-            tags[place_in_batch - block] = _tag_at(rows, slot, first, key_words, rows[slot, 0] & key_mask)
+            tags[place_in_batch - block] = hash_row(rows, slot, first, key_words, rows[slot, 0] & key_mask, secret)
         for place_in_batch in range(block, end):  # as in `kernels.accumulate`: overlap the cache misses
             entry = index[tags[place_in_batch - block] >> shift]
             if entry != _ZERO:
@@ -92,13 +85,13 @@ def link(index, rows, slots, start, following, previous, first, key_words, key_m
                 following[slot] = -1
                 index[-1 - place] = (tag << _S32) | np.uint64(slot + 1)
                 added += 1
-    if warmth == _SEED:
+    if warmth == _NEVER:
         added += 0  # keeps the warming loads from being optimised away
     return slots.shape[0], added
 
 
-@njit(int64(u64_1, u64_2, i64_1, i64_1, i64_1, int64, int64, uint64), cache=True, nogil=True)
-def unlink(index, rows, slots, following, previous, first, key_words, key_mask):
+@njit(int64(u64_1, u64_2, i64_1, i64_1, i64_1, int64, int64, uint64, u64_1), cache=True, nogil=True)
+def unlink(index, rows, slots, following, previous, first, key_words, key_mask, secret):
     """Take rows, whose words are intact, out of their chains; returns how many chains ended."""
     ended, warmth = 0, _ZERO
     shift = index_shift(index.shape[0])
@@ -108,7 +101,7 @@ def unlink(index, rows, slots, following, previous, first, key_words, key_mask):
         end = min(block + _BLOCK, slots.shape[0])
         for place_in_batch in range(block, end):
             slot = slots[place_in_batch]
-            tags[place_in_batch - block] = _tag_at(rows, slot, first, key_words, rows[slot, 0] & key_mask)
+            tags[place_in_batch - block] = hash_row(rows, slot, first, key_words, rows[slot, 0] & key_mask, secret)
         for place_in_batch in range(block, end):
             warmth ^= index[tags[place_in_batch - block] >> shift]
         for place_in_batch in range(block, end):
@@ -127,16 +120,16 @@ def unlink(index, rows, slots, following, previous, first, key_words, key_mask):
             else:
                 _delete_at(index, np.int64(place))
                 ended += 1
-    if warmth == _SEED:
+    if warmth == _NEVER:
         ended += 0
     return ended
 
 
 @njit(
-    Tuple((int64, int64))(u64_1, u64_2, u64_2, u64_1, i64_1, int64, int64, uint64, int64, i64_1, i64_1),
+    Tuple((int64, int64))(u64_1, u64_2, u64_2, u64_1, i64_1, int64, int64, uint64, u64_1, int64, i64_1, i64_1),
     cache=True, nogil=True,
 )  # fmt: skip
-def match(index, rows, keys, nulls, following, first, key_words, key_mask, start, out_rows, out_slots):
+def match(index, rows, keys, nulls, following, first, key_words, key_mask, secret, start, out_rows, out_slots):
     """Pairs (row of `keys`, slot) of equal keys; stops when a row's chain does not fit. Returns (rows done, pairs)."""
     filled, warmth = 0, _ZERO
     shift = index_shift(index.shape[0])
@@ -144,7 +137,7 @@ def match(index, rows, keys, nulls, following, first, key_words, key_mask, start
     for block in range(start, keys.shape[0], _BLOCK):
         end = min(block + _BLOCK, keys.shape[0])
         for row in range(block, end):
-            tags[row - block] = _tag_at(keys, row, 0, key_words, nulls[row])
+            tags[row - block] = hash_row(keys, row, 0, key_words, nulls[row], secret)
         for row in range(block, end):  # overlap the cache misses
             entry = index[tags[row - block] >> shift]
             if entry != _ZERO:
@@ -163,7 +156,7 @@ def match(index, rows, keys, nulls, following, first, key_words, key_mask, start
                 out_slots[filled] = slot
                 filled += 1
                 slot = following[slot]
-    if warmth == _SEED:
+    if warmth == _NEVER:
         filled += 0
     return keys.shape[0], filled
 
@@ -176,8 +169,8 @@ def largest_number(rows, word, largest):
             largest[0] = np.int64(rows[slot, word])
 
 
-@njit(int64(u64_2, int64, int64, uint64, u64_1, i64_1, i64_1), cache=True, nogil=True)
-def number_keys(words, first, key_words, key_mask, index, ids, firsts):
+@njit(int64(u64_2, int64, int64, uint64, u64_1, u64_1, i64_1, i64_1), cache=True, nogil=True)
+def number_keys(words, first, key_words, key_mask, secret, index, ids, firsts):
     """Number the distinct keys of rows from 0, as they come, with an empty ``index`` of at least twice as many places.
 
     ``ids`` gets the number of each row's key, ``firsts`` the first row of each key. Returns how many keys there are.
@@ -185,7 +178,7 @@ def number_keys(words, first, key_words, key_mask, index, ids, firsts):
     count = 0
     for row in range(words.shape[0]):
         nulls = words[row, 0] & key_mask
-        tag = _tag_at(words, row, first, key_words, nulls)
+        tag = hash_row(words, row, first, key_words, nulls, secret)
         place = _head(index, words, words, row, first, first, key_words, nulls, key_mask, tag)
         if place >= 0:
             ids[row] = ids[np.int64(index[place] & _LOW32) - 1]

@@ -30,11 +30,13 @@ class ChainedTable(GroupTable):
     ----------
     schema
         Its last key is :data:`ROW_COLUMN`, int64.
+    seed, capacity
+        As :class:`GroupTable`.
     """
 
-    def __init__(self, schema: StateSchema, *, capacity: int = 1 << 8) -> None:
+    def __init__(self, schema: StateSchema, seed: int = 0, *, capacity: int = 1 << 8) -> None:
         assert schema.keys[-1].name == ROW_COLUMN, "the rows of a chained table are numbered by their last key"
-        super().__init__(schema, capacity=capacity)
+        super().__init__(schema, seed, capacity=capacity)
         layout = self.layout
         self._chain_words = layout.key_words - 1
         self._chain_mask = np.uint64((1 << (len(schema.keys) - 1)) - 1)
@@ -76,7 +78,7 @@ class ChainedTable(GroupTable):
             out_rows, out_slots = np.empty(room, np.int64), np.empty(room, np.int64)
             done, filled = chain_kernels.match(
                 self._heads, self.rows, keys, nulls, self._next, self.layout.flag_words, self._chain_words,
-                self._chain_mask, done, out_rows, out_slots,
+                self._chain_mask, self.secret, done, out_rows, out_slots,
             )  # fmt: skip
             if filled:
                 parts.append((out_rows[:filled], out_slots[:filled]))
@@ -102,7 +104,7 @@ class ChainedTable(GroupTable):
             out_rows, out_slots, begin = np.empty(room, np.int64), np.empty(room, np.int64), done
             done, filled = chain_kernels.match(
                 self._heads, self.rows, keys, nulls, self._next, self.layout.flag_words, self._chain_words,
-                self._chain_mask, begin, out_rows, out_slots,
+                self._chain_mask, self.secret, begin, out_rows, out_slots,
             )  # fmt: skip
             room = room if done > begin else 2 * room
             if filled:
@@ -151,7 +153,7 @@ class ChainedTable(GroupTable):
         while True:
             done, added = chain_kernels.link(
                 self._heads, self.rows, slots, done, self._next, self._previous, self.layout.flag_words,
-                self._chain_words, self._chain_mask, int(len(self._heads) * 0.6) - self._chains,
+                self._chain_words, self._chain_mask, self.secret, int(len(self._heads) * 0.6) - self._chains,
             )  # fmt: skip
             self._chains += added
             if done == len(slots):
@@ -163,7 +165,7 @@ class ChainedTable(GroupTable):
     def _leave(self, slots: Slots) -> None:
         self._chains -= chain_kernels.unlink(
             self._heads, self.rows, slots, self._next, self._previous, self.layout.flag_words, self._chain_words,
-            self._chain_mask,
+            self._chain_mask, self.secret,
         )  # fmt: skip
 
 
@@ -174,12 +176,14 @@ class MultiTable(VersionedTable):
     ----------
     schema
         Its last key is :data:`ROW_COLUMN`, int64, filled by :meth:`numbers`.
+    seed
+        As :class:`GroupTable`.
     """
 
     table: ChainedTable
 
-    def __init__(self, schema: StateSchema) -> None:
-        super().__init__(schema, ChainedTable)
+    def __init__(self, schema: StateSchema, seed: int = 0) -> None:
+        super().__init__(schema, seed, ChainedTable)
         self._next_number: int | None = None
 
     def numbers(self, count: int) -> Slots:

@@ -71,7 +71,7 @@ def _moved_lists(table: GroupTable, held: Sequence[Words]) -> list[_Lists]:
     fields = table.layout.lists.values()
     if not fields:
         return []
-    table.lists = ListPool()
+    table.lists = ListPool(table.seed)
     for field in fields:
         rows = [one for one in held if field.word < one.shape[1]]
         chosen = [np.flatnonzero((one[:, 0] & LIVE != 0) & (one[:, field.word + 1] != 0)) for one in rows]
@@ -96,7 +96,7 @@ def _moved_lists(table: GroupTable, held: Sequence[Words]) -> list[_Lists]:
 
 def _subset(pool: StringPool, ids: Slots) -> tuple[StringPool, Words]:
     """A pool of only these strings, and the new id of each old one (0 of those that are left out)."""
-    subset, new_ids = StringPool(), np.zeros(max(pool.count, 1), np.uint64)
+    subset, new_ids = StringPool(pool.seed), np.zeros(max(pool.count, 1), np.uint64)
     ends = np.cumsum(pool.offsets[ids + 1] - pool.offsets[ids])
     begin = 0
     while begin < len(ids):

@@ -12,8 +12,9 @@ Row layout, ``rows[slot]``::
 
 A row sits in one or two cache lines, so an upsert costs two cache misses: one in the index, one in the row.
 
-Index: open addressing with linear probing over ``tag << 32 | slot + 1`` (0 is empty). The home position is the tag's top
-bits, which makes growth a sequential pass and lets deletion shift entries back instead of leaving tombstones.
+Index: open addressing with linear probing over ``tag << 32 | slot + 1`` (0 is empty). The tag is a keyed hash
+(``hash_kernels.py``): every loop that looks up takes the table's ``secret``. The home position is the tag's top bits, which makes
+growth a sequential pass and lets deletion shift entries back instead of leaving tombstones.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, void
 from numba.types import Tuple, boolean, float64, int64, uint8, uint32, uint64
+
+from store_actors.engine.hash_kernels import hash_row
 
 __all__ = [
     "ACCUMULATE_WORDS",
@@ -33,7 +36,6 @@ __all__ = [
     "insert",
     "live_slots",
     "lookup",
-    "mix",
     "put",
     "reindex",
     "remove",
@@ -46,12 +48,10 @@ ACCUMULATE_WORDS = 9  # columns of the `ops` table of `accumulate`
 
 _LOW32 = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)
-_S33 = np.uint64(33)
 _ONE = np.uint64(1)
 _ZERO = np.uint64(0)
-_C1 = np.uint64(0xFF51AFD7ED558CCD)
-_C2 = np.uint64(0xC4CEB9FE1A85EC53)
-_SEED = np.uint64(0x9E3779B97F4A7C15)
+#: A number that nothing comes to: what is compared with it only keeps loads from being optimised away.
+_NEVER = np.uint64(0x9E3779B97F4A7C15)
 _BLOCK = 256
 
 u64_1 = uint64[::1]
@@ -63,31 +63,12 @@ f64_2 = float64[:, ::1]
 u8_2 = uint8[:, ::1]
 
 
-@njit(uint64(uint64), cache=True, nogil=True, inline="always")
-def mix(value):
-    # MurmurHash3's 64-bit finaliser: full avalanche, so sequential ids spread over the index.
-    value ^= value >> _S33
-    value *= _C1
-    value ^= value >> _S33
-    value *= _C2
-    value ^= value >> _S33
-    return value
-
-
 @njit(uint64(int64), cache=True, nogil=True)
 def index_shift(size):
     bits = 0
     while (1 << bits) < size:
         bits += 1
     return np.uint64(32 - bits)
-
-
-@njit(uint64(u64_2, int64, uint64), cache=True, nogil=True)
-def _tag(keys, row, nulls):
-    hashed = _SEED ^ nulls
-    for word in range(keys.shape[1]):
-        hashed = mix(hashed ^ keys[row, word]) + _SEED
-    return mix(hashed) >> _S32
 
 
 @njit(boolean(u64_2, int64, u64_2, int64, uint64, uint64, int64), cache=True, nogil=True, inline="always")
@@ -129,15 +110,15 @@ def _find(index, rows, keys, row, nulls, key_mask, first, tag, shift):
         place = (place + _ONE) & mask
 
 
-@njit(void(u64_1, u64_2, u64_2, u64_1, uint64, int64, i64_1), cache=True, nogil=True)
-def lookup(index, rows, keys, nulls, key_mask, first, out):
+@njit(void(u64_1, u64_2, u64_2, u64_1, uint64, int64, u64_1, i64_1), cache=True, nogil=True)
+def lookup(index, rows, keys, nulls, key_mask, first, secret, out):
     """Slot of each key, -1 where there is none."""
     shift = index_shift(index.shape[0])
     tags = np.empty(_BLOCK, np.uint64)
     for block in range(0, keys.shape[0], _BLOCK):
         end = min(block + _BLOCK, keys.shape[0])
         for row in range(block, end):
-            tags[row - block] = _tag(keys, row, nulls[row])
+            tags[row - block] = hash_row(keys, row, 0, keys.shape[1], nulls[row], secret)
         for row in range(block, end):  # as in `accumulate`: overlap the cache misses
             entry = index[tags[row - block] >> shift]
             out[row] = np.int64(rows[np.int64(entry & _LOW32) - 1, 0] >> _S32) if entry != _ZERO else 0
@@ -308,13 +289,13 @@ def _fold_block(ops, rows, rows_i, rows_f, slots, values, values_f, valid, begin
 
 @njit(
     Tuple((int64, int64, int64))(
-        u64_1, u64_2, u64_2, u64_1, uint64, int64, int64, u64_2, u8_2, i64_2, i64_2, u8_1, i64_1, u64_1,
+        u64_1, u64_2, u64_2, u64_1, uint64, int64, u64_1, int64, u64_2, u8_2, i64_2, i64_2, u8_1, i64_1, u64_1,
         uint32, i64_1, i64_1, int64, i64_1, i64_1, u64_2, i64_1,
     ),
     cache=True, nogil=True,
 )  # fmt: skip
 def accumulate(
-    index, rows, keys, nulls, key_mask, first, start, values, valid, ops, limits, arena, offsets, initial,
+    index, rows, keys, nulls, key_mask, first, secret, start, values, valid, ops, limits, arena, offsets, initial,
     stamp, free, counters, index_room, created, undo_slots, undo_rows, progress,
 ):  # fmt: skip
     """Fold rows ``start..`` of a batch into the table.
@@ -344,7 +325,7 @@ def accumulate(
         # Independent loads first: the processor overlaps their cache misses, which a loop that depends on each
         # probe before starting the next could not.
         for row in range(block, end):
-            tags[row - block] = _tag(keys, row, nulls[row])
+            tags[row - block] = hash_row(keys, row, 0, keys.shape[1], nulls[row], secret)
         for row in range(block, end):
             entry = index[tags[row - block] >> shift]
             if entry != _ZERO:
@@ -384,16 +365,16 @@ def accumulate(
             slots[row - block] = slot
         _fold_block(ops, rows, rows_i, rows_f, slots, values, values_f, valid, block, end, limits, arena, offsets)
         block = end
-    if warmth == _SEED:
+    if warmth == _NEVER:
         counters[0] += 0  # keeps the warming loads from being optimised away
     return total, n_created, n_undone
 
 
 @njit(
-    int64(u64_1, u64_2, u64_2, uint64, int64, int64, int64, i64_1, i64_1, int64, i64_1),
+    int64(u64_1, u64_2, u64_2, uint64, int64, int64, u64_1, int64, i64_1, i64_1, int64, i64_1),
     cache=True, nogil=True,
 )  # fmt: skip
-def put(index, rows, new_rows, key_mask, first, key_words, start, free, counters, index_room, out):
+def put(index, rows, new_rows, key_mask, first, key_words, secret, start, free, counters, index_room, out):
     """Store whole rows ``start..`` (their words already laid out), replacing those of the same key; ``out`` gets their slots.
 
     Stops when out of room; returns the first row not stored.
@@ -405,7 +386,7 @@ def put(index, rows, new_rows, key_mask, first, key_words, start, free, counters
         nulls = new_rows[row, 0] & key_mask
         for word in range(key_words):
             keys[0, word] = new_rows[row, first + word]
-        tag = _tag(keys, 0, nulls)
+        tag = hash_row(keys, 0, 0, key_words, nulls, secret)
         place = _find(index, rows, keys, 0, nulls, key_mask, first, tag, shift)
         if place >= 0:
             slot = np.int64(index[place] & _LOW32) - 1
@@ -431,13 +412,13 @@ def put(index, rows, new_rows, key_mask, first, key_words, start, free, counters
 
 @njit(
     Tuple((int64, int64, int64))(
-        u64_1, u64_2, u64_2, u64_2, u64_1, uint64, int64, int64, uint32, i64_1, i64_1, int64, i64_1, u64_2, i64_1,
+        u64_1, u64_2, u64_2, u64_2, u64_1, uint64, int64, u64_1, int64, uint32, i64_1, i64_1, int64, i64_1, u64_2, i64_1,
     ),
     cache=True, nogil=True,
 )  # fmt: skip
 def upsert(
-    index, rows, new_rows, keys, nulls, key_mask, first, start, stamp, free, counters, index_room, created, undo_rows,
-    progress,
+    index, rows, new_rows, keys, nulls, key_mask, first, secret, start, stamp, free, counters, index_room, created,
+    undo_rows, progress,
 ):  # fmt: skip
     """Write whole rows ``start..`` under `stamp`, keeping what they overwrite unless that has the same stamp.
 
@@ -460,7 +441,7 @@ def upsert(
     while block < total:
         end = min(block + _BLOCK, total)
         for row in range(block, end):
-            tags[row - block] = _tag(keys, row, nulls[row])
+            tags[row - block] = hash_row(keys, row, 0, keys.shape[1], nulls[row], secret)
         for row in range(block, end):  # as in `accumulate`: overlap the cache misses
             entry = index[tags[row - block] >> shift]
             if entry != _ZERO:
@@ -491,20 +472,20 @@ def upsert(
                 rows[slot, word] = new_rows[row, word]
             rows[slot, 0] = (new_rows[row, 0] & _LOW32) | LIVE | stamp_word
         block = end
-    if warmth == _SEED:
+    if warmth == _NEVER:
         counters[0] += 0  # keeps the warming loads from being optimised away
     return total, n_created, n_undone
 
 
 @njit(
     Tuple((int64, int64))(
-        u64_1, u64_2, u64_2, u64_2, u64_1, uint64, int64, int64, uint32, i64_1, i64_1, int64, i64_1, i64_1, int64,
+        u64_1, u64_2, u64_2, u64_2, u64_1, uint64, int64, u64_1, int64, uint32, i64_1, i64_1, int64, i64_1, i64_1, int64,
     ),
     cache=True, nogil=True,
 )  # fmt: skip
 def insert(
-    index, rows, new_rows, keys, nulls, key_mask, first, start, stamp, free, counters, index_room, created, sources,
-    made,
+    index, rows, new_rows, keys, nulls, key_mask, first, secret, start, stamp, free, counters, index_room, created,
+    sources, made,
 ):  # fmt: skip
     """Write those of the whole rows ``start..`` whose key is not there yet; of rows with the same key the first one.
 
@@ -525,7 +506,7 @@ def insert(
     while block < total:
         end = min(block + _BLOCK, total)
         for row in range(block, end):
-            tags[row - block] = _tag(keys, row, nulls[row])
+            tags[row - block] = hash_row(keys, row, 0, keys.shape[1], nulls[row], secret)
         for row in range(block, end):  # as in `accumulate`: overlap the cache misses
             entry = index[tags[row - block] >> shift]
             if entry != _ZERO:
@@ -552,13 +533,13 @@ def insert(
             sources[made] = row
             made += 1
         block = end
-    if warmth == _SEED:
+    if warmth == _NEVER:
         counters[0] += 0  # keeps the warming loads from being optimised away
     return total, made
 
 
-@njit(void(u64_1, u64_2, int64, uint64, int64, int64), cache=True, nogil=True)
-def reindex(index, rows, used, key_mask, first, key_words):
+@njit(void(u64_1, u64_2, int64, uint64, int64, int64, u64_1), cache=True, nogil=True)
+def reindex(index, rows, used, key_mask, first, key_words, secret):
     """Enter every live row of the first `used` into an empty index, after key words changed in place."""
     shift = index_shift(index.shape[0])
     mask = np.uint64(index.shape[0] - 1)
@@ -568,7 +549,7 @@ def reindex(index, rows, used, key_mask, first, key_words):
             continue
         for word in range(key_words):
             keys[0, word] = rows[slot, first + word]
-        tag = _tag(keys, 0, rows[slot, 0] & key_mask)
+        tag = hash_row(keys, 0, 0, key_words, rows[slot, 0] & key_mask, secret)
         place = tag >> shift
         while index[place] != _ZERO:
             place = (place + _ONE) & mask
@@ -596,15 +577,25 @@ def _delete_at(index, place):
 
 
 @njit(
-    int64(u64_1, u64_2, u64_2, u64_1, uint64, int64, i64_1, i64_1, i64_1),
+    int64(u64_1, u64_2, u64_2, u64_1, uint64, int64, u64_1, i64_1, i64_1, i64_1),
     cache=True, nogil=True,
 )  # fmt: skip
-def remove(index, rows, keys, nulls, key_mask, first, free, counters, out):
+def remove(index, rows, keys, nulls, key_mask, first, secret, free, counters, out):
     """Remove keys; their slots go to the free list and to ``out``. Returns how many were there."""
     shift = index_shift(index.shape[0])
     removed = 0
     for row in range(keys.shape[0]):
-        place = _find(index, rows, keys, row, nulls[row], key_mask, first, _tag(keys, row, nulls[row]), shift)
+        place = _find(
+            index,
+            rows,
+            keys,
+            row,
+            nulls[row],
+            key_mask,
+            first,
+            hash_row(keys, row, 0, keys.shape[1], nulls[row], secret),
+            shift,
+        )
         if place >= 0:
             slot = np.int64(index[place] & _LOW32) - 1
             _delete_at(index, place)
@@ -617,10 +608,10 @@ def remove(index, rows, keys, nulls, key_mask, first, free, counters, out):
 
 
 @njit(
-    int64(u64_1, u64_2, i64_1, uint64, int64, int64, int64, int64, i64_1, i64_1, i64_1),
+    int64(u64_1, u64_2, i64_1, uint64, int64, int64, u64_1, int64, int64, i64_1, i64_1, i64_1),
     cache=True, nogil=True,
 )  # fmt: skip
-def evict(index, rows, candidates, key_mask, first, key_words, expiry_word, limit, free, counters, out):
+def evict(index, rows, candidates, key_mask, first, key_words, secret, expiry_word, limit, free, counters, out):
     """Remove those of the candidate slots that hold a live row with an expiry word of at most ``limit``.
 
     Their rows keep their content until reused. Returns how many.
@@ -637,7 +628,7 @@ def evict(index, rows, candidates, key_mask, first, key_words, expiry_word, limi
             slot = candidates[position]
             for word in range(key_words):
                 keys[position - block, word] = rows[slot, first + word]
-            tags[position - block] = _tag(keys, position - block, rows[slot, 0] & key_mask)
+            tags[position - block] = hash_row(keys, position - block, 0, key_words, rows[slot, 0] & key_mask, secret)
         for position in range(block, end):  # as in `accumulate`: overlap the cache misses
             warmth ^= index[tags[position - block] >> shift]
         for position in range(block, end):
@@ -651,7 +642,7 @@ def evict(index, rows, candidates, key_mask, first, key_words, expiry_word, limi
             counters[1] += 1
             out[removed] = slot
             removed += 1
-    if warmth == _SEED:
+    if warmth == _NEVER:
         counters[0] += 0  # keeps the warming loads from being optimised away
     return removed
 

@@ -15,7 +15,8 @@ import numpy as np
 from numba import njit, void
 from numba.types import Tuple, boolean, int64, uint8, uint32, uint64
 
-from store_actors.engine.kernels import _ONE, _SEED, _ZERO, mix
+from store_actors.engine.hash_kernels import hash_element
+from store_actors.engine.kernels import _ONE, _ZERO
 
 __all__ = ["FLOAT_SET", "LIST", "SET", "append", "gather", "make_indexes", "mark", "merge", "renumber", "room", "store"]
 
@@ -57,18 +58,15 @@ def _same(arena, at, low, high, width, kind):
     return width == 1 or arena[at + 1] == high
 
 
-@njit(int64(uint64, uint64, int64, int64), cache=True, nogil=True)
-def _hash(low, high, width, kind):
+@njit(int64(uint64, uint64, int64, int64, u64_1), cache=True, nogil=True)
+def _hash(low, high, width, kind, secret):
     if kind == FLOAT_SET and low << _ONE == _ZERO:
         low = _ZERO
-    hashed = mix(low ^ _SEED)
-    if width == 2:
-        hashed = mix(hashed ^ high)
-    return np.int64(hashed >> _ONE)
+    return np.int64(hash_element(low, high, width, secret))
 
 
-@njit(boolean(u64_1, u32_1, int64, int64, uint64, uint64, int64, int64), cache=True, nogil=True)
-def _has(arena, places, offset, length, low, high, width, kind):
+@njit(boolean(u64_1, u32_1, int64, int64, uint64, uint64, int64, int64, u64_1), cache=True, nogil=True)
+def _has(arena, places, offset, length, low, high, width, kind, secret):
     """Whether a set has the element."""
     if kind == FLOAT_SET and _is_nan(low):
         return False
@@ -79,7 +77,7 @@ def _has(arena, places, offset, length, low, high, width, kind):
                 return True
         return False
     index, mask = 2 * (offset + capacity * width), 2 * capacity - 1
-    place = _hash(low, high, width, kind) & mask
+    place = _hash(low, high, width, kind, secret) & mask
     for _ in range(2 * capacity):
         entry = np.int64(places[index + place])
         if entry == 0:
@@ -90,15 +88,15 @@ def _has(arena, places, offset, length, low, high, width, kind):
     return False
 
 
-@njit(boolean(u64_1, u32_1, int64, int64, int64, int64, int64), cache=True, nogil=True)
-def _enter(arena, places, offset, capacity, number, width, kind):
+@njit(boolean(u64_1, u32_1, int64, int64, int64, int64, int64, u64_1), cache=True, nogil=True)
+def _enter(arena, places, offset, capacity, number, width, kind, secret):
     """Note an element of a set, which has those before it, in the index; False if every place is taken."""
     at = offset + number * width
     low = arena[at]
     if kind == FLOAT_SET and _is_nan(low):
         return True  # none is ever looked for
     index, mask = 2 * (offset + capacity * width), 2 * capacity - 1
-    place = _hash(low, arena[at + width - 1], width, kind) & mask
+    place = _hash(low, arena[at + width - 1], width, kind, secret) & mask
     for _ in range(2 * capacity):
         entry = np.int64(places[index + place])
         if entry == 0 or entry > number:
@@ -108,21 +106,21 @@ def _enter(arena, places, offset, capacity, number, width, kind):
     return False
 
 
-@njit(void(u64_1, u32_1, int64, int64, int64, int64, int64), cache=True, nogil=True)
-def _index(arena, places, offset, capacity, length, width, kind):
+@njit(void(u64_1, u32_1, int64, int64, int64, int64, int64, u64_1), cache=True, nogil=True)
+def _index(arena, places, offset, capacity, length, width, kind, secret):
     """Make the index of a set anew."""
     begin = offset + capacity * width
     for word in range(begin, begin + capacity):
         arena[word] = _ZERO
     for number in range(length):
-        _enter(arena, places, offset, capacity, number, width, kind)
+        _enter(arena, places, offset, capacity, number, width, kind, secret)
 
 
-@njit(int64(u64_1, u32_1, int64, u64_2, int64, int64, uint64, uint64, int64, int64), cache=True, nogil=True)
-def _add(arena, places, used, rows, slot, word, low, high, width, kind):
+@njit(int64(u64_1, u32_1, int64, u64_2, int64, int64, uint64, uint64, int64, int64, u64_1), cache=True, nogil=True)
+def _add(arena, places, used, rows, slot, word, low, high, width, kind, secret):
     """Add an element to the list at ``rows[slot, word]``; returns the words in use, or -1 where there is no room."""
     offset, length = np.int64(rows[slot, word]), np.int64(rows[slot, word + 1])
-    if kind != LIST and _has(arena, places, offset, length, low, high, width, kind):
+    if kind != LIST and _has(arena, places, offset, length, low, high, width, kind, secret):
         return used
     capacity = _capacity(length)
     if length == capacity:
@@ -136,21 +134,21 @@ def _add(arena, places, used, rows, slot, word, low, high, width, kind):
         used += needed
         rows[slot, word] = np.uint64(offset)
         if kind != LIST and capacity > _SMALL:
-            _index(arena, places, offset, capacity, length, width, kind)
+            _index(arena, places, offset, capacity, length, width, kind, secret)
     arena[offset + length * width] = low
     if width == 2:
         arena[offset + length * width + 1] = high
     rows[slot, word + 1] = np.uint64(length + 1)
-    if kind != LIST and capacity > _SMALL and not _enter(arena, places, offset, capacity, length, width, kind):
-        _index(arena, places, offset, capacity, length + 1, width, kind)
+    if kind != LIST and capacity > _SMALL and not _enter(arena, places, offset, capacity, length, width, kind, secret):
+        _index(arena, places, offset, capacity, length + 1, width, kind, secret)
     return used
 
 
 @njit(
-    Tuple((int64, int64))(u64_1, int64, u64_2, i64_1, int64, u64_2, u8_2, int64, int64, int64, int64),
+    Tuple((int64, int64))(u64_1, int64, u64_1, u64_2, i64_1, int64, u64_2, u8_2, int64, int64, int64, int64),
     cache=True, nogil=True,
 )  # fmt: skip
-def append(arena, used, rows, slots, word, values, valid, column, width, kind, start):
+def append(arena, used, secret, rows, slots, word, values, valid, column, width, kind, start):
     """Add the values ``start..`` of a column to the lists at ``rows[slots, word]``; nulls are left out.
 
     Stops when the arena is full; returns (first value not added, words in use).
@@ -160,7 +158,7 @@ def append(arena, used, rows, slots, word, values, valid, column, width, kind, s
         if valid[column, row] == 0:
             continue
         low, high = values[column, row], values[column + width - 1, row]
-        after = _add(arena, places, used, rows, slots[row], word, low, high, width, kind)
+        after = _add(arena, places, used, rows, slots[row], word, low, high, width, kind, secret)
         if after < 0:
             return row, used
         used = after
@@ -169,11 +167,11 @@ def append(arena, used, rows, slots, word, values, valid, column, width, kind, s
 
 @njit(
     Tuple((int64, int64, int64))(
-        u64_1, int64, u64_2, i64_1, int64, u64_1, u64_2, int64, int64, int64, int64, int64
+        u64_1, int64, u64_1, u64_2, i64_1, int64, u64_1, u64_2, int64, int64, int64, int64, int64
     ),
     cache=True, nogil=True,
 )  # fmt: skip
-def merge(arena, used, rows, slots, word, source, values, column, width, kind, start, element):
+def merge(arena, used, secret, rows, slots, word, source, values, column, width, kind, start, element):
     """Add lists of another arena (``source``), told by two columns of ``values``, to those at ``rows[slots, word]``.
 
     Begins with the given element of row ``start``. Stops when the arena is full; returns (row, element, words in use).
@@ -183,7 +181,8 @@ def merge(arena, used, rows, slots, word, source, values, column, width, kind, s
         begin, length = np.int64(values[column, row]), np.int64(values[column + 1, row])
         while element < length:
             at = begin + element * width
-            after = _add(arena, places, used, rows, slots[row], word, source[at], source[at + width - 1], width, kind)
+            low, high = source[at], source[at + width - 1]
+            after = _add(arena, places, used, rows, slots[row], word, low, high, width, kind, secret)
             if after < 0:
                 return row, element, used
             used = after
@@ -215,14 +214,14 @@ def store(arena, used, source, begins, lengths, width, kind, out):
     return used
 
 
-@njit(void(u64_1, i64_1, i64_1, int64, int64), cache=True, nogil=True)
-def make_indexes(arena, offsets, lengths, width, kind):
+@njit(void(u64_1, i64_1, i64_1, int64, int64, u64_1), cache=True, nogil=True)
+def make_indexes(arena, offsets, lengths, width, kind, secret):
     """Make the indexes of sets."""
     places = arena.view(np.uint32)
     for one in range(lengths.shape[0]):
         capacity = _capacity(lengths[one])
         if capacity > _SMALL:
-            _index(arena, places, offsets[one], capacity, lengths[one], width, kind)
+            _index(arena, places, offsets[one], capacity, lengths[one], width, kind, secret)
 
 
 @njit(void(u64_1, i64_1, i64_1, u64_2), cache=True, nogil=True)

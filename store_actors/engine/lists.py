@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 
 from store_actors.engine import list_kernels
 from store_actors.engine.arrays import Bytes, Slots, Words
+from store_actors.engine.hash_kernels import ELEMENT_SECRETS, secret_words
 from store_actors.engine.layout import FieldSlot, ListSlot, words_of
 from store_actors.engine.strings import StringPool
 from store_actors.engine.words import decode_column, encode_column
@@ -20,10 +21,16 @@ class ListPool:
 
     Lists are only ever appended to, so a row of an earlier version keeps what it had, by its own two words. Extents that no row has
     any more stay until the pool is made anew (``compaction.py``).
+
+    Parameters
+    ----------
+    seed
+        As :class:`~store_actors.engine.table.GroupTable`.
     """
 
-    def __init__(self, words: int = 1 << 6) -> None:
-        self.arena: Words = np.zeros(words, np.uint64)
+    def __init__(self, seed: int = 0) -> None:
+        self._secret: Words = secret_words(seed, "elements", ELEMENT_SECRETS)
+        self.arena: Words = np.zeros(1 << 6, np.uint64)
         self.used = 0
 
     @property
@@ -36,8 +43,9 @@ class ListPool:
         row = 0
         while True:
             row, self.used = list_kernels.append(
-                self.arena, self.used, rows, targets, field.word, values, valid, column, field.width, field.kind, row
-            )
+                self.arena, self.used, self._secret, rows, targets, field.word, values, valid, column, field.width,
+                field.kind, row,
+            )  # fmt: skip
             if row == len(targets):
                 return
             self._grow_for(field, int(rows[targets[row], field.word + 1]))
@@ -49,8 +57,8 @@ class ListPool:
         row = element = 0
         while True:
             row, element, self.used = list_kernels.merge(
-                self.arena, self.used, rows, targets, field.word, self.arena if source is None else source, values,
-                column, field.width, field.kind, row, element,
+                self.arena, self.used, self._secret, rows, targets, field.word,
+                self.arena if source is None else source, values, column, field.width, field.kind, row, element,
             )  # fmt: skip
             if row == len(targets):
                 return
@@ -72,7 +80,7 @@ class ListPool:
     def index(self, field: ListSlot, offsets: Slots, lengths: Slots) -> None:
         """Make what finds the elements of sets."""
         if field.kind != list_kernels.LIST:
-            list_kernels.make_indexes(self.arena, offsets, lengths, field.width, field.kind)
+            list_kernels.make_indexes(self.arena, offsets, lengths, field.width, field.kind, self._secret)
 
     def detach(self) -> None:
         """Leave the arena to those who read it: versions are undone, and what is behind their lists will be written over."""

@@ -9,7 +9,8 @@ from numba.types import Tuple, int32, int64, uint8, uint64
 
 from coordinator.errors import InvalidRequestError
 from store_actors.engine.arrays import Bytes, Slots, Words
-from store_actors.engine.kernels import grow_index, index_shift, mix
+from store_actors.engine.hash_kernels import STRING_SECRETS, hash_string, secret_words
+from store_actors.engine.kernels import grow_index, index_shift
 
 __all__ = ["StringPool"]
 
@@ -17,7 +18,6 @@ _LOW32 = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)
 _ONE = np.uint64(1)
 _ZERO = np.uint64(0)
-_SEED = np.uint64(0x9E3779B97F4A7C15)
 #: Arrow counts the bytes of a column in 32 bits.
 _MOST_BYTES = 2**31 - 1
 u64_1 = uint64[::1]
@@ -27,10 +27,10 @@ i32_1 = int32[::1]
 
 
 @njit(
-    Tuple((int64, int64, int64))(u8_1, i64_1, u8_1, int64, u64_1, u8_1, i64_1, int64, int64, int64, u64_1),
+    Tuple((int64, int64, int64))(u8_1, i64_1, u8_1, int64, u64_1, u64_1, u8_1, i64_1, int64, int64, int64, u64_1),
     cache=True, nogil=True,
 )  # fmt: skip
-def _intern(data, ends, valid, start, index, arena, offsets, count, used, index_room, out):
+def _intern(data, ends, valid, start, secret, index, arena, offsets, count, used, index_room, out):
     """Give each string its id: that of an equal string already in the arena, or the next one.
 
     ``ends`` are the n + 1 offsets into ``data``. Stops early when the arena, the offsets or the index are full.
@@ -48,15 +48,7 @@ def _intern(data, ends, valid, start, index, arena, offsets, count, used, index_
             out[row] = _ZERO
             continue
         begin, end = ends[row], ends[row + 1]
-        hashed = _SEED ^ np.uint64(end - begin)
-        word, filled = _ZERO, 0
-        for position in range(begin, end):
-            word |= np.uint64(data[position]) << np.uint64(8 * filled)
-            filled += 1
-            if filled == 8:
-                hashed = mix(hashed ^ word) + _SEED
-                word, filled = _ZERO, 0
-        tag = mix(hashed ^ word) >> _S32
+        tag = hash_string(data, begin, end, secret)
         place = tag >> shift
         found = np.int64(-1)
         while index[place] != _ZERO:
@@ -109,9 +101,16 @@ class StringPool:
     """Every distinct string or binary value of one table, addressed by id.
 
     Ids are dense and stay valid for the life of the pool; values are never removed one by one.
+
+    Parameters
+    ----------
+    seed
+        As :class:`~store_actors.engine.table.GroupTable`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+        self._secret: Words = secret_words(seed, "strings", STRING_SECRETS)
         self.arena = np.zeros(1 << 12, np.uint8)
         #: ``offsets[i] : offsets[i + 1]`` are the bytes of value ``i``.
         self.offsets = np.zeros(1 << 8, np.int64)
@@ -131,8 +130,8 @@ class StringPool:
         while True:
             room = len(self._index) // 2 - self.count
             row, self.count, self._used = _intern(
-                data, ends, valid, row, self._index, self.arena, self.offsets, self.count, self._used, room, out
-            )
+                data, ends, valid, row, self._secret, self._index, self.arena, self.offsets, self.count, self._used, room, out
+            )  # fmt: skip
             if row == len(valid):
                 return out
             self._grow(int(ends[row + 1] - ends[row]))

@@ -12,6 +12,7 @@ import pyarrow as pa
 from store_actors.engine import kernels
 from store_actors.engine.arrays import Bytes, Mask, Slots, Words
 from store_actors.engine.calendar import NEVER, ExpiryCalendar
+from store_actors.engine.hash_kernels import row_secrets, secret_words
 from store_actors.engine.layout import Feed, FieldSlot, RowLayout, words_of
 from store_actors.engine.lists import ListPool, element_words
 from store_actors.engine.strings import StringPool
@@ -91,14 +92,19 @@ class GroupTable:
     ----------
     schema
         The operator's schema.
+    seed
+        128 bits that nobody else knows, where others choose the keys: see :mod:`store_actors.engine.hash_kernels`.
     capacity
         Groups to have room for from the start.
     """
 
-    def __init__(self, schema: StateSchema, *, capacity: int = 1 << 8) -> None:
+    def __init__(self, schema: StateSchema, seed: int = 0, *, capacity: int = 1 << 8) -> None:
         self.layout = RowLayout(schema)
-        self.pool = StringPool()
-        self.lists = ListPool()
+        self.seed = seed
+        #: What the hashes of keys are keyed by.
+        self.secret: Words = secret_words(seed, "rows", row_secrets(self.layout.key_words))
+        self.pool = StringPool(seed)
+        self.lists = ListPool(seed)
         self.rows: Words = np.zeros((capacity, self.layout.row_words), np.uint64)
         self._index: Words = np.zeros(1 << (capacity * 2).bit_length(), np.uint64)
         self._free: Slots = np.empty(1 << 8, np.int64)
@@ -169,7 +175,7 @@ class GroupTable:
         row = 0
         while True:
             row, progress[0], progress[1] = kernels.accumulate(
-                self._index, self.rows, batch.keys, batch.nulls, layout.key_mask, layout.flag_words, row,
+                self._index, self.rows, batch.keys, batch.nulls, layout.key_mask, layout.flag_words, self.secret, row,
                 batch.values, batch.valid, batch.feed.operations, batch.feed.limits, self.pool.arena, self.pool.offsets,
                 layout.initial, np.uint32(stamp), self._free, self._counters, self._index_room(), created, changed,
                 before, progress,
@@ -180,7 +186,9 @@ class GroupTable:
         self._schedule(created[: progress[0]])
         if batch.feed.lists:
             slots = np.empty(size, np.int64)
-            kernels.lookup(self._index, self.rows, batch.keys, batch.nulls, layout.key_mask, layout.flag_words, slots)
+            kernels.lookup(
+                self._index, self.rows, batch.keys, batch.nulls, layout.key_mask, layout.flag_words, self.secret, slots
+            )
             self.extend(batch.feed, self.rows, slots, batch.values, batch.valid, batch.elements)
         # Copies of the used part: the buffers were sized for a batch in which every row is a group of its own.
         return Touched(created[: progress[0]].copy(), changed[: progress[1]].copy(), before[: progress[1]].copy())
@@ -211,7 +219,7 @@ class GroupTable:
         slots = np.empty(len(rows), np.int64)
         while True:
             done = kernels.put(
-                self._index, self.rows, rows, layout.key_mask, layout.flag_words, layout.key_words, done,
+                self._index, self.rows, rows, layout.key_mask, layout.flag_words, layout.key_words, self.secret, done,
                 self._free, self._counters, self._index_room(), slots,
             )  # fmt: skip
             if done == len(rows):
@@ -234,8 +242,8 @@ class GroupTable:
         progress, row = np.zeros(2, np.int64), 0
         while True:
             row, progress[0], progress[1] = kernels.upsert(
-                self._index, self.rows, rows, keys, nulls, layout.key_mask, layout.flag_words, row, np.uint32(stamp),
-                self._free, self._counters, self._index_room(), created, before, progress,
+                self._index, self.rows, rows, keys, nulls, layout.key_mask, layout.flag_words, self.secret, row,
+                np.uint32(stamp), self._free, self._counters, self._index_room(), created, before, progress,
             )  # fmt: skip
             if row == size:
                 break
@@ -257,8 +265,8 @@ class GroupTable:
         row = made = 0
         while True:
             row, made = kernels.insert(
-                self._index, self.rows, rows, keys, nulls, layout.key_mask, layout.flag_words, row, np.uint32(stamp),
-                self._free, self._counters, self._index_room(), created, sources, made,
+                self._index, self.rows, rows, keys, nulls, layout.key_mask, layout.flag_words, self.secret, row,
+                np.uint32(stamp), self._free, self._counters, self._index_room(), created, sources, made,
             )  # fmt: skip
             if row == size:
                 break
@@ -282,7 +290,9 @@ class GroupTable:
         """Slots of the groups with the keys of these rows; -1 where there is none."""
         keys, nulls = self.keys_of(rows)
         out = np.empty(len(rows), np.int64)
-        kernels.lookup(self._index, self.rows, keys, nulls, self.layout.key_mask, self.layout.flag_words, out)
+        kernels.lookup(
+            self._index, self.rows, keys, nulls, self.layout.key_mask, self.layout.flag_words, self.secret, out
+        )
         return out
 
     def rows_of(self, batch: pa.RecordBatch, fields: tuple[FieldSlot, ...] | None = None) -> Words:
@@ -322,8 +332,9 @@ class GroupTable:
         self._reserve_free(len(rows))
         out = np.empty(len(rows), np.int64)
         count = kernels.remove(
-            self._index, self.rows, keys, nulls, layout.key_mask, layout.flag_words, self._free, self._counters, out
-        )
+            self._index, self.rows, keys, nulls, layout.key_mask, layout.flag_words, self.secret, self._free,
+            self._counters, out,
+        )  # fmt: skip
         return out[:count]
 
     def evict(self, limit: int) -> Slots:
@@ -334,7 +345,7 @@ class GroupTable:
         out = np.empty(len(candidates), np.int64)
         count = kernels.evict(
             self._index, self.rows, candidates, layout.key_mask, layout.flag_words, layout.key_words,
-            layout.expiry_word, limit, self._free, self._counters, out,
+            self.secret, layout.expiry_word, limit, self._free, self._counters, out,
         )  # fmt: skip
         return out[:count].copy()
 
@@ -385,7 +396,13 @@ class GroupTable:
         layout = self.layout
         self._index[:] = 0
         kernels.reindex(
-            self._index, self.rows, len(self.used_rows()), layout.key_mask, layout.flag_words, layout.key_words
+            self._index,
+            self.rows,
+            len(self.used_rows()),
+            layout.key_mask,
+            layout.flag_words,
+            layout.key_words,
+            self.secret,
         )
 
     # -- room -----------------------------------------------------------------------------------------------------

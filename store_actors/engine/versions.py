@@ -123,13 +123,17 @@ class VersionedTable:
     ----------
     schema
         Schema of the rows.
+    seed
+        As :class:`GroupTable`.
     table
         Makes the table that holds them.
     """
 
-    def __init__(self, schema: StateSchema, table: Callable[[StateSchema], GroupTable] = GroupTable) -> None:
+    def __init__(
+        self, schema: StateSchema, seed: int = 0, table: Callable[[StateSchema, int], GroupTable] = GroupTable
+    ) -> None:
         self.schema = schema
-        self.table = table(schema)
+        self.table = table(schema, seed)
         self.version = 0
         self.watermark_ms = 0
         #: Rows up to it are late for the version that is being made.

@@ -61,6 +61,8 @@ class KeyedShard:
         Value columns; may be empty (a set of keys).
     due
         Value column by which rows fall due (:meth:`UpdateHandle.due`), of type int64; none by default.
+    seed
+        As :class:`~store_actors.engine.table.GroupTable`.
 
     Raises
     ------
@@ -69,11 +71,13 @@ class KeyedShard:
         value column.
     """
 
-    def __init__(self, keys: tuple[Field, ...], values: tuple[Field, ...], due: str | None = None) -> None:
+    def __init__(
+        self, keys: tuple[Field, ...], values: tuple[Field, ...], due: str | None = None, seed: int = 0
+    ) -> None:
         _check_fields(keys, values)
         if due is not None and (due, "int64") not in [(field.name, field.type) for field in values]:
             raise InvalidRequestError("rows fall due by a value column of type int64", column=due)
-        self._table = KeyedTable(keys, values, due)
+        self._table = KeyedTable(keys, values, due, seed)
         self._writer: UpdateHandle | None = None
 
     def __len__(self) -> int:

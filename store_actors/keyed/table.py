@@ -181,10 +181,14 @@ class KeyedTable(VersionedTable):
         Columns of the store.
     due
         Value column (int64) by which rows fall due.
+    seed
+        As :class:`~store_actors.engine.table.GroupTable`.
     """
 
-    def __init__(self, keys: tuple[Field, ...], values: tuple[Field, ...], due: str | None = None) -> None:
-        super().__init__(StateSchema.keyed(keys, values))
+    def __init__(
+        self, keys: tuple[Field, ...], values: tuple[Field, ...], due: str | None = None, seed: int = 0
+    ) -> None:
+        super().__init__(StateSchema.keyed(keys, values), seed)
         self._leaves_garbage = True
         layout = self.table.layout
         self._due: DueRows | None = None

@@ -48,7 +48,7 @@ class VersionView:
 
     def _forget(self) -> None:
         #: Keys that changed since the version, with what they were in it.
-        self._overlay = GroupTable(self._store.schema)
+        self._overlay = GroupTable(self._store.schema, self._table.seed)
         self._overlay.pool = self._table.pool
         #: Parts of each step (by serial) that are in the overlay.
         self._seen: dict[int, int] = {}
@@ -132,12 +132,14 @@ class VersionView:
         index = np.zeros(1 << (len(wanted) * 2).bit_length(), np.uint64)
         held = np.empty((len(wanted) + 1, 1 + width), np.uint64)
         nothing_free, counters, slots = np.empty(0, np.int64), np.zeros(2, np.int64), np.empty(len(wanted), np.int64)
-        kernels.put(index, held, wanted, mask, 1, width, 0, nothing_free, counters, len(wanted), slots)
+        kernels.put(
+            index, held, wanted, mask, 1, width, self._table.secret, 0, nothing_free, counters, len(wanted), slots
+        )
 
         def chosen(rows: Words) -> Mask:
             out = np.empty(len(rows), np.int64)
             keys = np.ascontiguousarray(rows[:, 1:])
-            kernels.lookup(index, held, keys, rows[:, 0] & mask, mask, 1, out)
+            kernels.lookup(index, held, keys, rows[:, 0] & mask, mask, 1, self._table.secret, out)
             return out >= 0
 
         slots, extra = self._all()

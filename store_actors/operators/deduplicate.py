@@ -39,10 +39,12 @@ class DeduplicateShard(VersionedTable):
     ----------
     schema
         As the module says.
+    seed
+        As :class:`~store_actors.engine.table.GroupTable`.
     """
 
-    def __init__(self, schema: StateSchema) -> None:
-        super().__init__(schema)
+    def __init__(self, schema: StateSchema, seed: int = 0) -> None:
+        super().__init__(schema, seed)
         state = {field.name for field in schema.state_fields}
         self._payload = [field.name for field in schema.inputs if field.name not in state]
 

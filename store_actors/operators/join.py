@@ -42,6 +42,8 @@ class JoinShard:
     ----------
     schema
         Of :func:`~store_actors.operators.join_schema.join_schema`.
+    seed
+        As :class:`~store_actors.engine.table.GroupTable`.
 
     Raises
     ------
@@ -49,11 +51,11 @@ class JoinShard:
         The options name unknown columns, or the condition cannot be evaluated.
     """
 
-    def __init__(self, schema: StateSchema) -> None:
+    def __init__(self, schema: StateSchema, seed: int = 0) -> None:
         self.schema = schema
         self._options = options = JoinOptions.of(schema.options)
         stored = options.stored()
-        self._sides = JoinSide(schema, options, 0, stored[0]), JoinSide(schema, options, 1, stored[1])
+        self._sides = JoinSide(schema, options, 0, stored[0], seed), JoinSide(schema, options, 1, stored[1], seed)
         # One pool, so that equal keys are equal words on both sides.
         self._sides[1].table.pool = self._sides[0].table.pool
         types = {field.name: string_to_type(field.type) for field in (*schema.keys, *schema.inputs)}

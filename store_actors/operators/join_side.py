@@ -60,9 +60,13 @@ class JoinSide(MultiTable):
         0 left, 1 right.
     stored
         Columns of the side that state holds.
+    seed
+        As :class:`~store_actors.engine.table.GroupTable`.
     """
 
-    def __init__(self, schema: StateSchema, options: JoinOptions, side: int, stored: tuple[str, ...]) -> None:
+    def __init__(
+        self, schema: StateSchema, options: JoinOptions, side: int, stored: tuple[str, ...], seed: int
+    ) -> None:
         named = {field.name: field for field in schema.inputs}
         values = [
             *([Field(MATCHED_COLUMN, "bool")] if options.is_outer(side) else []),
@@ -76,7 +80,8 @@ class JoinSide(MultiTable):
                 expiry_key=options.expiry[side],
                 delay_ms=None,
                 output_mode="append",
-            )
+            ),
+            seed,
         )
         self._leaves_garbage = False  # it is for the join to say, which holds the strings of both sides in one pool
         layout = self.table.layout

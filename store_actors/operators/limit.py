@@ -31,6 +31,8 @@ class LimitShard(VersionedTable):
     ----------
     schema
         As the module says.
+    seed
+        As :class:`~store_actors.engine.table.GroupTable`.
 
     Raises
     ------
@@ -38,8 +40,8 @@ class LimitShard(VersionedTable):
         The limit is negative.
     """
 
-    def __init__(self, schema: StateSchema) -> None:
-        super().__init__(schema)
+    def __init__(self, schema: StateSchema, seed: int = 0) -> None:
+        super().__init__(schema, seed)
         self._limit = int(schema.options["n"])
         if self._limit < 0:
             raise InvalidRequestError("a limit is at least 0; nothing was changed; give another one", n=self._limit)

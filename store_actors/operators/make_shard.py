@@ -61,7 +61,7 @@ class OperatorShard(Protocol):
         """:meth:`snapshot` of now, to be called later, outside the shard's lock."""
 
 
-_SHARDS: dict[OperatorKind, Callable[[StateSchema], OperatorShard]] = {
+_SHARDS: dict[OperatorKind, Callable[[StateSchema, int], OperatorShard]] = {
     OperatorKind.AGGREGATE: AggregateShard,
     OperatorKind.SESSION: SessionShard,
     OperatorKind.DEDUPLICATE: DeduplicateShard,
@@ -71,6 +71,6 @@ _SHARDS: dict[OperatorKind, Callable[[StateSchema], OperatorShard]] = {
 }
 
 
-def make_shard(schema: StateSchema) -> OperatorShard:
-    """An empty shard of an operator."""
-    return _SHARDS[schema.operator](schema)
+def make_shard(schema: StateSchema, seed: int) -> OperatorShard:
+    """An empty shard of an operator; `seed` as of :class:`~store_actors.engine.table.GroupTable`."""
+    return _SHARDS[schema.operator](schema, seed)

@@ -24,10 +24,12 @@ class OrderedRows(VersionedTable):
     ----------
     schema
         As :func:`store_actors.operators.top_schema.top_schema` makes it.
+    seed
+        As :class:`~store_actors.engine.table.GroupTable`.
     """
 
-    def __init__(self, schema: StateSchema) -> None:
-        super().__init__(schema)
+    def __init__(self, schema: StateSchema, seed: int = 0) -> None:
+        super().__init__(schema, seed)
         self._leaves_garbage = True
         layout, options = self.table.layout, schema.options
         self._n = int(options["n"])
@@ -57,7 +59,14 @@ class OrderedRows(VersionedTable):
         ids, firsts = np.empty(size, np.int64), np.empty(size, np.int64)
         index = np.zeros(1 << (2 * size + 256).bit_length(), np.uint64)
         count = chain_kernels.number_keys(
-            words, layout.flag_words, layout.key_words - 1, self._partition_mask(), index, ids, firsts
+            words,
+            layout.flag_words,
+            layout.key_words - 1,
+            self._partition_mask(),
+            self.table.secret,
+            index,
+            ids,
+            firsts,
         )
         return ids, firsts[:count]
 

@@ -101,10 +101,12 @@ class SessionShard(MultiTable):
     ----------
     schema
         As the module says.
+    seed
+        As :class:`~store_actors.engine.table.GroupTable`.
     """
 
-    def __init__(self, schema: StateSchema) -> None:
-        super().__init__(schema)
+    def __init__(self, schema: StateSchema, seed: int = 0) -> None:
+        super().__init__(schema, seed)
         assert tuple(field.name for field in schema.inputs[:2]) == _TIMES, "the first inputs are a session's times"
         assert tuple(field.name for field in schema.state_fields[:2]) == _TIMES, (
             "a session's state begins with its times"
@@ -173,7 +175,7 @@ class SessionShard(MultiTable):
         """What the keys of a batch have in the state and in the batch, cut into sessions."""
         table = self.table
         start, end = (slot.word for slot in table.layout.state[:2])
-        distinct = GroupTable(self._key_schema)
+        distinct = GroupTable(self._key_schema, table.seed)
         named = np.column_stack([batch.nulls, batch.keys[:, :-1]])
         firsts = distinct.insert(named, 1)[1]
         keys, nulls = np.ascontiguousarray(named[firsts, 1:]), named[firsts, 0]

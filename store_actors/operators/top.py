@@ -43,10 +43,10 @@ __all__ = ["FirstShard", "TopShard", "top_shard"]
 _NEW = np.int64(1 << 62)
 
 
-def top_shard(schema: StateSchema) -> FirstShard | TopShard:
+def top_shard(schema: StateSchema, seed: int = 0) -> FirstShard | TopShard:
     """An empty shard: the one for a single row of each partition, where that will do."""
     single = int(schema.options["n"]) == 1 and not schema.options.get("emit_removed", False)
-    return FirstShard(schema) if single else TopShard(schema)
+    return FirstShard(schema, seed) if single else TopShard(schema, seed)
 
 
 class FirstShard(OrderedRows):

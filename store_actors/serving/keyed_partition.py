@@ -152,6 +152,8 @@ class Positioner:
         Knows which commits count.
     loader
         Reads files.
+    hash_seed
+        Of :class:`~coordinator.surroundings.Surroundings`.
     """
 
     def __init__(
@@ -159,7 +161,9 @@ class Positioner:
         held: HeldPartitions[Partition],
         coordinator: CoordinatorRef,
         loader: Loader,
+        hash_seed: int,
     ) -> None:
+        self._hash_seed = hash_seed
         self._held = held
         self._coordinator = coordinator
         self._loader = loader
@@ -205,11 +209,10 @@ class Positioner:
             partition.lineage.loaded(base, loading.attempt_id, deltas)
 
     def _loaded(self, spec: StoreSpec, plan: LoadPlan) -> tuple[KeyedShard, int]:
-        return self._loader.load(_maker(spec), plan, columns_adapter(spec))
+        return self._loader.load(self._maker(spec), plan, columns_adapter(spec))
 
-
-def _maker(spec: StoreSpec) -> Callable[[], KeyedShard]:
-    return lambda: KeyedShard(spec.keys, spec.values, spec.due)
+    def _maker(self, spec: StoreSpec) -> Callable[[], KeyedShard]:
+        return lambda: KeyedShard(spec.keys, spec.values, spec.due, self._hash_seed)
 
 
 def _empty(shard: KeyedShard) -> pa.Table:

@@ -62,7 +62,7 @@ class KeyedStores:
         lock = surroundings.threads.lock
         self._commits = Commits(objects, coordinator, loader, metrics, surroundings)
         self._held = HeldPartitions(lambda: Partition(lock()), lock(), coordinator, self._commits, metrics)
-        self._positioner = Positioner(self._held, coordinator, loader)
+        self._positioner = Positioner(self._held, coordinator, loader, surroundings.hash_seed)
         self._sessions: dict[str, Session] = {}
         self._guard = lock()
 

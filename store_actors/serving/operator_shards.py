@@ -121,6 +121,7 @@ class OperatorShards:
         surroundings = surroundings or Surroundings()
         self.metrics = metrics or StoreMetrics()
         self._coordinator = coordinator
+        self._hash_seed = surroundings.hash_seed
         self._loader = Loader(objects, self.metrics, surroundings.threads)
         self._commits = Commits(objects, coordinator, self._loader, self.metrics, surroundings)
         lock = surroundings.threads.lock
@@ -171,7 +172,7 @@ class OperatorShards:
     def _loaded(self, loading: LoadPlans, schema: StateSchema) -> tuple[OperatorShard, int]:
         """A shard from its files, and how many deltas were replayed."""
         plan = loading.plans[DEFAULT_STORE]
-        return self._loader.load(lambda: make_shard(schema), plan, groups_adapter(plan, schema))
+        return self._loader.load(lambda: make_shard(schema, self._hash_seed), plan, groups_adapter(plan, schema))
 
     def _commit(self, held: _HeldShard, shard: OperatorShard, request: ApplyRequest, rows: ShardInput) -> None:
         pending = _PendingChange(shard)

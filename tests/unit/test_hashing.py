@@ -1,0 +1,192 @@
+"""Indexes are hashed under a secret: keys that are chosen to meet do not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.surroundings import Surroundings
+from store_actors.accumulators import AccumulatorKind
+from store_actors.engine import hash_kernels
+from store_actors.engine.arrays import Words
+from store_actors.engine.chains import ChainedTable
+from store_actors.engine.strings import StringPool
+from store_actors.engine.table import GroupTable
+from store_actors.messages import ShardInput
+from store_actors.operators.aggregate import AggregateShard
+from store_actors.schema import ROW_COLUMN, Accumulator, Field, StateSchema
+from store_actors.serving.keyed_stores import KeyedStores
+from store_actors.serving.metrics import StoreMetrics
+from store_actors.serving.operator_shards import OperatorShards
+from tests.unit.test_keyed_stores import Fleet as KeyedFleet
+from tests.unit.test_operator_shards import Fleet, rows
+
+SEEDS = st.integers(0, 2**128 - 1)
+WORDS = st.integers(0, 2**64 - 1)
+COUNT = 40_000
+#: The hash of earlier versions, which everybody can turn round.
+_SEED, _C1, _C2 = 0x9E3779B97F4A7C15, 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53
+_MASK = 2**64 - 1
+
+
+def unmixed(values: Words) -> Words:
+    """What MurmurHash3's 64-bit finaliser, unkeyed, turns into these values."""
+    for factor in (_C2, _C1):
+        values = values ^ (values >> np.uint64(33))
+        values = values * np.uint64(pow(factor, -1, 2**64))
+    return values ^ (values >> np.uint64(33))
+
+
+def chosen(start: int) -> Words:
+    """Words that an unkeyed ``mix(mix(start ^ word) + seed) >> 32`` puts all in one place."""
+    one_tag = (np.uint64(12345) << np.uint64(32)) | np.arange(COUNT, dtype=np.uint64)
+    return unmixed(unmixed(one_tag) - np.uint64(_SEED)) ^ np.uint64(start)
+
+
+def probes(index: Words) -> int:
+    """Places looked at to find every entry of an index."""
+    entries = np.flatnonzero(index)
+    bits = len(index).bit_length() - 1
+    home = ((index[entries] >> np.uint64(32)) >> np.uint64(32 - bits)).astype(np.int64)
+    return int(((entries - home) % len(index) + 1).sum())
+
+
+def keyed(*, chained: bool = False) -> StateSchema:
+    rows = (Field(ROW_COLUMN, "int64"),) if chained else ()
+    return StateSchema.keyed((Field("k", "int64"), *rows), (Field("v", "int64"),))
+
+
+def rows_of(table: GroupTable, keys: Words) -> Words:
+    """Whole rows with these keys (each a row 0, where rows share a key)."""
+    rows = np.zeros((len(keys), table.layout.row_words), np.uint64)
+    rows[:, table.layout.flag_words] = keys
+    return rows
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**128 - 1])
+def test_chosen_keys_of_rows_are_found_at_once(seed: int) -> None:
+    table = GroupTable(keyed(), seed)
+    rows = rows_of(table, chosen(_SEED))
+    table.put(rows)
+    assert probes(table._index) < 2 * COUNT
+    assert (table.find(rows) == np.arange(COUNT)).all()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**128 - 1])
+def test_chosen_keys_of_chains_are_found_at_once(seed: int) -> None:
+    table = ChainedTable(keyed(chained=True), seed)
+    table.put(rows_of(table, chosen(_SEED)))
+    assert probes(table._heads) < 2 * COUNT
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**128 - 1])
+def test_chosen_strings_are_found_at_once(seed: int) -> None:
+    # Of 8 bytes, as the hash of earlier versions began with the length.
+    pool, data = StringPool(seed), chosen(_SEED ^ 8).view(np.uint8).copy()
+    ids = pool.ids(data, np.arange(COUNT + 1) * 8, np.ones(COUNT, np.uint8))
+    assert probes(pool._index) < 2 * COUNT
+    assert (ids == np.arange(COUNT)).all()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**128 - 1])
+def test_chosen_elements_of_a_set_are_found_at_once(seed: int) -> None:
+    # The place of an element was the lower bits of its hash, shifted by one.
+    elements = unmixed(np.arange(COUNT, dtype=np.uint64) << np.uint64(40)) ^ np.uint64(_SEED)
+    secret = hash_kernels.secret_words(seed, "elements", hash_kernels.ELEMENT_SECRETS)
+    places = {int(hash_kernels.hash_element(one, np.uint64(0), 1, secret)) & 0xFFFF for one in elements.tolist()}
+    assert len(places) > COUNT // 2
+
+
+def test_ascending_keys_lie_apart() -> None:
+    for seed in range(20):
+        table = GroupTable(keyed(), seed)
+        table.put(rows_of(table, np.arange(COUNT, dtype=np.uint64)))
+        assert probes(table._index) < 3 * COUNT, seed
+
+
+@given(SEEDS, st.binary(max_size=40))
+def test_a_string_is_hashed_as_its_polynomial_says(seed: int, text: bytes) -> None:
+    secret = hash_kernels.secret_words(seed, "strings", hash_kernels.STRING_SECRETS)
+    point, *pair = (int(one) for one in secret)
+    prime, total = 2**61 - 1, len(text)
+    for begin in range(0, len(text), 7):
+        total = (total + int.from_bytes(text[begin : begin + 7], "little")) * (point & prime) % prime
+    expected = scattered(((pair[0] + (pair[1] + total % 2**32) * (pair[2] + (total >> 32))) & _MASK) >> 32)
+    data = np.frombuffer(b"before" + text + b"after", np.uint8).copy()
+    assert hash_kernels.hash_string(data, 6, 6 + len(text), secret) == expected
+
+
+@given(SEEDS, st.lists(WORDS, max_size=4), st.integers(0, 2**31 - 1))
+def test_a_row_is_hashed_by_one_product_a_word(seed: int, words: list[int], nulls: int) -> None:
+    secret = hash_kernels.secret_words(seed, "rows", hash_kernels.row_secrets(len(words)))
+    drawn = [int(one) for one in secret]
+    total = drawn[0] + drawn[1] * nulls
+    for place, word in enumerate(words):
+        total += (drawn[2 + 2 * place] + word % 2**32) * (drawn[3 + 2 * place] + (word >> 32))
+    row = np.array([[7, *words]], np.uint64)
+    assert hash_kernels.hash_row(row, 0, 1, len(words), np.uint64(nulls), secret) == scattered((total & _MASK) >> 32)
+    if len(words) == 2:
+        low, high = (np.uint64(one) for one in words)
+        total = drawn[0] + sum(
+            (drawn[1 + 2 * place] + word % 2**32) * (drawn[2 + 2 * place] + (word >> 32))
+            for place, word in enumerate(words)
+        )
+        assert hash_kernels.hash_element(low, high, 2, secret) == scattered((total & _MASK) >> 32)
+
+
+def scattered(value: int) -> int:
+    value ^= value >> 16
+    value = value * 0x85EBCA6B % 2**32
+    value ^= value >> 13
+    value = value * 0xC2B2AE35 % 2**32
+    return value ^ (value >> 16)
+
+
+def test_secrets_follow_from_the_seed_and_their_use() -> None:
+    drawn = [
+        hash_kernels.secret_words(seed, use, 3).tolist() for seed, use in ((1, "a"), (1, "b"), (2, "a"), (2**127, "a"))
+    ]
+    assert len({word for words in drawn for word in words}) == 12
+    assert hash_kernels.secret_words(1, "a", 3).tolist() == drawn[0]
+
+
+COUNTS = StateSchema(
+    (Field("k", "string"),),
+    (Field("v", "string"),),
+    (Accumulator(AccumulatorKind.COLLECT_SET, ("v",), (Field("a0_values", "list<string>"),)),),
+    None,
+    None,
+    "update",
+)
+
+
+def test_nothing_that_is_told_depends_on_the_seed() -> None:
+    told: list[list[pa.Table]] = []
+    for seed in (0, 1, 2**100 + 7):
+        shard, seen = AggregateShard(COUNTS, seed), []
+        for version in range(1, 6):
+            words = [f"{version * place % 97}" for place in range(500)]
+            batch = pa.record_batch({"k": words, "v": [f"v{one * version % 13}" for one in range(500)]})
+            seen.append(shard.apply(ShardInput.of_raw(COUNTS, batch), 0, version).delta)
+            shard.commit()
+        told.append([*seen, shard.snapshot()])
+    assert told[0] == told[1] == told[2]
+
+
+def test_each_process_has_a_seed_of_its_own() -> None:
+    assert len({Surroundings().hash_seed for _ in range(10)}) == 10
+    assert "hash_seed" not in repr(Surroundings())
+
+
+def test_a_store_actor_holds_its_shards_under_its_seed() -> None:
+    fleet, surroundings = Fleet(), Surroundings(hash_seed=7)
+    shards = OperatorShards(fleet.objects, fleet.coordinator, surroundings=surroundings)
+    shards.apply(fleet.request(0), rows("ab"))
+    assert [held.shard.table.seed for _, held in shards._held.items()] == [7]
+    keyed_fleet = KeyedFleet()
+    stores = KeyedStores(keyed_fleet.objects, keyed_fleet.coordinator, StoreMetrics(), surroundings)
+    stores.open_update(keyed_fleet.request(0))
+    assert [held.shards["default"]._table.table.seed for _, held in stores._held.items()] == [7]
