@@ -1,7 +1,8 @@
 """When rows expire: what is due is found without a look at the rest.
 
 Rows are entered as they are made, a batch at a time, and never taken out; whoever evicts checks that a slot still holds a
-row that is due. So the cost of an eviction follows what is evicted, not the size of the state.
+row that is due. So the cost of an eviction follows what is evicted, not the size of the state. A calendar that has far more entries
+than there are rows is made anew of these by its owner, so its memory follows the rows, too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ __all__ = ["NEVER", "ExpiryCalendar"]
 
 #: Expiry of a row that lives for ever, in microseconds.
 NEVER = np.iinfo(np.int64).max
+#: A calendar with fewer entries than this is not made anew.
+_SMALL = 1 << 16
+#: Entries that take as much memory as a page besides its own.
+_PAGE_ENTRIES = 32
 
 
 class ExpiryCalendar:
@@ -28,11 +33,17 @@ class ExpiryCalendar:
         #: few of them hold rows that are due at once.
         self._pages: list[tuple[int, int, Slots, Slots, int]] = []
         self._numbers = count()
+        #: What was entered and not yet due; entries that are out of date are among it.
+        self.entries = 0
 
     @property
     def nbytes(self) -> int:
         """Memory held, in bytes."""
         return sum(expiries.nbytes + slots.nbytes for _, _, expiries, slots, _ in self._pages)
+
+    def is_cluttered(self, rows: int) -> bool:
+        """Whether it is time to make it anew of the `rows` that there are: most entries are out of date, or alone on their pages."""
+        return self.entries + _PAGE_ENTRIES * len(self._pages) > 2 * rows + _SMALL
 
     def add(self, expiries: Slots, slots: Slots) -> None:
         """Enter rows; a slot that is entered again counts by each of its entries."""
@@ -43,6 +54,7 @@ class ExpiryCalendar:
             return
         order = np.argsort(expiries, kind="stable")
         expiries, slots = expiries[order], slots[order]
+        self.entries += len(slots)
         heapq.heappush(self._pages, (int(expiries[0]), next(self._numbers), expiries, slots, 0))
 
     def due(self, limit: int) -> Slots:
@@ -51,7 +63,11 @@ class ExpiryCalendar:
         while self._pages and self._pages[0][0] <= limit:
             _, number, expiries, slots, begin = heapq.heappop(self._pages)
             end = int(np.searchsorted(expiries, limit, side="right"))
-            found.append(slots[begin:end])
+            found.append(slots[begin:end].copy())
+            self.entries -= end - begin
             if end < len(slots):
+                if 2 * end > len(slots):
+                    # Else what expires late would hold the memory of all that was entered with it.
+                    expiries, slots, end = expiries[end:].copy(), slots[end:].copy(), 0
                 heapq.heappush(self._pages, (int(expiries[end]), number, expiries, slots, end))
         return np.concatenate(found) if found else np.empty(0, np.int64)

@@ -279,6 +279,10 @@ class GroupTable:
         word = self.layout.expiry_word
         if word >= 0 and len(slots):
             self._calendar.add(self.rows[slots, word].view(np.int64), slots.copy())
+            if self._calendar.is_cluttered(len(self)):
+                live = self.live()
+                self._calendar = ExpiryCalendar()
+                self._calendar.add(self.rows[live, word].view(np.int64), live)
 
     def keys_of(self, rows: Words) -> tuple[Words, Words]:
         """Key words and key-null bits of rows given as words."""

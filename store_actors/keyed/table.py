@@ -25,8 +25,6 @@ __all__ = ["DueRows", "KeyedTable", "NetChange", "RowScan"]
 
 _LOW32 = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)
-#: A calendar with fewer entries than this is not made anew.
-_SMALL_CALENDAR = 1 << 16
 
 
 class RowScan(Iterator[pa.RecordBatch]):
@@ -126,7 +124,6 @@ class DueRows:
     def __init__(self, table: GroupTable, slot: FieldSlot) -> None:
         self._table, self._slot = table, slot
         self._calendar = ExpiryCalendar()
-        self._entries = 0
 
     @property
     def nbytes(self) -> int:
@@ -140,9 +137,8 @@ class DueRows:
 
     def add(self, rows: Words) -> None:
         """Enter rows (in words) that are in the table."""
-        if self._entries > 2 * len(self._table) + _SMALL_CALENDAR:
-            # Most entries are out of date: rows that are written often, each time due later.
-            self._calendar, self._entries = ExpiryCalendar(), 0
+        if self._calendar.is_cluttered(len(self._table)):
+            self._calendar = ExpiryCalendar()
             slots = self._table.live()
             self._enter(self._times(np.take(self._table.rows, slots, axis=0)), slots)
         self._enter(self._times(rows), self._table.find(rows))
@@ -150,13 +146,10 @@ class DueRows:
     def _enter(self, times: Slots, slots: Slots) -> None:
         wanted = (times != NEVER) & (slots >= 0)
         self._calendar.add(times[wanted], slots[wanted])
-        self._entries += int(wanted.sum())
 
     def find(self, limit: int) -> Slots:
         """Slots of the rows that are due at or before `limit` as they are now; the same if asked again."""
-        entered = self._calendar.due(limit)
-        self._entries -= len(entered)
-        slots = np.unique(entered)
+        slots = np.unique(self._calendar.due(limit))
         rows = np.take(self._table.rows, slots, axis=0)
         times = self._times(rows)
         is_due = (rows[:, 0] & LIVE != 0) & (times <= limit)

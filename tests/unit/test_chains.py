@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from store_actors.engine.calendar import NEVER, ExpiryCalendar
 from store_actors.engine.chains import ROW_COLUMN, MultiTable
+from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN, Compaction, UndoPart
 from store_actors.schema import Field, StateSchema
 
@@ -113,6 +114,31 @@ def test_a_calendar_gives_what_is_due_once(batches: list[list[int]], limits: lis
         assert sorted(due) == sorted(one for one, expiry in waiting.items() if expiry <= limit)
         for one in due:
             del waiting[one]
+
+
+def test_what_expires_late_does_not_hold_what_was_entered_with_it() -> None:
+    calendar, size = ExpiryCalendar(), 1000
+    for batch in range(200):
+        expiries = np.full(size, batch)
+        expiries[7] = 10**6
+        calendar.add(expiries, np.arange(size))
+        assert len(calendar.due(batch)) == size - 1
+    assert (calendar.entries, calendar.nbytes) == (200, 200 * 16)
+    assert len(calendar.due(10**6)) == 200
+
+
+def test_the_calendar_of_a_table_follows_its_rows() -> None:
+    # Each key is removed before it is due: evictions never look at its entry.
+    schema = StateSchema((Field("until", "timestamp"),), (), (), "until", 0, "update")
+    table = GroupTable(schema)
+    rows = np.zeros((5000, table.layout.row_words), np.uint64)
+    for version in range(100):
+        rows[:, table.layout.expiry_word] = np.arange(10**6 + 5000 * version, 10**6 + 5000 * (version + 1))
+        table.put(rows)
+        table.remove_rows(rows[:-100])
+    assert len(table) == 100 * 100
+    assert table._calendar.entries <= 2 * len(table) + (1 << 16)
+    assert (len(table.evict(2 * 10**6)), len(table)) == (100 * 100, 0)
 
 
 def test_what_never_expires_is_not_entered() -> None:

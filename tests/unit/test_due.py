@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from coordinator.errors import InvalidRequestError
-from store_actors.keyed import table as keyed_table
+from store_actors.engine import calendar
 from store_actors.keyed.shard import KeyedShard, UpdateHandle
 from store_actors.schema import Field
 
@@ -91,14 +91,14 @@ def test_a_shard_that_was_loaded_knows_what_is_due() -> None:
 
 
 def test_rows_that_are_written_often_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyed_table, "_SMALL_CALENDAR", 16)
+    monkeypatch.setattr(calendar, "_SMALL", 16)
     shard = new()
     for version in range(200):
         handle = shard.begin(version)
         put(handle, k1=1000 + version, k2=None, k3=5000 - version)
         handle.commit()
     assert shard._table._due is not None
-    assert shard._table._due._entries < 40
+    assert shard._table._due._calendar.entries < 40
     assert due(shard.begin(200), 1199) == {1: 1199}
 
 
@@ -112,7 +112,7 @@ def test_only_a_store_with_a_due_column_can_be_asked() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_due_is_always_what_the_rows_say(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyed_table, "_SMALL_CALENDAR", 8)
+    monkeypatch.setattr(calendar, "_SMALL", 8)
     chance, shard = random.Random(seed), new()
     for _ in range(60):
         handle = shard.begin(shard.version)
