@@ -12,10 +12,14 @@ from store_actors.engine.arrays import Slots, Words
 from store_actors.engine.kernels import LIVE
 from store_actors.engine.layout import ListSlot
 from store_actors.engine.lists import ListPool
+from store_actors.engine.pieces import cut
 from store_actors.engine.strings import StringPool
 from store_actors.engine.table import GroupTable
 
 __all__ = ["compact_together"]
+
+#: Bytes of strings that are copied at once.
+_COPIED_BYTES = 1 << 24
 
 #: Lists of one field: what it is, where they are, and how long.
 _Lists = tuple[ListSlot, Slots, Slots]
@@ -97,15 +101,10 @@ def _moved_lists(table: GroupTable, held: Sequence[Words]) -> list[_Lists]:
 def _subset(pool: StringPool, ids: Slots) -> tuple[StringPool, Words]:
     """A pool of only these strings, and the new id of each old one (0 of those that are left out)."""
     subset, new_ids = StringPool(pool.seed), np.zeros(max(pool.count, 1), np.uint64)
-    ends = np.cumsum(pool.offsets[ids + 1] - pool.offsets[ids])
-    begin = 0
-    while begin < len(ids):
-        # Arrow counts bytes in 32 bits: at most 1 GiB at a time, or one string.
-        taken = ends[begin - 1] if begin else 0
-        end = max(begin + 1, int(np.searchsorted(ends, taken + (1 << 30), side="right")))
-        some, all_valid = ids[begin:end], np.ones(end - begin, np.uint8)
+    # What is copied is in memory three times for a moment, so it is copied in pieces.
+    for piece in cut(pool.offsets[ids + 1] - pool.offsets[ids], _COPIED_BYTES):
+        some, all_valid = ids[piece], np.ones(piece.stop - piece.start, np.uint8)
         offsets, data = pool.gather(some, all_valid)
         content = data if len(data) else np.zeros(1, np.uint8)
-        new_ids[some] = subset.ids(content, offsets.astype(np.int64), all_valid)
-        begin = end
+        new_ids[some] = subset.ids(content, offsets, all_valid)
     return subset, new_ids

@@ -18,7 +18,20 @@ from numba.types import Tuple, boolean, int64, uint8, uint32, uint64
 from store_actors.engine.hash_kernels import hash_element
 from store_actors.engine.kernels import _ONE, _ZERO
 
-__all__ = ["FLOAT_SET", "LIST", "SET", "append", "gather", "make_indexes", "mark", "merge", "renumber", "room", "store"]
+__all__ = [
+    "FLOAT_SET",
+    "LIST",
+    "SET",
+    "append",
+    "gather",
+    "make_indexes",
+    "mark",
+    "measure",
+    "merge",
+    "renumber",
+    "room",
+    "store",
+]
 
 #: What a list is: any elements; distinct ones; distinct floats, as Spark tells them apart: -0.0 is 0.0, and no NaN is another one.
 LIST, SET, FLOAT_SET = 0, 1, 2
@@ -233,6 +246,14 @@ def gather(arena, offsets, lengths, out):
             for word in range(width):
                 out[word, filled] = arena[offsets[one] + number * width + word]
             filled += 1
+
+
+@njit(void(u64_1, i64_1, i64_1, i64_1, i64_1), cache=True, nogil=True)
+def measure(arena, offsets, lengths, ends, out):
+    """Add the bytes of the strings that the elements of lists are to ``out``; ``ends`` are the offsets of the pool of strings."""
+    for one in range(lengths.shape[0]):
+        for at in range(offsets[one], offsets[one] + lengths[one]):
+            out[one] += ends[np.int64(arena[at]) + 1] - ends[np.int64(arena[at])]
 
 
 @njit(void(u64_1, i64_1, i64_1, uint8[::1]), cache=True, nogil=True)

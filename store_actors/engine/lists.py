@@ -11,7 +11,7 @@ from store_actors.engine.arrays import Bytes, Slots, Words
 from store_actors.engine.hash_kernels import ELEMENT_SECRETS, secret_words
 from store_actors.engine.layout import FieldSlot, ListSlot, words_of
 from store_actors.engine.strings import StringPool
-from store_actors.engine.words import decode_column, encode_column
+from store_actors.engine.words import check_countable, decode_column, encode_column, is_text
 
 __all__ = ["ListPool", "element_words"]
 
@@ -97,9 +97,16 @@ class ListPool:
             arena[: self.used] = self.arena[: self.used]
             self.arena = arena
 
+    def measure(self, slot: FieldSlot, offsets: Slots, lengths: Slots, pool: StringPool, out: Slots) -> None:
+        """Add the bytes of lists to `out`."""
+        out += lengths * (8 * words_of(slot.type.value_type))
+        if is_text(slot.type.value_type):
+            list_kernels.measure(self.arena, offsets, lengths, pool.offsets, out)
+
     def decode(self, slot: FieldSlot, offsets: Slots, lengths: Slots, pool: StringPool) -> pa.Array:
         """Arrow array of lists."""
         ends = np.concatenate([[0], np.cumsum(lengths)])
+        check_countable(int(ends[-1]), "elements of lists")
         element = slot.type.value_type
         words = np.empty((words_of(element), int(ends[-1])), np.uint64)
         list_kernels.gather(self.arena, offsets, lengths, words)

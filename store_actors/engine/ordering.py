@@ -122,7 +122,7 @@ def _string_words(ids: Words, valid: Mask, pool: StringPool) -> Words:
     distinct = np.flatnonzero(seen)
     ends, content = pool.gather(distinct, np.ones(len(distinct), np.uint8))
     strings = pa.Array.from_buffers(
-        pa.binary(), len(distinct), [None, pa.py_buffer(ends), pa.py_buffer(content)], null_count=0
+        pa.large_binary(), len(distinct), [None, pa.py_buffer(ends), pa.py_buffer(content)], null_count=0
     )
     # Nulls have the id 0, which need be no string at hand, or no string at all.
     ranks = np.zeros(max(pool.count, 1), np.uint64)

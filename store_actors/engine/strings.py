@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 import numpy.typing as npt
-from numba import njit
-from numba.types import Tuple, int32, int64, uint8, uint64
+from numba import njit, void
+from numba.types import Tuple, int64, uint8, uint64
 
-from coordinator.errors import InvalidRequestError
 from store_actors.engine.arrays import Bytes, Slots, Words
 from store_actors.engine.hash_kernels import STRING_SECRETS, hash_string, secret_words
 from store_actors.engine.kernels import grow_index, index_shift
@@ -18,12 +19,12 @@ _LOW32 = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)
 _ONE = np.uint64(1)
 _ZERO = np.uint64(0)
-#: Arrow counts the bytes of a column in 32 bits.
-_MOST_BYTES = 2**31 - 1
+#: From this size on, in bytes, an arena grows by half: at most a third of it is spare.
+_LARGE = 1 << 26
+_Item = TypeVar("_Item", bound=np.generic)
 u64_1 = uint64[::1]
 i64_1 = int64[::1]
 u8_1 = uint8[::1]
-i32_1 = int32[::1]
 
 
 @njit(
@@ -80,21 +81,22 @@ def _intern(data, ends, valid, start, secret, index, arena, offsets, count, used
     return valid.shape[0], count, used
 
 
-@njit(int64(u8_1, i64_1, i64_1, u8_1, i32_1, u8_1), cache=True, nogil=True)
-def _gather(arena, offsets, ids, valid, ends, out):
-    """Copy strings out as Arrow offsets and data; with an empty ``out`` only measures. Returns the bytes needed."""
-    position = np.int64(0)
-    write = out.shape[0] > 0
+@njit(void(i64_1, i64_1, u8_1, i64_1), cache=True, nogil=True)
+def _measure(offsets, ids, valid, out):
+    """Add the bytes of strings to ``out``."""
     for row in range(ids.shape[0]):
         if valid[row] != 0:
-            begin, end = offsets[ids[row]], offsets[ids[row] + 1]
-            if write:
-                for source in range(begin, end):
-                    out[position + source - begin] = arena[source]
-            position += end - begin
-        if write:
-            ends[row + 1] = np.int32(position)
-    return position
+            out[row] += offsets[ids[row] + 1] - offsets[ids[row]]
+
+
+@njit(void(u8_1, i64_1, i64_1, u8_1, i64_1, u8_1), cache=True, nogil=True)
+def _gather(arena, offsets, ids, valid, ends, out):
+    """Copy strings out to where ``ends`` (n + 1) says."""
+    for row in range(ids.shape[0]):
+        if valid[row] != 0:
+            begin, target = offsets[ids[row]], ends[row]
+            for step in range(offsets[ids[row] + 1] - begin):
+                out[target + step] = arena[begin + step]
 
 
 class StringPool:
@@ -117,6 +119,8 @@ class StringPool:
         self._index = np.zeros(1 << 9, np.uint64)
         self.count = 0
         self._used = 0
+        #: Bytes of the longest value that it ever had.
+        self.longest = 0
 
     @property
     def nbytes(self) -> int:
@@ -126,15 +130,22 @@ class StringPool:
     def ids(self, data: Bytes, ends: Slots, valid: Bytes) -> Words:
         """Ids of n values given as Arrow data and n + 1 offsets; 0 where ``valid`` is 0."""
         out = np.empty(len(valid), np.uint64)
-        row = 0
+        row, before = 0, self.count
         while True:
             room = len(self._index) // 2 - self.count
             row, self.count, self._used = _intern(
                 data, ends, valid, row, self._secret, self._index, self.arena, self.offsets, self.count, self._used, room, out
             )  # fmt: skip
             if row == len(valid):
+                lengths = np.diff(self.offsets[before : self.count + 1])
+                self.longest = max(self.longest, int(lengths.max(initial=0)))
                 return out
             self._grow(int(ends[row + 1] - ends[row]))
+
+    @property
+    def used(self) -> int:
+        """Bytes of all values."""
+        return self._used
 
     def _grow(self, needed: int) -> None:
         if self.count * 2 >= len(self._index):
@@ -142,26 +153,41 @@ class StringPool:
             grow_index(self._index, index)
             self._index = index
         if self.count + 2 >= len(self.offsets):
-            self.offsets = np.concatenate([self.offsets, np.zeros(len(self.offsets), np.int64)])
+            self.offsets = _moved(self.offsets, self.count + 1, len(self.offsets) + _spare(self.offsets.nbytes) // 8)
         if self._used + needed > len(self.arena):
-            self.arena = np.concatenate([self.arena, np.zeros(max(len(self.arena), needed), np.uint8)])
-
-    def gather(self, ids: Slots, valid: Bytes) -> tuple[npt.NDArray[np.int32], Bytes]:
-        """Arrow offsets (n + 1) and data of the values with these ids; nothing where ``valid`` is 0.
-
-        Raises
-        ------
-        InvalidRequestError
-            They are more bytes than Arrow can count. A value is held once here but written as often as it occurs.
-        """
-        ends = np.zeros(len(ids) + 1, np.int32)
-        size = _gather(self.arena, self.offsets, ids, valid, ends, np.empty(0, np.uint8))
-        if size > _MOST_BYTES:
-            raise InvalidRequestError(
-                "a column of a shard has more than 2 GiB of strings, which no file of it can hold; nothing was written; give the "
-                "state more shards, under another name",
-                bytes=size,
+            self.arena = _moved(
+                self.arena, self._used, max(len(self.arena) + _spare(len(self.arena)), self._used + needed)
             )
-        out = np.empty(size, np.uint8)
+
+    def measure(self, ids: Slots, valid: Bytes, out: Slots) -> None:
+        """Add the bytes of the values with these ids to `out`; nothing where ``valid`` is 0."""
+        _measure(self.offsets, ids, valid, out)
+
+    def gather(self, ids: Slots, valid: Bytes) -> tuple[Slots, Bytes]:
+        """Offsets (n + 1, in 64 bits) and data of the values with these ids; nothing where ``valid`` is 0."""
+        ends = self.ends(ids, valid)
+        return ends, self.copied(ids, valid, ends)
+
+    def ends(self, ids: Slots, valid: Bytes) -> Slots:
+        """Offsets of :meth:`gather`."""
+        ends = np.zeros(len(ids) + 1, np.int64)
+        self.measure(ids, valid, ends[1:])
+        return np.cumsum(ends, out=ends)
+
+    def copied(self, ids: Slots, valid: Bytes, ends: Slots) -> Bytes:
+        """Data of :meth:`gather`."""
+        out = np.empty(int(ends[-1]), np.uint8)
         _gather(self.arena, self.offsets, ids, valid, ends, out)
-        return ends, out
+        return out
+
+
+def _spare(size: int) -> int:
+    """Bytes to grow by."""
+    return size if size < _LARGE else size // 2
+
+
+def _moved(array: npt.NDArray[_Item], used: int, size: int) -> npt.NDArray[_Item]:
+    """A larger array of the same beginning. What is spare is not touched, so that it takes no memory yet."""
+    moved = np.zeros(size, array.dtype)
+    moved[:used] = array[:used]
+    return moved

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +15,9 @@ from store_actors.engine.calendar import NEVER, ExpiryCalendar
 from store_actors.engine.hash_kernels import row_secrets, secret_words
 from store_actors.engine.layout import Feed, FieldSlot, RowLayout, words_of
 from store_actors.engine.lists import ListPool, element_words
+from store_actors.engine.pieces import PIECE_BYTES, batches, cut
 from store_actors.engine.strings import StringPool
-from store_actors.engine.words import decode_column, encode_column, validity
+from store_actors.engine.words import decode_column, encode_column, is_text, validity
 from store_actors.schema import StateSchema
 
 __all__ = ["EncodedBatch", "GroupTable", "Touched"]
@@ -111,6 +112,8 @@ class GroupTable:
         #: Slots ever used, free slots among them.
         self._counters: Slots = np.zeros(2, np.int64)
         self._calendar = ExpiryCalendar()
+        #: Bytes of Arrow data that are read or made at once, in all columns together.
+        self.piece_bytes = PIECE_BYTES
 
     def __len__(self) -> int:
         return int(self._counters[0] - self._counters[1])
@@ -162,8 +165,8 @@ class GroupTable:
 
     def encode_table(self, rows: pa.Table) -> EncodedBatch:
         """:meth:`encode` of all batches of raw inputs, as one."""
-        batches = _batches(rows) or [pa.RecordBatch.from_pylist([], rows.schema)]
-        return EncodedBatch.joined([self.encode(batch) for batch in batches])
+        pieces = batches(rows, self.piece_bytes) or [pa.RecordBatch.from_pylist([], rows.schema)]
+        return EncodedBatch.joined([self.encode(batch) for batch in pieces])
 
     def accumulate(self, batch: EncodedBatch, stamp: int) -> Touched:
         """Fold a batch in. ``stamp`` (uint32) names the version: a group's old words are kept once per stamp."""
@@ -322,7 +325,7 @@ class GroupTable:
 
     def rows_of_table(self, rows: pa.Table, fields: tuple[FieldSlot, ...] | None = None) -> Words:
         """:meth:`rows_of` of all batches of a table."""
-        pieces = [self.rows_of(batch, fields) for batch in _batches(rows)]
+        pieces = [self.rows_of(batch, fields) for batch in batches(rows, self.piece_bytes)]
         if len(pieces) == 1:
             return pieces[0]
         return np.concatenate([np.empty((0, self.layout.row_words), np.uint64), *pieces])
@@ -375,23 +378,79 @@ class GroupTable:
         return frozen
 
     def decode(self, rows: Words, pool: StringPool | None = None) -> pa.Table:
-        """Arrow table in ``row_schema`` of rows given as words; of those taken before compaction, with the `pool` of then."""
-        fields = (*self.layout.keys, *self.layout.state)
-        return pa.Table.from_arrays(
-            [self.decode_field(slot, rows, pool) for slot in fields], schema=self.layout.schema.row_schema()
-        )
+        """Arrow table in ``row_schema`` of rows given as words; of those taken before compaction, with the `pool` of then.
 
-    def decode_field(self, slot: FieldSlot, rows: Words, pool: StringPool | None = None) -> pa.Array:
-        """One column of rows given as words."""
+        It has as many chunks as :meth:`cut` makes pieces.
+        """
+        fields, schema = (*self.layout.keys, *self.layout.state), self.layout.schema.row_schema()
+        pieces = [
+            pa.Table.from_arrays([self.decode_field(slot, rows[some], pool) for slot in fields], schema=schema)
+            for some in self.cut(rows, fields, pool)
+        ]
+        return pieces[0] if len(pieces) == 1 else pa.concat_tables(pieces)
+
+    def cut(
+        self, rows: Words, fields: Sequence[FieldSlot], pool: StringPool | None = None, limit: int | None = None
+    ) -> Iterable[slice]:
+        """Pieces of rows given as words, of which these fields are at most `limit` bytes of Arrow data (or a single row).
+
+        Parameters
+        ----------
+        limit
+            :attr:`piece_bytes` by default.
+        """
+        limit = self.piece_bytes if limit is None else limit
+        if len(rows) * self.longest_row(rows, fields, pool) <= limit:
+            return (slice(0, len(rows)),)
+        return cut(self.row_bytes(rows, fields, pool), limit)
+
+    def longest_row(self, rows: Words, fields: Sequence[FieldSlot], pool: StringPool | None = None) -> int:
+        """Bytes that no row has more of in these fields."""
+        pool = self.pool if pool is None else pool
+        total = 0
+        for slot in fields:
+            width = pool.longest + 4 if is_text(slot.type) else 8 * words_of(slot.type)
+            if pa.types.is_list(slot.type):
+                element = slot.type.value_type
+                longest = int(rows[:, slot.word + 1].max(initial=0))
+                width += longest * (8 * words_of(element) + (pool.longest if is_text(element) else 0))
+            total += width
+        return total
+
+    def row_bytes(self, rows: Words, fields: Sequence[FieldSlot], pool: StringPool | None = None) -> Slots:
+        """Bytes of Arrow data that each row has in these fields, about."""
+        pool = self.pool if pool is None else pool
+        sizes = np.zeros(len(rows), np.int64)
+        for slot in fields:
+            words, valid = self._words_of(slot, rows)
+            if is_text(slot.type):
+                sizes += 4
+                pool.measure(words[0], valid, sizes)
+            else:
+                sizes += 8 * words_of(slot.type)
+            if pa.types.is_list(slot.type):
+                self.lists.measure(slot, words[0], words[1], pool, sizes)
+        return sizes
+
+    def decode_field(
+        self, slot: FieldSlot, rows: Words, pool: StringPool | None = None, data_type: pa.DataType | None = None
+    ) -> pa.Array:
+        """One column of rows given as words, as one array: cut them before, or ask for the large form of a `data_type` of strings."""
+        words, valid = self._words_of(slot, rows)
+        pool = self.pool if pool is None else pool
+        if pa.types.is_list(slot.type):
+            return self.lists.decode(slot, words[0], words[1], pool)
+        return decode_column(slot.type if data_type is None else data_type, words, valid, pool)
+
+    @staticmethod
+    def _words_of(slot: FieldSlot, rows: Words) -> tuple[tuple[Slots, ...], Bytes]:
+        """Words of a field, and where it has a value."""
         flagged = (rows[:, slot.flag_word] & np.uint64(slot.flag)) != 0
         valid = (~flagged if slot.is_key else flagged).astype(np.uint8)
         words = tuple(
             np.ascontiguousarray(rows[:, slot.word + number]).view(np.int64) for number in range(words_of(slot.type))
         )
-        pool = self.pool if pool is None else pool
-        if pa.types.is_list(slot.type):
-            return self.lists.decode(slot, words[0], words[1], pool)
-        return decode_column(slot.type, words, valid, pool)
+        return words, valid
 
     # -- strings --------------------------------------------------------------------------------------------------
 
@@ -435,11 +494,6 @@ class GroupTable:
             free = np.empty(max(needed, 2 * len(self._free)), np.int64)
             free[: self._counters[1]] = self._free[: self._counters[1]]
             self._free = free
-
-
-def _batches(rows: pa.Table) -> list[pa.RecordBatch]:
-    """One batch, or several where one would have more string data than Arrow can count; none of no rows."""
-    return rows.combine_chunks().to_batches()  # type: ignore[no-any-return]
 
 
 def _never_expiring(words: Words, valid: Bytes) -> Words:

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from coordinator.errors import InvalidRequestError, VersionNotFoundError
 from store_actors.engine.arrays import Words
 from store_actors.engine.compaction import compact_together
+from store_actors.engine.pieces import batches
 from store_actors.engine.table import GroupTable
 from store_actors.schema import StateSchema
 
@@ -266,12 +267,11 @@ class VersionedTable:
 
     def load(self, delta: pa.Table, version: int, watermark_ms: int) -> None:
         """Replay a committed delta (or a snapshot, whose rows are all updates) on top of the newest version."""
-        change = delta.column(CHANGE_COLUMN).combine_chunks()
-        live = pc.equal(change, UPDATED)
+        live = pc.equal(delta.column(CHANGE_COLUMN), UPDATED)
         rows = delta.drop_columns([CHANGE_COLUMN])
-        for batch in rows.filter(live).combine_chunks().to_batches():
+        for batch in batches(rows.filter(live), self.table.piece_bytes):
             self.table.put(self.table.rows_of(batch))
-        for batch in rows.filter(pc.invert(live)).combine_chunks().to_batches():
+        for batch in batches(rows.filter(pc.invert(live)), self.table.piece_bytes):
             self.table.remove_rows(self.table.rows_of(batch, self.table.layout.keys))
         self._steps.clear()
         self.version, self.watermark_ms, self._origin = version, watermark_ms, next(_serials)

@@ -8,7 +8,7 @@ date32, timestamp,   (timestamps in microseconds since the epoch, whatever their
 duration             in microseconds)
 float32, float64     the bits of the float64
 decimal128           low word, high word of the unscaled 128-bit two's complement integer
-string, binary       id in the table's :class:`~store_actors.engine.strings.StringPool`
+string, binary       id in the table's :class:`~store_actors.engine.strings.StringPool` (their large forms are only made)
 ===================  ===========================================================================
 """
 
@@ -19,11 +19,31 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from coordinator.errors import InvalidRequestError
 from store_actors.engine.arrays import Bytes, Slots, Words
 from store_actors.engine.layout import words_of
 from store_actors.engine.strings import StringPool
 
-__all__ = ["decode_column", "encode_column", "validity"]
+__all__ = ["check_countable", "decode_column", "encode_column", "is_text", "validity"]
+
+#: Arrow counts the bytes of a column of strings, and the elements of one of lists, in 32 bits.
+_MOST = 2**31 - 1
+
+
+def check_countable(count: int, what: str) -> None:
+    """Refuse what no Arrow array of Spark's types can hold: rows are cut before, so it is a single row.
+
+    Raises
+    ------
+    InvalidRequestError
+        There are too many.
+    """
+    if count > _MOST:
+        raise InvalidRequestError(
+            f"one row of a shard has more than 2**31 - 1 {what} in one column, which neither Spark's rows nor their Arrow types can "
+            "hold; nothing was written; gather less in one group, or use finer keys under another name",
+            count=count,
+        )
 
 
 def validity(array: pa.Array) -> Bytes:
@@ -37,7 +57,7 @@ def validity(array: pa.Array) -> Bytes:
 def encode_column(array: pa.Array, pool: StringPool, valid: Bytes, out: list[Words]) -> None:
     """Append the column's words (one or two uint64 arrays of length n; nulls are 0) to ``out``."""
     data_type = array.type
-    if pa.types.is_string(data_type) or pa.types.is_binary(data_type):
+    if is_text(data_type):
         out.append(_encode_strings(array, pool, valid))
         return
     if words_of(data_type) == 2:
@@ -72,13 +92,30 @@ def _encode_strings(array: pa.Array, pool: StringPool, valid: Bytes) -> Words:
     return pool.ids(content, ends - begin, valid)
 
 
+def is_text(data_type: pa.DataType) -> bool:
+    """Whether values are ids in a pool."""
+    return bool(pa.types.is_string(data_type) or pa.types.is_binary(data_type))
+
+
 def decode_column(data_type: pa.DataType, words: tuple[Slots, ...], valid: Bytes, pool: StringPool) -> pa.Array:
-    """Arrow array of n values from their words; null where ``valid`` is 0."""
+    """Arrow array of n values from their words; null where ``valid`` is 0.
+
+    Raises
+    ------
+    InvalidRequestError
+        More than 2 GiB of strings, which ``string`` and ``binary`` cannot count. Cut the rows before (``pieces.py``), or ask for
+        ``large_string`` or ``large_binary``.
+    """
     size = len(valid)
     nulls = size - int(np.count_nonzero(valid))
     bitmap = pa.py_buffer(np.packbits(valid, bitorder="little")) if nulls else None
-    if pa.types.is_string(data_type) or pa.types.is_binary(data_type):
-        ends, content = pool.gather(words[0], valid)
+    if is_text(data_type) or pa.types.is_large_string(data_type) or pa.types.is_large_binary(data_type):
+        ends = pool.ends(words[0], valid)
+        if is_text(data_type):
+            check_countable(int(ends[-1]), "bytes of strings")
+        content = pool.copied(words[0], valid, ends)
+        if is_text(data_type):
+            ends = ends.astype(np.int32)
         return pa.Array.from_buffers(data_type, size, [bitmap, pa.py_buffer(ends), pa.py_buffer(content)], nulls)
     if words_of(data_type) == 2:
         values: npt.NDArray[np.generic] = np.column_stack(words)

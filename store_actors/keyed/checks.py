@@ -8,6 +8,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from coordinator.errors import InvalidRequestError
+from store_actors.engine.pieces import batches
 from store_actors.schema import Field, string_to_type
 
 __all__ = ["Rows", "checked_table", "key_batch", "value_array"]
@@ -29,7 +30,8 @@ def checked_table(rows: Rows, fields: Sequence[Field]) -> pa.Table:
     for field in fields:
         _check_column(rows, field)
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
-    return table.select([field.name for field in fields]).combine_chunks()
+    chosen = table.select([field.name for field in fields])
+    return pa.Table.from_batches(batches(chosen), chosen.schema)
 
 
 def _check_column(rows: Rows, field: Field) -> None:

@@ -131,8 +131,12 @@ class _Reads:
         pieces = []
         for batch in checked_table(keys, fields.keys).cast(fields.key_schema()).to_batches():
             rows, found = self._view.rows_of_keys(table.rows_of(batch, table.layout.keys))
-            values = [table.decode_field(slot, rows) for slot in table.layout.state]
-            pieces.append(pa.RecordBatch.from_arrays([*batch.columns, *values, pa.array(found)], schema=schema))
+            for some in table.cut(rows, table.layout.state):
+                values = [table.decode_field(slot, rows[some]) for slot in table.layout.state]
+                keys_of_some = batch.slice(some.start, some.stop - some.start).columns
+                pieces.append(
+                    pa.RecordBatch.from_arrays([*keys_of_some, *values, pa.array(found[some])], schema=schema)
+                )
         return pa.Table.from_batches(pieces, schema)
 
     def iterator(self, batch_rows: int = BATCH_ROWS) -> RowScan:
@@ -321,8 +325,9 @@ class UpdateHandle(_Reads):
         slots, chosen = table.live(), [np.empty(0, np.int64)]
         for begin in range(0, len(slots), BATCH_ROWS):
             some = slots[begin : begin + BATCH_ROWS]
-            batch = table.decode(np.take(table.rows, some, axis=0)).to_batches()[0]
-            chosen.append(some[matches(condition, batch)])
+            for batch in table.decode(np.take(table.rows, some, axis=0)).to_batches():
+                chosen.append(some[: batch.num_rows][matches(condition, batch)])
+                some = some[batch.num_rows :]
         return self._store.remove_rows(np.take(table.rows, np.concatenate(chosen), axis=0), self._step)
 
     def due(self, limit: int) -> pa.Table:

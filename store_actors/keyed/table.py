@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from weakref import WeakSet
@@ -15,6 +16,7 @@ from store_actors.engine.arrays import Slots, Words
 from store_actors.engine.calendar import NEVER, ExpiryCalendar
 from store_actors.engine.kernels import LIVE
 from store_actors.engine.layout import FieldSlot
+from store_actors.engine.pieces import batches
 from store_actors.engine.strings import StringPool
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, UndoPart, VersionedTable, VersionStep
@@ -49,15 +51,19 @@ class RowScan(Iterator[pa.RecordBatch]):
         self._rows = extra
         self._position = 0
         self._batch_rows = batch_rows
+        #: Batches that were made with one that was given out: rows with much text are cut.
+        self._ready: deque[pa.RecordBatch] = deque()
 
     def __iter__(self) -> RowScan:
         return self
 
     def __next__(self) -> pa.RecordBatch:
-        rows = self._take(self._batch_rows)
-        if not len(rows):
-            raise StopIteration
-        return self._table.decode(rows, self._pool).to_batches()[0]
+        if not self._ready:
+            rows = self._take(self._batch_rows)
+            if not len(rows):
+                raise StopIteration
+            self._ready.extend(self._table.decode(rows, self._pool).to_batches())
+        return self._ready.popleft()
 
     def _take(self, limit: int) -> Words:
         begin = self._position
@@ -84,6 +90,7 @@ class RowScan(Iterator[pa.RecordBatch]):
     def close(self) -> None:
         """Give out nothing more, and hold no rows."""
         self._slots, self._rows, self._position = None, self._rows[:0].copy(), 0
+        self._ready.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +252,7 @@ class KeyedTable(VersionedTable):
         self.freeze_scans()
         super().load(delta, version, watermark_ms)
         if self._due is not None:
-            for batch in delta.filter(pc.equal(delta.column(CHANGE_COLUMN), UPDATED)).combine_chunks().to_batches():
+            for batch in batches(delta.filter(pc.equal(delta.column(CHANGE_COLUMN), UPDATED)), self.table.piece_bytes):
                 self._note_due(self.table.rows_of(batch))
 
     # -- rows that fall due ---------------------------------------------------------------------------------------

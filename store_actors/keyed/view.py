@@ -22,6 +22,8 @@ from store_actors.keyed.table import KeyedTable, RowScan
 __all__ = ["VersionView"]
 
 
+#: Forms of strings that count in 64 bits: all keys of a column at once may be more than 2 GiB.
+_LARGE_TYPES = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
 _LOW32 = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)
 #: Version stamp of an overlay's row whose key the version does not have.
@@ -160,7 +162,9 @@ class VersionView:
         slots, extra = self._all()
         if words_of(slot.type) == 2 or pa.types.is_string(slot.type) or pa.types.is_binary(slot.type):
             rows = np.concatenate([np.take(self._table.rows, slots, axis=0), extra])
-            order = _order_of_values(self._table.decode_field(slot, rows), slot, start, end)
+            large = _LARGE_TYPES.get(slot.type, slot.type)
+            values = self._table.decode_field(slot, rows, data_type=large)
+            order = _order_of_values(values, slot, start, end)
         else:
             columns = [slot.word, slot.flag_word]
             words = np.concatenate([self._words(slots, columns), extra[:, columns]])
@@ -204,9 +208,12 @@ def _order_of_values(values: pa.Array, slot: FieldSlot, start: object, end: obje
     """Places of the values (decimals, strings by their bytes) in the range, in their order."""
     chosen = pa.array(np.ones(len(values), np.bool_))
     if start is not None:
-        chosen = pc.fill_null(pc.greater_equal(values, value_array(start, slot.type, slot.name)[0]), True)
+        chosen = pc.fill_null(
+            pc.greater_equal(values, value_array(start, slot.type, slot.name).cast(values.type)[0]), True
+        )
     if end is not None:
-        chosen = pc.and_(chosen, pc.fill_null(pc.less(values, value_array(end, slot.type, slot.name)[0]), False))
+        bound = value_array(end, slot.type, slot.name).cast(values.type)[0]
+        chosen = pc.and_(chosen, pc.fill_null(pc.less(values, bound), False))
     places = np.flatnonzero(chosen.to_numpy(zero_copy_only=False))
     order = pc.sort_indices(pc.take(values, pa.array(places)))  # nulls last
     ordered: Slots = places[order.to_numpy()]

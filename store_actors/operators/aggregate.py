@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from store_actors.engine.kernels import LIVE
+from store_actors.engine.pieces import batches
 from store_actors.engine.table import EncodedBatch, Touched
 from store_actors.engine.versions import (
     CHANGE_COLUMN,
@@ -75,7 +76,7 @@ class AggregateShard(VersionedTable):
         touched = Touched.nothing(self.table.layout.row_words)
         rows_late = 0
         for table, partial in ((rows.raw, False), (rows.partial, True)):
-            for batch in table.combine_chunks().to_batches():
+            for batch in batches(table, self.table.piece_bytes):
                 encoded = self.table.encode(batch, partial=partial)
                 on_time = self._drop_late(encoded)
                 rows_late += batch.num_rows - len(on_time)

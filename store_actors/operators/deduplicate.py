@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from store_actors.engine.arrays import Mask, Slots, Words
 from store_actors.engine.kernels import LIVE
+from store_actors.engine.pieces import batches
 from store_actors.engine.versions import (
     CHANGE_COLUMN,
     REMOVED,
@@ -51,7 +52,7 @@ class DeduplicateShard(VersionedTable):
     def apply(self, rows: ShardInput, watermark_ms: int, version: int, late_ms: int | None = None) -> Change:
         """Keep the rows whose key is new; see :meth:`AggregateShard.apply`."""
         self.check_next(version, late_ms)
-        batch = rows.raw.combine_chunks()
+        batch = pa.Table.from_batches(batches(rows.raw, self.table.piece_bytes), rows.raw.schema)
         words = self.table.rows_of_table(batch)
         on_time = self._on_time(words)
         words = self._dated(batch, words)
@@ -69,13 +70,20 @@ class DeduplicateShard(VersionedTable):
         return Change(
             version=version,
             base_version=self.version,
-            delta=self._delta(made, np.isin(created, gone), batch.take(on_time[sources]), removed[~is_new]),
+            delta=self._delta(made, np.isin(created, gone), self._chosen(batch, on_time[sources]), removed[~is_new]),
             rows_updated=len(created),
             rows_removed=len(gone),
             rows_in=rows.rows_read,
             rows_late=late,
             watermark_ms=watermark_ms,
         )
+
+    @staticmethod
+    def _chosen(batch: pa.Table, places: Slots) -> pa.Table:
+        """Some rows of a batch, in its order: a filter goes chunk by chunk, so that none grows past what Arrow counts."""
+        wanted = np.zeros(batch.num_rows, np.bool_)
+        wanted[places] = True
+        return batch.filter(pa.array(wanted))
 
     def _dated(self, batch: pa.Table, words: Words) -> Words:
         """Words of rows; within a watermark, a row without a time is never late, but its key is forgotten as if it were of 1970, as in

@@ -12,7 +12,7 @@ Emitted are all left output columns, then all right ones; rows follow from the v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,8 @@ import pyarrow as pa
 from coordinator.errors import InvalidRequestError
 from store_actors.engine.arrays import Slots, Words
 from store_actors.engine.chain_kernels import largest_number
+from store_actors.engine.layout import FieldSlot
+from store_actors.engine.pieces import cut
 from store_actors.engine.strings import StringPool
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, Change, Compaction
 from store_actors.messages import ShardInput
@@ -29,10 +31,6 @@ from store_actors.operators.join_side import JoinSide, SideRows
 from store_actors.schema import StateSchema, string_to_type
 
 __all__ = ["JoinShard"]
-
-
-#: String data of one Arrow array, in bytes: offsets have 32 bits.
-_ARROW_BYTES = 1 << 30
 
 
 class JoinShard:
@@ -65,7 +63,6 @@ class JoinShard:
         self.watermark_ms = 0
         self._next_number: int | None = None
         self._compaction = Compaction()
-        self._measured: tuple[StringPool, int, int] = (self._pool, 0, 1)
 
     @property
     def _pool(self) -> StringPool:
@@ -145,11 +142,11 @@ class JoinShard:
         for places, slots in self._pairs(place, rows):
             rows.matched[places] = True
             other.mark(slots)
-            chunk = self._chunk_rows()
-            for begin in range(0, len(places), chunk):
-                mine = np.take(rows.words, places[begin : begin + chunk], axis=0)
-                theirs = np.take(other.table.rows, slots[begin : begin + chunk], axis=0)
-                emitted.append(self._table(place, self._sides[place].output(mine), other.output(theirs)))
+            side = self._sides[place]
+            for some in self._cut_pairs(place, rows, places, slots, (side.output_fields, other.output_fields)):
+                mine = np.take(rows.words, places[some], axis=0)
+                theirs = np.take(other.table.rows, slots[some], axis=0)
+                emitted.append(self._table(place, side.output(mine), other.output(theirs)))
         return emitted
 
     def _semi_join(self, place: int, rows: SideRows) -> tuple[list[pa.Table], int]:
@@ -171,17 +168,40 @@ class JoinShard:
         probes = rows.words if len(rows.probes) == len(rows.words) else rows.words[rows.probes]
         for places, slots in other.table.match_blocks(*side.table.chain_keys_of(probes)):
             places = rows.probes[places]
-            if self._condition is not None:
+            if self._condition is None:
+                if len(places):
+                    yield places, slots
+                continue
+            names = self._condition.columns
+            of_other = [name for name in names if not side.has(name)]
+            for some in self._cut_pairs(place, rows, places, slots, (side.fields(names), other.fields(of_other))):
+                these, those = places[some], slots[some]
                 columns = {
-                    name: side.column(name, rows.words, places)
+                    name: side.column(name, rows.words, these)
                     if side.has(name)
-                    else other.column(name, other.table.rows, slots)
-                    for name in self._condition.columns
+                    else other.column(name, other.table.rows, those)
+                    for name in names
                 }
-                true = self._condition.holds(columns, len(places))
-                places, slots = places[true], slots[true]
-            if len(places):
-                yield places, slots
+                true = self._condition.holds(columns, len(these))
+                if true.any():
+                    yield these[true], those[true]
+
+    def _cut_pairs(
+        self,
+        place: int,
+        rows: SideRows,
+        places: Slots,
+        slots: Slots,
+        fields: tuple[Sequence[FieldSlot], Sequence[FieldSlot]],
+    ) -> Iterable[slice]:
+        """Pairs of new rows of a side and rows of the other, in pieces as :meth:`GroupTable.cut` makes them."""
+        mine, other = self._sides[place].table, self._sides[1 - place].table
+        both = mine.longest_row(rows.words, fields[0]) + other.longest_row(other.used_rows(), fields[1])
+        if len(places) * both <= mine.piece_bytes:
+            return (slice(0, len(places)),)
+        sizes = mine.row_bytes(np.take(rows.words, places, axis=0), fields[0])
+        sizes += other.row_bytes(np.take(other.rows, slots, axis=0), fields[1])
+        return cut(sizes, mine.piece_bytes)
 
     # -- what is emitted ------------------------------------------------------------------------------------------
 
@@ -200,26 +220,14 @@ class JoinShard:
     def _alone(self, place: int, rows: Words) -> list[pa.Table]:
         """Rows of a side that never matched, with nulls."""
         side, other = self._sides[place], self._sides[1 - place]
-        return [self._table(place, side.output(some), other.no_output(len(some))) for some in self._chunks(rows)]
+        return [
+            self._table(place, side.output(rows[some]), other.no_output(some.stop - some.start))
+            for some in side.table.cut(rows, side.output_fields)
+        ]
 
     def _left_rows(self, rows: Words) -> list[pa.Table]:
-        return [self._table(0, self._sides[0].output(some), []) for some in self._chunks(rows)]
-
-    def _chunks(self, rows: Words) -> Iterator[Words]:
-        chunk = self._chunk_rows()
-        for begin in range(0, len(rows), chunk):
-            yield rows[begin : begin + chunk]
-
-    def _chunk_rows(self) -> int:
-        """So many rows that no column of strings outgrows an Arrow array."""
-        pool = self._pool
-        before, measured, longest = self._measured
-        if before is not pool:
-            measured, longest = 0, 1
-        if pool.count > measured:
-            longest = max(longest, int(np.diff(pool.offsets[measured : pool.count + 1]).max()))
-        self._measured = pool, pool.count, longest
-        return max(1, _ARROW_BYTES // longest)
+        left = self._sides[0]
+        return [self._table(0, left.output(rows[some]), []) for some in left.table.cut(rows, left.output_fields)]
 
     def output(self, delta: pa.Table) -> pa.Table:
         """Refused: pairs cannot be read off a delta; :attr:`Change.emitted` has them.
@@ -251,7 +259,7 @@ class JoinShard:
         for side in self._sides:
             updated, removed = side.changed()
             for kind, rows in ((UPDATED, updated), (REMOVED, removed)):
-                for some in self._chunks(rows):
+                for some in side.stored_pieces(rows):
                     state = side.state(some, schema, keys_only=kind == REMOVED)
                     pieces.append(state.append_column(CHANGE_COLUMN, pa.array(np.full(len(some), kind, np.int8))))
         return pa.concat_tables([schema.append(pa.field(CHANGE_COLUMN, pa.int8())).empty_table(), *pieces])
@@ -297,14 +305,14 @@ class JoinShard:
 
     def frozen(self) -> Callable[[], pa.Table]:
         """:meth:`snapshot` of now, to be called later: only the rows' words are copied here."""
-        schema, chunk = self.schema.row_schema(), self._chunk_rows()
+        schema = self.schema.row_schema()
         frozen = [(side, side.table.frozen()) for side in self._sides]
 
         def decode() -> pa.Table:
             pieces = [
-                side.state(table.rows[begin : begin + chunk], schema, table=table)
+                side.state(some, schema, table=table)
                 for side, table in frozen
-                for begin in range(0, len(table.rows), chunk)
+                for some in side.stored_pieces(table.rows, table.pool)
             ]
             return pa.concat_tables([schema.empty_table(), *pieces])
 

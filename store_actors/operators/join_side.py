@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ from store_actors.engine.arrays import Mask, Slots, Words
 from store_actors.engine.chains import ROW_COLUMN, MultiTable
 from store_actors.engine.kernels import LIVE
 from store_actors.engine.layout import FieldSlot
+from store_actors.engine.strings import StringPool
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import UndoPart, VersionStep
 from store_actors.engine.words import decode_column
@@ -209,6 +211,7 @@ class JoinSide(MultiTable):
     def column(self, name: str, rows: Words, places: Slots) -> pa.Array:
         """One column of some of the rows."""
         slot = self._slots[name]
+        # Only the words of the one column are taken: pairs are many.
         flagged = (rows[places, slot.flag_word] & np.uint64(slot.flag)) != 0
         valid = (~flagged if slot.is_key else flagged).astype(np.uint8)
         wide = 2 if pa.types.is_decimal(slot.type) else 1
@@ -218,6 +221,21 @@ class JoinSide(MultiTable):
     def output(self, rows: Words) -> list[pa.Array]:
         """Output columns of rows."""
         return [self.table.decode_field(slot, rows) for slot in self._output]
+
+    @property
+    def output_fields(self) -> tuple[FieldSlot, ...]:
+        """Fields of :meth:`output`."""
+        return self._output
+
+    def fields(self, names: Iterable[str]) -> tuple[FieldSlot, ...]:
+        """Those of the named columns that are of this side."""
+        return tuple(self._slots[name] for name in names if self.has(name))
+
+    def stored_pieces(self, rows: Words, pool: StringPool | None = None, limit: int | None = None) -> Iterator[Words]:
+        """Rows a piece at a time, as :meth:`GroupTable.cut` cuts whole ones."""
+        layout = self.table.layout
+        for some in self.table.cut(rows, (*layout.keys, *layout.state), pool, limit):
+            yield rows[some]
 
     def no_output(self, count: int) -> list[pa.Array]:
         """Nulls instead of output columns."""

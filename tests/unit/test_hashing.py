@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.surroundings import Surroundings
@@ -107,6 +107,7 @@ def test_ascending_keys_lie_apart() -> None:
         assert probes(table._index) < 3 * COUNT, seed
 
 
+@settings(deadline=None)
 @given(SEEDS, st.binary(max_size=40))
 def test_a_string_is_hashed_as_its_polynomial_says(seed: int, text: bytes) -> None:
     secret = hash_kernels.secret_words(seed, "strings", hash_kernels.STRING_SECRETS)
@@ -119,6 +120,7 @@ def test_a_string_is_hashed_as_its_polynomial_says(seed: int, text: bytes) -> No
     assert hash_kernels.hash_string(data, 6, 6 + len(text), secret) == expected
 
 
+@settings(deadline=None)
 @given(SEEDS, st.lists(WORDS, max_size=4), st.integers(0, 2**31 - 1))
 def test_a_row_is_hashed_by_one_product_a_word(seed: int, words: list[int], nulls: int) -> None:
     secret = hash_kernels.secret_words(seed, "rows", hash_kernels.row_secrets(len(words)))

@@ -20,7 +20,6 @@ from coordinator.errors import InvalidRequestError
 from store_actors.engine import versions
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change
 from store_actors.messages import ShardInput
-from store_actors.operators import join
 from store_actors.operators.join import JoinShard
 from store_actors.operators.join_condition import PairCondition
 from store_actors.operators.join_schema import join_schema
@@ -308,10 +307,11 @@ def test_a_hot_key_is_joined_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(sizes) <= 1 << 20
 
 
-def test_long_strings_are_emitted_in_arrays_that_arrow_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(join, "_ARROW_BYTES", 1000)
+def test_long_strings_are_emitted_in_arrays_that_arrow_can_hold() -> None:
     fields = (Field("l0", "string"),), (Field("r0", "string"),)
     run = Driver(join_schema((Field("k0", "int64"),), *fields, {"join_type": "inner"}))
+    for side in run.shard._sides:
+        side.table.piece_bytes = 1000
     texts = [chr(97 + place) * 300 for place in range(8)]
     change = run.batch([{"k0": 1, "l0": one} for one in texts], [{"k0": 1, "r0": "x"}])
     assert change.emitted is not None
@@ -361,7 +361,7 @@ def test_a_failed_batch_leaves_the_shard_as_it_was(monkeypatch: pytest.MonkeyPat
     before = run.shard.snapshot()
     with monkeypatch.context() as patch:
         # Left rows have met right ones and are kept by then; right rows find them, and memory runs out.
-        patch.setattr(run.shard, "_chunks", lambda rows: 1 / 0)
+        patch.setattr(run.shard._sides[1], "stored_pieces", lambda rows: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run.shard.apply(run.input(left(3), right(1)), 0, 2)
     assert (run.shard.snapshot().sort_by("__row").equals(before.sort_by("__row")), run.shard.version) == (True, 1)

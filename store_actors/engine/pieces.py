@@ -1,0 +1,48 @@
+"""Cutting rows into pieces: Arrow counts the bytes of a column of strings, and the elements of one of lists, in 32 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from store_actors.engine.arrays import Slots
+
+__all__ = ["PIECE_BYTES", "batches", "cut"]
+
+#: Bytes of a piece in all its columns, if nobody asks for smaller ones: half of what Arrow, and Spark's JVM, take at once.
+PIECE_BYTES = 1 << 30
+
+
+def cut(sizes: Slots, limit: int) -> Iterator[slice]:
+    """Successive rows of together at most `limit` bytes, or single rows that are larger; one empty piece of no rows.
+
+    Parameters
+    ----------
+    sizes
+        Bytes of each row.
+    """
+    if not len(sizes):
+        yield slice(0, 0)
+    ends, begin, done = np.cumsum(sizes), 0, 0
+    while begin < len(sizes):
+        end = max(begin + 1, int(np.searchsorted(ends, done + limit, side="right")))
+        yield slice(begin, end)
+        begin, done = end, int(ends[end - 1])
+
+
+def batches(rows: pa.Table, limit: int = PIECE_BYTES) -> list[pa.RecordBatch]:
+    """All rows in few batches, each of about `limit` bytes at most unless it is so large already; none of no rows."""
+    if rows.nbytes <= limit:
+        return rows.combine_chunks().to_batches()  # type: ignore[no-any-return]
+    joined: list[pa.RecordBatch] = []
+    some: list[pa.RecordBatch] = []
+    size = 0
+    for batch in rows.to_batches():
+        if some and size + batch.nbytes > limit:
+            joined.append(pa.concat_batches(some))
+            some, size = [], 0
+        some.append(batch)
+        size += batch.nbytes
+    return [*joined, pa.concat_batches(some)] if some else joined

@@ -1,0 +1,176 @@
+"""More text than Arrow counts in one array: tables come in pieces, on every way out of a shard and back in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store_actors.accumulators import AccumulatorKind
+from store_actors.engine.pieces import batches, cut
+from store_actors.keyed.shard import KeyedShard
+from store_actors.messages import ShardInput
+from store_actors.operators.aggregate import AggregateShard
+from store_actors.operators.deduplicate import DeduplicateShard
+from store_actors.operators.join import JoinShard
+from store_actors.operators.join_schema import join_schema
+from store_actors.operators.top import top_shard
+from store_actors.operators.top_schema import top_schema
+from store_actors.schema import Accumulator, Field, OperatorKind, StateSchema
+
+#: Bytes of a piece in these tests, and how often a text of some of it comes.
+LIMIT, COUNT = 5000, 60
+TEXTS = [f"{place:02}" + "x" * 400 for place in range(COUNT)]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 100))
+def test_pieces_are_as_large_as_they_may_be(sizes: list[int], limit: int) -> None:
+    pieces = list(cut(np.array(sizes, np.int64), limit))
+    assert [one for piece in pieces for one in sizes[piece]] == sizes
+    for piece, following in zip(pieces, [*pieces[1:], None], strict=True):
+        assert sum(sizes[piece]) <= limit or piece.stop - piece.start == 1
+        if following is not None:
+            assert sum(sizes[piece]) + sizes[following.start] > limit
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.text(max_size=9), max_size=5), max_size=6), st.integers(1, 200))
+def test_batches_have_all_rows_in_order(chunks: list[list[str]], limit: int) -> None:
+    table = pa.table({"a": pa.chunked_array(chunks, pa.string())})
+    assert pa.Table.from_batches(batches(table, limit), table.schema) == table
+    for one in batches(table, limit):
+        assert one.nbytes <= limit or one.num_rows <= 5
+
+
+def in_pieces(table: pa.Table, *names: str) -> None:
+    """Every chunk of the columns is small, and there are several."""
+    for name in names:
+        chunks = table.column(name).chunks
+        assert len(chunks) > 1, name
+        assert all(chunk.nbytes <= LIMIT or len(chunk) == 1 for chunk in chunks), name
+
+
+def small(shard: Any) -> Any:
+    """A shard whose pieces are small."""
+    tables = [side.table for side in shard._sides] if isinstance(shard, JoinShard) else [shard.table]
+    for table in tables:
+        table.piece_bytes = LIMIT
+    return shard
+
+
+def raw(schema: StateSchema, **columns: Sequence[object]) -> ShardInput:
+    """A batch in several chunks."""
+    table = pa.table({name: pa.array(values) for name, values in columns.items()}).cast(schema.raw_schema())
+    half = table.num_rows // 2
+    table = pa.concat_tables([table.slice(0, half), table.slice(half)])
+    return ShardInput((table, *(one.empty_table() for one in schema.input_schemas()[1:])), table.num_rows)
+
+
+SUMS = StateSchema(
+    keys=(Field("k", "string"),),
+    inputs=(Field("v", "string"),),
+    accumulators=(
+        Accumulator(AccumulatorKind.MAX, ("v",), (Field("a0_max", "string"),)),
+        Accumulator(AccumulatorKind.COLLECT_LIST, ("v",), (Field("a1_values", "list<string>", False),)),
+    ),
+    expiry_key=None,
+    delay_ms=None,
+    output_mode="update",
+)
+
+
+def test_an_aggregation_tells_its_groups_in_pieces() -> None:
+    shard = small(AggregateShard(SUMS))
+    change = shard.apply(raw(SUMS, k=TEXTS * 2, v=TEXTS[::-1] * 2), 0, 1)
+    shard.commit()
+    expected = {(key, value, (value, value)) for key, value in zip(TEXTS, TEXTS[::-1], strict=True)}
+    reloaded = small(AggregateShard(SUMS))
+    reloaded.load(change.delta, 1, 0)
+    for table in (change.delta, shard.snapshot(), reloaded.snapshot()):
+        in_pieces(table, "k", "a0_max", "a1_values")
+        assert {(row["k"], row["a0_max"], tuple(row["a1_values"])) for row in table.to_pylist()} == expected
+    partial = ShardInput((SUMS.raw_schema().empty_table(), shard.snapshot()), 1)
+    assert shard.apply(partial, 0, 2).delta.num_rows == COUNT
+    assert {tuple(row["a1_values"]) for row in shard.snapshot().to_pylist()} == {(one,) * 4 for one in TEXTS}
+
+
+def test_a_deduplication_tells_its_first_rows_in_pieces() -> None:
+    schema = StateSchema(
+        (Field("k", "string"), Field("t", "timestamp")), (Field("c0", "string"),), (), "t", 0, "append",
+        operator=OperatorKind.DEDUPLICATE, options={"late_us": 0},
+    )  # fmt: skip
+    shard = small(DeduplicateShard(schema))
+    times = np.arange(1, COUNT + 1).astype("datetime64[s]")
+    rows = raw(schema, k=TEXTS, t=times, c0=TEXTS[::-1])
+    twice = ShardInput((pa.concat_tables([rows.raw, rows.raw]),), 2 * COUNT)
+    change = shard.apply(twice, 0, 1)
+    shard.commit()
+    in_pieces(change.delta, "k")
+    found = shard.output(change.delta)
+    assert list(zip(found["k"].to_pylist(), found["c0"].to_pylist(), strict=True)) == [
+        *zip(TEXTS, TEXTS[::-1], strict=True)
+    ]
+    closed = shard.apply(raw(schema, k=[], t=np.array([], "datetime64[s]"), c0=[]), 10**6, 2)
+    in_pieces(closed.delta, "k")
+    assert (closed.rows_removed, len(shard)) == (COUNT, 0)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_first_rows_come_in_pieces(n: int) -> None:
+    order = [{"column": "v", "descending": True, "nulls_first": False}]
+    schema = top_schema((Field("k", "string"),), (Field("v", "string"),), n, order)
+    shard = small(top_shard(schema))
+    change = shard.apply(raw(schema, k=TEXTS * 2, v=TEXTS + TEXTS[::-1]), 0, 1)
+    shard.commit()
+    in_pieces(change.delta, "k", "v")
+    largest = {key: max(key, value) for key, value in zip(TEXTS, TEXTS[::-1], strict=True)}
+    found = Counter(key for key in change.delta["k"].to_pylist())
+    assert found == dict.fromkeys(TEXTS, n)
+    assert {(row["k"], row["v"]) for row in shard.snapshot().to_pylist()} >= set(largest.items())
+
+
+@pytest.mark.parametrize("condition", [False, True])
+def test_a_join_meets_and_emits_in_pieces(condition: bool) -> None:
+    options: dict[str, Any] = {"join_type": "full_outer"}
+    if condition:
+        options["condition"] = {"op": ">=", "args": [{"op": "column", "name": "l0"}, {"op": "column", "name": "r0"}]}
+    schema = join_schema((Field("k0", "string"),), (Field("l0", "string"),), (Field("r0", "string"),), options)
+    shard = small(JoinShard(schema))
+    sides = [pa.table({"k0": ["k"] * COUNT, name: TEXTS}) for name in ("l0", "r0")]
+    change = shard.apply(ShardInput(tuple(sides), 2 * COUNT), 0, 1)
+    shard.commit()
+    in_pieces(change.emitted, "l0", "r0")
+    expected = {(left, right) for left in TEXTS for right in TEXTS if not condition or left >= right}
+    assert set(zip(*(change.emitted[name].to_pylist() for name in ("l0", "r0")), strict=True)) == expected
+    reloaded = small(JoinShard(schema))
+    reloaded.load(change.delta, 1, 0)
+    in_pieces(reloaded.snapshot(), "l0", "r0")
+    assert len(reloaded) == 2 * COUNT
+
+
+def test_a_keyed_store_is_read_in_pieces() -> None:
+    shard = KeyedShard((Field("k", "string"),), (Field("v", "string"), Field("at", "int64")), "at")
+    small_table = shard._table.table
+    small_table.piece_bytes = LIMIT
+    handle = shard.begin(0)
+    rows = pa.table({"k": TEXTS, "v": TEXTS[::-1], "at": range(COUNT)})
+    handle.put(rows)
+    expected = {row["k"]: row["v"] for row in rows.to_pylist()}
+    tables = [handle.updates(), handle.due(COUNT), handle.multi_get(rows.select(["k"])), handle.prepare().delta]
+    handle.commit()
+    tables += [shard.snapshot(), shard.read().range_scan("k").read_all()]
+    for table in tables:
+        in_pieces(table, "v")
+        assert {row["k"]: row["v"] for row in table.to_pylist()} == expected
+    assert tables[-1]["k"].to_pylist() == TEXTS
+    assert shard.read().range_scan("k", TEXTS[3], TEXTS[9]).read_all()["k"].to_pylist() == TEXTS[3:9]
+    handle = shard.begin(1)
+    assert handle.remove_where(lambda batch: pa.array([key < TEXTS[20] for key in batch["k"].to_pylist()])) == 20
+    assert handle.multi_get(rows.select(["k"]))["__found"].to_pylist() == [False] * 20 + [True] * (COUNT - 20)
