@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from coordinator.cleaning_rules import ListingSchedule, Pins, orphans, prunable_records
+from coordinator.cleaning_rules import ListingSchedule, Pins, abandoned, orphans, prunable_records
 from coordinator.core import StateLedger
 from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.model import LoadPlans, Maintenance, ShardKey
@@ -88,12 +88,14 @@ class Cleaner:
     async def _candidates(self, keeper: LedgerKeeper, state_name: str, now_s: float) -> list[ObjectInfo]:
         """What may go as far as can be said without writing to the log; `now_s` is the time of day before the call."""
         infos = await asyncio.to_thread(self._store.list, state_name)
+        unfinished = await asyncio.to_thread(self._store.list_unfinished, state_name)
         referenced = await keeper.submit(_referenced)
         pinned = self._pins.current(self._clock.elapsed_s())
         grace_s = self._maintenance.grace_s
         return [
             *orphans(infos, referenced, pinned, now_s, grace_s),
             *prunable_records(infos, now_s, grace_s),
+            *abandoned(unfinished, now_s, grace_s),
         ]
 
     async def _delete(self, keeper: LedgerKeeper, state_name: str, schedule: ListingSchedule) -> list[ObjectInfo]:
@@ -105,6 +107,8 @@ class Cleaner:
         referenced = await keeper.submit(_referenced, fence=True)
         needed = referenced | self._pins.current(self._clock.elapsed_s())
         files = [info for info in found if info.path not in needed]
+        # Records go because of a checkpoint that was seen; that it can be read does not say that it outlives a power loss.
+        await asyncio.to_thread(self._store.ensure_durable, f"{state_name}/checkpoints")
         for info in files:
             await asyncio.to_thread(self._store.delete, info.path)
         return files

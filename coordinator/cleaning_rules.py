@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from coordinator.errors import CommitUnknownError
 from coordinator.storage.protocol import ObjectInfo
 
-__all__ = ["ListingSchedule", "Pins", "check_age", "orphans", "prunable_records"]
+__all__ = ["ListingSchedule", "Pins", "abandoned", "check_age", "orphans", "prunable_records"]
 
 _DATA_FILE = re.compile(r"^[^/]+/\d+/\d+/(?:[^/]+/)?\d+-[0-9a-f]+\.(?:delta|snapshot)$")
 #: Listings in a grace period in which something may be found, and grace periods between listings in which nothing is expected.
@@ -71,6 +71,14 @@ def orphans(
         and info.path not in pinned
         and now_s - info.modified_s > grace_s
     ]
+
+
+def abandoned(unfinished: Iterable[ObjectInfo], now_s: float, grace_s: float) -> list[ObjectInfo]:
+    """Files of writes whose writer is taken for dead.
+
+    One that only slept finds its file gone when it goes on: it cannot give it its name, and its write fails, as any may.
+    """
+    return [info for info in unfinished if now_s - info.modified_s > grace_s]
 
 
 def prunable_records(infos: Iterable[ObjectInfo], now_s: float, grace_s: float) -> list[ObjectInfo]:

@@ -125,6 +125,9 @@ class ManifestLog:
                     ledger.fold(record_from_json(record))
             except (KeyError, TypeError, ValueError) as error:
                 raise self._unreadable(path) from error
+        # Before anything is told by it: who wrote the newest records may have died before they were durable.
+        for folder in ("manifest", "checkpoints"):
+            self._store.ensure_durable(f"{self._state_name}/{folder}")
         self._seq = max(done, newest)
         return ledger
 
@@ -200,6 +203,8 @@ class ManifestLog:
             The place is taken by another writer.
         StorageUnavailableError
             The records are not in the log as far as can be read.
+        CommitUnknownError
+            They can be read there, but may not outlive a power loss.
         """
         seq = self._seq + 1
         record_id = self._new_id()
@@ -220,13 +225,26 @@ class ManifestLog:
                 found = self._read_again(path)
             except FileNotFoundError:
                 continue
-            if found["record_id"] == record_id:
-                return
-            raise LogConflictError("another coordinator appended first", file=path, writer_id=found["writer_id"])
+            if found["record_id"] != record_id:
+                raise LogConflictError("another coordinator appended first", file=path, writer_id=found["writer_id"])
+            self._make_own_durable(path)
+            return
         raise StorageUnavailableError(
             "the manifest log cannot be appended to; nothing was counted; retry when the object store is back",
             file=path,
         )
+
+    def _make_own_durable(self, path: str) -> None:
+        # That it can be read is no proof: a reader is shown what the disk may not have.
+        try:
+            self._store.ensure_durable(path)
+        except StorageUnavailableError as error:
+            raise CommitUnknownError(
+                "a record of the manifest log can be read but may not outlive a power loss; nobody is told of it before it does; "
+                "check the disk, then retry",
+                file=path,
+                cause=error,
+            ) from error
 
     def _read_again(self, path: str) -> dict[str, Any]:
         try:
@@ -248,6 +266,7 @@ class ManifestLog:
             data = self._store.get(f"{self._state_name}/metadata.json")
         except FileNotFoundError:
             return None
+        self._store.ensure_durable(f"{self._state_name}/metadata.json")
         try:
             return StateMetadata.from_json(unseal(data))
         except (TypeError, ValueError) as error:

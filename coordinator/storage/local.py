@@ -1,18 +1,64 @@
-"""Objects as files of a folder, durable once they are there."""
+"""Objects as files of a folder, durable once they are there.
+
+What outlives a power loss, in the order in which it is made so: a file's content (``fsync`` of the file), then its name (``fsync`` of
+its folder), and the names of folders that are new (``fsync`` of theirs). A name is given to content that is durable already, so a
+file that is there is whole. The rest is to be known, not assumed:
+
+- A folder that is there may have been made a moment ago, by another thread or by a process that died before it could sync. A process
+  therefore syncs the way to each folder once itself, before it first answers for a file in it.
+- A name that can be read may not be durable: who made it died, or its sync failed. Whoever relies on what it read asks for
+  :meth:`LocalObjectStore.ensure_durable` first.
+- After a sync that failed nothing is known, and it is done again. For names that is an answer: a file system that cannot write its
+  journal goes on failing. For content it is none (Linux drops the pages), so content is written again, as a new file.
+"""
 
 from __future__ import annotations
 
 import os
+import stat
 import uuid
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from coordinator.errors import CommitUnknownError, StorageUnavailableError
 from coordinator.storage.protocol import ObjectInfo
 
-__all__ = ["LocalObjectStore"]
+__all__ = ["LocalObjectStore", "OsCalls"]
 
 _TEMPORARY_PREFIX = ".tmp-"
+
+
+class OsCalls(Protocol):
+    """What is asked of the operating system to make files durable, as in module ``os``."""
+
+    def open(self, path: Path, flags: int, mode: int = 0o777) -> int:
+        """See :func:`os.open`."""
+
+    def write(self, descriptor: int, data: memoryview, /) -> int:
+        """See :func:`os.write`."""
+
+    def fsync(self, fd: int) -> None:
+        """See :func:`os.fsync`."""
+
+    def close(self, fd: int) -> None:
+        """See :func:`os.close`."""
+
+    def link(self, src: Path, dst: Path) -> None:
+        """See :func:`os.link`."""
+
+    def replace(self, src: Path, dst: Path) -> None:
+        """See :func:`os.replace`."""
+
+    def unlink(self, path: Path) -> None:
+        """See :func:`os.unlink`."""
+
+    def mkdir(self, path: Path) -> None:
+        """See :func:`os.mkdir`."""
+
+    def stat(self, path: Path) -> os.stat_result:
+        """See :func:`os.stat`."""
 
 
 class LocalObjectStore:
@@ -22,30 +68,37 @@ class LocalObjectStore:
     ----------
     root
         Absolute folder; made when first written.
+    calls
+        The operating system's.
     """
 
     tells_writers_apart = True
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, calls: OsCalls = os) -> None:
         self.uri = f"file://{root}"
         self._root = root
+        self._calls = calls
+        #: Folders whose names this process has made durable, by device and inode: one that was removed and made again is another.
+        self._durable: dict[Path, tuple[int, int]] = {}
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         target = self._root / path
         temporary = self._write_temporary(target, data)
         try:
-            os.link(temporary, target)
+            self._calls.link(temporary, target)
         except FileExistsError:
             return False
         except OSError as error:
             raise self._failed(target, error) from error
         finally:
-            temporary.unlink(missing_ok=True)
+            self._drop(temporary)
         try:
-            self._sync_folder(target.parent)
+            self._sync(target.parent)
         except OSError as error:
             raise CommitUnknownError(
-                "a file was created but may not outlive a power loss; read it back", file=target, cause=error
+                "a file was created but may not outlive a power loss; read it back, and have it made durable before it counts",
+                file=target,
+                cause=error,
             ) from error
         return True
 
@@ -53,10 +106,27 @@ class LocalObjectStore:
         target = self._root / path
         temporary = self._write_temporary(target, data)
         try:
-            temporary.replace(target)
-            self._sync_folder(target.parent)
+            self._calls.replace(temporary, target)
+            self._sync(target.parent)
         except OSError as error:
+            self._drop(temporary)
             raise self._failed(target, error) from error
+
+    def ensure_durable(self, path: str) -> None:
+        target = self._root / path
+        folder = target if target.is_dir() else target.parent
+        if not folder.is_dir():
+            return
+        try:
+            self._make_folder(folder)
+            self._sync(folder)
+        except OSError as error:
+            raise StorageUnavailableError(
+                "whether files that can be read outlive a power loss is not known; nothing that rests on them is answered; check "
+                "the disk, then retry",
+                folder=folder,
+                cause=error,
+            ) from error
 
     def get(self, path: str) -> bytes:
         try:
@@ -67,21 +137,24 @@ class LocalObjectStore:
             raise self._failed(self._root / path, error) from error
 
     def list(self, prefix: str) -> list[ObjectInfo]:
+        infos = [info for info in self._walk(prefix) if not _is_temporary(info.path)]
+        return sorted(infos, key=lambda info: info.path)
+
+    def list_unfinished(self, prefix: str) -> Sequence[ObjectInfo]:
+        return tuple(info for info in self._walk(prefix) if _is_temporary(info.path))
+
+    def _walk(self, prefix: str) -> Iterator[ObjectInfo]:
         def stop(error: OSError) -> None:
             # An unreadable folder must not look like an empty one; a missing one is empty.
             if not isinstance(error, FileNotFoundError):
                 raise self._failed(self._root / prefix, error) from error
 
-        infos = []
         for folder, _, names in os.walk(self._root / prefix, onerror=stop):
             for name in names:
-                if name.startswith(_TEMPORARY_PREFIX):
-                    continue
                 file = Path(folder, name)
                 with suppress(FileNotFoundError):  # deleted since it was listed
-                    stat = file.stat()
-                    infos.append(ObjectInfo(str(file.relative_to(self._root)), stat.st_size, stat.st_mtime))
-        return sorted(infos, key=lambda info: info.path)
+                    found = file.stat()
+                    yield ObjectInfo(str(file.relative_to(self._root)), found.st_size, found.st_mtime)
 
     def delete(self, path: str) -> None:
         try:
@@ -90,32 +163,69 @@ class LocalObjectStore:
             raise self._failed(self._root / path, error) from error
 
     def _write_temporary(self, target: Path, data: bytes) -> Path:
+        """A file beside the target whose content is durable."""
         temporary = target.parent / f"{_TEMPORARY_PREFIX}{uuid.uuid4().hex}"
         try:
-            if not target.parent.is_dir():
-                missing = [folder for folder in (target.parent, *target.parent.parents) if not folder.exists()]
-                target.parent.mkdir(parents=True, exist_ok=True)
-                for folder in missing:
-                    self._sync_folder(folder.parent)
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+            self._make_folder(target.parent)
+            descriptor = self._calls.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            try:
+                left = memoryview(data)
+                while left:  # Linux writes 2 GiB at most in one call
+                    left = left[self._calls.write(descriptor, left) :]
+                self._calls.fsync(descriptor)
+            finally:
+                self._calls.close(descriptor)
         except OSError as error:
-            # The first failure is the one to tell; where no file can be made, none can be removed either.
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
+            self._drop(temporary)
             raise self._failed(target, error) from error
         return temporary
 
-    @staticmethod
-    def _sync_folder(folder: Path) -> None:
-        # A new name is durable once its folder is.
-        descriptor = os.open(folder, os.O_RDONLY)
+    def _drop(self, temporary: Path) -> None:
+        # What cannot be removed now is removed by cleaning, later.
+        with suppress(OSError):
+            self._calls.unlink(temporary)
+
+    def _make_folder(self, folder: Path) -> None:
+        """See to it that a folder is there and its name, and those of the folders above it, outlive a power loss."""
+        there = self._identity(folder)
+        if there is not None and self._durable.get(folder) == there:
+            return
+        if there is not None and there[0] != self._parent_device(folder):
+            return  # the root of a file system: its name is not a file system's to lose
+        self._make_folder(folder.parent)
+        if there is None:
+            with suppress(FileExistsError):
+                self._calls.mkdir(folder)
         try:
-            os.fsync(descriptor)
+            self._sync(folder.parent)
+        except PermissionError:
+            # Above the root stand folders of others, such as /home; what they do not let us read we have not made anything in.
+            if there is None or not self._root.is_relative_to(folder):
+                raise
+        now = self._identity(folder)
+        if now is not None:
+            self._durable[folder] = now
+
+    def _identity(self, folder: Path) -> tuple[int, int] | None:
+        try:
+            found = self._calls.stat(folder)
+        except FileNotFoundError:
+            return None
+        if not stat.S_ISDIR(found.st_mode):
+            raise NotADirectoryError(f"{folder} is not a folder")
+        return found.st_dev, found.st_ino
+
+    def _parent_device(self, folder: Path) -> int | None:
+        """Device of the folder above; None above ``/``."""
+        return None if folder.parent == folder else self._calls.stat(folder.parent).st_dev
+
+    def _sync(self, folder: Path) -> None:
+        """Make the names in a folder durable."""
+        descriptor = self._calls.open(folder, os.O_RDONLY)
+        try:
+            self._calls.fsync(descriptor)
         finally:
-            os.close(descriptor)
+            self._calls.close(descriptor)
 
     @staticmethod
     def _failed(path: Path, error: OSError) -> StorageUnavailableError:
@@ -125,3 +235,7 @@ class LocalObjectStore:
             file=path,
             cause=error,
         )
+
+
+def _is_temporary(path: str) -> bool:
+    return path.rpartition("/")[2].startswith(_TEMPORARY_PREFIX)

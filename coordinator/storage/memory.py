@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 from coordinator.storage.protocol import ObjectInfo
 
@@ -30,6 +31,9 @@ class MemoryObjectStore:
         with self._lock:
             self._objects[path] = data
 
+    def ensure_durable(self, path: str) -> None:
+        """Nothing: what can be read is as durable as it will be."""
+
     def get(self, path: str) -> bytes:
         with self._lock:
             if path not in self._objects:
@@ -42,6 +46,9 @@ class MemoryObjectStore:
             return [
                 ObjectInfo(key, len(self._objects[key]), 0.0) for key in sorted(self._objects) if key.startswith(folder)
             ]
+
+    def list_unfinished(self, prefix: str) -> Sequence[ObjectInfo]:
+        return ()
 
     def delete(self, path: str) -> None:
         with self._lock:

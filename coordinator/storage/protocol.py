@@ -1,4 +1,4 @@
-"""Object storage: five operations, of which put-if-absent decides who committed.
+"""Object storage: a few operations, of which put-if-absent decides who committed.
 
 - :mod:`coordinator.storage.local` (``file://``): a temporary file, fsync, and a hard link to the final name, which the file system
   creates or refuses atomically. Own code because obstore's local store does not fsync, and a commit must survive power loss.
@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,11 +49,26 @@ class ObjectStore(Protocol):
     def put(self, path: str, data: bytes) -> None:
         """Write an object durably under a name that nobody else uses."""
 
+    def ensure_durable(self, path: str) -> None:
+        """Make an object, or all objects of a folder (not of those below it), outlive a power loss if they can be read.
+
+        Asked before anything that was read is relied on and that this process has not put itself: its writer may have failed, or died,
+        between making it visible and making it durable. Nothing happens if it isn't there, or where what can be read is durable.
+
+        Raises
+        ------
+        StorageUnavailableError
+            It is still not known; what was read counts for nothing yet.
+        """
+
     def get(self, path: str) -> bytes:
-        """Whole content; FileNotFoundError if it isn't there."""
+        """Whole content; FileNotFoundError if it isn't there. Not proof that it is durable: :meth:`ensure_durable`."""
 
     def list(self, prefix: str) -> list[ObjectInfo]:
         """Objects whose path starts with the folder `prefix`, sorted by path."""
+
+    def list_unfinished(self, prefix: str) -> Sequence[ObjectInfo]:
+        """What writers that were killed left behind below a folder, and living ones write; `delete` removes it."""
 
     def delete(self, path: str) -> None:
         """Remove an object; nothing happens if it isn't there."""

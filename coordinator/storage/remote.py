@@ -16,7 +16,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -196,6 +196,9 @@ class RemoteObjectStore:
         except (BaseError, OSError) as error:
             raise self._failed(path, error) from None
 
+    def ensure_durable(self, path: str) -> None:
+        """Nothing: these stores show what is durable."""
+
     def get(self, path: str) -> bytes:
         import obstore
         from obstore.exceptions import BaseError
@@ -221,6 +224,9 @@ class RemoteObjectStore:
         except (BaseError, OSError) as error:
             raise self._failed(prefix, error) from None
         return sorted(infos, key=lambda info: info.path)
+
+    def list_unfinished(self, prefix: str) -> Sequence[ObjectInfo]:
+        return ()
 
     def delete(self, path: str) -> None:
         import obstore

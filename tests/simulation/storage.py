@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from coordinator.errors import CommitUnknownError, StorageUnavailableError
@@ -102,6 +102,12 @@ class SimulatedObjects:
 
     def delete(self, path: str) -> None:
         self._write("delete", path, lambda: self._stored.delete(path))
+
+    def ensure_durable(self, path: str) -> None:
+        """Nothing: a store in the cloud shows what is durable. Power losses of files are in ``tests/unit/test_power_loss.py``."""
+
+    def list_unfinished(self, prefix: str) -> Sequence[ObjectInfo]:
+        return ()
 
     def get(self, path: str) -> bytes:
         return self._read("get", path, lambda: self._stored.get(path))

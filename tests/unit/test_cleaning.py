@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -54,6 +54,12 @@ class Gated:
 
     def get(self, path: str) -> bytes:
         return self._objects.get(path)
+
+    def ensure_durable(self, path: str) -> None:
+        self._objects.ensure_durable(path)
+
+    def list_unfinished(self, prefix: str) -> Sequence[ObjectInfo]:
+        return self._objects.list_unfinished(prefix)
 
     def list(self, prefix: str) -> list[ObjectInfo]:
         self.lists += 1

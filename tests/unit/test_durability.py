@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from coordinator.errors import CorruptStateError
+from coordinator.cleaner import Cleaner
+from coordinator.errors import CorruptStateError, StorageUnavailableError
+from coordinator.ledger_keeper import LedgerKeeper
+from coordinator.manifest_log import ManifestLog
+from coordinator.model import Maintenance
 from coordinator.storage.local import LocalObjectStore
 from coordinator.storage.memory import MemoryObjectStore
+from coordinator.surroundings import MachineClock
 from coordinator.watermarks import Watermarks
 from store_actors.messages import ShardInput
 from store_actors.schema import Field
@@ -19,11 +26,98 @@ from tests.unit.test_coordinator import opened
 from tests.unit.test_operator_shards import SCHEMA, Fleet
 
 
-def test_temporary_files_are_not_listed(tmp_path: Path) -> None:
+class LaterClock(MachineClock):
+    """This machine's clock, to which elapsed seconds are added."""
+
+    later_s = 0.0
+
+    def elapsed_s(self) -> float:
+        return super().elapsed_s() + self.later_s
+
+
+def test_files_that_killed_writers_left_are_no_objects_and_are_cleaned_away_once_they_are_old(tmp_path: Path) -> None:
     store = LocalObjectStore(tmp_path)
-    store.put("a/b", b"1")
-    (tmp_path / "a" / ".tmp-left-by-a-crash").write_bytes(b"x")
-    assert [info.path for info in store.list("")] == ["a/b"]
+    clock = LaterClock()
+    for path in ("s/0/0/.tmp-killed", "s/manifest/.tmp-killed", "s/0/0/.tmp-alive", "other/0/0/.tmp-killed"):
+        store.put(path.replace(".tmp", "object"), b"1")
+        (tmp_path / path).write_bytes(b"x")
+        if path.endswith("killed"):
+            os.utime(tmp_path / path, (clock.now_s() - 61, clock.now_s() - 61))
+
+    async def cleaned() -> list[str]:
+        keeper = LedgerKeeper(ManifestLog(store, "s", "coordinator"))
+        cleaner = Cleaner(store, Maintenance(grace_s=60), clock)
+        clock.later_s = 100
+        return [file["path"] for file in (await cleaner.clean(keeper, "s", dry_run=False))["files"]]
+
+    objects = store.list("")
+    assert not any(".tmp" in info.path for info in objects)
+    (tmp_path / "s/manifest/object-killed").unlink()  # it is no record
+    assert sorted(asyncio.run(cleaned())) == ["s/0/0/.tmp-killed", "s/manifest/.tmp-killed"]
+    assert sorted(str(file.relative_to(tmp_path)) for file in tmp_path.rglob(".tmp-*")) == [
+        "other/0/0/.tmp-killed",
+        "s/0/0/.tmp-alive",
+    ]
+    assert len(store.list("s/0")) == 2
+
+
+class Doubtful(LocalObjectStore):
+    """A store that may find that what can be read is not durable."""
+
+    doubts = False
+
+    def ensure_durable(self, path: str) -> None:
+        if self.doubts:
+            raise StorageUnavailableError("simulated: a sync failed")
+        super().ensure_durable(path)
+
+
+def test_no_record_goes_for_a_checkpoint_that_may_not_outlive_a_power_loss(tmp_path: Path) -> None:
+    store, clock = Doubtful(tmp_path), LaterClock()
+    log = ManifestLog(store, "s", "coordinator", checkpoint_interval=2)
+    ledger = log.load()
+    for _ in range(6):
+        log.append([], ledger)
+    records = [info.path for info in store.list("s/manifest")]
+    for path in tmp_path.rglob("*.json"):
+        os.utime(path, (clock.now_s() - 61, clock.now_s() - 61))
+
+    async def clean() -> None:
+        keeper = LedgerKeeper(ManifestLog(store, "s", "coordinator"))
+        await keeper.open()
+        cleaner = Cleaner(store, Maintenance(grace_s=60), clock)
+        clock.later_s = 100
+        store.doubts = True
+        with pytest.raises(StorageUnavailableError, match="a sync failed"):
+            await cleaner.clean(keeper, "s", dry_run=False)
+        assert {info.path for info in store.list("s/manifest")} >= set(records)
+        store.doubts = False
+        assert len((await cleaner.clean(keeper, "s", dry_run=False))["files"]) >= 4
+
+    asyncio.run(clean())
+
+
+class SleepsBeforeNaming:
+    """The calls of a writer that slept before it gave its file a name, for so long that the file was cleaned away."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def link(self, src: Path, dst: Path) -> None:
+        src.unlink()
+        os.link(src, dst)
+
+    def replace(self, src: Path, dst: Path) -> None:
+        src.unlink()
+        src.replace(dst)
+
+
+@pytest.mark.parametrize("put", ["put", "put_if_absent"])
+def test_a_writer_whose_file_was_taken_for_a_dead_ones_fails_and_leaves_nothing(tmp_path: Path, put: str) -> None:
+    store = LocalObjectStore(tmp_path, SleepsBeforeNaming())
+    with pytest.raises(StorageUnavailableError, match="what was committed is untouched"):
+        getattr(store, put)("s/0/0/1-a.delta", b"1")
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
 
 
 @pytest.mark.parametrize("path", ["manifest/00000000000000000001.json", "checkpoints/00000000000000000064.json"])

@@ -1,0 +1,240 @@
+"""A power loss at every moment, and disks that fail to sync: what was answered is there afterwards, and what is there is whole."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from coordinator.errors import CommitUnknownError, StateStoreError, StorageUnavailableError
+from coordinator.manifest_log import ManifestLog
+from coordinator.model import StateMetadata
+from coordinator.storage.local import LocalObjectStore
+from tests.unit.losing_disk import KEEPS, LosingDisk, PowerLoss
+
+METADATA = StateMetadata("clicks", "query", 2, "update", {})
+#: Changes that the disk sees in the whole scenario; more than there are does no harm.
+MOMENTS = 200
+NewStore = Callable[[LosingDisk], LocalObjectStore]
+
+
+def store_on(disk: LosingDisk, kind: type[LocalObjectStore] = LocalObjectStore) -> LocalObjectStore:
+    return kind(disk.mount / "var" / "fleet", disk)
+
+
+def log_on(store: LocalObjectStore, writer: str) -> ManifestLog:
+    numbers = count()
+    return ManifestLog(store, "clicks", writer, new_id=lambda: f"{writer}-{next(numbers)}", checkpoint_interval=2)
+
+
+def record(seq: int) -> str:
+    return f"clicks/manifest/{seq:020d}.json"
+
+
+def write_batches(store: LocalObjectStore, writer: str, told: list[str], batches: int) -> None:
+    """Commits as a coordinator and store actors make them; `told` gets the paths of what somebody was told is there."""
+    log = log_on(store, writer)
+    ledger = log.load()
+    told += [info.path for info in store.list("clicks/manifest")]
+    if log.load_metadata() is None:
+        log.create_metadata(METADATA)
+    told.append("clicks/metadata.json")
+    seq = len(store.list("clicks/manifest"))
+    for number in range(seq + 1, seq + 1 + batches):
+        delta = f"clicks/0/{number % 2}/{number}-{writer}.delta"
+        store.put(delta, f"delta {number} of {writer}".encode() * 10)
+        told.append(delta)
+        log.append([], ledger)
+        told.append(record(number))
+
+
+class Machine:
+    """A disk, processes that use it one after the other, and what they were told."""
+
+    def __init__(self, folder: Path, disk: LosingDisk, kind: type[LocalObjectStore] = LocalObjectStore) -> None:
+        self._folder, self.disk, self._kind = folder, disk, kind
+        self.told: list[str] = []
+        self._lives = 0
+
+    def run(self, batches: int = 3) -> bool:
+        """A process until it ends or fails; whether it came to its end."""
+        self._lives += 1
+        try:
+            write_batches(store_on(self.disk, self._kind), f"w{self._lives}", self.told, batches)
+        except (PowerLoss, StateStoreError):
+            return False
+        return True
+
+    def lose_power(self) -> None:
+        """Look at what is there, whatever the disk kept."""
+        seen = self.disk.mount / "var" / "fleet"
+        for number, keeps in enumerate(KEEPS):
+            chance = random.Random(self.disk.syncs + number)
+            after = self.disk.after_power_loss(keeps, self._folder / f"after-{self._lives}-{keeps}", chance)
+            store = LocalObjectStore(after / "var" / "fleet")
+            for info in store.list(""):
+                assert store.get(info.path) == (seen / info.path).read_bytes(), f"{info.path} is there and not whole"
+            there = {info.path for info in store.list("")}
+            lost = [path for path in self.told if path not in there]
+            assert not lost, f"told to be there, and lost: {lost}"
+            log_on(store, "reader").load()
+
+
+@pytest.fixture
+def new_machine(tmp_path: Path) -> Iterator[Callable[..., Machine]]:
+    numbers = count()
+
+    def make(*, kind: type[LocalObjectStore] = LocalObjectStore, **how: object) -> Machine:
+        folder = tmp_path / str(next(numbers))
+        (folder / "seen").mkdir(parents=True)
+        return Machine(folder, LosingDisk(folder / "seen", **how), kind)  # type: ignore[arg-type]
+
+    return make
+
+
+def lose_power_at_every_moment(new_machine: Callable[..., Machine], **how: object) -> None:
+    for moment in range(MOMENTS):
+        machine = new_machine(calls_left=moment, **how)
+        ended = machine.run()
+        machine.lose_power()
+        if ended:
+            return
+    raise AssertionError("the scenario has more moments than the test looks at")
+
+
+def test_what_was_answered_outlives_a_power_loss_at_any_moment(new_machine: Callable[..., Machine]) -> None:
+    lose_power_at_every_moment(new_machine)
+
+
+def die_at_every_moment_and_lose_power_later(new_machine: Callable[..., Machine], **how: object) -> None:
+    """A process dies and leaves what it did in memory; another one reads it and tells of it; then the power goes."""
+    for moment in range(MOMENTS):
+        machine = new_machine(calls_left=moment, **how)
+        ended = machine.run()
+        machine.disk.restart()
+        assert machine.run(batches=0)
+        machine.lose_power()
+        if ended:
+            return
+    raise AssertionError("the scenario has more moments than the test looks at")
+
+
+def test_what_a_killed_process_left_counts_for_the_next_one_only_once_it_is_durable(
+    new_machine: Callable[..., Machine],
+) -> None:
+    die_at_every_moment_and_lose_power_later(new_machine)
+
+
+@pytest.mark.parametrize("failures", [1, 2, 3, 1000])
+def test_what_a_failed_sync_leaves_in_doubt_is_synced_again_or_refused(
+    new_machine: Callable[..., Machine], failures: int
+) -> None:
+    for first in range(MOMENTS):
+        machine = new_machine(broken=range(first, first + failures))
+        ended = machine.run()
+        machine.lose_power()
+        if machine.disk.syncs <= first:
+            assert ended
+            return
+        # The disk is well again, and another process goes on with what it finds.
+        machine.disk.broken = range(0)
+        assert machine.run()
+        machine.lose_power()
+    raise AssertionError("the scenario has more syncs than the test looks at")
+
+
+def test_the_same_process_goes_on_after_failed_syncs(new_machine: Callable[..., Machine]) -> None:
+    """Retries as tasks make them: a folder that was made when its sync failed is there at the second attempt."""
+    for first in range(MOMENTS):
+        machine = new_machine(broken=range(first, first + 1))
+        store = store_on(machine.disk)
+        for number in range(3):
+            path = f"clicks/0/{number}/1-a.delta"
+            with suppress(StorageUnavailableError):
+                store.put(path, b"first attempt")
+                machine.told.append(path)
+                continue
+            store.put(path, b"second attempt")
+            machine.told.append(path)
+        machine.lose_power()
+        if machine.disk.syncs <= first:
+            return
+    raise AssertionError("the scenario has more syncs than the test looks at")
+
+
+class Believing(LocalObjectStore):
+    """A store that takes what it reads for durable."""
+
+    def ensure_durable(self, path: str) -> None:
+        pass
+
+
+@pytest.mark.parametrize("ignored", ["content", "names of files", "names of folders"])
+def test_a_sync_that_is_left_out_is_found(new_machine: Callable[..., Machine], ignored: str) -> None:
+    with pytest.raises(AssertionError, match=r"not whole|and lost"):
+        lose_power_at_every_moment(new_machine, ignored=ignored)
+
+
+def test_a_reader_that_believes_what_it_sees_is_found(new_machine: Callable[..., Machine]) -> None:
+    with pytest.raises(AssertionError, match="and lost"):
+        die_at_every_moment_and_lose_power_later(new_machine, kind=Believing)
+
+
+def test_a_record_whose_folder_cannot_be_synced_is_no_success(new_machine: Callable[..., Machine]) -> None:
+    machine = new_machine()
+    log = log_on(store_on(machine.disk), "writer")
+    ledger = log.load()
+    log.append([], ledger)
+    # One more sync makes the content durable; from then on the disk fails.
+    machine.disk.broken = range(machine.disk.syncs + 1, 10_000)
+    with pytest.raises(CommitUnknownError, match=r"may not outlive a power loss.*file=`clicks/manifest"):
+        log.append([], ledger)
+    with pytest.raises(StorageUnavailableError, match="nothing that rests on them is answered"):
+        log_on(store_on(machine.disk), "successor").load()
+    machine.disk.broken = range(0)
+    log_on(store_on(machine.disk), "successor").load()
+    machine.told.append(record(2))
+    machine.lose_power()
+
+
+def test_a_folder_that_is_removed_and_made_again_is_synced_again(new_machine: Callable[..., Machine]) -> None:
+    machine = new_machine()
+    store = store_on(machine.disk)
+    store.put("state/0/1-a.delta", b"1")
+    folder = machine.disk.mount / "var" / "fleet" / "state" / "0"
+    machine.disk.unlink(folder / "1-a.delta")
+    machine.disk.rmdir(folder)
+    store.put("state/0/2-a.delta", b"2")
+    machine.told.append("state/0/2-a.delta")
+    machine.lose_power()
+
+
+class Closed(LosingDisk):
+    """Some folder of others above the store's may be passed, and not read."""
+
+    closed: Path
+
+    def open(self, path: Path, flags: int, mode: int = 0o777) -> int:
+        if path == self.closed and not flags & os.O_CREAT:
+            raise PermissionError(errno.EACCES, "simulated: not yours to read", str(path))
+        return super().open(path, flags, mode)
+
+
+def test_a_folder_above_that_may_not_be_read_is_not_in_the_way(tmp_path: Path) -> None:
+    disk = Closed(tmp_path)
+    disk.mkdir(tmp_path / "home")
+    disk.mkdir(tmp_path / "home" / "me")
+    disk.closed = tmp_path / "home"
+    store = LocalObjectStore(tmp_path / "home" / "me" / "fleet", disk)
+    store.put("a/b", b"1")
+    assert store.get("a/b") == b"1"
+    # One of the store's own is another matter.
+    disk.closed = tmp_path / "home" / "me" / "fleet"
+    with pytest.raises(StorageUnavailableError, match="permissions"):
+        store.put("c/d", b"1")
