@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,26 @@ from aiohttp import web
 __all__ = ["Dashboard"]
 
 _PAGE = Path(__file__).with_name("dashboard.html")
+#: What a browser on this machine calls it. Any port: ``ssh -L`` forwards another one here.
+_OWN_NAMES = re.compile(r"(?:127\.0\.0\.1|localhost|\[::1\])(?::\d{1,5})?", re.IGNORECASE)
+
+
+@web.middleware
+async def _only_own_names(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Refuse requests for other hosts.
+
+    A page of anybody's, whose name its owner makes point to 127.0.0.1 (DNS rebinding), is of the same origin as this server for the
+    browser that shows it, and could read where state is. The browser still sends that name.
+    """
+    hosts = request.headers.getall("Host", [])
+    if len(hosts) != 1 or _OWN_NAMES.fullmatch(hosts[0]) is None:
+        raise web.HTTPMisdirectedRequest(
+            text="This dashboard answers to 127.0.0.1, localhost and [::1] only. From another machine, forward a port to it "
+            "(ssh -L) and open it under localhost.\n"
+        )
+    return await handler(request)
 
 
 class Dashboard:
@@ -37,7 +58,7 @@ class Dashboard:
         async def show_status(_: web.Request) -> web.Response:
             return web.json_response(status(), headers={"Cache-Control": "no-store"})
 
-        app = web.Application()
+        app = web.Application(middlewares=[_only_own_names])
         app.add_routes([web.get("/", show_page), web.get("/api/status", show_status)])
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()

@@ -73,6 +73,48 @@ def test_status_is_asked_for_at_each_request() -> None:
     assert run_served(status, use) == [{**STATUS, "fleet_id": "1"}, {**STATUS, "fleet_id": "2"}]
 
 
+async def raw_status(url: str, head: str) -> int:
+    """Status code that the server answers to a request as it stands."""
+    host, _, port = url.removeprefix("http://").rstrip("/").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"{head}\r\nConnection: close\r\n\r\n".encode())
+    answer = await reader.read()
+    writer.close()
+    # What is refused tells nothing of the fleet.
+    code = int(answer.split(b" ", 2)[1])
+    assert code == 200 or b"bucket" not in answer
+    return code
+
+
+@pytest.mark.parametrize("path", ["/", "/api/status", "/nothing"])
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:{port}", "localhost.evil.example:{port}", "127.0.0.1.evil.example", "127.0.0.1@evil.example",
+     "0.0.0.0:{port}", "[::]:{port}", "10.0.0.9:{port}", "localhost:{port}, evil.example", "localhost\r\nHost: evil.example", ""],
+)  # fmt: skip
+def test_a_name_that_was_made_to_point_here_is_not_answered(path: str, host: str) -> None:
+    async def use(url: str) -> int:
+        named = host.format(port=url.rstrip("/").rpartition(":")[2])
+        return await raw_status(url, f"GET {path} HTTP/1.1\r\nHost: {named}")
+
+    assert run_served(lambda: STATUS, use) in (400, 421)
+
+
+def test_a_request_for_no_host_is_not_answered() -> None:
+    assert run_served(lambda: STATUS, lambda url: raw_status(url, "GET /api/status HTTP/1.0")) == 421
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:{port}", "localhost:{port}", "LOCALHOST:8080", "[::1]:{port}", "localhost"]
+)
+def test_names_of_this_machine_are_answered_also_through_a_forwarded_port(host: str) -> None:
+    async def use(url: str) -> int:
+        named = host.format(port=url.rstrip("/").rpartition(":")[2])
+        return await raw_status(url, f"GET /api/status HTTP/1.1\r\nHost: {named}")
+
+    assert run_served(lambda: STATUS, use) == 200
+
+
 def test_the_page_needs_nothing_from_elsewhere() -> None:
     code, content_type, page = run_served(lambda: STATUS, get)
     assert (code, content_type) == (200, "text/html")
