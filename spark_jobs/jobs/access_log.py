@@ -11,9 +11,10 @@ __all__ = ["parse_log", "read_log"]
 
 #: host ident user [time] "method path protocol" status bytes "referer" "agent". The quoted parts repeat possessively (``*+``):
 #: Java recurses once a character otherwise, and one long agent, which anyone can send, would overflow the executor's stack.
+#: A line may end anywhere from the referer on, as lines do that were cut to a length on their way: what comes before is whole.
 _LINE = (
     r'^(\S+) (\S+) (\S+) \[([^\]]+)\] "(\S+) (\S+)(?: ([^"]*))?" (\d{3}) (\d+|-)'
-    r'(?: "((?:[^"\\]|\\.)*+)" "((?:[^"\\]|\\.)*+)")?\s*$'
+    r'(?: "((?:[^"\\]|\\.)*+)(?:\\?$|"(?:$| "((?:[^"\\]|\\.)*+)(?:\\?$|"))))?\s*$'
 )
 _TIME = "dd/MMM/yyyy:HH:mm:ss Z"
 
@@ -21,7 +22,8 @@ _TIME = "dd/MMM/yyyy:HH:mm:ss Z"
 def parse_log(lines: DataFrame) -> DataFrame:
     """Columns client, ts, method, path, status, bytes of a DataFrame with ``value``; and raw, reason.
 
-    A line that is not in combined (or common) format, or has an impossible time, gets a reason instead of columns.
+    A line that is not in combined (or common) format, whose end may be missing, or has an impossible time, gets a reason instead of
+    columns.
     """
 
     def group(number: int) -> Column:

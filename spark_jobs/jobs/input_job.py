@@ -64,7 +64,7 @@ def _keep_malformed(batch: DataFrame, batch_id: int, folder: Path) -> None:
 
 
 def execute(spark: SparkSession, fleet: Fleet, job: InputJob, options: argparse.Namespace) -> tuple[int, int]:
-    """Run a job over all input there is; returns (well-formed rows read by this run, malformed lines kept so far)."""
+    """Run a job over all input there is; returns (rows read by this run, malformed lines kept so far)."""
     folder = options.folder.resolve()
     parsed = job.read(spark, options.input, options.files_per_trigger)
     good = parsed.where("reason IS NULL").drop(*MALFORMED_COLUMNS)
@@ -122,7 +122,8 @@ def _report(job: InputJob, options: argparse.Namespace, fleet: Fleet, rows: int,
         )
         print(f"\n{table.num_rows:,} groups in {file}")
     print(
-        f"{rows:,} rows read by this run; {malformed:,} malformed lines kept in {options.folder.resolve() / 'malformed'}"
+        f"{rows:,} rows read by this run, malformed ones included; {malformed:,} malformed lines kept so far in "
+        f"{options.folder.resolve() / 'malformed'}"
     )
     print(f"state persisted in {fleet.uri}/{options.name}")
 

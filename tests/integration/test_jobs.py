@@ -101,7 +101,8 @@ def test_access_log_jobs_on_the_real_log(
         (source / f"part-{part}.log").write_text("".join(lines[part * 2500 : (part + 1) * 2500]))
     batch = parse_log(spark.read.text(str(source)))
     assert batch.count() == 10_000
-    run_and_compare(spark, fleet, job, batch, source, tmp_path / "job", name)
+    # One of them was cut off in its agent, and counts.
+    assert run_and_compare(spark, fleet, job, batch, source, tmp_path / "job", name) == 0
 
 
 def test_results_keep_both_hours_of_the_night_that_clocks_go_back(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from coordinator.text import format_table, size_text
+from spark_jobs.jobs.access_log import _LINE
 from spark_jobs.jobs.console import error_text, newest_rows
 from spark_jobs.jobs.events import make_events, write_events
 from spark_jobs.quickstart import _done_batches
@@ -50,6 +52,31 @@ def test_written_events_are_kept_and_a_torn_write_has_a_name_that_spark_skips(
         write_events(tmp_path, range(3, 4), 10)
     (torn,) = [file.name for file in tmp_path.iterdir() if file.read_bytes() == b"PAR1 torn"]
     assert torn.startswith((".", "_"))
+
+
+#: Of a real log: its agent was cut off.
+CUT = (
+    '46.118.127.106 - - [20/May/2015:12:05:17 +0000] "GET /scripts/grok-py-test/configlib.py HTTP/1.1" 200 235 "-" '
+    '"Mozilla/5.0 (compatible; Googlebot/2.1; +http://www.google.com/bot.html'
+)
+
+
+@pytest.mark.parametrize(
+    "left", [len(CUT), len(CUT) - 40, CUT.index('"Moz') + 1, CUT.index(' "Moz'), CUT.index("-", 100) + 1]
+)
+@pytest.mark.parametrize("end", ["", "\\", '\\"', " "])
+def test_a_line_that_is_cut_off_after_its_numbers_is_well_formed(left: int, end: str) -> None:
+    # The same in Java's regular expressions and in Python's.
+    match = re.match(_LINE, CUT[:left] + ("" if CUT[:left].endswith('"-"') else end))
+    assert match is not None
+    assert match.group(1, 6, 8, 9) == ("46.118.127.106", "/scripts/grok-py-test/configlib.py", "200", "235")
+
+
+@pytest.mark.parametrize(
+    "line", [CUT[: CUT.index(" 235")], CUT[: CUT.index("HTTP")], CUT + '" x', CUT.replace('"-"', '"-"x')]
+)
+def test_a_line_that_lacks_a_number_or_goes_on_after_its_end_is_malformed(line: str) -> None:
+    assert re.match(_LINE, line) is None
 
 
 @pytest.mark.parametrize(("commits", "done"), [([], 0), ([0, 1, 2], 3), (range(40, 141), 141)])
