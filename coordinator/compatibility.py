@@ -1,8 +1,8 @@
 """Whether a query fits an existing state, and how its aggregates continue those that are there.
 
-Fixed for the life of a state: the number of shards, the output mode, the keys and the key that groups expire by. The aggregates may
-change from one run of the query to the next: new ones start from nothing, those that are gone are left out, the order does not
-matter, and a state field may take a wider type. They are matched by their meaning, not by their place. Schemas are in
+Fixed for the life of a state: the operator, the output mode, the number of shards, the keys and the key that groups expire by. The
+aggregates may change from one run of the query to the next: new ones start from nothing, those that are gone are left out, the order
+does not matter, and a state field may take a wider type. They are matched by their meaning, not by their place. Schemas are in
 JSON form here (``store_actors.schema.StateSchema.to_json``).
 """
 
@@ -27,6 +27,17 @@ _WIDER = {
 _OF_EVENT_TIME = {"sources", "upstream", "upstream_sources", "policy", "late_us"}
 #: Kinds whose states are the same thing: which rows are counted depends on whether a column can be null.
 _COUNTS = {"count_rows", "count_valid"}
+#: Kinds of operators (``store_actors.schema.OperatorKind``) as a user calls them.
+_OPERATORS = {
+    "aggregate": "an aggregation",
+    "session": "an aggregation by session windows",
+    "deduplicate": "dropDuplicates",
+    "join": "a join of two streams",
+    "top": "topN",
+    "limit": "limit",
+    "group_state": "applyInPandasWithState or applyInArrowWithState",
+    "transform": "transformWithState",
+}
 
 
 def check_metadata(existing: StateMetadata, asked: StateMetadata) -> None:
@@ -35,15 +46,16 @@ def check_metadata(existing: StateMetadata, asked: StateMetadata) -> None:
     Raises
     ------
     StateMismatchError
-        Schema, number of shards or output mode differ; both are shown.
+        Operator, output mode, schema or number of shards differ; names the first of these that does, and shows both.
     """
     facts = {"state": existing.state_name}
-    if existing.num_shards != asked.num_shards:
+    # First, as all the rest follows from it.
+    if _operator(existing) != _operator(asked):
         raise StateMismatchError(
-            "the number of shards is fixed for the life of a state; ask for the existing number (or leave it out), or use "
-            "another name",
-            existing=existing.num_shards,
-            asked=asked.num_shards,
+            f"the state was made by {_operator(existing)}, and the query asks for {_operator(asked)}, which could not read its rows; "
+            "nothing was changed; restore the query, or use another name for the new one",
+            existing=_operator(existing),
+            asked=_operator(asked),
             **facts,
         )
     if existing.output_mode != asked.output_mode:
@@ -53,9 +65,18 @@ def check_metadata(existing: StateMetadata, asked: StateMetadata) -> None:
             asked=asked.output_mode,
             **facts,
         )
-    for part, brief in (("operator", str), ("keys", _brief), ("expiry_key", str), ("options", str)):
+    for part, brief in (("keys", _brief), ("expiry_key", str), ("options", str)):
         if _fixed_part(existing, part) != _fixed_part(asked, part):
             raise _mismatch(f"the query's {part} differ from those of the existing state", part, existing, asked, brief)
+    # After the keys: a query without any has one shard, and is another query.
+    if existing.num_shards != asked.num_shards:
+        raise StateMismatchError(
+            "the number of shards is fixed for the life of a state; ask for the existing number (or leave it out), or use "
+            "another name",
+            existing=existing.num_shards,
+            asked=asked.num_shards,
+            **facts,
+        )
     try:
         continued(_accumulators(existing.schema), _accumulators(asked.schema))
     except ValueError as error:
@@ -155,10 +176,21 @@ def _obstacle(former: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     return ""
 
 
+def _operator(metadata: StateMetadata) -> str:
+    """What made a state, in a user's words."""
+    if metadata.output_mode == "keyed":
+        return "a keyed state store"
+    schema = metadata.schema
+    kind = schema.get("operator") or "aggregate"  # as states were before there were others
+    if kind == "deduplicate" and _accumulators(schema):
+        return "dropDuplicatesWithinWatermark"
+    if kind == "top" and schema.get("options", {}).get("ties") == "last":
+        return "keepLast"
+    return _OPERATORS.get(kind, kind)
+
+
 def _fixed_part(metadata: StateMetadata, part: str) -> Any:
     value = metadata.schema.get(part)
-    if part == "operator":
-        return value or "aggregate"  # as states were before there were others
     if part == "options":
         return {name: option for name, option in (value or {}).items() if name not in _OF_EVENT_TIME}
     return [_typed(field) for field in value or ()] if part == "keys" else value

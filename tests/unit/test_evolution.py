@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
+from coordinator import compatibility
 from coordinator.compatibility import changes, check_metadata, continued, is_wider, same_state
 from coordinator.core import LeaseGrant, Record, StateLedger
 from coordinator.errors import FencedError, StateMismatchError
@@ -20,7 +21,7 @@ from spark_jobs.plan.state_types import spark_field, state_field
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.messages import ApplyRequest, ShardInput
 from store_actors.operators.aggregate import AggregateShard
-from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema, spark_type
+from store_actors.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema, spark_type
 from store_actors.serving.evolution import evolve_groups
 from store_actors.serving.files import encode_snapshot, schema_of
 from tests.unit.test_coordinator import Living
@@ -114,6 +115,59 @@ def test_keys_are_fixed() -> None:
         check_metadata(existing, metadata(other))
     with pytest.raises(StateMismatchError, match="expiry_key differ"):
         check_metadata(existing, metadata(replace(schema(COUNT), expiry_key="k")))
+
+
+#: A state of each operator, and what a user calls it. Output modes and keys differ, too, as they do between queries.
+OPERATORS = {
+    "an aggregation": metadata(schema(COUNT)),
+    "an aggregation by session windows": metadata(replace(schema(COUNT, mode="append"), operator=OperatorKind.SESSION)),
+    "dropDuplicates": metadata(replace(schema(mode="append"), operator=OperatorKind.DEDUPLICATE)),
+    "dropDuplicatesWithinWatermark": metadata(replace(schema(COUNT, mode="append"), operator=OperatorKind.DEDUPLICATE)),
+    "a join of two streams": metadata(replace(schema(mode="append"), operator=OperatorKind.JOIN)),
+    "topN": metadata(replace(schema(), operator=OperatorKind.TOP, options={"n": 1, "ties": "first"})),
+    "keepLast": metadata(replace(schema(), operator=OperatorKind.TOP, options={"n": 1, "ties": "last"})),
+    "limit": metadata(replace(schema(COUNT, mode="append"), keys=(), operator=OperatorKind.LIMIT)),
+    "applyInPandasWithState or applyInArrowWithState": metadata(replace(schema(), operator=OperatorKind.GROUP_STATE)),
+    "transformWithState": metadata(replace(schema(), operator=OperatorKind.TRANSFORM)),
+    "a keyed state store": StateMetadata("s", "query", 1, "keyed", {}),
+}
+
+
+@pytest.mark.parametrize("asked", OPERATORS)
+@pytest.mark.parametrize("existing", OPERATORS)
+def test_another_operator_is_told_so_before_anything_that_follows_from_it(existing: str, asked: str) -> None:
+    one, other = OPERATORS[existing], replace(OPERATORS[asked], num_shards=3)
+    if existing == asked:
+        check_metadata(one, OPERATORS[asked])
+        return
+    with pytest.raises(StateMismatchError, match=f"made by {existing}, and the query asks for {asked}") as refused:
+        check_metadata(one, other)
+    assert refused.value.context == {"existing": existing, "asked": asked, "state": "s"}
+
+
+def test_every_kind_of_operator_has_a_name_that_users_know() -> None:
+    assert set(compatibility._OPERATORS) == set(OperatorKind)
+
+
+def test_a_state_from_before_there_were_other_operators_is_an_aggregation() -> None:
+    former = metadata(schema(COUNT))
+    del former.schema["operator"]
+    check_metadata(former, metadata(schema(COUNT)))
+    with pytest.raises(StateMismatchError, match="made by an aggregation"):
+        check_metadata(former, OPERATORS["limit"])
+
+
+def test_a_query_without_keys_is_told_of_its_keys_and_not_of_its_one_shard() -> None:
+    existing = replace(metadata(schema(COUNT)), num_shards=4)
+    with pytest.raises(StateMismatchError, match=r"keys differ.*existing=`k string` asked=``"):
+        check_metadata(existing, metadata(replace(schema(COUNT), keys=())))
+    with pytest.raises(StateMismatchError, match="number of shards is fixed"):
+        check_metadata(existing, replace(existing, num_shards=1))
+
+
+def test_another_output_mode_is_told_so() -> None:
+    with pytest.raises(StateMismatchError, match=r"another output mode.*existing=`update` asked=`append`"):
+        check_metadata(metadata(schema(COUNT)), metadata(schema(COUNT, mode="append")))
 
 
 def test_a_wider_type_holds_every_value() -> None:
