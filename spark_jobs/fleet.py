@@ -141,7 +141,10 @@ class Fleet:
         ------
         InvalidRequestError
             `df` is not streaming, or an argument is not valid.
+        SetupError
+            Its session does not run on Ray.
         """
+        _check_on_ray(df.sparkSession)
 
         if closing not in ("spark", "early"):
             raise InvalidRequestError("closing is spark or early", state=name, closing=closing)
@@ -187,10 +190,13 @@ class Fleet:
         ------
         InvalidRequestError
             The name cannot be a state's.
+        SetupError
+            The session of `df` does not run on Ray.
         StateMismatchError
             It does not fit.
         """
         check_state_name(name)
+        _check_on_ray(df.sparkSession)
         install(df.sparkSession, _BATCH_ENDS.settle)
         _BATCH_ENDS.add(self.uri, self._coordinator)
         self._ready(df.sparkSession)
@@ -318,6 +324,18 @@ class Fleet:
     def shutdown(self) -> None:
         """End the fleet's actors on this cluster. Every committed version stays in the object store."""
         end_fleet(self._actors, self._coordinator)
+
+
+def _check_on_ray(spark: SparkSession) -> None:
+    """Refuse a session whose executors are no Ray actors, such as a local one."""
+    master = spark.sparkContext.master or ""
+    # RayDP's own scheme; `raydp-submit` says no more than the word.
+    if master != "ray" and not master.startswith("ray://"):
+        raise SetupError(
+            "this Spark session does not run on Ray, where the fleet is: its executors are no Ray actors; make the session with "
+            "statefleet.start_session or raydp.init_spark, after stopping this one, in the program that connects to the fleet",
+            master=master,
+        )
 
 
 class _RunListener(StreamingQueryListener):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -99,6 +100,39 @@ def test_an_address_without_a_usable_ray_is_refused_at_once(address: str, told: 
     code = f"from spark_jobs.session.spark_session import ensure_ray; ensure_ray(ray_address='{address}')"
     failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert told in failed.stderr
+
+
+def test_a_session_that_is_not_on_ray_is_told_so_before_anything_else(fleet: sf.Fleet, tmp_path: Path) -> None:
+    """Another program connects to this fleet, with a session of Spark's own on threads."""
+    program = f"""
+from spark_jobs.session.spark_session import ensure_ray
+ensure_ray(ray_address="{ray.get_runtime_context().gcs_address}")
+from pyspark.sql import SparkSession
+import statefleet as sf
+fleet = sf.connect("{fleet.uri}")
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+try:
+    stream = spark.readStream.format("rate").load()
+    calls = {{
+        "stateful": lambda: fleet.stateful(stream, name="local"),
+        "attach": lambda: fleet.attach(stream, "local", "keyed", {{}}, 1, lambda metadata, address: stream),
+    }}
+    for name, call in calls.items():
+        try:
+            call()
+        except sf.SetupError as error:
+            print(name, error)
+finally:
+    spark.stop()
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path
+    )
+    told = r"does not run on Ray.*statefleet\.start_session or raydp\.init_spark.*\[master=`local\[2\]`\]"
+    lines = ran.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["stateful", "attach"], ran.stderr
+    assert all(re.search(told, line) for line in lines)
+    assert not any(one["name"] == "local" for one in fleet.status()["queries"])
 
 
 def test_the_session_sees_ray(spark: SparkSession) -> None:
