@@ -109,7 +109,7 @@ class Fleet:
         df: DataFrame,
         *,
         name: str,
-        outputMode: str = "update",
+        outputMode: str | None = None,
         shards: int | None = None,
         closing: str = "spark",
     ) -> StatefulDataFrame:
@@ -123,7 +123,8 @@ class Fleet:
             Name of the state, unique in the fleet; its folder below the fleet's URI. Use a query's checkpoint and a state's
             name together, always the same pair.
         outputMode
-            ``update``, ``append`` or ``complete``, as in Spark.
+            ``update``, ``append`` or ``complete``, as in Spark, in any case; the query's own. By default the operator's usual one:
+            ``append`` where rows stand once they are emitted (duplicates, joins, ``limit``), else ``update``.
         shards
             Number of shards; fixed once the state exists. By default that of the existing state, else the cluster's
             parallelism, and at least four.
@@ -135,7 +136,7 @@ class Fleet:
         Returns
         -------
         StatefulDataFrame
-            Has PySpark's ``groupBy(...).agg(...)`` and its shortcuts.
+            Has PySpark's stateful operators, and passes what looks at each row by itself through (``select``, ``where``, ..).
 
         Raises
         ------

@@ -1,8 +1,8 @@
-"""``fleet.stateful(df)``: PySpark's grouping API over state that the fleet holds."""
+"""``fleet.stateful(df)``: PySpark's stateful operators over state that the fleet holds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, GroupedData
@@ -17,7 +17,10 @@ from spark_jobs.operators.aggregate import build_plan
 from spark_jobs.operators.deduplicate import build_deduplicate, build_limit
 from spark_jobs.operators.join import build_join
 from spark_jobs.operators.top import ColumnLike, build_top
+from spark_jobs.plan.logical import analysed
 from spark_jobs.plan.operator_plan import OperatorPlan
+from spark_jobs.plan.streaming_rules import check_as_spark_would
+from spark_jobs.streaming_frame import StreamingFrame, missing_attribute
 from spark_jobs.transform.plan import Transformation, build_transform
 from spark_jobs.transform.processor import StatefulProcessor
 
@@ -26,13 +29,20 @@ __all__ = ["StatefulDataFrame", "StatefulGroupedData"]
 _OUTPUT_MODES = ("update", "append", "complete")
 
 
-class StatefulDataFrame:
+class StatefulDataFrame(StreamingFrame):
     """A streaming DataFrame whose next stateful operator lives in the fleet. Made by ``Fleet.stateful``.
+
+    Has PySpark's stateful operators, each of which gives an ordinary streaming DataFrame, and two more (``topN``, ``keepLast``). Of the
+    rest of PySpark's DataFrame it has what looks at each row by itself (``select``, ``where``, ``withColumn``, ``withWatermark``,
+    ``union``, ..), which gives a stateful frame again, and what is asked of a DataFrame (``schema``, ``columns``, ``df["c"]``,
+    ``df.c``, ..). ``writeStream`` writes the rows as they are: without an operator there is no state, and nothing in the fleet.
 
     Raises
     ------
     InvalidRequestError
         The DataFrame is not streaming; the name, the output mode or the number of shards is not valid.
+    AttributeError
+        It has not got what is asked for; says why and what to do, if PySpark's DataFrame has it.
     """
 
     def __init__(
@@ -40,7 +50,7 @@ class StatefulDataFrame:
         df: DataFrame,
         *,
         name: str,
-        output_mode: str,
+        output_mode: str | None,
         shards: int | None,
         run_plan: Callable[[OperatorPlan], DataFrame],
     ) -> None:
@@ -50,26 +60,39 @@ class StatefulDataFrame:
                 state=name,
             )
         check_state_name(name)
-        if output_mode not in _OUTPUT_MODES:
+        # In any case, as Spark takes them.
+        mode = output_mode.lower() if isinstance(output_mode, str) else output_mode
+        if mode is not None and mode not in _OUTPUT_MODES:
             raise InvalidRequestError(
                 f"the output mode is one of {', '.join(_OUTPUT_MODES)}", state=name, outputMode=output_mode
             )
         if shards is not None and shards < 1:
             raise InvalidRequestError("a state has at least one shard", state=name, shards=shards)
         self._df = df
-        self._output_mode = output_mode
+        self._name, self._output_mode, self._shards = name, mode, shards
         self._run_plan = run_plan
 
     def groupBy(self, *cols: Any) -> StatefulGroupedData:
         """Group by columns, as ``DataFrame.groupBy``."""
-        columns = list(cols[0]) if len(cols) == 1 and isinstance(cols[0], list | tuple) else list(cols)
-        return StatefulGroupedData(self, columns)
+        return StatefulGroupedData(self, self._df.groupBy(*cols))
 
     groupby = groupBy
+
+    def rollup(self, *cols: Any) -> StatefulGroupedData:
+        """Group by columns, by all but the last, and so on up to everything, as ``DataFrame.rollup``."""
+        return StatefulGroupedData(self, self._df.rollup(*cols))
+
+    def cube(self, *cols: Any) -> StatefulGroupedData:
+        """Group by every choice of the columns, as ``DataFrame.cube``."""
+        return StatefulGroupedData(self, self._df.cube(*cols))
 
     def agg(self, *exprs: Any) -> DataFrame:
         """Aggregate everything as one group, as ``DataFrame.agg``."""
         return self.groupBy().agg(*exprs)
+
+    def distinct(self) -> DataFrame:
+        """First row of those that are equal, as ``DataFrame.distinct``: :meth:`dropDuplicates` of all columns."""
+        return self.dropDuplicates()
 
     def dropDuplicates(self, subset: Sequence[str] | None = None) -> DataFrame:
         """First row of each combination of the columns (all, by default), as ``DataFrame.dropDuplicates``.
@@ -77,7 +100,7 @@ class StatefulDataFrame:
         With a watermark, keys are forgotten once it passes their event time, if that is among the columns; otherwise state grows
         for ever, as in Spark.
         """
-        return self._run_plan(build_deduplicate(self._df, subset, self._output_mode, within_watermark=False))
+        return self._deduplicated(subset, within_watermark=False)
 
     drop_duplicates = dropDuplicates
 
@@ -85,21 +108,39 @@ class StatefulDataFrame:
         """First row of each combination of the columns, as long as the watermark has not passed the row by its delay; as
         ``DataFrame.dropDuplicatesWithinWatermark``.
         """
-        return self._run_plan(build_deduplicate(self._df, subset, self._output_mode, within_watermark=True))
+        return self._deduplicated(subset, within_watermark=True)
 
     def join(
-        self, other: DataFrame, on: str | list[str] | Column | list[Column] | None = None, how: str | None = None
-    ) -> DataFrame:
+        self,
+        other: DataFrame | StatefulDataFrame,
+        on: str | list[str] | Column | list[Column] | None = None,
+        how: str | None = None,
+    ) -> Any:
         """Join with another stream, as ``DataFrame.join``: inner, outer or left semi, by at least one equality.
 
         Rows of both sides are kept as long as the watermark lets them match; without one for ever, as in Spark. Results are
         appended: a row stands once it is emitted.
+
+        Returns
+        -------
+        DataFrame or StatefulDataFrame
+            The latter of a join with a static DataFrame, which keeps no state.
         """
-        return self._run_plan(build_join(self._df, other, on, how, self._output_mode))
+        right = self._frame_of(other)
+        joined = self._df.join(right, on, how)
+        if not right.isStreaming:
+            return self._over(joined)
+        mode = self._mode("append")
+        return self._run(build_join(self._df, right, on, how, mode), joined, mode)
+
+    def crossJoin(self, other: DataFrame | StatefulDataFrame) -> Any:
+        """Join with a static DataFrame without a condition, as ``DataFrame.crossJoin``; of two streams there is none, as in Spark."""
+        return self.join(other)
 
     def limit(self, num: int) -> DataFrame:
         """The first `num` rows of the stream, as ``DataFrame.limit``."""
-        return self._run_plan(build_limit(self._df, num, self._output_mode))
+        mode = self._mode("append")
+        return self._run(build_limit(self._df, num, mode), self._df.limit(num), mode)
 
     def topN(
         self,
@@ -121,7 +162,8 @@ class StatefulDataFrame:
         order_by
             Columns, such as ``F.desc("price")``. Of rows that are equal in them the one that came first is first.
         """
-        return self._run_plan(build_top(self._df, n, _listed(partition_by), _listed(order_by), self._output_mode))
+        mode = self._mode("update")
+        return self._run(build_top(self._df, n, _listed(partition_by), _listed(order_by), mode), self._df, mode)
 
     def keepLast(
         self, keys: ColumnLike | Sequence[ColumnLike], order_by: ColumnLike | Sequence[ColumnLike]
@@ -132,27 +174,69 @@ class StatefulDataFrame:
         """
         last = [F.col(column) if isinstance(column, str) else column for column in _listed(order_by)]
         descending = [column.desc() for column in last]
-        return self._run_plan(
-            build_top(self._df, 1, _listed(keys), descending, self._output_mode, ties="last", rank=False)
-        )
+        mode = self._mode("update")
+        plan = build_top(self._df, 1, _listed(keys), descending, mode, ties="last", rank=False)
+        return self._run(plan, self._df, mode)
 
-    def _aggregate(self, keys: list[Any], aggregates: list[Any]) -> DataFrame:
-        plan = build_plan(self._df, keys, aggregates, self._output_mode)
-        return self._run_plan(plan)
+    def _deduplicated(self, subset: Sequence[str] | None, *, within_watermark: bool) -> DataFrame:
+        # A string goes to Spark as it is, which refuses it: its letters are no columns.
+        names: Any = list(subset) if isinstance(subset, Iterable) and not isinstance(subset, str) else subset
+        own = self._df.dropDuplicatesWithinWatermark if within_watermark else self._df.dropDuplicates
+        marked, mode = own(names), self._mode("append")
+        return self._run(build_deduplicate(marked, mode, within_watermark=within_watermark), marked, mode)
 
-    def _with_state(self, keys: list[Any], function: GroupFunction) -> DataFrame:
-        return self._run_plan(build_group_state(self._df, keys, function, self._output_mode))
+    def _aggregate(self, aggregated: DataFrame) -> DataFrame:
+        mode = self._mode("update")
+        plan = build_plan(aggregated, mode)
+        return self._run(plan, aggregated, mode)
 
-    def _transform(self, keys: list[Any], given: Transformation) -> DataFrame:
-        return self._run_plan(build_transform(self._df, keys, given, self._output_mode))
+    def _with_state(self, grouped: GroupedData, function: GroupFunction) -> DataFrame:
+        plan = build_group_state(grouped, function, self._output_mode)
+        return self._run(plan, self._df, plan.schema.output_mode)
 
-    def _numeric_columns(self, cols: tuple[str, ...]) -> list[str]:
-        """The columns asked for, or all numeric ones, keys too (Spark's rule for ``sum()`` and its like)."""
-        return list(cols) or [item.name for item in self._df.schema.fields if isinstance(item.dataType, T.NumericType)]
+    def _transform(self, grouped: GroupedData, given: Transformation) -> DataFrame:
+        plan = build_transform(grouped, given, self._output_mode)
+        return self._run(plan, self._df, plan.schema.output_mode)
+
+    def _mode(self, usual: str) -> str:
+        """The output mode that was given, or an operator's usual one."""
+        return usual if self._output_mode is None else self._output_mode
+
+    def _run(self, plan: OperatorPlan, own: DataFrame, mode: str) -> DataFrame:
+        """The operator's results.
+
+        Parameters
+        ----------
+        own
+            The query with Spark's own operator; what is below it where Spark has none.
+        """
+        result = self._run_plan(plan)
+        # Last: what the fleet refuses itself comes with its remedy.
+        check_as_spark_would(analysed(own), mode, self._name)
+        return result
+
+    def _frame_of(self, given: Any) -> Any:
+        if isinstance(given, StatefulDataFrame):
+            asked, other = ((one._name, one._output_mode, one._shards) for one in (self, given))
+            if asked != other:
+                raise InvalidRequestError(
+                    "an operator has one state, and these two frames name two; give this one the DataFrame that the other one was made "
+                    "of, or give both the same name, output mode and shards",
+                    state=self._name,
+                    other_state=given._name,
+                )
+        return super()._frame_of(given)
 
 
 def _listed(columns: ColumnLike | Sequence[ColumnLike]) -> list[ColumnLike]:
     return [columns] if isinstance(columns, str | Column) else list(columns)
+
+
+_PER_BATCH = (
+    "it would see the rows of one batch at a time, in Spark, too, and keeps no state; use applyInPandasWithState, or call it on the "
+    "DataFrame that fleet.stateful was given"
+)
+_NOT_HELD: Mapping[str, str] = dict.fromkeys(("apply", "applyInPandas", "cogroup"), _PER_BATCH)
 
 
 class StatefulGroupedData:
@@ -170,9 +254,12 @@ class StatefulGroupedData:
         Spark refuses the query: an unknown column, a type that does not fit.
     """
 
-    def __init__(self, stateful: StatefulDataFrame, keys: list[Any]) -> None:
+    def __init__(self, stateful: StatefulDataFrame, grouped: GroupedData) -> None:
         self._stateful = stateful
-        self._keys = keys
+        self._grouped = grouped
+
+    def __getattr__(self, name: str) -> Any:
+        raise missing_attribute(self, name, GroupedData, _NOT_HELD, "the fleet does not have it")
 
     def agg(self, *exprs: Any) -> DataFrame:
         """Aggregate by Columns, or by one dict of column name to function name."""
@@ -181,29 +268,43 @@ class StatefulGroupedData:
         by_name = len(exprs) == 1 and isinstance(exprs[0], dict)
         if not by_name and not all(isinstance(expression, Column) for expression in exprs):
             raise InvalidRequestError("agg takes Columns, such as F.sum('amount'), or one dict of names to functions")
-        return self._stateful._aggregate(self._keys, list(exprs))
+        return self._stateful._aggregate(self._grouped.agg(*exprs))
 
     def count(self) -> DataFrame:
         """Rows of each group, in column ``count``."""
-        return self.agg(F.count(F.lit(1)).alias("count"))
+        return self._stateful._aggregate(self._grouped.count())
 
     def sum(self, *cols: str) -> DataFrame:
         """Sum of each numeric column."""
-        return self._each(F.sum, cols)
+        return self._stateful._aggregate(self._grouped.sum(*cols))
 
     def min(self, *cols: str) -> DataFrame:
         """Smallest value of each numeric column."""
-        return self._each(F.min, cols)
+        return self._stateful._aggregate(self._grouped.min(*cols))
 
     def max(self, *cols: str) -> DataFrame:
         """Largest value of each numeric column."""
-        return self._each(F.max, cols)
+        return self._stateful._aggregate(self._grouped.max(*cols))
 
     def avg(self, *cols: str) -> DataFrame:
         """Average of each numeric column."""
-        return self._each(F.avg, cols)
+        return self._stateful._aggregate(self._grouped.avg(*cols))
 
     mean = avg
+
+    def pivot(self, pivot_col: str, values: Sequence[Any] | None = None) -> StatefulGroupedData:
+        """The fleet has none.
+
+        Raises
+        ------
+        InvalidRequestError
+            Always; says what to use.
+        """
+        raise InvalidRequestError(
+            "pivot is not supported on streaming DataFrames, as in Spark (which has it in append mode only, with values); name an "
+            "aggregate for each value, as F.expr(\"sum(amount) FILTER (WHERE kind = 'a') AS a\")",
+            column=pivot_col,
+        )
 
     def applyInPandasWithState(
         self,
@@ -321,7 +422,7 @@ class StatefulGroupedData:
         given = Transformation(
             statefulProcessor, outputStructType, outputMode, timeMode, initialState, eventTimeColumnName, True
         )
-        return self._stateful._transform(self._keys, given)
+        return self._stateful._transform(self._grouped, given)
 
     def transformWithState(
         self,
@@ -375,7 +476,7 @@ class StatefulGroupedData:
         given = Transformation(
             statefulProcessor, outputStructType, outputMode, timeMode, initialState, eventTimeColumnName, False
         )
-        return self._stateful._transform(self._keys, given)
+        return self._stateful._transform(self._grouped, given)
 
     def _with_state(
         self,
@@ -388,8 +489,4 @@ class StatefulGroupedData:
         arrow: bool,
     ) -> DataFrame:
         function = GroupFunction(func, output, state, output_mode, timeout_conf, arrow)
-        return self._stateful._with_state(self._keys, function)
-
-    def _each(self, function: Callable[[str], Column], cols: tuple[str, ...]) -> DataFrame:
-        names = self._stateful._numeric_columns(cols)
-        return self.agg(*(function(name) for name in names))
+        return self._stateful._with_state(self._grouped, function)

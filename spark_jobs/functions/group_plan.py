@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.state import GroupStateTimeout
@@ -72,20 +72,18 @@ class GroupStatePlan:
         )
 
 
-def build_group_state(df: DataFrame, keys: Sequence[Any], given: GroupFunction, stateful_mode: str) -> GroupStatePlan:
-    """Plan of ``df.groupBy(*keys).applyInPandasWithState(...)`` or its Arrow form.
+def build_group_state(grouped: GroupedData, given: GroupFunction, stateful_mode: str | None) -> GroupStatePlan:
+    """Plan of ``df.groupBy(..).applyInPandasWithState(...)`` or its Arrow form.
 
     Parameters
     ----------
     stateful_mode
-        Output mode that ``fleet.stateful`` was given.
+        Output mode that ``fleet.stateful`` was given; None if it was not.
 
     Raises
     ------
     InvalidRequestError
         The output mode, the timeouts or a type is not supported, or timeouts need a watermark that is not there.
-    pyspark.errors.AnalysisException
-        Spark itself refuses it: an unknown column.
     """
     mode = function_mode(given.output_mode, stateful_mode)
     if given.timeout_conf not in _TIMEOUTS:
@@ -93,7 +91,7 @@ def build_group_state(df: DataFrame, keys: Sequence[Any], given: GroupFunction, 
     output, state = struct_type(given.output, "outputStructType"), struct_type(given.state, "stateStructType")
     columns = StateColumns(to_arrow_schema(state))
     given_rows = GroupedInput.of(
-        df.groupBy(*keys),
+        grouped,
         late_times=given.timeout_conf == GroupStateTimeout.EventTimeTimeout,
         reserved=(KEY_INDEX,) if given.arrow else (),
     )
@@ -107,7 +105,7 @@ def build_group_state(df: DataFrame, keys: Sequence[Any], given: GroupFunction, 
         operator=OperatorKind.GROUP_STATE,
         options={"timeout_conf": given.timeout_conf},
     )
-    calls = _calls(df.sparkSession, given, output, state)
+    calls = _calls(given_rows.frame.sparkSession, given, output, state)
     # As in Spark, nothing stateful can follow timeouts of event time: what they emit may be late for it.
     appends = mode == "append" and given.timeout_conf != GroupStateTimeout.EventTimeTimeout
     return GroupStatePlan(

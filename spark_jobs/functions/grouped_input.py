@@ -72,6 +72,11 @@ class GroupedInput:
         key_names = counted.columns[:-1]
         if node.kind != "Aggregate" or not key_names:
             raise InvalidRequestError("group by the columns of a key first; for one state of everything, by a constant")
+        if len(node.grouping) > len(key_names):
+            # By the number of the grouping set as well, which is no column.
+            raise InvalidRequestError(
+                "a function has one state for each key: group by the columns of a key; rollup and cube are for agg"
+            )
         below = node.child
         wanted = {one.id for one in analysed(df).output}
         attributes = [one for one in below.output if one.id in wanted]
@@ -173,8 +178,8 @@ def _late_time(attributes: Sequence[Expression]) -> Column:
     return F.unix_micros(time.cast("timestamp"))
 
 
-def function_mode(output_mode: str, stateful_mode: str) -> str:
-    """The output mode of a function of the user, given to it and to ``fleet.stateful``.
+def function_mode(output_mode: str, stateful_mode: str | None) -> str:
+    """The output mode of a function of the user, given to it and, if it was, to ``fleet.stateful``.
 
     Raises
     ------
@@ -184,7 +189,7 @@ def function_mode(output_mode: str, stateful_mode: str) -> str:
     mode = output_mode.lower()
     if mode not in ("append", "update"):
         raise InvalidRequestError("the output mode of a function is append or update", outputMode=output_mode)
-    if stateful_mode != mode and stateful_mode != "update":
+    if stateful_mode not in (None, mode):
         raise InvalidRequestError(
             "the output modes of fleet.stateful and of its function differ", stateful=stateful_mode, function=mode
         )

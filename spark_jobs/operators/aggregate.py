@@ -109,17 +109,15 @@ def _resolve(frame: DataFrame, column: Column) -> Expression:
     return analysed(frame.select(column.alias("resolved"))).projected[0].child
 
 
-def build_plan(df: DataFrame, keys: Sequence[Any], aggregates: Sequence[Any], output_mode: str) -> AggregatePlan:
-    """Plan of ``df.groupBy(*keys).agg(*aggregates)``.
+def build_plan(aggregated: DataFrame, output_mode: str) -> AggregatePlan:
+    """Plan of an aggregation of Spark's, such as ``df.groupBy(..).agg(..)`` and ``df.rollup(..).sum(..)``.
 
     Raises
     ------
     InvalidRequestError
         Something in it is not held by the fleet; names it and says what to use.
-    pyspark.errors.AnalysisException
-        Spark itself refuses it: an unknown column, a type that does not fit.
     """
-    node = analysed(df.groupBy(*keys).agg(*aggregates))
+    node = analysed(aggregated)
     if node.kind != "Aggregate":
         raise InvalidRequestError(
             "the fleet runs plain aggregations of groups; this one becomes something else in Spark; aggregate first, and put what "
@@ -128,7 +126,7 @@ def build_plan(df: DataFrame, keys: Sequence[Any], aggregates: Sequence[Any], ou
         )
     outputs = node.aggregates
     grouping = _Grouping.of(node, output_mode)
-    builder = _Builder(df.sparkSession)
+    builder = _Builder(aggregated.sparkSession)
     for output in outputs:
         builder.collect(output, grouping.expressions)
     grouping.check(output_mode)
@@ -166,6 +164,11 @@ class _Grouping:
     def of(cls, node: Plan, output_mode: str) -> _Grouping:
         expressions = tuple(node.grouping)
         session = Session.among(expressions, output_mode)
+        if session is not None and node.child.kind == "Expand":
+            raise InvalidRequestError(
+                "session windows are not rolled up (Spark fails in the first batch of such a query); group by them, and once more "
+                "without the columns that are to be left out"
+            )
         keys = tuple(
             key_of(expression, f"k{number}")
             for number, expression in enumerate(expressions)

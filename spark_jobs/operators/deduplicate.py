@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -21,26 +19,24 @@ __all__ = ["build_deduplicate", "build_limit"]
 
 _EXPIRES = Field("expires", "timestamp")
 _COUNT = Field("count", "int64")
-#: Rows that are emitted stand, so both are the same.
-_MODES = ("append", "update")
 
 
-def build_deduplicate(
-    df: DataFrame, subset: Sequence[str] | None, output_mode: str, *, within_watermark: bool
-) -> ProjectedPlan:
-    """Plan of ``df.dropDuplicates(subset)``, or of ``df.dropDuplicatesWithinWatermark(subset)``.
+def build_deduplicate(marked: DataFrame, output_mode: str, *, within_watermark: bool) -> ProjectedPlan:
+    """Plan of Spark's ``df.dropDuplicates(..)``, or of ``df.dropDuplicatesWithinWatermark(..)``.
 
     Raises
     ------
     InvalidRequestError
-        There is no watermark to be within, the output mode is complete, or a key's type is not held by state.
-    pyspark.errors.AnalysisException
-        Spark itself refuses it: an unknown column.
+        There are no columns, or there is no watermark to be within; the output mode is complete; or a key's type is not held by state.
     """
-    check_output_mode("dropDuplicatesWithinWatermark" if within_watermark else "dropDuplicates", output_mode, _MODES)
-    names = None if subset is None else list(subset)
-    marked = df.dropDuplicatesWithinWatermark(names) if within_watermark else df.dropDuplicates(names)
+    name = "dropDuplicatesWithinWatermark" if within_watermark else "dropDuplicates"
+    check_output_mode(name, output_mode, ("append", "update"))
     node = analysed(marked)
+    if not node.keys:
+        raise InvalidRequestError(
+            f"{name} of no columns is nothing that Spark runs on a stream; leave the columns out for all of them, or use limit(1) for "
+            "the first row"
+        )
     attributes = node.child.output
     delay_ms, time = event_time(attributes)
     if within_watermark and (delay_ms is None or time is None):
@@ -82,11 +78,11 @@ def build_limit(df: DataFrame, count: int, output_mode: str) -> ProjectedPlan:
     Raises
     ------
     InvalidRequestError
-        The output mode is complete.
+        The output mode is not append, as in Spark.
     pyspark.errors.AnalysisException
         The count is negative.
     """
-    check_output_mode("limit", output_mode, _MODES)
+    check_output_mode("limit", output_mode, ("append",))
     attributes = analysed(df.limit(count)).output
     delay_ms, time = event_time(attributes)
     rows = RowColumns.passing(attributes, (), "c")

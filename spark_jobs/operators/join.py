@@ -16,7 +16,6 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from coordinator.errors import InvalidRequestError
 from spark_jobs.operators.join_analysis import JoinNode, analysed_join, is_time, lags_ms
 from spark_jobs.operators.join_condition import JoinCondition, split_condition
 from spark_jobs.operators.join_keys import JoinKeys, join_keys
@@ -24,6 +23,7 @@ from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import event_time, event_time_column
 from spark_jobs.plan.keys import leaf_field
 from spark_jobs.plan.logical import analysed, resolved
+from spark_jobs.plan.operator_plan import check_output_mode
 from spark_jobs.plan.row_columns import RowColumns
 from spark_jobs.worker.exchange import HASH_COLUMN, KEEP_COLUMN
 from store_actors.operators.join_schema import JoinType, join_schema
@@ -87,14 +87,7 @@ def build_join(left: DataFrame, right: DataFrame, on: Any, how: str | None, outp
         Spark cannot resolve it: an unknown column, types that do not fit.
     """
     spark = left.sparkSession
-    if output_mode == "complete":
-        raise InvalidRequestError(
-            "a join of two streams has no complete mode, as in Spark: its rows are appended; leave outputMode out"
-        )
-    if not right.isStreaming:
-        raise InvalidRequestError(
-            "a join of a stream with a static DataFrame keeps no state, so there is nothing for the fleet to hold; use left.join"
-        )
+    check_output_mode("a join of two streams", output_mode, ("append",))
     node = analysed_join(left.join(right, on, how))
     keys = join_keys(*node.keys)
     if node.kind is JoinType.FULL_OUTER:

@@ -10,7 +10,7 @@ from pyspark.sql import types as T
 
 from coordinator.errors import InvalidRequestError
 from spark_jobs.plan.catalyst import Expression, conjunction
-from spark_jobs.plan.join_rules import check_streaming, equi_join, pushed_down, state_watermarks_ms
+from spark_jobs.plan.join_rules import check_join, equi_join, pushed_down, state_watermarks_ms
 from spark_jobs.plan.logical import Plan, analysed
 from store_actors.operators.join_schema import JoinType
 
@@ -110,7 +110,7 @@ def _check(join: Plan, sql: str) -> None:
             join=sql,
         )
     try:
-        check_streaming(join, _of_event_time(join, join.join_condition))
+        check_join(join, _of_event_time(join, join.join_condition))
     except AnalysisException as error:
         raise InvalidRequestError(
             "Spark does not run this join of two streams; an outer or semi join needs withWatermark on both streams and event time "

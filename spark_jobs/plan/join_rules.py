@@ -8,8 +8,9 @@ from typing import Any
 
 from spark_jobs.plan.catalyst import CATALYST, Expression, java_class, optional, scala_list, scala_seq
 from spark_jobs.plan.logical import Plan
+from spark_jobs.plan.streaming_rules import check_streaming
 
-__all__ = ["EquiJoin", "check_streaming", "equi_join", "pushed_down", "state_watermarks_ms"]
+__all__ = ["EquiJoin", "check_join", "equi_join", "pushed_down", "state_watermarks_ms"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class EquiJoin:
     rest: Expression | None
 
 
-def check_streaming(join: Plan, condition: Expression | None) -> None:
+def check_join(join: Plan, condition: Expression | None) -> None:
     """Spark's check of a join of streams, as if it had another condition.
 
     Raises
@@ -30,8 +31,7 @@ def check_streaming(join: Plan, condition: Expression | None) -> None:
     """
     join_class, own = java_class(f"{CATALYST}.plans.logical.Join"), join._java
     changed = join_class(own.left(), own.right(), own.joinType(), _option(condition), own.hint())
-    append = java_class("org.apache.spark.sql.streaming.OutputMode").Append()
-    java_class(f"{CATALYST}.analysis.UnsupportedOperationChecker").checkForStreaming(changed, append)
+    check_streaming(Plan(changed, join._spark), "append")
 
 
 def pushed_down(join: Plan) -> Plan:

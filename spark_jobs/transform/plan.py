@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, GroupedData
@@ -138,27 +137,25 @@ class StartedPlan(TransformPlan):
         return self if min(newest) > 1 else replace(self, initial=self.state.collect(len(newest)))
 
 
-def build_transform(df: DataFrame, keys: Sequence[Any], given: Transformation, stateful_mode: str) -> TransformPlan:
-    """Plan of ``df.groupBy(*keys).transformWithState(...)`` or its pandas form.
+def build_transform(grouped: GroupedData, given: Transformation, stateful_mode: str | None) -> TransformPlan:
+    """Plan of ``df.groupBy(..).transformWithState(...)`` or its pandas form.
 
     Parameters
     ----------
     stateful_mode
-        Output mode that ``fleet.stateful`` was given.
+        Output mode that ``fleet.stateful`` was given; None if it was not.
 
     Raises
     ------
     InvalidRequestError
         An argument is not valid, or what the processor's ``init`` asks for.
-    pyspark.errors.AnalysisException
-        Spark itself refuses it: an unknown column.
     """
     mode, time_mode = function_mode(given.output_mode, stateful_mode), TimeMode.of(given.time_mode)
     output = struct_type(given.output, "outputStructType")
     processor = _pickled(given.processor)
     schemas = ParsedSchemas()
     variables = _variables(processor, time_mode, schemas)
-    rows = GroupedInput.of(df.groupBy(*keys), late_times=time_mode is TimeMode.EVENT_TIME)
+    rows = GroupedInput.of(grouped, late_times=time_mode is TimeMode.EVENT_TIME)
     _check_event_time(given.event_time, output, mode, rows)
     schema = StateSchema(
         keys=rows.keys,

@@ -94,7 +94,7 @@ def test_what_is_collected_comes_goes_and_becomes_wider(
 
 
 def meanings(frame: DataFrame, *columns: Column) -> list[tuple[str, str]]:
-    accumulators = build_plan(frame, ["k"], columns, "update").schema.accumulators
+    accumulators = build_plan(frame.groupBy("k").agg(*columns), "update").schema.accumulators
     return [(item.meaning, item.cast) for item in accumulators]
 
 
@@ -142,7 +142,7 @@ def test_the_files_tell_the_types_that_spark_has(spark: SparkSession, fleet: Fle
     assert [(one.name, one.dataType) for one in result.schema] == [
         (one.name, one.dataType) for one in stream.groupBy("k").agg(*columns).schema
     ]
-    plan = build_plan(stream, ["k"], columns, "update")
+    plan = build_plan(stream.groupBy("k").agg(*columns), "update")
     told = T.StructType.fromJson(json.loads(json.dumps(plan.schema.spark_schema())))
     assert told["k0"].metadata == declared
     kinds = [one.dataType.simpleString() for one in told]

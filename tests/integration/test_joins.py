@@ -96,7 +96,6 @@ Refused = Callable[[Any, dict[str, DataFrame]], DataFrame]
         (lambda left, i: left.join(i["b"], "k", "left_outer"), "withWatermark on both streams"),
         (lambda left, i: left.join(i["b"], "k", "full_outer"), "withWatermark on both streams"),
         (lambda left, i: left.join(i["c"], "k"), "cast the column"),
-        (lambda left, i: left.join(i["a"].sparkSession.range(3), F.col("id") == F.col("k")), "use left.join"),
     ],
 )
 def test_a_join_that_cannot_run_is_refused_when_it_is_built(

@@ -16,13 +16,14 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from spark_jobs.fleet import Fleet
+from tests.integration.frame_cases import FRAME_CASES
 from tests.integration.group_state_cases import GROUP_STATE_CASES
 from tests.integration.join_cases import JOIN_CASES
 from tests.integration.operator_cases import CASES, RESTART, Case, Operators, Step, Totals
 from tests.integration.streams import Feed, Run, short_list
 from tests.tasks import coordinator_of, deltas_of
 
-ALL_CASES = {**CASES, **JOIN_CASES, **GROUP_STATE_CASES}
+ALL_CASES = {**CASES, **JOIN_CASES, **GROUP_STATE_CASES, **FRAME_CASES}
 
 
 class Inputs:
@@ -139,6 +140,10 @@ SHORT_LIST = {
     "F1 running count",
     "J1 inner",
     "JO1 left outer of windows",
+    "rollup, update",
+    "rollup of windows, append",
+    "distinct",
+    "everything between",
 }
 
 

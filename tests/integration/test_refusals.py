@@ -115,6 +115,24 @@ MODES = {
         "complete",
         "Complete output mode not supported",
     ),
+    "a join in update mode": Refusal(
+        lambda op, i: op(i["a"]).join(i["b"], "k"),
+        "a join of two streams has no update mode.*leave outputMode out",
+        "update",
+        "is not supported in Update output mode, only in Append",
+    ),
+    "the first rows in update mode": Refusal(
+        lambda op, i: op(i["a"]).limit(3),
+        "limit has no update mode.*leave outputMode out",
+        "update",
+        "Limits are not supported .* in Update output mode",
+    ),
+    "all of what is distinct": Refusal(
+        lambda op, i: op(i["a"]).distinct(),
+        "dropDuplicates has no complete mode",
+        "complete",
+        "Complete output mode not supported",
+    ),
     "a function in complete mode": Refusal(
         lambda op, i: in_pandas(op(i["a"]).groupBy("k"), "complete"), "append or update", "complete"
     ),
@@ -174,7 +192,7 @@ JOINS = {
         "a condition that says how far apart the two times may be",
         spark="watermark",
     ),
-    "a static DataFrame": Refusal(lambda op, i: op(i["a"]).join(i["static"], "x"), "keeps no state.*use left.join"),
+    "every row with every row": Refusal(lambda op, i: op(i["at"]).crossJoin(i["bt"]), "needs an equality.*add one"),
     "keys of a type without state": Refusal(
         lambda op, i: op(i["a"]).join(i["b"], "l"), "array<bigint>|cast the column"
     ),
@@ -215,7 +233,18 @@ ARGUMENTS = {
         lambda op, i: op(i["a"]).groupBy("k").agg(F.countDistinct("x")),
         "distinct.*group by the column as well",
         "update",
-        "Distinct aggregations",
+        "Distinct aggregations are not supported on streaming",
+    ),
+    "no columns": Refusal(
+        lambda op, i: op(i["a"]).dropDuplicates([]),
+        "dropDuplicates of no columns.*leave the columns out for all of them",
+    ),
+    "sessions rolled up": Refusal(
+        lambda op, i: op(i["at"]).rollup(F.session_window("t", "5 seconds"), "k").count(),
+        "session windows are not rolled up.*group by them, and once more without",
+    ),
+    "a function of rolled up keys": Refusal(
+        lambda op, i: in_pandas(op(i["a"]).rollup("k"), "append"), "group by the columns of a key; rollup and cube"
     ),
     "an aggregate that the fleet has not": Refusal(
         lambda op, i: op(i["a"]).groupBy("k").agg(F.approx_count_distinct("x")),
@@ -264,6 +293,31 @@ CHAINS = {
         lambda op, i: op(op(i["a"], "update", name="below").groupBy("k").count()).dropDuplicates(),
         "use append mode below, or write its results to a sink",
     ),
+    **{
+        f"two aggregations in {mode} mode": Refusal(
+            lambda op, i, mode=mode: (  # type: ignore[misc]
+                op(op(i["at"], mode, name="below").groupBy(F.window("t", "5 seconds")).count()).groupBy("count").count()
+            ),
+            "use append mode below, or write its results to a sink",
+            mode,
+            "can emit rows older than the current watermark",
+        )
+        for mode in ("update", "complete")
+    },
+    "a function in update mode below": Refusal(
+        lambda op, i: op(in_pandas(op(i["a"], name="below").groupBy("k"))).groupBy("k").count(),
+        "use append mode below, or write its results to a sink",
+        "update",
+        "applyInPandasWithState in update mode is not supported with aggregation",
+    ),
+    "timeouts of event time below": Refusal(
+        lambda op, i: (
+            op(in_pandas(op(i["at"], "append", name="below").groupBy("k"), "append", EVENT)).groupBy("k").count()
+        ),
+        "use append mode below, or write its results to a sink",
+        "update",
+        "can emit rows older than the current watermark",
+    ),
     "top rows below": Refusal(
         lambda op, i: op(op(i["a"].drop("l"), "update", name="below").topN(1, "k", "x")).dropDuplicates(),
         "use append mode below, or write its results to a sink",
@@ -287,7 +341,87 @@ CHAINS = {
     "one name on both sides": Refusal(doubled, "give each a name of its own"),
 }
 
-REFUSED = {**MODES, **WATERMARKS, **JOINS, **TYPES, **ARGUMENTS, **CHAINS}
+SPARKS = "Spark does not run this query.*nothing was started: "
+
+
+def static_join(how: str) -> Callable[[Operators, Streams], DataFrame]:
+    return lambda op, i: op(i["a"]).join(i["static"], "x", how).groupBy("k").count()  # type: ignore[no-any-return]
+
+
+#: What Spark's check finds in the rest of the query, and no rule of the fleet's own: its words are Spark's.
+AS_SPARK = {
+    what: Refusal(build, SPARKS + words, mode, words)
+    for what, build, mode, words in [
+        (
+            "sorted rows below",
+            lambda op, i: op(i["a"].orderBy("k")).groupBy("k").count(),
+            "complete",
+            "Sorting is not supported",
+        ),
+        (
+            "rows sorted within partitions below",
+            lambda op, i: op(i["a"].sortWithinPartitions("k")).dropDuplicates(["k"]),
+            "append",
+            "Sorting is not supported",
+        ),
+        ("a sample", lambda op, i: op(i["a"]).sample(0.5).dropDuplicates(["k"]), "update", "Sampling is not supported"),
+        ("rows without the first", lambda op, i: op(i["a"].offset(3)).limit(2), "append", "Offset is not supported"),
+        (
+            "limit below in update mode",
+            lambda op, i: op(i["a"].limit(3)).groupBy("k").count(),
+            "update",
+            "Limits are not",
+        ),
+        (
+            "a join below in update mode",
+            lambda op, i: op(i["a"].join(i["b"].drop("l"), "k")).groupBy("k").count(),
+            "update",
+            "Join between two streaming DataFrames/Datasets is not supported in Update output mode",
+        ),
+        (
+            "numbers of rows",
+            lambda op, i: op(i["a"]).withColumn("n", F.monotonically_increasing_id()).groupBy("n").count(),
+            "update",
+            r"Expression\(s\): monotonically_increasing_id",
+        ),
+        (
+            "windows of rows below",
+            lambda op, i: (
+                op(i["a"].drop("l")).withColumn("r", F.rank().over(Window.partitionBy("k").orderBy("x"))).distinct()
+            ),
+            "append",
+            r"\[NON_TIME_WINDOW_NOT_SUPPORTED_IN_STREAMING\]",
+        ),
+        (
+            "a union with a batch",
+            lambda op, i: op(i["a"].select("x")).union(i["static"]).distinct(),
+            "append",
+            "Union between streaming and batch",
+        ),
+        ("a right join with a batch", static_join("right"), "update", "RightOuter join with a streaming"),
+        ("a full join with a batch", static_join("full"), "update", "FullOuter joins with streaming"),
+        (
+            "what a batch has not",
+            lambda op, i: op(i["static"].join(i["a"], "x", "left_anti")).distinct(),
+            "append",
+            "LeftAnti joins with a streaming",
+        ),
+        (
+            "what two streams have",
+            lambda op, i: op(i["a"].select("x").intersect(i["b"].select("y"))).limit(1),
+            "append",
+            "Intersect of streaming",
+        ),
+        (
+            "what another stream has not",
+            lambda op, i: op(i["a"].select("x").subtract(i["b"].select("y"))).limit(1),
+            "append",
+            "Except on a streaming",
+        ),
+    ]
+}
+
+REFUSED = {**MODES, **WATERMARKS, **JOINS, **TYPES, **ARGUMENTS, **CHAINS, **AS_SPARK}
 
 
 @pytest.fixture
@@ -335,6 +469,23 @@ def check_as_spark_does(spark: SparkSession, query: DataFrame, mode: str) -> Non
     checker = spark._jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
     modes = spark._jvm.org.apache.spark.sql.streaming.OutputMode
     checker.checkForStreaming(query._jdf.queryExecution().analyzed(), getattr(modes, mode.capitalize())())
+
+
+@pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
+@pytest.mark.parametrize(
+    ("above", "says"),
+    [
+        (lambda counts: counts.orderBy("k"), "Sorting is not supported"),
+        (lambda counts: counts.limit(3), "Limits are not supported .* in Update output mode"),
+        (lambda counts: counts.withColumn("n", F.monotonically_increasing_id()), "monotonically_increasing_id"),
+    ],
+)
+def test_spark_refuses_above_an_operator_of_the_fleet_what_it_refuses_above_its_own(
+    spark: SparkSession, operators: Operators, streams: Streams, above: Callable[[DataFrame], DataFrame], says: str
+) -> None:
+    for counts in (streams["a"].groupBy("k").count(), operators(streams["a"], "update").groupBy("k").count()):
+        with pytest.raises(AnalysisException, match=says):
+            check_as_spark_does(spark, above(counts), "update")
 
 
 def test_the_same_operator_may_come_in_twice(operators: Operators, streams: Streams, name: str) -> None:

@@ -1,0 +1,247 @@
+"""``fleet.stateful(df)`` beside the DataFrame: what passes through it, what it answers, and what it says of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.errors import AnalysisException, PySparkTypeError
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from coordinator.errors import InvalidRequestError
+from spark_jobs.fleet import Fleet
+from spark_jobs.stateful import StatefulDataFrame
+from tests.integration.streams import Feed, Run
+
+Frame = StatefulDataFrame
+
+
+@pytest.fixture
+def df(spark: SparkSession) -> DataFrame:
+    rate = spark.readStream.format("rate").load()
+    return rate.selectExpr("cast(value as string) k", "timestamp t", "cast(value as int) x", "double(value) v")
+
+
+@pytest.fixture
+def frame(fleet: Fleet, df: DataFrame, name: str) -> Frame:
+    return fleet.stateful(df, name=name)
+
+
+def in_pandas(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    yield from frames
+
+
+def in_arrow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+
+
+#: By the name of the method: a use of it, on a frame and on its DataFrame. What it takes besides is ``other``, of the same kind.
+PASSING: dict[str, Callable[[Any, Any], Any]] = {
+    "alias": lambda one, other: one.alias("a").select("a.k"),
+    "coalesce": lambda one, other: one.coalesce(1),
+    "crossJoin": lambda one, other: one.crossJoin(one.sparkSession.range(2)),
+    "drop": lambda one, other: one.drop("x", one.v),
+    "dropna": lambda one, other: one.dropna(subset=["k"]),
+    "fillna": lambda one, other: one.fillna(0, subset=["x"]),
+    "filter": lambda one, other: one.filter(one.x > 1),
+    "hint": lambda one, other: one.hint("rebalance"),
+    "join": lambda one, other: one.join(one.sparkSession.range(2).withColumnRenamed("id", "x"), "x", "left"),
+    "mapInArrow": lambda one, other: one.mapInArrow(in_arrow, "k string, t timestamp, x int, v double"),
+    "mapInPandas": lambda one, other: one.mapInPandas(in_pandas, one.schema),
+    "melt": lambda one, other: one.melt("k", ["x", "v"], "name", "value"),
+    "observe": lambda one, other: one.observe("seen", F.count(F.lit(1)).alias("n")),
+    "repartition": lambda one, other: one.repartition(3, "k"),
+    "repartitionByRange": lambda one, other: one.repartitionByRange(3, "k"),
+    "replace": lambda one, other: one.replace(1, 2, subset=["x"]),
+    "sample": lambda one, other: one.sample(0.5, 1),
+    "sampleBy": lambda one, other: one.sampleBy("x", {1: 0.5}, 1),
+    "select": lambda one, other: one.select("k", F.explode(F.array("x", F.lit(2))), one["v"]),
+    "selectExpr": lambda one, other: one.selectExpr("k", "x + 1 as y"),
+    "to": lambda one, other: one.to(one.select("x", "k").schema),
+    "toDF": lambda one, other: one.toDF("a", "b", "c", "d"),
+    "transform": lambda one, other: one.transform(lambda inner, column: inner.select(column), "k"),
+    "union": lambda one, other: one.union(other),
+    "unionAll": lambda one, other: one.unionAll(other),
+    "unionByName": lambda one, other: one.unionByName(other=other.drop("v"), allowMissingColumns=True),
+    "unpivot": lambda one, other: one.unpivot("k", ["x", "v"], "name", "value"),
+    "where": lambda one, other: one.where("x > 1"),
+    "withColumn": lambda one, other: one.withColumn("y", one.x + 1),
+    "withColumnRenamed": lambda one, other: one.withColumnRenamed("x", "y"),
+    "withColumns": lambda one, other: one.withColumns({"y": one["x"], "z": F.lit(1)}),
+    "withColumnsRenamed": lambda one, other: one.withColumnsRenamed({"x": "y", "k": "l"}),
+    "withMetadata": lambda one, other: one.withMetadata("x", {"told": 1}),
+    "withWatermark": lambda one, other: one.withWatermark("t", "5 seconds"),
+    "na": lambda one, other: one.na.drop().na.fill(1).na.replace(1, 2),
+    "a column": lambda one, other: one[one.x > 1],
+    "columns": lambda one, other: one[["k", "x"]],
+}
+
+
+@pytest.mark.parametrize("what", PASSING)
+def test_what_looks_at_each_row_by_itself_stays_stateful(frame: Frame, df: DataFrame, what: str) -> None:
+    passed, expected = PASSING[what](frame, frame), PASSING[what](df, df)
+    assert isinstance(passed, StatefulDataFrame)
+    assert passed.schema == expected.schema
+    # Functions, chance, and DataFrames made on the way are others each time.
+    if what not in ("crossJoin", "mapInArrow", "mapInPandas", "sampleBy"):
+        assert passed._df.sameSemantics(expected)
+    assert frame._df is df, "a frame does not change"
+
+
+def test_every_attribute_of_a_dataframe_passes_or_is_accounted_for(frame: Frame) -> None:
+    reasons: dict[str, str] = {}
+    for attribute in dir(DataFrame):
+        if attribute.startswith("_"):
+            continue
+        try:
+            getattr(frame, attribute)
+        except AttributeError as error:
+            reasons[attribute] = str(error)
+        except AnalysisException:
+            pass  # Spark says of `write` itself that it is not a stream's
+    assert set(reasons) == {
+        "createGlobalTempView", "createOrReplaceGlobalTempView", "createOrReplaceTempView", "createTempView", "crosstab", "describe",
+        "exceptAll", "freqItems", "intersect", "intersectAll", "offset", "orderBy", "pandas_api", "randomSplit", "registerTempTable",
+        "sameSemantics", "semanticHash", "sort", "sortWithinPartitions", "sql_ctx", "stat", "storageLevel", "subtract", "summary",
+        "to_koalas", "to_pandas_on_spark", "unpersist",
+    }  # fmt: skip
+    assert all(f"'StatefulDataFrame' object has no attribute {name!r}: " in text for name, text in reasons.items())
+
+
+@pytest.mark.parametrize(
+    ("attribute", "says"),
+    [
+        ("orderBy", "sorting is not supported.*complete output mode, as in Spark.*or use topN"),
+        ("describe", "name those that you need in agg"),
+        ("createTempView", "make the view of the DataFrame that fleet.stateful was given"),
+        ("subtract", "left_anti.*then use distinct"),
+        ("pandas_api", "call it on the DataFrame that fleet.stateful was given, or on the result"),
+        ("nothing", "'StatefulDataFrame' object has no attribute 'nothing'$"),
+        ("_jdf", "where Spark takes a DataFrame, give it the one that fleet.stateful was given"),
+    ],
+)
+def test_what_is_not_there_says_why_and_what_to_do(frame: Frame, attribute: str, says: str) -> None:
+    with pytest.raises(AttributeError, match=says):
+        getattr(frame, attribute)
+    assert not hasattr(frame, attribute)
+
+
+def test_what_is_asked_of_a_dataframe_is_answered(
+    frame: Frame, df: DataFrame, spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (frame.schema, frame.columns, frame.dtypes, frame.isStreaming) == (df.schema, df.columns, df.dtypes, True)
+    assert frame.sparkSession is spark
+    for column in (frame.x, frame["x"], frame[2], frame.colRegex("`x`")):
+        assert isinstance(column, Column)
+        assert df.select(column).columns == ["x"]
+    frame.printSchema()
+    ours = capsys.readouterr().out
+    df.printSchema()
+    assert ours == capsys.readouterr().out
+    frame.explain()
+    assert "Physical Plan" in capsys.readouterr().out
+    assert str(frame.toDF("_1", "_2", "_3", "_4")._1) == "Column<'_1'>"
+    assert {"groupBy", "where", "schema", "x", "topN"} <= set(dir(frame))
+    assert repr(frame) == f"StatefulDataFrame({df!r})"
+
+
+@pytest.mark.parametrize("action", ["count", "show", "collect", "toPandas", "cache", "isEmpty"])
+def test_spark_says_itself_that_actions_are_not_for_streams(frame: Frame, df: DataFrame, action: str) -> None:
+    with pytest.raises(AnalysisException) as expected:
+        getattr(df, action)()
+    with pytest.raises(AnalysisException) as refused:
+        getattr(frame, action)()
+    assert str(refused.value).splitlines()[0] == str(expected.value).splitlines()[0]
+
+
+#: What Spark refuses when it is built, and so the fleet, in Spark's words.
+AT_ONCE: dict[str, tuple[Callable[[Any], Any], type[Exception]]] = {
+    "duplicates of the letters of a string": (lambda one: one.dropDuplicates("kx"), PySparkTypeError),
+    "duplicates within the watermark of a string": (
+        lambda one: one.withWatermark("t", "1 second").dropDuplicatesWithinWatermark("k"),
+        PySparkTypeError,
+    ),
+    "duplicates of an unknown column": (lambda one: one.dropDuplicates(["nope"]), AnalysisException),
+    "the sum of strings": (lambda one: one.groupBy("x").sum("k"), AnalysisException),
+    "the largest of strings": (lambda one: one.groupBy("x").max("k"), AnalysisException),
+    "the average of times": (lambda one: one.groupBy("x").avg("t"), AnalysisException),
+    "the sum of an unknown column": (lambda one: one.groupBy("x").sum("nope"), AnalysisException),
+    "a negative limit": (lambda one: one.limit(-1), AnalysisException),
+    "groups of a tuple": (lambda one: one.groupBy(("k", "x")), PySparkTypeError),
+    "an unknown column": (lambda one: one.select("nope"), AnalysisException),
+    "columns by a float": (lambda one: one[1.5], PySparkTypeError),
+}
+
+
+@pytest.mark.parametrize("case", AT_ONCE)
+def test_spark_refuses_what_it_refuses_of_a_dataframe(frame: Frame, df: DataFrame, case: str) -> None:
+    build, kind = AT_ONCE[case]
+    with pytest.raises(kind) as expected:
+        build(df)
+    with pytest.raises(kind) as refused:
+        build(frame)
+    # Numbers of columns differ from one analysis to the next.
+    assert str(refused.value).splitlines()[0] == str(expected.value).splitlines()[0]
+
+
+def test_groups_say_what_they_have_not(frame: Frame) -> None:
+    grouped = frame.groupBy("k")
+    with pytest.raises(AttributeError, match=r"rows of one batch at a time.*use applyInPandasWithState"):
+        grouped.applyInPandas(in_pandas, "k string")
+    with pytest.raises(AttributeError, match=r"'StatefulGroupedData' object has no attribute 'nothing'$"):
+        grouped.nothing  # noqa: B018
+    with pytest.raises(InvalidRequestError, match=r"pivot is not supported.*as in Spark.*FILTER"):
+        grouped.pivot("x", [1, 2])
+
+
+def test_frames_of_one_state_come_together_and_those_of_two_do_not(
+    fleet: Fleet, frame: Frame, df: DataFrame, name: str
+) -> None:
+    again = fleet.stateful(df.where("x > 1"), name=name)
+    assert frame.union(again).isStreaming
+    other = fleet.stateful(df, name=f"{name}-other")
+    for combine in (frame.union, lambda one: frame.join(one, "k"), lambda one: frame.unionByName(other=one)):
+        with pytest.raises(InvalidRequestError, match="these two frames name two; give this one the DataFrame"):
+            combine(other)
+    with pytest.raises(InvalidRequestError, match="the same name, output mode and shards"):
+        frame.union(fleet.stateful(df, name=name, outputMode="append"))
+
+
+def test_sparks_own_methods_are_told_to_take_the_dataframe(frame: Frame, df: DataFrame) -> None:
+    for call in (lambda: df.join(frame, "k"), lambda: df.union(frame), lambda: F.broadcast(frame)):  # type: ignore[arg-type]
+        with pytest.raises(
+            AttributeError, match=r"'_jdf': where Spark takes a DataFrame, give it the one that fleet.stateful"
+        ):
+            call()
+
+
+def test_transform_gives_what_its_function_makes(frame: Frame) -> None:
+    assert type(frame.transform(lambda one: one.limit(1))) is DataFrame
+    with pytest.raises(TypeError, match="returns a frame or a DataFrame, not int"):
+        frame.transform(lambda one: 1)
+
+
+@pytest.mark.parametrize("mode", ["Append", "UPDATE", "cOmplete"])
+def test_output_modes_are_taken_in_any_case(fleet: Fleet, df: DataFrame, name: str, mode: str) -> None:
+    marked = fleet.stateful(df.withWatermark("t", "1 second"), name=name, outputMode=mode)
+    assert marked.groupBy(F.window("t", "1 second")).count().columns == ["window", "count"]
+    metadata = fleet._coordinator.describe_state(name)
+    assert metadata is None, "building a query makes no state"
+
+
+def test_without_an_operator_the_rows_are_written_as_they_are(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", pa.schema([("x", pa.int64())]))
+    feed.add([(1,), (2,), (3,)])
+    run = Run(fleet.stateful(feed.stream(), name=name).where("x > 1"), "append", tmp_path / "ck")  # type: ignore[arg-type]
+    try:
+        assert sorted(row["x"] for row in run.take()) == [2, 3]
+    finally:
+        run.stop()
+    assert not any(one["name"] == name for one in fleet.status()["queries"])
