@@ -63,8 +63,8 @@ def parts_of(spark: SparkSession, aggregate: AggregateExpression) -> tuple[Part,
     text, function = aggregate.sql, aggregate.function
     if aggregate.is_distinct:
         raise InvalidRequestError(
-            "distinct aggregates are not held by the fleet yet (Spark refuses them in streaming, too); group by the column as well, "
-            "or use approx_count_distinct in a batch query over the results",
+            "Distinct aggregations are not supported on streaming DataFrames, as in Spark; consider using approx_count_distinct() "
+            "instead, or group by the column as well and count the groups in a query over the results",
             aggregate=text,
         )
     held = FUNCTIONS.get(function.kind)

@@ -231,7 +231,7 @@ TYPES = {
 ARGUMENTS = {
     "distinct": Refusal(
         lambda op, i: op(i["a"]).groupBy("k").agg(F.countDistinct("x")),
-        "distinct.*group by the column as well",
+        "Distinct aggregations are not supported on streaming.*approx_count_distinct.*group by the column as well",
         "update",
         "Distinct aggregations are not supported on streaming",
     ),
