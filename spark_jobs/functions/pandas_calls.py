@@ -74,7 +74,6 @@ class PandasCalls:
         """What the function did to the state of each key, in columns."""
         updated = np.array([one._updated for one in results], np.bool_)
         removed = np.array([one._removed for one in results], np.bool_)
-        timeouts = np.array([one._timeout_timestamp for one in results], np.int64)
         if updated.any():
             empty = (None,) * len(self.state)
             rows = [tuple(one._value) if one._updated else empty for one in results]
@@ -91,7 +90,7 @@ class PandasCalls:
             )
         if removed.any():
             state.remove(removed)
-        state.keep_timeouts(timeouts)
+        state.keep_timeouts([one._timeout_timestamp for one in results])
 
 
 def _no_rows(groups: Groups) -> Iterator[Iterator[pd.DataFrame]]:

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 from coordinator.errors import InvalidRequestError
 from spark_jobs.functions.groups import Numbers, StateColumns
 
-__all__ = ["NO_TIMEOUT", "BatchFunction", "Mask", "Moment", "StateBatch"]
+__all__ = ["FURTHEST_MS", "NO_TIMEOUT", "BatchFunction", "Mask", "Moment", "StateBatch"]
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 #: A column of one value a key: Arrow, NumPy or a list.
@@ -29,6 +29,9 @@ Milliseconds: TypeAlias = "int | Values"
 
 #: In place of a timeout, where there is none.
 NO_TIMEOUT = -1
+#: Timeouts that are further away than this, in milliseconds since the epoch, are held as this one: state holds microseconds in 64 bits,
+#: and no clock or watermark of Spark's gets there, so the key never times out (``setTimeoutTimestamp(Long.MaxValue)``).
+FURTHEST_MS: int = np.iinfo(np.int64).max // 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +213,8 @@ class StateBatch:
         durations = self._milliseconds(duration_ms, mask)
         if (durations[mask] <= 0).any():
             raise InvalidRequestError("a timeout's duration is positive", smallest=int(durations[mask].min()))
-        self._timeouts[mask] = self._moment.processing_time_ms + durations[mask]
+        now_ms = self._moment.processing_time_ms
+        self._timeouts[mask] = now_ms + np.minimum(durations[mask], FURTHEST_MS - now_ms)
 
     def set_timeout_timestamp(self, timestamp_ms: Milliseconds, where: Values | None = None) -> None:
         """Let keys time out once the watermark has passed a time, in milliseconds since the epoch (or an Arrow column of timestamps).
@@ -230,11 +234,11 @@ class StateBatch:
                 earliest=int(times[mask].min()),
                 watermark=self._moment.watermark_ms,
             )
-        self._timeouts[mask] = times[mask]
+        self._timeouts[mask] = np.minimum(times[mask], FURTHEST_MS)
 
-    def keep_timeouts(self, timeouts_ms: Numbers) -> None:
+    def keep_timeouts(self, timeouts_ms: Sequence[int]) -> None:
         """Take timeouts that ``GroupState`` has checked, -1 for none."""
-        self._timeouts = timeouts_ms
+        self._timeouts = np.array([min(one, FURTHEST_MS) for one in timeouts_ms], np.int64)
 
     def _require_conf(self, conf: str) -> None:
         if self._moment.timeout_conf != conf:
@@ -257,14 +261,22 @@ class StateBatch:
 
     def _milliseconds(self, value: Milliseconds, mask: Mask) -> Numbers:
         if isinstance(value, int | np.integer):
-            return np.full(len(self), value, np.int64)
+            return np.full(len(self), min(int(value), FURTHEST_MS), np.int64)
         array = value if isinstance(value, pa.Array | pa.ChunkedArray) else pa.array(value)
         if pa.types.is_timestamp(array.type):
-            array = array.cast(pa.timestamp("ms", array.type.tz), safe=False)
+            array = self._in_milliseconds(array)
         # A null where it is meant fails as not positive.
         field = pa.field("timeout", pa.int64())
         numbers: Numbers = pc.fill_null(self._fitted(field, array), 0).to_numpy()
         return numbers
+
+    @staticmethod
+    def _in_milliseconds(times: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+        if times.type.unit == "s":
+            # Seconds reach further than milliseconds do.
+            furthest = pa.scalar(FURTHEST_MS // 1000 + 1, pa.int64()).cast(times.type)
+            times = pc.if_else(pc.greater(times, furthest), furthest, times)
+        return times.cast(pa.timestamp("ms", times.type.tz), safe=False)
 
     def _fitted(self, field: pa.Field, values: Values) -> pa.Array:
         try:

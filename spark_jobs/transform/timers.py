@@ -12,8 +12,8 @@ from spark_jobs.transform.variables import DUE, TIMER
 
 __all__ = ["Timers"]
 
-#: Times further away than this, in milliseconds, are no times (and would not fit a number of 64 bits in other units).
-_FURTHEST_MS = 1 << 52
+#: Times are milliseconds in 64 bits, as in Spark: the largest one never comes.
+_FURTHEST_MS = (1 << 63) - 1
 
 
 class Timers:
@@ -42,7 +42,7 @@ class Timers:
 
     def _change(self, time_ms: int, *, is_there: bool) -> None:
         place = self._block.here()
-        if not -_FURTHEST_MS < time_ms < _FURTHEST_MS:
+        if not -_FURTHEST_MS <= time_ms <= _FURTHEST_MS:
             raise InvalidRequestError("a timer's time is in milliseconds since the epoch", expiryTimestampMs=time_ms)
         self._changed.setdefault(place, {})[int(time_ms)] = is_there
 

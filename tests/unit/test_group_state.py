@@ -241,6 +241,40 @@ def test_a_key_that_was_removed_may_still_have_a_timeout() -> None:
     assert query.held() == {}
 
 
+LONGEST = (1 << 63) - 1
+#: Milliseconds that 64 bits of microseconds have room for.
+HELD_MS = LONGEST // 1000
+
+
+@pytest.mark.parametrize("never", [LONGEST, LONGEST - 1, HELD_MS + 1, HELD_MS])
+@pytest.mark.parametrize("conf", [PROCESSING, EVENT])
+@pytest.mark.parametrize("form", ["pandas", "number", "column"])
+def test_a_timeout_at_the_end_of_time_never_comes(form: str, conf: str, never: int) -> None:
+    def of_one(key: Any, pdfs: Any, state: GroupState) -> Iterator[pd.DataFrame]:
+        state.update((1,))
+        (state.setTimeoutTimestamp if conf == EVENT else state.setTimeoutDuration)(never)
+        yield pd.DataFrame({"k": [key[0]], "n": [-1 if state.hasTimedOut else 1]})
+
+    def of_many(keys: pa.Table, rows: pa.Table, state: StateBatch) -> pa.Table:
+        state.update({"n": [1] * len(state)})
+        given = never if form == "number" else pa.array([never] * len(state))
+        (state.set_timeout_timestamp if conf == EVENT else state.set_timeout_duration)(given)
+        return keys.append_column("n", pa.array([-1 if state.has_timed_out else 1] * len(state)))
+
+    query = Query(in_pandas(of_one) if form == "pandas" else ArrowCalls(of_many, to_arrow_schema(OUTPUT)), conf)
+    for now_ms in (1000, 2000, 1 << 52):
+        assert query.batch(("a", 1), watermark=(now_ms - 1000, now_ms), now_ms=now_ms) == [("a", 1)]
+    assert query.batch(watermark=(HELD_MS, HELD_MS), now_ms=HELD_MS) == []
+    assert query.held() == {"a": {"s_n": 1, "exists": True, "timeout_us": HELD_MS * 1000}}
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us"])
+def test_a_timeout_of_a_time_further_than_milliseconds_reach_never_comes(unit: str) -> None:
+    state = three(moment(EVENT, watermark_ms=50))
+    state.set_timeout_timestamp(pa.array([LONGEST, 1, 99], pa.int64()).cast(pa.timestamp(unit)), [True, False, False])
+    assert state.outcome()[2].tolist() == [HELD_MS, -1, -1]
+
+
 def test_a_batch_asks_the_store_a_few_times_whatever_its_keys() -> None:
     def count(keys: pa.Table, rows: pa.Table, state: StateBatch) -> None:
         state.update({"n": np.diff(state.offsets)}, where=np.arange(len(state)) % 2 == 0)

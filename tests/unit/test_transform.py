@@ -398,6 +398,22 @@ def test_t4_a_timer_of_processing_time_fires_after_the_rows_of_the_next_batch() 
     assert sorted(third) == [("0", "-1"), ("0", "3"), ("1", "5")]
 
 
+def test_a_timer_may_be_set_to_the_end_of_time() -> None:
+    never = (1 << 63) - 1
+
+    def init(self: Any, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+
+    def work(self: Any, key: Any, rows: Any, times: TimerValues) -> list[Any]:
+        told = [(key[0], str(list(self.handle.listTimers())))]
+        self.handle.registerTimer(never)
+        return told
+
+    query = Query(Given(init, work, lambda *_: [("a", "fired")]), PROCESSING)
+    assert query.batch(("a", 1), now_ms=1000) == [("a", "[]")]
+    assert query.batch(("a", 1), now_ms=1 << 55) == [("a", f"[{never}]")]
+
+
 def test_event_time_timers_go_by_the_watermark_with_the_batch_included() -> None:
     def work(self: Any, key: Any, rows: Any, times: TimerValues) -> Iterator[Any]:
         self.handle.registerTimer(times.getCurrentWatermarkInMs())
@@ -580,7 +596,7 @@ def test_what_init_may_not_do_is_refused(mode: TimeMode, use: Any, message: str)
         (lambda p: p.list.put([]), "use clear"),
         (lambda p: p.list.appendList([]), "use clear"),
         (lambda p: p.handle.getValueState("w", "x int"), "in init only"),
-        (lambda p: p.handle.registerTimer(1 << 60), "milliseconds"),
+        (lambda p: p.handle.registerTimer(1 << 63), "milliseconds"),
     ],
 )
 def test_what_a_handler_may_not_do_is_refused(use: Any, message: str) -> None:
