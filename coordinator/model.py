@@ -85,6 +85,9 @@ class TaskIdentity:
 
     Attributes
     ----------
+    attempt
+        Spark's id of the task attempt (``TaskContext.taskAttemptId()``): of two attempts of one run the later one has the larger id,
+        also if Spark repeats a stage, which counts ``attemptNumber()`` from 0 again. 0 where there is no Spark task.
     batch_time_ms, former_time_ms
         When Spark planned the batch, and the batch before it, as its offset log has them (milliseconds since the epoch): the same
         whoever repeats a batch, another one in another history of the query. None if that is not known.

@@ -57,7 +57,7 @@ def task_identity(metadata: StateMetadata, header: BatchHeader | None) -> TaskId
         run_id=header.run_id,
         batch_id=header.batch_id,
         partition_id=header.shard,
-        attempt=context.attemptNumber(),
+        attempt=context.taskAttemptId(),
         executor=executor_name(),
         batch_time_ms=header.time_ms,
         former_time_ms=header.former_time_ms,

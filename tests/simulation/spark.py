@@ -141,8 +141,8 @@ class Driver(Party):
             self.replace_executor(executor)
             executor = self._scheduler.rng.choice(self.executors)
         attempt = Attempt(shard, number, executor)
-        task = TaskIdentity(STATE, QUERY, run_id, batch, shard, number, executor.name)
         self._world.attempts.append(attempt)
+        task = TaskIdentity(STATE, QUERY, run_id, batch, shard, len(self._world.attempts), executor.name)
         self._scheduler.spawn(executor, lambda: self._attempt(attempt, task))
         return attempt
 

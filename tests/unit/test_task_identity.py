@@ -1,0 +1,47 @@
+"""Who a Spark task says it is; on PySpark's own TaskContext."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark import TaskContext
+
+from coordinator.errors import InvalidRequestError
+from coordinator.model import StateMetadata, TaskIdentity
+from spark_jobs.worker.task import task_identity
+
+METADATA = StateMetadata("clicks", "", 4, "update")
+
+
+@pytest.fixture
+def context() -> Iterator[TaskContext]:
+    """The context of this process, as a Python worker sets it for each task."""
+    made = TaskContext._getOrCreate()
+    made._localProperties = {
+        "streaming.sql.batchId": "7",
+        "sql.streaming.queryId": "query",
+        "spark.jobGroup.id": "run",
+    }
+    yield made
+    TaskContext._setTaskContext(None)
+
+
+def told(context: TaskContext, stage_attempt: tuple[int, int], task_attempt_id: int) -> TaskIdentity:
+    """What a task is taken for: which one it is of its stage (partition, number of its attempt), and its id."""
+    context._partitionId, context._attemptNumber = stage_attempt
+    context._taskAttemptId = task_attempt_id
+    return task_identity(METADATA, 2)
+
+
+def test_a_later_attempt_is_larger_also_in_a_stage_that_spark_repeats(context: TaskContext) -> None:
+    first = told(context, (2, 0), 40)
+    retried = told(context, (2, 1), 44)
+    of_the_repeated_stage = told(context, (2, 0), 51)
+    assert first.attempt < retried.attempt < of_the_repeated_stage.attempt
+    assert {(one.batch_id, one.partition_id) for one in (first, retried, of_the_repeated_stage)} == {(7, 2)}
+
+
+def test_outside_a_streaming_query_there_is_no_task() -> None:
+    with pytest.raises(InvalidRequestError, match="start it with writeStream"):
+        task_identity(METADATA, 0)
