@@ -127,7 +127,6 @@ class LedgerKeeper:
             "another coordinator keeps appending first, or the object store does not list what it holds; whether the last attempt was "
             "counted is found out when it is repeated; committed versions are safe",
             attempts=_DECIDE_ATTEMPTS,
-
         )
 
     async def _settle(self, records: list[Record], ledger: StateLedger, fence: bool) -> bool:

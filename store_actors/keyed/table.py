@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 from weakref import WeakSet
 
 import numpy as np
@@ -75,6 +76,11 @@ class RowScan(Iterator[pa.RecordBatch]):
         self._position += len(rows)
         return rows
 
+    @property
+    def nbytes(self) -> int:
+        """Memory held besides the table, in bytes."""
+        return self._rows.nbytes + (0 if self._slots is None else self._slots.nbytes)
+
     def freeze(self) -> None:
         """Copy what is left, because the table is about to change."""
         if self._slots is not None:
@@ -112,6 +118,13 @@ class NetChange:
     def rows(self) -> Words:
         """All of them, in this order."""
         return np.concatenate([self.added, self.changed, self.removed])
+
+
+class HoldsRows(Protocol):
+    """Something that holds rows besides the table's."""
+
+    @property
+    def nbytes(self) -> int: ...
 
 
 class DueRows:
@@ -197,12 +210,19 @@ class KeyedTable(VersionedTable):
         #: Leading words of a row that tell its key: flags and key words.
         self.key_end = layout.flag_words + layout.key_words
         self._scans: WeakSet[RowScan] = WeakSet()
+        #: Who reads the table, and holds rows of its own for that: scans that were frozen, and views of older versions.
+        self._readers: WeakSet[HoldsRows] = WeakSet()
 
     @property
     def nbytes(self) -> int:
-        """Memory held, in bytes, with what older versions and a pending change need."""
+        """Memory held, in bytes, with what older versions, a pending change and those who read need."""
         calendar = 0 if self._due is None else self._due.nbytes
-        return self.table.nbytes + calendar + sum(step.nbytes for step in self.steps())
+        beside: list[HoldsRows] = [*self.steps(), *self._scans, *self._readers]
+        return self.table.nbytes + calendar + sum(one.nbytes for one in beside)
+
+    def read_by(self, reader: HoldsRows) -> None:
+        """Count what a reader holds for as long as it is there."""
+        self._readers.add(reader)
 
     # -- changes --------------------------------------------------------------------------------------------------
 
@@ -286,6 +306,7 @@ class KeyedTable(VersionedTable):
         """Called before every change."""
         for scan in list(self._scans):
             scan.freeze()
+            self._readers.add(scan)
         self._scans.clear()
 
     def compact(self) -> None:

@@ -47,6 +47,12 @@ class VersionView:
         self._version = version
         self._serial = -1 if version is None else store.retained()[version]
         self._forget()
+        store.read_by(self)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held besides the store's, in bytes."""
+        return self._overlay.nbytes - self._overlay.pool.nbytes
 
     def _forget(self) -> None:
         #: Keys that changed since the version, with what they were in it.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from coordinator.errors import FencedError, OperationOutOfOrderError
 from coordinator.model import CommitEntry, LoadPlan, LoadPlans
 from coordinator.surroundings import Lock
 from store_actors.engine.versions import CHANGE_COLUMN
@@ -21,7 +22,7 @@ from store_actors.serving.held import FrozenStore, HeldPartitions
 from store_actors.serving.lineage import Lineage
 from store_actors.serving.loading import Loader
 
-__all__ = ["Partition", "Positioner", "Session"]
+__all__ = ["Ended", "Partition", "Positioner", "Session"]
 
 
 @dataclass(slots=True)
@@ -75,6 +76,38 @@ class Partition:
         self.forget()
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What is kept of a session that is over: enough to answer who asks again. None of its rows.
+
+    Attributes
+    ----------
+    reason
+        Why it is over.
+    fenced
+        Whether somebody newer ended it.
+    committed
+        Version that it made.
+    """
+
+    reason: str
+    fenced: bool
+    committed: int | None
+    state: str
+    partition_id: int
+    base_version: int
+
+    def error(self) -> FencedError | OperationOutOfOrderError:
+        """What a further call on the session is told."""
+        kind = FencedError if self.fenced else OperationOutOfOrderError
+        return kind(
+            f"the handle has ended: {self.reason}; nothing was changed; open a new one",
+            state=self.state,
+            partition=self.partition_id,
+            version=self.base_version,
+        )
+
+
 @dataclass(slots=True)
 class Session:
     """One handle on all named stores of a partition, at one version.
@@ -83,21 +116,18 @@ class Session:
     ----------
     used_s
         When it was last called, in seconds of a clock that only elapses.
-    committed
-        Version that it made.
     ended
-        Why it is over; empty while it is open.
-    fenced
-        Whether somebody newer ended it.
+        How it ended; None while it is open.
+    on_end
+        Told how it ended.
     """
 
     request: OpenRequest
     partition: Partition
     handles: dict[str, UpdateHandle] | dict[str, ReadHandle]
     used_s: float
-    committed: int | None = None
-    ended: str = ""
-    fenced: bool = False
+    ended: Ended | None = None
+    on_end: Callable[[Ended], None] | None = None
     scans: dict[str, Iterator[pa.RecordBatch]] = field(default_factory=dict)
 
     @property
@@ -107,9 +137,10 @@ class Session:
 
     def end(self, reason: str, *, fenced: bool = False) -> None:
         """Abort its updates or release its reads; the partition has no writer any more if this was it."""
+        handles = self.handles
         self.leave(reason, fenced=fenced)
         try:
-            for handle in self.handles.values():
+            for handle in handles.values():
                 if isinstance(handle, UpdateHandle):
                     handle.abort()
                 else:
@@ -119,12 +150,16 @@ class Session:
             self.partition.forget()
             raise
 
-    def leave(self, reason: str, *, fenced: bool = False) -> None:
-        """:meth:`end` where the stores themselves are gone, or were committed."""
-        self.ended, self.fenced = reason, fenced
+    def leave(self, reason: str, *, fenced: bool = False, committed: int | None = None) -> None:
+        """:meth:`end` where the stores themselves are gone, or were committed. Nothing of the stores is held on to."""
+        task = self.request.task
+        self.ended = Ended(reason, fenced, committed, task.state_name, task.partition_id, self.request.base_version)
+        self.handles = {}
         self.scans.clear()
         if self.partition.writer is self:
             self.partition.writer = None
+        if self.on_end is not None:
+            self.on_end(self.ended)
 
     # -- its changes, as a commit sees them: see store_actors.serving.commits.Pending ----------------------------------
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from coordinator.errors import FencedError, InvalidRequestError, OperationOutOfOrderError, WriterBusyError
+from coordinator.errors import InvalidRequestError, OperationOutOfOrderError, WriterBusyError
 from coordinator.storage.protocol import ObjectStore
 from coordinator.surroundings import Surroundings
 from store_actors.keyed.shard import ReadHandle, UpdateHandle
@@ -20,9 +20,10 @@ from store_actors.messages import BatchFacts, OpenRequest, Write
 from store_actors.serving.commits import Commits, Delta, describe_commit
 from store_actors.serving.coordinator_ref import CoordinatorRef
 from store_actors.serving.held import HeldPartitions
-from store_actors.serving.keyed_partition import Partition, Positioner, Session
+from store_actors.serving.keyed_partition import Ended, Partition, Positioner, Session
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
+from store_actors.serving.sessions import IDLE_S, Sessions
 
 __all__ = ["KeyedStores"]
 
@@ -31,8 +32,6 @@ _CALLS = frozenset(
     {"get", "multi_get", "put", "put_row", "remove", "remove_key", "remove_where", "due", "updates", "metrics"}
 )
 _SCANS = frozenset({"iterator", "prefix_scan", "range_scan"})
-#: Seconds without a call after which a session is taken for abandoned.
-_IDLE_S = 600.0
 
 
 class KeyedStores:
@@ -63,8 +62,7 @@ class KeyedStores:
         self._commits = Commits(objects, coordinator, loader, metrics, surroundings)
         self._held = HeldPartitions(lambda: Partition(lock()), lock(), coordinator, self._commits, metrics)
         self._positioner = Positioner(self._held, coordinator, loader, surroundings.hash_seed)
-        self._sessions: dict[str, Session] = {}
-        self._guard = lock()
+        self._sessions = Sessions(lock(), self._new_id, self._clock.elapsed_s)
 
     # -- opening --------------------------------------------------------------------------------------------------
 
@@ -94,7 +92,7 @@ class KeyedStores:
                 raise
             session = Session(request, partition, handles, self._clock.elapsed_s())
             partition.writer = session
-            return self._register(session), request.base_version
+            return self._sessions.add(session), request.base_version
 
     def open_read(self, request: OpenRequest) -> tuple[str, int]:
         """Read the request's base version, from memory if it is there, else from storage.
@@ -107,28 +105,14 @@ class KeyedStores:
         partition = self._partition(request)
         with partition.lock:
             handles = self._positioner.readers(partition, request)
-            return self._register(Session(request, partition, handles, self._clock.elapsed_s())), request.base_version
+            session = Session(request, partition, handles, self._clock.elapsed_s())
+            return self._sessions.add(session), request.base_version
 
     def _partition(self, request: OpenRequest) -> Partition:
         names = [spec.name for spec in request.stores]
         if not names or len(set(names)) != len(names):
             raise InvalidRequestError("name each store once, and at least one", stores=names)
-        with self._guard:
-            self._drop_abandoned()
         return self._held.of(request.lease.store_id)
-
-    def _register(self, session: Session) -> str:
-        session_id = self._new_id()
-        with self._guard:
-            self._sessions[session_id] = session
-        return session_id
-
-    def _drop_abandoned(self) -> None:
-        """Forget read sessions and ended ones that nobody has used for long; an abandoned writer is taken over."""
-        horizon = self._clock.elapsed_s() - _IDLE_S
-        for session_id, session in list(self._sessions.items()):
-            if session.used_s < horizon and session.partition.writer is not session:
-                del self._sessions[session_id]
 
     def _take_over(self, partition: Partition, request: OpenRequest) -> None:
         writer = partition.writer
@@ -136,7 +120,7 @@ class KeyedStores:
             return
         former, asked = writer.request.task, request.task
         is_newer = former.run_id != asked.run_id or former.batch_id != asked.batch_id or former.attempt < asked.attempt
-        if not is_newer and self._clock.elapsed_s() - writer.used_s < _IDLE_S:
+        if not is_newer and self._clock.elapsed_s() - writer.used_s < IDLE_S:
             raise WriterBusyError(
                 "another handle is changing this partition; nothing was changed; commit or abort that one first",
                 state=asked.state_name,
@@ -185,27 +169,25 @@ class KeyedStores:
                 del session.scans[scan_id]
             return batch
 
-    def _session(self, session_id: str) -> Session:
-        session = self._sessions.get(session_id)
+    def _found(self, session_id: str) -> Session | Ended:
+        session = self._sessions.find(session_id)
         if session is None:
             raise OperationOutOfOrderError(
                 "the handle is not known to the store actor any more (it was restarted, or the handle was not used for long); nothing "
                 "of it was committed unless commit said so; open a new one"
             )
-        session.used_s = self._clock.elapsed_s()
+        return session
+
+    def _session(self, session_id: str) -> Session:
+        session = self._found(session_id)
+        if isinstance(session, Ended):
+            raise session.error()
         return session
 
     @staticmethod
     def _check_open(session: Session) -> None:
-        if session.ended:
-            task = session.request.task
-            kind = FencedError if session.fenced else OperationOutOfOrderError
-            raise kind(
-                f"the handle has ended: {session.ended}; nothing was changed; open a new one",
-                state=task.state_name,
-                partition=task.partition_id,
-                version=session.request.base_version,
-            )
+        if session.ended is not None:
+            raise session.ended.error()
 
     def _handle(self, session: Session, store_name: str) -> UpdateHandle | ReadHandle:
         self._check_open(session)
@@ -229,12 +211,13 @@ class KeyedStores:
         FencedError
             A newer owner or attempt holds the partition; nothing was counted.
         """
-        session = self._session(session_id)
+        session = self._found(session_id)
+        if isinstance(session, Ended):
+            return _version_made(session)
         partition = session.partition
         with partition.lock:
-            if session.committed is not None:
-                return session.committed
-            self._check_open(session)
+            if session.ended is not None:
+                return _version_made(session.ended)
             if partition.writer is not session:
                 raise InvalidRequestError("a read handle cannot commit; release it")
             for write in writes:
@@ -256,13 +239,15 @@ class KeyedStores:
             partition.forget()
             session.leave("its commit failed")
             raise
-        session.committed = counted[0].version
-        session.leave("it is committed")
-        return session.committed
+        version = counted[0].version
+        session.leave("it is committed", committed=version)
+        return version
 
     def committed(self, session_id: str) -> bool:
         """Whether a session's version was made."""
-        return self._session(session_id).committed is not None
+        found = self._found(session_id)
+        ended = found.ended if isinstance(found, Session) else found
+        return ended is not None and ended.committed is not None
 
     def end(self, session_id: str) -> None:
         """Abort an update or release a read; ending twice is harmless.
@@ -272,22 +257,28 @@ class KeyedStores:
         OperationOutOfOrderError
             The update is committed.
         """
-        session = self._sessions.get(session_id)
-        if session is None:
-            return
-        with session.partition.lock:
-            if session.committed is not None:
-                raise OperationOutOfOrderError(
-                    "the handle is committed and cannot be aborted", version=session.committed
-                )
-            if not session.ended:
-                session.end("it was aborted" if session.partition.writer is session else "it was released")
+        session = self._sessions.find(session_id)
+        if isinstance(session, Session):
+            with session.partition.lock:
+                if session.ended is None:
+                    session.end("it was aborted" if session.partition.writer is session else "it was released")
+                    return
+                session = session.ended
+        if session is not None and session.committed is not None:
+            raise OperationOutOfOrderError("the handle is committed and cannot be aborted", version=session.committed)
 
     # -- maintenance ----------------------------------------------------------------------------------------------
 
     def maintain(self, min_deltas_for_snapshot: int) -> None:
         """See :meth:`HeldPartitions.maintain`."""
         self._held.maintain(min_deltas_for_snapshot)
+
+
+def _version_made(ended: Ended) -> int:
+    """Version that a session made."""
+    if ended.committed is None:
+        raise ended.error()
+    return ended.committed
 
 
 def _delta(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import pickle
 from collections.abc import Callable
@@ -519,3 +520,29 @@ def test_an_open_reader_survives_the_renumbering_of_strings(monkeypatch: pytest.
             handle.commit()
         assert content(reader) == {"x": "1", "y": "2", "z": "3"}
         assert reader.get(("z",)) == {"v": "3"}
+
+
+def test_what_readers_hold_besides_the_table_counts_as_memory_of_the_store() -> None:
+    def write(sign: int) -> None:
+        with shard.begin(shard.version) as handle:
+            keys, numbers = [str(number) for number in range(5000)], [sign * number for number in range(5000)]
+            handle.put(pa.table({"key": keys, "n": numbers}))
+            handle.commit()
+
+    shard = KeyedShard((Field("key", "string"),), (Field("n", "int64"),))
+    write(1)
+    before = shard.nbytes
+    reader = shard.read()
+    scan = reader.iterator()
+    write(-1)
+    assert len(reader) == 5000
+    held = shard.nbytes - before
+    del scan
+    gc.collect()
+    without_scan = shard.nbytes - before
+    del reader
+    gc.collect()
+    undo = shard.nbytes - before
+    row = 5000 * 8 * 3
+    assert held - without_scan >= row, "rows that a scan has yet to give out"
+    assert without_scan - undo >= row, "rows as they were in the version that is read"

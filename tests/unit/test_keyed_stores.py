@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+import threading
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import pyarrow as pa
@@ -24,8 +29,10 @@ from spark_jobs.worker.state_store import StateStore
 from store_actors.keyed.table import KeyedTable
 from store_actors.messages import OpenRequest, StoreSpec
 from store_actors.schema import Field
+from store_actors.serving.keyed_partition import Ended, Partition, Session
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
+from store_actors.serving.sessions import IDLE_S, Sessions
 from tests.unit.test_operator_shards import Coordinator
 from tests.unit.test_operator_shards import Fleet as AggregationFleet
 
@@ -119,6 +126,87 @@ def test_an_abort_that_fails_leaves_the_partition_to_the_next_attempt(monkeypatc
     retry = fleet.open(1, attempt=1)
     assert fleet.call(retry, "get", ("a",)) == {"n": 1}
     assert fleet.stores.commit(retry) == 2
+
+
+def test_a_committed_session_holds_nothing_of_its_delta_or_its_rows() -> None:
+    fleet = Fleet()
+    keys = [f"key-{number}" for number in range(20_000)]
+
+    def write(batch: int) -> None:
+        session = fleet.open(batch)
+        fleet.call(session, "put", pa.record_batch({"k": keys, "n": pa.array([batch] * len(keys), pa.int64())}))
+        fleet.stores.commit(session)
+
+    def held() -> int:
+        gc.collect()
+        return pa.total_allocated_bytes() + tracemalloc.get_traced_memory()[0] - files()
+
+    def files() -> int:
+        return sum(one.size for one in fleet.objects.list(""))
+
+    tracemalloc.start()
+    try:
+        for batch in range(4):
+            write(batch)
+        before = held()
+        for batch in range(4, 12):
+            write(batch)
+        grown = held() - before
+    finally:
+        tracemalloc.stop()
+    # A version's undo alone is 20,000 rows of 24 bytes; two of them are kept, those of versions that are gone since are not.
+    assert grown < 20_000 * 24
+
+
+def test_opening_and_committing_takes_the_same_steps_however_many_sessions_there_were() -> None:
+    fleet = Fleet()
+
+    def steps(batch: int) -> int:
+        count = 0
+
+        def trace(frame: FrameType, event: str, _: Any) -> Any:
+            nonlocal count
+            count += event == "line"
+            return trace
+
+        request = fleet.request(batch)
+        sys.settrace(trace)
+        try:
+            session, _ = fleet.stores.open_update(request)
+        finally:
+            sys.settrace(None)
+        fleet.put(session, a=batch)
+        fleet.stores.commit(session)
+        return count
+
+    taken = [steps(batch) for batch in range(60)]
+    assert len(set(taken[20:])) == 1, "none of them looks through those before"
+
+
+def test_a_session_that_ended_is_known_for_a_while_and_then_forgotten() -> None:
+    now = 0.0
+    sessions = Sessions(threading.Lock(), iter("abcdef").__next__, lambda: now)
+    fleet = Fleet()
+    task = fleet.request(0)
+
+    def opened() -> tuple[str, Session]:
+        session = Session(task, Partition(threading.Lock()), {}, now)
+        session.partition.writer = session
+        return sessions.add(session), session
+
+    first_id, first = opened()
+    now = IDLE_S + 1
+    assert sessions.find(first_id) is first, "one that writes stays, however long its user takes"
+    first.leave("it is committed", committed=3)
+    now += IDLE_S
+    second_id, _ = opened()
+    assert isinstance(ended := sessions.find(first_id), Ended)
+    assert ended.committed == 3
+    now += IDLE_S + 1
+    opened()
+    assert sessions.find(first_id) is None
+    assert sessions.find(second_id) is not None
+    assert len(sessions) == 2
 
 
 def test_a_second_writer_is_refused_and_a_retried_task_takes_over() -> None:
