@@ -71,7 +71,8 @@ class KeyedMetrics:
 class _Reads:
     """What both kinds of handles read: their version, and for an :class:`UpdateHandle` its own puts and removes.
 
-    Every method raises OperationOutOfOrderError once the handle is released, committed or aborted.
+    Every method raises OperationOutOfOrderError once the handle is released, committed or aborted, and VersionNotFoundError once an
+    error (memory exhausted) has cut a change of the store short.
     """
 
     _ALIVE: tuple[HandleState, ...] = (HandleState.READING, HandleState.UPDATING, HandleState.PREPARED)
@@ -90,6 +91,7 @@ class _Reads:
                 version=self.version,
                 state=self.state.value,
             )
+        self._store.check_whole()
 
     def __len__(self) -> int:
         self._require("len")
@@ -261,9 +263,11 @@ class UpdateHandle(_Reads):
         """
         self._require("put", HandleState.UPDATING)
         schema = self._store.schema
-        for batch in checked_table(rows, (*schema.keys, *schema.state_fields)).to_batches():
-            self._store.put_rows(self._store.table.rows_of(batch), self._step)
-            self._rows_in += batch.num_rows
+        # All of them in words first: what cannot be held is refused before anything is changed.
+        batches = checked_table(rows, (*schema.keys, *schema.state_fields)).to_batches()
+        for words in [self._store.table.rows_of(batch) for batch in batches]:
+            self._store.put_rows(words, self._step)
+            self._rows_in += len(words)
 
     def put_row(self, columns: Mapping[str, object]) -> None:
         """Set the values of one key; all key and value columns by name.
@@ -302,9 +306,10 @@ class UpdateHandle(_Reads):
         """
         self._require("remove", HandleState.UPDATING)
         table, removed = self._store.table, 0
-        for batch in checked_table(keys, self._store.schema.keys).to_batches():
-            removed += self._store.remove_rows(table.rows_of(batch, table.layout.keys), self._step)
-            self._rows_in += batch.num_rows
+        batches = checked_table(keys, self._store.schema.keys).to_batches()
+        for words in [table.rows_of(batch, table.layout.keys) for batch in batches]:
+            removed += self._store.remove_rows(words, self._step)
+            self._rows_in += len(words)
         return removed
 
     def remove_where(self, condition: Condition) -> int:
@@ -429,18 +434,20 @@ class UpdateHandle(_Reads):
         return change
 
     def abort(self) -> None:
-        """Put everything back as it was; asked again, does nothing.
+        """Put everything back as it was; asked again, does nothing. Of a store that an error broke, there is nothing to put back.
 
         Raises
         ------
         OperationOutOfOrderError
             The handle is committed.
         """
-        self._require("abort", HandleState.UPDATING, HandleState.PREPARED, HandleState.ABORTED)
-        if self.state is not HandleState.ABORTED:
+        if self.state is HandleState.ABORTED:
+            return
+        if not self._store.is_broken:
+            self._require("abort", HandleState.UPDATING, HandleState.PREPARED)
             self._store.abort()
-            self.state = HandleState.ABORTED
-            self._on_end(self)
+        self.state = HandleState.ABORTED
+        self._on_end(self)
 
     def __enter__(self) -> Self:
         return self

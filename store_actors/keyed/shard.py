@@ -10,7 +10,8 @@ number of :class:`ReadHandle` read retained versions meanwhile::
 
 Keys are equal if their bits are (as Spark compares the bytes of rows): -0.0 and 0.0 are two keys. Handles and scans are not
 thread-safe, and reading enters strings into the shard's pool: the owner locks. An error from inside the engine (memory
-exhausted) leaves a half changed shard: forget it and load it.
+exhausted) that comes in the middle of a change breaks the shard (:attr:`KeyedShard.is_broken`): nothing of it can be read or
+changed any more, through whatever handle; its owner forgets it, and loads it anew.
 """
 
 from __future__ import annotations
@@ -108,6 +109,11 @@ class KeyedShard:
         """Memory held, in bytes, with what older versions and a pending change need."""
         return self._table.nbytes
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether an error cut a change short: its owner forgets the shard."""
+        return self._table.is_broken
+
     # -- handles --------------------------------------------------------------------------------------------------
 
     def begin(self, version: int, next_version: int | None = None) -> UpdateHandle:
@@ -142,9 +148,10 @@ class KeyedShard:
                 version=version,
                 newest=self.version,
             )
-        self._writer = UpdateHandle(
-            self._table, version + 1 if next_version is None else next_version, self._end_writing
-        )
+        wanted = version + 1 if next_version is None else next_version
+        self._table.check_next(wanted)
+        with self._table.changing():
+            self._writer = UpdateHandle(self._table, wanted, self._end_writing)
         return self._writer
 
     def read(self, version: int | None = None) -> ReadHandle:
@@ -162,6 +169,7 @@ class KeyedShard:
     def _check_version(self, version: int) -> None:
         if version < 0:
             raise VersionNotFoundError("versions are counted from 0, the empty store", version=version)
+        self._table.check_whole()
         if version not in self._table.retained():
             raise VersionNotFoundError(
                 "the version is not in memory; nothing was changed; load it from its files",
@@ -199,6 +207,7 @@ class KeyedShard:
         """
         if self._writer is not None:
             raise WriterBusyError("a version cannot be loaded while another is written; abort that first")
+        self._table.check_whole()
         self._table.check_next(version)
         fields = (*self.schema.keys, *self.schema.state_fields, Field(CHANGE_COLUMN, "int8"))
         self._table.load(checked_table(delta, fields), version, watermark_ms)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakSet
@@ -12,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from coordinator.errors import InvalidRequestError
+from coordinator.errors import InvalidRequestError, VersionNotFoundError
 from store_actors.engine.arrays import Slots, Words
 from store_actors.engine.calendar import NEVER, ExpiryCalendar
 from store_actors.engine.kernels import LIVE
@@ -210,6 +211,8 @@ class KeyedTable(VersionedTable):
         #: Leading words of a row that tell its key: flags and key words.
         self.key_end = layout.flag_words + layout.key_words
         self._scans: WeakSet[RowScan] = WeakSet()
+        #: Whether an error (memory exhausted) came in the middle of a change: what is held is of no version then.
+        self.is_broken = False
         #: Who reads the table, and holds rows of its own for that: scans that were frozen, and views of older versions.
         self._readers: WeakSet[HoldsRows] = WeakSet()
 
@@ -226,21 +229,47 @@ class KeyedTable(VersionedTable):
 
     # -- changes --------------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """A change of the table in place: where an error cuts it short, the table is given up, as nobody knows how far it got."""
+        try:
+            yield
+        except BaseException:
+            self.is_broken = True
+            raise
+
+    def check_whole(self) -> None:
+        """Refuse to go on with a table that was given up.
+
+        Raises
+        ------
+        VersionNotFoundError
+            An error cut a change of it short.
+        """
+        if self.is_broken:
+            raise VersionNotFoundError(
+                "an error in the middle of a change (see the store actor's log) left nothing to read or to go on from in memory; what "
+                "was committed is safe in its files; open a new handle, which loads it from there",
+                version=self.version,
+            )
+
     def put_rows(self, rows: Words, step: VersionStep) -> None:
         """Write whole rows as part of a pending version; of rows with one key the last one stays."""
         self.freeze_scans()
-        slots, before = self.table.upsert(rows, step.version & 0xFFFFFFFF)
-        step.parts.append(UndoPart(np.take(self.table.rows, slots, axis=0)[:, : self.key_end].copy(), before))
-        self._note_due(rows)
+        with self.changing():
+            slots, before = self.table.upsert(rows, step.version & 0xFFFFFFFF)
+            step.parts.append(UndoPart(np.take(self.table.rows, slots, axis=0)[:, : self.key_end].copy(), before))
+            self._note_due(rows)
 
     def remove_rows(self, keys: Words, step: VersionStep) -> int:
         """Remove the rows with these keys as part of a pending version; returns how many were there."""
         self.freeze_scans()
-        gone = np.take(self.table.rows, self.table.remove_rows(keys), axis=0)
-        # Rows that this version wrote are no part of the base, or were kept when it first wrote them.
-        before = gone[gone[:, 0] >> _S32 != np.uint64(step.version & 0xFFFFFFFF)]
-        before[:, 0] |= LIVE
-        step.parts.append(UndoPart(np.empty((0, self.key_end), np.uint64), before))
+        with self.changing():
+            gone = np.take(self.table.rows, self.table.remove_rows(keys), axis=0)
+            # Rows that this version wrote are no part of the base, or were kept when it first wrote them.
+            before = gone[gone[:, 0] >> _S32 != np.uint64(step.version & 0xFFFFFFFF)]
+            before[:, 0] |= LIVE
+            step.parts.append(UndoPart(np.empty((0, self.key_end), np.uint64), before))
         return len(gone)
 
     def net_change(self, step: VersionStep) -> NetChange:
@@ -261,6 +290,27 @@ class KeyedTable(VersionedTable):
         differs = ((now[:, 0] ^ then[:, 0]) & _LOW32 != 0) | (now[:, 1:] != then[:, 1:]).any(axis=1)
         return NetChange(np.take(table.rows, new, axis=0), now[differs], before[~kept], len(new) + len(now))
 
+    def begin(self, version: int) -> VersionStep:
+        """See :meth:`VersionedTable.begin`."""
+        self.check_next(version)
+        with self.changing():
+            return super().begin(version)
+
+    def commit(self) -> int:
+        """See :meth:`VersionedTable.commit`."""
+        with self.changing():
+            return super().commit()
+
+    def abort(self) -> None:
+        """See :meth:`VersionedTable.abort`."""
+        with self.changing():
+            super().abort()
+
+    def rollback(self, version: int) -> bool:
+        """See :meth:`VersionedTable.rollback`."""
+        with self.changing():
+            return not self.is_broken and super().rollback(version)
+
     def _revert(self, step: VersionStep) -> None:
         self.freeze_scans()
         super()._revert(step)
@@ -270,10 +320,12 @@ class KeyedTable(VersionedTable):
     def load(self, delta: pa.Table, version: int, watermark_ms: int) -> None:
         """Replay a committed delta (or a snapshot, whose rows are all updates) on top of the newest version."""
         self.freeze_scans()
-        super().load(delta, version, watermark_ms)
-        if self._due is not None:
-            for batch in batches(delta.filter(pc.equal(delta.column(CHANGE_COLUMN), UPDATED)), self.table.piece_bytes):
-                self._note_due(self.table.rows_of(batch))
+        with self.changing():
+            super().load(delta, version, watermark_ms)
+            if self._due is not None:
+                updated = delta.filter(pc.equal(delta.column(CHANGE_COLUMN), UPDATED))
+                for batch in batches(updated, self.table.piece_bytes):
+                    self._note_due(self.table.rows_of(batch))
 
     # -- rows that fall due ---------------------------------------------------------------------------------------
 
@@ -284,7 +336,8 @@ class KeyedTable(VersionedTable):
 
     def due(self, limit: int) -> Words:
         """Rows whose due column is at most `limit` now, as words; what is not due is not looked at."""
-        return np.take(self.table.rows, self._due_rows().find(limit), axis=0)
+        with self.changing():  # what is found is out of the calendar until it is entered again
+            return np.take(self.table.rows, self._due_rows().find(limit), axis=0)
 
     def earliest_due(self) -> int | None:
         """Least value of the due column; None if no row falls due."""

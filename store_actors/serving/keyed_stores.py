@@ -157,7 +157,15 @@ class KeyedStores:
         handle = self._handle(session, store_name)
         if method not in _CALLS or not hasattr(handle, method):
             raise InvalidRequestError("this handle has no such operation", operation=method, store=store_name)
-        return getattr(handle, method)(*args)
+        try:
+            return getattr(handle, method)(*args)
+        except BaseException:
+            partition = session.partition
+            if any(shard.is_broken for shard in partition.shards.values()):
+                # No retry goes on from what an error left behind: it loads what counts.
+                partition.forget()
+                session.leave("an error in the middle of a change left its stores broken")
+            raise
 
     def next_batch(self, session_id: str, scan_id: str) -> pa.RecordBatch | None:
         """Next batch of a scan, None after the last."""

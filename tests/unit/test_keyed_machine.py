@@ -15,9 +15,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from coordinator.errors import VersionNotFoundError, WriterBusyError
 from store_actors.engine import versions
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, RETAINED_VERSIONS, UPDATED, Change
-from store_actors.keyed.shard import ADDED, CHANGED, FOUND_COLUMN, GONE, KeyedShard, ReadHandle, UpdateHandle
+from store_actors.keyed.shard import (
+    ADDED,
+    CHANGED,
+    FOUND_COLUMN,
+    GONE,
+    HandleState,
+    KeyedShard,
+    ReadHandle,
+    UpdateHandle,
+)
 from store_actors.keyed.table import RowScan
 from store_actors.schema import Field
+from tests.unit.faults import memory_exhausted
 
 KEYS = (Field("a", "int64"), Field("b", "string"))
 VALUES = (Field("n", "int64"), Field("s", "binary"))
@@ -183,6 +193,54 @@ class KeyedMachine(RuleBasedStateMachine):
         self.writer.abort()
         self.writer = None
 
+    # -- errors ---------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.writer is not None)
+    @rule(changes=CHANGES, lines=st.integers(0, 400), end=st.sampled_from(["abort", "commit", "rollback", None]))
+    def memory_runs_out(self, changes: list[tuple[str, Any]], lines: int, end: str | None) -> None:
+        """Wherever an error comes, the store is either as it was or says that it is of no use any more."""
+        assert self.writer is not None
+        version, ending = self.shard.version, False
+        try:
+            with memory_exhausted(lines) as fault:
+                self.write(changes)
+                ending = True
+                if end is not None:
+                    self.finish(end)
+        except MemoryError:
+            assert fault.came
+            if self.shard.is_broken:
+                self.all_is_refused()
+            if self.shard.is_broken or ending:
+                # The owner forgets a store that is broken, or whose end failed: it does not know what counts.
+                self.load_anew(version)
+            else:
+                self.writer.abort()
+            self.writer = None
+            assert model_of(self.shard.snapshot()) == self.history[version]
+
+    def finish(self, end: str) -> None:
+        assert self.writer is not None
+        if end == "commit":
+            self.commit(prepare_first=False)
+        elif end == "abort":
+            self.writer.abort()
+            self.writer = None
+        else:
+            self.shard.rollback(self.shard.version)
+            self.writer = None
+
+    def all_is_refused(self) -> None:
+        assert not self.shard.rollback(self.shard.version)
+        for handle in [*[reader for reader, _ in self.readers], *([] if self.writer is None else [self.writer])]:
+            if handle.state in (HandleState.READING, HandleState.UPDATING, HandleState.PREPARED):
+                for use in (handle.iterator, handle.metrics, lambda one=handle: one.get((1, "a"))):
+                    with pytest.raises(VersionNotFoundError, match="in the middle of a change"):
+                        use()
+        for begin in (self.shard.begin, self.shard.read):
+            with pytest.raises((VersionNotFoundError, WriterBusyError)):
+                begin(self.shard.version)
+
     # -- versions -------------------------------------------------------------------------------------------------
 
     @rule(back=st.integers(0, 3))
@@ -198,8 +256,8 @@ class KeyedMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.writer is None)
     @rule(from_snapshot=st.booleans(), data=st.data())
     def reload(self, from_snapshot: bool, data: st.DataObject) -> None:
-        version = self.shard.version
-        fresh, begin = KeyedShard(KEYS, VALUES), 0
+        begin = 0
+        fresh, version = KeyedShard(KEYS, VALUES), self.shard.version
         if from_snapshot and version:
             begin = data.draw(st.sampled_from([held for held in self.shard.retained if held] or [version]))
             rows = self.shard.snapshot(begin)
@@ -207,6 +265,12 @@ class KeyedMachine(RuleBasedStateMachine):
         for number in range(begin + 1, version + 1):
             fresh.load(self.changes[number].delta, number)
         self.shard, self.readers = fresh, []
+
+    def load_anew(self, version: int) -> None:
+        """A version from its deltas."""
+        self.shard, self.readers = KeyedShard(KEYS, VALUES), []
+        for number in range(1, version + 1):
+            self.shard.load(self.changes[number].delta, number)
 
     def forget_lost_readers(self) -> None:
         """Readers of versions that were undone are told so, also when the number is made again."""

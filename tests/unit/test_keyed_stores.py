@@ -7,11 +7,13 @@ import sys
 import threading
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from coordinator.errors import (
@@ -22,6 +24,7 @@ from coordinator.errors import (
     StateMismatchError,
     StorageUnavailableError,
     StoreUnavailableError,
+    VersionNotFoundError,
     WriterBusyError,
 )
 from coordinator.model import StateStoreId, StateStoreProviderId, TaskIdentity
@@ -33,6 +36,7 @@ from store_actors.serving.keyed_partition import Ended, Partition, Session
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.sessions import IDLE_S, Sessions
+from tests.unit.faults import memory_exhausted
 from tests.unit.test_operator_shards import Coordinator
 from tests.unit.test_operator_shards import Fleet as AggregationFleet
 
@@ -126,6 +130,39 @@ def test_an_abort_that_fails_leaves_the_partition_to_the_next_attempt(monkeypatc
     retry = fleet.open(1, attempt=1)
     assert fleet.call(retry, "get", ("a",)) == {"n": 1}
     assert fleet.stores.commit(retry) == 2
+
+
+@pytest.mark.parametrize("write", ["put", "put_row", "remove", "remove_where"])
+def test_no_retry_goes_on_from_a_store_that_memory_ran_out_in(write: str) -> None:
+    """The error comes before each line in turn, until the write gets through."""
+    lines = 0
+    while True:
+        fleet = Fleet()
+        fleet.write(0, a=1, b=2, c=3)
+        reader, _ = fleet.stores.open_read(fleet.request(1))
+        session = fleet.open(1)
+        arguments = {
+            "put": (pa.record_batch({"k": ["a", "b", "d"], "n": pa.array([10, 20, 40], pa.int64())}),),
+            "put_row": ({"k": "a", "n": 10},),
+            "remove": (pa.record_batch({"k": ["a", "d"]}),),
+            "remove_where": (pc.field("n") > 1,),
+        }
+        with memory_exhausted(lines) as fault, suppress(MemoryError):
+            fleet.call(session, write, *arguments[write])
+        base = [{"k": "a", "n": 1}, {"k": "b", "n": 2}, {"k": "c", "n": 3}]
+        retry = fleet.open(1, attempt=1)
+        fleet.put(retry, c=5)
+        assert fleet.stores.commit(retry) == 2
+        expected = [*base[:2], {"k": "c", "n": 5}]
+        assert fleet.read(2) == expected, f"in memory, after {lines} lines"
+        with suppress(VersionNotFoundError):
+            assert fleet.call(reader, "get", ("a",)) == {"n": 1}
+        fleet.stores = fleet.new_stores()
+        assert fleet.read(2) == expected, f"in storage, after {lines} lines"
+        if not fault.came:
+            break
+        lines += 1
+    assert lines > 20, "there was no error at all"
 
 
 def test_a_committed_session_holds_nothing_of_its_delta_or_its_rows() -> None:
