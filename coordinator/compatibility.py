@@ -37,6 +37,7 @@ _OPERATORS = {
     "limit": "limit",
     "group_state": "applyInPandasWithState or applyInArrowWithState",
     "transform": "transformWithState",
+    "partitions": "a function with a state store",
 }
 
 

@@ -9,20 +9,19 @@ from pyspark import TaskContext
 
 from coordinator.errors import InvalidRequestError
 from coordinator.model import StateMetadata, TaskIdentity
+from spark_jobs.worker.batch import BatchHeader
 from spark_jobs.worker.task import task_identity
 
 METADATA = StateMetadata("clicks", "", 4, "update")
+HEADER = BatchHeader("query", "run", 7, 2, late_ms=0, evict_ms=0, time_ms=11, former_time_ms=10)
 
 
 @pytest.fixture
 def context() -> Iterator[TaskContext]:
     """The context of this process, as a Python worker sets it for each task."""
     made = TaskContext._getOrCreate()
-    made._localProperties = {
-        "streaming.sql.batchId": "7",
-        "sql.streaming.queryId": "query",
-        "spark.jobGroup.id": "run",
-    }
+    # Whatever the user's code sets in the middle of a batch.
+    made._localProperties = {"streaming.sql.batchId": "1", "spark.jobGroup.id": "a group of the user's own"}
     yield made
     TaskContext._setTaskContext(None)
 
@@ -31,7 +30,7 @@ def told(context: TaskContext, stage_attempt: tuple[int, int], task_attempt_id: 
     """What a task is taken for: which one it is of its stage (partition, number of its attempt), and its id."""
     context._partitionId, context._attemptNumber = stage_attempt
     context._taskAttemptId = task_attempt_id
-    return task_identity(METADATA, 2)
+    return task_identity(METADATA, HEADER)
 
 
 def test_a_later_attempt_is_larger_also_in_a_stage_that_spark_repeats(context: TaskContext) -> None:
@@ -42,6 +41,12 @@ def test_a_later_attempt_is_larger_also_in_a_stage_that_spark_repeats(context: T
     assert {(one.batch_id, one.partition_id) for one in (first, retried, of_the_repeated_stage)} == {(7, 2)}
 
 
+def test_a_job_group_of_the_users_own_changes_neither_run_nor_batch(context: TaskContext) -> None:
+    task = told(context, (0, 0), 1)
+    assert (task.query_id, task.run_id, task.batch_id) == ("query", "run", 7)
+    assert (task.batch_time_ms, task.former_time_ms) == (11, 10)
+
+
 def test_outside_a_streaming_query_there_is_no_task() -> None:
     with pytest.raises(InvalidRequestError, match="start it with writeStream"):
-        task_identity(METADATA, 0)
+        task_identity(METADATA, None)

@@ -1,0 +1,245 @@
+"""In which batch things happen, and what Spark's progress says of them: as with Spark's own operators."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+
+from coordinator.errors import InvalidRequestError
+from spark_jobs.fleet import Fleet
+from tests.integration.streams import Feed, Run
+
+SECONDS = pa.schema([("t", pa.timestamp("us", tz="UTC"))])
+VALUES = pa.schema([("v", pa.int64()), ("x", pa.int64())])
+
+
+def at(*seconds: int) -> list[tuple[dt.datetime]]:
+    return [(dt.datetime.fromtimestamp(second, dt.UTC),) for second in seconds]
+
+
+def windows(frame: Any) -> DataFrame:
+    counts: DataFrame = frame.groupBy(F.window("t", "5 seconds")).agg(F.count("*").alias("n"))
+    return counts.select(F.col("window.start").cast("long").alias("start"), "n")
+
+
+def taken(frame: DataFrame, mode: str, checkpoint: Path) -> dict[int, list[tuple[Any, ...]]]:
+    """What each batch of a backlog emits."""
+    run = Run(frame, mode, checkpoint, available_now=True)
+    batches = run.take_batches()
+    run.stop()
+    return batches
+
+
+def test_a_backlog_loses_no_row_that_spark_keeps(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(spark, tmp_path / "in", SECONDS)
+    for seconds in ((10, 11, 12, 13, 14, 15), (25,), (10,), (60,), (61,)):
+        feed.add(at(*seconds))
+    marked = feed.stream().withWatermark("t", "10 seconds")
+    ours = taken(windows(fleet.stateful(marked, name=name, outputMode="append")), "append", tmp_path / "ck")
+    assert ours == taken(windows(marked), "append", tmp_path / "ck-spark")
+    assert [row for rows in ours.values() for row in rows] == [(10, 6), (15, 1), (25, 1)]
+
+
+def test_a_duplicate_that_spark_emits_again_is_emitted_again(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", SECONDS)
+    for seconds in ((10, 15), (25,), (12,), (45,)):
+        feed.add(at(*seconds))
+    marked = feed.stream().withWatermark("t", "10 seconds")
+    ours = taken(fleet.stateful(marked, name=name).dropDuplicates(["t"]), "append", tmp_path / "ck")
+    assert ours == taken(marked.dropDuplicates(["t"]), "append", tmp_path / "ck-spark")
+    assert 2 in ours
+    assert len(ours[2]) == 1
+
+
+def test_closing_early_emits_in_the_same_batch_and_drops_what_it_says(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", SECONDS)
+    for seconds in ((10, 11), (25,), (10,)):
+        feed.add(at(*seconds))
+    marked = feed.stream().withWatermark("t", "10 seconds")
+    early = fleet.stateful(marked, name=name, outputMode="append", closing="early")
+    assert taken(windows(early), "append", tmp_path / "ck") == {0: [], 1: [(10, 2)], 2: []}
+    with pytest.raises(InvalidRequestError, match="closing is spark or early"):
+        fleet.stateful(marked, name=name, closing="late")
+
+
+def test_anything_may_stand_between_the_watermark_and_the_operator(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", SECONDS)
+    dice = random.Random(7)
+    for now in (20, 40, 45, 80, 120):
+        feed.add(at(*(max(0, now - dice.randrange(25)) for _ in range(12))))
+    static = spark.createDataFrame([(0, "a"), (1, "b")], "r bigint, name string")
+    odd = F.udf(lambda n: n % 5 != 3, "boolean")
+
+    def between(frame: DataFrame) -> DataFrame:
+        numbered = frame.withWatermark("t", "5 seconds").withColumn("n", F.col("t").cast("long"))
+        kept = numbered.where(odd("n")).where("t > timestamp_seconds(3)").dropna()
+        joined = kept.withColumn("r", F.expr("n % 2")).join(static, "r")
+        return joined.select("t", "name", F.explode(F.array("n", "r")).alias("e")).observe(
+            name, F.count("*").alias("rows")
+        )
+
+    def counted(frame: Any) -> DataFrame:
+        counts: DataFrame = frame.groupBy(F.window("t", "10 seconds"), "name").agg(F.sum("e").alias("s"))
+        return counts.select(F.col("window.start").cast("long").alias("start"), "name", "s")
+
+    rows = between(feed.stream())
+    ours = taken(counted(fleet.stateful(rows, name=name, outputMode="append")), "append", tmp_path / "ck")
+    assert ours == taken(counted(rows), "append", tmp_path / "ck-spark")
+    assert sum(map(len, ours.values())) > 5
+
+
+# -- complete mode -------------------------------------------------------------------------------------------------
+
+RANKINGS = {
+    "ordered, limited": lambda counts: counts.orderBy(F.desc("n"), "v").limit(2),
+    "limited": lambda counts: counts.limit(1000),
+    "ordered": lambda counts: counts.orderBy(F.desc("n"), "v"),
+    "selected, ordered, limited": lambda counts: (
+        counts.withColumn("m", F.col("n") * 2).where("m > 2").orderBy("v").limit(3)
+    ),
+}
+
+
+@pytest.mark.parametrize("ranking", RANKINGS)
+def test_a_complete_result_is_sorted_and_limited_in_every_batch(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, ranking: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", VALUES)
+    dice = random.Random(3)
+    for _ in range(4):
+        feed.add([(dice.randrange(8), 1) for _ in range(20)])
+    checks = "spark.sql.streaming.unsupportedOperationCheck"
+    before = spark.conf.get(checks)
+
+    def counts(frame: Any) -> DataFrame:
+        return RANKINGS[ranking](frame.groupBy("v").agg(F.count("*").alias("n")))  # type: ignore[no-any-return]
+
+    ours = taken(counts(fleet.stateful(feed.stream(), name=name, outputMode="complete")), "complete", tmp_path / "ck")
+    assert ours == taken(counts(feed.stream()), "complete", tmp_path / "ck-spark")
+    assert all(ours[batch] for batch in range(4))
+    assert spark.conf.get(checks) == before == "true"
+
+
+def test_what_spark_refuses_on_its_own_complete_aggregation_is_refused(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", VALUES)
+    counts = fleet.stateful(feed.stream(), name=name, outputMode="complete").groupBy("v").count()
+    own = feed.stream().groupBy("v").count()
+    for frame in (counts, own):
+        with pytest.raises(AnalysisException, match=r"(?i)append|aggregations"):
+            Run(frame.groupBy("count").count(), "complete", tmp_path / "ck")
+        with pytest.raises(AnalysisException):
+            Run(frame, "append", tmp_path / "ck")
+
+
+# -- progress ------------------------------------------------------------------------------------------------------
+
+
+class Heard(StreamingQueryListener):
+    def __init__(self) -> None:
+        self.operators: dict[int, list[Any]] = {}
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None: ...
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        self.operators.setdefault(event.progress.batchId, list(event.progress.stateOperators))
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None: ...
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None: ...
+
+
+def test_progress_tells_of_the_state_as_of_sparks_own(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", SECONDS)
+    marked = feed.stream().withWatermark("t", "10 seconds")
+    heard = Heard()
+    spark.streams.addListener(heard)
+    runs = [
+        Run(windows(fleet.stateful(marked, name=name, outputMode="append", shards=2)), "append", tmp_path / "ck"),
+        Run(windows(marked), "append", tmp_path / "ck-spark"),
+    ]
+    try:
+        for seconds in ((10, 11, 16), (40,), (10, 41), (90,)):
+            feed.add(at(*seconds))
+            for run in runs:
+                run.wait()
+        ours, theirs = (run.states() for run in runs)
+        assert ours == theirs
+        assert {one[3] for states in ours.values() for one in states} == {0, 1}
+        (told,), (own,) = (run.query.lastProgress["stateOperators"] for run in runs)  # type: ignore[index]
+        assert set(told) == set(own)
+        assert (told["operatorName"], told["numShufflePartitions"]) == (own["operatorName"], 2)
+        assert told["memoryUsedBytes"] > 0
+        assert told["customMetrics"]["deltaBytes"] > 0
+        deadline = time.monotonic() + 60
+        while not heard.operators.get(max(ours)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert heard.operators[max(ours)][0].operatorName == "stateStoreSave"
+    finally:
+        spark.streams.removeListener(heard)
+        for run in runs:
+            run.stop()
+
+
+# -- processing time -----------------------------------------------------------------------------------------------
+
+
+def test_timeouts_of_processing_time_fire_without_new_rows(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    def count(key: Any, pdfs: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+        if state.hasTimedOut:
+            state.remove()
+            yield pd.DataFrame({"v": [key[0]], "n": [-1]})
+            return
+        state.update((sum(len(pdf) for pdf in pdfs),))
+        state.setTimeoutDuration(500)
+        yield pd.DataFrame({"v": [key[0]], "n": [state.get[0]]})
+
+    feed = Feed(spark, tmp_path / "in", VALUES)
+    grouped = fleet.stateful(feed.stream(), name=name, shards=2).groupBy("v")
+    timeout = GroupStateTimeout.ProcessingTimeTimeout
+    frame = grouped.applyInPandasWithState(count, "v long, n long", "n long", "update", timeout)
+    run = Run(frame, "update", tmp_path / "ck")
+    try:
+        feed.add([(1, 0), (2, 0), (3, 0)])
+        deadline = time.monotonic() + 120
+        while sum(map(len, run.batches.values())) < 6 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        batches = {batch: sorted(tuple(row) for row in rows) for batch, rows in run.batches.items() if rows}
+        assert batches.pop(0) == [(1, 1), (2, 1), (3, 1)]
+        assert sorted(row for rows in batches.values() for row in rows) == [(1, -1), (2, -1), (3, -1)]
+        # With nothing left that could time out the query rests.
+        settled = run.query.lastProgress["batchId"]  # type: ignore[index]
+        time.sleep(1)
+        assert run.query.lastProgress["batchId"] == settled  # type: ignore[index]
+    finally:
+        run.stop()

@@ -1,0 +1,262 @@
+"""A batch counts on every shard or on none, whatever the user's code makes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PythonException, StreamingQueryException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQuery
+
+from spark_jobs.fleet import Fleet, connect
+from spark_jobs.map_partitions import map_partitions_with_state_store
+from tests.conftest import NewUri
+from tests.integration.streams import Feed, Run
+
+VALUES = pa.schema([("v", pa.int64())])
+#: What is done with a batch; whether it reads all of it, and then gives its rows.
+Act = Callable[[DataFrame], list[Row] | None]
+
+
+def fails(row: Row) -> None:
+    raise ValueError("a sink that is broken")
+
+
+def swallow(frame: DataFrame) -> None:
+    with contextlib.suppress(Py4JJavaError, PythonException):
+        frame.foreach(fails)
+
+
+def ignore(result: Any) -> None:
+    """Not all of it was read."""
+
+
+def in_another_thread(frame: DataFrame) -> list[Row]:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(frame.collect).result()
+
+
+def in_a_job_group(frame: DataFrame) -> list[Row]:
+    frame.sparkSession.sparkContext.setJobGroup("mine", "a group of the user's own")
+    return frame.collect()
+
+
+def twice(frame: DataFrame) -> list[Row]:
+    assert frame.count() == len(frame.collect())
+    return frame.collect()
+
+
+def cached(frame: DataFrame) -> list[Row]:
+    frame.persist()
+    frame.take(1)
+    rows = frame.collect()
+    frame.unpersist()
+    return rows
+
+
+ACTS: dict[str, Act] = {
+    "nothing": lambda frame: None,
+    "show": lambda frame: frame.show(),
+    "take": lambda frame: ignore(frame.take(1)),
+    "first": lambda frame: ignore(frame.first()),
+    "isEmpty": lambda frame: ignore(frame.isEmpty()),
+    "limit": lambda frame: ignore(frame.limit(2).collect()),
+    "the first of an iterator": lambda frame: ignore(next(frame.toLocalIterator(), None)),
+    "an error that is swallowed": swallow,
+    "collect": lambda frame: frame.collect(),
+    "twice": twice,
+    "cached": cached,
+    "a self join": lambda frame: frame.join(frame, ["v", "count"]).collect(),
+    "another thread": in_another_thread,
+    "a job group": in_a_job_group,
+}
+
+
+class Acting:
+    """A query that does with each batch what it is told; keeps what it was given of those that it reads to their end."""
+
+    def __init__(self, frame: DataFrame, checkpoint: Path, acts: list[str], mode: str = "update") -> None:
+        self.seen: dict[int, dict[int, int]] = {}
+
+        def act(batch: DataFrame, batch_id: int) -> None:
+            rows = ACTS[acts[batch_id % len(acts)]](batch)
+            if rows is not None:
+                self.seen[batch_id] = {row["v"]: row["count"] for row in rows}
+
+        writer = frame.writeStream.outputMode(mode).foreachBatch(act)
+        self.query: StreamingQuery = writer.option("checkpointLocation", str(checkpoint)).start()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_is_done_with_batches_every_row_counts_once(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, seed: int
+) -> None:
+    dice = random.Random(seed)
+    acts = [*dice.sample(sorted(ACTS), len(ACTS)), "collect"]
+    feed = Feed(spark, tmp_path / "in", VALUES)
+    files = [[(dice.randrange(40),) for _ in range(60)] for _ in acts]
+    for file in files:
+        feed.add(file)
+    counts = fleet.stateful(feed.stream(), name=name, shards=4).groupBy("v").count()
+    ours = Acting(counts, tmp_path / "ck", acts)
+    theirs = Acting(feed.stream().groupBy("v").count(), tmp_path / "ck-spark", acts)
+    try:
+        ours.query.processAllAvailable()
+        oracle: Counter[int] = Counter()
+        for batch, file in enumerate(files):
+            oracle.update(value for (value,) in file)
+            if batch in ours.seen:
+                assert ours.seen[batch] == {value: oracle[value] for (value,) in file}, acts[batch]
+        assert len(files) - 1 in ours.seen
+        # Spark's own store gives up after a batch that ran on some partitions only; until then both see the same.
+        with contextlib.suppress(StreamingQueryException):
+            theirs.query.processAllAvailable()
+        assert theirs.seen.items() <= ours.seen.items()
+    finally:
+        ours.query.stop()
+        theirs.query.stop()
+
+
+def test_rows_that_nobody_reads_move_the_watermark_and_reach_the_operator_that_follows(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    times = pa.schema([("t", pa.timestamp("s", tz="UTC"))])
+    feed = Feed(spark, tmp_path / "in", times)
+    inner = fleet.stateful(
+        feed.stream().withWatermark("t", "1 second"), name=f"{name}-1", outputMode="append", shards=3
+    )
+    windows = inner.groupBy(F.window("t", "5 seconds")).agg(F.count("*").alias("n"))
+    outer = fleet.stateful(windows, name=f"{name}-2", outputMode="append", shards=2)
+    totals = outer.groupBy(F.window("window", "10 seconds").alias("w")).agg(F.sum("n").alias("n"))
+    found: list[tuple[int, int]] = []
+
+    def act(batch: DataFrame, batch_id: int) -> None:
+        if batch_id % 2:
+            found.extend((row[0], row["n"]) for row in batch.select(F.col("w.start").cast("long"), "n").collect())
+
+    for second in (1, 7, 12, 18, 30, 31, 50, 70, 90):
+        feed.add([(second,)] * 3)
+    query = totals.writeStream.outputMode("append").foreachBatch(act).option("checkpointLocation", str(tmp_path / "ck"))
+    running = query.start()
+    try:
+        running.processAllAvailable()
+        states = {one["name"]: one["version"] for one in fleet.status()["queries"]}
+        assert states[f"{name}-1"] == states[f"{name}-2"] == running.lastProgress["batchId"] + 1  # type: ignore[index]
+        assert all(n in (3, 6) for _, n in found)
+        assert found
+    finally:
+        running.stop()
+
+
+def test_limits_and_joins_above_an_operator_leave_no_shard_out(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", VALUES)
+    distinct = fleet.stateful(feed.stream(), name=name, shards=4).dropDuplicates(["v"])
+    run = Run(distinct.limit(3), "append", tmp_path / "ck")
+    try:
+        for start in (0, 10, 20):
+            feed.add([(value,) for value in range(start, start + 10)])
+        assert len(run.take()) == 3
+        (query,) = [one for one in fleet.status()["queries"] if one["name"] == name]
+        assert query["state_rows"] == 30
+        assert {shard["version"] for shard in query["shards"]} == {3}
+    finally:
+        run.stop()
+
+
+def test_a_function_with_a_store_is_run_to_its_end_on_every_partition(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", VALUES)
+
+    def count(store: Any, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            keys = pa.table({"v": batch.column("v").unique()})
+            old = store.multi_get(keys).column("n").fill_null(0)
+            store.put(keys.append_column("n", pa.compute.add(old, 1)))
+            yield from (pa.record_batch({"v": keys.column("v").combine_chunks()}) for _ in range(3))
+
+    frame = map_partitions_with_state_store(
+        feed.stream(),
+        count,
+        "v bigint",
+        fleet=fleet,
+        name=name,
+        partition_by=["v"],
+        keys=pa.schema([("v", pa.int64())]),
+        values=pa.schema([("n", pa.int64())]),
+        shards=3,
+    )
+    writer = frame.writeStream.foreachBatch(lambda batch, batch_id: ignore(batch.take(1)))
+    query = writer.option("checkpointLocation", str(tmp_path / "ck")).start()
+    try:
+        for _ in range(3):
+            feed.add([(value,) for value in range(30)])
+        query.processAllAvailable()
+        (one,) = [one for one in fleet.status()["queries"] if one["name"] == name]
+        assert {shard["version"] for shard in one["shards"]} == {3}
+        assert one["state_rows"] == 30
+    finally:
+        query.stop()
+
+
+def test_a_state_put_back_from_an_older_copy_is_refused_each_time_and_the_right_copy_goes_on(
+    spark: SparkSession, new_uri: NewUri, tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / "fleet"
+    feed = Feed(spark, tmp_path / "in", VALUES)
+
+    def start(fleet: Fleet) -> Run:
+        counts = fleet.stateful(feed.stream(), name=name, shards=2).groupBy("v").count()
+        return Run(counts, "update", tmp_path / "ck")
+
+    def batches(count: int) -> None:
+        fleet = connect(f"file://{folder}")
+        run = start(fleet)
+        try:
+            for _ in range(count):
+                feed.add([(1,), (2,), (3,)])
+                run.wait()
+        finally:
+            run.stop()
+            fleet.shutdown()
+
+    batches(2)
+    shutil.copytree(folder, tmp_path / "older")
+    batches(2)
+    shutil.copytree(folder, tmp_path / "newest")
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "older", folder)
+    feed.add([(1,)])
+    fleet = connect(f"file://{folder}")
+    try:
+        for _ in range(2):
+            run = start(fleet)
+            with pytest.raises(
+                StreamingQueryException, match=r"batch 3 is finished.*put back the checkpoint of the same time"
+            ):
+                run.wait()
+            run.stop()
+    finally:
+        fleet.shutdown()
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "newest", folder)
+    fleet = connect(f"file://{folder}")
+    run = start(fleet)
+    try:
+        assert [tuple(row) for row in run.take()] == [(1, 5)]
+    finally:
+        run.stop()
+        fleet.shutdown()
