@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from coordinator.model import CommitEntry, LoadPlan, SnapshotEntry, StateStoreId
+from coordinator.model import CommitEntry, LoadPlan, SnapshotEntry, StateStoreId, StoredFile
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_object_store
 from coordinator.surroundings import MachineThreads
@@ -58,12 +58,19 @@ def _write(objects: ObjectStore, rows: int, deltas: int) -> tuple[LoadPlan, int,
         shard.commit()
         if version == 1:
             started = time.perf_counter()
-            data, checksum = encode_snapshot(shard.snapshot(), 1, 0, _SCHEMA)
-            file = snapshot_path(store_id, 1, "aa")
-            objects.put(file, data)
+            tables = (table for made in shard.frozen() for table in made())
+            files = []
+            for piece in encode_snapshot(tables, 1, 0, _SCHEMA, shard.room()):
+                files.append(
+                    StoredFile(snapshot_path(store_id, 1, "aa", piece.number), len(piece.data), piece.checksum)
+                )
+                objects.put(files[-1].file, piece.data)
             snapshot_s = time.perf_counter() - started
-            snapshot = SnapshotEntry(0, 1, "aa", file, len(data), checksum, len(shard), 0, 0)
-            size = len(data)
+            first = files[0]
+            snapshot = SnapshotEntry(
+                0, 1, "aa", first.file, first.file_bytes, first.checksum, len(shard), 0, 0, further=tuple(files[1:])
+            )
+            size = sum(one.file_bytes for one in files)
         else:
             data, checksum = encode_delta(change, _SCHEMA)
             file = delta_path(store_id, version, "aa")
@@ -102,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         objects = open_object_store(options.uri or f"file://{folder}")
         plan, size, snapshot_s = _write(objects, options.rows, options.deltas)
         rows = options.rows + sum(entry.delta_rows for entry in plan.deltas)
-        files = [plan.snapshots[0].file, *(entry.file for entry in plan.deltas)]
+        files = [*plan.snapshots[0].files, *(entry.file for entry in plan.deltas)]
         read_s = _median_s(lambda: [objects.get(file) for file in files], options.times)
         load_s = _median_s(
             lambda: Loader(objects, StoreMetrics(), MachineThreads()).load(lambda: AggregateShard(_SCHEMA), plan),

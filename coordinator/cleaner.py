@@ -43,7 +43,7 @@ class Cleaner:
     def pin(self, loading: LoadPlans) -> None:
         """Leave the files of plans alone for the grace period: somebody was told to read them."""
         plans = loading.plans.values()
-        files = [one.file for plan in plans for one in plan.snapshots] + [
+        files = [file for plan in plans for one in plan.snapshots for file in one.files] + [
             one.file for plan in plans for one in plan.deltas
         ]
         self._pins.add(files, self._clock.elapsed_s())

@@ -31,7 +31,7 @@ from coordinator.storage.protocol import ObjectInfo
 
 __all__ = ["ListingSchedule", "Pins", "abandoned", "check_age", "orphans", "prunable_records"]
 
-_DATA_FILE = re.compile(r"^[^/]+/\d+/\d+/(?:[^/]+/)?\d+-[0-9a-f]+\.(?:delta|snapshot)$")
+_DATA_FILE = re.compile(r"^[^/]+/\d+/\d+/(?:[^/]+/)?\d+-[0-9a-f]+(?:-\d+)?\.(?:delta|snapshot)$")
 #: Listings in a grace period in which something may be found, and grace periods between listings in which nothing is expected.
 _LISTINGS_A_GRACE = 4
 _GRACES_AT_REST = 24

@@ -178,7 +178,7 @@ class StateLedger:
     def referenced_files(self) -> set[str]:
         """Every delta and snapshot file that a retained version needs."""
         files = {entry.file for chain in self._chains.values() for entry in chain}
-        return files | {one.file for snapshots in self._snapshots.values() for one in snapshots}
+        return files | {file for snapshots in self._snapshots.values() for one in snapshots for file in one.files}
 
     def base_version(self, partition_id: int, batch_id: int) -> int:
         """Version that a batch reads: the newest counted one up to the batch's number, 0 without any.

@@ -32,6 +32,7 @@ __all__ = [
     "StateMetadata",
     "StateStoreId",
     "StateStoreProviderId",
+    "StoredFile",
     "TaskIdentity",
     "Version",
 ]
@@ -234,8 +235,17 @@ class BatchResult:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file of the object store: path relative to the fleet's URI, size in bytes, CRC-32 of all of it."""
+
+    file: str
+    file_bytes: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotEntry:
-    """One snapshot file: all rows of one counted version of a shard."""
+    """One snapshot: all rows of one counted version of a shard, in one file or, of a large shard, several."""
 
     partition_id: int
     version: int
@@ -249,17 +259,33 @@ class SnapshotEntry:
     watermark_ms: int
     created_at_ms: int
     store_name: str = DEFAULT_STORE
+    #: Files after the first one.
+    further: tuple[StoredFile, ...] = ()
 
     @property
     def shard(self) -> ShardKey:
         return self.partition_id, self.store_name
 
+    @property
+    def pieces(self) -> tuple[StoredFile, ...]:
+        """All its files, in order."""
+        return (StoredFile(self.file, self.file_bytes, self.checksum), *self.further)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Paths of all its files."""
+        return tuple(piece.file for piece in self.pieces)
+
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        data = asdict(self)
+        if not self.further:
+            # As it was written before there were any.
+            del data["further"]
+        return data
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> SnapshotEntry:
-        return cls(**data)
+        return cls(**{**data, "further": tuple(StoredFile(**one) for one in data.get("further", ()))})
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ def record_to_json(record: Record) -> dict[str, Any]:
         case Committed(entry):
             return {"kind": RecordKind.COMMITTED, "entry": entry.to_json()}
         case SnapshotAdded():
-            kind = RecordKind.SNAPSHOT
+            return {"kind": RecordKind.SNAPSHOT, "snapshot": record.snapshot.to_json()}
         case Truncated():
             kind = RecordKind.TRUNCATED
         case _:

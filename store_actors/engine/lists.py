@@ -83,12 +83,17 @@ class ListPool:
             list_kernels.make_indexes(self.arena, offsets, lengths, field.width, field.kind, self._secret)
 
     def detach(self) -> None:
-        """Leave the arena to those who read it: versions are undone, and what is behind their lists will be written over."""
+        """Leave the arena to those who read it."""
         self.arena = self.arena.copy()
 
     def _grow_for(self, field: ListSlot, length: int) -> None:
         """Make room for the next extent of a list."""
         self._grow(2 * (length + 1) * (field.width + 1))
+
+    def reserve(self, words: int) -> None:
+        """Make room for so many words in all."""
+        if words > len(self.arena):
+            self._grow(words - self.used)
 
     def _grow(self, more: int) -> None:
         """Make room for so many words: half more than there is, at least."""

@@ -149,9 +149,7 @@ class StringPool:
 
     def _grow(self, needed: int) -> None:
         if self.count * 2 >= len(self._index):
-            index = np.zeros(len(self._index) * 2, np.uint64)
-            grow_index(self._index, index)
-            self._index = index
+            self._double_index()
         if self.count + 2 >= len(self.offsets):
             self.offsets = _moved(self.offsets, self.count + 1, len(self.offsets) + _spare(self.offsets.nbytes) // 8)
         if self._used + needed > len(self.arena):
@@ -159,9 +157,23 @@ class StringPool:
                 self.arena, self._used, max(len(self.arena) + _spare(len(self.arena)), self._used + needed)
             )
 
+    def reserve(self, count: int, size: int) -> None:
+        """Make room for so many values of together `size` bytes."""
+        if count + 2 > len(self.offsets):
+            self.offsets = _moved(self.offsets, self.count + 1, count + 2)
+        if size > len(self.arena):
+            self.arena = _moved(self.arena, self._used, size)
+        while count * 2 >= len(self._index):
+            self._double_index()
+
     def measure(self, ids: Slots, valid: Bytes, out: Slots) -> None:
         """Add the bytes of the values with these ids to `out`; nothing where ``valid`` is 0."""
         _measure(self.offsets, ids, valid, out)
+
+    def _double_index(self) -> None:
+        index = np.zeros(len(self._index) * 2, np.uint64)
+        grow_index(self._index, index)
+        self._index = index
 
     def gather(self, ids: Slots, valid: Bytes) -> tuple[Slots, Bytes]:
         """Offsets (n + 1, in 64 bits) and data of the values with these ids; nothing where ``valid`` is 0."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from weakref import WeakSet
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pyarrow as pa
 from store_actors.engine import kernels
 from store_actors.engine.arrays import Bytes, Mask, Slots, Words
 from store_actors.engine.calendar import NEVER, ExpiryCalendar
+from store_actors.engine.frozen import SNAPSHOT_BYTES, FrozenRows
 from store_actors.engine.hash_kernels import row_secrets, secret_words
 from store_actors.engine.layout import Feed, FieldSlot, RowLayout, words_of
 from store_actors.engine.lists import ListPool, element_words
@@ -21,6 +23,10 @@ from store_actors.engine.words import decode_column, encode_column, is_text, val
 from store_actors.schema import StateSchema
 
 __all__ = ["EncodedBatch", "GroupTable", "Touched"]
+
+
+#: How full an index may be: beyond that linear probing gets slow.
+_FULL = 0.6
 
 
 @dataclass(slots=True)
@@ -114,6 +120,9 @@ class GroupTable:
         self._calendar = ExpiryCalendar()
         #: Bytes of Arrow data that are read or made at once, in all columns together.
         self.piece_bytes = PIECE_BYTES
+        #: The same of pieces of a snapshot.
+        self.snapshot_bytes = SNAPSHOT_BYTES
+        self._frozen: WeakSet[FrozenRows] = WeakSet()
 
     def __len__(self) -> int:
         return int(self._counters[0] - self._counters[1])
@@ -176,6 +185,8 @@ class GroupTable:
         before = np.empty((size, layout.row_words), np.uint64)
         progress = np.zeros(2, np.int64)
         row = 0
+        if self._frozen:
+            self.will_change(self._slots_of(batch.keys, batch.nulls))
         while True:
             row, progress[0], progress[1] = kernels.accumulate(
                 self._index, self.rows, batch.keys, batch.nulls, layout.key_mask, layout.flag_words, self.secret, row,
@@ -188,10 +199,7 @@ class GroupTable:
             self._grow(size - row)
         self._schedule(created[: progress[0]])
         if batch.feed.lists:
-            slots = np.empty(size, np.int64)
-            kernels.lookup(
-                self._index, self.rows, batch.keys, batch.nulls, layout.key_mask, layout.flag_words, self.secret, slots
-            )
+            slots = self._slots_of(batch.keys, batch.nulls)
             self.extend(batch.feed, self.rows, slots, batch.values, batch.valid, batch.elements)
         # Copies of the used part: the buffers were sized for a batch in which every row is a group of its own.
         return Touched(created[: progress[0]].copy(), changed[: progress[1]].copy(), before[: progress[1]].copy())
@@ -220,6 +228,8 @@ class GroupTable:
         """Store whole rows laid out as this table's (``before`` of an undo, or :meth:`rows_of` a delta); returns their slots."""
         layout, done = self.layout, 0
         slots = np.empty(len(rows), np.int64)
+        if self._frozen:
+            self.will_change(self.find(rows))
         while True:
             done = kernels.put(
                 self._index, self.rows, rows, layout.key_mask, layout.flag_words, layout.key_words, self.secret, done,
@@ -243,6 +253,8 @@ class GroupTable:
         keys, nulls = self.keys_of(rows)
         created, before = np.empty(size, np.int64), np.empty((size, layout.row_words), np.uint64)
         progress, row = np.zeros(2, np.int64), 0
+        if self._frozen:
+            self.will_change(self._slots_of(keys, nulls))
         while True:
             row, progress[0], progress[1] = kernels.upsert(
                 self._index, self.rows, rows, keys, nulls, layout.key_mask, layout.flag_words, self.secret, row,
@@ -295,8 +307,11 @@ class GroupTable:
 
     def find(self, rows: Words) -> Slots:
         """Slots of the groups with the keys of these rows; -1 where there is none."""
-        keys, nulls = self.keys_of(rows)
-        out = np.empty(len(rows), np.int64)
+        return self._slots_of(*self.keys_of(rows))
+
+    def _slots_of(self, keys: Words, nulls: Words) -> Slots:
+        """Slot of each key; -1 where there is none."""
+        out = np.empty(len(nulls), np.int64)
         kernels.lookup(
             self._index, self.rows, keys, nulls, self.layout.key_mask, self.layout.flag_words, self.secret, out
         )
@@ -336,6 +351,8 @@ class GroupTable:
         """Remove the groups with the keys of these rows; returns the slots they had."""
         layout = self.layout
         keys, nulls = self.keys_of(rows)
+        if self._frozen:
+            self.will_change(self._slots_of(keys, nulls))
         self._reserve_free(len(rows))
         out = np.empty(len(rows), np.int64)
         count = kernels.remove(
@@ -348,6 +365,7 @@ class GroupTable:
         """Remove every group whose expiry is at most ``limit`` (microseconds); returns their slots, words intact."""
         layout = self.layout
         candidates = self._calendar.due(limit)
+        self.will_change(candidates)
         self._reserve_free(len(candidates))
         out = np.empty(len(candidates), np.int64)
         count = kernels.evict(
@@ -366,16 +384,70 @@ class GroupTable:
         kernels.live_slots(self.rows, int(self._counters[0]), out)
         return out
 
-    def frozen(self) -> GroupTable:
-        """The live groups as they are now, for reading; later changes of this table do not show in it.
+    # -- readers that outlive changes -----------------------------------------------------------------------------
 
-        Rows are copied; the pools are shared, because they only grow.
-        """
-        frozen = copy.copy(self)
-        frozen.rows = np.take(self.rows, self.live(), axis=0)
-        frozen.pool = copy.copy(self.pool)
-        frozen.lists = copy.copy(self.lists)
-        return frozen
+    @property
+    def is_frozen(self) -> bool:
+        """Whether somebody reads the table as it was."""
+        return len(self._frozen) > 0
+
+    def frozen_by(self, reader: FrozenRows) -> None:
+        """Tell a reader of changes from now on, before they are made."""
+        self._frozen.add(reader)
+
+    def thawed_by(self, reader: FrozenRows) -> None:
+        """Tell it no more."""
+        self._frozen.discard(reader)
+
+    def will_change(self, slots: Slots) -> None:
+        """Called before rows at these slots are changed or removed; -1 is no slot."""
+        for reader in list(self._frozen):
+            reader.keep((slots,))
+
+    def will_undo(self) -> None:
+        """Called when versions were undone: what is behind their lists will be written over."""
+        if self._frozen and self.layout.lists:
+            for reader in list(self._frozen):
+                reader.keep_lists()
+            self.lists.detach()
+
+    def room(self) -> dict[str, int]:
+        """How much the table holds, for :meth:`reserve`."""
+        return {
+            "rows": len(self),
+            "texts": self.pool.count,
+            "text_bytes": self.pool.used,
+            "list_words": self.lists.used,
+        }
+
+    def reserve(self, room: Mapping[str, int]) -> None:
+        """Make room at once for what a table of the same rows had (:meth:`room`), so that nothing is moved while they come."""
+        rows = room["rows"]
+        if rows > len(self.rows):
+            used = self.used_rows()
+            self.rows = np.empty((rows, self.layout.row_words), np.uint64)
+            self.rows[: len(used)] = used
+        size = 1 << int(rows / _FULL).bit_length()
+        if size > len(self._index):
+            index = np.zeros(size, np.uint64)
+            kernels.grow_index(self._index, index)
+            self._index = index
+        self.pool.reserve(room["texts"], room["text_bytes"])
+        self.lists.reserve(room["list_words"])
+
+    # -- out, as Arrow --------------------------------------------------------------------------------------------
+
+    def decode_frozen(self, rows: Words, frozen: FrozenRows) -> Iterator[pa.Table]:
+        """Arrow tables in ``row_schema`` of rows that frozen rows gave out, a piece of a snapshot each; no lock is needed."""
+        past, fields = self.as_of(frozen), (*self.layout.keys, *self.layout.state)
+        for some in past.cut(rows, fields, limit=self.snapshot_bytes):
+            yield past.decode(rows[some])
+
+    def as_of(self, frozen: FrozenRows) -> GroupTable:
+        """A table that knows what the words of frozen rows mean, and nothing else."""
+        past = copy.copy(self)
+        past.pool, past.lists = frozen.pool, frozen.lists
+        return past
 
     def decode(self, rows: Words, pool: StringPool | None = None) -> pa.Table:
         """Arrow table in ``row_schema`` of rows given as words; of those taken before compaction, with the `pool` of then.
@@ -471,8 +543,8 @@ class GroupTable:
     # -- room -----------------------------------------------------------------------------------------------------
 
     def _index_room(self) -> int:
-        """Keys that still fit before the index is more than 60 % full, where linear probing gets slow."""
-        return int(len(self._index) * 0.6) - len(self)
+        """Keys that still fit before the index is full."""
+        return int(len(self._index) * _FULL) - len(self)
 
     def _grow(self, wanted: int) -> None:
         """Make room for at least one more key; for `wanted` (the rest of a batch) as far as doubling goes."""

@@ -8,9 +8,11 @@ removed; going back puts those back, and a reader of an older version lays them 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,6 +20,7 @@ import pyarrow.compute as pc
 from coordinator.errors import InvalidRequestError, VersionNotFoundError
 from store_actors.engine.arrays import Words
 from store_actors.engine.compaction import compact_together
+from store_actors.engine.frozen import FrozenRows
 from store_actors.engine.pieces import batches
 from store_actors.engine.table import GroupTable
 from store_actors.schema import StateSchema
@@ -30,9 +33,11 @@ __all__ = [
     "UPDATED_AND_REMOVED",
     "Change",
     "Compaction",
+    "Frozen",
     "UndoPart",
     "VersionStep",
     "VersionedTable",
+    "frozen_pieces",
 ]
 
 RETAINED_VERSIONS = 2
@@ -144,9 +149,9 @@ class VersionedTable:
         self._steps: deque[VersionStep] = deque()
         self._pending: VersionStep | None = None
         self._compaction = Compaction()
-        #: Whether its pools fill with what no version holds any more: lists leave an extent behind when they grow, groups that expire
-        #: their strings.
-        self._leaves_garbage = bool(self.table.layout.lists) or self.table.layout.expiry_word >= 0
+        #: Whether it lets go of strings and lists by itself: every kind of table leaves some behind, if only those of values that were
+        #: overwritten and of rows that came late.
+        self._compacts_itself = True
 
     def __len__(self) -> int:
         return len(self.table)
@@ -202,7 +207,7 @@ class VersionedTable:
             self._origin = self._steps.popleft().serial
         self._steps.append(step)
         self.version, self.watermark_ms = step.version, step.watermark_ms
-        if self._leaves_garbage:
+        if self._compacts_itself:
             self.compact()
         return self.version
 
@@ -262,8 +267,7 @@ class VersionedTable:
         for part in reversed(step.parts):
             self.table.remove_rows(part.created)
             self.table.put(part.before)
-        if self.table.layout.lists:
-            self.table.lists.detach()
+        self.table.will_undo()
 
     def load(self, delta: pa.Table, version: int, watermark_ms: int) -> None:
         """Replay a committed delta (or a snapshot, whose rows are all updates) on top of the newest version."""
@@ -275,22 +279,42 @@ class VersionedTable:
             self.table.remove_rows(self.table.rows_of(batch, self.table.layout.keys))
         self._steps.clear()
         self.version, self.watermark_ms, self._origin = version, watermark_ms, next(_serials)
-        if self._leaves_garbage:
+        if self._compacts_itself:
             self.compact()
 
     def snapshot(self) -> pa.Table:
         """All rows of the newest version, with a pending change if there is one; ``row_schema``."""
         return self.table.decode(self.table.rows[self.table.live()])
 
-    def frozen(self) -> Callable[[], pa.Table]:
-        """:meth:`snapshot` of now, to be called later: only the rows' words are copied here."""
-        table = self.table.frozen()
-        return lambda: table.decode(table.rows)
+    def frozen(self) -> Frozen:
+        """:meth:`snapshot` of now, in pieces."""
+        return frozen_pieces(FrozenRows(self.table), self.table.decode_frozen)
+
+    def room(self) -> Mapping[str, Any]:
+        """How much it holds, as JSON values, for :meth:`reserve`."""
+        return self.table.room()
+
+    def reserve(self, room: Mapping[str, Any]) -> None:
+        """Make room for what another one of the same rows had; what it does not know of another kind is passed over."""
+        self.table.reserve(room)
 
     def compact(self) -> None:
         """Drop strings and lists that no version holds any more, if it is time to."""
         if self._compaction.is_due(self.table):
             self._compaction.run(self)
+
+
+#: The rows of one moment, in no particular order. Each piece is taken under the owner's lock, and then made into tables without it.
+Frozen = Generator[Callable[[], Iterator[pa.Table]], None, None]
+
+
+def frozen_pieces(rows: FrozenRows, decode: Callable[[Words, FrozenRows], Iterator[pa.Table]]) -> Frozen:
+    """What is given out of frozen rows, a piece after the other."""
+    try:
+        for some in rows:
+            yield partial(decode, some, rows)
+    finally:
+        rows.close()
 
 
 class Compaction:
@@ -300,9 +324,9 @@ class Compaction:
         #: Size of the pools after the last time, in bytes.
         self._floor = 0
 
-    def is_due(self, table: GroupTable) -> bool:
-        """Whether it is time to, by the table's pools."""
-        return _pooled(table) >= 2 * self._floor + _SMALL_POOL
+    def is_due(self, *sharing: GroupTable) -> bool:
+        """Whether it is time to, by the pools of the first table. Not while somebody reads the tables as they were."""
+        return _pooled(sharing[0]) >= 2 * self._floor + _SMALL_POOL and not any(table.is_frozen for table in sharing)
 
     def run(self, *sharing: VersionedTable) -> None:
         """Drop what none of the tables, which share one pool of strings, holds in any of its versions."""

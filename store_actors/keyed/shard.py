@@ -16,12 +16,13 @@ changed any more, through whatever handle; its owner forgets it, and loads it an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
 
 import pyarrow as pa
 
 from coordinator.errors import InvalidRequestError, VersionNotFoundError, WriterBusyError
-from store_actors.engine.versions import CHANGE_COLUMN
+from store_actors.engine.versions import CHANGE_COLUMN, Frozen, frozen_pieces
 from store_actors.keyed.checks import checked_table
 from store_actors.keyed.handles import (
     ADDED,
@@ -35,6 +36,7 @@ from store_actors.keyed.handles import (
     UpdateHandle,
 )
 from store_actors.keyed.table import KeyedTable
+from store_actors.keyed.view import VersionView
 from store_actors.schema import Field, StateSchema, string_to_type, type_to_string
 
 __all__ = [
@@ -80,6 +82,8 @@ class KeyedShard:
             raise InvalidRequestError("rows fall due by a value column of type int64", column=due)
         self._table = KeyedTable(keys, values, due, seed)
         self._writer: UpdateHandle | None = None
+        #: Version that was loaded last; nothing was made on top of it.
+        self._loaded: int | None = None
 
     def __len__(self) -> int:
         return len(self._table)
@@ -150,6 +154,7 @@ class KeyedShard:
             )
         wanted = version + 1 if next_version is None else next_version
         self._table.check_next(wanted)
+        self._loaded = None
         with self._table.changing():
             self._writer = UpdateHandle(self._table, wanted, self._end_writing)
         return self._writer
@@ -196,7 +201,7 @@ class KeyedShard:
     def load(self, delta: pa.Table, version: int, watermark_ms: int = 0) -> None:
         """Replay a committed delta (or a snapshot, whose rows are all updates) on top of the newest version.
 
-        Older versions are no longer in memory afterwards.
+        Older versions are no longer in memory afterwards. A snapshot may come in pieces, one call each.
 
         Raises
         ------
@@ -208,9 +213,11 @@ class KeyedShard:
         if self._writer is not None:
             raise WriterBusyError("a version cannot be loaded while another is written; abort that first")
         self._table.check_whole()
-        self._table.check_next(version)
+        if version != self._loaded:
+            self._table.check_next(version)
         fields = (*self.schema.keys, *self.schema.state_fields, Field(CHANGE_COLUMN, "int8"))
         self._table.load(checked_table(delta, fields), version, watermark_ms)
+        self._loaded = version
 
     def snapshot(self, version: int | None = None) -> pa.Table:
         """All rows of a retained version (the newest committed one by default), in ``row_schema``.
@@ -223,12 +230,17 @@ class KeyedShard:
         with self.read(version) as handle:
             return handle.iterator().read_all()
 
-    def frozen(self) -> Callable[[], pa.Table]:
-        """:meth:`snapshot` of the newest committed version as it is now, to be called later, outside the owner's lock."""
-        with self.read() as handle:
-            rows = handle.iterator()
-        rows.freeze()
-        return rows.read_all
+    def frozen(self) -> Frozen:
+        """:meth:`snapshot` of the newest committed version as it is now, in pieces."""
+        return frozen_pieces(VersionView(self._table, self.version).frozen(), self._table.table.decode_frozen)
+
+    def room(self) -> Mapping[str, Any]:
+        """See :meth:`VersionedTable.room`."""
+        return self._table.room()
+
+    def reserve(self, room: Mapping[str, Any]) -> None:
+        """See :meth:`VersionedTable.reserve`."""
+        self._table.reserve(room)
 
     def _end_writing(self, writer: UpdateHandle) -> None:
         self._writer = None

@@ -203,7 +203,6 @@ class KeyedTable(VersionedTable):
         self, keys: tuple[Field, ...], values: tuple[Field, ...], due: str | None = None, seed: int = 0
     ) -> None:
         super().__init__(StateSchema.keyed(keys, values), seed)
-        self._leaves_garbage = True
         layout = self.table.layout
         self._due: DueRows | None = None
         if due is not None:

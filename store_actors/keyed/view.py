@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from store_actors.engine import kernels
 from store_actors.engine.arrays import Mask, Slots, Words
+from store_actors.engine.frozen import FrozenRows
 from store_actors.engine.layout import FieldSlot, words_of
 from store_actors.engine.strings import StringPool
 from store_actors.engine.table import GroupTable
@@ -127,6 +128,13 @@ class VersionView:
     def scan(self, batch_rows: int) -> RowScan:
         """All rows, in no particular order."""
         return self._scan(*self._all(), batch_rows)
+
+    def frozen(self) -> FrozenRows:
+        """All rows, in no particular order, as copies of their words that are made little by little."""
+        slots, extra = self._all()
+        shown = np.zeros(len(self._table.used_rows()), np.bool_)
+        shown[slots] = True
+        return FrozenRows(self._table, shown, extra)
 
     def prefix_scan(self, prefixes: Words, columns: int, batch_rows: int) -> RowScan:
         """Rows whose first `columns` key columns are as in one of the `prefixes` (rows of this table's layout).

@@ -12,7 +12,9 @@ Emitted are all left output columns, then all right ones; rows follow from the v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,10 +22,11 @@ import pyarrow as pa
 from coordinator.errors import InvalidRequestError
 from store_actors.engine.arrays import Slots, Words
 from store_actors.engine.chain_kernels import largest_number
+from store_actors.engine.frozen import FrozenRows
 from store_actors.engine.layout import FieldSlot
 from store_actors.engine.pieces import cut
 from store_actors.engine.strings import StringPool
-from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, Change, Compaction
+from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, Change, Compaction, Frozen, frozen_pieces
 from store_actors.messages import ShardInput
 from store_actors.operators.join_condition import PairCondition
 from store_actors.operators.join_schema import JoinOptions, JoinType
@@ -301,24 +304,25 @@ class JoinShard:
 
     def snapshot(self) -> pa.Table:
         """All rows of the newest version, with a pending change if there is one; ``row_schema``."""
-        return self.frozen()()
+        tables = [table for piece in self.frozen() for table in piece()]
+        return pa.concat_tables([self.schema.row_schema().empty_table(), *tables])
 
-    def frozen(self) -> Callable[[], pa.Table]:
-        """:meth:`snapshot` of now, to be called later: only the rows' words are copied here."""
+    def frozen(self) -> Frozen:
+        """:meth:`snapshot` of now, in pieces."""
         schema = self.schema.row_schema()
-        frozen = [(side, side.table.frozen()) for side in self._sides]
+        parts = [frozen_pieces(FrozenRows(side.table), partial(side.frozen_state, schema)) for side in self._sides]
+        return (piece for part in parts for piece in part)
 
-        def decode() -> pa.Table:
-            pieces = [
-                side.state(some, schema, table=table)
-                for side, table in frozen
-                for some in side.stored_pieces(table.rows, table.pool)
-            ]
-            return pa.concat_tables([schema.empty_table(), *pieces])
+    def room(self) -> Mapping[str, Any]:
+        """See :meth:`VersionedTable.room`."""
+        return {"sides": [dict(side.room()) for side in self._sides]}
 
-        return decode
+    def reserve(self, room: Mapping[str, Any]) -> None:
+        """See :meth:`VersionedTable.reserve`."""
+        for side, one in zip(self._sides, room["sides"], strict=True):
+            side.reserve(one)
 
     def _compact(self) -> None:
         """Drop strings that no version of either side holds any more, if it is time to."""
-        if self._compaction.is_due(self._sides[0].table):
+        if self._compaction.is_due(*(side.table for side in self._sides)):
             self._compaction.run(*self._sides)

@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 from coordinator.errors import InvalidRequestError
 from store_actors.engine.arrays import Mask, Slots, Words
 from store_actors.engine.chains import ROW_COLUMN, MultiTable
+from store_actors.engine.frozen import FrozenRows
 from store_actors.engine.kernels import LIVE
 from store_actors.engine.layout import FieldSlot
-from store_actors.engine.strings import StringPool
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import UndoPart, VersionStep
 from store_actors.engine.words import decode_column
@@ -85,7 +85,7 @@ class JoinSide(MultiTable):
             ),
             seed,
         )
-        self._leaves_garbage = False  # it is for the join to say, which holds the strings of both sides in one pool
+        self._compacts_itself = False  # it is for the join to say, which holds the strings of both sides in one pool
         layout = self.table.layout
         slots = {slot.name: slot for slot in (*layout.keys, *layout.state)}
         if options.expiry[side] is not None and layout.expiry_word < 0:
@@ -171,6 +171,7 @@ class JoinSide(MultiTable):
         slots = np.unique(slots[self.table.rows[slots, word] == 0])
         older = slots[self.table.rows[slots, self._number].view(np.int64) < self._first_number]
         self._keep(np.take(self.table.rows, older, axis=0))
+        self.table.will_change(slots)
         self.table.rows[slots, word] = 1
         self._marked.append(older)
 
@@ -231,11 +232,17 @@ class JoinSide(MultiTable):
         """Those of the named columns that are of this side."""
         return tuple(self._slots[name] for name in names if self.has(name))
 
-    def stored_pieces(self, rows: Words, pool: StringPool | None = None, limit: int | None = None) -> Iterator[Words]:
+    def stored_pieces(self, rows: Words) -> Iterator[Words]:
         """Rows a piece at a time, as :meth:`GroupTable.cut` cuts whole ones."""
         layout = self.table.layout
-        for some in self.table.cut(rows, (*layout.keys, *layout.state), pool, limit):
+        for some in self.table.cut(rows, (*layout.keys, *layout.state)):
             yield rows[some]
+
+    def frozen_state(self, schema: pa.Schema, rows: Words, frozen: FrozenRows) -> Iterator[pa.Table]:
+        """:meth:`state` of rows that frozen rows gave out, a piece of a snapshot each."""
+        table, layout = self.table.as_of(frozen), self.table.layout
+        for some in table.cut(rows, (*layout.keys, *layout.state), limit=table.snapshot_bytes):
+            yield self.state(rows[some], schema, table=table)
 
     def no_output(self, count: int) -> list[pa.Array]:
         """Nulls instead of output columns."""

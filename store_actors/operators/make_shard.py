@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import pyarrow as pa
 
-from store_actors.engine.versions import Change
+from store_actors.engine.versions import Change, Frozen
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.operators.deduplicate import DeduplicateShard
@@ -57,8 +57,14 @@ class OperatorShard(Protocol):
     def snapshot(self) -> pa.Table:
         """All rows of the newest version."""
 
-    def frozen(self) -> Callable[[], pa.Table]:
-        """:meth:`snapshot` of now, to be called later, outside the shard's lock."""
+    def frozen(self) -> Frozen:
+        """:meth:`snapshot` of now, in pieces."""
+
+    def room(self) -> Mapping[str, Any]:
+        """How much it holds, as JSON values, for :meth:`reserve`."""
+
+    def reserve(self, room: Mapping[str, Any]) -> None:
+        """Make room for what another shard of the same rows had."""
 
 
 _SHARDS: dict[OperatorKind, Callable[[StateSchema, int], OperatorShard]] = {

@@ -30,7 +30,6 @@ class OrderedRows(VersionedTable):
 
     def __init__(self, schema: StateSchema, seed: int = 0) -> None:
         super().__init__(schema, seed)
-        self._leaves_garbage = True
         layout, options = self.table.layout, schema.options
         self._n = int(options["n"])
         self._last_wins = options.get("ties", "first") == "last"

@@ -239,6 +239,7 @@ class TopShard(OrderedRows, MultiTable):
         new[:, 0] |= LIVE
         self._set_rank(new, picked.entering_ranks)
         if self._rank is not None:
+            table.will_change(picked.moved)
             table.rows[picked.moved, self._rank.word] = picked.moved_ranks
         table.remove_rows(left)
         created = table.put(new)
@@ -260,6 +261,7 @@ class TopShard(OrderedRows, MultiTable):
         differs = ranks != places.view(np.uint64) + 1
         slots, ranks = slots[differs], ranks[differs]
         parts.append(UndoPart(self._nothing(), np.take(table.rows, slots, axis=0)))
+        table.will_change(slots)
         table.rows[slots, word] = places[differs] + 1
         # A row may be back at the rank that it had: of the two ranks that it had so far in this batch the first one counts.
         changed, first = np.unique(np.concatenate([moved, slots]), return_index=True)

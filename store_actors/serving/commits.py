@@ -7,22 +7,22 @@ memory to what counts, which is the own attempt, or another one of the same run.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from coordinator.errors import FencedError, StorageUnavailableError
-from coordinator.model import CommitEntry, Lease, SnapshotEntry, StateStoreId, TaskIdentity
+from coordinator.model import CommitEntry, Lease, SnapshotEntry, StateStoreId, StoredFile, TaskIdentity
 from coordinator.storage.protocol import ObjectStore
 from coordinator.surroundings import Surroundings, now_ms
 from coordinator.watermarks import Watermarks
 from store_actors.engine.versions import Change
 from store_actors.schema import StateSchema
 from store_actors.serving.coordinator_ref import CoordinatorRef
-from store_actors.serving.files import delta_path, encode_delta, encode_snapshot, snapshot_path
+from store_actors.serving.files import PIECE_BYTES, delta_path, encode_delta, encode_snapshot, snapshot_path
 from store_actors.serving.lineage import Lineage
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
@@ -63,6 +63,8 @@ class Commits:
         Reads another attempt's deltas, should those count instead.
     metrics
         Counters of the process.
+    piece_bytes
+        Bytes of rows from which on a file of a snapshot is closed.
     """
 
     def __init__(
@@ -72,7 +74,9 @@ class Commits:
         loader: Loader,
         metrics: StoreMetrics,
         surroundings: Surroundings,
+        piece_bytes: int = PIECE_BYTES,
     ) -> None:
+        self._piece_bytes = piece_bytes
         self._objects = objects
         self._coordinator = coordinator
         self._loader = loader
@@ -122,7 +126,7 @@ class Commits:
                 self._adopt(pending, counted, entries)
         except BaseException as error:
             if self._counts_for_sure_not(error):
-                self._discard(entries)
+                self._discard([entry.file for entry in entries])
             raise
         lineage.committed(counted)
         self._metrics.bytes_written += sum(entry.file_bytes for entry in entries)
@@ -146,45 +150,67 @@ class Commits:
         pending.abort()
         for entry in counted:
             pending.adopt(entry, self._loader.read(entry))
-        self._discard(entries)
+        self._discard([entry.file for entry in entries])
         self._metrics.adopted_commits += 1
 
-    def _discard(self, entries: Sequence[CommitEntry | SnapshotEntry]) -> None:
+    def _discard(self, files: Iterable[str]) -> None:
         """Remove files that certainly do not count; what is left is cleaned away later, as any that no record names."""
-        for entry in entries:
+        for file in files:
             with suppress(StorageUnavailableError, FileNotFoundError):
-                self._objects.delete(entry.file)
+                self._objects.delete(file)
 
-    def write_snapshot(self, store_id: StateStoreId, entry: CommitEntry, rows: pa.Table, schema: StateSchema) -> bool:
+    def write_snapshot(
+        self,
+        store_id: StateStoreId,
+        entry: CommitEntry,
+        tables: Iterable[pa.Table],
+        schema: StateSchema,
+        room: Mapping[str, Any],
+    ) -> bool:
         """Store all rows of a committed version as a snapshot; False if the commit counts no more.
 
         Parameters
         ----------
         entry
             The commit that made the version.
-        rows
-            In ``row_schema``.
+        tables
+            All rows in ``row_schema``, a piece after the other: each is encoded and stored before the next but one is asked for.
+        room
+            See :func:`~store_actors.serving.files.encode_snapshot`.
         """
         created_at_ms = now_ms(self._surroundings.clock)
-        data, checksum = encode_snapshot(rows, entry.version, entry.watermark_ms, schema)
-        snapshot = SnapshotEntry(
-            partition_id=entry.partition_id,
-            version=entry.version,
-            attempt_id=entry.attempt_id,
-            file=snapshot_path(store_id, entry.version, self._surroundings.new_id()),
-            file_bytes=len(data),
-            checksum=checksum,
-            rows=rows.num_rows,
-            watermark_ms=entry.watermark_ms,
-            created_at_ms=created_at_ms,
-            store_name=entry.store_name,
-        )
-        self._objects.put(snapshot.file, data)
+        attempt_id = self._surroundings.new_id()
+        stored: list[StoredFile] = []
+        rows = 0
+        try:
+            for piece in encode_snapshot(tables, entry.version, entry.watermark_ms, schema, room, self._piece_bytes):
+                file = snapshot_path(store_id, entry.version, attempt_id, piece.number)
+                stored.append(StoredFile(file, len(piece.data), piece.checksum))
+                self._objects.put(file, piece.data)
+                rows += piece.rows
+            first, *further = stored
+            snapshot = SnapshotEntry(
+                partition_id=entry.partition_id,
+                version=entry.version,
+                attempt_id=entry.attempt_id,
+                file=first.file,
+                file_bytes=first.file_bytes,
+                checksum=first.checksum,
+                rows=rows,
+                watermark_ms=entry.watermark_ms,
+                created_at_ms=created_at_ms,
+                store_name=entry.store_name,
+                further=tuple(further),
+            )
+        except BaseException:
+            # Nobody was told of them.
+            self._discard([one.file for one in stored])
+            raise
         if not self._coordinator.add_snapshot(store_id.state_name, snapshot):
-            self._discard([snapshot])
+            self._discard(snapshot.files)
             return False
         self._metrics.snapshots_written += 1
-        self._metrics.bytes_written += len(data)
+        self._metrics.bytes_written += sum(one.file_bytes for one in stored)
         return True
 
 

@@ -1,27 +1,53 @@
 """Files of a shard: Arrow IPC, LZ4-compressed, readable by any Arrow tool (``docs/format.md``).
 
-A delta holds what one commit changed, a snapshot all rows of one version. Columns are the operator's ``row_schema`` and
-``__change`` (a snapshot's rows are all updates); the file's schema metadata carries the version, the one it builds on, the
-watermark, the operator's schema and Spark's (``StructType.json()``) under the key ``statefleet``.
+A delta holds what one commit changed, a snapshot all rows of one version, in as many files as it needs. Columns are the operator's
+``row_schema`` and ``__change`` (a snapshot's rows are all updates); the file's schema metadata carries the version, the one it builds
+on, the watermark, the operator's schema and Spark's (``StructType.json()``) under the key ``statefleet``.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
 
 from coordinator.errors import CorruptStateError
-from coordinator.model import CommitEntry, SnapshotEntry, StateStoreId
+from coordinator.model import CommitEntry, SnapshotEntry, StateStoreId, StoredFile
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change
 from store_actors.schema import StateSchema
 
-__all__ = ["corrupt_file", "decode_file", "delta_path", "encode_delta", "encode_snapshot", "schema_of", "snapshot_path"]
+__all__ = [
+    "PIECE_BYTES",
+    "EncodedPiece",
+    "corrupt_file",
+    "decode_file",
+    "delta_path",
+    "encode_delta",
+    "encode_snapshot",
+    "room_of",
+    "schema_of",
+    "snapshot_path",
+]
 
 _METADATA_KEY = b"statefleet"
+#: Bytes of rows, before they are compressed, from which on a file of a snapshot is closed and another one begun: few of them are held
+#: beside the state.
+PIECE_BYTES = 1 << 26
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPiece:
+    """One file of a snapshot: its number from 0, its bytes, their CRC-32, the rows in it."""
+
+    number: int
+    data: bytes
+    checksum: int
+    rows: int
 
 
 def delta_path(store_id: StateStoreId, version: int, attempt_id: str) -> str:
@@ -29,9 +55,9 @@ def delta_path(store_id: StateStoreId, version: int, attempt_id: str) -> str:
     return f"{store_id.path()}/{version}-{attempt_id}.delta"
 
 
-def snapshot_path(store_id: StateStoreId, version: int, attempt_id: str) -> str:
-    """Path relative to the fleet's URI; unique as a delta's."""
-    return f"{store_id.path()}/{version}-{attempt_id}.snapshot"
+def snapshot_path(store_id: StateStoreId, version: int, attempt_id: str, piece: int = 0) -> str:
+    """Path relative to the fleet's URI; unique as a delta's. Further pieces are numbered."""
+    return f"{store_id.path()}/{version}-{attempt_id}{f'-{piece}' if piece else ''}.snapshot"
 
 
 def encode_delta(change: Change, schema: StateSchema) -> tuple[bytes, int]:
@@ -40,21 +66,64 @@ def encode_delta(change: Change, schema: StateSchema) -> tuple[bytes, int]:
     return _encode(change.delta, facts, schema)
 
 
-def encode_snapshot(rows: pa.Table, version: int, watermark_ms: int, schema: StateSchema) -> tuple[bytes, int]:
-    """Bytes of the file and their CRC-32; `rows` in ``row_schema``."""
-    changes = pa.nulls(rows.num_rows, pa.int8()).fill_null(UPDATED)
-    return _encode(
-        rows.append_column(CHANGE_COLUMN, changes), {"version": version, "watermark_ms": watermark_ms}, schema
-    )
+def encode_snapshot(
+    tables: Iterable[pa.Table],
+    version: int,
+    watermark_ms: int,
+    schema: StateSchema,
+    room: Mapping[str, Any],
+    piece_bytes: int = PIECE_BYTES,
+) -> Iterator[EncodedPiece]:
+    """The files of a snapshot, one after the other; at least one.
+
+    Parameters
+    ----------
+    tables
+        All rows, in ``row_schema``; each is asked for when the ones before are encoded.
+    room
+        What the shard needs to hold the rows (``OperatorShard.room``), for whoever loads them.
+    piece_bytes
+        Bytes of rows, before they are compressed, from which on a file is closed.
+    """
+    facts = {"version": version, "watermark_ms": watermark_ms, "room": dict(room)}
+    file_schema = schema.row_schema().append(pa.field(CHANGE_COLUMN, pa.int8()))
+    number, open_file = 0, _OpenFile(file_schema, facts, schema)
+    for table in tables:
+        if open_file.size >= piece_bytes:
+            yield EncodedPiece(number, *open_file.closed(), open_file.rows)
+            number, open_file = number + 1, _OpenFile(file_schema, {**facts, "piece": number + 1}, schema)
+        changes = pa.nulls(table.num_rows, pa.int8()).fill_null(UPDATED)
+        open_file.write(pa.Table.from_arrays([*table.columns, changes], schema=file_schema))
+    yield EncodedPiece(number, *open_file.closed(), open_file.rows)
+
+
+class _OpenFile:
+    """A file that is being encoded."""
+
+    def __init__(self, columns: pa.Schema, facts: dict[str, Any], schema: StateSchema) -> None:
+        described = columns.with_metadata({_METADATA_KEY: json.dumps({**facts, **_described(schema)}).encode()})
+        self._sink = pa.BufferOutputStream()
+        self._writer = pa.ipc.new_file(self._sink, described, options=pa.ipc.IpcWriteOptions(compression="lz4"))
+        self.rows = 0
+        #: Bytes that whoever reads it gets; the file has fewer.
+        self.size = 0
+
+    def write(self, table: pa.Table) -> None:
+        self._writer.write_table(table)
+        self.rows += table.num_rows
+        self.size += table.nbytes
+
+    def closed(self) -> tuple[bytes, int]:
+        """Bytes of the file and their CRC-32."""
+        self._writer.close()
+        data = self._sink.getvalue().to_pybytes()
+        return data, zlib.crc32(data)
 
 
 def _encode(rows: pa.Table, facts: dict[str, Any], schema: StateSchema) -> tuple[bytes, int]:
-    table = rows.replace_schema_metadata({_METADATA_KEY: json.dumps({**facts, **_described(schema)}).encode()})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
-        writer.write_table(table)
-    data = sink.getvalue().to_pybytes()
-    return data, zlib.crc32(data)
+    file = _OpenFile(rows.schema, facts, schema)
+    file.write(rows)
+    return file.closed()
 
 
 @lru_cache(maxsize=64)
@@ -67,23 +136,35 @@ def schema_of(rows: pa.Table) -> StateSchema:
     return StateSchema.from_json(json.loads(rows.schema.metadata[_METADATA_KEY])["schema"])
 
 
-def decode_file(data: bytes, entry: CommitEntry | SnapshotEntry) -> pa.Table:
+def room_of(rows: pa.Table) -> Mapping[str, Any]:
+    """What a shard needs to hold the rows of a snapshot of several files, of which this is the first."""
+    room: Mapping[str, Any] = json.loads(rows.schema.metadata[_METADATA_KEY])["room"]
+    return room
+
+
+def decode_file(data: bytes, entry: CommitEntry | SnapshotEntry, piece: StoredFile | None = None) -> pa.Table:
     """Table of a delta or snapshot file, checked against its manifest entry.
+
+    Parameters
+    ----------
+    piece
+        Which of a snapshot's files it is; by default the first.
 
     Raises
     ------
     CorruptStateError
         Size or checksum differ from the manifest's, or the bytes are no Arrow file. Names file, shard and version.
     """
-    if len(data) != entry.file_bytes or zlib.crc32(data) != entry.checksum:
-        raise corrupt_file(entry, "its size or checksum differs from the manifest's")
+    piece = StoredFile(entry.file, entry.file_bytes, entry.checksum) if piece is None else piece
+    if len(data) != piece.file_bytes or zlib.crc32(data) != piece.checksum:
+        raise corrupt_file(entry, "its size or checksum differs from the manifest's", piece.file)
     try:
         return pa.ipc.open_file(pa.BufferReader(data)).read_all()
     except pa.ArrowInvalid as error:
-        raise corrupt_file(entry, f"it is not a readable Arrow file ({error})") from error
+        raise corrupt_file(entry, f"it is not a readable Arrow file ({error})", piece.file) from error
 
 
-def corrupt_file(entry: CommitEntry | SnapshotEntry, reason: str) -> CorruptStateError:
+def corrupt_file(entry: CommitEntry | SnapshotEntry, reason: str, file: str | None = None) -> CorruptStateError:
     """The error for a file that the manifest names and nobody can use."""
     if isinstance(entry, SnapshotEntry):
         text, facts = "a snapshot file cannot be used", {}
@@ -92,7 +173,7 @@ def corrupt_file(entry: CommitEntry | SnapshotEntry, reason: str) -> CorruptStat
     return CorruptStateError(
         f"{text}: {reason}; versions before it are intact; nothing was written; restore the file from a backup of the "
         "object store",
-        file=entry.file,
+        file=file or entry.file,
         partition=entry.partition_id,
         version=entry.version,
         **facts,

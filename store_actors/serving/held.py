@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
 from coordinator.model import CommitEntry, LoadPlans, StateStoreId, StateStoreProviderId
 from coordinator.surroundings import Lock
+from store_actors.engine.versions import Frozen
 from store_actors.schema import StateSchema
 from store_actors.serving.commits import Commits
 from store_actors.serving.coordinator_ref import CoordinatorRef
@@ -24,10 +26,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FrozenStore:
-    """The rows of a counted commit as they are now; `rows` makes the table later, outside the lock."""
+    """The rows of a counted commit as they are now.
+
+    Attributes
+    ----------
+    pieces
+        Given out under the partition's lock; each is made into tables outside it.
+    room
+        What the rows need in memory.
+    """
 
     entry: CommitEntry
-    rows: Callable[[], pa.Table]
+    pieces: Frozen
+    room: Mapping[str, Any]
     schema: StateSchema
 
 
@@ -179,15 +190,30 @@ class HeldPartitions(Generic[Kind]):
         self._metrics.shards_unloaded += 1
 
     def _write_snapshots(self, store_id: StateStoreId, held: Kind) -> None:
-        # Under the lock only a copy of the rows is taken: batches go on while it is encoded and stored.
+        # Under the lock only some rows are copied at a time: batches go on while these are encoded and stored.
         with held.lock:
             due = held.frozen() if held.lineage.is_held else ()
             deltas = held.lineage.deltas
         for one in due:
-            self._commits.write_snapshot(
-                replace(store_id, store_name=one.entry.store_name), one.entry, one.rows(), one.schema
-            )
+            with closing(_tables(held, one)) as tables:
+                self._commits.write_snapshot(
+                    replace(store_id, store_name=one.entry.store_name), one.entry, tables, one.schema, one.room
+                )
         if due:
             # One that was not counted is of no use any more, or is there already: neither is tried again.
             with held.lock:
                 held.lineage.snapshot_written(deltas)
+
+
+def _tables(held: Held, frozen: FrozenStore) -> Generator[pa.Table, None, None]:
+    """The rows of a store, a piece at a time."""
+    try:
+        while True:
+            with held.lock:
+                made = next(frozen.pieces, None)
+            if made is None:
+                return
+            yield from made()
+    finally:
+        with held.lock:
+            frozen.pieces.close()

@@ -56,7 +56,7 @@ class Partition:
 
     def frozen(self) -> Sequence[FrozenStore]:
         return [
-            FrozenStore(entry, shard.frozen(), shard.schema)
+            FrozenStore(entry, shard.frozen(), shard.room(), shard.schema)
             for entry in self.lineage.newest
             if (shard := self.shards.get(entry.store_name)) is not None
         ]

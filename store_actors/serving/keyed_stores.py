@@ -19,6 +19,7 @@ from store_actors.keyed.shard import ReadHandle, UpdateHandle
 from store_actors.messages import BatchFacts, OpenRequest, Write
 from store_actors.serving.commits import Commits, Delta, describe_commit
 from store_actors.serving.coordinator_ref import CoordinatorRef
+from store_actors.serving.files import PIECE_BYTES
 from store_actors.serving.held import HeldPartitions
 from store_actors.serving.keyed_partition import Ended, Partition, Positioner, Session
 from store_actors.serving.loading import Loader
@@ -45,6 +46,8 @@ class KeyedStores:
         Who counts commits.
     metrics
         Counters shared with the process's other stores.
+    piece_bytes
+        As of :class:`~store_actors.serving.operator_shards.OperatorShards`.
     """
 
     def __init__(
@@ -53,13 +56,14 @@ class KeyedStores:
         coordinator: CoordinatorRef,
         metrics: StoreMetrics,
         surroundings: Surroundings | None = None,
+        piece_bytes: int = PIECE_BYTES,
     ) -> None:
         surroundings = surroundings or Surroundings()
         self._clock = surroundings.clock
         self._new_id = surroundings.new_id
         loader = Loader(objects, metrics, surroundings.threads)
         lock = surroundings.threads.lock
-        self._commits = Commits(objects, coordinator, loader, metrics, surroundings)
+        self._commits = Commits(objects, coordinator, loader, metrics, surroundings, piece_bytes)
         self._held = HeldPartitions(lambda: Partition(lock()), lock(), coordinator, self._commits, metrics)
         self._positioner = Positioner(self._held, coordinator, loader, surroundings.hash_seed)
         self._sessions = Sessions(lock(), self._new_id, self._clock.elapsed_s)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
 from coordinator.errors import CorruptStateError
-from coordinator.model import CommitEntry, LoadPlan, SnapshotEntry
+from coordinator.model import CommitEntry, LoadPlan, SnapshotEntry, StoredFile
 from coordinator.storage.protocol import ObjectStore
 from coordinator.surroundings import Threads
-from store_actors.serving.files import corrupt_file, decode_file
+from store_actors.serving.files import corrupt_file, decode_file, room_of
 from store_actors.serving.metrics import StoreMetrics
 
 __all__ = ["Loadable", "Loader"]
@@ -29,7 +29,10 @@ class Loadable(Protocol):
     """A shard of either kind, empty or at some version."""
 
     def load(self, delta: pa.Table, version: int, watermark_ms: int) -> None:
-        """Replay a delta, or a snapshot."""
+        """Replay a delta, or a snapshot, of which each file is a call."""
+
+    def reserve(self, room: Mapping[str, Any]) -> None:
+        """Make room for a snapshot."""
 
 
 Kind = TypeVar("Kind", bound=Loadable)
@@ -74,15 +77,14 @@ class Loader:
         """
         failed: CorruptStateError | None = None
         for snapshot in plan.snapshots:
+            shard = make()
             try:
-                rows = self.read(snapshot)
+                self._load_snapshot(shard, snapshot, adapt)
             except CorruptStateError as error:
                 self._metrics.snapshots_skipped += 1
                 log.warning("falling back to older files: %s", error)
                 failed = failed or error
                 continue
-            shard = make()
-            shard.load(adapt(rows, snapshot.file) if adapt else rows, snapshot.version, snapshot.watermark_ms)
             self._metrics.snapshots_loaded += 1
             later = [entry for entry in plan.deltas if entry.version > snapshot.version]
             return shard, self._replay(shard, later, adapt)
@@ -91,6 +93,22 @@ class Loader:
             raise failed
         shard = make()
         return shard, self._replay(shard, plan.deltas, adapt)
+
+    def _load_snapshot(self, shard: Loadable, snapshot: SnapshotEntry, adapt: Adapt | None) -> None:
+        """Load the files of a snapshot one by one; the next one is on its way while one is entered."""
+        first, *further = snapshot.pieces
+        rows = self.read(snapshot, first)
+        if further:
+            shard.reserve(room_of(rows))
+
+        def enter() -> None:
+            shard.load(adapt(rows, snapshot.file) if adapt else rows, snapshot.version, snapshot.watermark_ms)
+
+        for piece in further:
+            waiting = self._pool.submit(self.read, snapshot, piece)
+            enter()
+            rows = waiting.result()
+        enter()
 
     def _replay(self, shard: Loadable, entries: Sequence[CommitEntry], adapt: Adapt | None) -> int:
         for entry, rows in zip(entries, self._ahead(entries), strict=True):
@@ -106,18 +124,19 @@ class Loader:
                 pending.append(self._pool.submit(self.read, entries[place + _AHEAD]))
             yield table
 
-    def read(self, entry: CommitEntry | SnapshotEntry) -> pa.Table:
-        """One file, checked.
+    def read(self, entry: CommitEntry | SnapshotEntry, piece: StoredFile | None = None) -> pa.Table:
+        """One file, checked; of a snapshot this `piece` (by default the first).
 
         Raises
         ------
         CorruptStateError
             It is missing or damaged.
         """
+        file = entry.file if piece is None else piece.file
         try:
-            data = self._objects.get(entry.file)
+            data = self._objects.get(file)
         except FileNotFoundError as error:
-            raise corrupt_file(entry, "it is missing from the object store") from error
+            raise corrupt_file(entry, "it is missing from the object store", file) from error
         self._metrics.bytes_loaded += len(data)
         self._metrics.deltas_loaded += isinstance(entry, CommitEntry)
-        return decode_file(data, entry)
+        return decode_file(data, entry, piece)

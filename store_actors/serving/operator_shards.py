@@ -21,6 +21,7 @@ from store_actors.schema import StateSchema
 from store_actors.serving.commits import Commits, Delta, describe_commit
 from store_actors.serving.coordinator_ref import CoordinatorRef
 from store_actors.serving.evolution import groups_adapter
+from store_actors.serving.files import PIECE_BYTES
 from store_actors.serving.held import FrozenStore, HeldPartitions
 from store_actors.serving.lineage import Lineage
 from store_actors.serving.loading import Loader
@@ -49,7 +50,10 @@ class _HeldShard:
     def frozen(self) -> Sequence[FrozenStore]:
         if self.shard is None:
             return ()
-        return [FrozenStore(entry, self.shard.frozen(), self.shard.schema) for entry in self.lineage.newest]
+        return [
+            FrozenStore(entry, self.shard.frozen(), self.shard.room(), self.shard.schema)
+            for entry in self.lineage.newest
+        ]
 
     def rollback(self, version: int) -> bool:
         return self.shard is not None and self.shard.rollback(version)
@@ -109,6 +113,8 @@ class OperatorShards:
         Who counts commits.
     metrics
         Counters of the process.
+    piece_bytes
+        Bytes of rows from which on a file of a snapshot is closed, and another one begun.
     """
 
     def __init__(
@@ -117,13 +123,14 @@ class OperatorShards:
         coordinator: CoordinatorRef,
         metrics: StoreMetrics | None = None,
         surroundings: Surroundings | None = None,
+        piece_bytes: int = PIECE_BYTES,
     ) -> None:
         surroundings = surroundings or Surroundings()
         self.metrics = metrics or StoreMetrics()
         self._coordinator = coordinator
         self._hash_seed = surroundings.hash_seed
         self._loader = Loader(objects, self.metrics, surroundings.threads)
-        self._commits = Commits(objects, coordinator, self._loader, self.metrics, surroundings)
+        self._commits = Commits(objects, coordinator, self._loader, self.metrics, surroundings, piece_bytes)
         lock = surroundings.threads.lock
         self._held = HeldPartitions(lambda: _HeldShard(lock()), lock(), coordinator, self._commits, self.metrics)
 

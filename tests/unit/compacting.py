@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize
+from hypothesis.stateful import initialize
 
 from store_actors.engine import versions
+from tests.unit.freezing import FreezingMachine
 
 __all__ = ["CompactingMachine"]
 
 
-class CompactingMachine(RuleBasedStateMachine):
+class CompactingMachine(FreezingMachine):
     """Its tables let go of strings and lists with every version, or only when their pools have doubled."""
 
     def __init__(self) -> None:
@@ -23,4 +24,5 @@ class CompactingMachine(RuleBasedStateMachine):
             versions._SMALL_POOL = -(1 << 40)
 
     def teardown(self) -> None:
+        super().teardown()
         versions._SMALL_POOL = self._small_pool

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from coordinator.errors import InvalidRequestError
 from store_actors.engine import versions
@@ -24,6 +24,7 @@ from store_actors.operators.join import JoinShard
 from store_actors.operators.join_condition import PairCondition
 from store_actors.operators.join_schema import join_schema
 from store_actors.schema import Field, StateSchema, string_to_type
+from tests.unit.freezing import FreezingMachine
 
 SECOND = 1_000_000
 Row = dict[str, Any]
@@ -562,7 +563,7 @@ def alone(side: int, row: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*shown(row), None, None) if side == 0 else (None, None, *shown(row))
 
 
-class JoinMachine(RuleBasedStateMachine):
+class JoinMachine(FreezingMachine):
     def __init__(self) -> None:
         super().__init__()
         self.versions = {0: Version(((), ()), 0)}
@@ -586,7 +587,11 @@ class JoinMachine(RuleBasedStateMachine):
         self.schema = join_schema((Field("k0", "string"), Field("k1", "int32")), *SIDE_FIELDS, options, 1000)
         self.run = Driver(self.schema)
 
+    def frozen_shard(self) -> JoinShard:
+        return self.run.shard
+
     def teardown(self) -> None:
+        super().teardown()
         if hasattr(self, "small_pool"):
             versions._SMALL_POOL = self.small_pool
 

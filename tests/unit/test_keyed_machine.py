@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from coordinator.errors import VersionNotFoundError, WriterBusyError
 from store_actors.engine import versions
@@ -28,6 +28,7 @@ from store_actors.keyed.shard import (
 from store_actors.keyed.table import RowScan
 from store_actors.schema import Field
 from tests.unit.faults import memory_exhausted
+from tests.unit.freezing import FreezingMachine
 
 KEYS = (Field("a", "int64"), Field("b", "string"))
 VALUES = (Field("n", "int64"), Field("s", "binary"))
@@ -52,6 +53,7 @@ CHANGES = st.lists(
     ),
     max_size=6,
 )
+
 END = st.one_of(st.none(), st.integers(-2, 4))
 
 
@@ -83,7 +85,7 @@ class OpenScan:
     left: Model
 
 
-class KeyedMachine(RuleBasedStateMachine):
+class KeyedMachine(FreezingMachine):
     def __init__(self) -> None:
         super().__init__()
         self.shard = KeyedShard(KEYS, VALUES)
@@ -100,6 +102,7 @@ class KeyedMachine(RuleBasedStateMachine):
         versions._SMALL_POOL = -(1 << 40) if always_compact else self.small_pool
 
     def teardown(self) -> None:
+        super().teardown()
         versions._SMALL_POOL = self.small_pool
 
     def some_handle(self, data: st.DataObject) -> tuple[ReadHandle | UpdateHandle, Model]:

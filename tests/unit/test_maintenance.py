@@ -19,6 +19,7 @@ from coordinator.records import Record, RunStarted
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
 from coordinator.surroundings import MachineClock
+from tests.unit.freezing import read_frozen
 from tests.unit.test_operator_shards import SCHEMA, Fleet, counts
 
 SHARD = StateStoreId("memory:///s", 0, 0)
@@ -176,10 +177,10 @@ def test_snapshots_of_strings_stay_as_they_were_while_the_shard_goes_on() -> Non
     fleet.apply(0, "abc")
     ((_, held),) = fleet.store._held.items()
     assert held.shard is not None
-    frozen = held.shard.table.frozen()
+    frozen = held.shard.frozen()
     for batch in range(1, 60):
         fleet.apply(batch, "".join(chr(200 + batch * 40 + n) for n in range(40)))
-    assert counts(frozen.decode(frozen.rows)) == {"a": 1, "b": 1, "c": 1}
+    assert counts(read_frozen(frozen, SCHEMA.row_schema())) == {"a": 1, "b": 1, "c": 1}
 
 
 # -- cleaning ------------------------------------------------------------------------------------------------------

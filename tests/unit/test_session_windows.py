@@ -22,6 +22,7 @@ from store_actors.messages import ShardInput
 from store_actors.operators.session_windows import MERGED, SessionShard
 from store_actors.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 from tests.unit.compacting import CompactingMachine
+from tests.unit.freezing import read_frozen
 
 K = AccumulatorKind
 SECOND = 1_000_000
@@ -401,7 +402,7 @@ class SessionMachine(CompactingMachine):
     def check(self) -> None:
         model = self.pending[1] if self.pending else self.newest
         assert told(self.shard.snapshot()) == model.told()
-        assert told(self.shard.frozen()()) == model.told()
+        assert told(read_frozen(self.shard.frozen(), self.shard.schema.row_schema())) == model.told()
         numbers = self.shard.snapshot().column(ROW_COLUMN).to_pylist()
         assert len(numbers) == len(set(numbers)) == len(self.shard)
 

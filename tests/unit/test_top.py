@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from coordinator.errors import InvalidRequestError, StateMismatchError
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change, Compaction
@@ -25,6 +25,7 @@ from store_actors.messages import ShardInput
 from store_actors.operators.top import FirstShard, TopShard, top_shard
 from store_actors.operators.top_schema import RANK_COLUMN, top_schema
 from store_actors.schema import Field, StateSchema
+from tests.unit.freezing import FreezingMachine
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Row = dict[str, Any]
@@ -393,7 +394,7 @@ ROW = st.fixed_dictionaries(
 )
 
 
-class TopMachine(RuleBasedStateMachine):
+class TopMachine(FreezingMachine):
     @initialize(
         n=st.integers(1, 4),
         order=ORDERS,

@@ -1,0 +1,110 @@
+"""The rows of a table as they are at one moment, given out piece by piece while the table goes on: what snapshots are made of.
+
+Nothing is copied at first. A table tells its frozen rows which slots it is about to change, and what was not given out yet is copied
+then. So a snapshot takes memory for what changes while it is written, and for the piece that is on its way.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+import numpy as np
+
+from store_actors.engine.arrays import Bytes, Mask, Slots, Words
+from store_actors.engine.kernels import LIVE
+from store_actors.engine.layout import RowLayout
+from store_actors.engine.lists import ListPool
+from store_actors.engine.strings import StringPool
+
+__all__ = ["SNAPSHOT_BYTES", "FrozenRows"]
+
+#: Bytes of words, and then of Arrow data, in a piece of a snapshot.
+SNAPSHOT_BYTES = 1 << 25
+#: Rows whose state of being live is looked at at once.
+_BLOCK = 1 << 20
+
+
+class Freezable(Protocol):
+    """What frozen rows need of their table."""
+
+    rows: Words
+    layout: RowLayout
+    pool: StringPool
+    lists: ListPool
+    snapshot_bytes: int
+
+    def used_rows(self) -> Words: ...
+
+    def frozen_by(self, reader: FrozenRows) -> None: ...
+
+    def thawed_by(self, reader: FrozenRows) -> None: ...
+
+
+class FrozenRows(Iterator[Words]):
+    """Rows of a table as they are now, as copies of their words, in no particular order.
+
+    Whoever owns the table locks while it takes a piece, and while it changes the table; what was taken needs no lock. The table does
+    not compact its pools as long as this is open.
+
+    Parameters
+    ----------
+    table
+        The table; it knows of this from now on.
+    shown, extra
+        Which of its slots to give out (all live ones by default), and rows that are no longer in it.
+    """
+
+    def __init__(self, table: Freezable, shown: Mask | None = None, extra: Words | None = None) -> None:
+        self._table = table
+        self._left: Bytes = (_live(table) if shown is None else shown).astype(np.uint8, copy=False)
+        self._position = 0
+        self._kept: list[Words] = [] if extra is None or not len(extra) else [extra]
+        #: What the words of strings and lists mean.
+        self.pool: StringPool = table.pool
+        self.lists = table.lists
+        table.frozen_by(self)
+
+    def keep(self, slots: Iterable[Slots]) -> None:
+        """Copy those of these slots that are to be given out yet; called before they are changed."""
+        for some in slots:
+            some = some[(some >= self._position) & (some < len(self._left))]
+            some = np.unique(some[self._left[some] != 0])
+            if len(some):
+                self._kept.append(np.take(self._table.rows, some, axis=0))
+                self._left[some] = 0
+
+    def keep_lists(self) -> None:
+        """Hold on to the lists as they are; called before what is behind them may be written over."""
+        self.lists = copy.copy(self.lists)
+
+    def __next__(self) -> Words:
+        """At most :data:`SNAPSHOT_BYTES` of words."""
+        count = max(1, self._table.snapshot_bytes // (8 * self._table.layout.row_words))
+        while self._position < len(self._left):
+            begin = self._position
+            self._position += count
+            slots = begin + np.flatnonzero(self._left[begin : self._position])
+            if len(slots):
+                return np.take(self._table.rows, slots, axis=0)
+        if not self._kept:
+            self.close()
+            raise StopIteration
+        rows, rest = self._kept[-1][:count], self._kept[-1][count:]
+        self._kept[-1:] = [rest] if len(rest) else []
+        return rows
+
+    def close(self) -> None:
+        """Give out nothing more; the table need not tell of its changes any more."""
+        self._left, self._kept = self._left[:0], []
+        self._position = 0
+        self._table.thawed_by(self)
+
+
+def _live(table: Freezable) -> Mask:
+    used = table.used_rows()
+    live = np.empty(len(used), np.bool_)
+    for begin in range(0, len(used), _BLOCK):
+        np.not_equal(used[begin : begin + _BLOCK, 0] & LIVE, 0, out=live[begin : begin + _BLOCK])
+    return live

@@ -1,0 +1,110 @@
+"""What writing or loading a snapshot takes of a process's memory: ``python -m tests.unit.snapshot_memory (write | load) FOLDER``.
+
+Prints the state's size, and the highest that the process came to beyond what it had without the state.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from coordinator.model import CommitEntry, LoadPlan, SnapshotEntry, StateStoreId
+from coordinator.storage.local import LocalObjectStore
+from coordinator.surroundings import MachineThreads, Surroundings
+from store_actors.accumulators import AccumulatorKind
+from store_actors.messages import ShardInput
+from store_actors.operators.aggregate import AggregateShard
+from store_actors.schema import Accumulator, Field, StateSchema
+from store_actors.serving.commits import Commits
+from store_actors.serving.loading import Loader
+from store_actors.serving.metrics import StoreMetrics
+
+SCHEMA = StateSchema(
+    keys=(Field("k", "string"),),
+    inputs=(Field("v", "int64"),),
+    accumulators=(Accumulator(AccumulatorKind.SUM_INT, ("v",), (Field("a0_sum", "int64"),)),),
+    expiry_key=None,
+    delay_ms=None,
+    output_mode="update",
+)
+#: 240 MB of keys, of rows and of their index together.
+GROUPS, BATCH, LENGTH = 1_000_000, 50_000, 150
+#: What a file and a table of a snapshot are here: those of a large shard, by its size.
+PIECE_BYTES = 1 << 22
+
+
+def memory(kind: str) -> int:
+    """Bytes of memory that the process has (``VmRSS``), or had at most (``VmHWM``)."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{kind}:"))
+    return 1024 * int(line.split()[1])
+
+
+def forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def filled(groups: int) -> AggregateShard:
+    shard = AggregateShard(SCHEMA)
+    for version, begin in enumerate(range(0, groups, BATCH), start=1):
+        numbers = np.arange(begin, begin + BATCH)
+        keys = pa.array([f"{number:0{LENGTH}}" for number in numbers])
+        shard.apply(ShardInput.of_raw(SCHEMA, pa.record_batch({"k": keys, "v": numbers})), 0, version)
+        shard.commit()
+    return shard
+
+
+class Counting:
+    """Counts every snapshot."""
+
+    snapshot: SnapshotEntry
+
+    def add_snapshot(self, state_name: str, snapshot: SnapshotEntry) -> bool:
+        self.snapshot = snapshot
+        return True
+
+
+def write(shard: AggregateShard, objects: LocalObjectStore) -> SnapshotEntry:
+    coordinator, metrics = Counting(), StoreMetrics()
+    loader = Loader(objects, metrics, MachineThreads())
+    commits = Commits(objects, coordinator, loader, metrics, Surroundings(), PIECE_BYTES)  # type: ignore[arg-type]
+    entry = CommitEntry(0, shard.version, 0, 1, "run", "a", "f", 0, 0, 0, 0, 0, len(shard), 0, 0, 0, 0, 0)
+    tables = (table for made in shard.frozen() for table in made())
+    assert commits.write_snapshot(StateStoreId("s", 0, 0), entry, tables, SCHEMA, shard.room())
+    return coordinator.snapshot
+
+
+def load(snapshot: SnapshotEntry, objects: LocalObjectStore) -> AggregateShard:
+    loader = Loader(objects, StoreMetrics(), MachineThreads())
+    return loader.load(lambda: AggregateShard(SCHEMA), LoadPlan((snapshot,), (), snapshot.version))[0]
+
+
+def main(what: str, folder: Path) -> None:
+    objects, note = LocalObjectStore(folder / "objects"), folder / "snapshot.json"
+    # What a process needs for itself, once.
+    small = filled(BATCH)
+    small.table.snapshot_bytes = PIECE_BYTES
+    load(write(small, objects), objects)
+    del small
+    before = memory("VmRSS")
+    if what == "write":
+        shard = filled(GROUPS)
+        shard.table.snapshot_bytes = PIECE_BYTES
+        state = memory("VmRSS") - before
+        forget_peak()
+        snapshot = write(shard, objects)
+        note.write_text(json.dumps(snapshot.to_json()))
+    else:
+        snapshot = SnapshotEntry.from_json(json.loads(note.read_text()))
+        forget_peak()
+        shard = load(snapshot, objects)
+        state = memory("VmRSS") - before
+    assert len(shard) == GROUPS
+    print(f"state={state} peak={memory('VmHWM') - before} files={len(snapshot.files)} nbytes={shard.nbytes}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,241 @@
+"""Snapshots of several files: nothing of them needs the whole state beside the state, and each file is checked by itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from coordinator.errors import CorruptStateError, StorageUnavailableError
+from coordinator.model import SnapshotEntry, StateStoreId, StoredFile
+from coordinator.storage.memory import MemoryObjectStore
+from store_actors.operators.join import JoinShard
+from store_actors.operators.join_schema import join_schema
+from store_actors.schema import Field
+from store_actors.serving.keyed_stores import KeyedStores
+from store_actors.serving.metrics import StoreMetrics
+from store_actors.serving.operator_shards import OperatorShards
+from tests.unit.freezing import read_frozen, tables_of
+from tests.unit.test_keyed_stores import Fleet as KeyedFleet
+from tests.unit.test_operator_shards import SCHEMA, Fleet, counts
+
+SHARD = StateStoreId("memory:///s", 0, 0)
+LETTERS = "".join(map(chr, range(200, 300)))
+
+
+class Objects(MemoryObjectStore):
+    """Objects that let somebody act before each put."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: Callable[[str], None] = lambda path: None
+
+    def put(self, path: str, data: bytes) -> None:
+        self.before(path)
+        super().put(path, data)
+
+
+class PiecesFleet(Fleet):
+    """Every few rows of a snapshot are a file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.objects = self.stored = Objects()
+        self.coordinator = type(self.coordinator)(self.stored)
+        self.store = self.new_store()
+
+    def new_store(self) -> OperatorShards:
+        return OperatorShards(self.objects, self.coordinator, piece_bytes=1)
+
+    def snapshot(self) -> None:
+        for held in [held for _, held in self.store._held.items()]:
+            assert held.shard is not None
+            (table,) = tables_of(held.shard)
+            table.snapshot_bytes = 8 * 16
+        self.store.maintain(1)
+
+    def snapshots(self) -> list[str]:
+        return [info.path for info in self.objects.list("s/0") if info.path.endswith(".snapshot")]
+
+
+def test_a_snapshot_of_several_files_is_loaded_whole() -> None:
+    fleet = PiecesFleet()
+    fleet.apply(0, LETTERS)
+    fleet.snapshot()
+    (entry,) = fleet.coordinator.plan(1).snapshots
+    assert len(entry.files) > 10
+    assert sorted(entry.files) == fleet.snapshots()
+    assert set(entry.files) <= fleet.coordinator.referenced()
+    assert entry.rows == 100
+    for path in fleet.deltas():
+        fleet.objects.delete(path)
+    fleet.store = fleet.new_store()
+    assert fleet.apply(1, LETTERS[:3]) == dict.fromkeys(LETTERS[:3], 2)
+    assert counts(fleet.store.read(SHARD, 1, SCHEMA)) == dict.fromkeys(LETTERS, 1)
+    assert fleet.store.metrics.snapshots_loaded == 2
+
+
+def test_a_snapshot_is_of_its_version_whatever_happens_while_it_is_written() -> None:
+    fleet, batches = PiecesFleet(), iter(range(1, 1000))
+    fleet.apply(0, LETTERS)
+
+    def go_on(path: str) -> None:
+        if path.endswith(".snapshot"):
+            batch = next(batches)
+            fleet.apply(batch, LETTERS[batch % 50 :: 7] + chr(1000 + batch))
+
+    fleet.stored.before = go_on
+    fleet.snapshot()
+    fleet.stored.before = lambda path: None
+    (entry,) = fleet.coordinator.plan(1).snapshots
+    newest = next(batches)
+    assert newest > 10
+    assert entry.version == 1
+    fleet.objects.delete(next(path for path in fleet.deltas() if path.split("/")[-1].startswith("1-")))
+    assert counts(fleet.new_store().read(SHARD, 1, SCHEMA)) == dict.fromkeys(LETTERS, 1)
+    whole = fleet.store.read(SHARD, newest, SCHEMA)
+    ((_, held),) = fleet.store._held.items()
+    assert held.shard is not None
+    assert counts(whole) == counts(held.shard.snapshot())
+
+
+@pytest.mark.parametrize("piece", [0, 1, -1])
+@pytest.mark.parametrize("damage", ["flipped", "cut", "missing"])
+def test_one_damaged_file_is_told_by_its_name(piece: int, damage: str) -> None:
+    fleet = PiecesFleet()
+    fleet.apply(0, LETTERS)
+    fleet.apply(1, LETTERS)
+    fleet.snapshot()
+    file = fleet.coordinator.plan(2).snapshots[0].files[piece]
+    data = fleet.objects.get(file)
+    if damage == "missing":
+        fleet.objects.delete(file)
+    else:
+        fleet.objects.put(file, data[:-1] if damage == "cut" else data[:40] + bytes([data[40] ^ 1]) + data[41:])
+    assert counts(fleet.new_store().read(SHARD, 2, SCHEMA)) == dict.fromkeys(LETTERS, 2), "deltas give the same"
+    fleet.apply(2, "a")
+    assert fleet.coordinator.truncate(1)
+    with pytest.raises(CorruptStateError) as failure:
+        fleet.new_store().read(SHARD, 2, SCHEMA)
+    assert failure.value.context["file"] == file
+    assert (failure.value.context["partition"], failure.value.context["version"]) == (0, 2)
+
+
+def test_files_of_a_snapshot_that_fails_are_removed_and_nothing_is_counted() -> None:
+    fleet, puts = PiecesFleet(), iter(range(1000))
+    fleet.apply(0, LETTERS)
+
+    def fail(path: str) -> None:
+        if path.endswith(".snapshot") and next(puts) == 5:
+            raise StorageUnavailableError("the disk is full")
+
+    fleet.stored.before = fail
+    fleet.snapshot()
+    assert fleet.store.metrics.maintenance_failures == 1
+    assert (fleet.snapshots(), fleet.coordinator.plan(1).snapshots) == ([], ())
+    ((_, held),) = fleet.store._held.items()
+    assert held.shard is not None
+    assert not any(table.is_frozen for table in tables_of(held.shard))
+    fleet.snapshot()
+    assert fleet.store.metrics.snapshots_written == 1
+
+
+def test_files_of_a_snapshot_that_does_not_count_are_removed() -> None:
+    fleet = PiecesFleet()
+    fleet.apply(0, LETTERS)
+    # Another run makes the version anew, from its own process, while the snapshot is written.
+    second = fleet.new_store()
+
+    def overtake(path: str) -> None:
+        if path.endswith(".snapshot"):
+            fleet.stored.before = lambda path: None
+            first, fleet.store = fleet.store, second
+            fleet.apply(0, "z", "run-2")
+            fleet.store = first
+
+    fleet.stored.before = overtake
+    fleet.snapshot()
+    assert fleet.snapshots() == []
+    assert fleet.store.metrics.snapshots_written == 0
+
+
+def test_a_keyed_store_is_snapshotted_in_pieces_without_what_is_being_written() -> None:
+    fleet = KeyedFleet()
+    fleet.stores = KeyedStores(fleet.objects, fleet.coordinator, StoreMetrics(), piece_bytes=1)
+    fleet.write(0, **dict.fromkeys("abcdefghijklmnop", 1))
+    session = fleet.open(1)
+    fleet.put(session, a=2, z=3)
+    assert fleet.call(session, "remove_key", ("b",)) == 1
+    for held in [held for _, held in fleet.stores._held.items()]:
+        held.shards["default"]._table.table.snapshot_bytes = 8 * 16
+    fleet.stores.maintain(1)
+    fleet.stores.commit(session)
+    (entry,) = fleet.coordinator.plan(1).snapshots
+    assert len(entry.files) > 2
+    fleet.objects.delete(next(one.file for one in fleet.coordinator.plan(2).deltas if one.version == 1))
+    fleet.stores = fleet.new_stores()
+    assert fleet.read(1) == [{"k": letter, "n": 1} for letter in "abcdefghijklmnop"]
+    assert {row["k"]: row["n"] for row in fleet.read(2)} == {
+        "a": 2, "z": 3, **dict.fromkeys("cdefghijklmnop", 1)
+    }  # fmt: skip
+
+
+def test_both_sides_of_a_join_are_given_out_as_they_were() -> None:
+    schema = join_schema(
+        (Field("k0", "string"),), (Field("l0", "int64"),), (Field("r0", "string"),), {"join_type": "left_outer"}
+    )
+    shard = JoinShard(schema)
+
+    def batch(version: int) -> None:
+        from store_actors.messages import ShardInput
+
+        left = pa.table({"k0": [f"k{version}", "x"], "l0": pa.array([version, 0], pa.int64())})
+        right = pa.table({"k0": [f"k{version - 1}", "y"], "r0": ["r", "s"]})
+        shard.apply(ShardInput((left, right), 4), 0, version)
+        shard.commit()
+
+    for version in range(1, 6):
+        batch(version)
+    for table in tables_of(shard):
+        table.snapshot_bytes = 8 * 16
+    then, frozen = shard.snapshot(), shard.frozen()
+    first = list(next(frozen)())
+    for version in range(6, 20):
+        batch(version)
+    assert shard.rollback(18)
+    rows = pa.concat_tables([*first, read_frozen(frozen, schema.row_schema())])
+    assert sorted(map(repr, rows.to_pylist())) == sorted(map(repr, then.to_pylist()))
+
+
+def test_an_entry_of_one_file_is_read_as_before() -> None:
+    entry = SnapshotEntry(0, 3, "a", "s/0/0/3-a.snapshot", 10, 7, 2, 0, 0)
+    data = entry.to_json()
+    assert SnapshotEntry.from_json({name: value for name, value in data.items() if name != "further"}) == entry
+    several = replace(entry, further=(StoredFile("s/0/0/3-a-1.snapshot", 11, 8),))
+    assert SnapshotEntry.from_json(several.to_json()) == several
+    assert several.files == ("s/0/0/3-a.snapshot", "s/0/0/3-a-1.snapshot")
+
+
+_MEASURED = Path(__file__).with_name("snapshot_memory.py")
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="the highest memory of a process is Linux's to tell"
+)
+def test_neither_writing_nor_loading_a_snapshot_needs_the_state_again(tmp_path: Path) -> None:
+    """The highest memory of a process of its own while it does either, by what it has afterwards."""
+    told: list[dict[str, Any]] = []
+    for what in ("write", "load"):
+        ended = subprocess.run(
+            [sys.executable, "-m", "tests.unit.snapshot_memory", what, str(tmp_path)],
+            cwd=_MEASURED.parents[2], capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        told.append(dict(part.split("=") for part in ended.stdout.split()))
+    for one in told:
+        assert int(one["peak"]) < 1.3 * int(one["state"]), told
