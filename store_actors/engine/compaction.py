@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,8 @@ from store_actors.engine.table import GroupTable
 
 __all__ = ["compact_together"]
 
+#: Bytes of a string in a pool besides its own.
+_STRING_BYTES = 24
 #: Bytes of strings that are copied at once.
 _COPIED_BYTES = 1 << 24
 
@@ -40,23 +43,34 @@ def compact_together(tables: Sequence[tuple[GroupTable, Sequence[Words]]]) -> No
         for rows in (table.used_rows(), *others)
         for word, chosen in _texts(table, rows)
     ]
-    moved = [(table, _moved_lists(table, [table.used_rows(), *others])) for table, others in tables]
-    texts = [(table.lists, one) for table, lists in moved for one in lists if one[0].is_text]
+    held = [(table, *_lists(table, [table.used_rows(), *others])) for table, others in tables]
+    texts = [(table.lists, one) for table, lists, _ in held for one in lists if one[0].is_text]
     wanted = np.zeros(max(old.count, 1), np.uint8)
     for rows, word, chosen in holders:
         wanted[rows[chosen, word].view(np.int64)] = 1
     for pool, (_, offsets, lengths) in texts:
         list_kernels.mark(pool.arena, offsets, lengths, wanted)
-    new, new_ids = _subset(old, np.flatnonzero(wanted[: old.count]))
-    for rows, word, chosen in holders:
-        rows[chosen, word] = new_ids[rows[chosen, word].view(np.int64)]
-    for pool, (_, offsets, lengths) in texts:
-        list_kernels.renumber(pool.arena, offsets, lengths, new_ids)
-    for table, lists in moved:
+    kept = np.flatnonzero(wanted[: old.count])
+    renumbers = _is_worthwhile(old, kept)
+    if renumbers:
+        new, new_ids = _subset(old, kept)
+        for rows, word, chosen in holders:
+            rows[chosen, word] = new_ids[rows[chosen, word].view(np.int64)]
+        for pool, (_, offsets, lengths) in texts:
+            list_kernels.renumber(pool.arena, offsets, lengths, new_ids)
+        for table, _ in tables:
+            table.pool = new
+            table.reindex()
+    for table, lists, are_moved in held:
         for one in lists:
-            table.lists.index(*one)
-        table.pool = new
-        table.reindex()
+            if are_moved or renumbers:
+                table.lists.index(*one)
+
+
+def _is_worthwhile(pool: StringPool, kept: Slots) -> bool:
+    """Whether letting go of all but the kept strings frees a quarter at least: a copy of them all is made for it."""
+    lengths = pool.offsets[kept + 1] - pool.offsets[kept]
+    return 4 * (int(lengths.sum()) + _STRING_BYTES * len(kept)) <= 3 * (pool.used + _STRING_BYTES * pool.count)
 
 
 def _texts(table: GroupTable, rows: Words) -> list[tuple[int, Slots]]:
@@ -69,33 +83,59 @@ def _texts(table: GroupTable, rows: Words) -> list[tuple[int, Slots]]:
     return found
 
 
-def _moved_lists(table: GroupTable, held: Sequence[Words]) -> list[_Lists]:
-    """Put the lists that rows hold into a new pool of the table's; returns where they are now."""
-    old, moved = table.lists, []
-    fields = table.layout.lists.values()
-    if not fields:
-        return []
+def _lists(table: GroupTable, held: Sequence[Words]) -> tuple[list[_Lists], bool]:
+    """The lists that rows hold, and whether they were put into a new pool of the table's: if that frees a quarter."""
+    old, found = table.lists, [_HeldLists.of(field, held) for field in table.layout.lists.values()]
+    used = sum(list_kernels.room(one.lengths, one.field.width, one.field.kind) for one in found)
+    if not found or 4 * used > 3 * old.used:
+        return [(one.field, one.extents, one.lengths) for one in found], False
     table.lists = ListPool(table.seed)
-    for field in fields:
+    moved = []
+    for one in found:
+        offsets = table.lists.copy(one.field, old.arena, one.extents, one.lengths)
+        one.point_to(offsets)
+        moved.append((one.field, offsets, one.lengths))
+    return moved, True
+
+
+@dataclass(frozen=True, slots=True)
+class _HeldLists:
+    """The lists of one field that rows hold.
+
+    Attributes
+    ----------
+    rows, chosen
+        Blocks of rows, and which of each have a list that is not empty.
+    extents, lengths
+        Where the lists are, each once, and how long.
+    place
+        Which of them each chosen row has.
+    """
+
+    field: ListSlot
+    rows: list[Words]
+    chosen: list[Slots]
+    extents: Slots
+    lengths: Slots
+    place: Slots
+
+    @classmethod
+    def of(cls, field: ListSlot, held: Sequence[Words]) -> _HeldLists:
         rows = [one for one in held if field.word < one.shape[1]]
         chosen = [np.flatnonzero((one[:, 0] & LIVE != 0) & (one[:, field.word + 1] != 0)) for one in rows]
-        extents, place = np.unique(
-            np.concatenate([one[some, field.word] for one, some in zip(rows, chosen, strict=True)]), return_inverse=True
-        )
+        pairs = list(zip(rows, chosen, strict=True))
+        extents, place = np.unique(np.concatenate([one[some, field.word] for one, some in pairs]), return_inverse=True)
         # Versions of one row share an extent: the longest list has what all of them have.
         lengths = np.zeros(len(extents), np.int64)
-        np.maximum.at(
-            lengths,
-            place,
-            np.concatenate([one[some, field.word + 1] for one, some in zip(rows, chosen, strict=True)]).view(np.int64),
-        )
-        offsets = table.lists.copy(field, old.arena, extents.view(np.int64), lengths)
+        np.maximum.at(lengths, place, np.concatenate([one[some, field.word + 1] for one, some in pairs]).view(np.int64))
+        return cls(field, rows, chosen, extents.view(np.int64), lengths, place)
+
+    def point_to(self, offsets: Slots) -> None:
+        """Tell the rows where their lists are now."""
         begin = 0
-        for one, some in zip(rows, chosen, strict=True):
-            one[some, field.word] = offsets[place[begin : begin + len(some)]].view(np.uint64)
+        for one, some in zip(self.rows, self.chosen, strict=True):
+            one[some, self.field.word] = offsets[self.place[begin : begin + len(some)]].view(np.uint64)
             begin += len(some)
-        moved.append((field, offsets, lengths))
-    return moved
 
 
 def _subset(pool: StringPool, ids: Slots) -> tuple[StringPool, Words]:
