@@ -67,19 +67,19 @@ class Counting:
         return True
 
 
-def write(shard: AggregateShard, objects: LocalObjectStore) -> SnapshotEntry:
+def write(shard: AggregateShard, objects: LocalObjectStore, piece_bytes: int = PIECE_BYTES) -> SnapshotEntry:
     coordinator, metrics = Counting(), StoreMetrics()
     loader = Loader(objects, metrics, MachineThreads())
-    commits = Commits(objects, coordinator, loader, metrics, Surroundings(), PIECE_BYTES)  # type: ignore[arg-type]
+    commits = Commits(objects, coordinator, loader, metrics, Surroundings(), piece_bytes)  # type: ignore[arg-type]
     entry = CommitEntry(0, shard.version, 0, 1, "run", "a", "f", 0, 0, 0, 0, 0, len(shard), 0, 0, 0, 0, 0)
     tables = (table for made in shard.frozen() for table in made())
-    assert commits.write_snapshot(StateStoreId("s", 0, 0), entry, tables, SCHEMA, shard.room())
+    assert commits.write_snapshot(StateStoreId("s", 0, 0), entry, tables, shard.schema, shard.room())
     return coordinator.snapshot
 
 
-def load(snapshot: SnapshotEntry, objects: LocalObjectStore) -> AggregateShard:
+def load(snapshot: SnapshotEntry, objects: LocalObjectStore, schema: StateSchema = SCHEMA) -> AggregateShard:
     loader = Loader(objects, StoreMetrics(), MachineThreads())
-    return loader.load(lambda: AggregateShard(SCHEMA), LoadPlan((snapshot,), (), snapshot.version))[0]
+    return loader.load(lambda: AggregateShard(schema), LoadPlan((snapshot,), (), snapshot.version))[0]
 
 
 def main(what: str, folder: Path) -> None:
