@@ -148,8 +148,7 @@ class StateLedger:
             The version is not retained any more.
         """
         made = [entry for chain in self._partition_chains(partition_id) for entry in chain if entry.version <= version]
-        # Of stores that a later run did not ask for, a version that it superseded is still here: the later run's attempt is told.
-        newest = max(made, key=lambda entry: (entry.version, entry.epoch), default=None)
+        newest = max(made, key=lambda entry: entry.version, default=None)
         return LoadPlans(
             "" if newest is None else newest.attempt_id,
             {name: self._load_plan((partition_id, name), version) for name in store_names},
@@ -503,16 +502,43 @@ class StateLedger:
                 assert_never(record)
 
     def _count(self, entry: CommitEntry) -> None:
-        chain = self._chains.get(entry.shard)
+        own = self._chain(entry.shard)
+        while own and own[-1].version >= entry.version:
+            own.pop()
+        self._supersede_siblings(entry)
+        self._drop_snapshots_ahead(entry.partition_id)
+        own.append(entry)
+
+    def _chain(self, shard: ShardKey) -> list[CommitEntry]:
+        """Entries of a shard, to be changed."""
+        chain = self._chains.get(shard)
         if chain is None:
-            chain = self._chains[entry.shard] = []
-            self._stores.setdefault(entry.partition_id, []).append(entry.store_name)
-        while chain and chain[-1].version >= entry.version:
-            chain.pop()
-        chain.append(entry)
-        snapshots = self._snapshots.get(entry.shard, [])
-        while snapshots and snapshots[-1].version >= entry.version:
-            snapshots.pop()
+            chain = self._chains[shard] = []
+            self._stores.setdefault(shard[0], []).append(shard[1])
+        return chain
+
+    def _supersede_siblings(self, entry: CommitEntry) -> None:
+        """Let go of what a run before counted of the partition's other stores from the entry's version on.
+
+        The run that replays a version may ask for fewer stores: one that it left out comes back as it was below that version.
+        """
+        for name in [one for one in self._stores[entry.partition_id] if one != entry.store_name]:
+            shard = entry.partition_id, name
+            chain = self._chains[shard]
+            while chain and chain[-1].version >= entry.version and chain[-1].epoch < entry.epoch:
+                chain.pop()
+            if not chain:
+                # As if it had never been.
+                del self._chains[shard]
+                self._snapshots.pop(shard, None)
+                self._stores[entry.partition_id].remove(name)
+
+    def _drop_snapshots_ahead(self, partition_id: int) -> None:
+        """Let go of snapshots whose versions do not count any more."""
+        for name in self._stores[partition_id]:
+            snapshots, chain = self._snapshots.get((partition_id, name), []), self._chains[partition_id, name]
+            while snapshots and (not chain or snapshots[-1].version > chain[-1].version):
+                snapshots.pop()
 
     def _truncate(self, shard: ShardKey, floor: int) -> None:
         chain = self._chains[shard]
@@ -564,10 +590,20 @@ class StateLedger:
             for key, value in data["assignments"].items()
         }
         for entry in map(CommitEntry.from_json, data["entries"]):
-            ledger._count(entry)
+            ledger._chain(entry.shard).append(entry)
         for one in map(SnapshotEntry.from_json, data["snapshots"]):
             ledger._snapshots.setdefault(one.shard, []).append(one)
+        ledger._settle_siblings()
         ledger._floors = {(partition, store): floor for partition, store, floor in data["floors"]}
         ledger._late_before = {(partition, store): late for partition, store, late in data["late_before"]}
         ledger._schemas = [(epoch, schema) for epoch, schema in data.get("schemas", ())]
         return ledger
+
+    def _settle_siblings(self) -> None:
+        """What early versions left in their checkpoints: entries of stores that the run which superseded them did not ask for."""
+        for partition_id in self._stores:
+            chains = self._partition_chains(partition_id)
+            if len({(chain[-1].version, chain[-1].epoch) for chain in chains}) > 1:
+                for entry in sorted((one for chain in chains for one in chain), key=lambda one: one.epoch):
+                    self._supersede_siblings(entry)
+                self._drop_snapshots_ahead(partition_id)

@@ -139,6 +139,12 @@ class _History:
         self.counted.add((place, version, self.run))
         self.chains[place] = [*below, entry]
         self.snapshots[place] = [one for one in self.snapshots.get(place, ()) if one["version"] < version]
+        for other in [one for one in self.chains if one[0] == place[0]]:
+            # Also what an earlier run counted of stores that this one does not ask for.
+            kept = [one for one in self.chains[other] if one["version"] < version or one["epoch"] >= entry["epoch"]]
+            gone = {one["version"] for one in self.chains[other]} - {one["version"] for one in kept}
+            self.chains[other] = kept
+            self.snapshots[other] = [one for one in self.snapshots.get(other, ()) if one["version"] not in gone]
 
     def _snapshot(self, snapshot: Entry) -> None:
         place, shown = _place(snapshot), (snapshot["version"], snapshot["attempt_id"])

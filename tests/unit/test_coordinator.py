@@ -28,6 +28,7 @@ from coordinator.model import (
     PYTHON_QUERY_ID,
     ActorLocation,
     CommitEntry,
+    SnapshotEntry,
     StateMetadata,
     StateStoreId,
     StateStoreProviderId,
@@ -169,6 +170,39 @@ def test_a_batch_that_spark_left_out_leaves_a_gap_that_the_next_one_bridges() ->
     assert grant.base_version == 1
     desk.commit(entry(grant, 5))
     assert [e.version for e in desk.ledger.entries(0)] == [1, 5]
+
+
+def test_a_replay_that_asks_for_fewer_stores_supersedes_the_others_too() -> None:
+    desk = Desk()
+    stores = ("default", "names")
+
+    def commit(run: str, batch: int, names: Collection[str]) -> None:
+        first = entry(desk.lease(task(run, batch), actor("a")), batch + 1)
+        entries = [replace(first, store_name=name, file=f"{name}-{run}-{batch + 1}") for name in names]
+        records, _ = desk.ledger.decide_commits(entries)
+        for record in records:
+            desk.ledger.fold(through_json(record))
+
+    for batch in range(3):
+        commit("run-1", batch, stores)
+    newest = desk.ledger.newest(0, "names")
+    assert newest is not None
+    shown = SnapshotEntry(0, 3, newest.attempt_id, "snapshot", 1, 1, 1, 0, 0, "names")
+    (record,), _ = desk.ledger.decide_snapshot(shown)
+    desk.ledger.fold(record)
+    before = desk.ledger.to_json()
+    commit("run-2", 2, stores[:1])
+    # What it left out comes back as it was below the version that was replayed.
+    for ledger in (desk.ledger, StateLedger.from_json(ROOT, json.loads(json.dumps(desk.ledger.to_json())))):
+        plan = ledger.load_plans(0, 3, stores).plans["names"]
+        assert ([one.version for one in plan.deltas], plan.snapshots) == ([1, 2], ())
+        assert "names-run-1-3" not in ledger.referenced_files()
+    # An early version's checkpoint still has it.
+    old = {**desk.ledger.to_json(), "snapshots": before["snapshots"]}
+    old["entries"] = [*desk.ledger.to_json()["entries"], before["entries"][-1]]
+    assert StateLedger.from_json(ROOT, json.loads(json.dumps(old))).to_json() == desk.ledger.to_json()
+    commit("run-2", 3, stores)
+    assert [one.version for one in desk.ledger.entries(0, "names")] == [1, 2, 4]
 
 
 def test_a_commit_on_another_base_is_refused() -> None:

@@ -51,7 +51,7 @@ class Model:
     rows_of: dict[str, Rows] = field(default_factory=dict)
 
     def newest(self) -> int:
-        return max((chain[-1].version for chain in self.chains.values()), default=0)
+        return max((chain[-1].version for chain in self.chains.values() if chain), default=0)
 
     def of_partition(self, partition: int) -> list[CommitEntry]:
         return [one for shard, chain in self.chains.items() if shard[0] == partition for one in chain]
@@ -79,7 +79,11 @@ class Model:
             return FencedError
         base = self.base(partition, batch)
         is_new = run != self.run
-        if (not self.chains and batch > 0) or (is_new and self.newest() > batch + 1) or not isinstance(base, int):
+        if (
+            (not any(self.chains.values()) and batch > 0)
+            or (is_new and self.newest() > batch + 1)
+            or not isinstance(base, int)
+        ):
             return StateMismatchError
         if is_new:
             self.retired |= {self.run} - {""}
@@ -107,8 +111,15 @@ class Model:
             self.rows_of[one.file] = applied(self.rows(one.shard, base), change)
             chain = [other for other in self.chains.get(one.shard, []) if other.version < one.version]
             self.chains[one.shard] = [*chain, one]
-            shown = self.snapshots.get(one.shard, [])
-            self.snapshots[one.shard] = [other for other in shown if other.version < one.version]
+        for shard, chain in self.chains.items():
+            if shard[0] == first.partition_id:
+                # Also of stores that this run does not ask for.
+                late = (other for other in chain if other.version >= first.version and other.epoch < first.epoch)
+                gone = {other.version for other in late}
+                self.chains[shard] = [other for other in chain if other.version not in gone]
+                own = {first.version} if shard[1] in {one.store_name for one in entries} else set()
+                shown = self.snapshots.get(shard, [])
+                self.snapshots[shard] = [other for other in shown if other.version not in gone | own]
         return entries
 
     def snapshot(self, one: SnapshotEntry) -> bool:
@@ -150,7 +161,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
         self.model = Model()
         self.lives = {"a": 1, "b": 1}
         self.lost: set[str] = set()
-        #: Stores of each run; a later run may have more, as a query that gets another store.
+        #: Stores of each run; a later run may have more, or fewer.
         self.runs: dict[str, tuple[str, ...]] = {}
         #: Batch that each run is at.
         self.batches: dict[str, int] = {}
@@ -211,13 +222,12 @@ class CoordinatorMachine(RuleBasedStateMachine):
         partition=PARTITION,
         back=st.sampled_from((-1, 0, 0, 0, 1, 1, 2, 3)),
         local=st.sampled_from("ab"),
-        more=st.booleans(),
+        stores=st.sampled_from((STORES, STORES, STORES[:1], STORES[1:])),
     )
-    def start_run(self, who: int, partition: int, back: int, local: str, more: bool) -> None:
+    def start_run(self, who: int, partition: int, back: int, local: str, stores: tuple[str, ...]) -> None:
         """At the batch after the newest version (0), before it (a replay), long before it (refused), after it (-1, a gap)."""
         run = f"run-{len(self.runs)}"
-        former = len(next(reversed(self.runs.values()), STORES[:1]))
-        self.runs[run] = STORES[: max(former, 1 + more)]
+        self.runs[run] = stores
         self.batches[run] = max(0, self.model.newest() - back)
         self.lease(who, run, partition, self.batches[run], local)
 
