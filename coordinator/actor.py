@@ -17,6 +17,7 @@ from coordinator.cleaning_rules import check_age
 from coordinator.compatibility import changes, check_metadata
 from coordinator.core import LeaseGrant, StateLedger
 from coordinator.dashboard import Dashboard
+from coordinator.errors import StateMismatchError
 from coordinator.fleet_view import KnownFleet
 from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.lives import StoreActorLives
@@ -148,11 +149,17 @@ class Coordinator:
         return None if created is None else await keeper.submit(lambda ledger: ([], ledger.described(created)))
 
     async def check_state(self, metadata: StateMetadata) -> None:
-        """Refuse a query that does not fit an existing state (StateMismatchError), before it starts."""
-        existing = await self.describe_state(metadata.state_name)
+        """Refuse a query that does not fit an existing state (StateMismatchError), before it starts.
+
+        Its first batch is known to its tasks only: the one after the newest that every shard has, or that one again. It may fit either.
+        """
+        keeper = await self._keeper(metadata.state_name)
+        created = keeper.metadata
+        if created is None:
+            return
+        existing = await keeper.submit(lambda ledger: ([], _fitting(ledger, created, metadata)))
         if existing is not None:
-            check_metadata(existing, metadata)
-            begun, gone = changes(existing.schema, metadata.schema)
+            begun, gone = changes(existing, metadata.schema)
             if begun or gone:
                 # A renamed column is another column: whoever did not mean it should see it.
                 log.warning(
@@ -391,6 +398,22 @@ class Coordinator:
     async def ping(self) -> str:
         """Writer id of this life of the coordinator."""
         return self._writer_id
+
+
+def _fitting(ledger: StateLedger, created: StateMetadata, asked: StateMetadata) -> Mapping[str, Any] | None:
+    """The schema that a query would go on from, None if from nothing; StateMismatchError if it fits neither batch it may begin at."""
+    newest = ledger.finished_version(created.num_shards)
+    refusal: StateMismatchError | None = None
+    for version in (newest, max(0, newest - 1)):
+        schema = ledger.committed_schema(created, version)
+        try:
+            check_metadata(replace(created, schema=asked.schema if schema is None else dict(schema)), asked)
+        except StateMismatchError as error:
+            refusal = refusal or error
+        else:
+            return schema
+    assert refusal is not None
+    raise refusal
 
 
 class CoordinatorActor(Coordinator):

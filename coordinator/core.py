@@ -21,8 +21,10 @@ commits a version supersedes what earlier runs counted from that version on: the
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from operator import itemgetter
 from typing import Any, assert_never
 
 from coordinator.compatibility import check_metadata, same_state
@@ -108,7 +110,7 @@ class StateLedger:
         self._late_before: dict[ShardKey, int] = {}
         #: Run and batch whose base was found on every shard.
         self._whole: tuple[str, int] | None = None
-        #: Schemas that were taken after that of ``metadata.json``, each with the epoch from which on it is in force.
+        #: Schemas that runs asked for after that of ``metadata.json``, each with the epoch from which on commits are in it.
         self._schemas: list[tuple[int, dict[str, Any]]] = []
 
     @property
@@ -168,11 +170,36 @@ class StateLedger:
             )
         snapshots = [one for one in self._snapshots.get(shard, ()) if one.version <= version]
         deltas = tuple(entry for entry in self._chains.get(shard, ()) if entry.version <= version)
-        return LoadPlan(tuple(reversed(snapshots)), deltas, floor, tuple(self._schemas))
+        schemas = sorted({place for entry in deltas if (place := self._schema_at(entry.epoch)) >= 0})
+        return LoadPlan(tuple(reversed(snapshots)), deltas, floor, tuple(self._schemas[place] for place in schemas))
+
+    def _schema_at(self, epoch: int) -> int:
+        """Place of the schema that commits of an epoch are in; -1 for the one that the state was made with."""
+        return bisect_right(self._schemas, epoch, key=itemgetter(0)) - 1
+
+    def committed_schema(self, created: StateMetadata, version: int | None = None) -> Mapping[str, Any] | None:
+        """Schema of the newest commit, or of the newest up to a version; None without any, so that there is nothing to go on from.
+
+        A schema that a run asked for is the state's once something was committed in it, and as long as that counts: a run
+        that came to nothing leaves none behind.
+        """
+        found = (_newest(chain, version) for chain in self._chains.values())
+        epoch = max((entry.epoch for entry in found if entry is not None), default=None)
+        if epoch is None:
+            return None
+        place = self._schema_at(epoch)
+        return created.schema if place < 0 else self._schemas[place][1]
 
     def described(self, created: StateMetadata) -> StateMetadata:
-        """The state's metadata (as `created`) with the newest schema that was taken."""
-        return replace(created, schema=self._schemas[-1][1]) if self._schemas else created
+        """The state's metadata (as `created`) with the schema of its newest commit."""
+        return replace(created, schema=dict(self.committed_schema(created) or created.schema))
+
+    def finished_version(self, num_shards: int) -> int:
+        """Newest version that every shard has, or is behind of; 0 where one has none."""
+        newest: dict[int, int] = {}
+        for (partition, _), chain in self._chains.items():
+            newest[partition] = max(newest.get(partition, 0), chain[-1].version)
+        return min(newest.values()) if len(newest) >= num_shards else 0
 
     def referenced_files(self) -> set[str]:
         """Every delta and snapshot file that a retained version needs."""
@@ -369,20 +396,24 @@ class StateLedger:
         )
 
     def decide_schema(self, task: TaskIdentity, created: StateMetadata, asked: StateMetadata) -> list[Record]:
-        """Take the schema of a task's run, if it differs from the newest; to be decided together with the task's lease.
+        """Take note of the schema of a task's run, if commits would be taken to be in another one; to be decided with the task's lease.
+
+        It becomes the state's with the first commit that is in it (:meth:`committed_schema`).
 
         Raises
         ------
         StateMismatchError
             The query does not fit the state.
         """
-        newest = self.described(created)
-        check_metadata(newest, asked)
-        if same_state(newest.schema, asked.schema):
+        asked_for = self._schemas[-1][1] if self._schemas else created.schema
+        is_new = task.run_id != self.run_id
+        # A new run goes on from what its first batch reads: it supersedes what is later, which does not bind it.
+        bound = self.committed_schema(created, task.batch_id) if is_new else asked_for
+        check_metadata(replace(created, schema=asked.schema if bound is None else dict(bound)), asked)
+        if same_state(asked_for, asked.schema):
             return []
-        epoch = self.epoch + (task.run_id != self.run_id)
         # As it will be read from the log: lists for tuples.
-        return [SchemaChanged(task.run_id, epoch, json.loads(json.dumps(asked.schema)))]
+        return [SchemaChanged(task.run_id, self.epoch + is_new, json.loads(json.dumps(asked.schema)))]
 
     def _check_not_of_the_past(self, task: TaskIdentity) -> None:
         """Refuse a new run whose first batch the state has left behind.
@@ -607,3 +638,8 @@ class StateLedger:
                 for entry in sorted((one for chain in chains for one in chain), key=lambda one: one.epoch):
                     self._supersede_siblings(entry)
                 self._drop_snapshots_ahead(partition_id)
+
+
+def _newest(chain: Sequence[CommitEntry], version: int | None) -> CommitEntry | None:
+    """Newest entry of a chain, or up to a version."""
+    return next((entry for entry in reversed(chain) if version is None or entry.version <= version), None)

@@ -177,9 +177,9 @@ class ManifestLog:
     def was_passed(self) -> bool:
         """Whether the log has gone on so far that records from this place on may have been cleaned away.
 
-        Cleaning leaves all after the second newest checkpoint (:func:`coordinator.cleaning_rules.prunable_records`), and checkpoints
-        only become more. So while that one is older than this log's last record, the places after it were never freed, however long all
-        of this took: what was put there is the log's, and what was not found there was not there.
+        Cleaning leaves all after the second newest checkpoint (:func:`coordinator.cleaning_rules.prunable_records`), and
+        checkpoints only become more. So while that one is older than this log's last record, the places after it were never
+        freed, however long all of this took: what was put there is the log's, and what was not found there was not there.
         """
         checkpoints = [int(_name(info.path)) for info in self._store.list(f"{self._state_name}/checkpoints")]
         return len(checkpoints) > 1 and self._seq <= sorted(checkpoints)[-2]

@@ -301,7 +301,7 @@ class LoadPlan:
     floor
         Oldest retained version; 0 if the deltas go back to the empty version.
     schemas
-        Schemas that the query took after its first one, oldest first, each with the epoch from which on commits are in it.
+        Schemas after the first one that the deltas are in, oldest first, each with the epoch from which on commits are in it.
     """
 
     snapshots: tuple[SnapshotEntry, ...]

@@ -36,7 +36,7 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True)
 class SchemaChanged:
-    """The run's schema is not that of the run before it; in force from the run's epoch on."""
+    """The run's schema is not that of the run before it: what is committed from its epoch on is in it. Without one it says nothing."""
 
     run_id: str
     epoch: int

@@ -57,14 +57,19 @@ class Coordinator:
     def __init__(self, objects: MemoryObjectStore) -> None:
         self._loop = asyncio.new_event_loop()
         self._guard = ThreadPoolExecutor(1)
-        self._keeper = LedgerKeeper(ManifestLog(objects, "s", "writer"))
-        self._do(self._keeper.open())
+        self._objects = objects
+        self.restart()
         self.lose_answers = 0
         self.elsewhere = False
         #: Calls so far, and who reported what.
         self.calls: Counter[str] = Counter()
         self.reported: list[tuple[StateStoreProviderId, tuple[StateStoreProviderId, ...]]] = []
         self.stale: set[StateStoreProviderId] = set()
+
+    def restart(self) -> None:
+        """Another life of it, which reads the log."""
+        self._keeper = LedgerKeeper(ManifestLog(self._objects, "s", "writer"))
+        self._do(self._keeper.open())
 
     def _do(self, coroutine: Any) -> Any:
         return self._guard.submit(self._loop.run_until_complete, coroutine).result()
