@@ -193,8 +193,22 @@ class RemoteObjectStore:
 
         try:
             obstore.put(self._store, path, data)
+        except FileNotFoundError as error:
+            # A large object goes in parts. When the answer to the last request was lost, its repetition finds no upload any more.
+            if not self._has(path, len(data)):
+                raise self._failed(path, error) from None
         except (BaseError, OSError) as error:
             raise self._failed(path, error) from None
+
+    def _has(self, path: str, size: int) -> bool:
+        """Whether an object of one's own name and size is there."""
+        import obstore
+        from obstore.exceptions import BaseError
+
+        try:
+            return obstore.head(self._store, path)["size"] == size
+        except (BaseError, OSError):
+            return False
 
     def ensure_durable(self, path: str) -> None:
         """Nothing: these stores show what is durable."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import threading
+import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
@@ -16,18 +17,23 @@ ACCESS_KEY, SECRET_KEY = "AKIATESTONLY", "tops3cret"
 #: The connection is closed instead of an answer: before or after the request was carried out.
 DROP_BEFORE, DROP_AFTER = -1, -2
 
-#: Status (or drop) for a request, None to behave: given method, path and whether it is conditional.
+#: Status (or drop) for a request, None to behave: given its kind (:meth:`_Handler._kind`), path and whether it is conditional.
 Fault = Callable[[str, str, bool], int | None]
 
 
 class FaultyS3(ThreadingHTTPServer):
-    """PUT, GET and HEAD of whole objects, listing and deletion; a fault decides first."""
+    """PUT, GET and HEAD of whole objects, uploads in parts, listing and deletion; a fault decides first.
+
+    Who does not know `ACCESS_KEY` is refused.
+    """
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.objects: dict[str, bytes] = {}
+        #: Parts of uploads that were begun and neither completed nor aborted, by the upload's id.
+        self.uploads: dict[str, dict[int, bytes]] = {}
         self.lock = threading.Lock()
         self.honours_conditions = True
         self.fault: Fault = lambda method, path, conditional: None
@@ -61,8 +67,10 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         path, conditional = urlsplit(self.path).path, self.headers.get("if-none-match") == "*"
         with self.server.lock:
-            self.server.requests.append(self.command)
-            status = self.server.fault(self.command, path, conditional)
+            self.server.requests.append(self._kind())
+            status = self.server.fault(self._kind(), path, conditional)
+            if f"Credential={ACCESS_KEY}/" not in self.headers.get("authorization", ""):
+                status = 403
             answer = b""
             if status in (None, DROP_AFTER):
                 done, answer = self._carry_out(path, body, conditional)
@@ -79,10 +87,42 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("content-length", str(len(answer)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(answer)
+            with suppress(ConnectionError):  # a client that has given up
+                self.wfile.write(answer)
+
+    def _kind(self) -> str:
+        """The request's method; of uploads in parts BEGIN, PART, COMPLETE and ABORT."""
+        query = parse_qs(urlsplit(self.path).query, keep_blank_values=True)
+        if "uploads" in query:
+            return "BEGIN"
+        of_upload = {"PUT": "PART", "POST": "COMPLETE", "DELETE": "ABORT"}
+        return of_upload[self.command] if "uploadId" in query else self.command
+
+    def _carry_out_in_parts(self, kind: str, path: str, body: bytes) -> tuple[int, bytes]:
+        query = parse_qs(urlsplit(self.path).query)
+        if kind == "BEGIN":
+            upload = uuid.uuid4().hex
+            self.server.uploads[upload] = {}
+            told = f"<UploadId>{upload}</UploadId>"
+            return 200, f"<InitiateMultipartUploadResult>{told}</InitiateMultipartUploadResult>".encode()
+        parts = self.server.uploads.get(query["uploadId"][0])
+        if parts is None:
+            return 404, b""
+        if kind == "PART":
+            parts[int(query["partNumber"][0])] = body
+            return 200, b""
+        del self.server.uploads[query["uploadId"][0]]
+        if kind == "ABORT":
+            return 204, b""
+        named = [int(number) for number in re.findall(r"<PartNumber>(\d+)</PartNumber>", body.decode())]
+        self.server.objects[path] = b"".join(parts[number] for number in named)
+        told = '<ETag>"tag"</ETag>'
+        return 200, f"<CompleteMultipartUploadResult>{told}</CompleteMultipartUploadResult>".encode()
 
     def _carry_out(self, path: str, body: bytes, conditional: bool) -> tuple[int, bytes]:
         objects = self.server.objects
+        if self._kind() in ("BEGIN", "PART", "COMPLETE", "ABORT"):
+            return self._carry_out_in_parts(self._kind(), path, body)
         if self.command == "PUT":
             if conditional and self.server.honours_conditions and path in objects:
                 return 412, b""
@@ -108,7 +148,7 @@ class _Handler(BaseHTTPRequestHandler):
         )
         return f"<ListBucketResult><IsTruncated>false</IsTruncated>{contents}</ListBucketResult>".encode()
 
-    do_PUT = do_GET = do_HEAD = do_POST = _serve
+    do_PUT = do_GET = do_HEAD = do_POST = do_DELETE = _serve
 
 
 @contextmanager

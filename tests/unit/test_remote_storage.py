@@ -137,6 +137,61 @@ class TestOtherRequests:
             store.get("a")
 
 
+class TestLargePut:
+    """Objects that go in parts: snapshots, and deltas of a large batch."""
+
+    BODY = bytes(range(256)) * (11 << 12)  # 11 MiB: three parts
+
+    def test_it_goes_in_parts_and_comes_back_whole(self, server: FaultyS3, store: ObjectStore) -> None:
+        store.put("a", self.BODY)
+        assert server.requests.count("PART") == 3
+        assert store.get("a") == self.BODY
+        assert server.uploads == {}
+
+    @pytest.mark.parametrize("kind", ["BEGIN", "PART", "COMPLETE"])
+    @pytest.mark.parametrize("fault", [503, DROP_BEFORE, DROP_AFTER])
+    def test_a_passing_failure_of_any_request_is_not_seen(
+        self, server: FaultyS3, store: ObjectStore, kind: str, fault: int
+    ) -> None:
+        server.fail_once(kind, fault)
+        store.put("a", self.BODY)
+        assert store.get("a") == self.BODY
+        # What began with a lost answer is known to nobody; a bucket's own rule has to end it.
+        assert len(server.uploads) == (kind == "BEGIN" and fault == DROP_AFTER)
+
+    @pytest.mark.parametrize("kind", ["PART", "COMPLETE"])
+    @pytest.mark.parametrize("status", [403, 500, DROP_BEFORE])
+    def test_a_lasting_failure_is_told_and_leaves_no_upload_behind(
+        self, server: FaultyS3, store: ObjectStore, kind: str, status: int
+    ) -> None:
+        server.fault = lambda asked, path, conditional: status if asked == kind else None
+        with pytest.raises(StorageUnavailableError, match=r"what was committed is untouched.*path=`a`"):
+            store.put("a", self.BODY)
+        assert "ABORT" in server.requests
+        assert (server.objects, server.uploads) == ({}, {})
+
+    def test_an_upload_that_is_gone_before_it_was_completed_is_no_success(
+        self, server: FaultyS3, store: ObjectStore
+    ) -> None:
+        def lose_uploads(kind: str, path: str, conditional: bool) -> int | None:
+            if kind == "COMPLETE":
+                server.uploads.clear()
+            return None
+
+        server.fault = lose_uploads
+        server.objects["/bucket/prefix/a"] = b"something shorter"
+        with pytest.raises(StorageUnavailableError):
+            store.put("a", self.BODY)
+
+    @pytest.mark.parametrize("fault", [409, 503, DROP_BEFORE, DROP_AFTER])
+    def test_a_large_conditional_put_lands_once(self, server: FaultyS3, store: ObjectStore, fault: int) -> None:
+        server.fail_once("PUT", fault)
+        assert store.put_if_absent("a", self.BODY) == (fault != DROP_AFTER)
+        assert not store.put_if_absent("a", b"theirs")
+        assert store.get("a") == self.BODY
+        assert "BEGIN" not in server.requests
+
+
 class TestProbe:
     """Only a store that tells writers apart starts a fleet."""
 
