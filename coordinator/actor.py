@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import ray
+import ray.util
+from ray.exceptions import RayError
 
 from coordinator.cleaner import Cleaner
 from coordinator.cleaning_rules import check_age
 from coordinator.compatibility import changes, check_metadata
 from coordinator.core import LeaseGrant, StateLedger
 from coordinator.dashboard import Dashboard
-from coordinator.errors import StateMismatchError
+from coordinator.errors import InvalidRequestError, StateMismatchError, StateStoreError
 from coordinator.fleet_view import KnownFleet
 from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.lives import StoreActorLives
@@ -36,19 +39,24 @@ from coordinator.model import (
     StateStoreProviderId,
     TaskIdentity,
 )
-from coordinator.names import check_state_name, fleet_id_of, is_state_name
+from coordinator.names import check_state_name, fleet_id_of, is_state_name, store_actors_prefix
 from coordinator.placement import PlacementPolicy, StayElseLocal
 from coordinator.records import Record
 from coordinator.registry import InstanceRegistry
 from coordinator.status import query_status
-from coordinator.storage.probe import probe
+from coordinator.storage.handed_over import HandedOverObjectStore
+from coordinator.storage.options import Secrets, StorageOptions
+from coordinator.storage.probe import Sighting, look_into, probe
 from coordinator.storage.protocol import ObjectStore
-from coordinator.storage.uris import open_object_store
+from coordinator.storage.uris import open_travelled_store
 from coordinator.surroundings import Surroundings, now_ms
 
 __all__ = ["Coordinator", "CoordinatorActor"]
 
 log = logging.getLogger(__name__)
+
+#: How long a store actor may take to say what it was handed, in seconds.
+_PEER_S = 5.0
 
 
 class Coordinator:
@@ -278,6 +286,11 @@ class Coordinator:
         """
         return await self._cleaner.clean(await self._keeper(state_name), state_name, dry_run=dry_run)
 
+    async def look_into(self, folder: str) -> Sighting:
+        """Read what a store actor wrote in a folder, and answer there: see :func:`coordinator.storage.probe.prove_shared`."""
+        place = f"pid {os.getpid()} on {socket.gethostname()}, node {self._node_id}"
+        return await asyncio.to_thread(look_into, self._store, folder, place)
+
     # -- store actors ---------------------------------------------------------------------------------------------
 
     async def report_store_actor(self, location: ActorLocation) -> None:
@@ -423,8 +436,56 @@ class CoordinatorActor(Coordinator):
     ----------
     uri, storage_options
         The fleet, and how its object store is opened.
+    namespace
+        Ray's, of the fleet's actors.
     """
 
-    def __init__(self, uri: str, storage_options: Mapping[str, str] | None, maintenance: Maintenance) -> None:
-        store = open_object_store(uri, storage_options)
-        super().__init__(uri, store, maintenance, ray.get_runtime_context().get_node_id())
+    def __init__(self, uri: str, storage_options: StorageOptions, maintenance: Maintenance, namespace: str) -> None:
+        self._storage_options = storage_options
+        self._namespace = namespace
+        self._handed = open_travelled_store(uri, storage_options, self._ask_store_actors)
+        super().__init__(uri, self._handed, maintenance, ray.get_runtime_context().get_node_id())
+
+    async def storage_options(self) -> StorageOptions:
+        """Options that the fleet was started with, as they travel."""
+        return self._storage_options
+
+    async def hand_over(self, secrets: Secrets) -> None:
+        """Take credentials of the object store, which are kept in memory only.
+
+        Raises
+        ------
+        StorageUnavailableError
+            The store does not accept them; those that were in use stay.
+        InvalidRequestError
+            The fleet was started without any, so its processes use those of their environment.
+        """
+        if not isinstance(self._handed, HandedOverObjectStore):
+            raise InvalidRequestError(
+                "this fleet was started without credentials in storage_options and uses those in the environment of its processes; "
+                "nothing was changed; connect without them, or call shutdown() of the fleet first",
+                uri=self._uri,
+            )
+        await asyncio.to_thread(self._handed.hand_over, secrets)
+
+    async def handed_over(self) -> Secrets | None:
+        """The credentials that this process, or else a store actor, was handed; None if nobody knows them any more."""
+        if not isinstance(self._handed, HandedOverObjectStore):
+            return None
+        return self._handed.secrets or await asyncio.to_thread(self._ask_store_actors)
+
+    def _ask_store_actors(self) -> Secrets | None:
+        prefix = store_actors_prefix(self._uri)
+        named: Any = ray.util.list_named_actors(all_namespaces=True)
+        for actor in named:
+            if actor["namespace"] != self._namespace or not actor["name"].startswith(prefix):
+                continue
+            try:
+                handle: Any = ray.get_actor(actor["name"], namespace=self._namespace)
+                secrets: Secrets | None = ray.get(handle.handed_over.remote(), timeout=_PEER_S)
+            except (RayError, ValueError) as error:  # ValueError is how Ray says that it is gone by now
+                log.info("a store actor cannot say whether it has the credentials: %s: %s", actor["name"], error)
+                continue
+            if secrets is not None:
+                return secrets
+        return None

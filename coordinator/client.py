@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from coordinator.calls import Actors, RayActors, call_until
 from coordinator.core import LeaseGrant
 from coordinator.deploy import coordinator_name, deploy_coordinator
-from coordinator.errors import StateStoreError
+from coordinator.errors import CredentialsNeededError, StateStoreError
 from coordinator.model import (
     ActorLocation,
     BatchResult,
@@ -22,6 +22,8 @@ from coordinator.model import (
     StateStoreProviderId,
     TaskIdentity,
 )
+from coordinator.storage.options import Secrets, StorageOptions
+from coordinator.storage.probe import Sighting
 from coordinator.surroundings import Surroundings
 
 __all__ = ["CoordinatorClient"]
@@ -42,6 +44,7 @@ class CoordinatorClient:
         self._handle = handle
         self._actors = actors
         self._surroundings = surroundings
+        self._secrets: Secrets | None = None
 
     @classmethod
     def find(
@@ -56,25 +59,43 @@ class CoordinatorClient:
     def connect(
         cls,
         uri: str,
-        storage_options: Mapping[str, str] | None,
+        storage_options: StorageOptions,
         maintenance: Maintenance,
         *,
+        secrets: Secrets | None = None,
         actors: Actors | None = None,
         surroundings: Surroundings | None = None,
     ) -> CoordinatorClient:
         """Client of the fleet's coordinator, which is started (with these options) and proven to work if it isn't there.
 
+        Parameters
+        ----------
+        secrets
+            Values of the options that are withheld, where they are known: handed over to the coordinator, and again if it has
+            forgotten them.
+
         Raises
         ------
         StorageUnavailableError
             The object store can't be used.
+        CredentialsNeededError
+            The coordinator isn't there, and this process cannot hand it the credentials that it needs.
         """
-        found = cls.find(uri, actors=actors, surroundings=surroundings)
-        if found is not None:
-            return found
+        client = cls.find(uri, actors=actors, surroundings=surroundings)
+        if client is not None:
+            client._hand_over(secrets)
+            return client
+        if storage_options.withheld and secrets is None:
+            raise CredentialsNeededError(
+                "the fleet's coordinator is not there, and only a driver can start it, with the object store's credentials; what "
+                "was committed is untouched; call statefleet.connect with the same storage_options again, then restart the query",
+                uri=uri,
+                options=", ".join(storage_options.withheld),
+            )
         handle = deploy_coordinator(uri, storage_options, maintenance)
         client = cls(uri, handle, actors or RayActors(), surroundings or Surroundings())
         try:
+            client._hand_over(secrets)
             client._call("open")
         except StateStoreError:
             # A coordinator that can't reach its store would be found, and trusted, by the next caller.
@@ -82,11 +103,26 @@ class CoordinatorClient:
             raise
         return client
 
+    def _hand_over(self, secrets: Secrets | None) -> None:
+        if secrets is not None:
+            self._call("hand_over", secrets)
+            self._secrets = secrets
+
     def shut_down(self) -> None:
         """End the coordinator for good."""
         self._actors.kill(self._handle, restart=False)
 
     def _call(self, method: str, *args: Any) -> Any:
+        try:
+            return self._call_once(method, args)
+        except CredentialsNeededError:
+            if self._secrets is None:
+                raise
+            # It started anew when nobody was left whom it could ask.
+            self._call_once("hand_over", (self._secrets,))
+            return self._call_once(method, args)
+
+    def _call_once(self, method: str, args: tuple[Any, ...]) -> Any:
         clock = self._surroundings.clock
         return call_until(self._actors, clock, self._handle, method, args, deadline_s=_DEADLINE_S, renew=self._renewed)
 
@@ -94,6 +130,23 @@ class CoordinatorClient:
         # Who shut it down wants no other one before somebody connects.
         self._handle = self._actors.find(coordinator_name(self._uri)) or self._handle
         return self._handle
+
+    # -- the object store -----------------------------------------------------------------------------------------
+
+    def storage_options(self) -> StorageOptions:
+        """See :meth:`CoordinatorActor.storage_options <coordinator.actor.CoordinatorActor.storage_options>`."""
+        options: StorageOptions = self._call("storage_options")
+        return options
+
+    def handed_over(self) -> Secrets | None:
+        """See :meth:`CoordinatorActor.handed_over <coordinator.actor.CoordinatorActor.handed_over>`."""
+        secrets: Secrets | None = self._call("handed_over")
+        return secrets
+
+    def look_into(self, folder: str) -> Sighting:
+        """See :meth:`Coordinator.look_into <coordinator.actor.Coordinator.look_into>`."""
+        sighting: Sighting = self._call("look_into", folder)
+        return sighting
 
     # -- states and leases ----------------------------------------------------------------------------------------
 

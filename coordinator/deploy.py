@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -14,6 +13,7 @@ from coordinator.calls import NAMESPACE
 from coordinator.errors import SetupError
 from coordinator.model import Maintenance
 from coordinator.names import fleet_id_of
+from coordinator.storage.options import StorageOptions
 
 __all__ = ["QUIET", "coordinator_name", "deploy_coordinator", "join_cluster"]
 
@@ -27,8 +27,11 @@ def coordinator_name(uri: str) -> str:
     return f"statefleet-coordinator-{fleet_id_of(uri)}"
 
 
-def deploy_coordinator(uri: str, storage_options: Mapping[str, str] | None, maintenance: Maintenance) -> Any:
-    """Handle of a coordinator, started with these options if there is none; not yet proven to work."""
+def deploy_coordinator(uri: str, storage_options: StorageOptions, maintenance: Maintenance) -> Any:
+    """Handle of a coordinator, started with these options if there is none; not yet proven to work.
+
+    Ray keeps its arguments: they hold no credentials.
+    """
     # Late: it brings what only the actor needs, and most callers find one that runs.
     from coordinator.actor import CoordinatorActor
 
@@ -45,7 +48,7 @@ def deploy_coordinator(uri: str, storage_options: Mapping[str, str] | None, main
         num_cpus=0,
         max_concurrency=1000,
     )
-    return actor.remote(uri, dict(storage_options) if storage_options else None, maintenance)
+    return actor.remote(uri, storage_options, maintenance, NAMESPACE)
 
 
 def join_cluster(address: str) -> None:

@@ -10,6 +10,7 @@
     ├── StateMismatchError       the query and the state do not belong together
     ├── FencedError              somebody newer owns the shard: stop, write nothing
     ├── StorageUnavailableError  the object store failed: nothing was lost, retry later
+    │   └── CredentialsNeededError     no process has its credentials any more: connect with them again
     ├── CommitUnknownError       a commit may or may not have landed: ask, delete nothing
     ├── LogConflictError         another coordinator appended first: read the log, decide again
     ├── CorruptStateError        a file is damaged or missing: an operator must look
@@ -24,6 +25,7 @@ from __future__ import annotations
 __all__ = [
     "CommitUnknownError",
     "CorruptStateError",
+    "CredentialsNeededError",
     "FencedError",
     "InvalidRequestError",
     "LogConflictError",
@@ -93,6 +95,10 @@ class FencedError(StateStoreError):
 
 class StorageUnavailableError(StateStoreError):
     """The object store refused or failed. Committed versions are safe; retry when it is back."""
+
+
+class CredentialsNeededError(StorageUnavailableError):
+    """No process of the fleet knows the object store's credentials any more. Connect with them again; nothing was lost."""
 
 
 class CommitUnknownError(StateStoreError):

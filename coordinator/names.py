@@ -7,7 +7,7 @@ import re
 
 from coordinator.errors import InvalidRequestError
 
-__all__ = ["check_state_name", "check_store_name", "fleet_id_of", "is_state_name"]
+__all__ = ["check_state_name", "check_store_name", "fleet_id_of", "is_state_name", "store_actors_prefix"]
 
 #: No '/', nothing that a path gives a meaning (``.``, ``..``), and no leading '_' or '.', which folders of the fleet's own have. 128
 #: characters leave room in the 255 of a file system.
@@ -17,6 +17,11 @@ _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 def fleet_id_of(uri: str) -> str:
     """Short id of the fleet of a normalised URI: part of its actors' names."""
     return hashlib.blake2b(uri.encode(), digest_size=4).hexdigest()
+
+
+def store_actors_prefix(uri: str) -> str:
+    """What the names of the store actors of a normalised URI begin with."""
+    return f"statefleet-store-{fleet_id_of(uri)}-"
 
 
 def is_state_name(name: str) -> bool:

@@ -19,11 +19,12 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from coordinator.calls import RayActors
+from coordinator.calls import RayActors, unwrapped
 from coordinator.client import CoordinatorClient
 from coordinator.errors import InvalidRequestError, SetupError
 from coordinator.model import PYTHON_QUERY_ID, Maintenance, StateMetadata, TaskIdentity
 from coordinator.names import check_state_name
+from coordinator.storage.options import split_options
 from coordinator.storage.uris import normalize_uri
 from spark_jobs.batch_end import BatchEnds
 from spark_jobs.plan.catalyst import JOB_FAILURES
@@ -34,7 +35,7 @@ from spark_jobs.session.spark_session import ensure_ray
 from spark_jobs.stateful import StatefulDataFrame
 from spark_jobs.worker.fleet_client import ConnectTask, FleetAddress, fleet_client
 from spark_jobs.worker.state_store import ReadStateStore, StateStore, store_specs
-from store_actors.deploy import end_fleet, ensure_store_actor, store_metrics
+from store_actors.deploy import end_fleet, ensure_store_actor, hand_over, store_metrics
 
 __all__ = ["Fleet", "connect"]
 
@@ -56,7 +57,9 @@ def connect(
         URI is one fleet: it has one coordinator actor and one store actor on each node that runs its tasks.
     storage_options
         Options of the object store (endpoint, region, ..) in obstore's names. Credentials are better left to the usual
-        environment variables.
+        environment variables of every node. Those that are given here are handed to the fleet's running processes and kept in their
+        memory only; once all of them have ended, somebody has to connect with them again. Another call with other credentials
+        replaces them.
     maintenance
         When snapshots are made and how many versions are kept, for a fleet that is started by this call.
 
@@ -72,7 +75,8 @@ def connect(
     StorageUnavailableError
         The store cannot be reached or written, or cannot put if absent.
     SetupError
-        There is no Ray cluster to attach to and none can be started here.
+        There is no Ray cluster to attach to and none can be started here; or this node does not see the storage that the
+        coordinator's node sees under the same URI.
 
     Examples
     --------
@@ -89,15 +93,18 @@ class Fleet:
 
     def __init__(self, uri: str, storage_options: Mapping[str, str] | None, maintenance: Maintenance) -> None:
         self.uri = uri
-        context = ray.get_runtime_context()
-        self._address = FleetAddress(
-            uri, context.gcs_address, tuple(sorted((storage_options or {}).items())), maintenance
-        )
         self._actors = RayActors()
-        self._coordinator = CoordinatorClient.connect(uri, storage_options, maintenance)
+        options, secrets = split_options(uri, storage_options)
+        given = secrets if options.withheld else None
+        self._coordinator = CoordinatorClient.connect(uri, options, maintenance, secrets=given)
+        if given is not None:
+            hand_over(self._actors, self._coordinator.status(), given)
+        # Those of whoever started the fleet: all its processes use the same.
+        options = self._coordinator.storage_options()
+        self._address = FleetAddress(uri, ray.get_runtime_context().gcs_address, options, maintenance)
         # Start-up (imports, compiled code) happens here, not in a batch.
-        local = ensure_store_actor(self._actors, uri, storage_options, maintenance, self._actors.node_id())
-        self._actors.get(local.location.remote())
+        local = ensure_store_actor(self._actors, uri, options, maintenance, self._actors.node_id())
+        unwrapped(self._actors, local, local.location.remote())
         self._readied: set[str] = set()
         self._run_id = f"python-{uuid.uuid4().hex}"
 

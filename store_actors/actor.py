@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -21,15 +21,18 @@ from coordinator.model import (
     StateStoreId,
     StateStoreProviderId,
 )
+from coordinator.storage.handed_over import HandedOverObjectStore
+from coordinator.storage.options import Secrets, StorageOptions
+from coordinator.storage.probe import prove_shared
 from coordinator.storage.protocol import ObjectStore
-from coordinator.storage.uris import open_object_store
+from coordinator.storage.uris import open_travelled_store
 from coordinator.surroundings import Surroundings
 from store_actors.messages import ApplyRequest, BatchFacts, OpenRequest, ShardInput, Write
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards
 
-__all__ = ["StoreActor", "StoreProcess"]
+__all__ = ["ProvenStoreProcess", "StoreActor", "StoreProcess"]
 
 log = logging.getLogger(__name__)
 
@@ -150,12 +153,54 @@ class StoreProcess:
         return {**asdict(self._metrics), "loaded": loaded}
 
 
-class StoreActor(StoreProcess):
-    """The store actor as Ray makes it, anew after each death; :mod:`store_actors.deploy` has the options and their reasons."""
+class ProvenStoreProcess(StoreProcess):
+    """One that proves, before it takes any work, that it sees the coordinator's storage.
+
+    Ray may start an actor anew on another node, so each life proves it.
+    """
 
     def __init__(
-        self, actor_name: str, uri: str, storage_options: Mapping[str, str] | None, maintenance: Maintenance
+        self,
+        location: ActorLocation,
+        objects: ObjectStore,
+        coordinator: CoordinatorClient,
+        maintenance: Maintenance,
+        surroundings: Surroundings,
     ) -> None:
+        self._objects = objects
+        self._look = coordinator.look_into
+        self._proving = surroundings.threads.lock()
+        self._proven = False
+        super().__init__(location, objects, coordinator, maintenance, surroundings)
+
+    def _prove(self) -> None:
+        with self._proving:
+            if not self._proven:
+                where = self._location
+                prove_shared(self._objects, self._look, f"pid {where.pid} on {where.host}, node {where.node_id}")
+                self._proven = True
+
+    def location(self) -> ActorLocation:
+        self._prove()
+        return super().location()
+
+    def apply(self, request: ApplyRequest, rows: ShardInput) -> tuple[pa.Table, CommitEntry]:
+        self._prove()
+        return super().apply(request, rows)
+
+    def open_update(self, request: OpenRequest) -> tuple[str, int]:
+        self._prove()
+        return super().open_update(request)
+
+    def open_read(self, request: OpenRequest) -> tuple[str, int]:
+        self._prove()
+        return super().open_read(request)
+
+
+class StoreActor(ProvenStoreProcess):
+    """The store actor as Ray makes it, anew after each death; :mod:`store_actors.deploy` has the options and their reasons."""
+
+    def __init__(self, actor_name: str, uri: str, storage_options: StorageOptions, maintenance: Maintenance) -> None:
         surroundings = Surroundings()
         location = ActorLocation(
             actor_name=actor_name,
@@ -165,4 +210,16 @@ class StoreActor(StoreProcess):
             pid=os.getpid(),
         )
         coordinator = CoordinatorClient.connect(uri, storage_options, maintenance)
-        super().__init__(location, open_object_store(uri, storage_options), coordinator, maintenance, surroundings)
+        objects = open_travelled_store(uri, storage_options, coordinator.handed_over)
+        super().__init__(location, objects, coordinator, maintenance, surroundings)
+
+    @ray.method(concurrency_group="control")
+    def handed_over(self) -> Secrets | None:
+        """The object store's credentials, if this process was handed them."""
+        return self._objects.secrets if isinstance(self._objects, HandedOverObjectStore) else None
+
+    @ray.method(concurrency_group="control")
+    def hand_over(self, secrets: Secrets) -> None:
+        """Work with other credentials from now on; see ``CoordinatorActor.hand_over``."""
+        if isinstance(self._objects, HandedOverObjectStore):
+            self._objects.hand_over(secrets)

@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from coordinator.calls import NAMESPACE, Actors
+from coordinator.calls import NAMESPACE, Actors, unwrapped
 from coordinator.client import CoordinatorClient
 from coordinator.model import Maintenance
-from coordinator.names import fleet_id_of
+from coordinator.names import store_actors_prefix
+from coordinator.storage.options import Secrets, StorageOptions
 
-__all__ = ["end_fleet", "ensure_store_actor", "store_actor_name", "store_metrics"]
+__all__ = ["end_fleet", "ensure_store_actor", "hand_over", "store_actor_name", "store_metrics"]
 
 log = logging.getLogger(__name__)
 
@@ -25,13 +27,16 @@ _THREADS = 16
 
 def store_actor_name(uri: str, node_id: str) -> str:
     """Name of the store actor of a fleet on a node."""
-    return f"statefleet-store-{fleet_id_of(uri)}-{node_id[:12]}"
+    return f"{store_actors_prefix(uri)}{node_id[:12]}"
 
 
 def ensure_store_actor(
-    actors: Actors, uri: str, storage_options: Mapping[str, str] | None, maintenance: Maintenance, node_id: str
+    actors: Actors, uri: str, storage_options: StorageOptions, maintenance: Maintenance, node_id: str
 ) -> Any:
-    """Handle of the node's store actor, started (with these options) if it isn't there."""
+    """Handle of the node's store actor, started (with these options) if it isn't there.
+
+    Ray keeps its arguments: they hold no credentials.
+    """
     name = store_actor_name(uri, node_id)
     handle = actors.find(name)
     if handle is not None:
@@ -57,7 +62,7 @@ def ensure_store_actor(
         # Soft: if the node is gone Ray may restart the actor elsewhere rather than never.
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node_id, soft=True),
     )
-    return actor.remote(name, uri, dict(storage_options) if storage_options else None, maintenance)
+    return actor.remote(name, uri, storage_options, maintenance)
 
 
 def store_metrics(actors: Actors, status: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -65,6 +70,21 @@ def store_metrics(actors: Actors, status: Mapping[str, Any]) -> dict[str, dict[s
     names = sorted({actor["actor_name"] for actor in status["store_actors"] if actor["alive"]})
     handles = {name: actors.find(name) for name in names}
     return {name: actors.get(handle.metrics.remote()) for name, handle in handles.items() if handle is not None}
+
+
+def hand_over(actors: Actors, status: Mapping[str, Any], secrets: Secrets) -> None:
+    """Hand credentials, which the coordinator has taken, to the store actors that a status lists as alive.
+
+    One that starts later asks the coordinator; one that cannot be reached is started anew, and asks, too.
+    """
+    for name in sorted({actor["actor_name"] for actor in status["store_actors"] if actor["alive"]}):
+        handle = actors.find(name)
+        if handle is None:
+            continue
+        try:
+            unwrapped(actors, handle, handle.hand_over.remote(secrets))
+        except RayActorError as error:
+            log.warning("store actor %s is lost; its next life asks for the credentials: %s", name, error)
 
 
 def end_fleet(actors: Actors, coordinator: CoordinatorClient) -> None:

@@ -1,18 +1,31 @@
-"""Proof that an object store can hold a fleet's state, before anything is started on it."""
+"""Proof that an object store can hold a fleet's state, before anything is started on it, and that all processes see the same one."""
 
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import uuid
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
-from coordinator.errors import CommitUnknownError, StateStoreError, StorageUnavailableError
+from coordinator.errors import (
+    CommitUnknownError,
+    InvalidRequestError,
+    SetupError,
+    StateStoreError,
+    StorageUnavailableError,
+)
 from coordinator.storage.protocol import ObjectStore
 
-__all__ = ["probe"]
+__all__ = ["Sighting", "look_into", "probe", "prove_shared"]
 
 log = logging.getLogger(__name__)
+
+#: What a store actor and the coordinator write in a folder of `_FOLDER` to show it to each other.
+_FROM_STORE, _FROM_COORDINATOR = "from-store-actor", "from-coordinator"
+_FOLDER = re.compile(r"_probe/[0-9a-f]{32}")
 
 #: Races of two writers in a probe.
 _RACES = 3
@@ -99,3 +112,85 @@ def _remove_all(store: ObjectStore, folder: str) -> None:
             store.delete(info.path)
     except (OSError, StateStoreError) as error:
         log.warning("objects of a start-up probe stay behind in %s/%s: %s", store.uri, folder, error)
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """What the coordinator saw in a folder.
+
+    Attributes
+    ----------
+    found
+        What the store actor wrote there; None if there is no such object.
+    answer
+        What the coordinator wrote there in turn.
+    place
+        Where the coordinator runs, for people.
+    """
+
+    found: str | None
+    answer: str
+    place: str
+
+
+def look_into(store: ObjectStore, folder: str, place: str) -> Sighting:
+    """The coordinator's part of :func:`prove_shared`; may be repeated.
+
+    Raises
+    ------
+    InvalidRequestError
+        It is no folder of a proof.
+    StorageUnavailableError
+        The store failed.
+    """
+    if _FOLDER.fullmatch(folder) is None:
+        raise InvalidRequestError("this is no folder of a proof; nothing was written", folder=folder)
+    try:
+        found = store.get(f"{folder}/{_FROM_STORE}").decode(errors="replace")
+    except FileNotFoundError:
+        return Sighting(None, "", place)
+    answer = uuid.uuid4().hex
+    store.put(f"{folder}/{_FROM_COORDINATOR}", answer.encode())
+    return Sighting(found, answer, place)
+
+
+def prove_shared(store: ObjectStore, look: Callable[[str], Sighting], place: str) -> None:
+    """Prove that this process and the coordinator see the same storage: each reads what the other has just written.
+
+    The same URI can be two places: a folder of each node's own disk, or a bucket's name on two servers.
+
+    Parameters
+    ----------
+    store
+        This process's.
+    look
+        Has the coordinator look into a folder.
+    place
+        Where this process runs, for people.
+
+    Raises
+    ------
+    SetupError
+        They do not; names both places and what to do.
+    StorageUnavailableError
+        The store failed.
+    """
+    folder, mine = f"_probe/{uuid.uuid4().hex}", uuid.uuid4().hex
+    store.put(f"{folder}/{_FROM_STORE}", mine.encode())
+    try:
+        sighting = look(folder)
+        try:
+            seen = store.get(f"{folder}/{_FROM_COORDINATOR}").decode(errors="replace")
+        except FileNotFoundError:
+            seen = None
+    finally:
+        _remove_all(store, folder)
+    if sighting.found != mine or seen != sighting.answer:
+        raise SetupError(
+            "a store actor and the coordinator have the same URI and see different storage, so what one writes the others could not "
+            "read; nothing was written to any state; use storage that every node reaches: s3://, gs:// or az://, or for file:// a "
+            "folder that is mounted from one place (NFS) on every node, at the same path",
+            uri=store.uri,
+            store_actor=place,
+            coordinator=sighting.place,
+        )

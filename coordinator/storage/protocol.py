@@ -29,8 +29,10 @@ class ObjectStore(Protocol):
     """Immutable objects by path. Thread-safe."""
 
     uri: str
-    #: Whether `put_if_absent` holds between two processes; else the user has promised that there is one.
-    tells_writers_apart: bool
+
+    @property
+    def tells_writers_apart(self) -> bool:
+        """Whether `put_if_absent` holds between two processes; else the user has promised that there is one."""
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         """Create an object durably; False if one is there already.

@@ -21,36 +21,13 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 from coordinator.errors import CommitUnknownError, InvalidRequestError, StorageUnavailableError
+from coordinator.storage.options import CLIENT_OPTIONS, PREFIXES, bare_name
 from coordinator.storage.protocol import ObjectInfo
 
 __all__ = ["RemoteObjectStore", "SingleWriterObjectStore", "open_remote_store"]
 
 log = logging.getLogger(__name__)
 
-#: What obstore takes apart from a store's configuration; among the latter it panics on these names.
-_CLIENT_OPTIONS = (
-    "allow_http",
-    "allow_invalid_certificates",
-    "connect_timeout",
-    "default_content_type",
-    "http1_only",
-    "http2_keep_alive_interval",
-    "http2_keep_alive_timeout",
-    "http2_keep_alive_while_idle",
-    "http2_only",
-    "pool_idle_timeout",
-    "pool_max_idle_per_host",
-    "proxy_url",
-    "proxy_ca_certificate",
-    "proxy_excludes",
-    "randomize_addresses",
-    "read_timeout",
-    "root_certificate",
-    "timeout",
-    "user_agent",
-)
-#: Prefix of a scheme's options where they are environment variables.
-_PREFIXES = {"s3": "aws_", "gs": "google_", "az": "azure_"}
 #: One request; a delta is some MB.
 _CLIENT_DEFAULTS = {"connect_timeout": "5s", "timeout": "30s"}
 #: Reads and puts of unique names may be repeated blindly.
@@ -87,13 +64,13 @@ def open_remote_store(uri: str, storage_options: Mapping[str, str] | None) -> Re
     from obstore.exceptions import BaseError
     from obstore.store import from_url
 
-    prefix = _PREFIXES[uri.partition(":")[0]]
-    config = {key.lower().removeprefix(prefix): value for key, value in (storage_options or {}).items()}
+    scheme = uri.partition(":")[0]
+    config = {bare_name(key, scheme): value for key, value in (storage_options or {}).items()}
     kind = SingleWriterObjectStore if _single_writer(config.pop("single_writer", "false")) else RemoteObjectStore
     client = dict(_CLIENT_DEFAULTS)
-    for option in _CLIENT_OPTIONS:
+    for option in CLIENT_OPTIONS:
         # Once client options are given, obstore looks for none of them in the environment.
-        value = config.pop(option, os.environ.get(f"{prefix}{option}".upper()))
+        value = config.pop(option, os.environ.get(f"{PREFIXES[scheme]}{option}".upper()))
         if value is not None:
             client[option] = value
 

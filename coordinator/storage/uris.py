@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from coordinator.errors import InvalidRequestError
+from coordinator.storage.handed_over import HandedOverObjectStore
 from coordinator.storage.local import LocalObjectStore
+from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.remote import open_remote_store
 
-__all__ = ["normalize_uri", "open_object_store"]
+__all__ = ["normalize_uri", "open_object_store", "open_travelled_store"]
 
 _SCHEMES = ("file", "s3", "gs", "az")
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
@@ -64,3 +66,16 @@ def open_object_store(uri: str, storage_options: Mapping[str, str] | None = None
         store.uri = normalized
         return store
     return open_remote_store(normalized, storage_options)
+
+
+def open_travelled_store(uri: str, options: StorageOptions, ask: Callable[[], Secrets | None]) -> ObjectStore:
+    """Store of a URI in an actor: with options that travelled, and with those that were withheld, once they are handed over.
+
+    Parameters
+    ----------
+    ask
+        Asks other processes of the fleet for what was withheld; see :class:`~coordinator.storage.handed_over.HandedOverObjectStore`.
+    """
+    if options.withheld:
+        return HandedOverObjectStore(uri, options, ask, open_object_store)
+    return open_object_store(uri, dict(options.plain))

@@ -13,12 +13,13 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from ray.exceptions import RayActorError
 
-from coordinator.calls import Actors, RayActors, answer, unwrapped
+from coordinator.calls import Actors, RayActors, unwrapped
 from coordinator.client import CoordinatorClient
 from coordinator.core import LeaseGrant
 from coordinator.deploy import join_cluster
 from coordinator.errors import FencedError, StoreUnavailableError, VersionNotFoundError
 from coordinator.model import ActorLocation, Lease, LoadPlan, Maintenance, StateMetadata, StateStoreId, TaskIdentity
+from coordinator.storage.options import StorageOptions
 from coordinator.surroundings import Surroundings
 from spark_jobs.worker.batch import BatchHeader, event_times
 from spark_jobs.worker.daemon import settle_process
@@ -39,17 +40,15 @@ _PAUSE_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class FleetAddress:
-    """Where a fleet is: its URI, options of the object store, and the Ray cluster it lives on."""
+    """Where a fleet is: its URI, options of the object store, and the Ray cluster it lives on.
+
+    Part of the functions that Spark keeps, so its options hold no credentials; a worker needs none.
+    """
 
     uri: str
     ray_address: str
-    #: Kept out of the representation, which may reach a log: options can hold credentials.
-    storage_options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    storage_options: StorageOptions = field(default_factory=StorageOptions)
     maintenance: Maintenance = field(default_factory=Maintenance)
-
-    @property
-    def options(self) -> Mapping[str, str] | None:
-        return dict(self.storage_options) or None
 
 
 @cache
@@ -103,7 +102,7 @@ class FleetClient:
         surroundings = surroundings or Surroundings()
         self._clock = surroundings.clock
         self._coordinator = CoordinatorClient.connect(
-            address.uri, address.options, address.maintenance, actors=self._actors, surroundings=surroundings
+            address.uri, address.storage_options, address.maintenance, actors=self._actors, surroundings=surroundings
         )
         self._handles: dict[str, Any] = {}
         self._local: ActorLocation | None = None
@@ -258,8 +257,10 @@ class FleetClient:
     def _local_location(self) -> ActorLocation:
         if self._local is None:
             address, node_id = self._address, self._actors.node_id()
-            handle = ensure_store_actor(self._actors, address.uri, address.options, address.maintenance, node_id)
-            local: ActorLocation = answer(self._actors, handle, handle.location.remote())
+            handle = ensure_store_actor(
+                self._actors, address.uri, address.storage_options, address.maintenance, node_id
+            )
+            local: ActorLocation = unwrapped(self._actors, handle, handle.location.remote())
             self._handles[local.instance_id] = handle
             self._local = local
         return self._local

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -18,6 +18,7 @@ import pytest
 import ray
 
 from coordinator.calls import RayActors
+from coordinator.core import LeaseGrant
 from coordinator.errors import FencedError
 from coordinator.fleet_view import KnownFleet
 from coordinator.ledger_keeper import LedgerKeeper
@@ -25,6 +26,7 @@ from coordinator.lives import StoreActorLives
 from coordinator.manifest_log import ManifestLog
 from coordinator.model import ActorLocation, CommitEntry, Maintenance
 from coordinator.placement import FleetView, PlacementRequest
+from coordinator.storage.options import StorageOptions
 from coordinator.storage.uris import open_object_store
 from spark_jobs.fleet import Fleet, connect
 from spark_jobs.session.spark_session import ensure_ray
@@ -69,17 +71,39 @@ def only_actor(fleet: Fleet) -> dict[str, Any]:
     return actor
 
 
+class Announcing(RayActors):
+    """Tells when a task that has its lease has called the store actor of it, and waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called = threading.Event()
+        self._granted = False
+
+    def get(self, reference: Any) -> Any:
+        value = super().get(reference)
+        self._granted = self._granted or isinstance(value, LeaseGrant)
+        return value
+
+    def wait(self, references: Sequence[Any], timeout_s: float) -> bool:
+        if self._granted:
+            self.called.set()
+        return super().wait(references, timeout_s)
+
+
 def test_an_owner_that_wakes_up_after_its_shard_moved_cannot_commit(fleet: Fleet) -> None:
     tasks = Tasks(fleet, "moved")
     tasks.apply(0, [1, 2])
     former = only_actor(fleet)
-    successor = ensure_store_actor(RayActors(), fleet.uri, None, Maintenance(), "b" * 56)
+    successor = ensure_store_actor(RayActors(), fleet.uri, StorageOptions(), Maintenance(), "b" * 56)
     place: ActorLocation = ray.get(successor.location.remote())
     coordinator = coordinator_of(fleet)
+    announcing = Announcing()
+    sleeping = Tasks(fleet, "moved", announcing)
+    sleeping.client.connect()
     with ThreadPoolExecutor(1) as pool:
         with paused(former["pid"]):
-            waiting = pool.submit(tasks.apply, 1, [2, 3])
-            time.sleep(1.0)
+            waiting = pool.submit(sleeping.apply, 1, [2, 3])
+            assert announcing.called.wait(60)
             coordinator.report_store_actor_lost(former["instance_id"])
             task = tasks.identity(1, attempt=1)
             grant = coordinator.attach_and_lease(task, tasks.metadata(), place)

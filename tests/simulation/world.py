@@ -12,6 +12,7 @@ from coordinator.actor import Coordinator
 from coordinator.client import CoordinatorClient
 from coordinator.deploy import coordinator_name
 from coordinator.model import ActorLocation, Maintenance
+from coordinator.storage.options import StorageOptions
 from coordinator.storage.protocol import ObjectStore
 from coordinator.surroundings import Surroundings
 from spark_jobs.worker.fleet_client import FleetAddress, FleetClient
@@ -175,7 +176,7 @@ class World:
         def make() -> StoreProcess:
             location = ActorLocation(name, self.ids(), node, "host", 1)
             client = CoordinatorClient.connect(
-                _URI, None, self.maintenance, actors=self.actors, surroundings=self.surroundings
+                _URI, StorageOptions(), self.maintenance, actors=self.actors, surroundings=self.surroundings
             )
             return StoreProcess(location, self.objects, client, self.maintenance, self.surroundings)
 

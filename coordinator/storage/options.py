@@ -1,0 +1,117 @@
+"""Options of an object store: which of them may be kept by others, and which stay in the memory of the fleet's processes.
+
+Ray keeps the arguments of actors in its GCS, to start them anew, and Spark keeps the functions that its tasks run. Neither is a place
+for credentials. So only options that are known to be none travel there; the values of all others are handed over by calls between
+running processes (:mod:`coordinator.storage.handed_over`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["CLIENT_OPTIONS", "PREFIXES", "Secrets", "StorageOptions", "bare_name", "split_options"]
+
+#: What obstore takes apart from a store's configuration; among the latter it panics on these names.
+CLIENT_OPTIONS = (
+    "allow_http",
+    "allow_invalid_certificates",
+    "connect_timeout",
+    "default_content_type",
+    "http1_only",
+    "http2_keep_alive_interval",
+    "http2_keep_alive_timeout",
+    "http2_keep_alive_while_idle",
+    "http2_only",
+    "pool_idle_timeout",
+    "pool_max_idle_per_host",
+    "proxy_url",
+    "proxy_ca_certificate",
+    "proxy_excludes",
+    "randomize_addresses",
+    "read_timeout",
+    "root_certificate",
+    "timeout",
+    "user_agent",
+)
+#: Prefix of a scheme's options where they are environment variables.
+PREFIXES = {"s3": "aws_", "gs": "google_", "az": "azure_"}
+#: Options that say where and how, not who. One that is not here may be a credential, whatever it is called.
+_NO_CREDENTIALS = frozenset(CLIENT_OPTIONS) | {
+    "account_name",
+    "bucket",
+    "bucket_name",
+    "checksum_algorithm",
+    "conditional_put",
+    "container_name",
+    "copy_if_not_exists",
+    "default_region",
+    "disable_tagging",
+    "endpoint",
+    "endpoint_url",
+    "imdsv1_fallback",
+    "metadata_endpoint",
+    "region",
+    "request_payer",
+    "s3_express",
+    "single_writer",
+    "skip_signature",
+    "unsigned_payload",
+    "use_emulator",
+    "use_fabric_endpoint",
+    "virtual_hosted_style_request",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StorageOptions:
+    """Options as they travel in arguments of actors and functions of Spark.
+
+    Attributes
+    ----------
+    plain
+        Names and values of those that are no credentials.
+    withheld
+        Names of the others.
+    """
+
+    plain: tuple[tuple[str, str], ...] = ()
+    withheld: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """Values of withheld options. Told to nobody but in a call between the fleet's own processes; not even by ``repr``."""
+
+    values: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+
+def bare_name(option: str, scheme: str) -> str:
+    """An option's name as obstore has it, without the prefix that it has as an environment variable."""
+    return option.lower().removeprefix(PREFIXES.get(scheme, ""))
+
+
+def split_options(uri: str, storage_options: Mapping[str, str] | None) -> tuple[StorageOptions, Secrets]:
+    """What may travel, and what may not; a folder needs neither.
+
+    Parameters
+    ----------
+    uri
+        Normalised URI.
+    storage_options
+        As the user gave them.
+    """
+    scheme = uri.partition(":")[0]
+    options = {} if scheme == "file" else dict(storage_options or {})
+    withheld = {name for name, value in options.items() if not _is_plain(bare_name(name, scheme), value)}
+    plain = tuple(sorted((name, value) for name, value in options.items() if name not in withheld))
+    return StorageOptions(plain, tuple(sorted(withheld))), Secrets(
+        tuple((name, options[name]) for name in sorted(withheld))
+    )
+
+
+def _is_plain(name: str, value: object) -> bool:
+    # A URL can hold a user's password, or a signature among its parameters.
+    return (
+        name in _NO_CREDENTIALS and isinstance(value, str) and not ("://" in value and ("@" in value or "?" in value))
+    )

@@ -1,0 +1,146 @@
+"""A store actor proves that it sees the coordinator's storage: the same URI may be two places."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from coordinator.actor import Coordinator
+from coordinator.client import CoordinatorClient
+from coordinator.errors import InvalidRequestError, SetupError, StorageUnavailableError
+from coordinator.model import ActorLocation, Lease, Maintenance, StateStoreId, TaskIdentity
+from coordinator.storage.local import LocalObjectStore
+from coordinator.storage.memory import MemoryObjectStore
+from coordinator.storage.probe import Sighting, prove_shared
+from coordinator.storage.protocol import ObjectStore
+from coordinator.surroundings import Surroundings
+from store_actors.actor import ProvenStoreProcess
+from store_actors.messages import OpenRequest
+
+URI = "file:///var/lib/statefleet"
+
+
+def on_node(folder: Path) -> LocalObjectStore:
+    """What the fleet's URI is on a node whose disk is a folder."""
+    store = LocalObjectStore(folder / "var" / "lib" / "statefleet")
+    store.uri = URI
+    return store
+
+
+def coordinator_over(store: ObjectStore) -> Callable[[str], Sighting]:
+    coordinator = Coordinator(URI, store, Maintenance(), "node-1")
+    return lambda folder: asyncio.run(coordinator.look_into(folder))
+
+
+def test_a_folder_of_each_nodes_own_disk_is_refused_with_both_nodes_and_what_to_do(tmp_path: Path) -> None:
+    look = coordinator_over(on_node(tmp_path / "1"))
+    with pytest.raises(
+        SetupError, match=r"s3://.*mounted.*every node.*store_actor=`node-2` coordinator=`.*node-1`"
+    ) as told:
+        prove_shared(on_node(tmp_path / "2"), look, "node-2")
+    assert URI in str(told.value)
+    assert "nothing was written to any state" in str(told.value)
+
+
+def test_one_folder_that_both_see_is_accepted_and_left_as_it_was(tmp_path: Path) -> None:
+    prove_shared(on_node(tmp_path), coordinator_over(on_node(tmp_path)), "node-2")
+    assert on_node(tmp_path).list("") == []
+
+
+class OneWay(MemoryObjectStore):
+    """A copy that what others write reaches late or never."""
+
+    def __init__(self, to: MemoryObjectStore) -> None:
+        super().__init__()
+        self._to = to
+
+    def put(self, path: str, data: bytes) -> None:
+        super().put(path, data)
+        self._to.put(path, data)
+
+
+def test_a_copy_that_shows_only_ones_own_writes_to_the_other_is_refused() -> None:
+    shared = MemoryObjectStore()
+    with pytest.raises(SetupError, match="see different storage"):
+        prove_shared(OneWay(shared), coordinator_over(shared), "node-2")
+
+
+class Replayed(MemoryObjectStore):
+    """Answers with what was read there at an earlier time."""
+
+    def get(self, path: str) -> bytes:
+        super().get(path)
+        return b"of an earlier proof"
+
+
+def test_an_answer_of_an_earlier_time_is_no_proof() -> None:
+    with pytest.raises(SetupError, match="see different storage"):
+        prove_shared(store := Replayed(), coordinator_over(store), "node-2")
+
+
+def test_a_store_that_fails_is_told_as_such_and_not_as_another_place() -> None:
+    class Failing(MemoryObjectStore):
+        def get(self, path: str) -> bytes:
+            raise StorageUnavailableError("simulated: the store failed")
+
+    with pytest.raises(StorageUnavailableError, match="the store failed"):
+        prove_shared(store := Failing(), coordinator_over(store), "node-2")
+
+
+@pytest.mark.parametrize("folder", ["", "clicks", "_probe/..", "_probe/../clicks", f"_probe/{'0' * 32}/x"])
+def test_the_coordinator_looks_into_folders_of_proofs_only(folder: str) -> None:
+    store = MemoryObjectStore()
+    store.put(f"{folder}/from-store-actor", b"1")
+    with pytest.raises(InvalidRequestError, match="nothing was written"):
+        coordinator_over(store)(folder)
+    assert not any(info.path.endswith("from-coordinator") for info in store.list(""))
+
+
+class SameProcess:
+    """The coordinator's client, as far as a store actor needs it, for a coordinator in the same process."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return lambda *args: asyncio.run(getattr(self._coordinator, method)(*args))
+
+
+def store_process(objects: ObjectStore, coordinator: Coordinator) -> ProvenStoreProcess:
+    here = ActorLocation("store-2", "life-1", "node-2", "host-2", 2)
+    client = cast(CoordinatorClient, SameProcess(coordinator))
+    return ProvenStoreProcess(here, objects, client, Maintenance(interval_s=10**6), Surroundings())
+
+
+def requests() -> list[tuple[str, tuple[Any, ...]]]:
+    task = TaskIdentity("clicks", "query", "run", 0, 0, 0, "executor")
+    here = ActorLocation("store-2", "life-1", "node-2", "host-2", 2)
+    opening = OpenRequest(task, Lease(StateStoreId(f"{URI}/clicks", 0, 0), "run", 1, here), 0, ())
+    return [("location", ()), ("apply", (None, None)), ("open_update", (opening,)), ("open_read", (opening,))]
+
+
+@pytest.mark.parametrize(("method", "args"), requests(), ids=lambda one: one if isinstance(one, str) else "")
+def test_a_store_actor_on_storage_of_its_own_takes_no_work(tmp_path: Path, method: str, args: tuple[Any, ...]) -> None:
+    coordinator = Coordinator(URI, on_node(tmp_path / "1"), Maintenance(), "node-1")
+    store = store_process(on_node(tmp_path / "2"), coordinator)
+    for _ in range(2):
+        with pytest.raises(SetupError, match="see different storage"):
+            getattr(store, method)(*args)
+    assert on_node(tmp_path / "2").list("") == []
+
+
+def test_a_store_actor_that_sees_the_coordinators_storage_proves_it_once(tmp_path: Path) -> None:
+    looks: list[str] = []
+
+    class Counting(Coordinator):
+        async def look_into(self, folder: str) -> Sighting:
+            looks.append(folder)
+            return await super().look_into(folder)
+
+    store = store_process(on_node(tmp_path), Counting(URI, on_node(tmp_path), Maintenance(), "node-1"))
+    assert [store.location().node_id for _ in range(2)] == ["node-2"] * 2
+    assert len(looks) == 1
