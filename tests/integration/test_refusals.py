@@ -136,6 +136,12 @@ MODES = {
     "a function in complete mode": Refusal(
         lambda op, i: in_pandas(op(i["a"]).groupBy("k"), "complete"), "append or update", "complete"
     ),
+    "a function in append mode, its operator in update mode": Refusal(
+        lambda op, i: in_pandas(op(i["a"]).groupBy("k"), "append"),
+        "output modes of fleet.stateful and of its function differ",
+        "update",
+        "applyInPandasWithState in append mode is not supported with Update",
+    ),
     "a function in another mode than its operator": Refusal(
         lambda op, i: in_arrow(op(i["a"]).groupBy("k"), "update"),
         "output modes of fleet.stateful and of its function differ",

@@ -23,6 +23,8 @@ Frame = StatefulDataFrame
 
 @pytest.fixture
 def df(spark: SparkSession) -> DataFrame:
+    # A query in complete mode turns the check off for the session.
+    spark.conf.unset("spark.sql.streaming.unsupportedOperationCheck")
     rate = spark.readStream.format("rate").load()
     return rate.selectExpr("cast(value as string) k", "timestamp t", "cast(value as int) x", "double(value) v")
 
@@ -230,8 +232,7 @@ def test_transform_gives_what_its_function_makes(frame: Frame) -> None:
 def test_output_modes_are_taken_in_any_case(fleet: Fleet, df: DataFrame, name: str, mode: str) -> None:
     marked = fleet.stateful(df.withWatermark("t", "1 second"), name=name, outputMode=mode)
     assert marked.groupBy(F.window("t", "1 second")).count().columns == ["window", "count"]
-    metadata = fleet._coordinator.describe_state(name)
-    assert metadata is None, "building a query makes no state"
+    assert fleet._coordinator.describe_state(name) is None, "building a query makes no state"
 
 
 def test_without_an_operator_the_rows_are_written_as_they_are(
