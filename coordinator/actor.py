@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from coordinator.cleaning_rules import check_age
 from coordinator.compatibility import changes, check_metadata
 from coordinator.core import LeaseGrant, StateLedger
 from coordinator.dashboard import Dashboard
-from coordinator.errors import InvalidRequestError, StateMismatchError, StateStoreError
+from coordinator.errors import InvalidRequestError, StateMismatchError
 from coordinator.fleet_view import KnownFleet
 from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.lives import StoreActorLives
