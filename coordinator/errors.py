@@ -6,6 +6,7 @@
     ├── InvalidRequestError      fix the call (also a ValueError)
     │   ├── OperationOutOfOrderError   the handle is committed, aborted or released: open a new one
     │   └── VersionNotFoundError       no such version, or memory no longer holds it: load it
+    ├── SumOverflowError         a sum left its type: change data or query (also an ArithmeticError)
     ├── WriterBusyError          another handle is changing the shard: end it first
     ├── StateMismatchError       the query and the state do not belong together
     ├── FencedError              somebody newer owns the shard: stop, write nothing
@@ -35,6 +36,7 @@ __all__ = [
     "StateStoreError",
     "StorageUnavailableError",
     "StoreUnavailableError",
+    "SumOverflowError",
     "VersionNotFoundError",
     "WriterBusyError",
 ]
@@ -79,6 +81,10 @@ class OperationOutOfOrderError(InvalidRequestError):
 
 class VersionNotFoundError(InvalidRequestError):
     """A version is negative, does not exist, or is no longer in memory. What is stored is untouched."""
+
+
+class SumOverflowError(StateStoreError, ArithmeticError):
+    """A sum that must not wrap left its type (ANSI mode, intervals). The batch was not committed."""
 
 
 class WriterBusyError(StateStoreError):

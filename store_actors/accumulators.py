@@ -35,12 +35,48 @@ class AccumulatorKind(StrEnum):
     #: The same, skipping nulls (``ignorenulls=True``).
     FIRST_VALID = "first_valid"
     LAST_VALID = "last_valid"
+    #: Integer sum that is null for good once it overflowed its type (64 bits; 32 of int32). State: int and ``is_empty`` boolean.
+    SUM_INT_OR_NULL = "sum_int_or_null"
+    #: The same, where overflow fails the batch: the shard raises before anything is committed.
+    SUM_INT_CHECKED = "sum_int_checked"
+    #: Float64 product. State: one float64, null until a value came.
+    PRODUCT = "product"
+    #: Bitwise. State: one integer of the input's type, null until a value came.
+    BIT_AND = "bit_and"
+    BIT_OR = "bit_or"
+    BIT_XOR = "bit_xor"
+    #: Value of the row with the largest (smallest) ordering; of equal ones the last. Inputs: value, ordering. State: the same two.
+    MAX_BY = "max_by"
+    MIN_BY = "min_by"
     #: Central moments of order two (Welford, merged as Chan et al.). Input float64; state: n, avg, m2, all float64.
     MOMENTS = "moments"
+    #: Those of order three (state: n, avg, m2, m3) and four (and m4).
+    MOMENTS_3 = "moments_3"
+    MOMENTS_4 = "moments_4"
+    #: Co-moments of rows in which both of two float64 inputs are there. State, all float64: n, averages of both, ck; and of
+    #: CORRELATION the second moments of both.
+    COVARIANCE = "covariance"
+    CORRELATION = "correlation"
+    #: Registers of six bits, ten a word, as Spark's HyperLogLogPlusPlus has them. Input: hash (int64). State: one field of words.
+    #: Emits the sum of ``2**-register`` (float64), and how many registers are 0.
+    DISTINCT_REGISTERS = "distinct_registers"
+    #: Bits at positions (int64) below the number that the state has; and bits of other such states. State: one field of words.
+    BITMAP = "bitmap"
+    BITMAP_OR = "bitmap_or"
+    #: A count-min sketch, of integers and of the two hashes of texts. State: one field of words: the total, a hash's factor for each
+    #: line of the table, and the table. Options: ``depth`` (lines), ``initial`` (first words of an empty one). Emits Spark's bytes.
+    COUNT_MIN = "count_min"
+    COUNT_MIN_BYTES = "count_min_bytes"
+    #: A histogram of so many bins (option ``bins``). State: one field of words: how many are used, and the place and height of each, in
+    #: order, with room for one bin more. Emits them. Option ``floating``: whether inputs are doubles, or integers.
+    HISTOGRAM = "histogram"
     #: All values, in the order of their arrival. State: a list of the input's type, never null.
     COLLECT_LIST = "collect_list"
     #: Distinct values: of -0.0 and 0.0 the one that came first; no NaN is another one, as in Spark. State: as COLLECT_LIST's.
     COLLECT_SET = "collect_set"
+    #: Values with how often each came. Inputs: the value, and maybe how often (int64; none if not above 0). State: a list of values and
+    #: counts, in which a value may stand several times. Emits what the option ``result`` says (``engine/results.py``).
+    COUNTED = "counted"
     #: A value column of a keyed store: written whole, folded by nothing. No input; state: one value, null if it is null.
     VALUE = "value"
     #: A list or map of the user's, as an operator's schema tells of its state variables; their columns are VALUEs.
@@ -49,7 +85,7 @@ class AccumulatorKind(StrEnum):
 
 
 class OpCode(IntEnum):
-    """Numbers of the branches of ``kernels._step`` and ``kernels._fold_block``."""
+    """Numbers of the branches of ``kernels._step``, ``kernels._fold_block`` and ``fold_kernels.fold_step``."""
 
     COUNT = 0
     ADD_INT = 1
@@ -67,6 +103,32 @@ class OpCode(IntEnum):
     LAST = 13
     MOMENTS = 14
     MERGE_MOMENTS = 15
+    MULTIPLY_FLOAT = 16
+    AND_INT = 17
+    OR_INT = 18
+    XOR_INT = 19
+    ADD_INT_CHECKED = 20
+    MIN_BY_INT = 21
+    MAX_BY_INT = 22
+    MIN_BY_FLOAT = 23
+    MAX_BY_FLOAT = 24
+    MIN_BY_DECIMAL = 25
+    MAX_BY_DECIMAL = 26
+    MIN_BY_STRING = 27
+    MAX_BY_STRING = 28
+    HIGHER_MOMENTS = 29
+    MERGE_HIGHER_MOMENTS = 30
+    CO_MOMENTS = 31
+    MERGE_CO_MOMENTS = 32
+    ADD_HASH = 33
+    MERGE_REGISTERS = 34
+    SET_BIT = 35
+    OR_WORDS = 36
+    COUNT_LONG = 37
+    COUNT_HASHES = 38
+    MERGE_COUNTS = 39
+    ADD_TO_BINS = 40
+    MERGE_BINS = 41
 
 
 class Ordering(Enum):
@@ -109,6 +171,10 @@ class Rule:
         Whether a list that grows has no value twice.
     means
         Kinds whose states are the same thing have the same name here; empty: no other has.
+    compared
+        Which state field's type tells the ordering of a step that compares values.
+    fails_on_overflow
+        Whether a batch fails that leaves the first state field null for good.
     """
 
     form: StateForm
@@ -119,6 +185,8 @@ class Rule:
     skips_nulls: bool = False
     distinct: bool = False
     means: str = ""
+    compared: int = 0
+    fails_on_overflow: bool = False
 
 
 def _folded(
@@ -139,6 +207,18 @@ _LARGER = {
     Ordering.DECIMAL: OpCode.MAX_DECIMAL,
     Ordering.STRING: OpCode.MAX_STRING,
 }
+_FIRST_IN_ORDER = {
+    Ordering.INT: OpCode.MIN_BY_INT,
+    Ordering.FLOAT: OpCode.MIN_BY_FLOAT,
+    Ordering.DECIMAL: OpCode.MIN_BY_DECIMAL,
+    Ordering.STRING: OpCode.MIN_BY_STRING,
+}
+_LAST_IN_ORDER = {
+    Ordering.INT: OpCode.MAX_BY_INT,
+    Ordering.FLOAT: OpCode.MAX_BY_FLOAT,
+    Ordering.DECIMAL: OpCode.MAX_BY_DECIMAL,
+    Ordering.STRING: OpCode.MAX_BY_STRING,
+}
 
 RULES: Mapping[AccumulatorKind, Rule] = {
     # Which rows are counted depends on whether a column can be null, which may change under a query.
@@ -147,6 +227,14 @@ RULES: Mapping[AccumulatorKind, Rule] = {
     AccumulatorKind.SUM_INT: _folded(OpCode.ADD_INT, nullable=1),
     AccumulatorKind.SUM_FLOAT: _folded(OpCode.ADD_FLOAT, nullable=1),
     AccumulatorKind.SUM_DECIMAL: _folded(OpCode.ADD_DECIMAL, initial=(0, 1)),
+    AccumulatorKind.SUM_INT_OR_NULL: _folded(OpCode.ADD_INT_CHECKED, initial=(0, 1)),
+    AccumulatorKind.SUM_INT_CHECKED: _folded(OpCode.ADD_INT_CHECKED, initial=(0, 1), fails_on_overflow=True),
+    AccumulatorKind.PRODUCT: _folded(OpCode.MULTIPLY_FLOAT, nullable=1),
+    AccumulatorKind.BIT_AND: _folded(OpCode.AND_INT, nullable=1),
+    AccumulatorKind.BIT_OR: _folded(OpCode.OR_INT, nullable=1),
+    AccumulatorKind.BIT_XOR: _folded(OpCode.XOR_INT, nullable=1),
+    AccumulatorKind.MAX_BY: _folded(_LAST_IN_ORDER, nullable=2, compared=1),
+    AccumulatorKind.MIN_BY: _folded(_FIRST_IN_ORDER, nullable=2, compared=1),
     AccumulatorKind.MIN: _folded(_SMALLER, nullable=1),
     AccumulatorKind.MAX: _folded(_LARGER, nullable=1),
     AccumulatorKind.FIRST: _folded(OpCode.FIRST, nullable=1),
@@ -154,8 +242,19 @@ RULES: Mapping[AccumulatorKind, Rule] = {
     AccumulatorKind.FIRST_VALID: _folded(OpCode.FIRST, nullable=1, skips_nulls=True),
     AccumulatorKind.LAST_VALID: _folded(OpCode.LAST, nullable=1, skips_nulls=True),
     AccumulatorKind.MOMENTS: _folded(OpCode.MOMENTS, OpCode.MERGE_MOMENTS),
+    AccumulatorKind.MOMENTS_3: _folded(OpCode.HIGHER_MOMENTS, OpCode.MERGE_HIGHER_MOMENTS),
+    AccumulatorKind.MOMENTS_4: _folded(OpCode.HIGHER_MOMENTS, OpCode.MERGE_HIGHER_MOMENTS),
+    AccumulatorKind.COVARIANCE: _folded(OpCode.CO_MOMENTS, OpCode.MERGE_CO_MOMENTS),
+    AccumulatorKind.CORRELATION: _folded(OpCode.CO_MOMENTS, OpCode.MERGE_CO_MOMENTS),
+    AccumulatorKind.DISTINCT_REGISTERS: _folded(OpCode.ADD_HASH, OpCode.MERGE_REGISTERS),
+    AccumulatorKind.BITMAP: _folded(OpCode.SET_BIT, OpCode.OR_WORDS),
+    AccumulatorKind.BITMAP_OR: _folded(OpCode.OR_WORDS),
+    AccumulatorKind.COUNT_MIN: _folded(OpCode.COUNT_LONG, OpCode.MERGE_COUNTS),
+    AccumulatorKind.COUNT_MIN_BYTES: _folded(OpCode.COUNT_HASHES, OpCode.MERGE_COUNTS),
+    AccumulatorKind.HISTOGRAM: _folded(OpCode.ADD_TO_BINS, OpCode.MERGE_BINS),
     AccumulatorKind.COLLECT_LIST: Rule(StateForm.GROWING),
     AccumulatorKind.COLLECT_SET: Rule(StateForm.GROWING, distinct=True),
+    AccumulatorKind.COUNTED: Rule(StateForm.GROWING),
     AccumulatorKind.VALUE: Rule(StateForm.WRITTEN, nullable_fields=1),
     AccumulatorKind.LIST: Rule(StateForm.ELSEWHERE),
     AccumulatorKind.MAP: Rule(StateForm.ELSEWHERE),

@@ -28,11 +28,14 @@ __all__ = [
     "Field",
     "OperatorKind",
     "StateSchema",
+    "bins_type",
+    "counts_type",
     "list_type",
     "payload_type",
     "spark_type",
     "string_to_type",
     "type_to_string",
+    "words_type",
 ]
 
 
@@ -94,6 +97,10 @@ class Accumulator:
 
     Attributes
     ----------
+    result
+        What is emitted of it, where that is not its state (``engine/results.py``).
+    options
+        What else that depends on (JSON values).
     meaning, cast
         What it accumulates, and what the query casts that to: how a changed query finds its state (:mod:`coordinator.compatibility`).
         Empty in files from before these were written.
@@ -104,6 +111,12 @@ class Accumulator:
     state: tuple[Field, ...]
     meaning: str = ""
     cast: str = ""
+    result: tuple[Field, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def emitted(self) -> tuple[Field, ...]:
+        return self.result or self.state
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +201,11 @@ class StateSchema:
     def state_fields(self) -> tuple[Field, ...]:
         return tuple(one for accumulator in self.accumulators for one in accumulator.state)
 
+    @property
+    def emitted_fields(self) -> tuple[Field, ...]:
+        """What is emitted of the accumulators."""
+        return tuple(one for accumulator in self.accumulators for one in accumulator.emitted)
+
     def key_schema(self) -> pa.Schema:
         return pa.schema([one.arrow() for one in self.keys])
 
@@ -253,7 +271,8 @@ class StateSchema:
         told["keys"] = tuple(map(_shallow, self.keys))
         told["inputs"] = tuple(map(_shallow, self.inputs))
         told["accumulators"] = tuple(
-            {**_shallow(one), "state": tuple(map(_shallow, one.state))} for one in self.accumulators
+            {**_shallow(one), "state": tuple(map(_shallow, one.state)), "result": tuple(map(_shallow, one.result))}
+            for one in self.accumulators
         )
         del told["event_time"]
         told["options"] = copy.deepcopy(dict(self.options))
@@ -263,7 +282,7 @@ class StateSchema:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StateSchema:
-        def fields(items: list[dict[str, Any]]) -> tuple[Field, ...]:
+        def fields(items: Sequence[dict[str, Any]]) -> tuple[Field, ...]:
             return tuple(Field(**item) for item in items)
 
         options = data.get("options", {})
@@ -277,6 +296,8 @@ class StateSchema:
                     fields(item["state"]),
                     item.get("meaning", ""),
                     item.get("cast", ""),
+                    fields(item.get("result", ())),
+                    dict(item.get("options", {})),
                 )
                 for item in data["accumulators"]
             ),
@@ -311,6 +332,12 @@ _SIMPLE: dict[str, pa.DataType] = {
 
 #: Before the name of an element's type.
 _LIST = "list<"
+#: Before the type of values that are counted.
+_COUNTS = "counts<"
+#: Before the type of the places of a histogram's bins.
+_BINS = "bins<"
+#: Before the number of 64-bit words of a state that has a fixed number of them.
+_WORDS = "words<"
 #: Before the Arrow form of a type that no state can hold.
 _ARROW = "arrow:"
 
@@ -332,6 +359,21 @@ def list_type(element: str) -> str:
     return f"{_LIST}{element}>"
 
 
+def counts_type(value: str) -> str:
+    """Name of the type of values of a type, with how often each came. Only accumulators have it, no column of a user's."""
+    return f"{_COUNTS}{value}>"
+
+
+def bins_type(place: str) -> str:
+    """Name of the type of a histogram that is emitted, with the type of the places of its bins."""
+    return f"{_BINS}{place}>"
+
+
+def words_type(words: int) -> str:
+    """Name of the type of a state of so many 64-bit words. Only accumulators have it, no column of a user's."""
+    return f"{_WORDS}{words}>"
+
+
 def payload_type(data_type: pa.DataType) -> str:
     """Name of the type of a column that only passes an operator, which may be any."""
     try:
@@ -341,9 +383,18 @@ def payload_type(data_type: pa.DataType) -> str:
 
 
 def string_to_type(name: str) -> pa.DataType:
-    """Arrow type of a name made by :func:`type_to_string`, :func:`payload_type` or :func:`list_type`."""
+    """Arrow type of a name made by :func:`type_to_string`, :func:`payload_type`, :func:`list_type`, .. :func:`words_type`."""
     if name.startswith(_LIST):
         return pa.list_(pa.field("element", string_to_type(name[len(_LIST) : -1]), nullable=False))
+    if name.startswith(_COUNTS):
+        value = pa.field("value", string_to_type(name[len(_COUNTS) : -1]), nullable=False)
+        counted = pa.struct([value, pa.field("count", pa.int64(), nullable=False)])
+        return pa.list_(pa.field("element", counted, nullable=False))
+    if name.startswith(_BINS):
+        bin_type = pa.struct([pa.field("x", string_to_type(name[len(_BINS) : -1])), pa.field("y", pa.float64())])
+        return pa.list_(pa.field("element", bin_type))
+    if name.startswith(_WORDS):
+        return pa.binary(8 * int(name[len(_WORDS) : -1]))
     if name.startswith("decimal("):
         precision, scale = name[len("decimal(") : -1].split(",")
         return pa.decimal128(int(precision), int(scale))
@@ -368,9 +419,18 @@ _SPARK = {
 
 
 def spark_type(name: str) -> str | dict[str, Any]:
-    """Spark's form, as in the JSON of its schemas, of a type named by :func:`type_to_string` or :func:`list_type`."""
+    """Spark's form, as in the JSON of its schemas, of a type that a field of a state has."""
     if name.startswith(_LIST):
         return {"type": "array", "elementType": spark_type(name[len(_LIST) : -1]), "containsNull": False}
+    if name.startswith(_COUNTS):
+        value, count = Field("value", name[len(_COUNTS) : -1], nullable=False), Field("count", "int64", nullable=False)
+        element = {"type": "struct", "fields": [value.spark_json(), count.spark_json()]}
+        return {"type": "array", "elementType": element, "containsNull": False}
+    if name.startswith(_BINS):
+        fields = [Field("x", name[len(_BINS) : -1]).spark_json(), Field("y", "float64").spark_json()]
+        return {"type": "array", "elementType": {"type": "struct", "fields": fields}, "containsNull": True}
+    if name.startswith(_WORDS):
+        return "binary"
     return _SPARK.get(name, name)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
@@ -13,28 +14,48 @@ from coordinator.errors import InvalidRequestError
 from spark_jobs.operators.meaning import meaning_of
 from spark_jobs.plan.aggregate_functions import AggregateExpression, AggregateFunction
 from spark_jobs.plan.catalyst import Expression
-from spark_jobs.plan.state_types import list_field, state_field
-from store_actors.schema import AccumulatorKind, Field
+from spark_jobs.plan.state_types import (
+    bins_field,
+    carried,
+    counts_field,
+    held_type,
+    list_field,
+    shown,
+    state_field,
+    words_field,
+)
+from store_actors.schema import AccumulatorKind, Field, words_type
 
 __all__ = ["FUNCTIONS", "Function", "Part", "held_functions", "parts_of"]
 
 
 @dataclass(frozen=True)
 class Part:
-    """One accumulator of an aggregate: its kind, its input (None for rows), its state fields, and what it means.
+    """One accumulator of an aggregate: its kind, its inputs (none for rows), its state fields, and what it means.
 
     The state fields of all parts, in order, stand for the function's ``aggBufferAttributes``.
     """
 
     kind: AccumulatorKind
-    input: Column | None
+    inputs: tuple[Column, ...]
     #: Named by suffixes.
     state: tuple[Field, ...]
     meaning: str = ""
     cast: str = ""
+    #: What is emitted of it, if not its state; named as that is.
+    result: tuple[Field, ...] = ()
+    #: What else that depends on (``store_actors.schema.Accumulator``).
+    options: Mapping[str, Any] = field(default_factory=dict)
+    #: Type of its inputs in the state's schema, if not what Spark's column tells.
+    input_type: str | None = None
 
-    def fields(self, prefix: str) -> tuple[Field, ...]:
-        return tuple(replace(field, name=f"{prefix}_{field.name}") for field in self.state)
+    def named(self, prefix: str) -> Part:
+        """Its fields with a prefix of their aggregate's own."""
+
+        def prefixed(fields: tuple[Field, ...]) -> tuple[Field, ...]:
+            return tuple(replace(one, name=f"{prefix}_{one.name}") for one in fields)
+
+        return replace(self, state=prefixed(self.state), result=prefixed(self.result))
 
 
 @dataclass(frozen=True)
@@ -43,13 +64,13 @@ class Function:
 
     Attributes
     ----------
-    is_state
-        Whether its result is its one state field. Otherwise Spark has a final expression for it.
+    result
+        Makes the result of the function and the columns that its parts emit. None: by Spark's own final expression.
     """
 
     names: tuple[str, ...]
     parts: Callable[[_Use], tuple[Part, ...]]
-    is_state: bool = False
+    result: Callable[[AggregateFunction, Sequence[Column]], Column] | None = None
 
 
 def parts_of(spark: SparkSession, aggregate: AggregateExpression) -> tuple[Part, ...]:
@@ -93,119 +114,328 @@ class _Use:
     text: str
     where: Column | None
 
-    def child(self) -> Expression:
-        return self.function.children[0]
+    def child(self, number: int = 0) -> Expression:
+        return self.function.children[number]
 
     def kept(self, column: Column) -> Column:
         """The column where the aggregate's FILTER holds, null elsewhere."""
         return column if self.where is None else F.when(self.where, column)
 
-    def column(self) -> Column:
-        return self.kept(self.child().column())
+    def column(self, number: int = 0) -> Column:
+        """An argument, as a state holds it, where the FILTER holds."""
+        child = self.child(number)
+        return self.kept(carried(child.column(), child.type))
 
-    def require_legacy_arithmetic(self) -> None:
-        if not self.function.is_legacy:
-            raise InvalidRequestError(
-                "sums that fail or turn null on overflow (ANSI mode, try_sum) are not held by the fleet yet; set "
-                "spark.sql.ansi.enabled to false, or sum a decimal",
-                aggregate=self.text,
-            )
+    def double(self, number: int = 0) -> Column:
+        """An argument as a double, where the FILTER holds."""
+        return self.kept(self.child(number).column().cast(T.DoubleType()))
+
+    def value(self, name: str, number: int = 0) -> Field:
+        """State field for an argument."""
+        return state_field(name, held_type(self.child(number).type), what=self.text)
 
 
 def _count(use: _Use) -> tuple[Part, ...]:
     needed = [child.column().isNotNull() for child in use.function.children if child.nullable]
     state = (state_field("count", T.LongType(), False),)
     if not needed and use.where is None:
-        return (Part(AccumulatorKind.COUNT_ROWS, None, state),)
+        return (Part(AccumulatorKind.COUNT_ROWS, (), state),)
     present = use.where if use.where is not None else F.lit(True)
     for column in needed:
         present = present & column
-    return (Part(AccumulatorKind.COUNT_VALID, F.when(present, F.lit(True)), state),)
+    return (Part(AccumulatorKind.COUNT_VALID, (F.when(present, F.lit(True)),), state),)
 
 
 def _sum(use: _Use) -> tuple[Part, ...]:
-    result = use.function.type
-    column = use.kept(use.child().column().cast(result))
-    if isinstance(result, T.DecimalType):
-        return (Part(AccumulatorKind.SUM_DECIMAL, column, _decimal_sum(result)),)
-    if isinstance(result, T.DoubleType):
-        return (Part(AccumulatorKind.SUM_FLOAT, column, (state_field("sum", result),)),)
-    if isinstance(result, T.LongType):
-        use.require_legacy_arithmetic()
-        return (Part(AccumulatorKind.SUM_INT, column, (state_field("sum", result),)),)
-    raise InvalidRequestError(
-        "the fleet sums numbers; cast the column to one", aggregate=use.text, type=result.simpleString()
-    )
+    return (_summed(use, use.function.type),)
 
 
 def _average(use: _Use) -> tuple[Part, ...]:
-    sum_type = use.function.buffer[0].type
-    if not isinstance(sum_type, T.DecimalType | T.DoubleType):
-        raise InvalidRequestError(
-            "the fleet averages numbers; cast the column to one", aggregate=use.text, type=sum_type.simpleString()
-        )
-    column = use.kept(use.child().column().cast(sum_type))
-    count = Part(AccumulatorKind.COUNT_VALID, column, (state_field("count", T.LongType(), False),))
-    if isinstance(sum_type, T.DoubleType):
-        return (Part(AccumulatorKind.SUM_FLOAT, column, (state_field("sum", sum_type),)), count)
-    return (Part(AccumulatorKind.SUM_DECIMAL, column, _decimal_sum(sum_type)), count)
+    total = _summed(use, use.function.buffer[0].type)
+    return (total, Part(AccumulatorKind.COUNT_VALID, total.inputs, (state_field("count", T.LongType(), False),)))
 
 
-def _decimal_sum(kind: T.DecimalType) -> tuple[Field, ...]:
-    return (state_field("sum", kind), state_field("is_empty", T.BooleanType(), False))
+def _summed(use: _Use, kind: T.DataType) -> Part:
+    """The sum, of a type, of the argument."""
+    column, held = use.kept(carried(use.child().column().cast(kind), kind)), held_type(kind)
+    total, is_empty = state_field("sum", held), state_field("is_empty", T.BooleanType(), False)
+    if isinstance(kind, T.DecimalType):
+        return Part(AccumulatorKind.SUM_DECIMAL, (column,), (total, is_empty))
+    if isinstance(kind, T.DoubleType):
+        return Part(AccumulatorKind.SUM_FLOAT, (column,), (total,))
+    mode = use.function.eval_mode
+    if isinstance(kind, T.LongType) and mode == "LEGACY":
+        return Part(AccumulatorKind.SUM_INT, (column,), (total,))
+    # Sums of intervals never wrap.
+    checked = AccumulatorKind.SUM_INT_OR_NULL if mode == "TRY" else AccumulatorKind.SUM_INT_CHECKED
+    return Part(checked, (column,), (total, is_empty))
 
 
-def _extreme(kind: AccumulatorKind) -> Callable[[_Use], tuple[Part, ...]]:
+def _folded(kind: AccumulatorKind) -> Callable[[_Use], tuple[Part, ...]]:
+    """Of one argument, to one value of its type."""
+
     def make(use: _Use) -> tuple[Part, ...]:
-        value = state_field("value", use.child().type, what=use.text)
-        return (Part(kind, use.column(), (value,)),)
+        return (Part(kind, (use.column(),), (use.value("value"),)),)
+
+    return make
+
+
+def _by_ordering(kind: AccumulatorKind) -> Callable[[_Use], tuple[Part, ...]]:
+    def make(use: _Use) -> tuple[Part, ...]:
+        return (Part(kind, (use.column(), use.column(1)), (use.value("value"), use.value("ordering", 1))),)
 
     return make
 
 
 def _positional(any_kind: AccumulatorKind, valid_kind: AccumulatorKind) -> Callable[[_Use], tuple[Part, ...]]:
     def make(use: _Use) -> tuple[Part, ...]:
-        ignore_nulls = use.function.ignores_nulls
-        if use.where is not None and not ignore_nulls:
-            raise InvalidRequestError(
-                "first and last with a FILTER need ignorenulls=True in the fleet", aggregate=use.text
-            )
-        value = state_field("value", use.child().type, what=use.text)
-        state = (value, state_field("value_set", T.BooleanType(), False))
-        return (Part(valid_kind if ignore_nulls else any_kind, use.column(), state),)
+        state = (use.value("value"), state_field("value_set", T.BooleanType(), False))
+        if use.function.ignores_nulls:
+            return (Part(valid_kind, (use.column(),), state),)
+        if use.where is None:
+            return (Part(any_kind, (use.column(),), state),)
+        # A null where the FILTER holds is a value, so what it leaves out must be told otherwise.
+        return (Part(any_kind, (use.column(), F.coalesce(use.where, F.lit(False))), state),)
 
     return make
 
 
-def _moments(use: _Use) -> tuple[Part, ...]:
-    column = use.kept(use.child().column().cast(T.DoubleType()))
-    state = tuple(state_field(name, T.DoubleType(), False) for name in ("n", "avg", "m2"))
-    return (Part(AccumulatorKind.MOMENTS, column, state),)
+def _doubles(*names: str) -> tuple[Field, ...]:
+    return tuple(state_field(name, T.DoubleType(), False) for name in names)
+
+
+def _moments(kind: AccumulatorKind, *further: str) -> Callable[[_Use], tuple[Part, ...]]:
+    def make(use: _Use) -> tuple[Part, ...]:
+        return (Part(kind, (use.double(),), _doubles("n", "avg", "m2", *further)),)
+
+    return make
+
+
+_PAIRED = ("n", "x_avg", "y_avg", "ck")
+
+
+def _co_moments(kind: AccumulatorKind, *further: str) -> Callable[[_Use], tuple[Part, ...]]:
+    def make(use: _Use) -> tuple[Part, ...]:
+        return (Part(kind, (use.double(0), use.double(1)), _doubles(*_PAIRED, *further)),)
+
+    return make
+
+
+def _regression(use: _Use) -> tuple[Part, ...]:
+    """Of y and x: their covariance, and the variance of the x that have a y."""
+    y, x = use.double(0), use.double(1)
+    return (
+        Part(AccumulatorKind.COVARIANCE, (x, y), _doubles(*_PAIRED)),
+        Part(AccumulatorKind.MOMENTS, (F.when(y.isNotNull(), x),), _doubles("x_n", "x_mean", "x_m2")),
+    )
 
 
 def _collected(kind: AccumulatorKind) -> Callable[[_Use], tuple[Part, ...]]:
     def make(use: _Use) -> tuple[Part, ...]:
         values = list_field("values", use.child().type, what=use.text)
-        return (Part(kind, use.column(), (values,)),)
+        return (Part(kind, (use.column(),), (values,)),)
 
     return make
 
 
+def _only(function: AggregateFunction, columns: Sequence[Column]) -> Column:
+    """What is emitted is the result."""
+    (column,) = columns
+    return column
+
+
+def _registers(use: _Use) -> tuple[Part, ...]:
+    child = use.child()
+    # As Spark's own: of floats, each NaN is one value, and -0.0 is 0.0.
+    value = child.normalised() if isinstance(child.type, T.FloatType | T.DoubleType) else child
+    hashed = use.kept(F.when(child.column().isNotNull(), F.xxhash64(value.column())))
+    state = words_field("registers", use.function.registers.words)
+    result = _doubles("total", "zeros")
+    return (Part(AccumulatorKind.DISTINCT_REGISTERS, (hashed,), (state,), result=result),)
+
+
+def _estimate(function: AggregateFunction, columns: Sequence[Column]) -> Column:
+    total, zeros = columns
+    return function.registers.estimate(total, zeros)
+
+
+_INTERVALS = (T.DayTimeIntervalType, T.YearMonthIntervalType)
+_BITMAP_BYTES = 4096
+_BITMAP = words_type(_BITMAP_BYTES // 8)
+
+
+def _bitmap(use: _Use) -> tuple[Part, ...]:
+    position = use.child().column()
+    words = F.concat(
+        F.lit("[INVALID_BITMAP_POSITION] The 0-indexed bitmap position "),
+        position.cast("string"),
+        F.lit(f" is out of bounds. The bitmap has {_BITMAP_BYTES * 8} bits ({_BITMAP_BYTES} bytes)."),
+    )
+    # Spark's error is of the row, not of its group.
+    checked = F.when((position < 0) | (position >= _BITMAP_BYTES * 8), F.raise_error(words)).otherwise(position)
+    return (_bits(AccumulatorKind.BITMAP, use.kept(checked), None),)
+
+
+def _united_bitmaps(use: _Use) -> tuple[Part, ...]:
+    # Of a longer one Spark takes as much as a bitmap has, too.
+    sized = F.call_function("rpad", use.column(), F.lit(_BITMAP_BYTES), F.expr("x'00'"))
+    return (_bits(AccumulatorKind.BITMAP_OR, sized, _BITMAP),)
+
+
+def _mode(use: _Use) -> tuple[Part, ...]:
+    held = held_type(use.child().type)
+    state = counts_field("values", held, what=use.text)
+    return (Part(AccumulatorKind.COUNTED, (use.column(),), (state,), result=(state_field("values", held),)),)
+
+
+#: How a percentile is chosen: ``rule`` of ``store_actors.engine.count_kernels.choose``.
+_BETWEEN, _A_VALUE = 0, 1
+
+
+def _percentile(use: _Use) -> tuple[Part, ...]:
+    child, _, *often = use.function.children
+    column = use.column() if isinstance(child.type, _INTERVALS) else use.double()
+    inputs: tuple[Column, ...] = (column,)
+    if often and often[0].kind != "Literal":
+        negative = F.concat(
+            F.lit("[NEGATIVE_VALUES_IN_FREQUENCY_EXPRESSION] Found the negative value in "),
+            F.lit(f"{often[0].sql}: "),
+            often[0].column().cast("string"),
+            F.lit(", but expected a positive integral value."),
+        )
+        count = often[0].column().cast("long")
+        inputs += (use.kept(F.when(count < 0, F.raise_error(negative)).otherwise(count)),)
+    elif often and often[0].literal != 1:
+        inputs += (use.kept(F.lit(often[0].literal).cast("long")),)
+    return (_chosen(use, inputs, child.type if isinstance(child.type, _INTERVALS) else T.DoubleType(), _BETWEEN),)
+
+
+def _discrete_percentile(use: _Use) -> tuple[Part, ...]:
+    part = _percentile(use)[0]
+    return (replace(part, options={**part.options, "rule": -2 if use.function.is_descending else _A_VALUE}),)
+
+
+def _approximate_percentile(use: _Use) -> tuple[Part, ...]:
+    # Spark's sketch is of doubles, too.
+    is_decimal = isinstance(use.child().type, T.DecimalType)
+    column = use.double() if is_decimal else use.column()
+    return (_chosen(use, (column,), T.DoubleType() if is_decimal else use.child().type, _A_VALUE),)
+
+
+def _chosen(use: _Use, inputs: tuple[Column, ...], value: T.DataType, rule: int) -> Part:
+    """Counted values, of which percentiles are emitted."""
+    held, function = held_type(value), use.function
+    result = state_field("values", held)
+    if isinstance(function.type, T.ArrayType):
+        result = replace(list_field("values", held, what=use.text), nullable=True)
+    options = {"percentages": list(function.percentages), "rule": -1 - rule if function.is_descending else rule}
+    state = counts_field("values", held, what=use.text)
+    return Part(AccumulatorKind.COUNTED, inputs, (state,), result=(result,), options=options)
+
+
+def _of_its_type(function: AggregateFunction, columns: Sequence[Column]) -> Column:
+    """What is emitted is the result, as doubles if that is of decimals."""
+    (column,), kind = columns, function.type
+    if isinstance(kind, T.DecimalType):
+        return column.cast(kind)
+    if isinstance(kind, T.ArrayType) and isinstance(kind.elementType, T.DecimalType):
+        decimal = kind.elementType
+        # A decimal's double is one again, so none becomes null; Spark is to know that.
+        return F.transform(column, lambda one: Expression.of(one.cast(decimal)).known_not_null().column())
+    return column
+
+
+def _count_min_sketch(use: _Use) -> tuple[Part, ...]:
+    table, child = use.function.empty_sketch, use.child()
+    kind = AccumulatorKind.COUNT_MIN
+    if isinstance(child.type, T.StringType | T.BinaryType):
+        # Two 32-bit hashes, the second one under the first as its seed, in one word.
+        kind = AccumulatorKind.COUNT_MIN_BYTES
+        first, second = child.murmur(0).column().cast("long"), child.murmur(0, times=2).column().cast("long")
+        packed = F.shiftleft(first, 32).bitwiseOR(second.bitwiseAND(F.lit(0xFFFFFFFF)))
+        column = F.when(child.column().isNotNull(), packed)
+    else:
+        column = child.column().cast("long")
+    state = words_field("sketch", len(table.head) + table.depth * table.width)
+    options = {"initial": list(table.head), "depth": table.depth}
+    result = (state_field("sketch", T.BinaryType(), False),)
+    return (Part(kind, (use.kept(column),), (state,), result=result, options=options),)
+
+
+def _histogram(use: _Use) -> tuple[Part, ...]:
+    kind, bins = use.child().type, use.function.bins
+    is_number = isinstance(kind, T.NumericType)
+    options = {"bins": bins, "floating": is_number}
+    # How many bins are used, and of each its place and its height; and room for one more.
+    state = words_field("bins", 1 + 2 * (bins + 1))
+    place = T.DoubleType() if isinstance(kind, T.DecimalType) else held_type(kind)
+    result = (bins_field("bins", place, what=use.text),)
+    column = use.double() if is_number else use.column()
+    return (Part(AccumulatorKind.HISTOGRAM, (column,), (state,), result=result, options=options),)
+
+
+def _histogram_of_its_type(function: AggregateFunction, columns: Sequence[Column]) -> Column:
+    """The bins, with places of the argument's type."""
+    (column,), kind = columns, function.type
+    assert isinstance(kind, T.ArrayType)
+    assert isinstance(kind.elementType, T.StructType)
+    place = kind.elementType["x"].dataType
+    if isinstance(place, T.DecimalType):
+        return F.transform(column, lambda one: F.struct(one["x"].cast(place).alias("x"), one["y"].alias("y")))
+    if held_type(place) != place:
+        return F.transform(column, lambda one: F.struct(shown(one["x"], place).alias("x"), one["y"].alias("y")))
+    return column
+
+
+def _bits(kind: AccumulatorKind, column: Column, input_type: str | None) -> Part:
+    state = Field("bits", _BITMAP, nullable=False)
+    return Part(kind, (column,), (state,), result=(state_field("bits", T.BinaryType(), False),), input_type=input_type)
+
+
 #: By Spark's class. Names are those in SQL and PySpark, also of functions that Spark makes this one of.
 FUNCTIONS: Mapping[str, Function] = {
-    "Count": Function(("count", "count_if"), _count),
-    "Sum": Function(("sum",), _sum),
-    "Average": Function(("avg", "mean"), _average),
-    "Min": Function(("min", "bool_and"), _extreme(AccumulatorKind.MIN)),
-    "Max": Function(("max", "bool_or"), _extreme(AccumulatorKind.MAX)),
-    "First": Function(("first", "any_value"), _positional(AccumulatorKind.FIRST, AccumulatorKind.FIRST_VALID)),
-    "Last": Function(("last",), _positional(AccumulatorKind.LAST, AccumulatorKind.LAST_VALID)),
-    "StddevSamp": Function(("stddev", "stddev_samp"), _moments),
-    "StddevPop": Function(("stddev_pop",), _moments),
-    "VarianceSamp": Function(("variance", "var_samp"), _moments),
-    "VariancePop": Function(("var_pop",), _moments),
-    "CollectList": Function(("collect_list", "array_agg"), _collected(AccumulatorKind.COLLECT_LIST), is_state=True),
-    "CollectSet": Function(("collect_set",), _collected(AccumulatorKind.COLLECT_SET), is_state=True),
+    "Count": Function(("count", "count_if", "regr_count"), _count),
+    "Sum": Function(("sum", "try_sum"), _sum),
+    "Average": Function(("avg", "mean", "try_avg", "regr_avgx", "regr_avgy"), _average),
+    "Min": Function(("min", "bool_and", "every"), _folded(AccumulatorKind.MIN)),
+    "Max": Function(("max", "bool_or", "some", "any"), _folded(AccumulatorKind.MAX)),
+    "MaxBy": Function(("max_by",), _by_ordering(AccumulatorKind.MAX_BY)),
+    "MinBy": Function(("min_by",), _by_ordering(AccumulatorKind.MIN_BY)),
+    "First": Function(
+        ("first", "first_value", "any_value"), _positional(AccumulatorKind.FIRST, AccumulatorKind.FIRST_VALID)
+    ),
+    "Last": Function(("last", "last_value"), _positional(AccumulatorKind.LAST, AccumulatorKind.LAST_VALID)),
+    "StddevSamp": Function(("stddev", "std", "stddev_samp"), _moments(AccumulatorKind.MOMENTS)),
+    "StddevPop": Function(("stddev_pop",), _moments(AccumulatorKind.MOMENTS)),
+    "VarianceSamp": Function(("variance", "var_samp"), _moments(AccumulatorKind.MOMENTS)),
+    "VariancePop": Function(("var_pop",), _moments(AccumulatorKind.MOMENTS)),
+    "Skewness": Function(("skewness",), _moments(AccumulatorKind.MOMENTS_3, "m3")),
+    "Kurtosis": Function(("kurtosis",), _moments(AccumulatorKind.MOMENTS_4, "m3", "m4")),
+    "Corr": Function(("corr",), _co_moments(AccumulatorKind.CORRELATION, "x_m2", "y_m2")),
+    "CovPopulation": Function(("covar_pop",), _co_moments(AccumulatorKind.COVARIANCE)),
+    "CovSample": Function(("covar_samp",), _co_moments(AccumulatorKind.COVARIANCE)),
+    "RegrR2": Function(("regr_r2",), _co_moments(AccumulatorKind.CORRELATION, "x_m2", "y_m2")),
+    "RegrReplacement": Function(("regr_sxx", "regr_syy"), _moments(AccumulatorKind.MOMENTS)),
+    "RegrSXY": Function(("regr_sxy",), _co_moments(AccumulatorKind.COVARIANCE)),
+    "RegrSlope": Function(("regr_slope",), _regression),
+    "RegrIntercept": Function(("regr_intercept",), _regression),
+    "Product": Function(("product",), _folded(AccumulatorKind.PRODUCT)),
+    "BitAndAgg": Function(("bit_and",), _folded(AccumulatorKind.BIT_AND)),
+    "BitOrAgg": Function(("bit_or",), _folded(AccumulatorKind.BIT_OR)),
+    "BitXorAgg": Function(("bit_xor",), _folded(AccumulatorKind.BIT_XOR)),
+    "Mode": Function(("mode",), _mode, _only),
+    "Percentile": Function(("percentile", "median", "percentile_cont"), _percentile, _only),
+    "PercentileDisc": Function(("percentile_disc",), _discrete_percentile, _only),
+    "ApproximatePercentile": Function(
+        ("percentile_approx", "approx_percentile"), _approximate_percentile, _of_its_type
+    ),
+    "CountMinSketchAgg": Function(("count_min_sketch",), _count_min_sketch, _only),
+    "HistogramNumeric": Function(("histogram_numeric",), _histogram, _histogram_of_its_type),
+    "HyperLogLogPlusPlus": Function(("approx_count_distinct",), _registers, _estimate),
+    "BitmapConstructAgg": Function(("bitmap_construct_agg",), _bitmap, _only),
+    "BitmapOrAgg": Function(("bitmap_or_agg",), _united_bitmaps, _only),
+    "CollectList": Function(("collect_list", "array_agg"), _collected(AccumulatorKind.COLLECT_LIST), _only),
+    "CollectSet": Function(("collect_set",), _collected(AccumulatorKind.COLLECT_SET), _only),
 }
 
 

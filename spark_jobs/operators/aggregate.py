@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -23,8 +23,8 @@ from spark_jobs.plan.aggregate_functions import AggregateExpression
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import event_time, event_time_column
 from spark_jobs.plan.keys import Key, key_of, leaf_field
-from spark_jobs.plan.logical import Plan, analysed, resolved
-from spark_jobs.plan.state_types import spark_field
+from spark_jobs.plan.logical import Plan, analysed
+from spark_jobs.plan.state_types import shown, spark_field
 from spark_jobs.worker.exchange import HASH_COLUMN, KEEP_COLUMN
 from store_actors.schema import Accumulator, StateSchema
 
@@ -33,7 +33,7 @@ __all__ = ["AggregatePlan", "build_plan"]
 
 @dataclass
 class _Aggregate:
-    """One distinct aggregate of the query, and the names of its state fields."""
+    """One distinct aggregate of the query, and the names of what is emitted of its parts."""
 
     expression: AggregateExpression
     buffers: list[str] = field(default_factory=list)
@@ -66,11 +66,11 @@ class AggregatePlan:
         return (self.prepared,)
 
     def row_type(self) -> T.StructType:
-        """Spark's form of ``schema.row_schema()``."""
-        return T.StructType([spark_field(item) for item in (*self.schema.input_keys, *self.schema.state_fields)])
+        """Spark's form of what is emitted."""
+        return T.StructType([spark_field(item) for item in (*self.schema.input_keys, *self.schema.emitted_fields)])
 
     def finish(self, reduced: DataFrame) -> DataFrame:
-        """Results, with Spark's names, types and nullability, of a DataFrame in ``row_schema``."""
+        """Results, with Spark's names, types and nullability, of a DataFrame in ``row_type``."""
         keys = [(key.expression, _resolve(reduced, key.tree.column())) for key in self._keys]
 
         def replacement(node: Expression) -> Expression | None:
@@ -89,14 +89,19 @@ class AggregatePlan:
         """Spark's final expression of an aggregate, over the state's columns."""
         aggregate = next(item for item in self._aggregates if item.expression.matches(node))
         function = aggregate.expression.function
-        if FUNCTIONS[function.kind].is_state:
-            return resolved(reduced, aggregate.buffers[0])
+        make = FUNCTIONS[function.kind].result
+        if make is not None:
+            result = make(function, [F.col(name) for name in aggregate.buffers])
+            return _resolve(reduced, shown(result, node.type)).as_nullable_as(node)
         attributes = function.buffer
         # An average of decimals has a state field that Spark's buffer has not (is_empty); match by what is needed.
         names = aggregate.buffers
         if len(names) > len(attributes):
             names = [name for name in names if not name.endswith("_is_empty")]
-        by_id = {attribute.id: resolved(reduced, name) for attribute, name in zip(attributes, names, strict=True)}
+        by_id = {
+            attribute.id: _resolve(reduced, shown(F.col(name), attribute.type))
+            for attribute, name in zip(attributes, names, strict=True)
+        }
 
         def buffer(inner: Expression) -> Expression | None:
             return by_id.get(inner.id) if inner.is_attribute else None
@@ -133,6 +138,10 @@ def build_plan(aggregated: DataFrame, output_mode: str) -> AggregatePlan:
     inputs = [*([] if grouping.session is None else grouping.session.inputs()), *builder.inputs]
     prepared = _prepared(node.child, grouping, inputs)
     schema = _schema(prepared, grouping, [name for name, _ in inputs], tuple(builder.accumulators), output_mode)
+    schema = replace(
+        schema,
+        inputs=tuple(replace(item, type=builder.input_types.get(item.name, item.type)) for item in schema.inputs),
+    )
     described = [attribute.metadata for attribute in node.output]
     named = tuple(zip(outputs, described, strict=True))
     return AggregatePlan(prepared, schema, output_mode == "append", grouping.shown, tuple(builder.aggregates), named)
@@ -240,6 +249,8 @@ class _Builder:
         self.aggregates: list[_Aggregate] = []
         self.accumulators: list[Accumulator] = []
         self.inputs: list[tuple[str, Column]] = []
+        #: Of those whose type in the state's schema is not what Spark's column tells.
+        self.input_types: dict[str, str] = {}
         self._input_keys: dict[str, str] = {}
         self._meanings: Counter[tuple[str, str]] = Counter()
 
@@ -257,11 +268,13 @@ class _Builder:
     def _add(self, expression: AggregateExpression) -> None:
         aggregate = _Aggregate(expression)
         number = len(self.aggregates)
-        for part in parts_of(self._spark, expression):
-            fields = part.fields(f"a{number}")
-            aggregate.buffers += [item.name for item in fields]
+        for made in parts_of(self._spark, expression):
+            part = made.named(f"a{number}")
+            aggregate.buffers += [item.name for item in part.result or part.state]
             meaning = self._told_apart(part.meaning, part.cast)
-            self.accumulators.append(Accumulator(part.kind, self._input(part), fields, meaning, part.cast))
+            self.accumulators.append(
+                Accumulator(part.kind, self._input(part), part.state, meaning, part.cast, part.result, part.options)
+            )
         self.aggregates.append(aggregate)
 
     def _told_apart(self, meaning: str, cast: str) -> str:
@@ -271,11 +284,14 @@ class _Builder:
         return meaning if number == 1 else f"{meaning} #{number}"
 
     def _input(self, part: Part) -> tuple[str, ...]:
-        """Name of the part's input column; equal inputs are shuffled once."""
-        if part.input is None:
-            return ()
-        key = Expression.of(part.input).canonical
+        """Names of the part's input columns; equal inputs are shuffled once."""
+        return tuple(self._named(column, part.input_type) for column in part.inputs)
+
+    def _named(self, column: Column, input_type: str | None) -> str:
+        key = Expression.of(column).canonical
         if key not in self._input_keys:
             self._input_keys[key] = f"v{len(self.inputs)}"
-            self.inputs.append((self._input_keys[key], part.input))
-        return (self._input_keys[key],)
+            self.inputs.append((self._input_keys[key], column))
+            if input_type is not None:
+                self.input_types[self._input_keys[key]] = input_type
+        return self._input_keys[key]

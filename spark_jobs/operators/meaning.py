@@ -33,6 +33,12 @@ def meaning_of(spark: SparkSession, aggregate: AggregateExpression) -> tuple[str
     text = f"{function.kind}({', '.join(names.text(one) for one in arguments)})"
     if function.kind in ("First", "Last") and function.ignores_nulls:
         text += " ignoring nulls"
+    if function.kind == "HyperLogLogPlusPlus":
+        text += f" in {function.registers.words} words"
+    if function.is_descending:
+        text += " descending"
+    if function.kind in ("Sum", "Average") and function.eval_mode == "TRY":
+        text += " or null"
     if aggregate.where is not None:
         text += f" where {names.text(aggregate.where)}"
     return text, " ".join(casts)

@@ -233,6 +233,11 @@ class Expression:
         """Floating-point numbers as Spark groups them: one NaN, and -0.0 is 0.0."""
         return Expression(java_class(f"{CATALYST}.optimizer.NormalizeNaNAndZero")(self._java))
 
+    def murmur(self, seed: int, *, times: int = 1) -> Expression:
+        """The 32-bit hash of its value under a seed; of `times` more than one, each under the hash before it."""
+        hashed = java_class(f"{_EXPRESSIONS}.Murmur3Hash")
+        return Expression(hashed(scala_seq([self._java] * times), seed))
+
     def shown_as(self, name: str) -> Expression:
         """A leaf of the same type whose SQL is `name`."""
         return Expression(java_class(f"{_EXPRESSIONS}.PrettyAttribute")(name, self._java.dataType()))
@@ -243,6 +248,10 @@ class Expression:
             return self
         tag = "KnownNullable" if attribute.nullable else "KnownNotNull"
         return Expression(java_class(f"{_EXPRESSIONS}.{tag}")(self._java))
+
+    def known_not_null(self) -> Expression:
+        """The expression, which Spark then takes for one that is never null."""
+        return Expression(java_class(f"{_EXPRESSIONS}.KnownNotNull")(self._java))
 
     def named_as(self, attribute: Expression) -> Expression:
         """The expression under the name, the id and the metadata of an attribute."""

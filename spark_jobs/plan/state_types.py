@@ -6,12 +6,24 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from pyspark.sql import Column
+from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from coordinator.errors import InvalidRequestError
-from store_actors.schema import Field, list_type, spark_type
+from store_actors.schema import Field, bins_type, counts_type, list_type, spark_type, words_type
 
-__all__ = ["list_field", "spark_field", "state_field"]
+__all__ = [
+    "bins_field",
+    "carried",
+    "counts_field",
+    "held_type",
+    "list_field",
+    "shown",
+    "spark_field",
+    "state_field",
+    "words_field",
+]
 
 _NAMES: dict[type[T.DataType], str] = {
     T.BooleanType: "bool",
@@ -28,6 +40,7 @@ _NAMES: dict[type[T.DataType], str] = {
     T.TimestampNTZType: "timestamp_ntz",
     T.DayTimeIntervalType: "duration",
 }
+_MONTHS = T.YearMonthIntervalType(T.YearMonthIntervalType.MONTH, T.YearMonthIntervalType.MONTH)
 #: Metadata of a column that is about the query it stands in (watermark, window), not about its type.
 _OF_THE_QUERY = "spark."
 
@@ -57,9 +70,50 @@ def state_field(
     return _told(name, _type_name(data_type, what or name), data_type, nullable, metadata or {})
 
 
+def held_type(data_type: T.DataType) -> T.DataType:
+    """Type in which an accumulator's values are held: year-month intervals as months, nulls as booleans."""
+    if isinstance(data_type, T.YearMonthIntervalType):
+        return T.IntegerType()
+    return T.BooleanType() if isinstance(data_type, T.NullType) else data_type
+
+
+def carried(column: Column, data_type: T.DataType) -> Column:
+    """A column of the type, as :func:`held_type` says."""
+    if isinstance(data_type, T.YearMonthIntervalType):
+        # Only months become a number.
+        return column.cast(_MONTHS).cast("int")
+    return column.cast("boolean") if isinstance(data_type, T.NullType) else column
+
+
+def shown(column: Column, data_type: T.DataType) -> Column:
+    """A column of the type again, of what :func:`carried` made of it; of an array, of its elements."""
+    if isinstance(data_type, T.ArrayType) and held_type(data_type.elementType) != data_type.elementType:
+        element = data_type.elementType
+        return F.transform(column, lambda one: shown(one, element))
+    if isinstance(data_type, T.YearMonthIntervalType):
+        return column.cast(_MONTHS).cast(data_type)
+    return F.lit(None) if isinstance(data_type, T.NullType) else column
+
+
 def list_field(name: str, element: T.DataType, *, what: str) -> Field:
     """Field of a list that grows with its group; see :func:`state_field`."""
     return _told(name, list_type(_type_name(element, what)), T.ArrayType(element, containsNull=False), False, {})
+
+
+def counts_field(name: str, value: T.DataType, *, what: str) -> Field:
+    """Field of values that are counted; see :func:`list_field`."""
+    return Field(name, counts_type(_type_name(value, what)), nullable=False)
+
+
+def bins_field(name: str, place: T.DataType, *, what: str) -> Field:
+    """Field of the bins of a histogram, null of no rows."""
+    bin_type = T.StructType([T.StructField("x", place), T.StructField("y", T.DoubleType())])
+    return _told(name, bins_type(_type_name(place, what)), T.ArrayType(bin_type), nullable=True, metadata={})
+
+
+def words_field(name: str, words: int) -> Field:
+    """Field of a state of so many 64-bit words, never null."""
+    return Field(name, words_type(words), nullable=False)
 
 
 def _told(name: str, kind: str, data_type: T.DataType, nullable: bool, metadata: Mapping[str, Any]) -> Field:
@@ -75,7 +129,7 @@ def _type_name(data_type: T.DataType, what: str) -> str:
     name = _NAMES.get(type(data_type))
     if name is None:
         raise InvalidRequestError(
-            "a fleet's state holds atomic types (numbers, decimals, strings, binaries, booleans, dates, timestamps, day-time "
+            "a fleet's state holds atomic types (numbers, decimals, strings, binaries, booleans, dates, timestamps, "
             "intervals); cast the column, or take the fields that you need out of it",
             column=what,
             type=data_type.simpleString(),

@@ -48,16 +48,16 @@ def compact_together(tables: Sequence[tuple[GroupTable, Sequence[Words]]]) -> No
     wanted = np.zeros(max(old.count, 1), np.uint8)
     for rows, word, chosen in holders:
         wanted[rows[chosen, word].view(np.int64)] = 1
-    for pool, (_, offsets, lengths) in texts:
-        list_kernels.mark(pool.arena, offsets, lengths, wanted)
+    for pool, (field, offsets, lengths) in texts:
+        list_kernels.mark(pool.arena, offsets, lengths, field.width, wanted)
     kept = np.flatnonzero(wanted[: old.count])
     renumbers = _is_worthwhile(old, kept)
     if renumbers:
         new, new_ids = _subset(old, kept)
         for rows, word, chosen in holders:
             rows[chosen, word] = new_ids[rows[chosen, word].view(np.int64)]
-        for pool, (_, offsets, lengths) in texts:
-            list_kernels.renumber(pool.arena, offsets, lengths, new_ids)
+        for pool, (field, offsets, lengths) in texts:
+            list_kernels.renumber(pool.arena, offsets, lengths, field.width, new_ids)
         for table, _ in tables:
             table.pool = new
             table.reindex()

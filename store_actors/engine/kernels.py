@@ -23,6 +23,7 @@ import numpy as np
 from numba import njit, void
 from numba.types import Tuple, boolean, float64, int64, uint8, uint32, uint64
 
+from store_actors.engine.fold_kernels import bytes_less, decimal_less, fold_step
 from store_actors.engine.hash_kernels import hash_row
 
 __all__ = [
@@ -44,7 +45,7 @@ __all__ = [
 
 LIVE = np.uint64(1 << 31)
 FLAG_BITS = 31
-ACCUMULATE_WORDS = 9  # columns of the `ops` table of `accumulate`
+ACCUMULATE_WORDS = 12  # columns of the `ops` table of `accumulate`
 
 _LOW32 = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)
@@ -127,24 +128,6 @@ def lookup(index, rows, keys, nulls, key_mask, first, secret, out):
             out[row] = np.int64(index[place] & _LOW32) - 1 if place >= 0 else -1
 
 
-@njit(boolean(u8_1, i64_1, int64, int64), cache=True, nogil=True)
-def _bytes_less(arena, offsets, left, right):
-    """Whether string `left` sorts before `right`: unsigned bytes, as Spark compares UTF8String and binary."""
-    a, a_end = offsets[left], offsets[left + 1]
-    b, b_end = offsets[right], offsets[right + 1]
-    while a < a_end and b < b_end:
-        if arena[a] != arena[b]:
-            return arena[a] < arena[b]
-        a += 1
-        b += 1
-    return a_end - a < b_end - b
-
-
-@njit(boolean(uint64, int64, uint64, int64), cache=True, nogil=True)
-def _decimal_less(low, high, other_low, other_high):
-    return high < other_high or (high == other_high and low < other_low)
-
-
 @njit(void(u64_2, i64_2, int64, int64, uint64, int64, i64_2, int64, int64, uint64), cache=True, nogil=True)
 def _add_decimal(rows, rows_i, slot, word, low, high, limits, limit, flag_word, flag):
     """128-bit add; beyond the precision (``limits[limit]``: 10**precision - 1 as high, low) the sum becomes null."""
@@ -158,7 +141,7 @@ def _add_decimal(rows, rows_i, slot, word, low, high, limits, limit, flag_word, 
     if total_high < 0:  # compare magnitudes
         total_low = ~total_low + _ONE
         total_high = np.int64(~np.uint64(total_high) + (_ONE if total_low == _ZERO else _ZERO))
-    if wrapped or _decimal_less(np.uint64(limits[limit, 1]), limits[limit, 0], total_low, total_high):
+    if wrapped or decimal_less(np.uint64(limits[limit, 1]), limits[limit, 0], total_low, total_high):
         rows[slot, flag_word] &= ~flag
 
 
@@ -167,7 +150,7 @@ def _add_decimal(rows, rows_i, slot, word, low, high, limits, limit, flag_word, 
     cache=True, nogil=True,
 )  # fmt: skip
 def _step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, limits, arena, offsets):
-    """Move accumulator ``n`` by one row; the kinds are numbered in ``accumulators.OpCode`` (those missing: `_fold_block`)."""
+    """Move accumulator ``n`` by one row; kinds are numbered in ``accumulators.OpCode`` (those missing: `_fold_block`, `fold_step`)."""
     kind = ops[n, 0]
     a, b, c = ops[n, 1], ops[n, 2], ops[n, 3]
     word = ops[n, 4]
@@ -208,9 +191,9 @@ def _step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, limi
         if present:
             low, high = values[a, row], np.int64(values[b, row])
             if kind == 8:
-                better = _decimal_less(low, high, rows[slot, word], rows_i[slot, word + 1])
+                better = decimal_less(low, high, rows[slot, word], rows_i[slot, word + 1])
             else:
-                better = _decimal_less(rows[slot, word], rows_i[slot, word + 1], low, high)
+                better = decimal_less(rows[slot, word], rows_i[slot, word + 1], low, high)
             if rows[slot, flag_word] & flag == _ZERO or better:
                 rows[slot, word] = low
                 rows_i[slot, word + 1] = high
@@ -220,7 +203,7 @@ def _step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, limi
             new, old = np.int64(values[a, row]), rows_i[slot, word]
             first_value = rows[slot, flag_word] & flag == _ZERO
             if first_value or (
-                _bytes_less(arena, offsets, new, old) if kind == 10 else _bytes_less(arena, offsets, old, new)
+                bytes_less(arena, offsets, new, old) if kind == 10 else bytes_less(arena, offsets, old, new)
             ):
                 rows_i[slot, word] = new
                 rows[slot, flag_word] |= flag
@@ -254,6 +237,8 @@ def _step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, limi
             rows_f[slot, word] = total
             rows_f[slot, word + 1] += delta_n * n2
             rows_f[slot, word + 2] += values_f[c, row] + delta * delta_n * n1 * n2
+    else:
+        fold_step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, arena, offsets)
 
 
 @njit(

@@ -17,9 +17,14 @@ from store_actors.schema import Accumulator, Field, StateSchema, string_to_type
 
 __all__ = ["Feed", "FieldSlot", "ListSlot", "RowLayout", "words_of"]
 
+#: State fields of a correlation; a covariance has fewer.
+_CORRELATION_FIELDS = 6
+
 
 def words_of(data_type: pa.DataType) -> int:
-    """64-bit words that a value of the type takes: two for decimals and lists (extent and length), one for everything else."""
+    """64-bit words that a value of the type takes: two for decimals and lists (extent and length), one for most others."""
+    if pa.types.is_fixed_size_binary(data_type):
+        return int(data_type.byte_width) // 8
     return 2 if pa.types.is_decimal(data_type) or pa.types.is_list(data_type) else 1
 
 
@@ -42,8 +47,10 @@ class ListSlot:
     word: int
     kind: int
     width: int
-    #: Whether elements are ids in the table's pool of strings.
+    #: Whether elements are, or begin with, ids in the table's pool of strings.
     is_text: bool
+    #: Whether elements end with how often they came.
+    is_counted: bool = False
 
 
 class RowLayout:
@@ -62,6 +69,8 @@ class RowLayout:
         State fields whose lists grow.
     initial
         The words of a new group.
+    fails_on_overflow
+        Whether there are sums whose overflow fails the batch.
 
     Raises
     ------
@@ -93,6 +102,7 @@ class RowLayout:
             if RULES[accumulator.kind].form is StateForm.GROWING
             for slot in self.slots_of(accumulator)
         }
+        self.fails_on_overflow = any(RULES[accumulator.kind].fails_on_overflow for accumulator in schema.accumulators)
         self.initial: Words = self._initial()
         self.raw = Feed(self, merge=False)
         self.partial = Feed(self, merge=True)
@@ -120,6 +130,8 @@ class RowLayout:
                 words[slot.flag_word] |= np.uint64(slot.flag)
             for slot, word in zip(slots, rule.initial, strict=False):
                 words[slot.word] = word
+            for number, word in enumerate(accumulator.options.get("initial", ())):
+                words[slots[0].word + number] = word
         return words
 
 
@@ -131,9 +143,11 @@ class Feed:
     inputs
         Columns besides the keys.
     operations
-        One line of ``ACCUMULATE_WORDS`` int64 an accumulator, for ``kernels.accumulate``.
+        One line of ``ACCUMULATE_WORDS`` int64 an accumulator, for ``kernels.accumulate``: the step; its columns: first word of the
+        first one, the word or column after that, the first word of the last one (-1: none); word, flag word and flag of the first
+        state field; what else the step goes by; whether it skips nulls; word, flag word and flag of the last state field.
     lists
-        State fields whose lists grow, each with the column that it grows by.
+        State fields whose lists grow, each with the column that it grows by, and the one of how often (-1: once).
     limits
         Largest unscaled values (high word, low word) of decimal sums.
     """
@@ -148,8 +162,8 @@ class Feed:
             if RULES[item.kind].form is StateForm.FOLDED
         ]
         self.operations: Slots = np.array(operations, np.int64).reshape(-1, ACCUMULATE_WORDS)
-        self.lists: tuple[tuple[ListSlot, int], ...] = tuple(
-            (layout.lists[item.state[0].name], self._input_column(item.state[0].name if merge else item.inputs[0]))
+        self.lists: tuple[tuple[ListSlot, int, int], ...] = tuple(
+            (layout.lists[item.state[0].name], *self._growth(item))
             for item in layout.schema.accumulators
             if RULES[item.kind].form is StateForm.GROWING
         )
@@ -157,23 +171,45 @@ class Feed:
 
     def _operation(self, accumulator: Accumulator, slots: list[FieldSlot], limits: list[tuple[int, int]]) -> list[int]:
         names = [field.name for field in accumulator.state] if self._merge else list(accumulator.inputs)
-        first, rule = slots[0], RULES[accumulator.kind]
-        code = self._code(rule, first.type)
+        first, last, rule = slots[0], slots[-1], RULES[accumulator.kind]
+        code = self._code(rule, slots[rule.compared].type)
         columns = [self._input_column(name) for name in names]
         wide = words_of(first.type) == 2
         a = columns[0] if columns else -1
-        b = a + 1 if wide else (columns[1] if code is OpCode.MERGE_MOMENTS else -1)
-        c = columns[-1] if self._merge and len(columns) > 1 else -1
-        extra = skip_nulls = 0
+        b = a + 1 if wide else (columns[1] if code in (OpCode.MERGE_MOMENTS, OpCode.CO_MOMENTS) else -1)
+        c = columns[-1] if len(columns) > 1 else -1
+        extra = self._extra(code, slots, accumulator)
         if code is OpCode.ADD_DECIMAL:
             extra = len(limits)
             bound = 10**first.type.precision - 1
-            limits.append((bound >> 64, int(np.uint64(bound & (2**64 - 1)).view(np.int64))))
-        elif code in (OpCode.FIRST, OpCode.LAST):
-            extra = 2 if wide else 1
-            skip_nulls = int(rule.skips_nulls)
-        flag = int(np.uint64(first.flag).view(np.int64))
-        return [int(code), a, b, c, first.word, first.flag_word, flag, extra, skip_nulls]
+            limits.append((bound >> 64, _signed(bound & (2**64 - 1))))
+        place = [first.word, first.flag_word, _signed(first.flag)]
+        return [
+            int(code), a, b, c, *place, extra, int(rule.skips_nulls), last.word, last.flag_word, _signed(last.flag)
+        ]  # fmt: skip
+
+    def _growth(self, accumulator: Accumulator) -> tuple[int, int]:
+        """Columns that a list grows by."""
+        if self._merge:
+            return self._input_column(accumulator.state[0].name), -1
+        value, *often = accumulator.inputs
+        return self._input_column(value), self._input_column(often[0]) if often else -1
+
+    @staticmethod
+    def _extra(code: OpCode, slots: list[FieldSlot], accumulator: Accumulator) -> int:
+        """What else a step goes by."""
+        first = slots[0]
+        if code in (OpCode.COUNT_LONG, OpCode.COUNT_HASHES, OpCode.MERGE_COUNTS):
+            return int(accumulator.options["depth"]) << 32 | words_of(first.type)
+        if code is OpCode.ADD_TO_BINS:
+            return int(accumulator.options["floating"]) << 32 | words_of(first.type)
+        if code in (OpCode.HIGHER_MOMENTS, OpCode.MERGE_HIGHER_MOMENTS):
+            return len(slots) - 1
+        if code in (OpCode.CO_MOMENTS, OpCode.MERGE_CO_MOMENTS):
+            return int(len(slots) == _CORRELATION_FIELDS)
+        if code is OpCode.ADD_INT_CHECKED:
+            return 32 if pa.types.is_int32(first.type) else 64
+        return words_of(first.type)
 
     def _code(self, rule: Rule, data_type: pa.DataType) -> OpCode:
         code = rule.merge if self._merge else rule.raw
@@ -190,9 +226,17 @@ class Feed:
         raise InvalidRequestError("an accumulator reads a column that the batch does not carry", column=name)
 
 
+def _signed(word: int) -> int:
+    """An unsigned word as the int64 of the same bits."""
+    return int(np.uint64(word).view(np.int64))
+
+
 def _list_slot(slot: FieldSlot, rule: Rule) -> ListSlot:
     """What a list that grows is made of."""
     element = slot.type.value_type
+    if pa.types.is_struct(element):
+        value = element.field(0).type
+        return ListSlot(slot.word, LIST, words_of(value) + 1, _ordering(value) is Ordering.STRING, is_counted=True)
     kind = LIST
     if rule.distinct:
         kind = FLOAT_SET if pa.types.is_floating(element) else SET

@@ -248,25 +248,27 @@ def gather(arena, offsets, lengths, out):
             filled += 1
 
 
-@njit(void(u64_1, i64_1, i64_1, i64_1, i64_1), cache=True, nogil=True)
-def measure(arena, offsets, lengths, ends, out):
-    """Add the bytes of the strings that the elements of lists are to ``out``; ``ends`` are the offsets of the pool of strings."""
+@njit(void(u64_1, i64_1, i64_1, int64, i64_1, i64_1), cache=True, nogil=True)
+def measure(arena, offsets, lengths, width, ends, out):
+    """Add the bytes of the strings that elements of lists begin with to ``out``; ``ends`` are the offsets of the pool of strings."""
     for one in range(lengths.shape[0]):
-        for at in range(offsets[one], offsets[one] + lengths[one]):
+        for number in range(lengths[one]):
+            at = offsets[one] + number * width
             out[one] += ends[np.int64(arena[at]) + 1] - ends[np.int64(arena[at])]
 
 
-@njit(void(u64_1, i64_1, i64_1, uint8[::1]), cache=True, nogil=True)
-def mark(arena, offsets, lengths, wanted):
-    """Note which strings the elements of lists are."""
+@njit(void(u64_1, i64_1, i64_1, int64, uint8[::1]), cache=True, nogil=True)
+def mark(arena, offsets, lengths, width, wanted):
+    """Note which strings the elements of lists are, by their first words."""
     for one in range(lengths.shape[0]):
-        for at in range(offsets[one], offsets[one] + lengths[one]):
-            wanted[np.int64(arena[at])] = 1
+        for number in range(lengths[one]):
+            wanted[np.int64(arena[offsets[one] + number * width])] = 1
 
 
-@njit(void(u64_1, i64_1, i64_1, u64_1), cache=True, nogil=True)
-def renumber(arena, offsets, lengths, new_ids):
+@njit(void(u64_1, i64_1, i64_1, int64, u64_1), cache=True, nogil=True)
+def renumber(arena, offsets, lengths, width, new_ids):
     """Give the strings that the elements of lists are their new numbers."""
     for one in range(lengths.shape[0]):
-        for at in range(offsets[one], offsets[one] + lengths[one]):
+        for number in range(lengths[one]):
+            at = offsets[one] + number * width
             arena[at] = new_ids[np.int64(arena[at])]

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from store_actors.engine import list_kernels
+from store_actors.engine import count_kernels, list_kernels
 from store_actors.engine.arrays import Bytes, Slots, Words
 from store_actors.engine.hash_kernels import ELEMENT_SECRETS, secret_words
 from store_actors.engine.layout import FieldSlot, ListSlot, words_of
@@ -50,16 +50,47 @@ class ListPool:
                 return
             self._grow_for(field, int(rows[targets[row], field.word + 1]))
 
+    def append_counted(
+        self, rows: Words, targets: Slots, field: ListSlot, values: Words, valid: Bytes, column: int, often: int
+    ) -> None:
+        """Count a column of values in the lists of ``rows[targets]``: each once, or (``often``) as the column of that number says."""
+        width = field.width - 1
+        counts = np.ones(len(targets), np.int64) if often < 0 else values[often].view(np.int64)
+        present = np.flatnonzero((valid[column] != 0) & (counts > 0) & ((often < 0) | (valid[often] != 0)))
+        words = [values[column + number, present] for number in range(width)]
+        slots = targets[present]
+        # Equal values of a group follow each other, and become one element.
+        order = np.lexsort((*words, slots))
+        slots, words = slots[order], [word[order] for word in words]
+        is_first = np.ones(len(order), np.bool_)
+        is_first[1:] = slots[1:] != slots[:-1]
+        for word in words:
+            is_first[1:] |= word[1:] != word[:-1]
+        firsts = np.flatnonzero(is_first)
+        totals = np.add.reduceat(counts[present][order], firsts) if len(firsts) else np.empty(0, np.int64)
+        elements = np.column_stack([*(word[firsts] for word in words), totals.view(np.uint64)]).reshape(-1)
+        slots, row = slots[firsts], 0
+        while True:
+            row, self.used = count_kernels.append_counted(
+                self.arena, self.used, rows, slots, field.word, np.ascontiguousarray(elements), field.width, row
+            )
+            if row == len(slots):
+                return
+            self._grow_for(field, int(rows[slots[row], field.word + 1]))
+
     def merge(
         self, rows: Words, targets: Slots, field: ListSlot, source: Words | None, values: Words, column: int
     ) -> None:
         """Add whole lists, told by two columns of `values`, to those of ``rows[targets]``; they lie in `source`, or (None) here."""
         row = element = 0
         while True:
-            row, element, self.used = list_kernels.merge(
-                self.arena, self.used, self._secret, rows, targets, field.word,
-                self.arena if source is None else source, values, column, field.width, field.kind, row, element,
-            )  # fmt: skip
+            given = (rows, targets, field.word, self.arena if source is None else source, values, column, field.width)
+            if field.is_counted:
+                row, element, self.used = count_kernels.merge_counted(self.arena, self.used, *given, row, element)
+            else:
+                row, element, self.used = list_kernels.merge(
+                    self.arena, self.used, self._secret, *given, field.kind, row, element
+                )
             if row == len(targets):
                 return
             self._grow_for(field, int(rows[targets[row], field.word + 1]))
@@ -104,20 +135,27 @@ class ListPool:
 
     def measure(self, slot: FieldSlot, offsets: Slots, lengths: Slots, pool: StringPool, out: Slots) -> None:
         """Add the bytes of lists to `out`."""
-        out += lengths * (8 * words_of(slot.type.value_type))
-        if is_text(slot.type.value_type):
-            list_kernels.measure(self.arena, offsets, lengths, pool.offsets, out)
+        element = slot.type.value_type
+        is_counted = pa.types.is_struct(element)
+        kind = element.field(0).type if is_counted else element
+        width = words_of(kind) + is_counted
+        out += lengths * (8 * width)
+        if is_text(kind):
+            list_kernels.measure(self.arena, offsets, lengths, width, pool.offsets, out)
 
     def decode(self, slot: FieldSlot, offsets: Slots, lengths: Slots, pool: StringPool) -> pa.Array:
         """Arrow array of lists."""
         ends = np.concatenate([[0], np.cumsum(lengths)])
         check_countable(int(ends[-1]), "elements of lists")
         element = slot.type.value_type
-        words = np.empty((words_of(element), int(ends[-1])), np.uint64)
+        is_counted = pa.types.is_struct(element)
+        kind = element.field(0).type if is_counted else element
+        words = np.empty((words_of(kind) + is_counted, int(ends[-1])), np.uint64)
         list_kernels.gather(self.arena, offsets, lengths, words)
-        values = decode_column(
-            element, tuple(word.view(np.int64) for word in words), np.ones(words.shape[1], np.uint8), pool
-        )
+        told = tuple(word.view(np.int64) for word in words[: words_of(kind)])
+        values = decode_column(kind, told, np.ones(words.shape[1], np.uint8), pool)
+        if is_counted:
+            values = pa.StructArray.from_arrays([values, pa.array(words[-1].view(np.int64))], fields=list(element))
         return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values, type=slot.type)
 
 
@@ -125,7 +163,8 @@ def element_words(array: pa.ListArray, pool: StringPool) -> tuple[Words, Slots, 
     """Words of all elements of an Arrow array of lists; where in them each list begins, and its length."""
     elements = array.flatten()
     words: list[Words] = []
-    encode_column(elements, pool, np.ones(len(elements), np.uint8), words)
+    for column in elements.flatten() if pa.types.is_struct(elements.type) else [elements]:
+        encode_column(column, pool, np.ones(len(column), np.uint8), words)
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     begins = (np.cumsum(lengths) - lengths) * len(words)
     return np.ascontiguousarray(np.stack(words, axis=1)).reshape(-1), begins, lengths

@@ -20,7 +20,7 @@ from store_actors.engine.lists import ListPool, element_words
 from store_actors.engine.pieces import PIECE_BYTES, batches, cut
 from store_actors.engine.strings import StringPool
 from store_actors.engine.words import decode_column, encode_column, is_text, validity
-from store_actors.schema import StateSchema
+from store_actors.schema import StateSchema, string_to_type
 
 __all__ = ["EncodedBatch", "GroupTable", "Touched"]
 
@@ -160,7 +160,10 @@ class GroupTable:
                 values += [(begins + sum(map(len, elements))).view(np.uint64), lengths.view(np.uint64)]
                 elements.append(words)
             else:
-                encode_column(column, self.pool, valid, values)
+                kind = string_to_type(field.type)
+                encode_column(
+                    column.cast(kind) if pa.types.is_fixed_size_binary(kind) else column, self.pool, valid, values
+                )
             valids.extend([valid] * (len(values) - len(valids)))
         size = batch.num_rows
         return EncodedBatch(
@@ -211,8 +214,10 @@ class GroupTable:
 
         Without `elements`, lists that are told by `values` are this table's own.
         """
-        for field, column in feed.lists:
-            if feed is self.layout.raw:
+        for field, column, often in feed.lists:
+            if feed is self.layout.raw and field.is_counted:
+                self.lists.append_counted(rows, targets, field, values, valid, column, often)
+            elif feed is self.layout.raw:
                 self.lists.append(rows, targets, field, values, valid, column)
             else:
                 self.lists.merge(rows, targets, field, elements, values, column)

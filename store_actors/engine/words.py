@@ -8,6 +8,7 @@ date32, timestamp,   (timestamps in microseconds since the epoch, whatever their
 duration             in microseconds)
 float32, float64     the bits of the float64
 decimal128           low word, high word of the unscaled 128-bit two's complement integer
+fixed_size_binary    its bytes, eight a word (states of many words)
 string, binary       id in the table's :class:`~store_actors.engine.strings.StringPool` (their large forms are only made)
 ===================  ===========================================================================
 """
@@ -55,18 +56,20 @@ def validity(array: pa.Array) -> Bytes:
 
 
 def encode_column(array: pa.Array, pool: StringPool, valid: Bytes, out: list[Words]) -> None:
-    """Append the column's words (one or two uint64 arrays of length n; nulls are 0) to ``out``."""
+    """Append the column's words (uint64 arrays of length n; nulls are 0) to ``out``."""
     data_type = array.type
     if is_text(data_type):
         out.append(_encode_strings(array, pool, valid))
         return
-    if words_of(data_type) == 2:
+    width = words_of(data_type)
+    if width > 1 or pa.types.is_fixed_size_binary(data_type):
         if len(array) == 0:
-            out.extend((np.empty(0, np.uint64), np.empty(0, np.uint64)))
+            out.extend(np.empty((width, 0), np.uint64))
             return
-        pairs = np.frombuffer(array.buffers()[1], np.uint64).reshape(-1, 2)[array.offset : array.offset + len(array)]
-        mask = valid.astype(np.uint64)
-        out.extend((pairs[:, 0] * mask, pairs[:, 1] * mask))
+        words = np.frombuffer(array.buffers()[1], np.uint64).reshape(-1, width)[
+            array.offset : array.offset + len(array)
+        ]
+        out.extend((words * valid.astype(np.uint64)[:, np.newaxis]).T)
         return
     if pa.types.is_floating(data_type):
         array = array.cast(pa.float64())
@@ -117,7 +120,7 @@ def decode_column(data_type: pa.DataType, words: tuple[Slots, ...], valid: Bytes
         if is_text(data_type):
             ends = ends.astype(np.int32)
         return pa.Array.from_buffers(data_type, size, [bitmap, pa.py_buffer(ends), pa.py_buffer(content)], nulls)
-    if words_of(data_type) == 2:
+    if words_of(data_type) > 1 or pa.types.is_fixed_size_binary(data_type):
         values: npt.NDArray[np.generic] = np.column_stack(words)
     elif pa.types.is_boolean(data_type):
         values = np.packbits(words[0] != 0, bitorder="little")

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from store_actors.engine.kernels import LIVE
+from store_actors.engine.overflow import check_overflow
 from store_actors.engine.pieces import batches
 from store_actors.engine.table import EncodedBatch, Touched
 from store_actors.engine.versions import (
@@ -63,9 +64,12 @@ class AggregateShard(VersionedTable):
         ------
         InvalidRequestError
             Another change is pending, or `version` is not newer.
+        SumOverflowError
+            A sum that must not wrap overflowed. The shard is half changed, so its owner drops it.
         """
         self.check_next(version, late_ms)
         touched, rows_late = self._fold(rows, version)
+        self._check_sums(touched)
         change, undo = self._evict(touched, watermark_ms, version, rows.rows_read, rows_late)
         step = self.begin(version)
         step.watermark_ms = watermark_ms
@@ -85,6 +89,11 @@ class AggregateShard(VersionedTable):
             # Spark's global aggregate has its one row even before any input came.
             touched = touched.joined(self.table.create_global_group(version & 0xFFFFFFFF))
         return touched, rows_late
+
+    def _check_sums(self, touched: Touched) -> None:
+        # Without such sums no row is copied.
+        if self.table.layout.fails_on_overflow:
+            check_overflow(self.table.layout, self.table.rows[np.concatenate([touched.created, touched.changed])])
 
     def _drop_late(self, batch: EncodedBatch) -> EncodedBatch:
         word = self.table.layout.expiry_word

@@ -27,6 +27,7 @@ from store_actors.engine.arrays import Bytes, Mask, Slots, Words
 from store_actors.engine.chains import ROW_COLUMN, MultiTable
 from store_actors.engine.kernels import LIVE
 from store_actors.engine.layout import Feed, words_of
+from store_actors.engine.overflow import check_overflow
 from store_actors.engine.table import EncodedBatch, GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, UPDATED_AND_REMOVED, Change, UndoPart
 from store_actors.messages import ShardInput
@@ -121,6 +122,7 @@ class SessionShard(MultiTable):
         table, stamp = self.table, version & 0xFFFFFFFF
         batch, rows_late = self._on_time(self._encode(rows.raw))
         merged = self._merge(self._timeline(batch), batch, stamp)
+        check_overflow(table.layout, merged.rows)
         # A session that grows keeps its number, so the delta need not tell of its removal. Its expiry changes in place: `put`
         # enters it in the calendar anew, and eviction asks the row itself whether an earlier entry still holds.
         table.remove_rows(merged.absorbed)

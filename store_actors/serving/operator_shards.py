@@ -14,6 +14,7 @@ import pyarrow as pa
 from coordinator.model import DEFAULT_STORE, CommitEntry, LoadPlans, StateStoreId
 from coordinator.storage.protocol import ObjectStore
 from coordinator.surroundings import Lock, Surroundings
+from store_actors.engine.results import results_of
 from store_actors.engine.versions import Change
 from store_actors.messages import ApplyRequest, ShardInput
 from store_actors.operators.make_shard import OperatorShard, make_shard
@@ -99,7 +100,8 @@ class _PendingChange:
             return delta.slice(0, 0)
         # What cannot be read off a delta is the same for every attempt: it follows from the version and the rows.
         assert self.change is not None
-        return self.shard.output(delta) if self.change.emitted is None else self.change.emitted
+        emitted = self.shard.output(delta) if self.change.emitted is None else self.change.emitted
+        return results_of(emitted, self.shard.schema)
 
 
 class OperatorShards:
@@ -158,7 +160,9 @@ class OperatorShards:
             assert held.shard is not None
             assert held.emitted is not None
             (entry,) = held.lineage.newest
-            return (held.shard.snapshot() if request.schema.output_mode == "complete" else held.emitted), entry
+            if request.schema.output_mode == "complete":
+                return results_of(held.shard.snapshot(), request.schema), entry
+            return held.emitted, entry
 
     def _position(self, held: _HeldShard, request: ApplyRequest) -> OperatorShard:
         """The shard at the version that the batch reads."""

@@ -1,0 +1,142 @@
+"""What is emitted of accumulators whose state is not what Spark's final expression works on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from store_actors.engine import count_kernels, fold_kernels
+from store_actors.engine.arrays import Mask, Words
+from store_actors.schema import Accumulator, AccumulatorKind, StateSchema, string_to_type
+
+__all__ = ["results_of"]
+
+
+def results_of(rows: pa.Table, schema: StateSchema) -> pa.Table:
+    """Rows that an operator emits: its keys, and of each accumulator the fields that it emits.
+
+    Parameters
+    ----------
+    rows
+        Keys and state fields.
+    schema
+        The operator's schema.
+    """
+    if not any(accumulator.result for accumulator in schema.accumulators):
+        return rows
+    state = {field.name for field in schema.state_fields}
+    columns = {name: rows.column(name) for name in rows.column_names if name not in state}
+    for accumulator in schema.accumulators:
+        found = [rows.column(field.name) for field in accumulator.state]
+        if accumulator.result:
+            found = _MADE[accumulator.kind](accumulator, found[0].combine_chunks())
+        columns.update(zip((field.name for field in accumulator.emitted), found, strict=True))
+    return pa.table(columns)
+
+
+def _words(state: pa.Array) -> Words:
+    """Words of states that have a fixed number of them, a row each."""
+    if len(state) == 0:
+        return np.empty((0, state.type.byte_width // 8), np.uint64)
+    words = np.frombuffer(state.buffers()[1], np.uint64).reshape(-1, state.type.byte_width // 8)
+    return np.array(words[state.offset : state.offset + len(state)])
+
+
+def _registers(accumulator: Accumulator, state: pa.Array) -> list[pa.Array]:
+    out = np.empty((len(state), 2))
+    fold_kernels.sum_registers(_words(state), out)
+    return [pa.array(out[:, 0]), pa.array(out[:, 1])]
+
+
+def _as_told(accumulator: Accumulator, state: pa.Array) -> list[pa.Array]:
+    return [state.cast(string_to_type(accumulator.result[0].type))]
+
+
+def _counted(accumulator: Accumulator, state: pa.Array) -> list[pa.Array]:
+    """The most frequent value, or percentiles (options ``percentages`` and ``rule``: see ``count_kernels.choose``)."""
+    counted = state.flatten()
+    values, counts = counted.field(0), np.array(counted.field(1), np.int64)
+    ends = np.cumsum(np.array(pc.list_value_length(state), np.int64))
+    percentages = np.array(accumulator.options.get("percentages", ()), np.float64)
+    if "percentages" not in accumulator.options:
+        codes = np.array(values.dictionary_encode().indices, np.uint64)
+        chosen = np.empty(len(state), np.int64)
+        count_kernels.most_frequent(ends, codes, counts, chosen)
+        return [values.take(pa.array(chosen, mask=chosen < 0))]
+    out, valid = np.zeros((len(state), len(percentages))), np.zeros(len(state), np.uint8)
+    rule = int(accumulator.options["rule"])
+    count_kernels.choose(ends, _as_doubles(values), counts, percentages, rule, out, valid)
+    return [_of_doubles(out, valid != 0, string_to_type(accumulator.result[0].type))]
+
+
+def _as_doubles(values: pa.Array) -> npt.NDArray[np.float64]:
+    if pa.types.is_floating(values.type):
+        return np.array(values.cast(pa.float64()))
+    return np.array(_integers(values), np.float64)
+
+
+def _integers(values: pa.Array) -> pa.Array:
+    return (values.cast(pa.int32()) if pa.types.is_date32(values.type) else values).cast(pa.int64())
+
+
+def _of_doubles(numbers: npt.NDArray[np.float64], valid: Mask, kind: pa.DataType) -> pa.Array:
+    """Numbers, a row each or (of a list type) an array, as values of a type; those of integers cut off, as Java does."""
+    is_list = pa.types.is_list(kind)
+    element = kind.value_type if is_list else kind
+    flat = numbers.reshape(-1)
+    if pa.types.is_floating(element):
+        values = pa.array(flat).cast(element)
+    elif pa.types.is_date32(element):
+        values = pa.array(flat.astype(np.int32)).cast(element)
+    else:
+        values = pa.array(_truncated(flat)).cast(pa.int64()).cast(element)
+    if not is_list:
+        return pc.if_else(pa.array(valid), values, pa.scalar(None, element))
+    ends = np.arange(len(numbers) + 1, dtype=np.int32) * numbers.shape[1]
+    return pa.ListArray.from_arrays(pa.array(ends), values, type=kind, mask=pa.array(~valid))
+
+
+def _truncated(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    # Beyond 64 bits Java stops at the last number, where numpy wraps.
+    large = numbers >= 2.0**63
+    return np.where(large, np.iinfo(np.int64).max, np.where(large, 0.0, numbers).astype(np.int64))
+
+
+def _sketch(accumulator: Accumulator, state: pa.Array) -> list[pa.Array]:
+    """The bytes of Spark's CountMinSketch: version 1, total, depth, width, factors, table, all big-endian."""
+    words, depth = _words(state), int(accumulator.options["depth"])
+    width = (words.shape[1] - 1 - depth) // depth
+    head = np.tile(np.array([1], ">i4").view(np.uint8), (len(words), 1))
+    shape = np.tile(np.array([depth, width], ">i4").view(np.uint8), (len(words), 1))
+    big = np.ascontiguousarray(words.astype(">u8")).view(np.uint8).reshape(len(words), -1)
+    content = np.concatenate([head, big[:, :8], shape, big[:, 8:]], axis=1)
+    fixed = pa.Array.from_buffers(pa.binary(content.shape[1]), len(words), [None, pa.py_buffer(content)])
+    return [fixed.cast(pa.binary())]
+
+
+def _bins(accumulator: Accumulator, state: pa.Array) -> list[pa.Array]:
+    """Place and height of the bins that are used; null where none is."""
+    words, kind = _words(state), string_to_type(accumulator.result[0].type)
+    used = words[:, 0].view(np.int64) if len(words) else np.empty(0, np.int64)
+    bins = words[:, 1:].view(np.float64).reshape(len(words), -1, 2)
+    chosen = bins[np.arange(bins.shape[1]) < used[:, np.newaxis]]
+    place, height = kind.value_type
+    places = _of_doubles(np.ascontiguousarray(chosen[:, :1]), np.ones(len(chosen), np.bool_), place.type)
+    values = pa.StructArray.from_arrays([places, pa.array(chosen[:, 1])], fields=[place, height])
+    ends = np.concatenate([[0], np.cumsum(used)]).astype(np.int32)
+    return [pa.ListArray.from_arrays(pa.array(ends), values, type=kind, mask=pa.array(used == 0))]
+
+
+_MADE: Mapping[AccumulatorKind, Callable[[Accumulator, pa.Array], list[pa.Array]]] = {
+    AccumulatorKind.DISTINCT_REGISTERS: _registers,
+    AccumulatorKind.COUNTED: _counted,
+    AccumulatorKind.COUNT_MIN: _sketch,
+    AccumulatorKind.COUNT_MIN_BYTES: _sketch,
+    AccumulatorKind.HISTOGRAM: _bins,
+    AccumulatorKind.BITMAP: _as_told,
+    AccumulatorKind.BITMAP_OR: _as_told,
+}

@@ -1,0 +1,125 @@
+"""Compiled steps of sketches: count-min tables, histograms of a number of bins."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, void
+from numba.types import float64, int64, uint64
+
+__all__ = ["sketch_step"]
+
+_S32 = np.uint64(32)
+_LOW32 = np.uint64(0xFFFFFFFF)
+#: Hashes of integers are taken modulo a prime, which is one less than a power of two.
+_PRIME = np.int64((1 << 31) - 1)
+
+u64_2, i64_2, f64_1, f64_2 = uint64[:, ::1], int64[:, ::1], float64[::1], float64[:, ::1]
+
+
+@njit(void(int64, i64_2, int64, int64, uint64, int64, int64), cache=True, nogil=True)
+def _count(kind, rows_i, slot, word, value, words, depth):
+    """Count an item in every line of a table, as Spark's CountMinSketchImpl finds its places."""
+    width = (words - 1 - depth) // depth
+    rows_i[slot, word] += 1
+    # As 32-bit integers, which wrap.
+    first, second = np.int32(np.uint32(value >> _S32)), np.int32(np.uint32(value & _LOW32))
+    for line in range(depth):
+        if kind == 37:  # COUNT_LONG
+            hashed = np.int64(np.uint64(rows_i[slot, word + 1 + line]) * value)
+            hashed += hashed >> 32
+            place = (hashed & _PRIME) % width
+        else:
+            mixed = np.int64(first) + np.int64(line) * np.int64(second)
+            narrow = np.int64(np.int32(np.uint32(np.uint64(mixed) & _LOW32)))
+            place = abs(narrow) % width  # the sign of Java's remainder is that of its left side
+        rows_i[slot, word + 1 + depth + line * width + place] += 1
+
+
+@njit(void(f64_1, int64, int64), cache=True, nogil=True)
+def _trim(bins, used, most):
+    """Merge the two nearest bins, the first of those that are equally near, until there are at most so many."""
+    while used > most:
+        nearest = 0
+        for number in range(1, used - 1):
+            if bins[2 * number + 2] - bins[2 * number] < bins[2 * nearest + 2] - bins[2 * nearest]:
+                nearest = number
+        at = 2 * nearest
+        height = bins[at + 1] + bins[at + 3]
+        bins[at] = bins[at] * (bins[at + 1] / height) + bins[at + 2] / height * bins[at + 3]
+        bins[at + 1] = height
+        for place in range(at + 2, 2 * used - 2):
+            bins[place] = bins[place + 2]
+        used -= 1
+
+
+@njit(void(i64_2, f64_2, int64, int64, float64, int64), cache=True, nogil=True)
+def _add_to_bins(rows_i, rows_f, slot, word, value, most):
+    used, begin = rows_i[slot, word], word + 1
+    left, right, found = 0, used, 0
+    while left < right:
+        found = (left + right) // 2
+        place = rows_f[slot, begin + 2 * found]
+        if place > value:
+            right = found
+        elif place < value:
+            found += 1
+            left = found
+        else:
+            break
+    if found < used and rows_f[slot, begin + 2 * found] == value:
+        rows_f[slot, begin + 2 * found + 1] += 1.0
+        return
+    for at in range(begin + 2 * used - 1, begin + 2 * found - 1, -1):
+        rows_f[slot, at + 2] = rows_f[slot, at]
+    rows_f[slot, begin + 2 * found] = value
+    rows_f[slot, begin + 2 * found + 1] = 1.0
+    used += 1
+    if used > most:
+        _trim(rows_f[slot, begin : begin + 2 * used], used, most)
+        used = most
+    rows_i[slot, word] = used
+
+
+@njit(void(i64_2, f64_2, int64, int64, u64_2, f64_2, int64, int64, int64), cache=True, nogil=True)
+def _merge_bins(rows_i, rows_f, slot, word, values, values_f, a, row, most):
+    used, others, begin = rows_i[slot, word], np.int64(values[a, row]), word + 1
+    merged = np.empty(2 * (used + others), np.float64)
+    left = right = 0
+    for number in range(used + others):
+        takes_left = right == others or (
+            left < used and rows_f[slot, begin + 2 * left] <= values_f[a + 1 + 2 * right, row]
+        )
+        if takes_left:
+            merged[2 * number], merged[2 * number + 1] = (
+                rows_f[slot, begin + 2 * left],
+                rows_f[slot, begin + 2 * left + 1],
+            )
+            left += 1
+        else:
+            merged[2 * number] = values_f[a + 1 + 2 * right, row]
+            merged[2 * number + 1] = values_f[a + 2 + 2 * right, row]
+            right += 1
+    _trim(merged, used + others, most)
+    rows_i[slot, word] = min(used + others, most)
+    for at in range(2 * rows_i[slot, word]):
+        rows_f[slot, begin + at] = merged[at]
+
+
+@njit(
+    void(int64, u64_2, i64_2, f64_2, int64, int64, u64_2, f64_2, int64, int64, int64),
+    cache=True, nogil=True,
+)  # fmt: skip
+def sketch_step(kind, rows, rows_i, rows_f, slot, word, values, values_f, a, row, extra):
+    """Move a sketch by a row; ``extra`` is its number of words, and above 32 bits what else it goes by."""
+    words, further = extra & np.int64(0xFFFFFFFF), extra >> 32
+    if kind == 37 or kind == 38:  # COUNT_LONG, COUNT_HASHES
+        _count(kind, rows_i, slot, word, values[a, row], words, further)
+    elif kind == 39:  # MERGE_COUNTS: the factors between the total and the table stay
+        rows[slot, word] += values[a, row]
+        for number in range(1 + further, words):
+            rows[slot, word + number] += values[a + number, row]
+    elif kind == 40:  # ADD_TO_BINS
+        value = values_f[a, row] if further else np.float64(np.int64(values[a, row]))
+        _add_to_bins(rows_i, rows_f, slot, word, value, (words - 1) // 2 - 1)
+    elif kind == 41:  # MERGE_BINS
+        _merge_bins(rows_i, rows_f, slot, word, values, values_f, a, row, (words - 1) // 2 - 1)

@@ -1,0 +1,294 @@
+"""Every aggregate function that Spark's streaming takes, batch by batch beside Spark's own streaming aggregation."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from spark_jobs.fleet import Fleet
+from tests.integration.streams import Feed, Run
+from tests.integration.test_aggregation import facts, normal
+
+pytestmark = pytest.mark.filterwarnings("ignore::statefleet.UnboundedStateWarning")
+UTC = dt.UTC
+ROWS = pa.schema(
+    [
+        pa.field("k", pa.string()),
+        pa.field("t", pa.timestamp("us", tz="UTC")),
+        pa.field("b", pa.bool_()),
+        pa.field("i8", pa.int8()),
+        pa.field("i32", pa.int32()),
+        pa.field("i64", pa.int64()),
+        pa.field("f32", pa.float32()),
+        pa.field("f64", pa.float64()),
+        pa.field("d", pa.decimal128(10, 2)),
+        pa.field("d38", pa.decimal128(38, 3)),
+        pa.field("s", pa.string()),
+        pa.field("bin", pa.binary()),
+        pa.field("day", pa.date32()),
+        pa.field("dti", pa.duration("us")),
+    ]
+)
+
+
+def row(n: int) -> tuple[Any, ...]:
+    """Row `n`: groups k0..k2, null values now and then, a NaN and both zeros, no two rows with one ``i64`` or ``f64``."""
+    time = dt.datetime(2024, 1, 1, tzinfo=UTC) + dt.timedelta(seconds=n)
+    if n % 7 == 3:
+        return (f"k{n % 3}", time, *([None] * (len(ROWS) - 2)))
+    return (
+        None if n % 11 == 4 else f"k{n % 3}",
+        time,
+        n % 2 == 0,
+        n * 37 % 100 - 50,
+        n * 7919 % 1000,
+        n * 10**12 - 5,
+        n * 0.75 % 5,
+        float("nan") if n == 31 else math.sin(n) * 10 if n else -0.0,
+        Decimal(n * 37 % 100) / 4,
+        Decimal(n) * 10**20,
+        f"text-{n * 5 % 4}",
+        bytes([n * 31 % 256, 0]),
+        dt.date(2020, 1, 1) + dt.timedelta(days=n * 17 % 30),
+        dt.timedelta(seconds=n * 13 % 29, microseconds=n),
+    )
+
+
+def stream(feed: Feed) -> DataFrame:
+    """The rows, with columns of types that no file format has."""
+    return feed.stream().select(
+        "*",
+        F.expr("make_ym_interval(0, i32)").alias("ym"),
+        F.expr("if(i32 is null, null, named_struct('p', i32 % 3, 'q', s, 'r', d))").alias("st"),
+        F.expr("if(i32 is null, null, array(s, if(b, null, 'x'), cast(i8 as string)))").alias("arr"),
+        F.expr("if(i32 is null, null, map(s, i32))").alias("mp"),
+    )
+
+
+ATOMIC = ("b", "i8", "i32", "i64", "f32", "f64", "d", "d38", "s", "bin", "day", "t", "dti", "ym")
+FAMILIES: dict[str, Sequence[str]] = {
+    "by an ordering": [
+        *(f"max_by({name}, i64)" for name in ATOMIC),
+        *(f"min_by({name}, f64)" for name in ATOMIC),
+        *(f"max_by(i64, {name})" for name in ("f64", "d38", "bin", "t", "ym")),
+        *(f"min_by(i64, {name})" for name in ("f64", "d38", "bin", "t", "ym")),
+        "max_by(s, i64) FILTER (WHERE b)",
+        "max_by(i64, s)",
+    ],
+    "moments": [
+        *(f"{name}({column})" for name in ("skewness", "kurtosis", "std", "stddev") for column in ("f32", "i32", "d")),
+        *(f"{name}(f32, i32)" for name in ("corr", "covar_pop", "covar_samp")),
+        *(
+            f"regr_{name}(i32, f32)"
+            for name in ("count", "avgx", "avgy", "r2", "slope", "intercept", "sxx", "syy", "sxy")
+        ),
+        "corr(f64, f32)",
+        "kurtosis(f64)",
+        "corr(i32, i32) FILTER (WHERE b)",
+        "regr_slope(f32, i32) FILTER (WHERE b)",
+        "regr_slope(f32, i32) * 2 + skewness(d)",
+    ],
+    "numbers": [
+        *(f"{name}({column})" for name in ("bit_and", "bit_or", "bit_xor") for column in ("i8", "i32", "i64")),
+        *(f"{name}({column})" for name in ("try_sum", "try_avg", "sum", "avg") for column in ("i8", "i64", "f32", "d")),
+        *(f"{name}({column})" for name in ("try_sum", "try_avg", "sum", "avg") for column in ("d38", "dti", "ym")),
+        "try_sum(i64 * 4000000)",
+        "sum(i64 * 4000000)",
+        "try_sum(d38 * 1000)",
+        "try_sum(make_ym_interval(i32 * 150000))",
+        "try_sum(make_dt_interval(i32 * 100000))",
+        "sum(s)",
+        "bit_xor(i64) FILTER (WHERE b)",
+        "count_if(b)",
+        "every(b)",
+        "some(b)",
+        "any(b)",
+        "bool_and(b)",
+        "bool_or(b)",
+    ],
+    "distinct values and bits": [
+        *(f"approx_count_distinct({name})" for name in (*ATOMIC, "st", "arr", "i32 % 3", "null")),
+        "approx_count_distinct(i64, 0.3)",
+        "approx_count_distinct(s, 0.01)",
+        "approx_count_distinct(i64, 0.02) FILTER (WHERE b)",
+        "approx_count_distinct(f64) + 1",
+        "bitmap_construct_agg(bitmap_bit_position(i32))",
+        "bitmap_count(bitmap_construct_agg(bitmap_bit_position(i64)))",
+        "bitmap_or_agg(bin)",
+        "bitmap_or_agg(bin) FILTER (WHERE b)",
+    ],
+    "counted values": [
+        # Of values that came equally often Spark takes any: here one comes most often.
+        *(
+            f"mode(if(i32 % 8 <> 0, {usual}, {name}))"
+            for name, usual in (
+                ("i8", "7Y"),
+                ("s", "'x'"),
+                ("b", "true"),
+                ("ym", "make_ym_interval(0, 5)"),
+                ("d", "1.25"),
+                ("f64", "0.5D"),
+                ("t", "timestamp'2024-01-01'"),
+            )
+        ),
+        *(f"percentile({name}, 0.3)" for name in ("i8", "i64", "f32", "f64", "d", "d38", "dti", "ym")),
+        *(f"median({name})" for name in ("i32", "f64", "dti", "ym")),
+        *(f"percentile({name}, array(0.0, 0.25, 1.0))" for name in ("i32", "dti", "ym")),
+        *(
+            f"percentile_approx({name}, 0.3)"
+            for name in ("i8", "i64", "f32", "f64", "d", "d38", "day", "t", "dti", "ym")
+        ),
+        *(f"approx_percentile({name}, array(0.1, 0.5, 0.99), 1000)" for name in ("i8", "f32", "d", "day", "dti", "ym")),
+        "percentile(i32, 0.5, abs(i8))",
+        "percentile(i32, 0.5, 3)",
+        "percentile(i32, 0.7) FILTER (WHERE b)",
+        "percentile_cont(0.3) WITHIN GROUP (ORDER BY f32)",
+        "percentile_cont(0.3) WITHIN GROUP (ORDER BY f64 DESC)",
+        "percentile_disc(0.3) WITHIN GROUP (ORDER BY i32)",
+        "percentile_disc(0.3) WITHIN GROUP (ORDER BY i32 DESC)",
+        "percentile(i32 % 3, 0.5) + 1",
+    ],
+    "sketches": [
+        *(f"count_min_sketch({name}, 0.1D, 0.9D, 42)" for name in ("i8", "i64", "s", "bin")),
+        "count_min_sketch(i64 * -77, 0.05D, 0.99D, 7) FILTER (WHERE b)",
+        *(f"histogram_numeric({name}, 100)" for name in ("i8", "i64", "f32", "f64", "day", "t", "dti", "ym")),
+        "histogram_numeric(f64, 100) FILTER (WHERE b)",
+    ],
+    "extremes and places": [
+        *(f"{name}({column})" for name in ("max", "min", "first", "last") for column in ("ym", "dti", "f64", "t")),
+        *(f"{name}(s) FILTER (WHERE b)" for name in ("first", "last", "first_value", "last_value", "any_value")),
+        *(f"{name}(i32, true) FILTER (WHERE NOT b)" for name in ("first", "last")),
+        "first(i32)",
+        "last(i32)",
+        "first(ym, true)",
+        "max(null)",
+    ],
+}
+
+
+def aggregates(family: str) -> list[Column]:
+    columns = [F.expr(text) for text in FAMILIES[family]]
+    if family == "numbers":
+        columns += [F.product(F.col("f32") + 1), F.product("i32"), F.product("f64")]
+    return columns
+
+
+@pytest.mark.parametrize("mode", ["update", "append", "complete"])
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_family_of_aggregates_equals_spark(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, family: str, mode: str
+) -> None:
+    columns = [column.alias(f"c{number}") for number, column in enumerate(aggregates(family))]
+    feeds = [Feed(spark, tmp_path / side / "in", ROWS) for side in ("fleet", "spark")]
+
+    def query(frame: Any) -> DataFrame:
+        keys = {"update": ["k"], "append": [F.window("t", "10 seconds"), "k"], "complete": []}[mode]
+        result: DataFrame = frame.groupBy(*keys).agg(*columns)
+        return result
+
+    def start(side: str, checkpoint: str) -> Run:
+        feed = feeds[side == "spark"]
+        rows = stream(feed)
+        if mode == "append":
+            rows = rows.withWatermark("t", "2 seconds")
+        held = rows if side == "spark" else fleet.stateful(rows, name=name, outputMode=mode, shards=2)
+        return Run(query(held), mode, tmp_path / checkpoint)
+
+    ours = query(fleet.stateful(stream(feeds[0]).withWatermark("t", "2 seconds"), name=name, outputMode=mode, shards=2))
+    assert facts(ours) == facts(query(stream(feeds[1]).withWatermark("t", "2 seconds")))
+    runs = [start(side, side) for side in ("fleet", "spark")]
+    try:
+        for begin, end in ((0, 16), (16, 17), (17, 30), (30, 48)):
+            if begin == 17:
+                runs[0].stop()
+                runs[0] = start("fleet", "fleet")
+            for feed in feeds:
+                feed.add([row(n) for n in range(begin, end)])
+            mine, theirs = (normal(run.take()) for run in runs)
+            assert differences(columns, mine, theirs) == []
+            assert theirs or mode == "append"
+    finally:
+        for run in runs:
+            run.stop()
+
+
+def differences(columns: list[Column], mine: list[tuple[Any, ...]], theirs: list[tuple[Any, ...]]) -> list[Any]:
+    """What is not the same, as (aggregate, the fleet's, Spark's)."""
+    if len(mine) != len(theirs):
+        return [("rows", len(mine), len(theirs))]
+    found = []
+    for one, other in zip(mine, theirs, strict=True):
+        keys = len(one) - len(columns)
+        if one[:keys] != other[:keys]:
+            found.append(("keys", one[:keys], other[:keys]))
+        found += [
+            (str(column), a, b)
+            for column, a, b in zip(columns, one[keys:], other[keys:], strict=True)
+            if not alike(a, b)
+        ]
+    return found
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Equal; floats, whose last digits depend on the order of rows in Spark, too, to 12 digits."""
+    if isinstance(one, float) and isinstance(other, float):
+        return one == pytest.approx(other, rel=1e-11, abs=1e-12, nan_ok=True)
+    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
+        return len(one) == len(other) and all(map(alike, one, other))
+    return bool(one == other)
+
+
+@pytest.mark.parametrize("ansi", ["true", "false"])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("sum(v)", r"\[ARITHMETIC_OVERFLOW\] long overflow"),
+        ("sum(make_ym_interval(0, cast(v / 5000000000 as int)))", r"\[INTERVAL_ARITHMETIC_OVERFLOW\] integer overflow"),
+        ("avg(make_dt_interval(0, 0, 0, v / 1000000))", r"\[INTERVAL_ARITHMETIC_OVERFLOW\] long overflow"),
+    ],
+)
+def test_a_sum_that_overflows_fails_the_batch_as_in_spark(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, text: str, words: str, ansi: str
+) -> None:
+    """Of integers in ANSI mode, of intervals always: before anything of the batch is committed, and again after a restart."""
+    schema = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+    feeds = [Feed(spark, tmp_path / side / "in", schema) for side in ("fleet", "spark")]
+    spark.conf.set("spark.sql.ansi.enabled", ansi)
+    try:
+        fails = ansi == "true" or "interval" in text
+
+        def start(side: int) -> Run:
+            rows = feeds[side].stream()
+            frame: Any = rows if side else fleet.stateful(rows, name=name)
+            return Run(frame.groupBy("k").agg(F.expr(text).alias("r")), "update", tmp_path / f"ck{side}")
+
+        runs = [start(0), start(1)]
+        for feed in feeds:
+            feed.add([(1, 9 * 10**18), (2, 1)])
+        assert normal(runs[0].take()) == normal(runs[1].take())
+        for feed in feeds:
+            feed.add([(1, 9 * 10**18), (2, 1)])
+        for attempt in range(2):
+            for side, run in enumerate(runs):
+                if fails:
+                    with pytest.raises(Exception, match=words if side == 0 or attempt == 0 else ""):
+                        run.wait()
+                else:
+                    run.wait()
+            if fails and attempt == 0:
+                runs = [start(0), start(1)]
+        if not fails:
+            assert normal(runs[0].take()) == normal(runs[1].take())
+    finally:
+        spark.conf.unset("spark.sql.ansi.enabled")
+        for run in runs:
+            run.stop()

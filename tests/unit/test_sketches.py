@@ -1,0 +1,98 @@
+"""Count-min sketches and histograms, raw and merged, against plain Python."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store_actors.schema import AccumulatorKind, Field, StateSchema, bins_type, words_type
+from tests.unit.test_fold_kernels import Rows, both, parts_of, run, schema_of
+
+K = AccumulatorKind
+WIDTH = 7
+FACTORS = [1_234_567_891, 987_654_321, 5]
+
+
+def sketch_schema(kind: AccumulatorKind) -> StateSchema:
+    words = 1 + len(FACTORS) + len(FACTORS) * WIDTH
+    state, result = Field("s", words_type(words), False), Field("s", "binary", False)
+    return schema_of(kind, ["int64"], [state], [result], {"initial": [0, *FACTORS], "depth": len(FACTORS)})
+
+
+def signed(value: int, bits: int) -> int:
+    return (value + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
+
+
+def place_of_long(value: int, line: int) -> int:
+    hashed = signed(FACTORS[line] * value, 64)
+    hashed = signed(hashed + (hashed >> 32), 64) & (2**31 - 1)
+    return hashed % WIDTH
+
+
+def place_of_hashes(value: int, line: int) -> int:
+    first, second = signed(value >> 32, 32), signed(value, 32)
+    return abs(signed(first + line * second, 32)) % WIDTH
+
+
+@both
+@pytest.mark.parametrize(("kind", "place"), [(K.COUNT_MIN, place_of_long), (K.COUNT_MIN_BYTES, place_of_hashes)])
+def test_count_min_sketch(merge: bool, kind: AccumulatorKind, place: Any) -> None:
+    @given(parts=parts_of(st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-9, 9))))
+    @settings(max_examples=30, deadline=None)
+    def check(parts: list[Rows]) -> None:
+        table = [[0] * WIDTH for _ in FACTORS]
+        present = [value for part in parts for (value,) in part if value is not None]
+        for value in present:
+            for line, counts in enumerate(table):
+                counts[place(value, line)] += 1
+        told = struct.pack(
+            f">iqii{len(FACTORS)}q{len(FACTORS) * WIDTH}q",
+            *(1, len(present), len(FACTORS), WIDTH, *FACTORS, *(one for counts in table for one in counts)),
+        )
+        assert run(sketch_schema(kind), parts, merge=merge)["s"] == told
+
+    check()
+
+
+def histogram_schema(bins: int, *, floating: bool) -> StateSchema:
+    kind = "float64" if floating else "int32"
+    state, result = Field("s", words_type(1 + 2 * (bins + 1)), False), Field("s", bins_type(kind))
+    return schema_of(K.HISTOGRAM, [kind], [state], [result], {"bins": bins, "floating": floating})
+
+
+@both
+@given(parts=parts_of(st.floats(-100, 100)))
+@settings(max_examples=30, deadline=None)
+def test_a_histogram_has_at_most_its_bins_and_all_values(merge: bool, parts: list[Rows]) -> None:
+    present = [value for part in parts for (value,) in part if value is not None]
+    found = run(histogram_schema(4, floating=True), parts, merge=merge)["s"]
+    if not present:
+        assert found is None
+        return
+    places, heights = [one["x"] for one in found], [one["y"] for one in found]
+    assert len(found) <= 4
+    assert places == sorted(places)
+    assert sum(heights) == len(present)
+    total = math.fsum(place * height for place, height in zip(places, heights, strict=True))
+    assert total == pytest.approx(math.fsum(present), rel=1e-9, abs=1e-9)
+
+
+@both
+@given(parts=parts_of(st.integers(-3, 3)))
+@settings(max_examples=30, deadline=None)
+def test_with_enough_bins_a_histogram_is_exact(merge: bool, parts: list[Rows]) -> None:
+    present = [value for part in parts for (value,) in part if value is not None]
+    found = run(histogram_schema(7, floating=False), parts, merge=merge)["s"]
+    assert (found or []) == [{"x": value, "y": float(present.count(value))} for value in sorted(set(present))]
+
+
+def test_the_two_nearest_bins_become_one() -> None:
+    rows: Rows = [(value,) for value in (10.0, 1.0, 4.0, 4.5, 20.0)]
+    found = run(histogram_schema(3, floating=True), [rows], merge=False)["s"]
+    # 4.0 and 4.5 are nearest, then 1.0 and what they became.
+    assert [(one["x"], one["y"]) for one in found] == [(pytest.approx(9.5 / 3), 3.0), (10.0, 1.0), (20.0, 1.0)]
