@@ -66,6 +66,11 @@ class FrozenRows(Iterator[Words]):
         self.lists = table.lists
         table.frozen_by(self)
 
+    @property
+    def nbytes(self) -> int:
+        """Memory held beside the table, in bytes."""
+        return self._left.nbytes + sum(rows.nbytes for rows in self._kept)
+
     def keep(self, slots: Iterable[Slots]) -> None:
         """Copy those of these slots that are to be given out yet; called before they are changed."""
         for some in slots:

@@ -131,6 +131,7 @@ class GroupTable:
     def nbytes(self) -> int:
         """Memory held, in bytes."""
         beside = self._index.nbytes + self._free.nbytes + self._calendar.nbytes
+        beside += sum(reader.nbytes for reader in list(self._frozen))
         return self.rows.nbytes + self.pool.nbytes + self.lists.nbytes + beside
 
     # -- in -------------------------------------------------------------------------------------------------------

@@ -232,6 +232,7 @@ class KeyedShard:
 
     def frozen(self) -> Frozen:
         """:meth:`snapshot` of the newest committed version as it is now, in pieces."""
+        self._table.check_whole()
         return frozen_pieces(VersionView(self._table, self.version).frozen(), self._table.table.decode_frozen)
 
     def room(self) -> Mapping[str, Any]:

@@ -61,7 +61,7 @@ def small(shard: Any) -> Any:
     """A shard whose pieces are small."""
     tables = [side.table for side in shard._sides] if isinstance(shard, JoinShard) else [shard.table]
     for table in tables:
-        table.piece_bytes = LIMIT
+        table.piece_bytes = table.snapshot_bytes = LIMIT
     return shard
 
 
