@@ -24,6 +24,9 @@ from store_actors.schema import StateSchema, string_to_type
 
 __all__ = ["EncodedBatch", "GroupTable", "Touched"]
 
+#: Words of rows that are overwritten at once, at most: states of many words would need room for every row of a batch.
+_UNDO_WORDS = 1 << 24
+
 
 #: How full an index may be: beyond that linear probing gets slow.
 _FULL = 0.6
@@ -184,7 +187,12 @@ class GroupTable:
     def accumulate(self, batch: EncodedBatch, stamp: int) -> Touched:
         """Fold a batch in. ``stamp`` (uint32) names the version: a group's old words are kept once per stamp."""
         layout = self.layout
-        size = len(batch)
+        size, most = len(batch), max(1, _UNDO_WORDS // self.layout.row_words)
+        if size > most:
+            touched = Touched.nothing(layout.row_words)
+            for begin in range(0, size, most):
+                touched = touched.joined(self.accumulate(batch.take(slice(begin, begin + most)), stamp))
+            return touched
         created, changed = np.empty(size, np.int64), np.empty(size, np.int64)
         before = np.empty((size, layout.row_words), np.uint64)
         progress = np.zeros(2, np.int64)
@@ -489,9 +497,9 @@ class GroupTable:
         for slot in fields:
             width = pool.longest + 4 if is_text(slot.type) else 8 * words_of(slot.type)
             if pa.types.is_list(slot.type):
-                element = slot.type.value_type
+                field = self.layout.lists[slot.name]
                 longest = int(rows[:, slot.word + 1].max(initial=0))
-                width += longest * (8 * words_of(element) + (pool.longest if is_text(element) else 0))
+                width += longest * (8 * field.width + (pool.longest if field.is_text else 0))
             total += width
         return total
 
