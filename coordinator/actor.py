@@ -364,12 +364,20 @@ class Coordinator:
 
     async def load_all_states(self) -> list[str]:
         """Open every state below the fleet's URI; returns their names."""
-        infos = await asyncio.to_thread(self._store.list, "")
-        folders = {info.path.split("/", 1)[0] for info in infos if info.path.endswith("/metadata.json")}
-        names = sorted(filter(is_state_name, folders))
-        for name in names:
-            await self._keeper(name)
-        return names
+        names = filter(is_state_name, await asyncio.to_thread(self._store.folders))
+        # A state is known by its metadata; what else its folder has is not listed.
+        found = await asyncio.gather(*(asyncio.to_thread(self._has_metadata, name) for name in names))
+        states = [name for name in found if name is not None]
+        await asyncio.gather(*(self._keeper(name) for name in states))
+        return states
+
+    def _has_metadata(self, name: str) -> str | None:
+        """The name of a folder that is a state's."""
+        try:
+            self._store.get(f"{name}/metadata.json")
+        except FileNotFoundError:
+            return None
+        return name
 
     def _status(self) -> dict[str, Any]:
         return {

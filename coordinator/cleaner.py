@@ -109,8 +109,7 @@ class Cleaner:
         files = [info for info in found if info.path not in needed]
         # Records go because of a checkpoint that was seen; that it can be read does not say that it outlives a power loss.
         await asyncio.to_thread(self._store.ensure_durable, f"{state_name}/checkpoints")
-        for info in files:
-            await asyncio.to_thread(self._store.delete, info.path)
+        await asyncio.to_thread(self._store.delete_all, [info.path for info in files])
         return files
 
 

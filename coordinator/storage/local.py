@@ -162,6 +162,18 @@ class LocalObjectStore:
         except OSError as error:
             raise self._failed(self._root / path, error) from error
 
+    def delete_all(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            self.delete(path)
+
+    def folders(self) -> Sequence[str]:
+        try:
+            return sorted(entry.name for entry in os.scandir(self._root) if entry.is_dir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise self._failed(self._root, error) from error
+
     def _write_temporary(self, target: Path, data: bytes) -> Path:
         """A file beside the target whose content is durable."""
         temporary = target.parent / f"{_TEMPORARY_PREFIX}{uuid.uuid4().hex}"

@@ -53,3 +53,11 @@ class MemoryObjectStore:
     def delete(self, path: str) -> None:
         with self._lock:
             self._objects.pop(path, None)
+
+    def delete_all(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            self.delete(path)
+
+    def folders(self) -> Sequence[str]:
+        with self._lock:
+            return sorted({path.partition("/")[0] for path in self._objects if "/" in path})

@@ -74,3 +74,15 @@ class ObjectStore(Protocol):
 
     def delete(self, path: str) -> None:
         """Remove an object; nothing happens if it isn't there."""
+
+    def delete_all(self, paths: Sequence[str]) -> None:
+        """:meth:`delete` for many, in as few requests as the store takes, some at once.
+
+        Raises
+        ------
+        StorageUnavailableError
+            The store failed; some of them may be gone.
+        """
+
+    def folders(self) -> Sequence[str]:
+        """Names of the folders at the top that have objects, sorted; whatever is below them is not looked at."""

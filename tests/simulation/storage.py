@@ -109,6 +109,13 @@ class SimulatedObjects:
     def list_unfinished(self, prefix: str) -> Sequence[ObjectInfo]:
         return ()
 
+    def delete_all(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            self.delete(path)
+
+    def folders(self) -> Sequence[str]:
+        return self._read("list", "", self._stored.folders)
+
     def get(self, path: str) -> bytes:
         return self._read("get", path, lambda: self._stored.get(path))
 

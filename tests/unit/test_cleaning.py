@@ -38,7 +38,7 @@ class Gated:
         self._objects, self._hangs = objects, hangs
         self.gate, self.reached = threading.Event(), threading.Event()
         self.gate.set()
-        self.lists = 0
+        self.lists = self.deletes = 0
 
     def _pass(self, request: str) -> None:
         if request == self._hangs and not self.gate.is_set():
@@ -68,8 +68,15 @@ class Gated:
         return infos
 
     def delete(self, path: str) -> None:
-        self._pass("delete")
         self._objects.delete(path)
+
+    def delete_all(self, paths: Sequence[str]) -> None:
+        self._pass("delete")
+        self.deletes += 1
+        self._objects.delete_all(paths)
+
+    def folders(self) -> Sequence[str]:
+        return self._objects.folders()
 
 
 class Office:
@@ -183,6 +190,18 @@ def test_a_coordinator_that_was_replaced_unawares_cleans_by_its_successors_log()
         await asyncio.sleep(1.1 * GRACE_S)
         assert await old.clean() == ["s/0/0/9-0f.delta"]
         assert [info.path for info in objects.list("s/0")] == files
+
+    two_coordinators(scenario, "")
+
+
+def test_files_that_may_go_go_together() -> None:
+    async def scenario(old: Office, _: Office, objects: MemoryObjectStore, gated: Gated) -> None:
+        files = [f"s/0/0/{version}-0f.delta" for version in range(1, 200)]
+        for file in files:
+            objects.put(file, b"of a failed attempt")
+        await asyncio.sleep(1.1 * GRACE_S)
+        assert sorted(await old.clean()) == sorted(files)
+        assert (gated.deletes, objects.list("s/0")) == (1, [])
 
     two_coordinators(scenario, "")
 

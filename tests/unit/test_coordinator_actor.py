@@ -10,6 +10,7 @@ from coordinator.actor import Coordinator
 from coordinator.errors import CorruptStateError
 from coordinator.model import Maintenance, StateMetadata, StateStoreProviderId
 from coordinator.storage.memory import MemoryObjectStore
+from coordinator.storage.protocol import ObjectInfo
 from coordinator.surroundings import MachineClock, now_ms
 from tests.unit.test_coordinator import actor, entry, task
 
@@ -111,5 +112,33 @@ def test_rounds_of_maintenance_go_on_after_an_error_that_nobody_foresaw() -> Non
         coordinator._cleaner.round = fails_first  # type: ignore[method-assign, assignment]
         await coordinator.locate("clicks", 0)
         await asyncio.wait_for(cleaned.wait(), 20)
+
+    asyncio.run(scenario())
+
+
+class Counted(MemoryObjectStore):
+    """Counts listings by what is listed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listed: list[str] = []
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        self.listed.append(prefix)
+        return super().list(prefix)
+
+
+def test_all_states_are_found_without_a_listing_of_their_files() -> None:
+    store = Counted()
+
+    async def scenario() -> None:
+        await leased(coordinator_over(store), 0, "a")
+        store.put("notes/of-a-user.txt", b"no state")
+        store.put("not a state!/metadata.json", b"{}")
+        store.listed.clear()
+        coordinator = coordinator_over(store)
+        assert await coordinator.load_all_states() == ["clicks"]
+        assert [one["name"] for one in (await coordinator.status())["queries"]] == ["clicks"]
+        assert set(store.listed) == {"clicks/checkpoints", "clicks/manifest"}
 
     asyncio.run(scenario())

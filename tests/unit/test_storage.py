@@ -68,6 +68,21 @@ class TestContract:
         assert [info.path for info in store.list("s/manifest")] == ["s/manifest/2"]
         assert len(store.list("")) == 3
 
+    def test_many_are_deleted_at_once_also_if_some_are_gone(self, store: ObjectStore) -> None:
+        paths = [f"s/0/{number}" for number in range(30)]
+        for path in paths:
+            store.put(path, b"1")
+        store.delete(paths[3])
+        store.delete_all(paths[:20])
+        assert [info.path for info in store.list("s")] == sorted(paths[20:])
+        store.delete_all([])
+
+    def test_folders_at_the_top_are_told_without_what_is_in_them(self, store: ObjectStore) -> None:
+        assert store.folders() == []
+        for path in ("t/manifest/1", "s/0/1/2", "s/metadata.json", "file"):
+            store.put(path, b"1")
+        assert store.folders() == ["s", "t"]
+
     def test_the_probe_accepts_it_and_leaves_nothing(self, store: ObjectStore) -> None:
         probe(store)
         assert store.list("") == []
