@@ -46,7 +46,7 @@ from coordinator.registry import InstanceRegistry
 from coordinator.status import query_status
 from coordinator.storage.handed_over import HandedOverObjectStore
 from coordinator.storage.options import Secrets, StorageOptions
-from coordinator.storage.probe import Sighting, look_into, probe
+from coordinator.storage.probe import Sighting, look_into, probe, remove_left_over
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_travelled_store
 from coordinator.surroundings import Surroundings, now_ms
@@ -116,6 +116,7 @@ class Coordinator:
     async def open(self) -> None:
         """Prove that the store works; raises StorageUnavailableError if it doesn't."""
         await asyncio.to_thread(probe, self._store)
+        await asyncio.to_thread(remove_left_over, self._store, self._clock.now_s(), self._maintenance.grace_s)
         await self.dashboard_url()
 
     async def _keeper(self, state_name: str) -> LedgerKeeper:

@@ -19,7 +19,7 @@ from coordinator.errors import (
 )
 from coordinator.storage.protocol import ObjectStore
 
-__all__ = ["Sighting", "look_into", "probe", "prove_shared"]
+__all__ = ["Sighting", "look_into", "probe", "prove_shared", "remove_left_over"]
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +104,24 @@ def _without_conditions(verb: str, store: ObjectStore, **context: object) -> Sto
         uri=store.uri,
         **context,
     )
+
+
+def remove_left_over(store: ObjectStore, now_s: float, grace_s: float) -> None:
+    """Delete what probes and proofs left behind whose process was killed.
+
+    Parameters
+    ----------
+    now_s
+        The time of day.
+    grace_s
+        Anything younger may be of one that goes on.
+    """
+    try:
+        for info in (*store.list("_probe"), *store.list_unfinished("_probe")):
+            if now_s - info.modified_s > grace_s:
+                store.delete(info.path)
+    except (OSError, StateStoreError) as error:
+        log.warning("objects of former start-up probes stay behind in %s/_probe: %s", store.uri, error)
 
 
 def _remove_all(store: ObjectStore, folder: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +18,7 @@ from coordinator.storage.local import LocalObjectStore
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.probe import Sighting, prove_shared
 from coordinator.storage.protocol import ObjectStore
-from coordinator.surroundings import Surroundings
+from coordinator.surroundings import MachineClock, Surroundings
 from store_actors.actor import ProvenStoreProcess
 from store_actors.messages import OpenRequest
 
@@ -98,6 +99,26 @@ def test_the_coordinator_looks_into_folders_of_proofs_only(folder: str) -> None:
     with pytest.raises(InvalidRequestError, match="nothing was written"):
         coordinator_over(store)(folder)
     assert not any(info.path.endswith("from-coordinator") for info in store.list(""))
+
+
+def test_what_killed_proofs_left_goes_when_a_coordinator_starts_once_it_is_old(tmp_path: Path) -> None:
+    store, clock = on_node(tmp_path), MachineClock()
+    old, young = [f"_probe/{digit * 32}/from-store-actor" for digit in "01"]
+    for path in (old, young, "clicks/metadata.json"):
+        store.put(path, b"1")
+    folder = tmp_path / "var" / "lib" / "statefleet"
+    (folder / "_probe" / ".tmp-killed").write_bytes(b"1")
+    for path in (old, "_probe/.tmp-killed", "clicks/metadata.json"):
+        os.utime(folder / path, (clock.now_s() - 61, clock.now_s() - 61))
+
+    async def start() -> None:
+        coordinator = Coordinator(URI, store, Maintenance(grace_s=60), "node-1")
+        await coordinator.open()
+        await coordinator._dashboard.stop()
+
+    asyncio.run(start())
+    assert [info.path for info in store.list("")] == [young, "clicks/metadata.json"]
+    assert list(store.list_unfinished("")) == []
 
 
 class SameProcess:
