@@ -21,7 +21,7 @@ from pyspark.sql.streaming.listener import (
 
 from coordinator.calls import RayActors, unwrapped
 from coordinator.client import CoordinatorClient
-from coordinator.errors import InvalidRequestError, SetupError
+from coordinator.errors import SetupError
 from coordinator.model import PYTHON_QUERY_ID, Maintenance, StateMetadata, TaskIdentity
 from coordinator.names import check_state_name
 from coordinator.storage.options import split_options
@@ -33,6 +33,7 @@ from spark_jobs.plan.route import route_plan
 from spark_jobs.plan.stateful_exchange import install
 from spark_jobs.session.spark_session import ensure_ray
 from spark_jobs.stateful import StatefulDataFrame
+from spark_jobs.target import Target
 from spark_jobs.worker.fleet_client import ConnectTask, FleetAddress, fleet_client
 from spark_jobs.worker.state_store import ReadStateStore, StateStore, store_specs
 from store_actors.deploy import end_fleet, ensure_store_actor, hand_over, store_metrics
@@ -154,9 +155,6 @@ class Fleet:
         """
         _check_on_ray(df.sparkSession)
 
-        if closing not in ("spark", "early"):
-            raise InvalidRequestError("closing is spark or early", state=name, closing=closing)
-
         def run_plan(plan: OperatorPlan) -> DataFrame:
             existing = self._coordinator.describe_state(name)
             operator = RoutedOperator.of(plan, name, self.uri, existing, closes_early=closing == "early")
@@ -171,7 +169,7 @@ class Fleet:
                 ),
             )
 
-        return StatefulDataFrame(df, name=name, output_mode=outputMode, shards=shards, run_plan=run_plan)
+        return StatefulDataFrame(df, Target(name, outputMode, shards, closing, run_plan))
 
     def _collected(self, operator: RoutedOperator, metadata: StateMetadata, *, exists: bool) -> RoutedOperator:
         """The operator with what its tasks need besides the stream."""

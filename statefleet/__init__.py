@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from coordinator.model import Maintenance
     from spark_jobs.fleet import Fleet, connect
     from spark_jobs.functions.state_batch import StateBatch
+    from spark_jobs.grouped import StatefulGroupedData
     from spark_jobs.map_partitions import map_partitions_with_state_store
     from spark_jobs.plan.bounds import UnboundedStateWarning
     from spark_jobs.session.spark_session import start_session, stop_session
-    from spark_jobs.stateful import StatefulDataFrame, StatefulGroupedData
+    from spark_jobs.stateful import StatefulDataFrame
     from spark_jobs.transform.handle import StatefulProcessorHandle
     from spark_jobs.transform.processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
     from spark_jobs.transform.states import ListState, MapState, ValueState
@@ -98,7 +99,7 @@ _HOMES = {
     "start_session": "spark_jobs.session.spark_session",
     "stop_session": "spark_jobs.session.spark_session",
     "StatefulDataFrame": "spark_jobs.stateful",
-    "StatefulGroupedData": "spark_jobs.stateful",
+    "StatefulGroupedData": "spark_jobs.grouped",
     "StatefulProcessorHandle": "spark_jobs.transform.handle",
     "ExpiredTimerInfo": "spark_jobs.transform.processor",
     "StatefulProcessor": "spark_jobs.transform.processor",

@@ -23,8 +23,6 @@ Frame = StatefulDataFrame
 
 @pytest.fixture
 def df(spark: SparkSession) -> DataFrame:
-    # A query in complete mode turns the check off for the session.
-    spark.conf.unset("spark.sql.streaming.unsupportedOperationCheck")
     rate = spark.readStream.format("rate").load()
     return rate.selectExpr("cast(value as string) k", "timestamp t", "cast(value as int) x", "double(value) v")
 
@@ -210,8 +208,9 @@ def test_frames_of_one_state_come_together_and_those_of_two_do_not(
     for combine in (frame.union, lambda one: frame.join(one, "k"), lambda one: frame.unionByName(other=one)):
         with pytest.raises(InvalidRequestError, match="these two frames name two; give this one the DataFrame"):
             combine(other)
-    with pytest.raises(InvalidRequestError, match="the same name, output mode and shards"):
-        frame.union(fleet.stateful(df, name=name, outputMode="append"))
+    for options in ({"outputMode": "append"}, {"shards": 3}, {"closing": "early"}):
+        with pytest.raises(InvalidRequestError, match="give both the same name and options"):
+            frame.union(fleet.stateful(df, name=name, **options))  # type: ignore[arg-type]
 
 
 def test_sparks_own_methods_are_told_to_take_the_dataframe(frame: Frame, df: DataFrame) -> None:

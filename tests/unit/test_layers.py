@@ -27,7 +27,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "the API": (
         "spark_jobs.fleet",
         "spark_jobs.stateful",
+        "spark_jobs.grouped",
         "spark_jobs.streaming_frame",
+        "spark_jobs.target",
         "spark_jobs.map_partitions",
         "spark_jobs.batch_end",
     ),
