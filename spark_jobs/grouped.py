@@ -117,10 +117,8 @@ class StatefulGroupedData:
         outputMode
             ``append`` or ``update``.
         timeoutConf
-            Of PySpark's ``GroupStateTimeout``. A timeout stands until the function is called for the key again. Timeouts of event time
-            fire in the batch that moves the watermark past them (Spark: in one without data after it), those of processing time in the
-            next batch that has rows (Spark: in one that it runs for them); if a stream can be quiet for long, ``union`` a ``rate``
-            source to it.
+            Of PySpark's ``GroupStateTimeout``. A timeout stands until the function is called for the key again. They fire as in Spark,
+            which runs a batch without data for them if there are no new rows.
 
         Raises
         ------
@@ -222,8 +220,7 @@ class StatefulGroupedData:
         """Have a processor work on the rows of each key, with state variables and timers of its own; as PySpark 4's
         ``GroupedData.transformWithState``.
 
-        Timers, times to live and late rows follow :meth:`applyInPandasWithState`: event-time timers fire in the batch that moves the
-        watermark to them, those of processing time in the next batch that has rows.
+        Timers and late rows follow :meth:`applyInPandasWithState`.
 
         Parameters
         ----------
