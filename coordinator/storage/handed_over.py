@@ -116,3 +116,9 @@ class HandedOverObjectStore:
 
     def delete(self, path: str) -> None:
         self._opened().delete(path)
+
+    def delete_all(self, paths: Sequence[str]) -> None:
+        self._opened().delete_all(paths)
+
+    def folders(self) -> Sequence[str]:
+        return self._opened().folders()

@@ -231,12 +231,14 @@ class GroupTable:
             else:
                 self.lists.merge(rows, targets, field, elements, values, column)
 
-    def create_global_group(self, stamp: int) -> Touched:
-        """Make the one group of an operator without keys, as it is before any input."""
-        row = self.layout.initial.reshape(1, -1).copy()
-        row[0, 0] |= np.uint64(stamp << 32)
+    def touch_global_group(self, stamp: int) -> Touched:
+        """Write the one group of an operator without keys as it is, or as it is before any input."""
+        former = self.live()
+        before = np.take(self.rows, former, axis=0)
+        row = before.copy() if len(former) else self.layout.initial.reshape(1, -1).copy()
+        row[0, 0] = row[0, 0] & np.uint64(0xFFFFFFFF) | np.uint64(stamp << 32)
         self.put(row)
-        return Touched(self.live(), np.empty(0, np.int64), np.empty((0, self.layout.row_words), np.uint64))
+        return Touched(self.live()[len(former) :], former, before)
 
     def put(self, rows: Words) -> Slots:
         """Store whole rows laid out as this table's (``before`` of an undo, or :meth:`rows_of` a delta); returns their slots."""

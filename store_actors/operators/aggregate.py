@@ -85,9 +85,13 @@ class AggregateShard(VersionedTable):
                 on_time = self._drop_late(encoded)
                 rows_late += batch.num_rows - len(on_time)
                 touched = touched.joined(self.table.accumulate(on_time, version & 0xFFFFFFFF))
-        if not self.schema.keys and len(self.table) == 0 and self.schema.output_mode != "append":
-            # Spark's global aggregate has its one row even before any input came.
-            touched = touched.joined(self.table.create_global_group(version & 0xFFFFFFFF))
+        if (
+            not self.schema.keys
+            and self.schema.output_mode != "append"
+            and not len(touched.created) + len(touched.changed)
+        ):
+            # Spark's global aggregate has its one row in every batch, even before any input came.
+            touched = self.table.touch_global_group(version & 0xFFFFFFFF)
         return touched, rows_late
 
     def _check_sums(self, touched: Touched) -> None:

@@ -113,6 +113,23 @@ def test_anything_may_stand_between_the_watermark_and_the_operator(
     assert sum(map(len, ours.values())) > 5
 
 
+@pytest.mark.parametrize("mode", ["update", "complete"])
+def test_one_group_of_everything_is_emitted_in_every_batch(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, mode: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", SECONDS)
+    for seconds in ((), (10, 11), (), (90,)):
+        feed.add(at(*seconds))
+    marked = feed.stream().withWatermark("t", "10 seconds")
+
+    def totals(frame: Any) -> DataFrame:
+        return frame.groupBy().agg(F.count("*").alias("n"), F.max("t").cast("long").alias("last"))  # type: ignore[no-any-return]
+
+    ours = taken(totals(fleet.stateful(marked, name=name, outputMode=mode)), mode, tmp_path / "ck")
+    assert ours == taken(totals(marked), mode, tmp_path / "ck-spark")
+    assert ours[2] == [(2, 11)]
+
+
 # -- complete mode -------------------------------------------------------------------------------------------------
 
 RANKINGS = {
