@@ -191,12 +191,13 @@ class Coordinator:
         created = keeper.metadata
         assert created is not None
 
-        def decide(ledger: StateLedger) -> tuple[list[Record], LeaseGrant]:
+        def decide(ledger: StateLedger) -> tuple[list[Record], tuple[LeaseGrant, bool]]:
             # First whose the state is: a run that was replaced is told so, whatever became of the state since.
             ledger.check_query(task)
             ledger.check_whole(task, created.num_shards)
+            is_new = task.run_id != ledger.run_id
             records, grant = ledger.decide_lease(task, local, self._fleet, self._placement)
-            return [*records, *ledger.decide_schema(task, created, metadata)], grant
+            return [*records, *ledger.decide_schema(task, created, metadata)], (grant, is_new)
 
         upstream = [
             await (await self._keeper(name)).submit(
@@ -204,7 +205,11 @@ class Coordinator:
             )
             for name in metadata.schema.get("options", {}).get("upstream", ())
         ]
-        return replace(await keeper.submit(decide), upstream=tuple(upstream))
+        grant, is_new = await keeper.submit(decide)
+        if is_new:
+            # Of a driver that was killed, nobody says that its run has ended.
+            self._registry.forget_former_runs(grant.lease.store_id.checkpoint_root_location, task.run_id)
+        return replace(grant, upstream=tuple(upstream))
 
     async def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> tuple[CommitEntry, ...]:
         """Count one attempt's commits of all stores of a partition, durably and together.
@@ -251,6 +256,13 @@ class Coordinator:
             return [], ShardLocation(store_id, newest, None if assigned is None else assigned[1])
 
         return await keeper.submit(look)
+
+    async def elsewhere(self, state_name: str, actor_name: str, partition_ids: Sequence[int]) -> list[int]:
+        """Those of some partitions that are leased to another store actor: one look at the log, however many they are."""
+        keeper = await self._keeper(state_name)
+        assigned = await keeper.submit(lambda ledger: ([], ledger.assigned()))
+        # By name: a shard that a former life was given is this one's.
+        return [one for one in partition_ids if one in assigned and assigned[one].actor_name != actor_name]
 
     # -- maintenance ----------------------------------------------------------------------------------------------
 
@@ -328,11 +340,14 @@ class Coordinator:
             if self._registry.get_location(one) is None and one.query_run_id not in self._ended_runs
         ]
         # One look at the log a state, however many shards it has.
-        assigned = {
-            name: await (await self._keeper(name)).submit(lambda ledger: ([], ledger.assigned()))
+        told = {
+            name: await (await self._keeper(name)).submit(lambda ledger: ([], (ledger.run_id, ledger.assigned())))
             for name in {one.store_id.state_name for one in unknown}
         }
-        leased = {one: assigned[one.store_id.state_name].get(one.store_id.partition_id) for one in unknown}
+        leased = {}
+        for one in unknown:
+            run_id, assigned = told[one.store_id.state_name]
+            leased[one] = assigned.get(one.store_id.partition_id) if one.query_run_id == run_id else None
         return {one for one, where in leased.items() if where is not None and where.instance_id == location.instance_id}
 
     async def open_instance(

@@ -184,6 +184,11 @@ class CoordinatorClient:
         located: ShardLocation = self._call("locate", state_name, partition_id)
         return located
 
+    def elsewhere(self, state_name: str, actor_name: str, partition_ids: Sequence[int]) -> list[int]:
+        """See :meth:`Coordinator.elsewhere <coordinator.actor.Coordinator.elsewhere>`."""
+        partitions: list[int] = self._call("elsewhere", state_name, actor_name, list(partition_ids))
+        return partitions
+
     # -- store actors ---------------------------------------------------------------------------------------------
 
     def add_snapshot(self, state_name: str, snapshot: SnapshotEntry) -> bool:

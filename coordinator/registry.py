@@ -46,3 +46,13 @@ class InstanceRegistry:
         for provider_id in ended:
             del self._instances[provider_id]
         return len(ended)
+
+    def forget_former_runs(self, root: str, run_id: str) -> None:
+        """Forget what other runs had of a state (its folder) that a run has taken over."""
+        former = [
+            one
+            for one in self._instances
+            if one.store_id.checkpoint_root_location == root and one.query_run_id != run_id
+        ]
+        for provider_id in former:
+            del self._instances[provider_id]

@@ -56,10 +56,10 @@ class _LocatedCoordinator:
     ) -> InstancePlans:
         return self._client.open_instance(provider_id, self._location, ids_to_check, version, store_names)
 
-    def is_elsewhere(self, store_id: StateStoreId) -> bool:
-        holder = self._client.locate(store_id.state_name, store_id.partition_id).location
-        # By name: a shard that a former life was given is this one's.
-        return holder is not None and holder.actor_name != self._location.actor_name
+    def elsewhere(self, state_name: str, store_ids: Sequence[StateStoreId]) -> set[StateStoreId]:
+        partitions = [one.partition_id for one in store_ids]
+        found = self._client.elsewhere(state_name, self._location.actor_name, partitions)
+        return {one for one in store_ids if one.partition_id in found}
 
 
 class StoreProcess:

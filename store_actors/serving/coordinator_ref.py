@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from coordinator.model import (
@@ -38,5 +38,5 @@ class CoordinatorRef(Protocol):
     def add_snapshot(self, state_name: str, snapshot: SnapshotEntry) -> bool:
         """Count a snapshot; False if its version was superseded meanwhile."""
 
-    def is_elsewhere(self, store_id: StateStoreId) -> bool:
-        """Whether another store actor has the partition's lease."""
+    def elsewhere(self, state_name: str, store_ids: Sequence[StateStoreId]) -> Collection[StateStoreId]:
+        """Those of a state's partitions whose lease another store actor has."""

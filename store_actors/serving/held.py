@@ -167,9 +167,10 @@ class HeldPartitions(Generic[Kind]):
 
         The failure of one partition is logged and counted, and does not keep the others from their turn.
         """
+        elsewhere = self._elsewhere()
         for store_id, held in self.items():
             try:
-                if held.lineage.is_held and self._coordinator.is_elsewhere(store_id):
+                if store_id in elsewhere:
                     self._take_away(held)
                 elif held.lineage.deltas >= min_deltas_for_snapshot:
                     self._write_snapshots(store_id, held)
@@ -178,6 +179,25 @@ class HeldPartitions(Generic[Kind]):
                 log.exception("maintenance of a shard failed; it is tried again in the next round: %s", store_id.path())
             else:
                 self._metrics.maintenance_succeeded(store_id.path())
+
+    def _elsewhere(self) -> set[StateStoreId]:
+        """Partitions in memory that the coordinator says are elsewhere: one question for each state."""
+        by_state: dict[str, list[StateStoreId]] = {}
+        for store_id, held in self.items():
+            if held.lineage.is_held:
+                by_state.setdefault(store_id.state_name, []).append(store_id)
+        found: set[StateStoreId] = set()
+        for name, store_ids in by_state.items():
+            try:
+                found.update(self._coordinator.elsewhere(name, store_ids))
+            except Exception as error:  # whatever it is, the other states have their turn
+                self._metrics.maintenance_failed(name, error)
+                log.exception(
+                    "where a state's shards are cannot be learned; it is asked again in the next round: %s", name
+                )
+            else:
+                self._metrics.maintenance_succeeded(name)
+        return found
 
     def _take_away(self, held: Kind) -> None:
         """Let go of a partition that is elsewhere; in a later round if somebody has its lock, which may be for long."""

@@ -51,6 +51,36 @@ def test_a_restarted_coordinator_has_no_shard_unloaded_that_is_still_leased_to_w
     asyncio.run(scenario())
 
 
+def test_partitions_that_are_leased_to_another_store_actor_are_told_of_all_together() -> None:
+    store = MemoryObjectStore()
+
+    async def scenario() -> None:
+        coordinator = coordinator_over(store)
+        for partition, name in ((0, "a"), (1, "b"), (2, "b")):
+            await leased(coordinator, partition, name)
+        assert await coordinator.elsewhere("clicks", "a", [0, 1, 2, 3]) == [1, 2]
+        assert await coordinator.elsewhere("clicks", "b", [0, 1]) == [0]
+
+    asyncio.run(scenario())
+
+
+def test_what_a_killed_drivers_run_had_is_forgotten_once_another_run_has_the_state() -> None:
+    store = MemoryObjectStore()
+
+    async def scenario() -> None:
+        coordinator = coordinator_over(store)
+        killed = await leased(coordinator, 0, "a")
+        await coordinator.report_active_instance(killed, actor("a"))
+        await coordinator.attach_and_lease(task("run-2", 1), METADATA, actor("a"))
+        assert await coordinator.get_location(killed) is None
+        # Also if it is asked about: its shard is leased to the same store actor, but to the new run.
+        mine = replace(killed, query_run_id="run-2")
+        assert await coordinator.report_active_instance(mine, actor("a"), [killed]) == [killed]
+        assert await coordinator.get_location(killed) is None
+
+    asyncio.run(scenario())
+
+
 class Stuck(MemoryObjectStore):
     """Objects of which those of one state do not come until `gate` is set."""
 

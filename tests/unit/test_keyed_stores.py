@@ -470,7 +470,7 @@ def test_a_partition_that_is_leased_elsewhere_is_let_go_and_its_writer_fenced() 
     fleet = Fleet()
     fleet.write(0, a=1)
     session = fleet.open(1)
-    fleet.coordinator.elsewhere = True
+    fleet.coordinator.is_elsewhere = True
     fleet.stores.maintain(99)
     with pytest.raises(FencedError):
         fleet.put(session, a=2)

@@ -166,10 +166,21 @@ def test_a_shard_that_is_leased_elsewhere_is_unloaded() -> None:
     fleet = filled(3)
     fleet.store.maintain(99)
     assert len(fleet.store.loaded()) == 1
-    fleet.coordinator.elsewhere = True
+    fleet.coordinator.is_elsewhere = True
     fleet.store.maintain(99)
     assert fleet.store.loaded() == []
     assert fleet.store.metrics.shards_unloaded == 1
+
+
+def test_where_the_shards_of_a_state_are_is_asked_once_a_round() -> None:
+    fleet = Fleet()
+    for shard in range(5):
+        fleet.apply(0, "a", shard=shard)
+    fleet.store.maintain(99)
+    assert fleet.coordinator.calls["elsewhere"] == 1
+    fleet.coordinator.is_elsewhere = True
+    fleet.store.maintain(99)
+    assert (fleet.store.loaded(), fleet.coordinator.calls["elsewhere"]) == ([], 2)
 
 
 def test_snapshots_of_strings_stay_as_they_were_while_the_shard_goes_on() -> None:

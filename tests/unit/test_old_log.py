@@ -63,8 +63,8 @@ class Reading:
     def add_snapshot(self, state_name: str, snapshot: SnapshotEntry) -> bool:
         raise AssertionError("nothing is written")
 
-    def is_elsewhere(self, store_id: StateStoreId) -> bool:
-        return False
+    def elsewhere(self, state_name: str, store_ids: Sequence[StateStoreId]) -> Sequence[StateStoreId]:
+        return ()
 
 
 def objects() -> LocalObjectStore:

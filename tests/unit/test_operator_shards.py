@@ -60,7 +60,7 @@ class Coordinator:
         self._objects = objects
         self.restart()
         self.lose_answers = 0
-        self.elsewhere = False
+        self.is_elsewhere = False
         #: Calls so far, and who reported what.
         self.calls: Counter[str] = Counter()
         self.reported: list[tuple[StateStoreProviderId, tuple[StateStoreProviderId, ...]]] = []
@@ -123,8 +123,9 @@ class Coordinator:
     def referenced(self) -> set[str]:
         return self._do(self._keeper.submit(lambda ledger: ([], ledger.referenced_files())))
 
-    def is_elsewhere(self, store_id: StateStoreId) -> bool:
-        return self.elsewhere
+    def elsewhere(self, state_name: str, store_ids: Sequence[StateStoreId]) -> set[StateStoreId]:
+        self.calls["elsewhere"] += 1
+        return set(store_ids) if self.is_elsewhere else set()
 
 
 class Fleet:
@@ -328,7 +329,7 @@ def test_a_failure_inside_the_shard_leaves_no_half_changed_state() -> None:
 def test_maintenance_does_not_wait_for_a_shard_that_is_elsewhere_and_hangs() -> None:
     fleet = Fleet()
     fleet.apply(0, "a")
-    fleet.coordinator.elsewhere = True
+    fleet.coordinator.is_elsewhere = True
     ((_, held),) = fleet.store._held.items()
     with held.lock, ThreadPoolExecutor(1) as other:
         other.submit(fleet.store.maintain, 99).result(timeout=10)
