@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
 from collections.abc import Callable, Mapping
@@ -40,10 +41,14 @@ from store_actors.deploy import end_fleet, ensure_store_actor, hand_over, store_
 
 __all__ = ["Fleet", "connect"]
 
+log = logging.getLogger(__name__)
+
 #: Of all fleets of this driver, as its JVM has one place to ask.
 _BATCH_ENDS = BatchEnds()
 #: Fewest shards of a new state: room to use a few more cores later, and cheap on one.
 _MIN_SHARDS = 4
+#: How long a store actor may take to start before that is told, in seconds.
+_START_S = 60.0
 
 
 def connect(
@@ -105,7 +110,11 @@ class Fleet:
         self._address = FleetAddress(uri, ray.get_runtime_context().gcs_address, options, maintenance)
         # Start-up (imports, compiled code) happens here, not in a batch.
         local = ensure_store_actor(self._actors, uri, options, maintenance, self._actors.node_id())
-        unwrapped(self._actors, local, local.location.remote())
+        started = local.location.remote()
+        while not self._actors.wait([started], _START_S):
+            # However long it takes: one that starts answers no ping, and is not hung.
+            log.warning("the store actor of this node is still starting: %s", uri)
+        unwrapped(self._actors, local, started)
         self._readied: set[str] = set()
         self._run_id = f"python-{uuid.uuid4().hex}"
 
