@@ -16,7 +16,7 @@ changed any more, through whatever handle; its owner forgets it, and loads it an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -218,6 +218,10 @@ class KeyedShard:
         fields = (*self.schema.keys, *self.schema.state_fields, Field(CHANGE_COLUMN, "int8"))
         self._table.load(checked_table(delta, fields), version, watermark_ms)
         self._loaded = version
+
+    def clear_columns(self, names: Collection[str]) -> None:
+        """Make value columns null in all rows of a store that was just loaded: its next version has dropped them."""
+        self._table.clear_columns(names)
 
     def snapshot(self, version: int | None = None) -> pa.Table:
         """All rows of a retained version (the newest committed one by default), in ``row_schema``.

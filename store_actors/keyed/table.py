@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,7 +17,7 @@ from coordinator.errors import InvalidRequestError, VersionNotFoundError
 from store_actors.engine.arrays import Slots, Words
 from store_actors.engine.calendar import NEVER, ExpiryCalendar
 from store_actors.engine.kernels import LIVE
-from store_actors.engine.layout import FieldSlot
+from store_actors.engine.layout import FieldSlot, words_of
 from store_actors.engine.pieces import batches
 from store_actors.engine.strings import StringPool
 from store_actors.engine.table import GroupTable
@@ -325,6 +325,17 @@ class KeyedTable(VersionedTable):
                 updated = delta.filter(pc.equal(delta.column(CHANGE_COLUMN), UPDATED))
                 for batch in batches(updated, self.table.piece_bytes):
                     self._note_due(self.table.rows_of(batch))
+
+    def clear_columns(self, names: Collection[str]) -> None:
+        """Make value columns null in all rows, for good: there is no way back to versions before."""
+        assert not self.steps(), "nobody goes back to what a store was loaded from"
+        self.freeze_scans()
+        with self.changing():
+            rows = self.table.used_rows()
+            for slot in self.table.layout.state:
+                if slot.name in names:
+                    rows[:, slot.word : slot.word + words_of(slot.type)] = 0
+                    rows[:, slot.flag_word] &= ~np.uint64(slot.flag)
 
     # -- rows that fall due ---------------------------------------------------------------------------------------
 

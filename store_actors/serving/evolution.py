@@ -1,13 +1,15 @@
 """Reading rows that were written under another schema.
 
-Of a keyed store (:func:`columns_adapter`) is accepted: a value column that is new and nullable (older rows have null), one that is gone
-(older values are left out), and one whose type has become wider. Of an aggregation (:func:`groups_adapter`): what
-:mod:`coordinator.compatibility` lets a query change. Keys are fixed: a row under another key is another row.
+Of a keyed store (:class:`EvolvingStore`) is accepted: a value column that is new and nullable (older rows have null), one that is gone
+(older values are left out; should it come back, it is new), and one whose type has become wider. Of an aggregation
+(:func:`groups_adapter`): what :mod:`coordinator.compatibility` lets a query change. Keys are fixed: a row under another key is another
+row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,11 +19,12 @@ from coordinator.errors import StateMismatchError
 from coordinator.model import LoadPlan
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN
+from store_actors.keyed.shard import KeyedShard
 from store_actors.messages import StoreSpec
 from store_actors.schema import Accumulator, Field, StateSchema, type_to_string
 from store_actors.serving.files import schema_of
 
-__all__ = ["columns_adapter", "evolve", "evolve_groups", "groups_adapter"]
+__all__ = ["EvolvingStore", "evolve", "evolve_groups", "groups_adapter"]
 
 
 def groups_adapter(plan: LoadPlan, schema: StateSchema) -> Callable[[pa.Table, str], pa.Table]:
@@ -44,9 +47,73 @@ def groups_adapter(plan: LoadPlan, schema: StateSchema) -> Callable[[pa.Table, s
     return adapt
 
 
-def columns_adapter(spec: StoreSpec) -> Callable[[pa.Table, str], pa.Table]:
-    """What turns the rows of a keyed store's file (named second) into its present columns."""
-    return lambda rows, file: evolve(rows, spec.keys, spec.values, file)
+class EvolvingStore:
+    """A keyed store that is loaded from its files, one after the other, of which each may have columns of its own.
+
+    A version that was written without a column has dropped it: what older files have of it counts no more, whatever its type was, and a
+    row has null there until it is written with the column again. So it is the same whether a snapshot was made meanwhile or not.
+
+    Parameters
+    ----------
+    spec
+        The store's present columns.
+    hash_seed
+        See :class:`~store_actors.engine.table.GroupTable`.
+    """
+
+    def __init__(self, spec: StoreSpec, hash_seed: int = 0) -> None:
+        self._spec, self._hash_seed = spec, hash_seed
+        self.anew()
+
+    def anew(self) -> EvolvingStore:
+        """The store before any file was loaded; what was loaded until now counts no more."""
+        spec = self._spec
+        self._shard = KeyedShard(spec.keys, spec.values, spec.due, self._hash_seed)
+        #: Columns that the file at hand does not have, and those that the files before had.
+        self._gone: set[str] = set()
+        self._held: set[str] = set()
+        #: Columns whose type in a file does not go with the present one: no harm where a later file has dropped them.
+        self._unfit: dict[str, StateMismatchError] = {}
+        return self
+
+    def reserve(self, room: Mapping[str, Any]) -> None:
+        """Make room for a snapshot."""
+        self._shard.reserve(room)
+
+    def adapted(self, rows: pa.Table, file: str) -> pa.Table:
+        """Rows of the next file in the present columns, ``__change`` last.
+
+        Raises
+        ------
+        StateMismatchError
+            Its keys are others, or it lacks a column that is never null.
+        """
+        columns = _Columns(rows, self._spec.keys, self._spec.values, file)
+        self._gone = {field.name for field in self._spec.values if field.name not in columns.written}
+        self._unfit = {name: error for name, error in self._unfit.items() if name not in self._gone}
+        unfit = columns.unfit()
+        self._unfit |= unfit
+        return columns.adapted(leave_out=unfit.keys())
+
+    def load(self, delta: pa.Table, version: int, watermark_ms: int) -> None:
+        """Replay what :meth:`adapted` made of a file."""
+        if gone := self._gone & self._held:
+            self._shard.clear_columns(gone)
+        self._shard.load(delta, version, watermark_ms)
+        self._held |= {field.name for field in self._spec.values} - self._gone
+        self._held -= gone
+
+    def loaded(self) -> KeyedShard:
+        """The store, once all files are loaded.
+
+        Raises
+        ------
+        StateMismatchError
+            A column cannot become what it is asked for as.
+        """
+        for error in self._unfit.values():
+            raise error
+        return self._shard
 
 
 def evolve_groups(rows: pa.Table, written: StateSchema, schema: StateSchema, file: str) -> pa.Table:
@@ -101,24 +168,56 @@ def evolve(rows: pa.Table, keys: Sequence[Field], values: Sequence[Field], file:
     StateMismatchError
         The two schemas do not go together; shows both.
     """
-    written = {field.name: type_to_string(field.type) for field in rows.schema if field.name != CHANGE_COLUMN}
-    if any(written.get(field.name) != field.type for field in keys):
-        raise _mismatch("its key columns are fixed", written, keys, values, file)
-    columns = [rows.column(field.name) for field in keys]
-    for field in values:
-        former = written.get(field.name)
-        if former is None and not field.nullable:
-            raise _mismatch(f"the new column {field.name} must be nullable", written, keys, values, file)
-        if former is None:
-            columns.append(pa.chunked_array([pa.nulls(rows.num_rows, field.arrow().type)]))
-        elif is_wider(former, field.type):
-            columns.append(rows.column(field.name).cast(field.arrow().type))
-        else:
-            raise _mismatch(f"column {field.name} cannot become {field.type}", written, keys, values, file)
-    named = [field.arrow() for field in (*keys, *values)]
-    return pa.table(
-        [*columns, rows.column(CHANGE_COLUMN)], schema=pa.schema([*named, rows.schema.field(CHANGE_COLUMN)])
-    )
+    columns = _Columns(rows, keys, values, file)
+    for error in columns.unfit().values():
+        raise error
+    return columns.adapted()
+
+
+class _Columns:
+    """The columns of a keyed store's file beside those that are asked for."""
+
+    def __init__(self, rows: pa.Table, keys: Sequence[Field], values: Sequence[Field], file: str) -> None:
+        self._rows, self._keys, self._values, self._file = rows, keys, values, file
+        self.written = {field.name: type_to_string(field.type) for field in rows.schema if field.name != CHANGE_COLUMN}
+        if any(self.written.get(field.name) != field.type for field in keys):
+            raise self._mismatch("its key columns are fixed")
+        for field in values:
+            if field.name not in self.written and not field.nullable:
+                raise self._mismatch(f"the new column {field.name} must be nullable")
+
+    def unfit(self) -> dict[str, StateMismatchError]:
+        """Columns that cannot become what is asked for."""
+        return {
+            field.name: self._mismatch(f"column {field.name} cannot become {field.type}")
+            for field in self._values
+            if field.name in self.written and not is_wider(self.written[field.name], field.type)
+        }
+
+    def adapted(self, leave_out: Collection[str] = ()) -> pa.Table:
+        """What is asked for; null in columns that the file has not, and in those to leave out."""
+        columns = [self._rows.column(field.name) for field in self._keys]
+        for field in self._values:
+            if field.name in self.written and field.name not in leave_out:
+                columns.append(self._rows.column(field.name).cast(field.arrow().type))
+            else:
+                columns.append(pa.chunked_array([pa.nulls(self._rows.num_rows, field.arrow().type)]))
+        named = [field.arrow() for field in (*self._keys, *self._values)]
+        return pa.table(
+            [*columns, self._rows.column(CHANGE_COLUMN)],
+            schema=pa.schema([*named, self._rows.schema.field(CHANGE_COLUMN)]),
+        )
+
+    def _mismatch(self, reason: str) -> StateMismatchError:
+        asked = (*self._keys, *self._values)
+        return StateMismatchError(
+            f"the store was written with another schema: {reason}; nothing was changed; ask for the columns that are there, with "
+            "new nullable ones, fewer, or wider types",
+            written=", ".join(f"{name} {kind}" for name, kind in self.written.items()),
+            asked=", ".join(f"{field.name} {field.type}" for field in asked),
+            keys=[field.name for field in self._keys],
+            file=self._file,
+        )
 
 
 def _groups_mismatch(reason: ValueError, written: StateSchema, schema: StateSchema, file: str) -> StateMismatchError:
@@ -134,18 +233,5 @@ def _groups_mismatch(reason: ValueError, written: StateSchema, schema: StateSche
         "it, or use another name for the new one",
         written=told(written),
         asked=told(schema),
-        file=file,
-    )
-
-
-def _mismatch(
-    reason: str, written: dict[str, str], keys: Sequence[Field], values: Sequence[Field], file: str
-) -> StateMismatchError:
-    return StateMismatchError(
-        f"the store was written with another schema: {reason}; nothing was changed; ask for the columns that are there, with "
-        "new nullable ones, fewer, or wider types",
-        written=", ".join(f"{name} {kind}" for name, kind in written.items()),
-        asked=", ".join(f"{field.name} {field.type}" for field in (*keys, *values)),
-        keys=[field.name for field in keys],
         file=file,
     )

@@ -17,7 +17,7 @@ from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.keyed.shard import KeyedShard, ReadHandle, UpdateHandle
 from store_actors.messages import OpenRequest, StoreSpec
 from store_actors.serving.coordinator_ref import CoordinatorRef
-from store_actors.serving.evolution import columns_adapter
+from store_actors.serving.evolution import EvolvingStore, evolve
 from store_actors.serving.held import FrozenStore, HeldPartitions
 from store_actors.serving.lineage import Lineage
 from store_actors.serving.loading import Loader
@@ -172,7 +172,8 @@ class Session:
             handle.abort()
 
     def adopt(self, entry: CommitEntry, rows: pa.Table) -> None:
-        adapted = columns_adapter(self.partition.specs[entry.store_name])(rows, entry.file)
+        spec = self.partition.specs[entry.store_name]
+        adapted = evolve(rows, spec.keys, spec.values, entry.file)
         self.partition.shards[entry.store_name].load(adapted, entry.version, entry.watermark_ms)
 
 
@@ -244,10 +245,9 @@ class Positioner:
             partition.lineage.loaded(base, loading.attempt_id, deltas)
 
     def _loaded(self, spec: StoreSpec, plan: LoadPlan) -> tuple[KeyedShard, int]:
-        return self._loader.load(self._maker(spec), plan, columns_adapter(spec))
-
-    def _maker(self, spec: StoreSpec) -> Callable[[], KeyedShard]:
-        return lambda: KeyedShard(spec.keys, spec.values, spec.due, self._hash_seed)
+        store = EvolvingStore(spec, self._hash_seed)
+        _, replayed = self._loader.load(store.anew, plan, store.adapted)
+        return store.loaded(), replayed
 
 
 def _empty(shard: KeyedShard) -> pa.Table:

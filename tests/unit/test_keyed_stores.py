@@ -9,12 +9,15 @@ import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from decimal import Decimal
 from types import FrameType
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from coordinator.errors import (
     CorruptStateError,
@@ -407,6 +410,62 @@ def test_value_columns_may_be_added_dropped_and_widened(restart: bool) -> None:
     assert fleet.read(1, narrow) == [{"k": "a", "n": 7, "gone": True}]
     fleet.stores = fleet.new_stores()
     assert fleet.read(2, WIDER) == [{"k": "a", "note": None, "n": 7.0}, {"k": "b", "note": "x", "n": 0.5}]
+
+
+#: Value columns that come and go; one has another type when it is back.
+COLUMNS = {
+    "n": Field("n", "int64"),
+    "s": Field("s", "string"),
+    "d": Field("d", "decimal(20,2)"),
+    "x": Field("x", "int32"),
+    "x as text": Field("x", "string"),
+}
+SOME_COLUMNS = st.sets(st.sampled_from(list(COLUMNS)), min_size=1).filter(lambda some: not {"x", "x as text"} <= some)
+#: A run: its columns, the keys that each of its batches puts, and what happens before it.
+RUN = st.tuples(
+    SOME_COLUMNS,
+    st.lists(st.sets(st.sampled_from("abc")), max_size=3),
+    st.sampled_from(["", "snapshot", "restart", "snapshot and restart"]),
+)
+
+
+@given(runs=st.lists(RUN, min_size=2, max_size=6))
+@settings(max_examples=60, deadline=None)
+def test_a_value_column_that_is_gone_and_comes_back_is_new_whatever_is_left_of_it(runs: list[Any]) -> None:
+    fleet, batch = Fleet(), 0
+    model: dict[str, dict[str, Any]] = {}
+    held: dict[str, str] = {}
+    for number, (names, batches, before) in enumerate(runs):
+        fields = [COLUMNS[name] for name in sorted(names)]
+        types = {field.name: field.type for field in fields}
+        spec, run = StoreSpec("default", COUNTS.keys, tuple(fields)), f"run-{number}"
+        fleet.run = run
+        if "snapshot" in before:
+            fleet.stores.maintain(1)
+        if "restart" in before:
+            fleet.stores = fleet.new_stores()
+        if any(held.get(name, kind) != kind for name, kind in types.items()):
+            # Nothing was committed without the column of another type.
+            with pytest.raises(StateMismatchError, match="cannot become"):
+                fleet.open(batch, run, 0, spec)
+            continue
+        for keys in batches:
+            session = fleet.open(batch, run, 0, spec)
+            model = {key: {name: row.get(name) for name in types} for key, row in model.items()}
+            for key in sorted(keys):
+                values = {field.name: value(field, batch) for field in fields}
+                fleet.call(session, "put_row", {"k": key, **values})
+                model[key] = values
+            batch, held = fleet.stores.commit(session), types
+        if batches:
+            found = {row.pop("k"): row for row in fleet.read(batch, spec)}
+            assert found == model
+
+
+def value(field: Field, batch: int) -> Any:
+    if field.type.startswith("decimal"):
+        return Decimal(batch)
+    return str(batch) if field.type == "string" else batch
 
 
 @pytest.mark.parametrize(
