@@ -1,7 +1,7 @@
 """Replay cases of stateful operators, written as data: what comes in, what comes out of each step, and what it did to the state.
 
 Each case runs on the fleet and, where Spark 3.5 can run it, on Spark itself, which must give the same rows at every step. The
-fleet closes groups in the batch that moves the watermark, Spark in a batch without data right after: both are one step here.
+fleet closes groups in batches without data, as Spark does; a step has those that follow it, too.
 Names of cases are those of Spark's own tests that they follow.
 """
 

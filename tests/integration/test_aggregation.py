@@ -209,7 +209,7 @@ def windowed(frame: Any) -> DataFrame:
 
 
 WINDOW_CASES = {
-    # (input seconds, emitted windows). Spark emits and evicts one no-data batch later; here it is the same batch.
+    # (input seconds, emitted windows), of batches without data that follow, too.
     "append": [((10, 11, 12, 13, 14, 15), []), ((25,), [(10, 5)]), ((10,), [])],
     "update": [
         ((10, 11, 12, 13, 14, 15), [(10, 5), (15, 1)]),
@@ -247,7 +247,7 @@ def test_windows_follow_the_reference_cases(
             run.stop()
 
 
-def test_append_emits_a_window_in_the_batch_that_closes_it(
+def test_append_emits_a_window_in_a_batch_without_data(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
     feed = Feed(spark, tmp_path / "in", SECONDS)
@@ -258,14 +258,12 @@ def test_append_emits_a_window_in_the_batch_that_closes_it(
         run.wait()
         feed.add(at(25))
         run.wait()
-        assert [tuple(row) for row in run.batches[1]] == [(10, 2)]
-        assert sorted(run.batches) == [0, 1]
+        assert run.take_batches() == {0: [], 1: [], 2: [(10, 2)]}
         feed.add(at(10, 11, 26))
         run.wait()
         (query,) = [one for one in fleet.status()["queries"] if one["name"] == name]
         # Rows count after the map side has combined them, as numRowsDroppedByWatermark counts in Spark.
         assert query["rows_late"] == 1
-        assert sum(shard["rows_in"] for shard in query["shards"]) == 3
         assert query["watermark_ms"] == 16_000
     finally:
         run.stop()
