@@ -239,12 +239,11 @@ class RemoteObjectStore:
         try:
             # S3 takes a thousand in a request; of the others obstore has several on their way at once.
             obstore.delete(self._store, list(paths))
-        except FileNotFoundError:
-            # Which ones are left is not told.
+        except (BaseError, OSError) as error:
+            # Some were gone, or the server does not know such requests; if it is the store that fails, the next one tells.
+            log.warning("deleting files one by one, since together it failed: %s", _told(error))
             for path in paths:
                 self.delete(path)
-        except (BaseError, OSError) as error:
-            raise self._failed(paths[0], error) from None
 
     def folders(self) -> Sequence[str]:
         import obstore

@@ -313,3 +313,11 @@ class TestSecrets:
 def test_a_ledger_is_loaded_through_a_failing_network(server: FaultyS3, store: ObjectStore) -> None:
     server.fail_once("GET", 503, DROP_BEFORE)
     assert isinstance(ManifestLog(store, "clicks", "writer").load(), StateLedger)
+
+
+def test_a_server_that_deletes_one_at_a_time_only_is_asked_so(server: FaultyS3, store: ObjectStore) -> None:
+    """As some servers that speak S3: this one does not know requests that delete many."""
+    for number in range(3):
+        store.put(f"s/{number}", b"1")
+    store.delete_all(["s/0", "s/1"])
+    assert [path.rpartition("/")[2] for path in server.objects] == ["2"]
