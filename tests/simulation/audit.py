@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import io
 import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +24,7 @@ from tests.simulation.scheduler import Violation
 from tests.simulation.storage import RememberedObjects
 from tests.simulation.workload import Entry, Workload
 
-__all__ = ["audit_log", "audit_state"]
+__all__ = ["audit_log", "audit_state", "counted_forms"]
 
 #: (shard, store)
 Place = tuple[int, str]
@@ -49,7 +51,13 @@ class _Newcomer:
 
 
 def audit_state(
-    objects: MemoryObjectStore, make: Any, workload: Workload, state: str, query: str, version: int
+    objects: MemoryObjectStore,
+    make: Any,
+    workload: Workload,
+    state: str,
+    query: str,
+    version: int,
+    forms: Mapping[int, Sequence[int]],
 ) -> None:
     """Every shard as the next run of the query reads it, against the model.
 
@@ -57,6 +65,8 @@ def audit_state(
     ----------
     objects
         A copy of the storage, which the audit writes to.
+    forms
+        Of the query, by which each batch of a shard counts (:func:`counted_forms`).
     make
         Makes a coordinator over an object store.
     version
@@ -72,7 +82,7 @@ def audit_state(
                 raise Violation(
                     f"batch {version} of shard {shard} reads version {grant.base_version}: updates are lost"
                 )
-            workload.check_version(objects, newcomer, grant, version)
+            workload.check_version(objects, newcomer, grant, version, forms[shard][:version])
     finally:
         newcomer.leave()
 
@@ -110,6 +120,10 @@ class _History:
             case "shards_assigned":
                 self._newer_epoch(record["epoch"])
                 self.leases[record["partition_id"]] = self.epoch
+            case "schema_changed":
+                _require(
+                    record["run_id"] == self.run and record["epoch"] <= self.epoch, "a schema without its run", record
+                )
             case "committed":
                 self._commit(record["entry"])
             case "snapshot":
@@ -168,7 +182,21 @@ def _require(holds: bool, what: str, record: Entry) -> None:
         raise Violation(f"{what}: {record}")
 
 
-def audit_log(objects: RememberedObjects, workload: Workload, state: str) -> int:
+def counted_forms(objects: RememberedObjects, state: str, form_of: Callable[[str], int]) -> dict[int, list[int]]:
+    """Forms of the query by which each batch of a shard counts, as the log tells; also of versions that were let go since."""
+    runs: dict[int, dict[int, str]] = defaultdict(dict)
+    for path in sorted(path for path in objects.ever if path.startswith(f"{state}/manifest/")):
+        for record in json.loads(objects.ever[path])["records"]:
+            if record["kind"] == "committed":
+                entry = record["entry"]
+                versions = runs[entry["partition_id"]]
+                for later in [version for version in versions if version > entry["version"]]:
+                    del versions[later]
+                versions[entry["version"]] = entry["run_id"]
+    return defaultdict(list, {shard: [form_of(one[at]) for at in sorted(one)] for shard, one in runs.items()})
+
+
+def audit_log(objects: RememberedObjects, workload: Workload, state: str, form_of: Callable[[str], int]) -> int:
     """The whole manifest log and the files it names, also what was cleaned away since; returns the number of records.
 
     Raises
@@ -200,7 +228,7 @@ def audit_log(objects: RememberedObjects, workload: Workload, state: str) -> int
 
     for shard in sorted({shard for shard, _ in history.chains}):
         chains = {store: chain for (one, store), chain in history.chains.items() if one == shard}
-        workload.check_history(shard, chains, read)
+        workload.check_history(shard, chains, read, form_of)
     for place, chain in history.chains.items():
         floor = history.floors.get(place, 0)
         retained = [one for one in history.snapshots.get(place, ()) if one["version"] >= floor]

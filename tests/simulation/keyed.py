@@ -8,7 +8,7 @@ an attempt that does not count can be read off it. Both stores must tell the sam
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +64,7 @@ class KeyedWorkload:
     """
 
     stores = tuple(spec.name for spec in _SPECS)
+    forms = 1
 
     def __init__(self, rng: random.Random) -> None:
         self.batches, self.shards = rng.randint(2, 3), rng.choice((1, 1, 2))
@@ -89,10 +90,10 @@ class KeyedWorkload:
 
     # -- what tasks do ------------------------------------------------------------------------------------------------
 
-    def metadata(self, state: str, query: str) -> StateMetadata:
+    def metadata(self, state: str, query: str, form: int = 0) -> StateMetadata:
         return StateMetadata(state, query, self.shards, "keyed", {})
 
-    def run_task(self, client: FleetClient, task: TaskIdentity, metadata: StateMetadata, stamp: int) -> None:
+    def run_task(self, client: FleetClient, task: TaskIdentity, metadata: StateMetadata, stamp: int, form: int) -> None:
         looks_back = self._looks_back[task.batch_id][task.partition_id]
         if looks_back is not None and task.batch_id >= looks_back:
             # Readers are other programs: what they fail at is not the batch's trouble.
@@ -127,7 +128,9 @@ class KeyedWorkload:
 
     # -- what must hold -----------------------------------------------------------------------------------------------
 
-    def check_version(self, objects: ObjectStore, coordinator: Any, grant: LeaseGrant, version: int) -> None:
+    def check_version(
+        self, objects: ObjectStore, coordinator: Any, grant: LeaseGrant, version: int, forms: Sequence[int]
+    ) -> None:
         stores, shard = KeyedStores(objects, coordinator, StoreMetrics()), grant.lease.store_id.partition_id
         task = TaskIdentity(grant.lease.store_id.state_name, "", "", version, shard, 0, "auditor")
         session, _ = stores.open_read(OpenRequest(task, grant.lease, version, _SPECS))
@@ -139,7 +142,9 @@ class KeyedWorkload:
         found = {store: _read_all(handle.store(store)) for store in self.stores}
         self._compare(f"version {version} as loaded", shard, version, found)
 
-    def check_history(self, shard: int, chains: dict[str, list[Entry]], read: Read) -> None:
+    def check_history(
+        self, shard: int, chains: dict[str, list[Entry]], read: Read, form_of: Callable[[str], int]
+    ) -> None:
         found: dict[str, Histories] = {store: {} for store in self.stores}
         for versions in zip(*(chains[store] for store in self.stores), strict=True):
             for entry in versions:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from coordinator.actor import Coordinator
@@ -11,11 +12,12 @@ from coordinator.cleaning_rules import check_age
 from coordinator.core import StateLedger
 from coordinator.errors import CommitUnknownError, FencedError, LogConflictError, StateStoreError
 from coordinator.manifest_log import ManifestLog
-from coordinator.model import CommitEntry
+from coordinator.model import CommitEntry, LoadPlan
 from coordinator.records import Committed
 from store_actors.serving.commits import Commits
 from store_actors.serving.lineage import Lineage, Stand
 from tests.simulation.clock import ProcessClock
+from tests.simulation.spark import Driver
 
 __all__ = ["BUGS", "KEYED_BUGS", "planted"]
 
@@ -72,6 +74,21 @@ def _memory_taken_for_log(_: Callable[..., bool]) -> Callable[..., bool]:
 def _files_of_failed_commits_deleted(_: Any) -> Any:
     # A delta is deleted only when its commit was refused; here: after any failure.
     return staticmethod(lambda error: isinstance(error, StateStoreError))
+
+
+def _schemas_of_failed_runs_kept(load_plan: Callable[..., LoadPlan]) -> Callable[..., LoadPlan]:
+    def careless(ledger: StateLedger, shard: Any, version: int) -> LoadPlan:
+        return replace(load_plan(ledger, shard, version), schemas=tuple(ledger._schemas))
+
+    return careless
+
+
+def _schemas_left_out(to_json: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    return lambda ledger: {**to_json(ledger), "schemas": []}
+
+
+def _batches_by_halves(_: Callable[..., bool]) -> Callable[..., bool]:
+    return lambda driver, run_id, batch, left_out: True
 
 
 def _age_checked_at_the_door(_: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,6 +153,9 @@ BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
         "elapsed_s",
         _ages_stand_still_asleep,
     ),
+    "a schema counts without a commit in it": (StateLedger, "_load_plan", _schemas_of_failed_runs_kept),
+    "a checkpoint of the ledger forgets schemas": (StateLedger, "to_json", _schemas_left_out),
+    "shards that no action asked for are left out of their batch": (Driver, "_complete", _batches_by_halves),
     **KEYED_BUGS,
 }
 

@@ -106,7 +106,7 @@ class Driver(Party):
 
     def _run_query(self) -> bool:
         """One run of the query; True if there is no point in another."""
-        run_id = self._world.ids()
+        run_id = self._world.begin_run()
         self._scheduler.pause(f"starts run {run_id[:4]}")
         batch = self._world.commit_log.newest() + 1
         while batch < self._workload.batches:
@@ -122,7 +122,26 @@ class Driver(Party):
         return True
 
     def _run_batch(self, run_id: str, batch: int) -> bool:
-        running = {shard: self._launch(run_id, batch, shard, 0) for shard in range(self._workload.shards)}
+        """Whatever the user's function has Spark run of the batch, and then what it left out; False if the query fails."""
+        rng, shards = self._scheduler.rng, range(self._workload.shards)
+        if rng.random() >= self._world.weather.partial_batches:
+            return self._run_shards(run_id, batch, set(shards))
+        # It shows some rows, writes, or fails at its sink and goes on: any number of actions, each on some of the shards.
+        done: set[int] = set()
+        for _ in range(rng.randint(0, 2)):
+            some = {shard for shard in shards if rng.random() < 0.5}
+            self._scheduler.log(self.name, f"acts on shards {sorted(some)} of batch {batch}")
+            if not self._run_shards(run_id, batch, some):
+                return False
+            done |= some
+        return self._complete(run_id, batch, set(shards) - done)
+
+    def _complete(self, run_id: str, batch: int, left_out: set[int]) -> bool:
+        """Have the shards run that no action of the batch asked for, before the batch is recorded."""
+        return self._run_shards(run_id, batch, left_out)
+
+    def _run_shards(self, run_id: str, batch: int, shards: set[int]) -> bool:
+        running = {shard: self._launch(run_id, batch, shard, 0) for shard in sorted(shards)}
         while running:
             self._scheduler.pause(wake=lambda: any(attempt.is_over() for attempt in running.values()))
             for attempt in [one for one in running.values() if one.is_over()]:
@@ -148,9 +167,10 @@ class Driver(Party):
 
     def _attempt(self, attempt: Attempt, task: TaskIdentity) -> None:
         batch, stamp = task.batch_id, len(self._world.attempts) * 1009
+        form, client = self._world.forms[task.run_id], attempt.executor.client
         name = f"task {task.run_id[:4]} batch {batch} shard {attempt.shard} attempt {attempt.number}"
         try:
-            self._workload.run_task(attempt.executor.client(), task, self._workload.metadata(STATE, QUERY), stamp)
+            self._workload.run_task(client(), task, self._workload.metadata(STATE, QUERY, form), stamp, form)
         except StateMismatchError as error:
             # A driver that slept while another went on is told that its checkpoint is of the past.
             if batch > self._world.commit_log.newest():

@@ -68,17 +68,28 @@ class SimulatedObjects:
         What is really there.
     fault_rate
         Probability of a fault in one operation.
+    before_record
+        Called when a record is about to be written: its writer has decided, and may be stopped here.
     """
 
-    def __init__(self, scheduler: Scheduler, stored: RememberedObjects, fault_rate: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        stored: RememberedObjects,
+        fault_rate: Callable[[], float],
+        before_record: Callable[[], None],
+    ) -> None:
         self.uri = stored.uri
         self.now_s = stored.now_s
+        self._before_record = before_record
         self._scheduler, self._stored, self._fault_rate = scheduler, stored, fault_rate
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         def write() -> bool:
             return self._stored.put_if_absent(path, data)
 
+        if "/manifest/" in path:
+            self._before_record()
         self._arrive("create", path, write)
         fault = self._draw(_CONDITIONAL, "create", path)
         if fault is None:

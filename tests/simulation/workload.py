@@ -1,5 +1,8 @@
 """A query that aggregates: what goes into each batch, what a serial dictionary makes of it, and how to compare.
 
+The query is deployed in two forms: one has an aggregate more (``again``, a sum as ``total``). What that one should be follows from who
+committed the versions of the shard: it starts from nothing where the other form committed in between, and nowhere else.
+
 The value of each row is a digit of its own for each batch (``8 ** batch``), so that a group's sum tells how often each batch
 was applied to it: a history to check, not only a number. Each task attempt also stamps its rows with a number of its own, as a
 task that is not deterministic would: so the deltas tell which attempt they were built on (:func:`stamps_of`).
@@ -8,7 +11,7 @@ task that is not deterministic would: so the deltas tell which attempt they were
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,11 +46,13 @@ class Workload(Protocol):
     batches: int
     shards: int
     stores: tuple[str, ...]
+    #: How many forms of the query there are; the first is what audits read by.
+    forms: int
 
-    def metadata(self, state: str, query: str) -> StateMetadata:
+    def metadata(self, state: str, query: str, form: int = 0) -> StateMetadata:
         """What is fixed about the state."""
 
-    def run_task(self, client: FleetClient, task: TaskIdentity, metadata: StateMetadata, stamp: int) -> None:
+    def run_task(self, client: FleetClient, task: TaskIdentity, metadata: StateMetadata, stamp: int, form: int) -> None:
         """Do an attempt's work as a Spark task does it; a Violation if what it is given is not the model's.
 
         Parameters
@@ -56,11 +61,27 @@ class Workload(Protocol):
             A number of the attempt's own.
         """
 
-    def check_version(self, objects: ObjectStore, coordinator: Any, grant: LeaseGrant, version: int) -> None:
-        """What a newcomer reads of a shard, with the project's own code, against the model."""
+    def check_version(
+        self, objects: ObjectStore, coordinator: Any, grant: LeaseGrant, version: int, forms: Sequence[int]
+    ) -> None:
+        """What a newcomer reads of a shard, with the project's own code, against the model.
 
-    def check_history(self, shard: int, chains: dict[str, list[Entry]], read: Read) -> None:
-        """The counted deltas of the stores of a shard, oldest first, version by version against the model."""
+        Parameters
+        ----------
+        forms
+            Of the query, by which each batch up to the version was committed.
+        """
+
+    def check_history(
+        self, shard: int, chains: dict[str, list[Entry]], read: Read, form_of: Callable[[str], int]
+    ) -> None:
+        """The counted deltas of the stores of a shard, oldest first, version by version against the model.
+
+        Parameters
+        ----------
+        form_of
+            The form of the query that a run had.
+        """
 
     def check_snapshot(self, snapshot: Entry, read: Read) -> None:
         """The rows of a counted snapshot against the model."""
@@ -81,18 +102,21 @@ class Row:
     name: str
 
 
-def schema_of(*, watermark: bool, output_mode: str) -> StateSchema:
-    """Count, sum and last value by name, with an event time to expire by if `watermark`."""
+def schema_of(*, watermark: bool, output_mode: str, whole: bool = True) -> StateSchema:
+    """Count, sum and last value by name, with an event time to expire by if `watermark`; and the sum again, if `whole`."""
     ends = (Field("end", "timestamp"),) if watermark else ()
+    kinds = AccumulatorKind
+    again = Accumulator(kinds.SUM_INT, ("mark",), (Field("again", "int64"),), "again(mark)")
     return StateSchema(
         keys=(*ends, Field("name", "string")),
         inputs=(Field("mark", "int64"), Field("batch", "int64"), Field("stamp", "int64")),
         accumulators=(
-            Accumulator(AccumulatorKind.COUNT_ROWS, (), (Field("n", "int64", False),)),
-            Accumulator(AccumulatorKind.SUM_INT, ("mark",), (Field("total", "int64"),)),
-            Accumulator(AccumulatorKind.LAST, ("batch",), (Field("newest", "int64"), Field("newest_set", "bool"))),
-            Accumulator(AccumulatorKind.SUM_INT, ("stamp",), (Field("stamps", "int64"),)),
-            Accumulator(AccumulatorKind.LAST, ("stamp",), (Field("stamp", "int64"), Field("stamp_set", "bool"))),
+            *([again] if whole else []),
+            Accumulator(kinds.COUNT_ROWS, (), (Field("n", "int64", False),), "count(1)"),
+            Accumulator(kinds.SUM_INT, ("mark",), (Field("total", "int64"),), "sum(mark)"),
+            Accumulator(kinds.LAST, ("batch",), (Field("newest", "int64"), Field("newest_set", "bool")), "last(batch)"),
+            Accumulator(kinds.SUM_INT, ("stamp",), (Field("stamps", "int64"),), "sum(stamp)"),
+            Accumulator(kinds.LAST, ("stamp",), (Field("stamp", "int64"), Field("stamp_set", "bool")), "last(stamp)"),
         ),
         expiry_key="end" if watermark else None,
         delay_ms=_DELAY_S * 1000 if watermark else None,
@@ -112,11 +136,13 @@ class AggregationWorkload:
     """
 
     stores = (DEFAULT_STORE,)
+    forms = 2
 
     def __init__(self, rng: random.Random) -> None:
         kind = rng.choice(("plain", "update", "append"))
-        self.watermark = kind != "plain"
-        self.schema = schema_of(watermark=self.watermark, output_mode="append" if kind == "append" else "update")
+        self.watermark, mode = kind != "plain", "append" if kind == "append" else "update"
+        self._schemas = [schema_of(watermark=self.watermark, output_mode=mode, whole=whole) for whole in (True, False)]
+        self.schema = self._schemas[0]
         self.batches, self.shards = rng.randint(2, 4), rng.choice((1, 2, 2))
         self._rows = [[self._draw_rows(rng, batch) for _ in range(self.shards)] for batch in range(self.batches)]
         self.max_event_ms = [self._newest_event(shards) for shards in self._rows]
@@ -135,7 +161,7 @@ class AggregationWorkload:
         ends = [row.end for rows in shards for row in rows if row.end is not None]
         return max(ends) * 1000 if ends else None
 
-    def input_of(self, batch: int, shard: int, stamp: int) -> ShardInput:
+    def input_of(self, batch: int, shard: int, stamp: int, schema: StateSchema) -> ShardInput:
         """The rows that a task attempt hands to its shard."""
         rows = self._rows[batch][shard]
         columns = {
@@ -147,36 +173,41 @@ class AggregationWorkload:
         if self.watermark:
             ends = [None if row.end is None else row.end * _SECOND_US for row in rows]
             columns["end"] = pa.array(ends, pa.timestamp("us", tz="UTC"))
-        names = self.schema.raw_schema().names
-        return ShardInput.of_raw(
-            self.schema, pa.record_batch([columns[name] for name in names], schema=self.schema.raw_schema())
-        )
+        names = schema.raw_schema().names
+        return ShardInput.of_raw(schema, pa.record_batch([columns[name] for name in names], schema=schema.raw_schema()))
 
     # -- see Workload -------------------------------------------------------------------------------------------------
 
-    def metadata(self, state: str, query: str) -> StateMetadata:
-        return StateMetadata(state, query, self.shards, self.schema.output_mode, self.schema.to_json())
+    def metadata(self, state: str, query: str, form: int = 0) -> StateMetadata:
+        return StateMetadata(state, query, self.shards, self.schema.output_mode, self._schemas[form].to_json())
 
-    def run_task(self, client: FleetClient, task: TaskIdentity, metadata: StateMetadata, stamp: int) -> None:
-        batch, shard = task.batch_id, task.partition_id
-        rows = self.input_of(batch, shard, stamp)
+    def run_task(self, client: FleetClient, task: TaskIdentity, metadata: StateMetadata, stamp: int, form: int) -> None:
+        batch, shard, schema = task.batch_id, task.partition_id, self._schemas[form]
+        rows = self.input_of(batch, shard, stamp, schema)
         newest = self.max_event_ms[batch]
         seen = {} if newest is None or not self.watermark else {0: newest - _DELAY_S * 1000}
-        emitted = client.apply(task, metadata, self.schema, rows, seen)
+        emitted = client.apply(task, metadata, schema, rows, seen)
         compare(f"rows emitted by batch {batch} of shard {shard}", groups_of(emitted), self.emitted[shard][batch])
 
-    def check_version(self, objects: ObjectStore, coordinator: Any, grant: LeaseGrant, version: int) -> None:
+    def check_version(
+        self, objects: ObjectStore, coordinator: Any, grant: LeaseGrant, version: int, forms: Sequence[int]
+    ) -> None:
         store_id = grant.lease.store_id
         rows = OperatorShards(objects, coordinator).read(store_id, version, self.schema)
         expected = self.states[store_id.partition_id][version]
-        compare(f"version {version} of shard {store_id.partition_id} as loaded", groups_of(rows), expected)
+        told = f"version {version} of shard {store_id.partition_id} as loaded"
+        compare(told, groups_of(rows), expected)
+        check_again(told, rows, forms)
 
     def check_snapshot(self, snapshot: Entry, read: Read) -> None:
         expected = self.states[snapshot["partition_id"]][snapshot["version"]]
         compare(f"snapshot {snapshot['file']}", groups_of(read(snapshot)), expected)
 
-    def check_history(self, shard: int, chains: dict[str, list[Entry]], read: Read) -> None:
+    def check_history(
+        self, shard: int, chains: dict[str, list[Entry]], read: Read, form_of: Callable[[str], int]
+    ) -> None:
         groups: Groups = {}
+        forms: list[int] = []
         stamps: dict[Any, int] = {}
         removed: set[Any] = set()
         for entry in chains[DEFAULT_STORE]:
@@ -197,7 +228,10 @@ class AggregationWorkload:
                 else:
                     removed.add(key)
             version = entry["version"]
-            compare(f"version {version} of shard {shard} by its deltas", groups, self.states[shard][version])
+            told = f"version {version} of shard {shard} by its deltas"
+            compare(told, groups, self.states[shard][version])
+            forms.append(form_of(entry["run_id"]))
+            check_again(told, delta, forms)
 
     # -- the model ----------------------------------------------------------------------------------------------------
 
@@ -237,6 +271,16 @@ def groups_of(table: pa.Table) -> Groups:
             raise AssertionError(f"group {(end, name)} appears twice")
         groups[end, name] = (n, total, newest)
     return groups
+
+
+def check_again(told: str, rows: pa.Table, forms: Sequence[int]) -> None:
+    """The sum that only the first form of the query has: of batches since the last one that the other form committed."""
+    if "again" not in rows.column_names:
+        return
+    begun = _DIGIT ** max((batch + 1 for batch, form in enumerate(forms) if form), default=0)
+    for row in rows.select(["name", "total", "again"]).to_pylist():
+        if row["again"] != (row["total"] // begun * begun or None):
+            raise Violation(f"{told}: after the forms {forms} a sum begins where it should not: {row}")
 
 
 def stamps_of(table: pa.Table) -> list[tuple[int, int]]:

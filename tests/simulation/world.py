@@ -18,7 +18,7 @@ from coordinator.surroundings import Surroundings
 from spark_jobs.worker.fleet_client import FleetAddress, FleetClient
 from store_actors.actor import StoreProcess
 from store_actors.deploy import store_actor_name
-from tests.simulation.audit import audit_log, audit_state
+from tests.simulation.audit import audit_log, audit_state, counted_forms
 from tests.simulation.clock import ProcessClock, SimulatedClock, SimulatedIds, SimulatedThreads
 from tests.simulation.cluster import AsyncLife, Cluster, Life, SimulatedActors
 from tests.simulation.keyed import KeyedWorkload
@@ -52,6 +52,12 @@ class Weather:
     second_driver: bool
     checkpoint_interval: int
     seconds_a_step: float
+    #: Of the records, how many find their coordinator stopped just before they are written.
+    stops_at_records: float
+    #: Of the runs, how many have another form of the query than the one before.
+    deploys: float
+    #: Of the batches, how many are not asked for in one whole: the user's function shows some rows, or fails and goes on.
+    partial_batches: float
 
     @classmethod
     def draw(cls, rng: random.Random) -> Weather:
@@ -64,6 +70,9 @@ class Weather:
             second_driver=rng.random() < 0.35,
             checkpoint_interval=rng.choice((64, 2, 5)),
             seconds_a_step=rng.choice((0.01, 0.05, 0.1)),
+            stops_at_records=rng.choice((0.0, 0.0, 0.03)),
+            deploys=rng.choice((0.0, 0.0, 0.5)),
+            partial_batches=rng.choice((0.0, 0.0, 0.5)),
         )
 
 
@@ -106,7 +115,14 @@ class World:
         # The end shows what was lost on the way; an audit after each batch shows it earlier, and takes a fifth of the time.
         self._audits_each_batch = harsh or seed % 4 == 0
         if harsh:
-            self.weather = replace(self.weather, stickiness=0.0, storage_faults=0.1, message_faults=0.06, strikes=0.02)
+            wild = {
+                "storage_faults": 0.1,
+                "message_faults": 0.06,
+                "strikes": 0.02,
+                "deploys": 0.5,
+                "partial_batches": 0.5,
+            }
+            self.weather = replace(self.weather, stickiness=0.0, **wild)
         self.workload: Workload = (
             KeyedWorkload if (is_keyed(seed) if keyed is None else keyed) else AggregationWorkload
         )(self.rng)
@@ -114,7 +130,9 @@ class World:
         self.ids = SimulatedIds(random.Random(seed + 1))
         self.clock = SimulatedClock(self.scheduler, self.weather.seconds_a_step)
         self.stored = RememberedObjects(self.clock.now_s)
-        self.objects = SimulatedObjects(self.scheduler, self.stored, lambda: self._rate(self.weather.storage_faults))
+        self.objects = SimulatedObjects(
+            self.scheduler, self.stored, lambda: self._rate(self.weather.storage_faults), self._before_record
+        )
         self.cluster = Cluster(
             self.scheduler, self.clock, lambda: self._rate(self.weather.message_faults), self._restart
         )
@@ -125,6 +143,8 @@ class World:
         self.nodes = ("node-0", "node-1")
         self.commit_log = CommitLog()
         self.attempts: list[Any] = []
+        #: Form of the query that each run has.
+        self.forms: dict[str, int] = {}
         self.records = 0
         self._lives = 0
         self._drivers: list[Driver] = []
@@ -222,9 +242,15 @@ class World:
         party = self.rng.choice(candidates)
         kind = party.name.partition("#")[0].partition("-")[0] if kind != "executor" else "executor"
         if self.rng.random() < self.weather.zombies:
-            self._freeze(party, kind)
+            self._freeze(party, kind, int(3 ** self.rng.uniform(1, 6.5)))
         else:
             self._kill(party, kind)
+
+    def _before_record(self) -> None:
+        """The worst moment for a coordinator to stop is between a decision and its record, and the worst time the grace period."""
+        if self.rng.random() < self._rate(self.weather.stops_at_records):
+            grace = min(self.clock.steps(self.maintenance.grace_s), _FAULTY_STEPS)
+            self._freeze(self.scheduler.party, "coordinator", int(grace * self.rng.uniform(0.3, 1.2)))
 
     def _kill(self, party: Party, kind: str) -> None:
         self.scheduler.fault(party.name, f"kill.{kind}")
@@ -236,8 +262,7 @@ class World:
             for executor in party.executors:
                 self.scheduler.kill(executor)
 
-    def _freeze(self, party: Party, kind: str) -> None:
-        duration = int(3 ** self.rng.uniform(1, 6.5))
+    def _freeze(self, party: Party, kind: str, duration: int) -> None:
         party.frozen_until = self.scheduler.now + duration
         party.frozen.append((self.scheduler.now, party.frozen_until))
         if self.rng.random() < 0.3:
@@ -261,7 +286,7 @@ class World:
             self.start_store(node)
         self.start_driver()
         self.scheduler.run(self.each_step, self._is_over)
-        self.records = audit_log(self.stored, self.workload, STATE)
+        self.records = audit_log(self.stored, self.workload, STATE, self.forms.__getitem__)
         self._audit_state("the end")
 
     def _is_over(self) -> bool:
@@ -270,6 +295,13 @@ class World:
         if any(not one.dead and not one.stopped for one in self._drivers):
             return False
         return all(attempt.succeeded is not None or attempt.executor.dead for attempt in self.attempts)
+
+    def begin_run(self) -> str:
+        """A run of the query, in some form."""
+        run_id, former = self.ids(), next(reversed(self.forms.values()), 0)
+        changes = self.workload.forms > 1 and self.rng.random() < self.weather.deploys
+        self.forms[run_id] = (former + changes) % self.workload.forms
+        return run_id
 
     def batch_finished(self, batch: int) -> None:
         """Spark has recorded a batch: from here on it must never be lost."""
@@ -283,8 +315,9 @@ class World:
         for info in self.stored.list(""):
             copy.put(info.path, self.stored.get(info.path))
         version = len(self.commit_log.finished)
+        forms = counted_forms(self.stored, STATE, self.forms.__getitem__)
         try:
-            audit_state(copy, self._coordinator_over, self.workload, STATE, QUERY, version)
+            audit_state(copy, self._coordinator_over, self.workload, STATE, QUERY, version, forms)
         except Exception as error:
             raise Violation(f"{when}: {error}") from error
 

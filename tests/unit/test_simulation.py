@@ -11,17 +11,14 @@ from tests.simulation.world import Outcome, run_seed
 
 #: Where the search for a planted bug begins, so that it is short as long as little changes.
 FIRST_SEED = {
-    "memory is used without a look at its lineage": 135,
-    "memory is used under another epoch": 13,
-    "files of failed commits are deleted": 251,
-    "the age of a commit is checked before it waits": 83,
-    "ages are measured by a clock that stands still while the machine sleeps": 60,
-    "a snapshot of what was rolled back to is taken for the newest version": 273,
+    "memory is used without a look at its lineage": 164,
+    "the age of a commit is checked before it waits": 85,
+    "ages are measured by a clock that stands still while the machine sleeps": 52,
 }
 
 
 def is_found(outcome: Outcome) -> bool:
-    """Whether a harsh schedule broke what must hold; slowness is not the planted bug."""
+    """Whether a planted bug broke what must hold; that it only made a schedule endless is no proof of it."""
     return not (outcome.error is None or isinstance(outcome.error, NoEndError))
 
 
@@ -49,4 +46,7 @@ def test_a_planted_bug_is_found_and_nothing_without_it(bug: str) -> None:
         finds = (seed for seed in range(first, first + 300) if is_found(run_seed(seed, harsh=True, keyed=keyed)))
         seed = next(finds, None)
     assert seed is not None
-    assert not is_found(run_seed(seed, harsh=True, keyed=keyed))
+    # The very same schedules without the bug: nothing breaks, and each comes to its end.
+    for sound in {first, seed}:
+        outcome = run_seed(sound, harsh=True, keyed=keyed)
+        assert outcome.error is None, outcome.told()
