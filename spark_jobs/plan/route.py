@@ -32,7 +32,9 @@ def route_plan(operator: RoutedOperator, metadata: StateMetadata, address: Fleet
         for branch in branches:
             marked = None if branch.delay_ms is None else (source, branch.delay_ms)
             source += marked is not None
-            parts.append(branch.frame.mapInArrow(ExchangeTask(schema, num_shards, marked, number), kind))
+            parts.append(
+                branch.frame.mapInArrow(ExchangeTask(schema, num_shards, marked, number, metadata.state_name), kind)
+            )
     # The name of the column tells operators that this one feeds whom they follow.
     route = operator.upstream.route_column()
     chunks = reduce(DataFrame.unionAll, parts).withColumnRenamed(ROUTE_COLUMN, route)

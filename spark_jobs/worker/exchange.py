@@ -114,12 +114,16 @@ class ExchangeTask:
         operator that they come from.
     input
         Which of ``schema.input_schemas()`` the rows have.
+    state
+        Name of the operator's state. Two operators that exchange the same rows would else have one exchange in Spark's plan, and Spark
+        would see one of them only.
     """
 
     schema: StateSchema
     num_shards: int
     source: tuple[int, int] | None = None
     input: int = 0
+    state: str = ""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         max_event_ms: int | None = None

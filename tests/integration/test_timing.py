@@ -226,6 +226,25 @@ def test_progress_tells_of_the_state_as_of_sparks_own(
             run.stop()
 
 
+def test_two_operators_over_the_same_rows_are_both_seen(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", SECONDS)
+    marked = feed.stream().withWatermark("t", "10 seconds")
+    first, second = (
+        windows(fleet.stateful(marked, name=f"{name}-{which}", outputMode="append", shards=2)) for which in "ab"
+    )
+    run = Run(first.unionAll(second), "append", tmp_path / "ck")
+    try:
+        for seconds in ((10, 11, 16), (40,)):
+            feed.add(at(*seconds))
+            run.wait()
+        assert run.take_batches() == {0: [], 1: [], 2: [(10, 2), (10, 2), (15, 1), (15, 1)]}
+        assert {len(states) for states in run.states().values()} == {2}
+    finally:
+        run.stop()
+
+
 # -- processing time -----------------------------------------------------------------------------------------------
 
 
