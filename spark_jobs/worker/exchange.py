@@ -28,6 +28,7 @@ from coordinator.surroundings import random_seed
 from spark_jobs.worker.batch import BatchHeader
 from spark_jobs.worker.daemon import settle_process
 from spark_jobs.worker.routing import marker_routes
+from store_actors.engine import pieces
 from store_actors.messages import ShardInput
 from store_actors.schema import OperatorKind, StateSchema
 
@@ -263,7 +264,7 @@ class Received:
     header: BatchHeader | None
 
 
-def unpack(batches: Iterable[pa.RecordBatch], schema: StateSchema) -> Received:
+def unpack(batches: Iterable[pa.RecordBatch], schema: StateSchema, piece_bytes: int = pieces.PIECE_BYTES) -> Received:
     """Reduce side: what the map tasks sent.
 
     Parameters
@@ -272,6 +273,8 @@ def unpack(batches: Iterable[pa.RecordBatch], schema: StateSchema) -> Received:
         What one partition of the exchange received, in :data:`EXCHANGE_SCHEMA` without the route.
     schema
         The operator's schema.
+    piece_bytes
+        Of more rows than that several pieces are made: Arrow counts the strings of lists in 32 bits.
     """
     schemas = schema.input_schemas()
     chunks: list[list[pa.RecordBatch]] = [[] for _ in schemas]
@@ -288,8 +291,9 @@ def unpack(batches: Iterable[pa.RecordBatch], schema: StateSchema) -> Received:
                 header = BatchHeader.of_json(chunk.as_py())
             elif chunk.is_valid:
                 chunks[number].append(pa.ipc.read_record_batch(chunk.as_buffer(), schemas[number]))
-    # One piece each: what is sent to the store actor is then a few large buffers.
+    # Few pieces each: what is sent to the store actor is then a few large buffers.
     tables = tuple(
-        pa.Table.from_batches(some, kind).combine_chunks() for some, kind in zip(chunks, schemas, strict=True)
+        pa.Table.from_batches(pieces.batches(pa.Table.from_batches(some, kind), piece_bytes), kind)
+        for some, kind in zip(chunks, schemas, strict=True)
     )
     return Received(ShardInput(tables, rows_read), told, header)

@@ -151,6 +151,25 @@ def test_the_first_row_of_a_partition_tells_of_the_batch() -> None:
     assert unpack([], KEYED).header is None
 
 
+def test_rows_that_arrow_could_not_count_together_stay_in_pieces() -> None:
+    collect = Accumulator(AccumulatorKind.COLLECT_LIST, ("t",), (Field("a0_values", "list<string>", False),))
+    schema = StateSchema((Field("k", "string"),), (Field("t", "string"),), (collect,), None, None, "update")
+    rows = pa.record_batch({"k": ["a", "b"], "a0_values": [["x" * 30], ["y" * 30, "z"]]}, schema=schema.row_schema())
+    sent = pa.record_batch(
+        {
+            "rows_read": pa.array([2], pa.int64()),
+            "input": pa.array([1], pa.int8()),
+            "source": pa.array([0], pa.int16()),
+            "watermark_ms": pa.array([None], pa.int64()),
+            "chunk": pa.array([rows.serialize().to_pybytes()]),
+        }
+    )
+    whole = unpack([sent] * 6, schema).rows.partial
+    received = unpack([sent] * 6, schema, 3 * rows.nbytes).rows.partial
+    assert [len(chunk) for chunk in received.column("a0_values").chunks] == [6, 6]
+    assert (whole.column("a0_values").num_chunks, received) == (1, whole)
+
+
 def test_a_shard_without_rows_gets_empty_tables_of_the_right_types() -> None:
     (empty,) = shuffle(KEYED, [], 1)
     assert (empty.rows.raw.schema, empty.rows.partial.schema) == (KEYED.raw_schema(), KEYED.row_schema())
