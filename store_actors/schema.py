@@ -270,10 +270,7 @@ class StateSchema:
         told = _shallow(self)
         told["keys"] = tuple(map(_shallow, self.keys))
         told["inputs"] = tuple(map(_shallow, self.inputs))
-        told["accumulators"] = tuple(
-            {**_shallow(one), "state": tuple(map(_shallow, one.state)), "result": tuple(map(_shallow, one.result))}
-            for one in self.accumulators
-        )
+        told["accumulators"] = tuple(map(_described, self.accumulators))
         del told["event_time"]
         told["options"] = copy.deepcopy(dict(self.options))
         if self.event_time is not None:
@@ -432,6 +429,15 @@ def spark_type(name: str) -> str | dict[str, Any]:
     if name.startswith(_WORDS):
         return "binary"
     return _SPARK.get(name, name)
+
+
+def _described(accumulator: Accumulator) -> dict[str, Any]:
+    """An accumulator in JSON; what most have not is left out, as it was before there was any."""
+    told = _shallow(accumulator)
+    for part in ("state", "result"):
+        told[part] = tuple(map(_shallow, told[part]))
+    told["options"] = copy.deepcopy(dict(accumulator.options))
+    return {name: value for name, value in told.items() if value or name not in ("result", "options")}
 
 
 def _shallow(described: Field | Accumulator | StateSchema) -> dict[str, Any]:

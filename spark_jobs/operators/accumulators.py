@@ -26,7 +26,7 @@ from spark_jobs.plan.state_types import (
 )
 from store_actors.schema import AccumulatorKind, Field, words_type
 
-__all__ = ["FUNCTIONS", "Function", "Part", "held_functions", "parts_of"]
+__all__ = ["FUNCTIONS", "Function", "Part", "emitted_result", "held_functions", "parts_of"]
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def _collected(kind: AccumulatorKind) -> Callable[[_Use], tuple[Part, ...]]:
     return make
 
 
-def _only(function: AggregateFunction, columns: Sequence[Column]) -> Column:
+def emitted_result(function: AggregateFunction, columns: Sequence[Column]) -> Column:
     """What is emitted is the result."""
     (column,) = columns
     return column
@@ -423,19 +423,19 @@ FUNCTIONS: Mapping[str, Function] = {
     "BitAndAgg": Function(("bit_and",), _folded(AccumulatorKind.BIT_AND)),
     "BitOrAgg": Function(("bit_or",), _folded(AccumulatorKind.BIT_OR)),
     "BitXorAgg": Function(("bit_xor",), _folded(AccumulatorKind.BIT_XOR)),
-    "Mode": Function(("mode",), _mode, _only),
-    "Percentile": Function(("percentile", "median", "percentile_cont"), _percentile, _only),
-    "PercentileDisc": Function(("percentile_disc",), _discrete_percentile, _only),
+    "Mode": Function(("mode",), _mode, emitted_result),
+    "Percentile": Function(("percentile", "median", "percentile_cont"), _percentile, emitted_result),
+    "PercentileDisc": Function(("percentile_disc",), _discrete_percentile, emitted_result),
     "ApproximatePercentile": Function(
         ("percentile_approx", "approx_percentile"), _approximate_percentile, _of_its_type
     ),
-    "CountMinSketchAgg": Function(("count_min_sketch",), _count_min_sketch, _only),
+    "CountMinSketchAgg": Function(("count_min_sketch",), _count_min_sketch, emitted_result),
     "HistogramNumeric": Function(("histogram_numeric",), _histogram, _histogram_of_its_type),
     "HyperLogLogPlusPlus": Function(("approx_count_distinct",), _registers, _estimate),
-    "BitmapConstructAgg": Function(("bitmap_construct_agg",), _bitmap, _only),
-    "BitmapOrAgg": Function(("bitmap_or_agg",), _united_bitmaps, _only),
-    "CollectList": Function(("collect_list", "array_agg"), _collected(AccumulatorKind.COLLECT_LIST), _only),
-    "CollectSet": Function(("collect_set",), _collected(AccumulatorKind.COLLECT_SET), _only),
+    "BitmapConstructAgg": Function(("bitmap_construct_agg",), _bitmap, emitted_result),
+    "BitmapOrAgg": Function(("bitmap_or_agg",), _united_bitmaps, emitted_result),
+    "CollectList": Function(("collect_list", "array_agg"), _collected(AccumulatorKind.COLLECT_LIST), emitted_result),
+    "CollectSet": Function(("collect_set",), _collected(AccumulatorKind.COLLECT_SET), emitted_result),
 }
 
 

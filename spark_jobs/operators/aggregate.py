@@ -17,14 +17,14 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from coordinator.errors import InvalidRequestError
-from spark_jobs.operators.accumulators import FUNCTIONS, Part, parts_of
+from spark_jobs.operators.accumulators import FUNCTIONS, Part, emitted_result, parts_of
 from spark_jobs.operators.session_windows import Session
 from spark_jobs.plan.aggregate_functions import AggregateExpression
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import event_time, event_time_column
 from spark_jobs.plan.keys import Key, key_of, leaf_field
-from spark_jobs.plan.logical import Plan, analysed
-from spark_jobs.plan.state_types import shown, spark_field
+from spark_jobs.plan.logical import Plan, analysed, resolved
+from spark_jobs.plan.state_types import is_shown_as_held, shown, spark_field
 from spark_jobs.worker.exchange import HASH_COLUMN, KEEP_COLUMN
 from store_actors.schema import Accumulator, StateSchema
 
@@ -90,6 +90,9 @@ class AggregatePlan:
         aggregate = next(item for item in self._aggregates if item.expression.matches(node))
         function = aggregate.expression.function
         make = FUNCTIONS[function.kind].result
+        if make is emitted_result:
+            (name,) = aggregate.buffers
+            return _shown(reduced, name, node.type).as_nullable_as(node)
         if make is not None:
             result = make(function, [F.col(name) for name in aggregate.buffers])
             return _resolve(reduced, shown(result, node.type)).as_nullable_as(node)
@@ -99,7 +102,7 @@ class AggregatePlan:
         if len(names) > len(attributes):
             names = [name for name in names if not name.endswith("_is_empty")]
         by_id = {
-            attribute.id: _resolve(reduced, shown(F.col(name), attribute.type))
+            attribute.id: _shown(reduced, name, attribute.type)
             for attribute, name in zip(attributes, names, strict=True)
         }
 
@@ -107,6 +110,12 @@ class AggregatePlan:
             return by_id.get(inner.id) if inner.is_attribute else None
 
         return function.result.rebuilt(buffer)
+
+
+def _shown(frame: DataFrame, name: str, data_type: T.DataType) -> Expression:
+    """A DataFrame's column as a value of the type that it is held for."""
+    # An analysis costs much more than a look at a column.
+    return resolved(frame, name) if is_shown_as_held(data_type) else _resolve(frame, shown(F.col(name), data_type))
 
 
 def _resolve(frame: DataFrame, column: Column) -> Expression:

@@ -18,6 +18,7 @@ __all__ = [
     "carried",
     "counts_field",
     "held_type",
+    "is_shown_as_held",
     "list_field",
     "shown",
     "spark_field",
@@ -75,6 +76,12 @@ def held_type(data_type: T.DataType) -> T.DataType:
     if isinstance(data_type, T.YearMonthIntervalType):
         return T.IntegerType()
     return T.BooleanType() if isinstance(data_type, T.NullType) else data_type
+
+
+def is_shown_as_held(data_type: T.DataType) -> bool:
+    """Whether :func:`shown` leaves a column of the type as it is."""
+    element = data_type.elementType if isinstance(data_type, T.ArrayType) else data_type
+    return held_type(element) == element
 
 
 def carried(column: Column, data_type: T.DataType) -> Column:
