@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from coordinator.watermarks import Watermarks
 from store_actors.accumulators import AccumulatorKind
+from store_actors.nested_types import is_nested, nested_name, nested_spark_type, nested_type
 
 __all__ = [
     "ROW_COLUMN",
@@ -335,12 +336,17 @@ _COUNTS = "counts<"
 _BINS = "bins<"
 #: Before the number of 64-bit words of a state that has a fixed number of them.
 _WORDS = "words<"
-#: Before the Arrow form of a type that no state can hold.
+#: Before the Arrow form of a type that only passes.
 _ARROW = "arrow:"
 
 
 def type_to_string(data_type: pa.DataType) -> str:
     """Name of an Arrow type in a state's schema; the time zone of a timestamp is dropped, its instant is UTC."""
+    nested = nested_name(data_type, type_to_string)
+    return _atomic_name(data_type) if nested is None else nested
+
+
+def _atomic_name(data_type: pa.DataType) -> str:
     if pa.types.is_decimal128(data_type):
         return f"decimal({data_type.precision},{data_type.scale})"
     if pa.types.is_timestamp(data_type):
@@ -374,7 +380,7 @@ def words_type(words: int) -> str:
 def payload_type(data_type: pa.DataType) -> str:
     """Name of the type of a column that only passes an operator, which may be any."""
     try:
-        return type_to_string(data_type)
+        return _atomic_name(data_type)
     except ValueError:
         return _ARROW + base64.b64encode(pa.schema([pa.field("", data_type)]).serialize().to_pybytes()).decode()
 
@@ -398,7 +404,7 @@ def string_to_type(name: str) -> pa.DataType:
     if name.startswith(_ARROW):
         serialized = base64.b64decode(name.removeprefix(_ARROW))
         return pa.ipc.read_schema(pa.py_buffer(serialized)).field(0).type
-    return _SIMPLE[name]
+    return nested_type(name, string_to_type) if is_nested(name) else _SIMPLE[name]
 
 
 #: Names in the JSON of Spark's schemas; decimals are written alike.
@@ -428,6 +434,8 @@ def spark_type(name: str) -> str | dict[str, Any]:
         return {"type": "array", "elementType": {"type": "struct", "fields": fields}, "containsNull": True}
     if name.startswith(_WORDS):
         return "binary"
+    if is_nested(name):
+        return nested_spark_type(string_to_type(name), lambda one: spark_type(type_to_string(one)))  # type: ignore[no-any-return]
     return _SPARK.get(name, name)
 
 

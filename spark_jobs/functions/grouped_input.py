@@ -18,6 +18,7 @@ from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import event_time, event_time_column
 from spark_jobs.plan.keys import Key, key_of, leaf_field
 from spark_jobs.plan.logical import analysed
+from spark_jobs.plan.storable import is_changed
 from spark_jobs.worker.exchange import HASH_COLUMN
 from store_actors.schema import Field, payload_type
 
@@ -143,7 +144,7 @@ class _Payload:
             kind = attribute.type
             name = f"c{place}"
             held = None
-            if not isinstance(kind, T.FloatType | T.DoubleType):
+            if not is_changed(kind, normalised=True):
                 # Floating-point keys are normalised; rows keep their own bits.
                 held = next((key.tree.leaf for key in keys if key.expression.matches(attribute)), None)
             if held is None:

@@ -79,7 +79,13 @@ def key_codes(rows: pa.Table, keys: Sequence[str]) -> Numbers:
     """A number for each row: the same for rows of the same key. Nulls are equal, and NaNs are."""
     codes = np.zeros(rows.num_rows, np.int64)
     for name in keys:
-        encoded = single_chunk(rows.column(name)).dictionary_encode(null_encoding="encode")
+        column = single_chunk(rows.column(name))
+        if pa.types.is_nested(column.type):
+            # The engine's compiled code is loaded only by who needs it.
+            from store_actors.engine.nested import nested_keys
+
+            column = nested_keys(column)
+        encoded = column.dictionary_encode(null_encoding="encode")
         codes = codes * max(1, len(encoded.dictionary)) + encoded.indices.to_numpy()
         if len(keys) > 1:
             # Dense again, so that the product of many columns cannot overflow.

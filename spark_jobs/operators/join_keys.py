@@ -11,6 +11,7 @@ from pyspark.sql import types as T
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.keys import Key, KeyTree
 from spark_jobs.plan.state_types import state_field
+from spark_jobs.plan.storable import is_changed, stored, stored_type
 from store_actors.schema import Field
 
 __all__ = ["JoinKeys", "join_keys"]
@@ -82,9 +83,13 @@ class _Leaves:
                 for place, (mine, theirs) in enumerate(zip(left.fields, right.fields, strict=True))
             )
             return KeyTree(fields=fields, null_leaf=null_leaf)
-        self.is_exact = self.is_exact and not isinstance(left, T.FloatType | T.DoubleType)
-        # The engine makes equal floats equal words, and Spark's hash is the same for them.
-        self._add(state_field(path, left, nullable, what=self.what), pair, top=top)
+        is_atomic = not isinstance(left, T.ArrayType) and not is_changed(left, normalised=False)
+        self.is_exact = self.is_exact and is_atomic and not isinstance(left, T.FloatType | T.DoubleType)
+        # The engine makes equal floats equal words, and Spark's hash is the same for them; those inside an array are made equal here.
+        columns = (
+            pair if is_atomic else (stored(pair[0], left, normalised=True), stored(pair[1], right, normalised=True))
+        )
+        self._add(state_field(path, stored_type(left), nullable, what=self.what, nested=True), columns, top=top)
         return KeyTree(leaf=path)
 
     def _add(self, leaf: Field, columns: tuple[Column, Column], *, top: bool) -> None:

@@ -17,6 +17,7 @@ from spark_jobs.plan.logical import Plan, analysed
 from spark_jobs.plan.operator_plan import check_output_mode
 from spark_jobs.plan.row_columns import ProjectedPlan, Result, RowColumns
 from spark_jobs.worker.exchange import HASH_COLUMN
+from store_actors.nested_types import is_nested
 from store_actors.operators.top_schema import RANK_COLUMN, top_schema
 
 __all__ = ["build_top"]
@@ -107,15 +108,16 @@ def _order(
     order: list[dict[str, Any]] = []
     for place, item in enumerate(node.sorting):
         key = key_of(item.expression, f"o{place}", normalised=False)
-        if len(key.leaves) != 1:
+        if len(key.leaves) != 1 or is_nested(key.leaves[0].type):
             raise InvalidRequestError(
-                "rows are ordered by simple columns; name the fields of a struct", column=item.sql
+                "rows are ordered by simple columns; name the fields of a struct, or the elements of an array",
+                column=item.sql,
             )
         own = (leaf for one, leaf in zip(attributes, rows.leaves, strict=True) if one.matches(item.expression))
         name = next(own, None)
         if name is None:
             name = key.leaves[0].name
             names.append(name)
-            columns.append(item.expression.column().alias(name))
+            columns.append(key.columns[0].alias(name))
         order.append({"column": name, "descending": item.descending, "nulls_first": item.nulls_first})
     return names, columns, order

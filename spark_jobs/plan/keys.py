@@ -10,6 +10,8 @@ from pyspark.sql import types as T
 
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.state_types import state_field
+from spark_jobs.plan.storable import is_changed, restored, stored, stored_type
+from store_actors.nested_types import is_nested
 from store_actors.schema import Field
 
 __all__ = ["Key", "KeyTree", "key_of", "leaf_field"]
@@ -31,19 +33,31 @@ class Key:
     tree: KeyTree
     expiry: str | None
 
+    @property
+    def is_atomic(self) -> bool:
+        """Whether it is one leaf, which has the expression's own values, of an atomic type."""
+        return self.tree.leaf is not None and self.tree.shown is None and not is_nested(self.leaves[0].type)
+
 
 @dataclass(frozen=True)
 class KeyTree:
-    """A leaf's name, or the (name, tree) fields of a struct, whose null is told by a leaf if it can be null."""
+    """A leaf's name, or the (name, tree) fields of a struct, whose null is told by a leaf if it can be null.
+
+    Attributes
+    ----------
+    shown
+        Type of the leaf's values, if they are held as others (:mod:`spark_jobs.plan.storable`).
+    """
 
     leaf: str | None = None
     fields: tuple[tuple[str, KeyTree], ...] = ()
     null_leaf: str | None = None
+    shown: T.DataType | None = None
 
     def column(self) -> Column:
         """The value, made of columns named as the leaves."""
         if self.leaf is not None:
-            return F.col(self.leaf)
+            return F.col(self.leaf) if self.shown is None else restored(F.col(self.leaf), self.shown)
         struct = F.struct(*(tree.column().alias(name) for name, tree in self.fields))
         return struct if self.null_leaf is None else F.when(~F.col(self.null_leaf), struct)
 
@@ -74,9 +88,9 @@ def key_of(expression: Expression, path: str, *, normalised: bool = True) -> Key
                 for place, item in enumerate(kind.fields)
             )
             return KeyTree(fields=fields, null_leaf=null_leaf)
-        leaves.append(state_field(path, kind, nullable, what=expression.sql))
-        columns.append(_normalised(column, kind) if normalised else column)
-        return KeyTree(leaf=path)
+        leaves.append(state_field(path, stored_type(kind), nullable, what=expression.sql, nested=True))
+        columns.append(stored(column, kind, normalised=normalised))
+        return KeyTree(leaf=path, shown=kind if is_changed(kind, normalised=False) else None)
 
     kind = expression.type
     tree = flatten(expression.column(), kind, path, nullable=expression.nullable)
@@ -89,11 +103,4 @@ def key_of(expression: Expression, path: str, *, normalised: bool = True) -> Key
 
 def leaf_field(item: T.StructField) -> Field:
     """State's form of a Spark column."""
-    return state_field(item.name, item.dataType, item.nullable, metadata=item.metadata)
-
-
-def _normalised(column: Column, kind: T.DataType) -> Column:
-    """Floating-point keys as Spark groups them: one NaN, and -0.0 is 0.0."""
-    if not isinstance(kind, T.FloatType | T.DoubleType):
-        return column
-    return Expression.of(column).normalised().column()
+    return state_field(item.name, item.dataType, item.nullable, metadata=item.metadata, nested=True)

@@ -13,6 +13,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.keys import Key, key_of
+from spark_jobs.plan.storable import restored, stored, stored_type
 from store_actors.schema import Field, StateSchema, payload_type
 
 __all__ = ["ProjectedPlan", "Result", "RowColumns"]
@@ -40,7 +41,7 @@ class RowColumns:
     results
         The row's columns, in their order, over what is emitted.
     leaves
-        For each of the row's columns its name in the state, if it is held as one there (and not as a key).
+        For each of the row's columns its name in the state, if it is held there as one of an atomic type (and not as a key).
     """
 
     fields: tuple[Field, ...]
@@ -58,10 +59,10 @@ class RowColumns:
             held = next((key for key in keys if key.expression.matches(attribute)), None)
             name = f"{prefix}{place}"
             if held is None:
-                kind = payload_type(to_arrow_type(attribute.type))
+                kind = payload_type(to_arrow_type(stored_type(attribute.type)))
                 fields.append(Field(name, kind, attribute.nullable))
-                selected.append(attribute.column().alias(name))
-            column = F.col(name) if held is None else held.tree.column()
+                selected.append(stored(attribute.column(), attribute.type).alias(name))
+            column = restored(F.col(name), attribute.type) if held is None else held.tree.column()
             results.append(Result(column, attribute.name, attribute.metadata))
         return cls(tuple(fields), tuple(selected), tuple(results))
 
@@ -84,7 +85,7 @@ class RowColumns:
                 own = key_of(attribute, f"{prefix}{place}", normalised=False)
                 fields += own.leaves
                 selected += [column.alias(leaf.name) for leaf, column in zip(own.leaves, own.columns, strict=True)]
-                leaves.append(own.tree.leaf)
+                leaves.append(own.tree.leaf if own.is_atomic else None)
             else:
                 leaves.append(None)
             results.append(Result(own.tree.column(), attribute.name, attribute.metadata))

@@ -6,12 +6,22 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from coordinator.errors import InvalidRequestError
-from store_actors.schema import Field, bins_type, counts_type, list_type, spark_type, words_type
+from store_actors.schema import (
+    Field,
+    bins_type,
+    counts_type,
+    list_type,
+    spark_type,
+    string_to_type,
+    type_to_string,
+    words_type,
+)
 
 __all__ = [
     "bins_field",
@@ -53,6 +63,7 @@ def state_field(
     *,
     what: str = "",
     metadata: Mapping[str, Any] | None = None,
+    nested: bool = False,
 ) -> Field:
     """Field of a state's schema for a Spark type, with what of Spark's the state's own type does not tell.
 
@@ -62,13 +73,16 @@ def state_field(
         The column, in SQL, for the error; `name` without it.
     metadata
         Metadata of Spark's column (such as the declared type of a char or varchar).
+    nested
+        Whether arrays, maps and structs are held, as one value.
 
     Raises
     ------
     InvalidRequestError
         No state holds such values.
     """
-    return _told(name, _type_name(data_type, what or name), data_type, nullable, metadata or {})
+    kind = _type_name(data_type, what or name, nested=nested)
+    return _told(name, kind, data_type, nullable, metadata or {})
 
 
 def held_type(data_type: T.DataType) -> T.DataType:
@@ -130,7 +144,9 @@ def _told(name: str, kind: str, data_type: T.DataType, nullable: bool, metadata:
     return Field(name, kind, nullable, spark)
 
 
-def _type_name(data_type: T.DataType, what: str) -> str:
+def _type_name(data_type: T.DataType, what: str, *, nested: bool = False) -> str:
+    if nested and isinstance(data_type, T.ArrayType | T.MapType | T.StructType):
+        return _nested_name(data_type, what)
     if isinstance(data_type, T.DecimalType):
         return f"decimal({data_type.precision},{data_type.scale})"
     name = _NAMES.get(type(data_type))
@@ -148,3 +164,17 @@ def spark_field(field: Field) -> T.StructField:
     """Spark's form of a state field. Its metadata stays behind: that of a result is for Spark to say."""
     told = field.spark_json()
     return T.StructField.fromJson({**told, "metadata": {}})
+
+
+def _nested_name(data_type: T.ArrayType | T.MapType | T.StructType, what: str) -> str:
+    def held(name: str, part: T.DataType) -> pa.Field:
+        # Whatever Spark says: below a null struct, its Arrow data has nulls where none can be.
+        return pa.field(name, string_to_type(_type_name(part, what, nested=True)))
+
+    if isinstance(data_type, T.ArrayType):
+        kind: pa.DataType = pa.list_(held("element", data_type.elementType))
+    elif isinstance(data_type, T.MapType):
+        kind = pa.map_(held("key", data_type.keyType).with_nullable(False), held("value", data_type.valueType))
+    else:
+        kind = pa.struct([held(one.name, one.dataType) for one in data_type.fields])
+    return type_to_string(kind)

@@ -157,7 +157,7 @@ class ExchangeTask:
             rows, bounds = self._combine(rows, bounds)
         else:
             rows = pa.RecordBatch.from_arrays(
-                [column.cast(field.type) for column, field in zip(rows.columns, wanted, strict=True)], schema=wanted
+                [_as(field.type, column) for column, field in zip(rows.columns, wanted, strict=True)], schema=wanted
             )
         return self._pack(rows, bounds, rows_read, _PARTIAL if partial else self.input)
 
@@ -228,6 +228,11 @@ class ExchangeTask:
             pa.nulls(size, pa.binary()),
         ]
         return pa.record_batch(columns, schema=EXCHANGE_SCHEMA)
+
+
+def _as(data_type: pa.DataType, column: pa.Array) -> pa.Array:
+    # Arrow takes a cast to the same type, too, for a promise: that fields of a struct are never null, which they are below a null one.
+    return column if column.type == data_type else column.cast(data_type)
 
 
 def _blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

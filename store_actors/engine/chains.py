@@ -39,7 +39,7 @@ class ChainedTable(GroupTable):
         super().__init__(schema, seed, capacity=capacity)
         layout = self.layout
         self._chain_words = layout.key_words - 1
-        self._chain_mask = np.uint64((1 << (len(schema.keys) - 1)) - 1)
+        self._chain_mask = layout.chain_mask
         self._heads: Words = np.zeros(1 << 9, np.uint64)
         self._chains = 0
         self._next: Slots = np.empty(capacity, np.int64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,9 +13,10 @@ from store_actors.accumulators import RULES, OpCode, Ordering, Rule, StateForm
 from store_actors.engine.arrays import Slots, Words
 from store_actors.engine.kernels import ACCUMULATE_WORDS, FLAG_BITS
 from store_actors.engine.list_kernels import FLOAT_SET, LIST, SET
-from store_actors.schema import Accumulator, Field, StateSchema, string_to_type
+from store_actors.nested_types import is_nested
+from store_actors.schema import ROW_COLUMN, Accumulator, Field, StateSchema, string_to_type
 
-__all__ = ["Feed", "FieldSlot", "ListSlot", "RowLayout", "words_of"]
+__all__ = ["Feed", "FieldSlot", "ListSlot", "RowLayout", "held_type", "words_of"]
 
 #: State fields of a correlation; a covariance has fewer.
 _CORRELATION_FIELDS = 6
@@ -28,9 +29,22 @@ def words_of(data_type: pa.DataType) -> int:
     return 2 if pa.types.is_decimal(data_type) or pa.types.is_list(data_type) else 1
 
 
+def held_type(name: str) -> pa.DataType:
+    """Arrow type, of a type named in a schema, that its words are made of."""
+    return pa.binary() if is_nested(name) else string_to_type(name)
+
+
 @dataclass(frozen=True, slots=True)
 class FieldSlot:
-    """A field's place in a row: its first word and its flag bit (a key's: null, a state field's: valid)."""
+    """A field's place in a row: its first word and its flag bit (a key's: null, a state field's: valid).
+
+    Attributes
+    ----------
+    type
+        What its words are made of: of arrays, maps and structs that are held as bytes (``nested.py``) binary.
+    nested
+        The type of those; None of any other field.
+    """
 
     name: str
     type: pa.DataType
@@ -38,6 +52,18 @@ class FieldSlot:
     flag_word: int
     flag: int
     is_key: bool
+    nested: pa.DataType | None = None
+
+    @property
+    def shown(self) -> pa.DataType:
+        """The field's Arrow type."""
+        return self.type if self.nested is None else self.nested
+
+    @classmethod
+    def of(cls, field: Field, word: int, flag_word: int, flag: int, *, is_key: bool) -> FieldSlot:
+        """The place of a field."""
+        nested = string_to_type(field.type) if is_nested(field.type) else None
+        return cls(field.name, held_type(field.type), word, flag_word, flag, is_key, nested)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,33 +93,28 @@ class RowLayout:
         How batches of raw inputs (``schema.raw_schema()``) and of partial accumulators (``schema.row_schema()``) are folded.
     lists
         State fields whose lists grow.
+    key_words
+        Words that tell the key, with `key_mask` in word 0: of keys beyond the first 31, their nulls (`null_words`), then the values.
     initial
         The words of a new group.
     fails_on_overflow
         Whether there are sums whose overflow fails the batch.
-
-    Raises
-    ------
-    InvalidRequestError
-        More than 31 key leaves.
     """
 
     def __init__(self, schema: StateSchema) -> None:
-        if len(schema.keys) > FLAG_BITS:
-            raise InvalidRequestError(
-                f"a stateful operator groups by at most {FLAG_BITS} columns; group by fewer, or by a struct's hash",
-                columns=len(schema.keys),
-            )
         self.schema = schema
-        flags = len(schema.keys) + len(schema.state_fields)
-        self.flag_words = 1 + max(0, -(-(flags - FLAG_BITS) // 64))
-        self.keys: tuple[FieldSlot, ...] = self._place(schema.keys, self.flag_words, 0, is_key=True)
-        self.key_words = sum(words_of(slot.type) for slot in self.keys)
-        self.state: tuple[FieldSlot, ...] = self._place(
-            schema.state_fields, self.flag_words + self.key_words, len(schema.keys), is_key=False
-        )
+        in_word_0 = min(len(schema.keys), FLAG_BITS)
+        self.flag_words = 1 + max(0, -(-(in_word_0 + len(schema.state_fields) - FLAG_BITS) // 64))
+        # A row's number is never null, and the keys before it are laid out as they are without it.
+        can_be_null = sum(field.name != ROW_COLUMN for field in schema.keys)
+        self.null_words = max(0, -(-(can_be_null - FLAG_BITS) // 64))
+        self.keys: tuple[FieldSlot, ...] = self._place_keys()
+        self.key_words = self.null_words + sum(words_of(slot.type) for slot in self.keys)
+        self.state: tuple[FieldSlot, ...] = self._place_state(self.flag_words + self.key_words, in_word_0)
         self.row_words = self.flag_words + self.key_words + sum(words_of(slot.type) for slot in self.state)
-        self.key_mask = np.uint64((1 << len(schema.keys)) - 1)
+        self.key_mask = np.uint64((1 << in_word_0) - 1)
+        #: `key_mask` without the last key.
+        self.chain_mask = np.uint64((1 << min(max(0, len(schema.keys) - 1), FLAG_BITS)) - 1)
         fields = (*self.keys, *self.state)
         self.expiry_word = next((slot.word for slot in fields if slot.name == schema.expiry_key), -1)
         self.lists: Mapping[str, ListSlot] = {
@@ -107,15 +128,33 @@ class RowLayout:
         self.raw = Feed(self, merge=False)
         self.partial = Feed(self, merge=True)
 
-    def _place(self, fields: tuple[Field, ...], word: int, bit: int, *, is_key: bool) -> tuple[FieldSlot, ...]:
+    def _place_keys(self) -> tuple[FieldSlot, ...]:
+        slots, word = [], self.flag_words + self.null_words
+        for position, field in enumerate(self.schema.keys):
+            if position < FLAG_BITS:
+                flag_word, flag = 0, 1 << position
+            else:
+                beyond, bit = divmod(position - FLAG_BITS, 64)
+                flag_word, flag = (0, 0) if field.name == ROW_COLUMN else (self.flag_words + beyond, 1 << bit)
+            slots.append(FieldSlot.of(field, word, flag_word, flag, is_key=True))
+            word += words_of(slots[-1].type)
+        return tuple(slots)
+
+    def _place_state(self, word: int, bit: int) -> tuple[FieldSlot, ...]:
         slots = []
-        for position, field in enumerate(fields, start=bit):
+        for position, field in enumerate(self.schema.state_fields, start=bit):
             flag_word, flag_bit = (0, position) if position < FLAG_BITS else divmod(position - FLAG_BITS, 64)
             flag_word += position >= FLAG_BITS
-            data_type = string_to_type(field.type)
-            slots.append(FieldSlot(field.name, data_type, word, flag_word, 1 << flag_bit, is_key))
-            word += words_of(data_type)
+            slots.append(FieldSlot.of(field, word, flag_word, 1 << flag_bit, is_key=False))
+            word += words_of(slots[-1].type)
         return tuple(slots)
+
+    def null_bits(self, keys: Iterable[FieldSlot]) -> dict[int, np.uint64]:
+        """Words of a row that tell which of these keys are null, each with the bits that do."""
+        bits: dict[int, int] = {}
+        for slot in keys:
+            bits[slot.flag_word] = bits.get(slot.flag_word, 0) | slot.flag
+        return {word: np.uint64(some) for word, some in bits.items()}
 
     def slots_of(self, accumulator: Accumulator) -> list[FieldSlot]:
         """Places of an accumulator's state fields."""
@@ -222,7 +261,7 @@ class Feed:
         for field in self.inputs:
             if field.name == name:
                 return column
-            column += words_of(string_to_type(field.type))
+            column += words_of(held_type(field.type))
         raise InvalidRequestError("an accumulator reads a column that the batch does not carry", column=name)
 
 

@@ -17,9 +17,11 @@ from store_actors.engine.frozen import SNAPSHOT_BYTES, FrozenRows
 from store_actors.engine.hash_kernels import row_secrets, secret_words
 from store_actors.engine.layout import Feed, FieldSlot, RowLayout, words_of
 from store_actors.engine.lists import ListPool, element_words
+from store_actors.engine.nested import decode_nested
 from store_actors.engine.pieces import PIECE_BYTES, batches, cut
 from store_actors.engine.strings import StringPool
 from store_actors.engine.words import decode_column, encode_column, is_text, validity
+from store_actors.nested_types import is_nested
 from store_actors.schema import StateSchema, string_to_type
 
 __all__ = ["EncodedBatch", "GroupTable", "Touched"]
@@ -144,13 +146,15 @@ class GroupTable:
         layout = self.layout
         feed = layout.partial if partial else layout.raw
         nulls = np.zeros(batch.num_rows, np.uint64)
-        keys: list[Words] = []
+        further = np.zeros((layout.null_words, batch.num_rows), np.uint64)
+        keys: list[Words] = [*further]
         for slot in layout.keys:
             column = batch.column(slot.name)
             valid = validity(column)
             encode_column(column, self.pool, valid, keys)
             if column.null_count:
-                nulls |= (valid == 0).astype(np.uint64) * np.uint64(slot.flag)
+                flags = nulls if slot.flag_word == 0 else further[slot.flag_word - layout.flag_words]
+                flags |= (valid == 0).astype(np.uint64) * np.uint64(slot.flag)
                 if slot.word == layout.expiry_word:
                     keys[-1] = _never_expiring(keys[-1], valid)
         values: list[Words] = []
@@ -159,7 +163,7 @@ class GroupTable:
         for field in feed.inputs:
             column = batch.column(field.name)
             valid = validity(column)
-            if pa.types.is_list(column.type):
+            if pa.types.is_list(column.type) and not is_nested(field.type):
                 words, begins, lengths = element_words(column, self.pool)
                 values += [(begins + sum(map(len, elements))).view(np.uint64), lengths.view(np.uint64)]
                 elements.append(words)
@@ -528,7 +532,8 @@ class GroupTable:
         pool = self.pool if pool is None else pool
         if pa.types.is_list(slot.type):
             return self.lists.decode(slot, words[0], words[1], pool)
-        return decode_column(slot.type if data_type is None else data_type, words, valid, pool)
+        decoded = decode_column(slot.type if data_type is None else data_type, words, valid, pool)
+        return decoded if slot.nested is None else decode_nested(decoded, slot.nested)
 
     @staticmethod
     def _words_of(slot: FieldSlot, rows: Words) -> tuple[tuple[Slots, ...], Bytes]:

@@ -10,6 +10,7 @@ float32, float64     the bits of the float64
 decimal128           low word, high word of the unscaled 128-bit two's complement integer
 fixed_size_binary    its bytes, eight a word (states of many words)
 string, binary       id in the table's :class:`~store_actors.engine.strings.StringPool` (their large forms are only made)
+list, map, struct    that of their bytes (``nested.py``); lists that grow with their group have words of their own (``lists.py``)
 ===================  ===========================================================================
 """
 
@@ -23,6 +24,7 @@ import pyarrow.compute as pc
 from coordinator.errors import InvalidRequestError
 from store_actors.engine.arrays import Bytes, Slots, Words
 from store_actors.engine.layout import words_of
+from store_actors.engine.nested import encode_nested
 from store_actors.engine.strings import StringPool
 
 __all__ = ["check_countable", "decode_column", "encode_column", "is_text", "validity"]
@@ -60,6 +62,9 @@ def encode_column(array: pa.Array, pool: StringPool, valid: Bytes, out: list[Wor
     data_type = array.type
     if is_text(data_type):
         out.append(_encode_strings(array, pool, valid))
+        return
+    if pa.types.is_nested(data_type):
+        out.append(pool.ids(*encode_nested(array), valid))
         return
     width = words_of(data_type)
     if width > 1 or pa.types.is_fixed_size_binary(data_type):

@@ -185,12 +185,14 @@ class _Reads:
         Raises
         ------
         InvalidRequestError
-            Not a key column, or an end that its type cannot hold.
+            Not a key column, or one of arrays or structs, or an end that its type cannot hold.
         """
         self._require("range_scan")
-        slots = {slot.name: slot for slot in self._store.table.layout.keys}
+        slots = {slot.name: slot for slot in self._store.table.layout.keys if slot.nested is None}
         if column not in slots:
-            raise InvalidRequestError("ranges are scanned by a key column", column=column, keys=list(slots))
+            raise InvalidRequestError(
+                "ranges are scanned by a key column, of an atomic type", column=column, keys=list(slots)
+            )
         return self._view.range_scan(slots[column], start, end, batch_rows)
 
     def metrics(self) -> KeyedMetrics:

@@ -37,6 +37,7 @@ from store_actors.keyed.handles import (
 )
 from store_actors.keyed.table import KeyedTable
 from store_actors.keyed.view import VersionView
+from store_actors.nested_types import has_map
 from store_actors.schema import Field, StateSchema, string_to_type, type_to_string
 
 __all__ = [
@@ -59,7 +60,7 @@ class KeyedShard:
     Parameters
     ----------
     keys
-        Key columns, at least one and at most 31. A key column may hold nulls unless its field says no.
+        Key columns, at least one. A key column may hold nulls unless its field says no.
     values
         Value columns; may be empty (a set of keys).
     due
@@ -70,7 +71,7 @@ class KeyedShard:
     Raises
     ------
     InvalidRequestError
-        No key column, too many, a name that is there twice or starts with two underscores, an unknown type, or `due` is no int64
+        No key column, a name that is there twice or starts with two underscores, an unknown type, or `due` is no int64
         value column.
     """
 
@@ -260,10 +261,21 @@ def _check_fields(keys: tuple[Field, ...], values: tuple[Field, ...]) -> None:
         raise InvalidRequestError(
             "columns of a keyed store have distinct names that do not start with two underscores", columns=wrong
         )
+    for field in keys:
+        if has_map(field.type):
+            raise InvalidRequestError(
+                "a key has no maps in it, as in Spark: the same entries in another order are another map; use an array of entries",
+                column=field.name,
+                type=field.type,
+            )
     for field in (*keys, *values):
         try:
-            type_to_string(string_to_type(field.type))  # which refuses what only passes, or only accumulators have
+            held = type_to_string(string_to_type(field.type))
         except (KeyError, ValueError) as error:
-            raise InvalidRequestError(
-                "a keyed store cannot hold this type", column=field.name, type=field.type
-            ) from error
+            raise _not_held(field) from error
+        if held != field.type:  # what only passes, or only accumulators have
+            raise _not_held(field)
+
+
+def _not_held(field: Field) -> InvalidRequestError:
+    return InvalidRequestError("a keyed store cannot hold this type", column=field.name, type=field.type)

@@ -27,6 +27,7 @@ __all__ = ["VersionView"]
 _LARGE_TYPES = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
 _LOW32 = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)
+_ALL_BITS = np.uint64((1 << 64) - 1)
 #: Version stamp of an overlay's row whose key the version does not have.
 _ABSENT = np.uint64(1 << 32)
 
@@ -142,9 +143,14 @@ class VersionView:
         One pass over the keys, whatever the number of prefixes.
         """
         layout = self._table.layout
-        first, mask = layout.flag_words, np.uint64((1 << columns) - 1)
+        first = layout.flag_words + layout.null_words
         width = sum(words_of(slot.type) for slot in layout.keys[:columns])
-        wanted = np.ascontiguousarray(np.column_stack([prefixes[:, 0] & mask, prefixes[:, first : first + width]]))
+        # The first columns have their nulls in word 0, those beyond them in words of their own.
+        nulls = layout.null_bits(layout.keys[:columns])
+        mask, words = nulls.pop(0), [0, *nulls, *range(first, first + width)]
+        bits = np.array([mask, *nulls.values(), *[_ALL_BITS] * width], np.uint64)
+        width += len(nulls)
+        wanted = np.ascontiguousarray(prefixes[:, words] & bits)
         index = np.zeros(1 << (len(wanted) * 2).bit_length(), np.uint64)
         held = np.empty((len(wanted) + 1, 1 + width), np.uint64)
         nothing_free, counters, slots = np.empty(0, np.int64), np.zeros(2, np.int64), np.empty(len(wanted), np.int64)
@@ -154,12 +160,12 @@ class VersionView:
 
         def chosen(rows: Words) -> Mask:
             out = np.empty(len(rows), np.int64)
+            rows = rows & bits
             keys = np.ascontiguousarray(rows[:, 1:])
-            kernels.lookup(index, held, keys, rows[:, 0] & mask, mask, 1, self._table.secret, out)
+            kernels.lookup(index, held, keys, np.ascontiguousarray(rows[:, 0]), mask, 1, self._table.secret, out)
             return out >= 0
 
         slots, extra = self._all()
-        words = [0, *range(first, first + width)]
         return self._scan(slots[chosen(self._words(slots, words))], extra[chosen(extra[:, words])], batch_rows)
 
     def _words(self, slots: Slots, words: list[int]) -> Words:

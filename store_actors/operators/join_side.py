@@ -99,8 +99,7 @@ class JoinSide(MultiTable):
         self._given = tuple(slot for slot in slots.values() if slot.name not in (ROW_COLUMN, MATCHED_COLUMN))
         self._number = slots[ROW_COLUMN].word
         self._matched = slots.get(MATCHED_COLUMN)
-        plain = [slot.flag for slot in layout.keys if slot.name not in options.null_safe]
-        self._plain_keys = np.uint64(sum(plain))
+        self._plain_nulls = layout.null_bits(slot for slot in layout.keys if slot.name not in options.null_safe)
         self._output = tuple(slots[name] for name in options.output[side])
         #: Slots of rows that a pending version made, and of older ones that it marked as matched.
         self._new: Slots = np.empty(0, np.int64)
@@ -131,7 +130,9 @@ class JoinSide(MultiTable):
                 excluded = rows.filter(pc.invert(passes))
             rows = _filtered(rows, passes)
         words = self._words(rows)
-        has_null = (words[:, 0] & self._plain_keys) != 0
+        has_null = np.zeros(len(words), np.bool_)
+        for word, bits in self._plain_nulls.items():
+            has_null |= (words[:, word] & bits) != 0
         if has_null.any() and not self._is_outer:
             words, has_null = words[~has_null], np.zeros(len(words) - int(has_null.sum()), np.bool_)
         return SideRows(words, np.flatnonzero(~has_null), np.zeros(len(words), np.bool_), excluded, late)
@@ -246,7 +247,7 @@ class JoinSide(MultiTable):
 
     def no_output(self, count: int) -> list[pa.Array]:
         """Nulls instead of output columns."""
-        return [pa.nulls(count, slot.type) for slot in self._output]
+        return [pa.nulls(count, slot.shown) for slot in self._output]
 
     def has(self, name: str) -> bool:
         """Whether a column is one of its keys or of its state."""

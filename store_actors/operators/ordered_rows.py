@@ -61,16 +61,13 @@ class OrderedRows(VersionedTable):
             words,
             layout.flag_words,
             layout.key_words - 1,
-            self._partition_mask(),
+            layout.chain_mask,
             self.table.secret,
             index,
             ids,
             firsts,
         )
         return ids, firsts[:count]
-
-    def _partition_mask(self) -> np.uint64:
-        return np.uint64((1 << (len(self.schema.keys) - 1)) - 1)
 
     def _set_rank(self, rows: Words, ranks: Slots | int) -> None:
         if self._rank is not None:

@@ -174,7 +174,7 @@ class TopShard(OrderedRows, MultiTable):
         layout = self.table.layout
         some = words[firsts]
         keys = np.ascontiguousarray(some[:, layout.flag_words : layout.flag_words + layout.key_words - 1])
-        return self.table.match(keys, some[:, 0] & self._partition_mask())
+        return self.table.match(keys, some[:, 0] & layout.chain_mask)
 
     def _pick(self, words: Words) -> _Picked:
         """Compare the rows of a batch with those of their partitions."""

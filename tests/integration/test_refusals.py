@@ -201,29 +201,14 @@ JOINS = {
         spark="watermark",
     ),
     "every row with every row": Refusal(lambda op, i: op(i["at"]).crossJoin(i["bt"]), "needs an equality.*add one"),
-    "keys of a type without state": Refusal(
-        lambda op, i: op(i["a"]).join(i["b"], "l"), "array<bigint>|cast the column"
-    ),
-    "rows of a type without state": Refusal(
-        lambda op, i: op(i["a"]).join(i["b"].drop("l"), "k"), "cast the column, or take the fields that you need"
-    ),
 }
 
 TYPES = {
-    "grouping by an array": Refusal(
-        lambda op, i: op(i["a"]).groupBy("l").count(), "cast the column, or take the fields", "update"
-    ),
-    "duplicates of an array": Refusal(
-        lambda op, i: op(i["a"]).dropDuplicates(["l"]), "cast the column, or take the fields"
-    ),
     "the largest of an array": Refusal(
         lambda op, i: op(i["a"]).groupBy("k").agg(F.max("l")), "cast the column, or take the fields", "update"
     ),
     "a list of arrays": Refusal(
         lambda op, i: op(i["a"]).groupBy("k").agg(F.collect_list("l")), "cast the column, or take the fields", "update"
-    ),
-    "top rows with an array": Refusal(
-        lambda op, i: op(i["a"]).topN(3, "k", "x"), "cast the column, or take the fields", "update"
     ),
     "state of a type that Arrow does not carry": Refusal(
         lambda op, i: in_pandas(op(i["a"]).groupBy("k"), "append", state="d interval year to month"), "cast it"

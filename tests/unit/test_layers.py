@@ -45,7 +45,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "keyed stores": ("store_actors.keyed",),
     "messages": ("store_actors.messages",),
     "engine": ("store_actors.engine",),
-    "schema": ("store_actors.accumulators", "store_actors.schema"),
+    "schema": ("store_actors.accumulators", "store_actors.nested_types", "store_actors.schema"),
     "coordinator client": ("coordinator.client", "coordinator.deploy", "coordinator.calls"),
     "coordinator actor": ("coordinator.actor", "coordinator.dashboard"),
     "the log": ("coordinator.cleaner", "coordinator.ledger_keeper", "coordinator.manifest_log"),

@@ -1,0 +1,98 @@
+"""Values that Arrow does not carry to Python, as others that it does; and floating-point numbers as Spark groups them.
+
+Year-month intervals are held as their months, nulls without a type (``void``) as booleans, wherever in an array, map or struct they
+stand. Spark itself makes the one of the other, in columns before and after the fleet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from spark_jobs.plan.catalyst import Expression
+
+__all__ = ["is_changed", "restored", "stored", "stored_type"]
+
+_MONTHS = T.YearMonthIntervalType(T.YearMonthIntervalType.MONTH, T.YearMonthIntervalType.MONTH)
+_FLOATS = (T.FloatType, T.DoubleType)
+
+
+def stored_type(kind: T.DataType) -> T.DataType:
+    """Type in which values of a type are held: whatever can be null inside of it, as fields are below a struct that is."""
+    if isinstance(kind, T.YearMonthIntervalType):
+        return T.IntegerType()
+    if isinstance(kind, T.NullType):
+        return T.BooleanType()
+    if isinstance(kind, T.ArrayType):
+        return T.ArrayType(stored_type(kind.elementType))
+    if isinstance(kind, T.MapType):
+        return T.MapType(stored_type(kind.keyType), stored_type(kind.valueType))
+    if isinstance(kind, T.StructType):
+        return T.StructType([T.StructField(one.name, stored_type(one.dataType)) for one in kind.fields])
+    return kind
+
+
+def is_changed(kind: T.DataType, *, normalised: bool) -> bool:
+    """Whether values of a type are held as others."""
+    if isinstance(kind, T.ArrayType):
+        return is_changed(kind.elementType, normalised=normalised)
+    if isinstance(kind, T.MapType):
+        return any(is_changed(one, normalised=normalised) for one in (kind.keyType, kind.valueType))
+    if isinstance(kind, T.StructType):
+        return any(is_changed(one.dataType, normalised=normalised) for one in kind.fields)
+    return isinstance(kind, T.YearMonthIntervalType | T.NullType) or (normalised and isinstance(kind, _FLOATS))
+
+
+def stored(column: Column, kind: T.DataType, *, normalised: bool = False) -> Column:
+    """A column of a type as it is held; floating-point numbers as Spark groups them (one NaN, and -0.0 is 0.0), if `normalised`."""
+    if not is_changed(kind, normalised=normalised):
+        return column
+    if isinstance(kind, T.YearMonthIntervalType):
+        # Only months become a number.
+        return column.cast(_MONTHS).cast("int")
+    if isinstance(kind, T.NullType):
+        return column.cast("boolean")
+    if isinstance(kind, _FLOATS):
+        return Expression.of(column).normalised().column()
+    return _rebuilt(column, kind, lambda part, its: stored(part, its, normalised=normalised))
+
+
+def restored(column: Column, kind: T.DataType) -> Column:
+    """A column of a type again, of what :func:`stored` made of it."""
+    if not is_changed(kind, normalised=False):
+        return column
+    if isinstance(kind, T.YearMonthIntervalType):
+        return column.cast(_MONTHS).cast(kind)
+    if isinstance(kind, T.NullType):
+        return F.lit(None)
+    return _rebuilt(column, kind, restored)
+
+
+def _rebuilt(column: Column, kind: T.DataType, part: Callable[[Column, T.DataType], Column]) -> Column:
+    """An array, map or struct whose parts (column and type) are each made anew."""
+    if isinstance(kind, T.ArrayType):
+        element, may_be_null = kind.elementType, kind.containsNull
+        return F.transform(column, lambda one: _element(one, element, part, may_be_null=may_be_null))
+    if isinstance(kind, T.MapType):
+        keys, values, may_be_null = kind.keyType, kind.valueType, kind.valueContainsNull
+        column = F.transform_values(column, lambda _, one: _element(one, values, part, may_be_null=may_be_null))
+        return F.transform_keys(column, lambda one, _: _element(one, keys, part, may_be_null=False))
+    assert isinstance(kind, T.StructType)
+    return F.struct(
+        *(
+            _element(column.getField(one.name), one.dataType, part, may_be_null=one.nullable).alias(one.name)
+            for one in kind.fields
+        )
+    )
+
+
+def _element(
+    column: Column, kind: T.DataType, part: Callable[[Column, T.DataType], Column], *, may_be_null: bool
+) -> Column:
+    made = part(column, kind)
+    # A struct that is made of the fields of none is one; what is not null by its type stays so.
+    is_made = isinstance(kind, T.StructType) and made is not column
+    return F.when(column.isNotNull(), made) if is_made and may_be_null else made

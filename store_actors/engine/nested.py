@@ -1,0 +1,213 @@
+"""Arrays, maps and structs as bytes, which a pool of strings holds: equal values are equal bytes.
+
+The bytes of a value are made of sections, one after the other, in the order of the type's parts from the outside to the inside:
+which elements are there (a byte each), then their values, of strings their lengths (int32) and their bytes, of arrays and maps their
+lengths and then the sections of all their elements, of structs the sections of each field. How much of a section belongs to a value
+follows from the sections before it, so whole columns are written and read section by section, without a look at single values.
+
+Nulls have the bytes of zeros. Of floats every bit counts: who wants one NaN and one zero among keys makes them so before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from numba import int64, njit, uint8, void
+
+from store_actors.engine.arrays import Bytes, Slots
+
+__all__ = ["decode_nested", "encode_nested", "nested_keys"]
+
+Lengths: TypeAlias = npt.NDArray[np.int32]
+
+u8_1 = uint8[::1]
+i64_1 = int64[::1]
+
+
+@njit(void(u8_1, i64_1, i64_1, u8_1, i64_1), cache=True, nogil=True)
+def _copy(source, begins, sizes, target, places):  # type: ignore[no-untyped-def]
+    """Copy ``sizes[i]`` bytes from ``source[begins[i]]`` to ``target[places[i]]``."""
+    for row in range(sizes.shape[0]):
+        begin, place = begins[row], places[row]
+        for step in range(sizes[row]):
+            target[place + step] = source[begin + step]
+
+
+def _begins(sizes: Slots) -> Slots:
+    return np.cumsum(sizes) - sizes
+
+
+def _per_row(sizes: Slots | Lengths, counts: Slots) -> Slots:
+    """Sums of the sizes of each row's elements, of which there are `counts`."""
+    total = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
+    ends = np.cumsum(counts)
+    summed: Slots = total[ends] - total[ends - counts]
+    return summed
+
+
+# -- to bytes -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """Bytes of all rows, one after the other, and how many each row has."""
+
+    data: Bytes
+    sizes: Slots
+
+
+def encode_nested(array: pa.Array) -> tuple[Bytes, Slots]:
+    """Bytes of all values of an array, and the n + 1 offsets of each value's."""
+    sections: list[_Section] = []
+    _write(array, np.ones(len(array), np.int64), sections)
+    places = np.zeros(len(array) + 1, np.int64)
+    for section in sections:
+        places[1:] += section.sizes
+    ends = np.cumsum(places)
+    data, places = np.zeros(max(1, int(ends[-1])), np.uint8), ends[:-1].copy()
+    for section in sections:
+        if len(section.data):
+            _copy(section.data, _begins(section.sizes), section.sizes, data, places)
+        places += section.sizes
+    return data, ends
+
+
+def _write(array: pa.Array, counts: Slots, out: list[_Section]) -> None:
+    """Add the sections of elements, of which each row has `counts`."""
+    data_type = array.type
+    out.append(_Section(_bytes_of(pc.is_valid(array).cast(pa.uint8())), counts))
+    if pa.types.is_struct(data_type):
+        for field in array.flatten():  # in which the fields of nulls are null
+            _write(field, counts, out)
+    elif pa.types.is_map(data_type):
+        _write_elements(array.cast(_entries_type(data_type)), counts, out)
+    elif pa.types.is_list(data_type):
+        _write_elements(array, counts, out)
+    elif pa.types.is_string(data_type) or pa.types.is_binary(data_type):
+        _write_strings(array, counts, out)
+    else:
+        values = _fixed(array)
+        out.append(_Section(values, counts * (len(values) // max(1, len(array)))))
+
+
+def _write_elements(array: pa.ListArray, counts: Slots, out: list[_Section]) -> None:
+    lengths = pc.fill_null(pc.list_value_length(array), 0)
+    out.append(_Section(_bytes_of(lengths), counts * 4))
+    _write(array.flatten(), _per_row(lengths.to_numpy(zero_copy_only=False), counts), out)
+
+
+def _write_strings(array: pa.Array, counts: Slots, out: list[_Section]) -> None:
+    if array.null_count:
+        array = array.fill_null("" if pa.types.is_string(array.type) else b"")
+    offsets = _offsets(array)
+    lengths = np.diff(offsets)
+    out.append(_Section(lengths.view(np.uint8), counts * 4))
+    buffer = array.buffers()[2]
+    # A copy on purpose: the compiled signature takes no read-only arrays, which Arrow's are.
+    data = (
+        np.empty(0, np.uint8) if buffer is None else np.array(np.frombuffer(buffer, np.uint8)[offsets[0] : offsets[-1]])
+    )
+    out.append(_Section(data, _per_row(lengths, counts)))
+
+
+def _offsets(array: pa.Array) -> Lengths:
+    if len(array) == 0:
+        return np.zeros(1, np.int32)
+    return np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + len(array) + 1]
+
+
+def _fixed(array: pa.Array) -> Bytes:
+    """Values of one size, nulls as zeros."""
+    data_type = array.type
+    if pa.types.is_decimal(data_type):
+        if len(array) == 0:
+            return np.empty(0, np.uint8)
+        pairs = np.frombuffer(array.buffers()[1], np.uint64).reshape(-1, 2)[array.offset : array.offset + len(array)]
+        valid = _bytes_of(pc.is_valid(array).cast(pa.uint8()))
+        return np.ascontiguousarray(pairs * valid.astype(np.uint64)[:, np.newaxis]).reshape(-1).view(np.uint8)
+    if pa.types.is_boolean(data_type):
+        array = array.cast(pa.uint8())
+    elif pa.types.is_date32(data_type):
+        array = array.cast(pa.int32())
+    elif pa.types.is_temporal(data_type):
+        array = array.cast(pa.int64())
+    return _bytes_of(array.fill_null(0) if array.null_count else array)
+
+
+def _bytes_of(array: pa.Array) -> Bytes:
+    return np.array(array.to_numpy(zero_copy_only=False)).view(np.uint8)
+
+
+def _entries_type(data_type: pa.MapType) -> pa.ListType:
+    entries = pa.struct([data_type.key_field, data_type.item_field])
+    return pa.list_(pa.field("entries", entries, nullable=False))
+
+
+def nested_keys(array: pa.Array) -> pa.Array:
+    """Values that are equal where those of an array are, nulls where it has nulls."""
+    data, ends = encode_nested(array)
+    nulls = pa.py_buffer(np.packbits(_bytes_of(pc.is_valid(array).cast(pa.uint8())), bitorder="little"))
+    return pa.Array.from_buffers(pa.large_binary(), len(array), [nulls, pa.py_buffer(ends), pa.py_buffer(data)])
+
+
+# -- from bytes ---------------------------------------------------------------------------------------------------------
+
+
+def decode_nested(packed: pa.BinaryArray, data_type: pa.DataType) -> pa.Array:
+    """The values whose bytes these are; null where they are null."""
+    there = packed.drop_null() if packed.null_count else packed
+    values = _Bytes(there).values(data_type, np.ones(len(there), np.int64))
+    if not packed.null_count:
+        return values
+    valid = pc.is_valid(packed).to_numpy(zero_copy_only=False)
+    return values.take(pa.array(np.cumsum(valid) - 1, mask=~valid))
+
+
+class _Bytes:
+    """Reads section after section of many rows."""
+
+    def __init__(self, packed: pa.BinaryArray) -> None:
+        offsets, buffer = _offsets(packed), packed.buffers()[2]
+        self._data: Bytes = np.zeros(1, np.uint8) if buffer is None else np.array(np.frombuffer(buffer, np.uint8))
+        #: Where each row's next section begins.
+        self._places: Slots = offsets[:-1].astype(np.int64)
+
+    def _section(self, sizes: Slots) -> Bytes:
+        out = np.empty(int(sizes.sum()), np.uint8)
+        _copy(self._data, self._places, sizes, out, _begins(sizes))
+        self._places = self._places + sizes
+        return out
+
+    def values(self, data_type: pa.DataType, counts: Slots) -> pa.Array:
+        """Elements, of which each row has `counts`."""
+        valid = self._section(counts)
+        size = len(valid)
+        nulls = size - int(np.count_nonzero(valid))
+        bitmap = pa.py_buffer(np.packbits(valid, bitorder="little")) if nulls else None
+        if pa.types.is_struct(data_type):
+            fields = [self.values(data_type.field(place).type, counts) for place in range(data_type.num_fields)]
+            return pa.Array.from_buffers(data_type, size, [bitmap], nulls, children=fields)
+        if pa.types.is_map(data_type) or pa.types.is_list(data_type):
+            lengths = self._section(counts * 4).view(np.int32)
+            element = _entries_type(data_type).value_type if pa.types.is_map(data_type) else data_type.value_type
+            elements = self.values(element, _per_row(lengths, counts))
+            return pa.Array.from_buffers(data_type, size, [bitmap, _ends(lengths)], nulls, children=[elements])
+        if pa.types.is_string(data_type) or pa.types.is_binary(data_type):
+            lengths = self._section(counts * 4).view(np.int32)
+            data = self._section(_per_row(lengths, counts))
+            return pa.Array.from_buffers(data_type, size, [bitmap, _ends(lengths), pa.py_buffer(data)], nulls)
+        if pa.types.is_boolean(data_type):
+            return pa.Array.from_buffers(
+                data_type, size, [bitmap, pa.py_buffer(np.packbits(self._section(counts), bitorder="little"))], nulls
+            )
+        data = self._section(counts * (data_type.bit_width // 8))
+        return pa.Array.from_buffers(data_type, size, [bitmap, pa.py_buffer(data)], nulls)
+
+
+def _ends(lengths: Lengths) -> pa.Buffer:
+    return pa.py_buffer(np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)]))

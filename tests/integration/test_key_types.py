@@ -1,0 +1,189 @@
+"""Keys of any number and type, and rows with arrays and maps, beside Spark: each batch's rows, and the results' schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+
+from spark_jobs.fleet import Fleet
+from tests.integration.streams import Feed, Run
+
+#: Columns made of a number; few values of each, nulls at every level, and floats that are equal in more than one form.
+COLUMNS = {
+    "strings": "case i % 4 when 0 then null else array(null, '', cast(i % 3 as string)) end",
+    "doubles": "array(case i % 5 when 0 then double('NaN') when 1 then -0.0d when 2 then 0.0d when 3 then null else 1.5d end)",
+    "structs": "array(struct(i % 2 as a, case i % 3 when 0 then null else struct(array(i % 2) as b, date'2024-02-29' as c) end as d))",
+    "inner": "array(array(i % 2), array(), case when i % 3 = 0 then null else array(null, 7) end)",
+    "months": "case i % 4 when 0 then null else make_ym_interval(i % 2, i % 3) end",
+    "years": "cast(make_ym_interval(i % 3, 0) as interval year)",
+    "spans": "case i % 4 when 0 then null else make_dt_interval(i % 2, 0, 0, 0.000001) end",
+    "hours": "cast(make_dt_interval(i % 2, 5) as interval day to hour)",
+    "many_months": "array(make_ym_interval(i % 2, 1), null)",
+    "months_in": "struct(make_ym_interval(i % 2, 1) as m, array(struct(make_ym_interval(0, i % 2) as m)) as a)",
+    "large": "cast(concat(repeat('9', 33), i % 2, '.0001') as decimal(38, 4))",
+    "bytes": "case i % 3 when 0 then cast('' as binary) when 1 then cast(unhex('00') as binary) end",
+    "floats": "case i % 4 when 0 then float('NaN') when 1 then -0.0f when 2 then 0.0f end",
+    "times": "array(timestamp'2024-02-29 01:02:03.000004', timestamp_micros(i % 2))",
+    "nothing": "null",
+    "nothings": "array(null)",
+}
+MAPS = {
+    "map": "case i % 3 when 0 then null else map(cast(i as string), array(i, null), 'x', null) end",
+    "maps": "array(map(i, struct(i as a, map('y', double('-0.0')) as b)), map())",
+    "map_of_months": "map(make_ym_interval(0, i), make_ym_interval(1, i), make_ym_interval(2, i), null)",
+    "in_struct": "struct(map(i, 'a') as m, case i % 2 when 0 then null else array(i) end as a)",
+}
+
+Query = Callable[[Callable[..., Any], DataFrame], DataFrame]
+
+
+def own(frame: DataFrame, name: str, mode: str = "append") -> DataFrame:
+    return frame
+
+
+def shown(frame: DataFrame, *columns: str) -> DataFrame:
+    """Some columns as text: Python has no values of year-month intervals."""
+    return frame.select(F.to_json(F.struct(*(columns or frame.columns))).alias("row"))
+
+
+def with_columns(frame: DataFrame, columns: Mapping[str, str]) -> DataFrame:
+    return frame.select("i", *(F.expr(sql).alias(name) for name, sql in columns.items()))
+
+
+def grouped(*keys: str) -> Query:
+    def query(ops: Callable[..., Any], numbers: DataFrame) -> DataFrame:
+        rows = with_columns(numbers, COLUMNS)
+        return ops(rows, "agg", "update").groupBy(*keys).agg(F.count("*").alias("n"), F.max("i").alias("last"))  # type: ignore[no-any-return]
+
+    return query
+
+
+def many(count: int) -> list[Any]:
+    """Keys of which rows differ in one at most."""
+    return [F.expr(f"case when i % {count} = {place} then (case when i % 2 = 0 then null else 1 end) else 0 end").alias(f"k{place}")
+            for place in range(count)]  # fmt: skip
+
+
+def of_many_columns(ops: Callable[..., Any], numbers: DataFrame) -> DataFrame:
+    rows = numbers.select("i", *many(40))
+    return ops(rows, "agg", "update").groupBy(*rows.columns[1:]).agg(F.count("*").alias("n"))  # type: ignore[no-any-return]
+
+
+def distinct_of_many_columns(ops: Callable[..., Any], numbers: DataFrame) -> DataFrame:
+    return ops(numbers.select(*many(70)), "dedup").dropDuplicates()  # type: ignore[no-any-return]
+
+
+def distinct(ops: Callable[..., Any], numbers: DataFrame) -> DataFrame:
+    return ops(with_columns(numbers, COLUMNS | MAPS), "dedup").dropDuplicates(["i", *COLUMNS])  # type: ignore[no-any-return]
+
+
+def sessions(ops: Callable[..., Any], numbers: DataFrame) -> DataFrame:
+    rows = with_columns(numbers, COLUMNS).withColumn("t", F.timestamp_seconds("i")).withWatermark("t", "5 seconds")
+    keys = ["strings", "structs", "months", F.session_window("t", "3 seconds")]
+    return ops(rows, "sessions", "complete").groupBy(*keys).count()  # type: ignore[no-any-return]
+
+
+def joined(how: str) -> Query:
+    def query(ops: Callable[..., Any], numbers: DataFrame) -> DataFrame:
+        rows = (
+            with_columns(numbers, COLUMNS | MAPS)
+            .withColumn("t", F.timestamp_seconds("i"))
+            .withWatermark("t", "1 seconds")
+        )
+        left = rows.where("i % 2 = 0").alias("l")
+        right = rows.where("i % 3 = 0").alias("r")
+        on = F.expr(
+            "l.doubles = r.doubles and l.inner = r.inner and l.large = r.large and l.many_months = r.many_months"
+        )
+        on &= F.expr("r.t between l.t - interval 3 seconds and l.t + interval 3 seconds")
+        return ops(left, "join").join(right, on, how)  # type: ignore[no-any-return]
+
+    return query
+
+
+def with_state(ops: Callable[..., Any], numbers: DataFrame) -> DataFrame:
+    columns = {name: COLUMNS[name] for name in ("strings", "doubles", "inner", "large")}
+
+    def count(key: Any, frames: Any, state: GroupState) -> Any:
+        seen = sum(map(len, frames)) + (state.get[0] if state.exists else 0)
+        state.update((seen,))
+        yield pd.DataFrame({"key": [repr([(type(one).__name__, str(one)) for one in key])], "n": [seen]})
+
+    keyed = ops(with_columns(numbers, columns), "state", "update").groupBy(*columns)
+    return keyed.applyInPandasWithState(count, "key string, n long", "n long", "update", GroupStateTimeout.NoTimeout)  # type: ignore[no-any-return]
+
+
+CASES: dict[str, tuple[Query, str]] = {
+    "grouped by arrays": (grouped("strings", "doubles", "structs", "inner", "times"), "update"),
+    "grouped by intervals": (grouped("months", "years", "spans", "hours", "many_months", "months_in"), "update"),
+    "grouped by others": (grouped("large", "bytes", "floats", "nothing", "nothings"), "update"),
+    "grouped by 40 columns": (of_many_columns, "update"),
+    "70 columns without duplicates": (distinct_of_many_columns, "append"),
+    "rows without duplicates": (distinct, "append"),
+    "sessions": (sessions, "complete"),
+    "joined, inner": (joined("inner"), "append"),
+    "joined, left outer": (joined("left_outer"), "append"),
+    "function with state": (with_state, "update"),
+}
+
+
+@pytest.mark.parametrize("case_name", CASES)
+def test_keys_and_rows_are_as_sparks(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case_name: str
+) -> None:
+    query, mode = CASES[case_name]
+    feed = Feed(spark, tmp_path / "in", pa.schema([("i", pa.int32())]))
+
+    def ours(frame: DataFrame, operator: str, its_mode: str = "append") -> Any:
+        return fleet.stateful(frame, name=f"{name}-{operator}", outputMode=its_mode, shards=2)
+
+    results = {who: query(ops, feed.stream()) for who, ops in (("fleet", ours), ("spark", own))}
+    assert results["fleet"].schema == results["spark"].schema
+    found = []
+    for who in results:
+        run = Run(shown(results[who]), mode, tmp_path / who)
+        batches = []
+        try:
+            for numbers in ([*range(12), 3], [9, 9, 10, 11, 14], range(12, 24), [100]):
+                if who == "fleet":
+                    feed.add([(number,) for number in numbers])
+                batches.append(sorted(row["row"] for row in run.take()))
+                if who == "fleet" and len(batches) == 2:
+                    run.stop()
+                    run = Run(shown(query(ours, feed.stream())), mode, tmp_path / who)
+        finally:
+            run.stop()
+        found.append(batches)
+    ours_all, sparks = found
+    assert sorted(chain.from_iterable(ours_all)) == sorted(chain.from_iterable(sparks))
+
+
+def test_maps_are_no_keys_in_sparks_words(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(spark, tmp_path / "in", pa.schema([("i", pa.int32())]))
+    rows = with_columns(feed.stream(), MAPS)
+    other = rows.select(*(F.col(column).alias(f"{column}_2") for column in rows.columns))
+    ours = fleet.stateful(rows, name=name, shards=2)
+    for use in (
+        lambda frame: frame.groupBy("map").count(),
+        lambda frame: frame.groupBy("maps").count(),
+        lambda frame: frame.groupBy("in_struct").count(),
+        lambda frame: frame.dropDuplicates(["map"]),
+        lambda frame: frame.dropDuplicates(["in_struct"]),
+        lambda frame: frame.join(other, F.expr("map = map_2"), "inner"),
+    ):
+        told = []
+        for frame in (rows, ours):
+            with pytest.raises(AnalysisException) as refused:
+                use(frame)
+            told.append(refused.value.getErrorClass())
+        assert told[0] == told[1]

@@ -1,0 +1,96 @@
+"""Arrays, maps and structs as bytes: what comes back, what is equal, how their types are named."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_type
+
+from store_actors.engine.nested import decode_nested, encode_nested, nested_keys
+from store_actors.nested_types import has_map
+from store_actors.schema import spark_type, string_to_type, type_to_string
+from tests.unit.nested_values import NESTED, arrays, identity
+
+COLUMNS = NESTED.flatmap(arrays)
+
+
+def packed(array: pa.Array) -> pa.BinaryArray:
+    return nested_keys(array).cast(pa.binary())
+
+
+@given(array=COLUMNS)
+@settings(max_examples=300, deadline=None)
+def test_values_come_back_as_they_were(array: pa.Array) -> None:
+    back = decode_nested(packed(array), array.type)
+    back.validate(full=True)
+    assert back.type == array.type
+    assert identity(back.to_pylist()) == identity(array.to_pylist())
+
+
+@given(array=COLUMNS)
+@settings(max_examples=300, deadline=None)
+def test_values_are_equal_if_their_bytes_are(array: pa.Array) -> None:
+    values = [identity(value) for value in array.to_pylist()]
+    data = packed(array).to_pylist()
+    for one, bytes_of_one in zip(values, data, strict=True):
+        for other, bytes_of_other in zip(values, data, strict=True):
+            assert (one == other) == (bytes_of_one == bytes_of_other)
+
+
+def test_what_a_null_hides_makes_no_difference() -> None:
+    """Arrow keeps what stood in a list or string before it was made null."""
+    strings = pa.array(["hidden", "b"]).filter(pa.array([True, True]))
+    bitmap = pa.py_buffer(b"\x02")
+    hiding = pa.Array.from_buffers(pa.string(), 2, [bitmap, *strings.buffers()[1:]])
+    lists = pa.ListArray.from_arrays(pa.array([0, 2, 2], pa.int32()), hiding)
+    nulls = pa.Array.from_buffers(lists.type, 2, [bitmap, lists.buffers()[1]], children=[hiding])
+    assert packed(lists).to_pylist() == packed(pa.array([[None, "b"], []])).to_pylist()
+    assert packed(nulls).to_pylist() == packed(pa.array([None, []], pa.list_(pa.string()))).to_pylist()
+    data, ends = encode_nested(nulls)
+    shown, its_ends = encode_nested(pa.array([None, []], pa.list_(pa.string())))
+    assert (data == shown).all()
+    assert (ends == its_ends).all()
+
+
+@given(kind=NESTED)
+@settings(max_examples=200, deadline=None)
+def test_a_type_is_named_and_found_again(kind: pa.DataType) -> None:
+    name = type_to_string(kind)
+    assert string_to_type(name) == kind
+    assert type_to_string(string_to_type(name)) == name
+    told = T.StructType.fromJson(
+        {"type": "struct", "fields": [{"name": "c", "type": spark_type(name), "nullable": True, "metadata": {}}]}
+    )
+    assert to_arrow_type(told["c"].dataType) == kind
+
+
+def test_names_are_read_by_people_and_for_good() -> None:
+    kind = pa.struct(
+        [
+            pa.field("a,b", pa.list_(pa.field("element", pa.decimal128(5, 2), nullable=False))),
+            pa.field(
+                "map<", pa.map_(pa.string(), pa.list_(pa.field("element", pa.timestamp("us", "CET")))), nullable=False
+            ),
+        ]
+    )
+    name = type_to_string(kind)
+    assert name == 'struct<"a,b":array<decimal(5,2) not null>,"map<":map<string,array<timestamp>> not null>'
+    assert has_map(name)
+    assert not has_map('struct<"map<\\"":array<int8>>')
+    assert not has_map("string")
+    assert json.loads(json.dumps(name)) == name
+    for wrong in ("array<int8", "array<>", "map<int8,"):
+        with pytest.raises((ValueError, KeyError)):
+            string_to_type(wrong)
+
+
+@given(data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_no_rows_are_no_bytes(data: st.DataObject) -> None:
+    kind = data.draw(NESTED)
+    assert decode_nested(packed(pa.array([], kind)), kind) == pa.array([], kind)
