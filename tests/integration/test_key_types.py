@@ -51,9 +51,10 @@ def own(frame: DataFrame, name: str, mode: str = "append") -> DataFrame:
     return frame
 
 
-def shown(frame: DataFrame, *columns: str) -> DataFrame:
-    """Some columns as text: Python has no values of year-month intervals."""
-    return frame.select(F.to_json(F.struct(*(columns or frame.columns))).alias("row"))
+def shown(frame: DataFrame) -> DataFrame:
+    """Rows as text: Python has no values of year-month intervals, and a join has columns of one name."""
+    named = frame.toDF(*(f"c{place}" for place in range(len(frame.columns))))
+    return named.select(F.to_json(F.struct(*named.columns)).alias("row"))
 
 
 def with_columns(frame: DataFrame, columns: Mapping[str, str]) -> DataFrame:
