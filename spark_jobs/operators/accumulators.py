@@ -380,11 +380,14 @@ def _histogram_of_its_type(function: AggregateFunction, columns: Sequence[Column
     assert isinstance(kind, T.ArrayType)
     assert isinstance(kind.elementType, T.StructType)
     place = kind.elementType["x"].dataType
-    if isinstance(place, T.DecimalType):
-        return F.transform(column, lambda one: F.struct(one["x"].cast(place).alias("x"), one["y"].alias("y")))
-    if held_type(place) != place:
-        return F.transform(column, lambda one: F.struct(shown(one["x"], place).alias("x"), one["y"].alias("y")))
-    return column
+    if not isinstance(place, T.DecimalType) and held_type(place) == place:
+        return column
+
+    def typed(one: Column) -> Column:
+        x = one["x"].cast(place) if isinstance(place, T.DecimalType) else shown(one["x"], place)
+        return Expression.of(F.struct(x.alias("x"), one["y"].alias("y"))).known_nullable().column()
+
+    return F.transform(column, typed)
 
 
 def _bits(kind: AccumulatorKind, column: Column, input_type: str | None) -> Part:

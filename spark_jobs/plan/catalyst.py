@@ -253,6 +253,10 @@ class Expression:
         """The expression, which Spark then takes for one that is never null."""
         return Expression(java_class(f"{_EXPRESSIONS}.KnownNotNull")(self._java))
 
+    def known_nullable(self) -> Expression:
+        """The expression, which Spark then takes for one that may be null."""
+        return Expression(java_class(f"{_EXPRESSIONS}.KnownNullable")(self._java))
+
     def named_as(self, attribute: Expression) -> Expression:
         """The expression under the name, the id and the metadata of an attribute."""
         alias, wanted = java_class(f"{_EXPRESSIONS}.Alias"), attribute._java

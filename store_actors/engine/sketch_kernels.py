@@ -84,23 +84,21 @@ def _add_to_bins(rows_i, rows_f, slot, word, value, most):
 def _merge_bins(rows_i, rows_f, slot, word, values, values_f, a, row, most):
     used, others, begin = rows_i[slot, word], np.int64(values[a, row]), word + 1
     merged = np.empty(2 * (used + others), np.float64)
-    left = right = 0
-    for number in range(used + others):
-        takes_left = right == others or (
-            left < used and rows_f[slot, begin + 2 * left] <= values_f[a + 1 + 2 * right, row]
-        )
-        if takes_left:
-            merged[2 * number], merged[2 * number + 1] = (
-                rows_f[slot, begin + 2 * left],
-                rows_f[slot, begin + 2 * left + 1],
-            )
+    left = right = total = 0
+    while left < used or right < others:
+        if right == others or (left < used and rows_f[slot, begin + 2 * left] <= values_f[a + 1 + 2 * right, row]):
+            place, height = rows_f[slot, begin + 2 * left], rows_f[slot, begin + 2 * left + 1]
             left += 1
         else:
-            merged[2 * number] = values_f[a + 1 + 2 * right, row]
-            merged[2 * number + 1] = values_f[a + 2 + 2 * right, row]
+            place, height = values_f[a + 1 + 2 * right, row], values_f[a + 2 + 2 * right, row]
             right += 1
-    _trim(merged, used + others, most)
-    rows_i[slot, word] = min(used + others, most)
+        if total > 0 and merged[2 * total - 2] == place:
+            merged[2 * total - 1] += height
+        else:
+            merged[2 * total], merged[2 * total + 1] = place, height
+            total += 1
+    _trim(merged, total, most)
+    rows_i[slot, word] = min(total, most)
     for at in range(2 * rows_i[slot, word]):
         rows_f[slot, begin + at] = merged[at]
 

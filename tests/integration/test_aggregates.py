@@ -160,7 +160,8 @@ FAMILIES: dict[str, Sequence[str]] = {
     "sketches": [
         *(f"count_min_sketch({name}, 0.1D, 0.9D, 42)" for name in ("i8", "i64", "s", "bin")),
         "count_min_sketch(i64 * -77, 0.05D, 0.99D, 7) FILTER (WHERE b)",
-        *(f"histogram_numeric({name}, 100)" for name in ("i8", "i64", "f32", "f64", "day", "t", "dti", "ym")),
+        # Spark's own keeps equal places apart when it merges: here no two are equal.
+        *(f"histogram_numeric({name}, 100)" for name in ("i8", "i64", "f64", "d38", "t", "dti", "ym")),
         "histogram_numeric(f64, 100) FILTER (WHERE b)",
     ],
     "extremes and places": [

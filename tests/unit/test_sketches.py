@@ -96,3 +96,9 @@ def test_the_two_nearest_bins_become_one() -> None:
     found = run(histogram_schema(3, floating=True), [rows], merge=False)["s"]
     # 4.0 and 4.5 are nearest, then 1.0 and what they became.
     assert [(one["x"], one["y"]) for one in found] == [(pytest.approx(9.5 / 3), 3.0), (10.0, 1.0), (20.0, 1.0)]
+
+
+def test_equal_places_of_what_is_merged_become_one_bin() -> None:
+    parts: list[Rows] = [[(1,), (2,)], [(2,), (3,)]]
+    found = run(histogram_schema(7, floating=False), parts, merge=True)["s"]
+    assert found == [{"x": 1, "y": 1.0}, {"x": 2, "y": 2.0}, {"x": 3, "y": 1.0}]
