@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from decimal import Decimal
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -303,6 +304,19 @@ def test_rows_are_grouped_in_the_order_in_which_they_came() -> None:
     second = groups.part(1, 3)
     assert second.offsets[0] == 0
     assert len(second) == 2
+
+
+def test_rows_are_grouped_by_arrays_and_by_many_columns() -> None:
+    nan = float("nan")
+    lists = pa.array([[1.0, nan], None, [], [1.0, nan], [None], [], None, [1.0]], pa.list_(pa.float64()))
+    rows = pa.table({"a": lists, "v": range(8)})
+    groups = Groups.of(rows, ["a"])
+    assert [groups.rows["v"].to_pylist()[begin:end] for begin, end in pairwise(groups.offsets)] == [
+        [0, 3], [1, 6], [2, 5], [4], [7]
+    ]  # fmt: skip
+    assert repr(groups.keys["a"].to_pylist()) == repr([[1.0, nan], None, [], [None], [1.0]])
+    many = pa.table({f"k{place}": [0, int(place == 60), 0] for place in range(70)})
+    assert np.diff(Groups.of(many, many.column_names).offsets).tolist() == [2, 1]
 
 
 def test_state_of_any_type_comes_back_as_it_was() -> None:
