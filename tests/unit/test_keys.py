@@ -95,7 +95,7 @@ class Run:
 
     def __init__(self, schema: StateSchema) -> None:
         self.schema = schema
-        self.shard: OperatorShard = make_shard(schema)
+        self.shard: OperatorShard = make_shard(schema, 0)
 
     def batch(self, *tables: pa.Table) -> pa.Table:
         """Rows that the batch emits."""
@@ -106,7 +106,7 @@ class Run:
         self.shard.abort()
         change = self.shard.apply(rows, 0, version)
         self.shard.commit()
-        loaded = make_shard(self.schema)
+        loaded = make_shard(self.schema, 0)
         snapshot = self.shard.snapshot()
         loaded.load(snapshot.append_column("__change", pa.array([0] * len(snapshot), pa.int8())), version, 0)
         self.shard = loaded
