@@ -71,7 +71,7 @@ def test_what_a_killed_drivers_run_had_is_forgotten_once_another_run_has_the_sta
         coordinator = coordinator_over(store)
         killed = await leased(coordinator, 0, "a")
         await coordinator.report_active_instance(killed, actor("a"))
-        await coordinator.attach_and_lease(task("run-2", 1), METADATA, actor("a"))
+        await coordinator.attach_and_lease(task("run-2", 0), METADATA, actor("a"))
         assert await coordinator.get_location(killed) is None
         # Also if it is asked about: its shard is leased to the same store actor, but to the new run.
         mine = replace(killed, query_run_id="run-2")
