@@ -12,6 +12,8 @@ from tests.simulation.world import Outcome, run_seed
 #: Where the search for a planted bug begins, so that it is short as long as little changes.
 FIRST_SEED = {
     "memory is used without a look at its lineage": 164,
+    "memory is used under another epoch": 33,
+    "files of failed commits are deleted": 139,
     "the age of a commit is checked before it waits": 85,
     "ages are measured by a clock that stands still while the machine sleeps": 52,
 }
