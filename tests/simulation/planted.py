@@ -19,7 +19,7 @@ from store_actors.serving.lineage import Lineage, Stand
 from tests.simulation.clock import ProcessClock
 from tests.simulation.spark import Driver
 
-__all__ = ["BUGS", "KEYED_BUGS", "planted"]
+__all__ = ["BUGS", "KEYED_BUGS", "STOPPED_BUGS", "planted"]
 
 
 def _conflicts_ignored(append: Callable[..., None]) -> Callable[..., None]:
@@ -91,6 +91,11 @@ def _batches_by_halves(_: Callable[..., bool]) -> Callable[..., bool]:
     return lambda driver, run_id, batch, left_out: True
 
 
+def _files_of_late_commits_deleted(_: Any) -> Any:
+    # That a commit is too old rests on the clock: an older coordinator's record of it may still land.
+    return staticmethod(lambda error: isinstance(error, FencedError | CommitUnknownError))
+
+
 def _age_checked_at_the_door(_: Callable[..., Any]) -> Callable[..., Any]:
     async def careless(actor: Any, state_name: str, entries: Sequence[CommitEntry]) -> tuple[CommitEntry, ...]:
         now_ms = int(actor._clock.now_s() * 1000)
@@ -137,6 +142,8 @@ KEYED_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     ),
     "keyed stores in memory are used under another epoch": (Lineage, "is_hot", _epoch_not_looked_at),
 }
+#: Those that are sought where coordinators stop just before they write.
+STOPPED_BUGS = {"files of commits that are too old are deleted"}
 #: name -> (class, method, what to make of it)
 BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "conflicts of the log are ignored": (ManifestLog, "append", _conflicts_ignored),
@@ -147,6 +154,7 @@ BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "runs that were replaced may come back": (StateLedger, "check_query", _past_runs_welcome),
     "a coordinator answers from an old memory": (ManifestLog, "is_newest", _memory_taken_for_log),
     "files of failed commits are deleted": (Commits, "_counts_for_sure_not", _files_of_failed_commits_deleted),
+    "files of commits that are too old are deleted": (Commits, "_counts_for_sure_not", _files_of_late_commits_deleted),
     "the age of a commit is checked before it waits": (Coordinator, "commit_all", _age_checked_at_the_door),
     "ages are measured by a clock that stands still while the machine sleeps": (
         ProcessClock,

@@ -106,9 +106,11 @@ class World:
         Nobody is spared, whatever the seed says.
     keyed
         Whether the query works on keyed stores; as the seed says by default.
+    stops
+        Coordinators stop just before they write, and often; nothing else goes wrong.
     """
 
-    def __init__(self, seed: int, *, harsh: bool = False, keyed: bool | None = None) -> None:
+    def __init__(self, seed: int, *, harsh: bool = False, keyed: bool | None = None, stops: bool = False) -> None:
         self.rng = random.Random(seed)
         self.weather = Weather.draw(self.rng)
         self._harsh = harsh
@@ -123,6 +125,9 @@ class World:
                 "partial_batches": 0.5,
             }
             self.weather = replace(self.weather, stickiness=0.0, **wild)
+        if stops:
+            calm = dict.fromkeys(("storage_faults", "message_faults", "strikes", "deploys", "partial_batches"), 0.0)
+            self.weather = replace(self.weather, second_driver=False, stops_at_records=0.3, **calm)
         self.workload: Workload = (
             KeyedWorkload if (is_keyed(seed) if keyed is None else keyed) else AggregationWorkload
         )(self.rng)
@@ -335,9 +340,9 @@ class World:
             self.scheduler.kill(party)
 
 
-def run_seed(seed: int, *, harsh: bool = False, keyed: bool | None = None) -> Outcome:
+def run_seed(seed: int, *, harsh: bool = False, keyed: bool | None = None, stops: bool = False) -> Outcome:
     """Run one schedule, in the weather of its seed or the worst there is; its error, if any, is part of the outcome."""
-    world = World(seed, harsh=harsh, keyed=keyed)
+    world = World(seed, harsh=harsh, keyed=keyed, stops=stops)
     error: BaseException | None = None
     # What the project tells operators is told to nobody here.
     logging.disable(logging.CRITICAL)
