@@ -302,12 +302,15 @@ def _delta(
     now_ms: int,
 ) -> Delta:
     """What a session changed in one of its stores."""
+    request = session.request
+    # Before the changes are prepared, after which nobody reads them.
+    due_ms = _due_ms(handle, facts) if name == request.stores[0].name else None
     if isinstance(facts, BatchFacts):
         marks = facts.watermarks
         change = handle.prepare(marks.input_ms, rows_in=facts.rows_in, rows_late=facts.rows_late)
     else:
         marks, change = None, handle.prepare(facts)
-    shard, request = session.partition.shards[name], session.request
+    shard = session.partition.shards[name]
     entry, data = describe_commit(
         change,
         task=request.task,
@@ -320,7 +323,7 @@ def _delta(
         state_bytes=shard.nbytes,
         watermarks=marks,
     )
-    return replace(entry, due_ms=_due_ms(handle, facts)) if name == request.stores[0].name else entry, data
+    return replace(entry, due_ms=due_ms), data
 
 
 def _due_ms(handle: UpdateHandle, facts: BatchFacts | int | None) -> int | None:

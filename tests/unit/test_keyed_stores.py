@@ -31,9 +31,10 @@ from coordinator.errors import (
     WriterBusyError,
 )
 from coordinator.model import StateStoreId, StateStoreProviderId, TaskIdentity
+from coordinator.watermarks import Watermarks
 from spark_jobs.worker.state_store import StateStore
 from store_actors.keyed.table import KeyedTable
-from store_actors.messages import OpenRequest, StoreSpec
+from store_actors.messages import BatchFacts, OpenRequest, StoreSpec
 from store_actors.schema import Field
 from store_actors.serving.keyed_partition import Ended, Partition, Session
 from store_actors.serving.keyed_stores import KeyedStores
@@ -699,3 +700,21 @@ def test_snapshots_are_encoded_and_stored_outside_the_lock() -> None:
     fleet.stores = fleet.new_stores()
     assert fleet.read(1) == [{"k": "a", "n": 1}]
     assert fleet.metrics.snapshots_loaded == 1
+
+
+def test_a_commit_tells_when_the_first_row_falls_due_by_processing_time() -> None:
+    fleet = Fleet()
+    timed = StoreSpec("default", (Field("k", "string"),), (Field("at", "int64"),), "at")
+
+    def due(batch: int, rows: dict[str, int | None], per_ms: int | None) -> int | None:
+        session = fleet.open(batch, "run-1", 0, timed)
+        values = pa.record_batch({"k": list(rows), "at": pa.array(rows.values(), pa.int64())})
+        facts = BatchFacts(Watermarks(), len(rows), due_per_ms=per_ms)
+        fleet.stores.commit(session, facts, [("default", "put", (values,))])
+        plans = fleet.coordinator.load_plans("s", 0, batch + 1, ["default"])
+        return plans.plans["default"].deltas[-1].due_ms
+
+    assert due(0, {"a": 9_500, "b": 7_999, "never": None}, 1000) == 7
+    assert due(1, {"b": None}, 1000) == 9
+    assert due(2, {"a": None}, 1000) is None
+    assert due(3, {"c": 5}, None) is None
