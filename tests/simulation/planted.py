@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -91,6 +91,10 @@ def _batches_by_halves(_: Callable[..., bool]) -> Callable[..., bool]:
     return lambda driver, run_id, batch, left_out: True
 
 
+def _any_base_will_do(_: Callable[..., None]) -> Callable[..., None]:
+    return lambda ledger, task, num_shards: None
+
+
 def _files_of_late_commits_deleted(_: Any) -> Any:
     # That a commit is too old rests on the clock: an older coordinator's record of it may still land.
     return staticmethod(lambda error: isinstance(error, FencedError | CommitUnknownError))
@@ -164,17 +168,21 @@ BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "a schema counts without a commit in it": (StateLedger, "_load_plan", _schemas_of_failed_runs_kept),
     "a checkpoint of the ledger forgets schemas": (StateLedger, "to_json", _schemas_left_out),
     "shards that no action asked for are left out of their batch": (Driver, "_complete", _batches_by_halves),
+    # What the first of the two leaves out, the second would refuse.
+    "batches count by halves": (StateLedger, "check_whole", _any_base_will_do),
     **KEYED_BUGS,
 }
+#: Bugs that are only one together with another.
+WITH = {"batches count by halves": "shards that no action asked for are left out of their batch"}
 
 
 @contextmanager
 def planted(name: str) -> Iterator[None]:
     """Run with one of the bugs."""
-    owner, attribute, spoil = BUGS[name]
-    sound = vars(owner)[attribute]
-    setattr(owner, attribute, spoil(getattr(owner, attribute)))
-    try:
+    with ExitStack() as stack:
+        if name in WITH:
+            stack.enter_context(planted(WITH[name]))
+        owner, attribute, spoil = BUGS[name]
+        stack.callback(setattr, owner, attribute, vars(owner)[attribute])
+        setattr(owner, attribute, spoil(getattr(owner, attribute)))
         yield
-    finally:
-        setattr(owner, attribute, sound)
