@@ -21,22 +21,17 @@ commits a version supersedes what earlier runs counted from that version on: the
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from operator import itemgetter
 from typing import Any, assert_never
 
 from coordinator.compatibility import check_metadata, same_state
 from coordinator.errors import FencedError, InvalidRequestError, StateMismatchError
+from coordinator.history import StateHistory
 from coordinator.model import (
-    DEFAULT_STORE,
     ActorLocation,
-    BatchResult,
     CommitEntry,
     Lease,
-    LoadPlan,
-    LoadPlans,
     ShardKey,
     SnapshotEntry,
     StateMetadata,
@@ -82,7 +77,7 @@ class _Assignment:
     location: ActorLocation
 
 
-class StateLedger:
+class StateLedger(StateHistory):
     """Everything decided about one state so far.
 
     Parameters
@@ -92,146 +87,17 @@ class StateLedger:
     """
 
     def __init__(self, root: str) -> None:
-        self.root = root
+        super().__init__(root)
         self.epoch = 0
         self.run_id = ""
         self.query_id = ""
         #: Runs that a newer run has replaced; they may not lease or commit any more.
         self.retired: set[str] = set()
         self._assignments: dict[int, _Assignment] = {}
-        #: Counted entries of each shard, versions ascending, from the oldest retained one.
-        self._chains: dict[ShardKey, list[CommitEntry]] = {}
-        #: Stores of each partition that have a version.
-        self._stores: dict[int, list[str]] = {}
-        #: Counted snapshots of each shard, versions ascending.
-        self._snapshots: dict[ShardKey, list[SnapshotEntry]] = {}
-        #: What is left of truncated history: oldest retained version, and late rows before it.
-        self._floors: dict[ShardKey, int] = {}
-        self._late_before: dict[ShardKey, int] = {}
         #: Run and batch whose base was found on every shard.
         self._whole: tuple[str, int] | None = None
-        #: Schemas that runs asked for after that of ``metadata.json``, each with the epoch from which on commits are in it.
-        self._schemas: list[tuple[int, dict[str, Any]]] = []
-
-    @property
-    def state_name(self) -> str:
-        return self.root.rsplit("/", 1)[-1]
 
     # -- reading --------------------------------------------------------------------------------------------------
-
-    def newest(self, partition_id: int, store_name: str = DEFAULT_STORE) -> CommitEntry | None:
-        """Newest counted entry of a shard."""
-        chain = self._chains.get((partition_id, store_name))
-        return chain[-1] if chain else None
-
-    def entries(self, partition_id: int, store_name: str = DEFAULT_STORE) -> tuple[CommitEntry, ...]:
-        """Retained entries of a shard, oldest first."""
-        return tuple(self._chains.get((partition_id, store_name), ()))
-
-    def held(self, partition_id: int) -> tuple[int, int]:
-        """Rows and bytes of a partition's newest version, all its stores together."""
-        newest = [chain[-1] for chain in self._partition_chains(partition_id) if chain]
-        return sum(entry.state_rows for entry in newest), sum(entry.state_bytes for entry in newest)
-
-    def _partition_chains(self, partition_id: int) -> list[list[CommitEntry]]:
-        return [self._chains[partition_id, store_name] for store_name in self._stores.get(partition_id, ())]
-
-    def rows_late(self, partition_id: int) -> int:
-        """Late rows of a shard since the state began."""
-        before = self._late_before.get((partition_id, DEFAULT_STORE), 0)
-        return before + sum(entry.rows_late for entry in self.entries(partition_id))
-
-    def load_plans(self, partition_id: int, version: int, store_names: Sequence[str] = (DEFAULT_STORE,)) -> LoadPlans:
-        """How to load a version of some of a partition's stores.
-
-        Raises
-        ------
-        InvalidRequestError
-            The version is not retained any more.
-        """
-        made = [entry for chain in self._partition_chains(partition_id) for entry in chain if entry.version <= version]
-        newest = max(made, key=lambda entry: entry.version, default=None)
-        return LoadPlans(
-            "" if newest is None else newest.attempt_id,
-            {name: self._load_plan((partition_id, name), version) for name in store_names},
-        )
-
-    def _load_plan(self, shard: ShardKey, version: int) -> LoadPlan:
-        floor = self._floors.get(shard, 0)
-        if version < floor:
-            raise InvalidRequestError(
-                "this version is older than the oldest one that is retained; nothing was changed; ask for a newer one, and "
-                "raise min_versions_to_retain to keep more",
-                state=self.state_name,
-                partition=shard[0],
-                store=shard[1],
-                version=version,
-                oldest=floor,
-            )
-        snapshots = [one for one in self._snapshots.get(shard, ()) if one.version <= version]
-        deltas = tuple(entry for entry in self._chains.get(shard, ()) if entry.version <= version)
-        schemas = sorted({place for entry in deltas if (place := self._schema_at(entry.epoch)) >= 0})
-        return LoadPlan(tuple(reversed(snapshots)), deltas, floor, tuple(self._schemas[place] for place in schemas))
-
-    def _schema_at(self, epoch: int) -> int:
-        """Place of the schema that commits of an epoch are in; -1 for the one that the state was made with."""
-        return bisect_right(self._schemas, epoch, key=itemgetter(0)) - 1
-
-    def committed_schema(self, created: StateMetadata, version: int | None = None) -> Mapping[str, Any] | None:
-        """Schema of the newest commit, or of the newest up to a version; None without any, so that there is nothing to go on from.
-
-        A schema that a run asked for is the state's once something was committed in it, and as long as that counts: a run
-        that came to nothing leaves none behind.
-        """
-        found = (_newest(chain, version) for chain in self._chains.values())
-        epoch = max((entry.epoch for entry in found if entry is not None), default=None)
-        if epoch is None:
-            return None
-        place = self._schema_at(epoch)
-        return created.schema if place < 0 else self._schemas[place][1]
-
-    def described(self, created: StateMetadata) -> StateMetadata:
-        """The state's metadata (as `created`) with the schema of its newest commit."""
-        return replace(created, schema=dict(self.committed_schema(created) or created.schema))
-
-    def finished_version(self, num_shards: int) -> int:
-        """Newest version that every shard has, or is behind of; 0 where one has none."""
-        newest: dict[int, int] = {}
-        for (partition, _), chain in self._chains.items():
-            newest[partition] = max(newest.get(partition, 0), chain[-1].version)
-        return min(newest.values()) if len(newest) >= num_shards else 0
-
-    def referenced_files(self) -> set[str]:
-        """Every delta and snapshot file that a retained version needs."""
-        files = {entry.file for chain in self._chains.values() for entry in chain}
-        return files | {file for snapshots in self._snapshots.values() for one in snapshots for file in one.files}
-
-    def base_version(self, partition_id: int, batch_id: int) -> int:
-        """Version that a batch reads: the newest counted one up to the batch's number, 0 without any.
-
-        Raises
-        ------
-        StateMismatchError
-            That version is no longer retained: the checkpoint is older than the state.
-        """
-        # The stores of a partition commit together; one that was added later has no early versions.
-        found = [
-            next((entry.version for entry in reversed(chain) if entry.version <= batch_id), 0)
-            for chain in self._partition_chains(partition_id)
-        ]
-        if any(found):
-            return max(found)
-        floor = max((floor for (partition, _), floor in self._floors.items() if partition == partition_id), default=0)
-        if floor:
-            raise StateMismatchError(
-                "the checkpoint is older than the oldest retained version of the state; nothing was changed; restore the "
-                "checkpoint that belongs to the state, or start a new state under another name",
-                state=self.state_name,
-                partition=partition_id,
-                batch_id=batch_id,
-                oldest=floor,
-            )
-        return 0
 
     def location(self, partition_id: int) -> tuple[int, ActorLocation] | None:
         """(epoch, store actor) of a shard's present lease."""
@@ -241,9 +107,6 @@ class StateLedger:
     def assigned(self) -> dict[int, ActorLocation]:
         """Store actor of each partition's present lease."""
         return {partition: assignment.location for partition, assignment in self._assignments.items()}
-
-    def has_versions(self) -> bool:
-        return any(self._chains.values())
 
     # -- deciding -------------------------------------------------------------------------------------------------
 
@@ -325,26 +188,6 @@ class StateLedger:
             )
         self._whole = (task.run_id, task.batch_id)
 
-    def _batch_time_ms(self, partition_id: int, version: int) -> int | None:
-        """When Spark planned the batch that made a version; None if nobody said."""
-        made = (entry for chain in self._partition_chains(partition_id) for entry in chain if entry.version == version)
-        return next((entry.batch_time_ms for entry in made if entry.batch_time_ms is not None), None)
-
-    def batch_result(self, run_id: str, batch_id: int, num_shards: int) -> BatchResult:
-        """What a batch of a run did to the state, and which shards have not counted it."""
-        made: list[CommitEntry] = []
-        missing: list[int] = []
-        for partition_id in range(num_shards):
-            found = [
-                chain[-1]
-                for chain in self._partition_chains(partition_id)
-                if chain and chain[-1].version == batch_id + 1 and chain[-1].run_id == run_id
-            ]
-            made += found
-            if not found:
-                missing.append(partition_id)
-        return BatchResult.of(tuple(missing), made)
-
     def decide_lease(
         self, task: TaskIdentity, asking: ActorLocation, fleet: FleetView, policy: PlacementPolicy
     ) -> tuple[list[Record], LeaseGrant]:
@@ -375,25 +218,6 @@ class StateLedger:
         base = self.base_version(task.partition_id, task.batch_id)
         read = next((entry for entry in self.entries(task.partition_id) if entry.version == base), None)
         return records, LeaseGrant(lease, base, Watermarks() if read is None else read.watermarks)
-
-    def batch_watermarks(self, run_id: str, batch_id: int) -> Watermarks:
-        """Watermarks of this operator with a batch included, for those that it feeds; each shard has the same.
-
-        Raises
-        ------
-        InvalidRequestError
-            The run has not committed the batch here.
-        """
-        for chain in self._chains.values():
-            for entry in reversed(chain):
-                if entry.run_id == run_id and entry.version == batch_id + 1:
-                    return entry.watermarks
-        raise InvalidRequestError(
-            "an operator is fed by a state that has not committed this batch; nothing was changed; both must be in one query",
-            state=self.state_name,
-            run_id=run_id,
-            batch_id=batch_id,
-        )
 
     def decide_schema(self, task: TaskIdentity, created: StateMetadata, asked: StateMetadata) -> list[Record]:
         """Take note of the schema of a task's run, if commits would be taken to be in another one; to be decided with the task's lease.
@@ -518,68 +342,13 @@ class StateLedger:
                     partition: replace(assignment, epoch=self.epoch)
                     for partition, assignment in self._assignments.items()
                 }
-            case SchemaChanged():
-                self._schemas.append((record.epoch, dict(record.schema)))
             case ShardsAssigned():
                 self.epoch = record.epoch
                 self._assignments[record.partition_id] = _Assignment(self.epoch, record.location)
-            case Committed():
-                self._count(record.entry)
-            case SnapshotAdded():
-                self._snapshots.setdefault(record.snapshot.shard, []).append(record.snapshot)
-            case Truncated():
-                self._truncate((record.partition_id, record.store_name), record.floor)
+            case Committed() | SnapshotAdded() | SchemaChanged() | Truncated():
+                self.take(record)
             case _:
                 assert_never(record)
-
-    def _count(self, entry: CommitEntry) -> None:
-        own = self._chain(entry.shard)
-        while own and own[-1].version >= entry.version:
-            own.pop()
-        self._supersede_siblings(entry)
-        self._drop_snapshots_ahead(entry.partition_id)
-        own.append(entry)
-
-    def _chain(self, shard: ShardKey) -> list[CommitEntry]:
-        """Entries of a shard, to be changed."""
-        chain = self._chains.get(shard)
-        if chain is None:
-            chain = self._chains[shard] = []
-            self._stores.setdefault(shard[0], []).append(shard[1])
-        return chain
-
-    def _supersede_siblings(self, entry: CommitEntry) -> None:
-        """Let go of what a run before counted of the partition's other stores from the entry's version on.
-
-        The run that replays a version may ask for fewer stores: one that it left out comes back as it was below that version.
-        """
-        for name in [one for one in self._stores[entry.partition_id] if one != entry.store_name]:
-            shard = entry.partition_id, name
-            chain = self._chains[shard]
-            while chain and chain[-1].version >= entry.version and chain[-1].epoch < entry.epoch:
-                chain.pop()
-            if not chain:
-                # As if it had never been.
-                del self._chains[shard]
-                self._snapshots.pop(shard, None)
-                self._stores[entry.partition_id].remove(name)
-
-    def _drop_snapshots_ahead(self, partition_id: int) -> None:
-        """Let go of snapshots whose versions do not count any more."""
-        for name in self._stores[partition_id]:
-            snapshots, chain = self._snapshots.get((partition_id, name), []), self._chains[partition_id, name]
-            while snapshots and (not chain or snapshots[-1].version > chain[-1].version):
-                snapshots.pop()
-
-    def _truncate(self, shard: ShardKey, floor: int) -> None:
-        chain = self._chains[shard]
-        self._late_before[shard] = self._late_before.get(shard, 0) + sum(
-            entry.rows_late for entry in chain if entry.version < floor
-        )
-        # The floor's own commit stays: it says which lineage the floor's snapshot belongs to.
-        self._chains[shard] = [entry for entry in chain if entry.version >= floor]
-        self._snapshots[shard] = [one for one in self._snapshots[shard] if one.version >= floor]
-        self._floors[shard] = floor
 
     def copy(self) -> StateLedger:
         """The same, for good: this one may go on."""
@@ -587,12 +356,7 @@ class StateLedger:
         other.epoch, other.run_id, other.query_id = self.epoch, self.run_id, self.query_id
         other.retired = set(self.retired)
         other._assignments = dict(self._assignments)
-        other._chains = {shard: list(chain) for shard, chain in self._chains.items()}
-        other._stores = {partition: list(names) for partition, names in self._stores.items()}
-        other._snapshots = {shard: list(snapshots) for shard, snapshots in self._snapshots.items()}
-        other._floors = dict(self._floors)
-        other._late_before = dict(self._late_before)
-        other._schemas = list(self._schemas)
+        other.copy_history(self)
         return other
 
     def to_json(self) -> dict[str, Any]:
@@ -603,11 +367,7 @@ class StateLedger:
             "query_id": self.query_id,
             "retired": sorted(self.retired),
             "assignments": {str(key): asdict(value) for key, value in self._assignments.items()},
-            "entries": [entry.to_json() for chain in self._chains.values() for entry in chain],
-            "snapshots": [one.to_json() for items in self._snapshots.values() for one in items],
-            "floors": [[*shard, floor] for shard, floor in self._floors.items()],
-            "late_before": [[*shard, late] for shard, late in self._late_before.items()],
-            "schemas": [list(one) for one in self._schemas],
+            **self.history_to_json(),
         }
 
     @classmethod
@@ -620,26 +380,5 @@ class StateLedger:
             int(key): _Assignment(value["epoch"], ActorLocation(**value["location"]))
             for key, value in data["assignments"].items()
         }
-        for entry in map(CommitEntry.from_json, data["entries"]):
-            ledger._chain(entry.shard).append(entry)
-        for one in map(SnapshotEntry.from_json, data["snapshots"]):
-            ledger._snapshots.setdefault(one.shard, []).append(one)
-        ledger._settle_siblings()
-        ledger._floors = {(partition, store): floor for partition, store, floor in data["floors"]}
-        ledger._late_before = {(partition, store): late for partition, store, late in data["late_before"]}
-        ledger._schemas = [(epoch, schema) for epoch, schema in data.get("schemas", ())]
+        ledger.load_history(data)
         return ledger
-
-    def _settle_siblings(self) -> None:
-        """What early versions left in their checkpoints: entries of stores that the run which superseded them did not ask for."""
-        for partition_id in self._stores:
-            chains = self._partition_chains(partition_id)
-            if len({(chain[-1].version, chain[-1].epoch) for chain in chains}) > 1:
-                for entry in sorted((one for chain in chains for one in chain), key=lambda one: one.epoch):
-                    self._supersede_siblings(entry)
-                self._drop_snapshots_ahead(partition_id)
-
-
-def _newest(chain: Sequence[CommitEntry], version: int | None) -> CommitEntry | None:
-    """Newest entry of a chain, or up to a version."""
-    return next((entry for entry in reversed(chain) if version is None or entry.version <= version), None)

@@ -11,6 +11,7 @@ from coordinator.actor import Coordinator
 from coordinator.cleaning_rules import check_age
 from coordinator.core import StateLedger
 from coordinator.errors import CommitUnknownError, FencedError, LogConflictError, StateStoreError
+from coordinator.history import StateHistory
 from coordinator.manifest_log import ManifestLog
 from coordinator.model import CommitEntry, LoadPlan
 from coordinator.records import Committed
@@ -165,7 +166,7 @@ BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
         "elapsed_s",
         _ages_stand_still_asleep,
     ),
-    "a schema counts without a commit in it": (StateLedger, "_load_plan", _schemas_of_failed_runs_kept),
+    "a schema counts without a commit in it": (StateHistory, "_load_plan", _schemas_of_failed_runs_kept),
     "a checkpoint of the ledger forgets schemas": (StateLedger, "to_json", _schemas_left_out),
     "shards that no action asked for are left out of their batch": (Driver, "_complete", _batches_by_halves),
     # What the first of the two leaves out, the second would refuse.

@@ -54,6 +54,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "coordinator.compatibility",
         "coordinator.core",
         "coordinator.fleet_view",
+        "coordinator.history",
         "coordinator.lives",
         "coordinator.placement",
         "coordinator.records",
