@@ -92,8 +92,8 @@ class JoinShard:
     def apply(self, rows: ShardInput, watermark_ms: int, version: int, late_ms: int | None = None) -> Change:
         """Join a batch with the newest version, as `version`, not yet committed; see :meth:`AggregateShard.apply`.
 
-        ``rows_updated`` counts rows that were kept, if only until the end of the batch; ``rows_removed`` those whose time was over,
-        and left rows of a semi join that were matched.
+        ``rows_updated`` counts rows that are kept beyond the batch; ``rows_removed`` those kept until now whose time is over, and left
+        rows of a semi join that were matched.
         """
         for side in self._sides:
             side.check_next(version, late_ms)
@@ -124,7 +124,9 @@ class JoinShard:
         self._next_number = number
         for place, side in enumerate(self._sides):
             expired = side.expire(watermark_ms)
-            gone += len(expired)
+            # As Spark counts: what is over at once was never kept.
+            passing = side.count_new(expired)
+            kept, gone = kept - passing, gone + len(expired) - passing
             emitted += self._alone(place, side.unmatched(expired))
         return Change(
             version=version,

@@ -184,6 +184,10 @@ class JoinSide(MultiTable):
         """Remove the rows whose time is over; returns them."""
         return self._gone(self.table.evict(watermark_ms * 1000))
 
+    def count_new(self, rows: Words) -> int:
+        """How many of some rows came with the pending version."""
+        return int(np.count_nonzero(rows[:, self._number].view(np.int64) >= self._first_number))
+
     def _gone(self, slots: Slots) -> Words:
         rows = np.take(self.table.rows, slots, axis=0)
         rows[:, 0] |= LIVE
