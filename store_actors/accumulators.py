@@ -129,6 +129,10 @@ class OpCode(IntEnum):
     MERGE_COUNTS = 39
     ADD_TO_BINS = 40
     MERGE_BINS = 41
+    MIN_NESTED = 42
+    MAX_NESTED = 43
+    MIN_BY_NESTED = 44
+    MAX_BY_NESTED = 45
 
 
 class Ordering(Enum):
@@ -138,6 +142,8 @@ class Ordering(Enum):
     FLOAT = auto()
     DECIMAL = auto()
     STRING = auto()
+    #: Arrays and structs, by their parts.
+    NESTED = auto()
 
 
 class StateForm(Enum):
@@ -200,24 +206,28 @@ _SMALLER = {
     Ordering.FLOAT: OpCode.MIN_FLOAT,
     Ordering.DECIMAL: OpCode.MIN_DECIMAL,
     Ordering.STRING: OpCode.MIN_STRING,
+    Ordering.NESTED: OpCode.MIN_NESTED,
 }
 _LARGER = {
     Ordering.INT: OpCode.MAX_INT,
     Ordering.FLOAT: OpCode.MAX_FLOAT,
     Ordering.DECIMAL: OpCode.MAX_DECIMAL,
     Ordering.STRING: OpCode.MAX_STRING,
+    Ordering.NESTED: OpCode.MAX_NESTED,
 }
 _FIRST_IN_ORDER = {
     Ordering.INT: OpCode.MIN_BY_INT,
     Ordering.FLOAT: OpCode.MIN_BY_FLOAT,
     Ordering.DECIMAL: OpCode.MIN_BY_DECIMAL,
     Ordering.STRING: OpCode.MIN_BY_STRING,
+    Ordering.NESTED: OpCode.MIN_BY_NESTED,
 }
 _LAST_IN_ORDER = {
     Ordering.INT: OpCode.MAX_BY_INT,
     Ordering.FLOAT: OpCode.MAX_BY_FLOAT,
     Ordering.DECIMAL: OpCode.MAX_BY_DECIMAL,
     Ordering.STRING: OpCode.MAX_BY_STRING,
+    Ordering.NESTED: OpCode.MAX_BY_NESTED,
 }
 
 RULES: Mapping[AccumulatorKind, Rule] = {

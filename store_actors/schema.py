@@ -31,6 +31,8 @@ __all__ = [
     "StateSchema",
     "bins_type",
     "counts_type",
+    "is_counted",
+    "is_growing",
     "list_type",
     "payload_type",
     "spark_type",
@@ -365,6 +367,16 @@ def list_type(element: str) -> str:
 def counts_type(value: str) -> str:
     """Name of the type of values of a type, with how often each came. Only accumulators have it, no column of a user's."""
     return f"{_COUNTS}{value}>"
+
+
+def is_growing(name: str) -> bool:
+    """Whether a type's name is one of :func:`list_type` or :func:`counts_type`."""
+    return name.startswith((_LIST, _COUNTS))
+
+
+def is_counted(name: str) -> bool:
+    """Whether a type's name is one of :func:`counts_type`."""
+    return name.startswith(_COUNTS)
 
 
 def bins_type(place: str) -> str:

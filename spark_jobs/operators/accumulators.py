@@ -16,14 +16,12 @@ from spark_jobs.plan.aggregate_functions import AggregateExpression, AggregateFu
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.state_types import (
     bins_field,
-    carried,
     counts_field,
-    held_type,
     list_field,
-    shown,
     state_field,
     words_field,
 )
+from spark_jobs.plan.storable import as_held, stored_type
 from store_actors.schema import AccumulatorKind, Field, words_type
 
 __all__ = ["FUNCTIONS", "Function", "Part", "emitted_result", "held_functions", "parts_of"]
@@ -124,7 +122,7 @@ class _Use:
     def column(self, number: int = 0) -> Column:
         """An argument, as a state holds it, where the FILTER holds."""
         child = self.child(number)
-        return self.kept(carried(child.column(), child.type))
+        return self.kept(as_held(child.column(), child.type))
 
     def double(self, number: int = 0) -> Column:
         """An argument as a double, where the FILTER holds."""
@@ -132,7 +130,7 @@ class _Use:
 
     def value(self, name: str, number: int = 0) -> Field:
         """State field for an argument."""
-        return state_field(name, held_type(self.child(number).type), what=self.text)
+        return state_field(name, stored_type(self.child(number).type), what=self.text, nested=True)
 
 
 def _count(use: _Use) -> tuple[Part, ...]:
@@ -157,7 +155,7 @@ def _average(use: _Use) -> tuple[Part, ...]:
 
 def _summed(use: _Use, kind: T.DataType) -> Part:
     """The sum, of a type, of the argument."""
-    column, held = use.kept(carried(use.child().column().cast(kind), kind)), held_type(kind)
+    column, held = use.kept(as_held(use.child().column().cast(kind), kind)), stored_type(kind)
     total, is_empty = state_field("sum", held), state_field("is_empty", T.BooleanType(), False)
     if isinstance(kind, T.DecimalType):
         return Part(AccumulatorKind.SUM_DECIMAL, (column,), (total, is_empty))
@@ -232,7 +230,7 @@ def _regression(use: _Use) -> tuple[Part, ...]:
 
 def _collected(kind: AccumulatorKind) -> Callable[[_Use], tuple[Part, ...]]:
     def make(use: _Use) -> tuple[Part, ...]:
-        values = list_field("values", use.child().type, what=use.text)
+        values = list_field("values", stored_type(use.child().type), what=use.text)
         return (Part(kind, (use.column(),), (values,)),)
 
     return make
@@ -283,9 +281,11 @@ def _united_bitmaps(use: _Use) -> tuple[Part, ...]:
 
 
 def _mode(use: _Use) -> tuple[Part, ...]:
-    held = held_type(use.child().type)
+    held = stored_type(use.child().type)
     state = counts_field("values", held, what=use.text)
-    return (Part(AccumulatorKind.COUNTED, (use.column(),), (state,), result=(state_field("values", held),)),)
+    return (
+        Part(AccumulatorKind.COUNTED, (use.column(),), (state,), result=(state_field("values", held, nested=True),)),
+    )
 
 
 #: How a percentile is chosen: ``rule`` of ``store_actors.engine.count_kernels.choose``.
@@ -324,7 +324,7 @@ def _approximate_percentile(use: _Use) -> tuple[Part, ...]:
 
 def _chosen(use: _Use, inputs: tuple[Column, ...], value: T.DataType, rule: int) -> Part:
     """Counted values, of which percentiles are emitted."""
-    held, function = held_type(value), use.function
+    held, function = stored_type(value), use.function
     result = state_field("values", held)
     if isinstance(function.type, T.ArrayType):
         result = replace(list_field("values", held, what=use.text), nullable=True)
@@ -368,24 +368,24 @@ def _histogram(use: _Use) -> tuple[Part, ...]:
     options = {"bins": bins, "floating": is_number}
     # How many bins are used, and of each its place and its height; and room for one more.
     state = words_field("bins", 1 + 2 * (bins + 1))
-    place = T.DoubleType() if isinstance(kind, T.DecimalType) else held_type(kind)
+    place = T.DoubleType() if isinstance(kind, T.DecimalType) else stored_type(kind)
     result = (bins_field("bins", place, what=use.text),)
     column = use.double() if is_number else use.column()
     return (Part(AccumulatorKind.HISTOGRAM, (column,), (state,), result=result, options=options),)
 
 
 def _histogram_of_its_type(function: AggregateFunction, columns: Sequence[Column]) -> Column:
-    """The bins, with places of the argument's type."""
+    """The bins, with places that are decimals again if the argument is."""
     (column,), kind = columns, function.type
     assert isinstance(kind, T.ArrayType)
     assert isinstance(kind.elementType, T.StructType)
     place = kind.elementType["x"].dataType
-    if not isinstance(place, T.DecimalType) and held_type(place) == place:
+    if not isinstance(place, T.DecimalType):
         return column
 
     def typed(one: Column) -> Column:
-        x = one["x"].cast(place) if isinstance(place, T.DecimalType) else shown(one["x"], place)
-        return Expression.of(F.struct(x.alias("x"), one["y"].alias("y"))).known_nullable().column()
+        bins = F.struct(one["x"].cast(place).alias("x"), one["y"].alias("y"))
+        return Expression.of(bins).known_nullable().column()
 
     return F.transform(column, typed)
 

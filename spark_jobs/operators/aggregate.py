@@ -24,7 +24,8 @@ from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import event_time, event_time_column
 from spark_jobs.plan.keys import Key, key_of, leaf_field
 from spark_jobs.plan.logical import Plan, analysed, resolved
-from spark_jobs.plan.state_types import is_shown_as_held, shown, spark_field
+from spark_jobs.plan.state_types import spark_field
+from spark_jobs.plan.storable import as_told, stored_type
 from spark_jobs.worker.exchange import HASH_COLUMN, KEEP_COLUMN
 from store_actors.schema import Accumulator, StateSchema
 
@@ -92,17 +93,17 @@ class AggregatePlan:
         make = FUNCTIONS[function.kind].result
         if make is emitted_result:
             (name,) = aggregate.buffers
-            return _shown(reduced, name, node.type).as_nullable_as(node)
+            return _shown(reduced, resolved(reduced, name), node.type).as_nullable_as(node)
         if make is not None:
-            result = make(function, [F.col(name) for name in aggregate.buffers])
-            return _resolve(reduced, shown(result, node.type)).as_nullable_as(node)
+            result = _resolve(reduced, make(function, [F.col(name) for name in aggregate.buffers]))
+            return _shown(reduced, result, node.type).as_nullable_as(node)
         attributes = function.buffer
         # An average of decimals has a state field that Spark's buffer has not (is_empty); match by what is needed.
         names = aggregate.buffers
         if len(names) > len(attributes):
             names = [name for name in names if not name.endswith("_is_empty")]
         by_id = {
-            attribute.id: _shown(reduced, name, attribute.type)
+            attribute.id: _shown(reduced, resolved(reduced, name), attribute.type)
             for attribute, name in zip(attributes, names, strict=True)
         }
 
@@ -112,10 +113,14 @@ class AggregatePlan:
         return function.result.rebuilt(buffer)
 
 
-def _shown(frame: DataFrame, name: str, data_type: T.DataType) -> Expression:
-    """A DataFrame's column as a value of the type that it is held for."""
-    # An analysis costs much more than a look at a column.
-    return resolved(frame, name) if is_shown_as_held(data_type) else _resolve(frame, shown(F.col(name), data_type))
+def _shown(frame: DataFrame, column: Expression, data_type: T.DataType) -> Expression:
+    """A column over a DataFrame as a value of the type that it is held for."""
+    if isinstance(data_type, T.ArrayType | T.MapType | T.StructType):
+        is_shown = column.type == data_type
+    else:
+        # An analysis costs much more than a look at a column, and that more than one at a type at hand.
+        is_shown = stored_type(data_type) == data_type
+    return column if is_shown else _resolve(frame, as_told(column.column(), data_type))
 
 
 def _resolve(frame: DataFrame, column: Column) -> Expression:

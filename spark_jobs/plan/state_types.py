@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from coordinator.errors import InvalidRequestError
@@ -25,12 +23,8 @@ from store_actors.schema import (
 
 __all__ = [
     "bins_field",
-    "carried",
     "counts_field",
-    "held_type",
-    "is_shown_as_held",
     "list_field",
-    "shown",
     "spark_field",
     "state_field",
     "words_field",
@@ -51,7 +45,6 @@ _NAMES: dict[type[T.DataType], str] = {
     T.TimestampNTZType: "timestamp_ntz",
     T.DayTimeIntervalType: "duration",
 }
-_MONTHS = T.YearMonthIntervalType(T.YearMonthIntervalType.MONTH, T.YearMonthIntervalType.MONTH)
 #: Metadata of a column that is about the query it stands in (watermark, window), not about its type.
 _OF_THE_QUERY = "spark."
 
@@ -85,45 +78,16 @@ def state_field(
     return _told(name, kind, data_type, nullable, metadata or {})
 
 
-def held_type(data_type: T.DataType) -> T.DataType:
-    """Type in which an accumulator's values are held: year-month intervals as months, nulls as booleans."""
-    if isinstance(data_type, T.YearMonthIntervalType):
-        return T.IntegerType()
-    return T.BooleanType() if isinstance(data_type, T.NullType) else data_type
-
-
-def is_shown_as_held(data_type: T.DataType) -> bool:
-    """Whether :func:`shown` leaves a column of the type as it is."""
-    element = data_type.elementType if isinstance(data_type, T.ArrayType) else data_type
-    return held_type(element) == element
-
-
-def carried(column: Column, data_type: T.DataType) -> Column:
-    """A column of the type, as :func:`held_type` says."""
-    if isinstance(data_type, T.YearMonthIntervalType):
-        # Only months become a number.
-        return column.cast(_MONTHS).cast("int")
-    return column.cast("boolean") if isinstance(data_type, T.NullType) else column
-
-
-def shown(column: Column, data_type: T.DataType) -> Column:
-    """A column of the type again, of what :func:`carried` made of it; of an array, of its elements."""
-    if isinstance(data_type, T.ArrayType) and held_type(data_type.elementType) != data_type.elementType:
-        element = data_type.elementType
-        return F.transform(column, lambda one: shown(one, element))
-    if isinstance(data_type, T.YearMonthIntervalType):
-        return column.cast(_MONTHS).cast(data_type)
-    return F.lit(None) if isinstance(data_type, T.NullType) else column
-
-
 def list_field(name: str, element: T.DataType, *, what: str) -> Field:
     """Field of a list that grows with its group; see :func:`state_field`."""
-    return _told(name, list_type(_type_name(element, what)), T.ArrayType(element, containsNull=False), False, {})
+    return _told(
+        name, list_type(_type_name(element, what, nested=True)), T.ArrayType(element, containsNull=False), False, {}
+    )
 
 
 def counts_field(name: str, value: T.DataType, *, what: str) -> Field:
     """Field of values that are counted; see :func:`list_field`."""
-    return Field(name, counts_type(_type_name(value, what)), nullable=False)
+    return Field(name, counts_type(_type_name(value, what, nested=True)), nullable=False)
 
 
 def bins_field(name: str, place: T.DataType, *, what: str) -> Field:
@@ -152,8 +116,8 @@ def _type_name(data_type: T.DataType, what: str, *, nested: bool = False) -> str
     name = _NAMES.get(type(data_type))
     if name is None:
         raise InvalidRequestError(
-            "a fleet's state holds atomic types (numbers, decimals, strings, binaries, booleans, dates, timestamps, "
-            "intervals); cast the column, or take the fields that you need out of it",
+            "a fleet's state holds numbers, decimals, strings, binaries, booleans, dates, timestamps and intervals, as keys and values "
+            "of rows also arrays, maps and structs of these; cast the column, or take the fields that you need out of it",
             column=what,
             type=data_type.simpleString(),
         )

@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 
 from spark_jobs.plan.catalyst import Expression
 
-__all__ = ["is_changed", "restored", "stored", "stored_type"]
+__all__ = ["as_held", "as_told", "is_changed", "restored", "stored", "stored_type"]
 
 _MONTHS = T.YearMonthIntervalType(T.YearMonthIntervalType.MONTH, T.YearMonthIntervalType.MONTH)
 _FLOATS = (T.FloatType, T.DoubleType)
@@ -71,6 +71,23 @@ def restored(column: Column, kind: T.DataType) -> Column:
     return _rebuilt(column, kind, restored)
 
 
+def as_held(column: Column, kind: T.DataType) -> Column:
+    """:func:`stored` of a column that may be a struct, whose nulls stay nulls."""
+    return _element(column, kind, stored, may_be_null=True)
+
+
+def as_told(column: Column, kind: T.DataType) -> Column:
+    """A column of the type again, of what :func:`as_held` made of it; what the type says is never null is known not to be."""
+    return _element(column, kind, _told, may_be_null=True)
+
+
+def _told(column: Column, kind: T.DataType) -> Column:
+    if stored_type(kind) == kind:
+        return column
+    is_atomic = not isinstance(kind, T.ArrayType | T.MapType | T.StructType)
+    return restored(column, kind) if is_atomic else _rebuilt(column, kind, _told)
+
+
 def _rebuilt(column: Column, kind: T.DataType, part: Callable[[Column, T.DataType], Column]) -> Column:
     """An array, map or struct whose parts (column and type) are each made anew."""
     if isinstance(kind, T.ArrayType):
@@ -83,7 +100,9 @@ def _rebuilt(column: Column, kind: T.DataType, part: Callable[[Column, T.DataTyp
     assert isinstance(kind, T.StructType)
     return F.struct(
         *(
-            _element(column.getField(one.name), one.dataType, part, may_be_null=one.nullable).alias(one.name)
+            _element(column.getField(one.name), one.dataType, part, may_be_null=one.nullable).alias(
+                one.name, metadata=one.metadata
+            )
             for one in kind.fields
         )
     )
@@ -93,6 +112,9 @@ def _element(
     column: Column, kind: T.DataType, part: Callable[[Column, T.DataType], Column], *, may_be_null: bool
 ) -> Column:
     made = part(column, kind)
-    # A struct that is made of the fields of none is one; what is not null by its type stays so.
+    if not may_be_null:
+        # What is not null by its type stays so.
+        return Expression.of(made).known_not_null().column()
+    # A struct that is made of the fields of none is one.
     is_made = isinstance(kind, T.StructType) and made is not column
-    return F.when(column.isNotNull(), made) if is_made and may_be_null else made
+    return F.when(column.isNotNull(), made) if is_made else made

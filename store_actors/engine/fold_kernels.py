@@ -9,6 +9,7 @@ import numpy as np
 from numba import njit, void
 from numba.types import boolean, float64, int64, uint8, uint64
 
+from store_actors.engine.nested_kernels import compare_nested
 from store_actors.engine.sketch_kernels import sketch_step
 
 __all__ = ["bytes_less", "decimal_less", "fold_step", "sum_registers"]
@@ -53,9 +54,10 @@ def _add_checked(rows, rows_i, slot, word, value, bits, flag_word, flag):
 
 
 @njit(
-    boolean(int64, u64_2, i64_2, f64_2, int64, int64, u64_2, f64_2, int64, int64, u8_1, i64_1), cache=True, nogil=True
-)
-def _replaces(kind, rows, rows_i, rows_f, slot, word, values, values_f, column, row, arena, offsets):
+    boolean(int64, u64_2, i64_2, f64_2, int64, int64, u64_2, f64_2, int64, int64, i64_2, int64, u8_1, i64_1),
+    cache=True, nogil=True,
+)  # fmt: skip
+def _replaces(kind, rows, rows_i, rows_f, slot, word, values, values_f, column, row, limits, parts, arena, offsets):
     """Whether the ordering of a row takes the place of the group's: an equal one does."""
     if kind == 21 or kind == 22:  # MIN_BY_INT, MAX_BY_INT
         x, now = np.int64(values[column, row]), rows_i[slot, word]
@@ -76,6 +78,9 @@ def _replaces(kind, rows, rows_i, rows_f, slot, word, values, values_f, column, 
         return (
             not bytes_less(arena, offsets, right, left) if kind == 27 else not bytes_less(arena, offsets, left, right)
         )
+    if kind == 44 or kind == 45:  # MIN_BY_NESTED, MAX_BY_NESTED
+        found = compare_nested(arena, offsets, left, right, limits, parts)
+        return found <= 0 if kind == 44 else found >= 0
     return False
 
 
@@ -163,10 +168,10 @@ def _merge_co_moments(rows_f, slot, word, values_f, a, row, with_squares):
 
 
 @njit(
-    void(i64_2, int64, u64_2, i64_2, f64_2, int64, u64_2, f64_2, u8_2, int64, u8_1, i64_1),
+    void(i64_2, int64, u64_2, i64_2, f64_2, int64, u64_2, f64_2, u8_2, int64, i64_2, u8_1, i64_1),
     cache=True, nogil=True,
 )  # fmt: skip
-def _step_by(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, arena, offsets):
+def _step_by(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, limits, arena, offsets):
     """Take a row's value if its ordering says so."""
     kind, a, column, width = ops[n, 0], ops[n, 1], ops[n, 3], ops[n, 7]
     word, flag_word, flag = ops[n, 4], ops[n, 5], np.uint64(ops[n, 6])
@@ -174,7 +179,7 @@ def _step_by(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, a
     if valid[column, row] == 0:
         return
     if rows[slot, ordering_flag_word] & ordering_flag != _ZERO and not _replaces(
-        kind, rows, rows_i, rows_f, slot, ordering, values, values_f, column, row, arena, offsets
+        kind, rows, rows_i, rows_f, slot, ordering, values, values_f, column, row, limits, ops[n, 2], arena, offsets
     ):
         return
     for number in range(width):
@@ -250,10 +255,10 @@ def sum_registers(registers, out):
 
 
 @njit(
-    void(i64_2, int64, u64_2, i64_2, f64_2, int64, u64_2, f64_2, u8_2, int64, u8_1, i64_1),
+    void(i64_2, int64, u64_2, i64_2, f64_2, int64, u64_2, f64_2, u8_2, int64, i64_2, u8_1, i64_1),
     cache=True, nogil=True,
 )  # fmt: skip
-def fold_step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, arena, offsets):
+def fold_step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, limits, arena, offsets):
     """Move accumulator ``n`` by one row; the kinds are numbered in ``accumulators.OpCode``."""
     kind = ops[n, 0]
     a, b, c = ops[n, 1], ops[n, 2], ops[n, 3]
@@ -271,10 +276,18 @@ def fold_step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, 
             rows[slot, flag_word] &= ~flag  # overflowed, here or in the partial sum: null for good
             return
         _add_checked(rows, rows_i, slot, word, np.int64(values[a, row]), extra, flag_word, flag)
-    elif kind >= 21 and kind <= 28:
-        _step_by(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, arena, offsets)
+    elif (kind >= 21 and kind <= 28) or kind >= 44:
+        _step_by(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, limits, arena, offsets)
     elif not present:
         return
+    elif kind == 42 or kind == 43:  # MIN_NESTED, MAX_NESTED: b where the type's parts are told
+        new, old = np.int64(values[a, row]), rows_i[slot, word]
+        order = 0
+        if rows[slot, flag_word] & flag != _ZERO:
+            order = compare_nested(arena, offsets, new, old, limits, b)
+        if rows[slot, flag_word] & flag == _ZERO or (order < 0 if kind == 42 else order > 0):
+            rows_i[slot, word] = new
+            rows[slot, flag_word] |= flag
     elif kind >= 37:
         sketch_step(kind, rows, rows_i, rows_f, slot, word, values, values_f, a, row, extra)
     elif kind >= 33:

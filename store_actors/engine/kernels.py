@@ -238,7 +238,7 @@ def _step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, limi
             rows_f[slot, word + 1] += delta_n * n2
             rows_f[slot, word + 2] += values_f[c, row] + delta * delta_n * n1 * n2
     else:
-        fold_step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, arena, offsets)
+        fold_step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, limits, arena, offsets)
 
 
 @njit(

@@ -13,13 +13,16 @@ from store_actors.accumulators import RULES, OpCode, Ordering, Rule, StateForm
 from store_actors.engine.arrays import Slots, Words
 from store_actors.engine.kernels import ACCUMULATE_WORDS, FLAG_BITS
 from store_actors.engine.list_kernels import FLOAT_SET, LIST, SET
+from store_actors.engine.nested import parts_of
 from store_actors.nested_types import is_nested
-from store_actors.schema import ROW_COLUMN, Accumulator, Field, StateSchema, string_to_type
+from store_actors.schema import ROW_COLUMN, Accumulator, Field, StateSchema, is_counted, is_growing, string_to_type
 
 __all__ = ["Feed", "FieldSlot", "ListSlot", "RowLayout", "held_type", "words_of"]
 
 #: State fields of a correlation; a covariance has fewer.
 _CORRELATION_FIELDS = 6
+#: Steps that compare arrays and structs.
+_NESTED_STEPS = (OpCode.MIN_NESTED, OpCode.MAX_NESTED, OpCode.MIN_BY_NESTED, OpCode.MAX_BY_NESTED)
 
 
 def words_of(data_type: pa.DataType) -> int:
@@ -29,9 +32,22 @@ def words_of(data_type: pa.DataType) -> int:
     return 2 if pa.types.is_decimal(data_type) or pa.types.is_list(data_type) else 1
 
 
-def held_type(name: str) -> pa.DataType:
-    """Arrow type, of a type named in a schema, that its words are made of."""
-    return pa.binary() if is_nested(name) else string_to_type(name)
+def held_type(data_type: pa.DataType) -> pa.DataType:
+    """Arrow type that the words of values of a type are made of: of arrays, maps and structs their bytes."""
+    return pa.binary() if pa.types.is_nested(data_type) else data_type
+
+
+def _held_field(name: str) -> pa.DataType:
+    """:func:`held_type` of a type named in a schema; of a list that grows, of what is in it."""
+    shown = string_to_type(name)
+    if is_counted(name):
+        value, count = shown.value_type
+        held = pa.struct([value.with_type(held_type(value.type)), count])
+    elif is_growing(name):
+        held = held_type(shown.value_type)
+    else:
+        return pa.binary() if is_nested(name) else shown
+    return pa.list_(shown.value_field.with_type(held))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +57,9 @@ class FieldSlot:
     Attributes
     ----------
     type
-        What its words are made of: of arrays, maps and structs that are held as bytes (``nested.py``) binary.
+        What its words are made of: of arrays, maps and structs, which are held as bytes (``nested.py``), binary.
     nested
-        The type of those; None of any other field.
+        The field's own type, if that is not `type`; None of any other field.
     """
 
     name: str
@@ -62,8 +78,8 @@ class FieldSlot:
     @classmethod
     def of(cls, field: Field, word: int, flag_word: int, flag: int, *, is_key: bool) -> FieldSlot:
         """The place of a field."""
-        nested = string_to_type(field.type) if is_nested(field.type) else None
-        return cls(field.name, held_type(field.type), word, flag_word, flag, is_key, nested)
+        shown, held = string_to_type(field.type), _held_field(field.type)
+        return cls(field.name, held, word, flag_word, flag, is_key, None if shown == held else shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +199,14 @@ class Feed:
         Columns besides the keys.
     operations
         One line of ``ACCUMULATE_WORDS`` int64 an accumulator, for ``kernels.accumulate``: the step; its columns: first word of the
-        first one, the word or column after that, the first word of the last one (-1: none); word, flag word and flag of the first
-        state field; what else the step goes by; whether it skips nulls; word, flag word and flag of the last state field.
+        first one, the word or column after that (or the parts of a nested type that is compared, in `limits`), the first word of the
+        last one (-1: none); word, flag word and flag of the first state field; what else the step goes by; whether it skips nulls;
+        word, flag word and flag of the last state field.
     lists
         State fields whose lists grow, each with the column that it grows by, and the one of how often (-1: once).
     limits
-        Largest unscaled values (high word, low word) of decimal sums.
+        Largest unscaled values (high word, low word) of decimal sums; parts of nested types that are compared
+        (``nested_kernels.py``).
     """
 
     def __init__(self, layout: RowLayout, *, merge: bool) -> None:
@@ -211,7 +229,8 @@ class Feed:
     def _operation(self, accumulator: Accumulator, slots: list[FieldSlot], limits: list[tuple[int, int]]) -> list[int]:
         names = [field.name for field in accumulator.state] if self._merge else list(accumulator.inputs)
         first, last, rule = slots[0], slots[-1], RULES[accumulator.kind]
-        code = self._code(rule, slots[rule.compared].type)
+        compared = slots[rule.compared]
+        code = self._code(rule, compared)
         columns = [self._input_column(name) for name in names]
         wide = words_of(first.type) == 2
         a = columns[0] if columns else -1
@@ -222,6 +241,9 @@ class Feed:
             extra = len(limits)
             bound = 10**first.type.precision - 1
             limits.append((bound >> 64, _signed(bound & (2**64 - 1))))
+        if code in _NESTED_STEPS:
+            b = len(limits)
+            limits.extend(parts_of(compared.shown))
         place = [first.word, first.flag_word, _signed(first.flag)]
         return [
             int(code), a, b, c, *place, extra, int(rule.skips_nulls), last.word, last.flag_word, _signed(last.flag)
@@ -250,10 +272,12 @@ class Feed:
             return 32 if pa.types.is_int32(first.type) else 64
         return words_of(first.type)
 
-    def _code(self, rule: Rule, data_type: pa.DataType) -> OpCode:
+    def _code(self, rule: Rule, compared: FieldSlot) -> OpCode:
         code = rule.merge if self._merge else rule.raw
         assert code is not None, "a kind that is folded has its steps"
-        return code if isinstance(code, OpCode) else code[_ordering(data_type)]
+        if isinstance(code, OpCode):
+            return code
+        return code[_ordering(compared.type) if compared.nested is None else Ordering.NESTED]
 
     def _input_column(self, name: str) -> int:
         """First column of an input in the words of an encoded batch."""
@@ -261,7 +285,7 @@ class Feed:
         for field in self.inputs:
             if field.name == name:
                 return column
-            column += words_of(held_type(field.type))
+            column += words_of(_held_field(field.type))
         raise InvalidRequestError("an accumulator reads a column that the batch does not carry", column=name)
 
 

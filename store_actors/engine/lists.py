@@ -10,6 +10,7 @@ from store_actors.engine import count_kernels, list_kernels
 from store_actors.engine.arrays import Bytes, Slots, Words
 from store_actors.engine.hash_kernels import ELEMENT_SECRETS, secret_words
 from store_actors.engine.layout import FieldSlot, ListSlot, words_of
+from store_actors.engine.nested import decode_nested
 from store_actors.engine.strings import StringPool
 from store_actors.engine.words import check_countable, decode_column, encode_column, is_text
 
@@ -154,16 +155,19 @@ class ListPool:
         list_kernels.gather(self.arena, offsets, lengths, words)
         told = tuple(word.view(np.int64) for word in words[: words_of(kind)])
         values = decode_column(kind, told, np.ones(words.shape[1], np.uint8), pool)
+        shown = slot.shown.value_type
+        if slot.nested is not None:
+            values = decode_nested(values, shown.field(0).type if is_counted else shown)
         if is_counted:
-            values = pa.StructArray.from_arrays([values, pa.array(words[-1].view(np.int64))], fields=list(element))
-        return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values, type=slot.type)
+            values = pa.StructArray.from_arrays([values, pa.array(words[-1].view(np.int64))], fields=list(shown))
+        return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values, type=slot.shown)
 
 
-def element_words(array: pa.ListArray, pool: StringPool) -> tuple[Words, Slots, Slots]:
+def element_words(array: pa.ListArray, field: ListSlot, pool: StringPool) -> tuple[Words, Slots, Slots]:
     """Words of all elements of an Arrow array of lists; where in them each list begins, and its length."""
     elements = array.flatten()
     words: list[Words] = []
-    for column in elements.flatten() if pa.types.is_struct(elements.type) else [elements]:
+    for column in elements.flatten() if field.is_counted else [elements]:
         encode_column(column, pool, np.ones(len(column), np.uint8), words)
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     begins = (np.cumsum(lengths) - lengths) * len(words)

@@ -21,7 +21,7 @@ from numba import int64, njit, uint8, void
 
 from store_actors.engine.arrays import Bytes, Slots
 
-__all__ = ["decode_nested", "encode_nested", "nested_keys"]
+__all__ = ["decode_nested", "encode_nested", "nested_keys", "parts_of"]
 
 Lengths: TypeAlias = npt.NDArray[np.int32]
 
@@ -146,6 +146,23 @@ def _bytes_of(array: pa.Array) -> Bytes:
 def _entries_type(data_type: pa.MapType) -> pa.ListType:
     entries = pa.struct([data_type.key_field, data_type.item_field])
     return pa.list_(pa.field("entries", entries, nullable=False))
+
+
+def parts_of(data_type: pa.DataType) -> list[tuple[int, int]]:
+    """Lines by which ``nested_kernels.compare_nested`` compares values of a type; maps have no order."""
+    children: list[tuple[int, int]] = []
+    if pa.types.is_struct(data_type):
+        kind, number = 4, data_type.num_fields
+        for place in range(number):
+            children += parts_of(data_type.field(place).type)
+    elif pa.types.is_list(data_type):
+        kind, number, children = 3, 0, parts_of(data_type.value_type)
+    elif pa.types.is_string(data_type) or pa.types.is_binary(data_type):
+        kind, number = 2, 0
+    else:
+        kind = int(pa.types.is_floating(data_type))
+        number = 1 if pa.types.is_boolean(data_type) else data_type.bit_width // 8
+    return [((1 + len(children)) << 3 | kind, number), *children]
 
 
 def nested_keys(array: pa.Array) -> pa.Array:

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from store_actors.engine import count_kernels, fold_kernels
 from store_actors.engine.arrays import Mask, Words
+from store_actors.engine.nested import nested_keys
 from store_actors.schema import Accumulator, AccumulatorKind, StateSchema, string_to_type
 
 __all__ = ["results_of"]
@@ -63,7 +64,8 @@ def _counted(accumulator: Accumulator, state: pa.Array) -> list[pa.Array]:
     ends = np.cumsum(np.array(pc.list_value_length(state), np.int64))
     percentages = np.array(accumulator.options.get("percentages", ()), np.float64)
     if "percentages" not in accumulator.options:
-        codes = np.array(values.dictionary_encode().indices, np.uint64)
+        told = nested_keys(values) if pa.types.is_nested(values.type) else values
+        codes = np.array(told.dictionary_encode().indices, np.uint64)
         chosen = np.empty(len(state), np.int64)
         count_kernels.most_frequent(ends, codes, counts, chosen)
         return [values.take(pa.array(chosen, mask=chosen < 0))]

@@ -21,8 +21,7 @@ from store_actors.engine.nested import decode_nested
 from store_actors.engine.pieces import PIECE_BYTES, batches, cut
 from store_actors.engine.strings import StringPool
 from store_actors.engine.words import decode_column, encode_column, is_text, validity
-from store_actors.nested_types import is_nested
-from store_actors.schema import StateSchema, string_to_type
+from store_actors.schema import StateSchema, is_growing, string_to_type
 
 __all__ = ["EncodedBatch", "GroupTable", "Touched"]
 
@@ -163,8 +162,8 @@ class GroupTable:
         for field in feed.inputs:
             column = batch.column(field.name)
             valid = validity(column)
-            if pa.types.is_list(column.type) and not is_nested(field.type):
-                words, begins, lengths = element_words(column, self.pool)
+            if is_growing(field.type):
+                words, begins, lengths = element_words(column, layout.lists[field.name], self.pool)
                 values += [(begins + sum(map(len, elements))).view(np.uint64), lengths.view(np.uint64)]
                 elements.append(words)
             else:
@@ -345,7 +344,7 @@ class GroupTable:
             valid = validity(column)
             words: list[Words] = []
             if pa.types.is_list(slot.type):
-                elements, begins, lengths = element_words(column, self.pool)
+                elements, begins, lengths = element_words(column, self.layout.lists[slot.name], self.pool)
                 extents = self.lists.enter(self.layout.lists[slot.name], elements, begins, lengths)
                 words += [extents.view(np.uint64), lengths.view(np.uint64)]
             else:

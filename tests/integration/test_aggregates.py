@@ -71,6 +71,11 @@ def stream(feed: Feed) -> DataFrame:
         F.expr("if(i32 is null, null, named_struct('p', i32 % 3, 'q', s, 'r', d))").alias("st"),
         F.expr("if(i32 is null, null, array(s, if(b, null, 'x'), cast(i8 as string)))").alias("arr"),
         F.expr("if(i32 is null, null, map(s, i32))").alias("mp"),
+        # With what Spark knows to be there, what Arrow does not carry, and a place in each where nulls are.
+        F.expr(
+            "if(i32 is null, null, named_struct('n', 1, 'a', array(named_struct('y', make_ym_interval(0, i8)))))"
+        ).alias("deep"),
+        F.expr("if(i32 is null, null, array(f64, -f64, if(b, null, f32)))").alias("fs"),
     )
 
 
@@ -163,6 +168,23 @@ FAMILIES: dict[str, Sequence[str]] = {
         # Spark's own keeps equal places apart when it merges: here no two are equal.
         *(f"histogram_numeric({name}, 100)" for name in ("i8", "i64", "f64", "d38", "t", "dti", "ym")),
         "histogram_numeric(f64, 100) FILTER (WHERE b)",
+    ],
+    "nested values": [
+        *(f"{name}({column})" for name in ("max", "min") for column in ("st", "deep", "fs")),
+        *(f"{name}({column})" for name in ("first", "last") for column in ("arr", "mp", "deep")),
+        *(f"max_by({column}, i64)" for column in ("st", "mp", "deep")),
+        *(f"min_by(i64, struct({column}, i64))" for column in ("arr", "deep", "f64")),
+        *(f"collect_list({column})" for column in ("st", "mp", "deep", "ym", "array(null)")),
+        *(f"array_sort(collect_set({column}))" for column in ("st", "deep", "array(i32 % 3, i32 % 2)")),
+        "any_value(mp) FILTER (WHERE b)",
+        "first(st, true) FILTER (WHERE NOT b)",
+        "max(struct(b, day, t, dti, bin))",
+        "max_by(d, st)",
+        "collect_list(struct(i8, s)) FILTER (WHERE b)",
+        "mode(if(i32 % 8 <> 0, array(1, 2), if(i32 = 0, array(i32), null)))",
+        "mode(if(i32 % 8 <> 0, named_struct('p', 'x', 'q', 1), if(i32 = 0, named_struct('p', s, 'q', i32), null)))",
+        "map_keys(mode(mp)) IS NULL",
+        "max(st).q",
     ],
     "extremes and places": [
         *(f"{name}({column})" for name in ("max", "min", "first", "last") for column in ("ym", "dti", "f64", "t")),

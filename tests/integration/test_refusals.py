@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException
+from pyspark.ml.functions import array_to_vector
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupStateTimeout
@@ -204,11 +205,10 @@ JOINS = {
 }
 
 TYPES = {
-    "the largest of an array": Refusal(
-        lambda op, i: op(i["a"]).groupBy("k").agg(F.max("l")), "cast the column, or take the fields", "update"
-    ),
-    "a list of arrays": Refusal(
-        lambda op, i: op(i["a"]).groupBy("k").agg(F.collect_list("l")), "cast the column, or take the fields", "update"
+    "the first value of a type that a user made": Refusal(
+        lambda op, i: op(i["a"]).groupBy("k").agg(F.first(array_to_vector(F.col("l").cast("array<double>")))),
+        "cast the column, or take the fields",
+        "update",
     ),
     "state of a type that Arrow does not carry": Refusal(
         lambda op, i: in_pandas(op(i["a"]).groupBy("k"), "append", state="d interval year to month"), "cast it"

@@ -1,0 +1,210 @@
+"""Arrays, maps and structs as values of aggregates, raw and merged, against plain Python."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from decimal import Decimal
+from functools import cmp_to_key
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store_actors.engine.results import results_of
+from store_actors.engine.table import GroupTable
+from store_actors.engine.versions import CHANGE_COLUMN
+from store_actors.messages import ShardInput
+from store_actors.nested_types import has_map
+from store_actors.operators.aggregate import AggregateShard
+from store_actors.schema import (
+    Accumulator,
+    AccumulatorKind,
+    Field,
+    StateSchema,
+    counts_type,
+    list_type,
+    string_to_type,
+    type_to_string,
+)
+from tests.unit.nested_values import NESTED, identity, values
+
+K = AccumulatorKind
+#: As state holds them: whatever is inside may be null.
+KINDS = NESTED.map(lambda kind: string_to_type(type_to_string(kind).replace(" not null", "")))
+Rows = list[tuple[Any, ...]]
+
+
+def compared(kind: pa.DataType, one: Any, other: Any) -> int:
+    """Spark's order: negative, 0 or positive."""
+    if one is None or other is None:
+        return (one is not None) - (other is not None)
+    if pa.types.is_struct(kind):
+        fields = [kind.field(place) for place in range(kind.num_fields)]
+        found = (compared(field.type, one[field.name], other[field.name]) for field in fields)
+        return next((order for order in found if order), 0)
+    if pa.types.is_list(kind):
+        found = (compared(kind.value_type, a, b) for a, b in zip(one, other, strict=False))
+        return next((order for order in found if order), len(one) - len(other))
+    if isinstance(one, str):
+        one, other = one.encode(), other.encode()
+    if isinstance(one, float) and (math.isnan(one) or math.isnan(other)):
+        return math.isnan(one) - math.isnan(other)
+    return (one > other) - (one < other)
+
+
+def schema_of(*accumulators: Accumulator, types: list[str]) -> StateSchema:
+    inputs = tuple(Field(f"v{number}", name) for number, name in enumerate(types))
+    return StateSchema((Field("k", "int64"),), inputs, accumulators, None, None, "update")
+
+
+def batch_of(schema: StateSchema, rows: Rows) -> pa.RecordBatch:
+    columns = list(zip(*rows, strict=True))
+    return pa.record_batch(
+        [pa.array(column, field.type) for column, field in zip(columns, schema.raw_schema(), strict=True)],
+        schema=schema.raw_schema(),
+    )
+
+
+def fed(schema: StateSchema, parts: list[Rows], *, combined: bool) -> dict[int, dict[str, Any]]:
+    """What is emitted, by key, of a shard that has taken all parts, each undone once, and that was loaded anew after each."""
+    shard = AggregateShard(schema)
+    empty = schema.row_schema().empty_table()
+    for number, part in enumerate(parts, start=1):
+        batch = batch_of(schema, part)
+        rows = ShardInput((pa.Table.from_batches([batch]), empty), len(part))
+        if combined:
+            groups = GroupTable(schema)
+            groups.accumulate(groups.encode(batch), 1)
+            held = groups.decode(groups.rows[groups.live()])
+            rows = ShardInput((schema.raw_schema().empty_table(), held), len(part))
+        shard.apply(rows, 0, number)
+        shard.abort()
+        shard.apply(rows, 0, number)
+        shard.commit()
+        snapshot = shard.snapshot()
+        shard = AggregateShard(schema)
+        shard.load(snapshot.append_column(CHANGE_COLUMN, pa.array([0] * snapshot.num_rows, pa.int8())), number, 0)
+    return {row["k"]: row for row in results_of(shard.snapshot(), schema).to_pylist()}
+
+
+def parts_of(*kinds: pa.DataType) -> st.SearchStrategy[list[Rows]]:
+    row = st.tuples(st.integers(0, 1), *(values(kind) for kind in kinds))
+    return st.lists(st.lists(row, min_size=1, max_size=12), min_size=1, max_size=3)
+
+
+combined_or_not = pytest.mark.parametrize("combined", [False, True])
+
+
+@combined_or_not
+@given(data=st.data())
+@settings(max_examples=120, deadline=None)
+def test_extremes_are_those_of_sparks_order_and_of_equal_ones_the_first(combined: bool, data: st.DataObject) -> None:
+    kind = data.draw(KINDS.filter(lambda kind: not has_map(type_to_string(kind))))
+    name = type_to_string(kind)
+    schema = schema_of(
+        Accumulator(K.MAX, ("v0",), (Field("largest", name),)),
+        Accumulator(K.MIN, ("v0",), (Field("smallest", name),)),
+        types=[name],
+    )
+    parts = data.draw(parts_of(kind))
+    found = fed(schema, parts, combined=combined)
+    for k, row in found.items():
+        present = [value for part in parts for key, value in part if key == k and value is not None]
+        order = cmp_to_key(lambda one, other: compared(kind, one, other))
+        assert identity(row["largest"]) == identity(max(present, key=order, default=None))
+        assert identity(row["smallest"]) == identity(min(present, key=order, default=None))
+
+
+@combined_or_not
+@given(data=st.data())
+@settings(max_examples=120, deadline=None)
+def test_values_by_an_ordering(combined: bool, data: st.DataObject) -> None:
+    kind = data.draw(KINDS)
+    by = data.draw(KINDS.filter(lambda kind: not has_map(type_to_string(kind))))
+    name, its = type_to_string(kind), type_to_string(by)
+    schema = schema_of(
+        Accumulator(K.MAX_BY, ("v0", "v1"), (Field("last", name), Field("last_by", its))),
+        Accumulator(K.MIN_BY, ("v0", "v1"), (Field("first", name), Field("first_by", its))),
+        Accumulator(K.MAX_BY, ("v0", "v2"), (Field("numbered", name), Field("number", "decimal(38,4)"))),
+        types=[name, its, "decimal(38,4)"],
+    )
+    parts = data.draw(parts_of(kind, by, pa.decimal128(38, 4)))
+    for k, row in fed(schema, parts, combined=combined).items():
+        rows = [one for part in parts for key, *one in part if key == k]
+        order = cmp_to_key(lambda one, other: compared(by, one[1], other[1]))
+        present = [one for one in reversed(rows) if one[1] is not None]
+        nothing = (None, None, None)
+        assert identity(row["last"]) == identity(max(present, key=order, default=nothing)[0])
+        assert identity(row["first"]) == identity(min(present, key=order, default=nothing)[0])
+        numbered = [one for one in reversed(rows) if one[2] is not None]
+        assert identity(row["numbered"]) == identity(max(numbered, key=lambda one: one[2], default=nothing)[0])
+
+
+@combined_or_not
+@given(data=st.data())
+@settings(max_examples=120, deadline=None)
+def test_places_lists_and_counts(combined: bool, data: st.DataObject) -> None:
+    kind = data.draw(KINDS)
+    name = type_to_string(kind)
+    listed, counted = Field("all", list_type(name), False), Field("mode", counts_type(name), False)
+    schema = schema_of(
+        Accumulator(K.FIRST, ("v0",), (Field("first", name), Field("first_set", "bool", False))),
+        Accumulator(K.LAST_VALID, ("v0",), (Field("last", name), Field("last_set", "bool", False))),
+        Accumulator(K.COLLECT_LIST, ("v0",), (listed,)),
+        Accumulator(K.COLLECT_SET, ("v0",), (Field("different", list_type(name), False),)),
+        Accumulator(K.COUNTED, ("v0",), (counted,), result=(Field("mode", name),)),
+        types=[name],
+    )
+    parts = data.draw(parts_of(kind))
+    for k, row in fed(schema, parts, combined=combined).items():
+        all_values = [identity(value) for part in parts for key, value in part if key == k]
+        present = [one for one in all_values if one != identity(None)]
+        assert identity(row["first"]) == all_values[0]
+        assert identity(row["last"]) == (present[-1] if present else identity(None))
+        assert [identity(one) for one in row["all"]] == present
+        assert [identity(one) for one in row["different"]] == list(dict.fromkeys(present))
+        often = Counter(present)
+        assert identity(row["mode"]) in [one for one in often if often[one] == max(often.values())] or not present
+
+
+FLOATS = pa.list_(pa.field("element", pa.float32()))
+NUMBERS = pa.struct([pa.field("d", pa.decimal128(38, 0)), pa.field("l", FLOATS)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "ordered"),
+    [
+        (FLOATS, [[], [None], [None, 1.0], [-math.inf], [-0.0, 1.0], [0.0, 2.0], [math.inf], [math.nan, 0.0]]),
+        (
+            NUMBERS,
+            [
+                {"d": None, "l": [math.nan]},
+                {"d": Decimal(-(2**70)), "l": None},
+                {"d": Decimal(-(2**64)) - 1, "l": []},
+                {"d": Decimal(-(2**64)), "l": []},
+                {"d": Decimal(-1), "l": None},
+                {"d": Decimal(0), "l": [1.0]},
+                {"d": Decimal(2**63), "l": None},
+                {"d": Decimal(2**63), "l": [1.0]},
+                {"d": Decimal(2**70), "l": None},
+            ],
+        ),
+        (pa.list_(pa.list_(pa.string())), [[[]], [[None]], [[""]], [["a"], []], [["a"], ["b"]], [["a", ""]], [["ä"]]]),
+        (pa.list_(pa.int8()), [[-128], [-1], [0], [127]]),
+    ],
+)
+def test_each_pair_is_in_order(kind: pa.DataType, ordered: list[Any]) -> None:
+    name = type_to_string(kind)
+    schema = schema_of(
+        Accumulator(K.MAX, ("v0",), (Field("largest", name),)),
+        Accumulator(K.MIN, ("v0",), (Field("smallest", name),)),
+        types=[name],
+    )
+    for place, one in enumerate(ordered):
+        for other in ordered[place + 1 :]:
+            for pair in ([(0, one), (0, other)], [(0, other), (0, one)]):
+                (row,) = fed(schema, [pair], combined=False).values()
+                assert identity([row["smallest"], row["largest"]]) == identity([one, other])
