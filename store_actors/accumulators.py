@@ -77,6 +77,11 @@ class AccumulatorKind(StrEnum):
     #: Values with how often each came. Inputs: the value, and maybe how often (int64; none if not above 0). State: a list of values and
     #: counts, in which a value may stand several times. Emits what the option ``result`` says (``engine/results.py``).
     COUNTED = "counted"
+    #: HLL sketches of Apache DataSketches: of values (int64, string or binary), and of other sketches, as Spark's ``hll_union`` writes
+    #: them. State: a list of int32 (``engine/hll_kernels.py``). Emits the sketch's bytes. Options: ``lg_k``, of a union that of one
+    #: of nothing; ``may_differ``: whether sketches may have several.
+    HLL_SKETCH = "hll_sketch"
+    HLL_UNION = "hll_union"
     #: A value column of a keyed store: written whole, folded by nothing. No input; state: one value, null if it is null.
     VALUE = "value"
     #: A list or map of the user's, as an operator's schema tells of its state variables; their columns are VALUEs.
@@ -265,6 +270,8 @@ RULES: Mapping[AccumulatorKind, Rule] = {
     AccumulatorKind.COLLECT_LIST: Rule(StateForm.GROWING),
     AccumulatorKind.COLLECT_SET: Rule(StateForm.GROWING, distinct=True),
     AccumulatorKind.COUNTED: Rule(StateForm.GROWING),
+    AccumulatorKind.HLL_SKETCH: Rule(StateForm.GROWING),
+    AccumulatorKind.HLL_UNION: Rule(StateForm.GROWING),
     AccumulatorKind.VALUE: Rule(StateForm.WRITTEN, nullable_fields=1),
     AccumulatorKind.LIST: Rule(StateForm.ELSEWHERE),
     AccumulatorKind.MAP: Rule(StateForm.ELSEWHERE),

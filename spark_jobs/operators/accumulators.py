@@ -362,6 +362,20 @@ def _count_min_sketch(use: _Use) -> tuple[Part, ...]:
     return (Part(kind, (use.kept(column),), (state,), result=result, options=options),)
 
 
+def _hll_sketch(use: _Use) -> tuple[Part, ...]:
+    child, function = use.child(), use.function
+    kind, column = AccumulatorKind.HLL_SKETCH, child.column()
+    if function.kind == "HllUnionAgg":
+        # By itself a sketch stays what it is, and is written in one form, whoever made it.
+        kind, column = AccumulatorKind.HLL_UNION, F.hll_union(column, column, allowDifferentLgConfigK=True)
+    elif isinstance(child.type, T.IntegerType):
+        column = column.cast("long")
+    state = (list_field("sketch", T.IntegerType(), what=use.text),)
+    options = {"lg_k": function.lg_config_k, "may_differ": function.may_differ}
+    result = (state_field("sketch", T.BinaryType(), False),)
+    return (Part(kind, (use.kept(column),), state, result=result, options=options),)
+
+
 def _histogram(use: _Use) -> tuple[Part, ...]:
     kind, bins = use.child().type, use.function.bins
     is_number = isinstance(kind, T.NumericType)
@@ -433,6 +447,8 @@ FUNCTIONS: Mapping[str, Function] = {
         ("percentile_approx", "approx_percentile"), _approximate_percentile, _of_its_type
     ),
     "CountMinSketchAgg": Function(("count_min_sketch",), _count_min_sketch, emitted_result),
+    "HllSketchAgg": Function(("hll_sketch_agg",), _hll_sketch, emitted_result),
+    "HllUnionAgg": Function(("hll_union_agg",), _hll_sketch, emitted_result),
     "HistogramNumeric": Function(("histogram_numeric",), _histogram, _histogram_of_its_type),
     "HyperLogLogPlusPlus": Function(("approx_count_distinct",), _registers, _estimate),
     "BitmapConstructAgg": Function(("bitmap_construct_agg",), _bitmap, emitted_result),

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
+from coordinator.errors import InvalidRequestError
 from spark_jobs.plan.catalyst import CATALYST, Expression, java_class, optional, scala_list, scala_seq
 
 __all__ = ["AggregateExpression", "AggregateFunction", "CountMinTable", "Registers"]
@@ -116,6 +118,27 @@ class AggregateFunction(Expression):
     def bins(self) -> int:
         """How many a histogram has at most."""
         return int(self._java.nBins().eval(None))
+
+    @property
+    def lg_config_k(self) -> int:
+        """Precision of an HLL sketch; of a union that of one without any sketch.
+
+        Raises
+        ------
+        InvalidRequestError
+            There are no such registers.
+        """
+        if self.kind != "HllSketchAgg":
+            return 12
+        try:
+            return int(self._java.lgConfigK())
+        except Py4JJavaError as error:
+            raise InvalidRequestError(str(error.java_exception.getMessage()), aggregate=self.sql) from error
+
+    @property
+    def may_differ(self) -> bool:
+        """Whether sketches of several precisions make a union."""
+        return self.kind == "HllUnionAgg" and bool(self._java.allowDifferentLgConfigK())
 
     @property
     def ignores_nulls(self) -> bool:

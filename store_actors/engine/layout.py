@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from coordinator.errors import InvalidRequestError
-from store_actors.accumulators import RULES, OpCode, Ordering, Rule, StateForm
+from store_actors.accumulators import RULES, AccumulatorKind, OpCode, Ordering, Rule, StateForm
 from store_actors.engine.arrays import Slots, Words
 from store_actors.engine.kernels import ACCUMULATE_WORDS, FLAG_BITS
 from store_actors.engine.list_kernels import FLOAT_SET, LIST, SET
@@ -17,7 +17,7 @@ from store_actors.engine.nested import parts_of
 from store_actors.nested_types import is_nested
 from store_actors.schema import ROW_COLUMN, Accumulator, Field, StateSchema, is_counted, is_growing, string_to_type
 
-__all__ = ["Feed", "FieldSlot", "ListSlot", "RowLayout", "held_type", "words_of"]
+__all__ = ["Feed", "FieldSlot", "ListSlot", "RowLayout", "Sketch", "held_type", "words_of"]
 
 #: State fields of a correlation; a covariance has fewer.
 _CORRELATION_FIELDS = 6
@@ -83,6 +83,24 @@ class FieldSlot:
 
 
 @dataclass(frozen=True, slots=True)
+class Sketch:
+    """An HLL sketch: of integers, of strings or of other sketches.
+
+    Attributes
+    ----------
+    lg_k
+        Its precision; of other sketches that of none.
+    may_differ
+        Whether other sketches may have several.
+    """
+
+    is_text: bool
+    is_union: bool
+    lg_k: int
+    may_differ: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ListSlot:
     """A state field whose list grows: its first word, what kind of list it is (``list_kernels``), and the words of an element."""
 
@@ -93,6 +111,8 @@ class ListSlot:
     is_text: bool
     #: Whether elements end with how often they came.
     is_counted: bool = False
+    #: What HLL sketch it is (``hll_kernels.py``), if it is one.
+    sketch: Sketch | None = None
 
 
 class RowLayout:
@@ -134,7 +154,7 @@ class RowLayout:
         fields = (*self.keys, *self.state)
         self.expiry_word = next((slot.word for slot in fields if slot.name == schema.expiry_key), -1)
         self.lists: Mapping[str, ListSlot] = {
-            slot.name: _list_slot(slot, RULES[accumulator.kind])
+            slot.name: _list_slot(slot, accumulator, schema)
             for accumulator in schema.accumulators
             if RULES[accumulator.kind].form is StateForm.GROWING
             for slot in self.slots_of(accumulator)
@@ -294,16 +314,20 @@ def _signed(word: int) -> int:
     return int(np.uint64(word).view(np.int64))
 
 
-def _list_slot(slot: FieldSlot, rule: Rule) -> ListSlot:
+def _list_slot(slot: FieldSlot, accumulator: Accumulator, schema: StateSchema) -> ListSlot:
     """What a list that grows is made of."""
-    element = slot.type.value_type
+    element, kind, options = slot.type.value_type, accumulator.kind, accumulator.options
+    if kind in (AccumulatorKind.HLL_SKETCH, AccumulatorKind.HLL_UNION):
+        (value,) = (_held_field(one.type) for one in schema.inputs if one.name in accumulator.inputs)
+        is_text, is_union = _ordering(value) is Ordering.STRING, kind is AccumulatorKind.HLL_UNION
+        sketch = Sketch(is_text, is_union, int(options["lg_k"]), bool(options.get("may_differ", False)))
+        return ListSlot(slot.word, LIST, 1, is_text=False, sketch=sketch)
     if pa.types.is_struct(element):
         value = element.field(0).type
         return ListSlot(slot.word, LIST, words_of(value) + 1, _ordering(value) is Ordering.STRING, is_counted=True)
-    kind = LIST
-    if rule.distinct:
-        kind = FLOAT_SET if pa.types.is_floating(element) else SET
-    return ListSlot(slot.word, kind, words_of(element), _ordering(element) is Ordering.STRING)
+    distinct = FLOAT_SET if pa.types.is_floating(element) else SET
+    how = distinct if RULES[kind].distinct else LIST
+    return ListSlot(slot.word, how, words_of(element), _ordering(element) is Ordering.STRING)
 
 
 def _ordering(data_type: pa.DataType) -> Ordering:

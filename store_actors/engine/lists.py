@@ -6,7 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from store_actors.engine import count_kernels, list_kernels
+from coordinator.errors import InvalidRequestError
+from store_actors.engine import count_kernels, hll_kernels, list_kernels
 from store_actors.engine.arrays import Bytes, Slots, Words
 from store_actors.engine.hash_kernels import ELEMENT_SECRETS, secret_words
 from store_actors.engine.layout import FieldSlot, ListSlot, words_of
@@ -92,6 +93,37 @@ class ListPool:
                 row, element, self.used = list_kernels.merge(
                     self.arena, self.used, self._secret, *given, field.kind, row, element
                 )
+            if row == len(targets):
+                return
+            self._grow_for(field, int(rows[targets[row], field.word + 1]))
+
+    def merge_sketches(
+        self, rows: Words, targets: Slots, field: ListSlot, source: Words | None, begins: Slots, lengths: Slots
+    ) -> None:
+        """Add the lists of HLL sketches, which begin at ``source[begins]`` (None: in the arena), to those of ``rows[targets]``.
+
+        Raises
+        ------
+        InvalidRequestError
+            Of sketches that must have one precision, in Spark's words. The rows are half changed.
+        """
+        assert field.sketch is not None, "only sketches are merged so"
+        given = self.arena if source is None else source
+        row = element = 0
+        while True:
+            row, element, used = hll_kernels.merge(
+                self.arena, self.used, rows, targets, field.word, self.arena if source is None else source, begins, lengths,
+                int(field.sketch.may_differ), row, element,
+            )  # fmt: skip
+            if used < 0:
+                found = (self.arena[rows[targets[row], field.word]], given[begins[row] + element])
+                told = " and ".join(str(int(mark) & 31) for mark in found)
+                raise InvalidRequestError(
+                    f"[HLL_UNION_DIFFERENT_LG_K] Sketches have different `lgConfigK` values: {told}. Set the `allowDifferentLgConfigK` "
+                    "parameter to true to call `hll_union_agg` with different `lgConfigK` values; the batch was not committed; state "
+                    "and checkpoint are as before it"
+                )
+            self.used = used
             if row == len(targets):
                 return
             self._grow_for(field, int(rows[targets[row], field.word + 1]))

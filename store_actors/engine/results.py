@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from store_actors.engine import count_kernels, fold_kernels
 from store_actors.engine.arrays import Mask, Words
 from store_actors.engine.nested import nested_keys
+from store_actors.engine.sketches import sketch_bytes
 from store_actors.schema import Accumulator, AccumulatorKind, StateSchema, string_to_type
 
 __all__ = ["results_of"]
@@ -133,12 +134,18 @@ def _bins(accumulator: Accumulator, state: pa.Array) -> list[pa.Array]:
     return [pa.ListArray.from_arrays(pa.array(ends), values, type=kind, mask=pa.array(used == 0))]
 
 
+def _hll_sketch(accumulator: Accumulator, state: pa.Array) -> list[pa.Array]:
+    return [sketch_bytes(state, int(accumulator.options["lg_k"]))]
+
+
 _MADE: Mapping[AccumulatorKind, Callable[[Accumulator, pa.Array], list[pa.Array]]] = {
     AccumulatorKind.DISTINCT_REGISTERS: _registers,
     AccumulatorKind.COUNTED: _counted,
     AccumulatorKind.COUNT_MIN: _sketch,
     AccumulatorKind.COUNT_MIN_BYTES: _sketch,
     AccumulatorKind.HISTOGRAM: _bins,
+    AccumulatorKind.HLL_SKETCH: _hll_sketch,
+    AccumulatorKind.HLL_UNION: _hll_sketch,
     AccumulatorKind.BITMAP: _as_told,
     AccumulatorKind.BITMAP_OR: _as_told,
 }

@@ -19,6 +19,7 @@ from store_actors.engine.layout import Feed, FieldSlot, RowLayout, words_of
 from store_actors.engine.lists import ListPool, element_words
 from store_actors.engine.nested import decode_nested
 from store_actors.engine.pieces import PIECE_BYTES, batches, cut
+from store_actors.engine.sketches import opened
 from store_actors.engine.strings import StringPool
 from store_actors.engine.words import decode_column, encode_column, is_text, validity
 from store_actors.schema import StateSchema, is_growing, string_to_type
@@ -227,7 +228,13 @@ class GroupTable:
         Without `elements`, lists that are told by `values` are this table's own.
         """
         for field, column, often in feed.lists:
-            if feed is self.layout.raw and field.is_counted:
+            if feed is self.layout.raw and field.sketch is not None:
+                source = opened(field.sketch, values[column], valid[column], self.pool)
+                self.lists.merge_sketches(rows, targets, field, *source)
+            elif field.sketch is not None:
+                begins, lengths = (np.ascontiguousarray(values[column + one]).view(np.int64) for one in range(2))
+                self.lists.merge_sketches(rows, targets, field, elements, begins, lengths)
+            elif feed is self.layout.raw and field.is_counted:
                 self.lists.append_counted(rows, targets, field, values, valid, column, often)
             elif feed is self.layout.raw:
                 self.lists.append(rows, targets, field, values, valid, column)

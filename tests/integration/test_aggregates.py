@@ -79,6 +79,15 @@ def stream(feed: Feed) -> DataFrame:
     )
 
 
+#: Sketches of 0, 1 and 2, and of two texts, in two precisions; and one with registers.
+_FEW = ("cbd7c2042bf2fb06862ff90d" + "00" * 20, "2f823b049fd52f09" + "00" * 24)
+FINE = [f"x'0201070c03000{count}08{few}'" for count, few in zip("32", _FEW, strict=True)]
+COARSE = [f"x'0201070603000{count}08{few}'" for count, few in zip("32", _FEW, strict=True)]
+REGISTERS = (
+    "x'0a0107060010020a00000000000000000000000000900b4000000000000000000300000000000000050604070206040403050503070407070504070808"
+    "04030706030204050606040608030308040505020405060404070804040506050508050407060404030305'"
+)
+
 ATOMIC = ("b", "i8", "i32", "i64", "f32", "f64", "d", "d38", "s", "bin", "day", "t", "dti", "ym")
 FAMILIES: dict[str, Sequence[str]] = {
     "by an ordering": [
@@ -168,6 +177,19 @@ FAMILIES: dict[str, Sequence[str]] = {
         # Spark's own keeps equal places apart when it merges: here no two are equal.
         *(f"histogram_numeric({name}, 100)" for name in ("i8", "i64", "f64", "d38", "t", "dti", "ym")),
         "histogram_numeric(f64, 100) FILTER (WHERE b)",
+    ],
+    "HLL sketches": [
+        *(f"hll_sketch_estimate(hll_sketch_agg({column}))" for column in ("i32", "i64", "s", "bin", "i32 % 5")),
+        "hll_sketch_estimate(hll_sketch_agg(i64, 21)) + 1",
+        "hll_sketch_estimate(hll_sketch_agg(s) FILTER (WHERE b))",
+        # With registers an estimate goes by the order of rows in Spark, too: the registers do not.
+        *(f"substr(hll_sketch_agg({column}, 4), 41)" for column in ("i32", "i64", "s", "bin")),
+        "substr(hll_sketch_agg(i64, 4) FILTER (WHERE b), 41)",
+        "hll_sketch_estimate(hll_union(hll_sketch_agg(i32), hll_sketch_agg(i64)))",
+        f"hll_sketch_estimate(hll_union_agg(if(b, {', '.join(FINE)})))",
+        f"hll_sketch_estimate(hll_union_agg(if(b, {', '.join(FINE)})) FILTER (WHERE i32 > 500))",
+        f"substr(hll_union_agg(if(b, {COARSE[0]}, {REGISTERS})), 41)",
+        f"substr(hll_union_agg({REGISTERS}, true) FILTER (WHERE i32 % 2 = 0), 41)",
     ],
     "nested values": [
         *(f"{name}({column})" for name in ("max", "min") for column in ("st", "deep", "fs")),
