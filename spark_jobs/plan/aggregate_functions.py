@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
@@ -132,8 +132,8 @@ class AggregateFunction(Expression):
             return 12
         try:
             return int(self._java.lgConfigK())
-        except Py4JJavaError as error:
-            raise InvalidRequestError(str(error.java_exception.getMessage()), aggregate=self.sql) from error
+        except PySparkException as error:
+            raise InvalidRequestError(str(error), aggregate=self.sql) from error
 
     @property
     def may_differ(self) -> bool:

@@ -205,6 +205,11 @@ JOINS = {
 }
 
 TYPES = {
+    "a sketch of too few registers": Refusal(
+        lambda op, i: op(i["a"]).groupBy("k").agg(F.hll_sketch_agg("x", 3)),
+        "HLL_INVALID_LG_K.*between 4 and 21",
+        "update",
+    ),
     "the first value of a type that a user made": Refusal(
         lambda op, i: op(i["a"]).groupBy("k").agg(F.first(array_to_vector(F.col("l").cast("array<double>")))),
         "cast the column, or take the fields",
