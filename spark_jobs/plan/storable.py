@@ -85,23 +85,36 @@ def _told(column: Column, kind: T.DataType) -> Column:
     if stored_type(kind) == kind:
         return column
     is_atomic = not isinstance(kind, T.ArrayType | T.MapType | T.StructType)
-    return restored(column, kind) if is_atomic else _rebuilt(column, kind, _told)
+    return restored(column, kind) if is_atomic else _rebuilt(column, kind, _told, tells=True)
 
 
-def _rebuilt(column: Column, kind: T.DataType, part: Callable[[Column, T.DataType], Column]) -> Column:
-    """An array, map or struct whose parts (column and type) are each made anew."""
+def _rebuilt(
+    column: Column, kind: T.DataType, part: Callable[[Column, T.DataType], Column], *, tells: bool = False
+) -> Column:
+    """An array, map or struct whose parts (column and type) are each made anew.
+
+    Parameters
+    ----------
+    tells
+        Whether what the type says is never null is made known not to be, and fields have its metadata.
+    """
+
+    def element(one: Column, its: T.DataType, *, may_be_null: bool) -> Column:
+        made = _element(one, its, part, may_be_null=may_be_null)
+        return Expression.of(made).known_not_null().column() if tells and not may_be_null else made
+
     if isinstance(kind, T.ArrayType):
-        element, may_be_null = kind.elementType, kind.containsNull
-        return F.transform(column, lambda one: _element(one, element, part, may_be_null=may_be_null))
+        inner, may_be_null = kind.elementType, kind.containsNull
+        return F.transform(column, lambda one: element(one, inner, may_be_null=may_be_null))
     if isinstance(kind, T.MapType):
         keys, values, may_be_null = kind.keyType, kind.valueType, kind.valueContainsNull
-        column = F.transform_values(column, lambda _, one: _element(one, values, part, may_be_null=may_be_null))
-        return F.transform_keys(column, lambda one, _: _element(one, keys, part, may_be_null=False))
+        column = F.transform_values(column, lambda _, one: element(one, values, may_be_null=may_be_null))
+        return F.transform_keys(column, lambda one, _: element(one, keys, may_be_null=False))
     assert isinstance(kind, T.StructType)
     return F.struct(
         *(
-            _element(column.getField(one.name), one.dataType, part, may_be_null=one.nullable).alias(
-                one.name, metadata=one.metadata
+            element(column.getField(one.name), one.dataType, may_be_null=one.nullable).alias(
+                one.name, metadata=one.metadata if tells else None
             )
             for one in kind.fields
         )
@@ -112,9 +125,6 @@ def _element(
     column: Column, kind: T.DataType, part: Callable[[Column, T.DataType], Column], *, may_be_null: bool
 ) -> Column:
     made = part(column, kind)
-    if not may_be_null:
-        # What is not null by its type stays so.
-        return Expression.of(made).known_not_null().column()
-    # A struct that is made of the fields of none is one.
+    # A struct that is made of the fields of none is one; what is not null by its type stays so.
     is_made = isinstance(kind, T.StructType) and made is not column
-    return F.when(column.isNotNull(), made) if is_made else made
+    return F.when(column.isNotNull(), made) if is_made and may_be_null else made

@@ -133,7 +133,13 @@ def test_every_name_of_a_held_function_is_sparks_name_of_it(spark: SparkSession)
     arguments = dict.fromkeys(("count_if", "bool_and", "bool_or", "every", "some", "any"), "b")
     arguments |= dict.fromkeys(("max_by", "min_by", "corr", "covar_pop", "covar_samp"), "v, i")
     arguments |= dict.fromkeys(("bit_and", "bit_or", "bit_xor", "bitmap_construct_agg"), "i")
-    arguments |= {"bitmap_or_agg": "h", "percentile": "v, 0.5D", "count_min_sketch": "i, 0.1D, 0.9D, 1"}
+    arguments |= {
+        "hll_sketch_agg": "i",
+        "hll_union_agg": "h",
+        "bitmap_or_agg": "h",
+        "percentile": "v, 0.5D",
+        "count_min_sketch": "i, 0.1D, 0.9D, 1",
+    }
     arguments |= {"percentile_approx": "v, 0.5D", "approx_percentile": "v, 0.5D", "histogram_numeric": "v, 5"}
     for function_class, function in FUNCTIONS.items():
         for name in function.names:
