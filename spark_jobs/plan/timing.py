@@ -20,6 +20,9 @@ _NAMES = {
     OperatorKind.TRANSFORM: "transformWithState",
     OperatorKind.PARTITIONS: "mapPartitionsWithStateStore",
 }
+#: Timeouts of a function, and time modes of a processor (``spark_jobs.transform.variables.TimeMode``).
+_BY_CLOCK = (GroupStateTimeout.ProcessingTimeTimeout, "processingtime")
+_BY_EVENT_TIME = (GroupStateTimeout.EventTimeTimeout, "eventtime")
 
 
 def operator_name(schema: StateSchema) -> str:
@@ -40,9 +43,9 @@ def runs_again(schema: StateSchema) -> str:
     """
     if schema.operator in (OperatorKind.GROUP_STATE, OperatorKind.TRANSFORM):
         by = schema.options.get("timeout_conf", schema.options.get("time_mode"))
-        if by in (GroupStateTimeout.ProcessingTimeTimeout, "ProcessingTime"):
+        if by in _BY_CLOCK:
             return "due"
-        is_timed = by in (GroupStateTimeout.EventTimeTimeout, "EventTime")
+        is_timed = by in _BY_EVENT_TIME
     elif schema.operator is OperatorKind.JOIN:
         is_timed = any(schema.options.get("expiry") or ())
     elif schema.operator is OperatorKind.TOP:

@@ -56,6 +56,7 @@ def test_a_query_goes_on_with_other_aggregates(spark: SparkSession, fleet: Fleet
     }
     # Back again: it starts from nothing, everywhere.
     assert batch([F.avg("v"), F.count("*"), wide], ("b", 2)) == {"b": (2.0, 3, 2)}
+    assert batch([F.avg("v"), F.count("*"), wide], ("b", 4)) == {"b": (3.0, 4, 2)}
     # Narrower again: refused when the query is built, both are shown, and the state goes on.
     with pytest.raises(StateMismatchError, match=r"cannot become int32.*existing=.*int64.*asked=.*int32"):
         batch([F.count("*"), narrow])

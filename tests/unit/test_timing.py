@@ -1,0 +1,53 @@
+"""When Spark is told to run a batch without data for an operator, by what its schema says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pyspark.sql.streaming.state import GroupStateTimeout
+
+from spark_jobs.plan.timing import operator_name, output_lag_ms, runs_again
+from spark_jobs.transform.variables import TimeMode
+from store_actors.schema import EventTime, OperatorKind, StateSchema
+
+BARE = StateSchema((), (), (), None, None, "append")
+TIMED = {
+    "watermark": [
+        BARE,
+        replace(BARE, output_mode="update"),
+        replace(BARE, operator=OperatorKind.DEDUPLICATE),
+        replace(BARE, operator=OperatorKind.JOIN, options={"expiry": [None, "r_time"]}),
+        replace(BARE, operator=OperatorKind.TOP, expiry_key="end"),
+        replace(BARE, operator=OperatorKind.GROUP_STATE, options={"timeout_conf": GroupStateTimeout.EventTimeTimeout}),
+        replace(BARE, operator=OperatorKind.TRANSFORM, options={"time_mode": TimeMode.EVENT_TIME.value}),
+    ],
+    "due": [
+        replace(
+            BARE, operator=OperatorKind.GROUP_STATE, options={"timeout_conf": GroupStateTimeout.ProcessingTimeTimeout}
+        ),
+        replace(BARE, operator=OperatorKind.TRANSFORM, options={"time_mode": TimeMode.PROCESSING_TIME.value}),
+    ],
+    "never": [
+        replace(BARE, output_mode="complete"),
+        replace(BARE, event_time=EventTime(("s/0",))),
+        replace(BARE, operator=OperatorKind.LIMIT),
+        replace(BARE, operator=OperatorKind.TOP),
+        replace(BARE, operator=OperatorKind.PARTITIONS),
+        replace(BARE, operator=OperatorKind.JOIN, options={"expiry": [None, None]}),
+        replace(BARE, operator=OperatorKind.GROUP_STATE, options={"timeout_conf": GroupStateTimeout.NoTimeout}),
+        replace(BARE, operator=OperatorKind.TRANSFORM, options={"time_mode": TimeMode.NONE.value}),
+    ],
+}
+
+
+@pytest.mark.parametrize(("when", "schema"), [(when, one) for when, some in TIMED.items() for one in some])
+def test_a_batch_without_data_is_run_when_sparks_own_operator_asks_for_one(when: str, schema: StateSchema) -> None:
+    assert runs_again(schema) == when
+
+
+def test_every_kind_of_operator_has_a_name_and_a_lag() -> None:
+    for kind in OperatorKind:
+        assert operator_name(replace(BARE, operator=kind))
+    lagging = replace(BARE, operator=OperatorKind.JOIN, options={"output_lag_us": [None, 1_500_001]})
+    assert (output_lag_ms(lagging), output_lag_ms(BARE)) == (1501, 0)
