@@ -274,7 +274,6 @@ def test_some_of_each_family_equal_spark(spark: SparkSession, fleet: Fleet, tmp_
         "corr(i64, f64)",
         "bit_xor(i64)",
         "median(i32)",
-        "mode(s)",
         "approx_count_distinct(s)",
         "try_sum(i64)",
     ]
