@@ -12,7 +12,7 @@ from tests.simulation.world import Outcome, run_seed
 #: Where the search for a planted bug begins, so that it is short as long as little changes.
 FIRST_SEED = {
     "keyed stores in memory are used under another epoch": 8,
-    "keyed stores in memory are used without a look at their lineage": 741,
+    "keyed stores in memory are used without a look at their lineage": 1353,
     "memory is used without a look at its lineage": 164,
     "memory is used under another epoch": 33,
     "files of failed commits are deleted": 139,
