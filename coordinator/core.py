@@ -162,10 +162,9 @@ class StateLedger(StateHistory):
         for partition_id in range(num_shards):
             if self.base_version(partition_id, task.batch_id) != task.batch_id:
                 missing.append(partition_id)
-            elif (
-                task.former_time_ms not in (None, made_ms := self._batch_time_ms(partition_id, task.batch_id))
-                and made_ms
-            ):
+                continue
+            made_ms = self._batch_time_ms(partition_id, task.batch_id)
+            if None not in (made_ms, task.former_time_ms) and made_ms != task.former_time_ms:
                 strange.append(partition_id)
         facts = {"state": self.state_name, "query_id": task.query_id, "batch_id": task.batch_id, "shards": num_shards}
         former = task.batch_id - 1
@@ -216,7 +215,7 @@ class StateLedger(StateHistory):
         store_id = StateStoreId(self.root, 0, task.partition_id)
         lease = Lease(store_id=store_id, run_id=task.run_id, epoch=lease_epoch, location=location)
         base = self.base_version(task.partition_id, task.batch_id)
-        read = next((entry for entry in self.entries(task.partition_id) if entry.version == base), None)
+        read = self.entry_of(base, task.partition_id)
         return records, LeaseGrant(lease, base, Watermarks() if read is None else read.watermarks)
 
     def decide_schema(self, task: TaskIdentity, created: StateMetadata, asked: StateMetadata) -> list[Record]:

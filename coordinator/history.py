@@ -64,6 +64,11 @@ class StateHistory:
         """Retained entries of a shard, oldest first."""
         return tuple(self._chains.get((partition_id, store_name), ()))
 
+    def entry_of(self, version: int, partition_id: int, store_name: str = DEFAULT_STORE) -> CommitEntry | None:
+        """Retained entry that made a version of a shard; None if there is none."""
+        found = _newest(self._chains.get((partition_id, store_name), ()), version)
+        return found if found is not None and found.version == version else None
+
     def held(self, partition_id: int) -> tuple[int, int]:
         """Rows and bytes of a partition's newest version, all its stores together."""
         newest = [chain[-1] for chain in self._partition_chains(partition_id) if chain]
@@ -71,6 +76,11 @@ class StateHistory:
 
     def _partition_chains(self, partition_id: int) -> list[list[CommitEntry]]:
         return [self._chains[partition_id, store_name] for store_name in self._stores.get(partition_id, ())]
+
+    def _newest_of(self, partition_id: int, version: int) -> list[CommitEntry]:
+        """Newest entry up to a version of each store of a partition that has one."""
+        found = (_newest(chain, version) for chain in self._partition_chains(partition_id))
+        return [entry for entry in found if entry is not None]
 
     def rows_late(self, partition_id: int) -> int:
         """Late rows of a shard since the state began."""
@@ -88,8 +98,7 @@ class StateHistory:
         InvalidRequestError
             The version is not retained any more.
         """
-        made = [entry for chain in self._partition_chains(partition_id) for entry in chain if entry.version <= version]
-        newest = max(made, key=lambda entry: entry.version, default=None)
+        newest = max(self._newest_of(partition_id, version), key=lambda entry: entry.version, default=None)
         return LoadPlans(
             "" if newest is None else newest.attempt_id,
             {name: self._load_plan((partition_id, name), version) for name in store_names},
@@ -154,12 +163,9 @@ class StateHistory:
             That version is no longer retained: the checkpoint is older than the state.
         """
         # The stores of a partition commit together; one that was added later has no early versions.
-        found = [
-            next((entry.version for entry in reversed(chain) if entry.version <= batch_id), 0)
-            for chain in self._partition_chains(partition_id)
-        ]
-        if any(found):
-            return max(found)
+        found = self._newest_of(partition_id, batch_id)
+        if found:
+            return max(entry.version for entry in found)
         floor = max((floor for (partition, _), floor in self._floors.items() if partition == partition_id), default=0)
         if floor:
             raise StateMismatchError(
@@ -174,8 +180,8 @@ class StateHistory:
 
     def _batch_time_ms(self, partition_id: int, version: int) -> int | None:
         """When Spark planned the batch that made a version; None if nobody said."""
-        made = (entry for chain in self._partition_chains(partition_id) for entry in chain if entry.version == version)
-        return next((entry.batch_time_ms for entry in made if entry.batch_time_ms is not None), None)
+        made = (self.entry_of(version, partition_id, name) for name in self._stores.get(partition_id, ()))
+        return next((entry.batch_time_ms for entry in made if entry and entry.batch_time_ms is not None), None)
 
     def batch_result(self, run_id: str, batch_id: int, num_shards: int) -> BatchResult:
         """What a batch of a run did to the state, and which shards have not counted it."""

@@ -250,9 +250,9 @@ class GroupStateTask:
             on_time = rows_on_time(rows, times.late_ms) if is_timed else rows
             batch = KeyedBatch(store, self.calls, self.view, self.columns, self.timeout_conf)
             emitted = list(self._emitted(batch, on_time, times, task.batch_time_ms or 0))
-            by_clock = self.timeout_conf == GroupStateTimeout.ProcessingTimeTimeout
-            facts = BatchFacts(times.after, received.rows.rows_read, rows.num_rows - on_time.num_rows)
-            store.commit(replace(facts, due_per_ms=1000) if by_clock else facts)
+            due_per_ms = 1000 if self.timeout_conf == GroupStateTimeout.ProcessingTimeTimeout else None
+            late = rows.num_rows - on_time.num_rows
+            store.commit(BatchFacts(times.after, received.rows.rows_read, late, due_per_ms))
         return emitted
 
     def _emitted(self, batch: KeyedBatch, rows: pa.Table, times: EventTimes, now_ms: int) -> Iterator[pa.Table]:

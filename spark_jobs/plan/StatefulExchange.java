@@ -309,23 +309,24 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
         }
         ArrayList rows = new ArrayList();
         UnsafeProjection projection = UnsafeProjection.create(schema());
-        for (int i = 0; i < chosen.length; i++) {
-            rows.add(projection.apply(header(chosen[i])).copy());
-        }
-        ClassTag tag = ClassTag$.MODULE$.apply(InternalRow.class);
-        RDD headers = new HeaderRDD(sparkContext(), Lists.seq(rows), rows.size(), tag, (Partitioner) shuffled.partitioner().get());
-        return new PartitionerAwareUnionRDD(sparkContext(), Lists.seq(Arrays.asList(new Object[] {headers, shuffled})), tag);
-    }
-
-    private InternalRow header(int shard) {
         ObjectNode told = described();
-        told.put("shard", shard);
         told.put("late_ms", execution.watermarkPropagator().getInputWatermarkForLateEvents(execution.currentBatchId(), operatorId()));
         told.put("evict_ms", evictMs);
         told.put("time_ms", execution.offsetSeqMetadata().batchTimestampMs());
         if (execution.prevOffsetSeqMetadata().isDefined()) {
             told.put("former_time_ms", ((OffsetSeqMetadata) execution.prevOffsetSeqMetadata().get()).batchTimestampMs());
         }
+        for (int i = 0; i < chosen.length; i++) {
+            told.put("shard", chosen[i]);
+            rows.add(projection.apply(header(told.toString())).copy());
+        }
+        ClassTag tag = ClassTag$.MODULE$.apply(InternalRow.class);
+        RDD headers = new HeaderRDD(sparkContext(), Lists.seq(rows), rows.size(), tag, (Partitioner) shuffled.partitioner().get());
+        return new PartitionerAwareUnionRDD(sparkContext(), Lists.seq(Arrays.asList(new Object[] {headers, shuffled})), tag);
+    }
+
+    /** A row of the exchange that says nothing but what a task is told. */
+    private InternalRow header(String told) {
         Seq columns = output();
         Object[] values = new Object[columns.size()];
         for (int i = 0; i < values.length; i++) {
@@ -339,7 +340,7 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
             } else if (name.equals("source")) {
                 values[i] = Short.valueOf(HEADER);
             } else if (name.equals("chunk")) {
-                values[i] = told.toString().getBytes(StandardCharsets.UTF_8);
+                values[i] = told.getBytes(StandardCharsets.UTF_8);
             }
         }
         return new GenericInternalRow(values);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -124,9 +124,9 @@ class TransformTask:
                 work = TransformWork(processor, handle, block, self.view, self.form)
                 emitted = list(self._emitted(work, on_time, grant, times))
                 self._check_event_times(emitted, times.seen_ms)
-                facts = BatchFacts(times.after, received.rows.rows_read, rows.num_rows - on_time.num_rows)
-                by_clock = self.time_mode is TimeMode.PROCESSING_TIME
-                store.commit(replace(facts, due_per_ms=1) if by_clock else facts)
+                due_per_ms = 1 if self.time_mode is TimeMode.PROCESSING_TIME else None
+                late = rows.num_rows - on_time.num_rows
+                store.commit(BatchFacts(times.after, received.rows.rows_read, late, due_per_ms))
         return emitted
 
     def _emitted(self, work: TransformWork, rows: pa.Table, grant: LeaseGrant, times: EventTimes) -> Iterator[pa.Table]:

@@ -48,7 +48,7 @@ def groups_adapter(plan: LoadPlan, schema: StateSchema) -> Callable[[pa.Table, s
 
 
 class EvolvingStore:
-    """A keyed store that is loaded from its files, one after the other, of which each may have columns of its own.
+    """A keyed store that is loaded from its files, one after the other, of which each may have columns of its own: :meth:`anew` begins.
 
     A version that was written without a column has dropped it: what older files have of it counts no more, whatever its type was, and a
     row has null there until it is written with the column again. So it is the same whether a snapshot was made meanwhile or not.
@@ -63,7 +63,6 @@ class EvolvingStore:
 
     def __init__(self, spec: StoreSpec, hash_seed: int = 0) -> None:
         self._spec, self._hash_seed = spec, hash_seed
-        self.anew()
 
     def anew(self) -> EvolvingStore:
         """The store before any file was loaded; what was loaded until now counts no more."""
