@@ -46,6 +46,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "messages": ("store_actors.messages",),
     "engine": ("store_actors.engine",),
     "schema": ("store_actors.accumulators", "store_actors.nested_types", "store_actors.schema"),
+    "compiled code on disk": ("store_actors.compiled_code",),
     "coordinator client": ("coordinator.client", "coordinator.deploy", "coordinator.calls"),
     "coordinator actor": ("coordinator.actor", "coordinator.dashboard"),
     "the log": ("coordinator.cleaner", "coordinator.ledger_keeper", "coordinator.manifest_log"),

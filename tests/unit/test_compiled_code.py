@@ -1,0 +1,76 @@
+"""Compiled kernels on disk are of the sources beside them, whichever file was changed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from store_actors.compiled_code import drop_stale
+
+INNER = """
+from numba import int64, njit
+
+@njit(int64(int64), cache=True)
+def inner(value):
+    return value + {}
+"""
+OUTER = """
+from numba import int64, njit
+from inner_kernels import inner
+
+@njit(int64(int64), cache=True)
+def outer(value):
+    return inner(value)
+"""
+
+
+def answer(folder: Path) -> int:
+    ran = subprocess.run(
+        [sys.executable, "-c", "from outer_kernels import outer; print(outer(0))"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+    )
+    return int(ran.stdout)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "inner_kernels.py").write_text(INNER.format(1))
+    (tmp_path / "outer_kernels.py").write_text(OUTER)
+    drop_stale(str(tmp_path))
+    assert answer(tmp_path) == 1
+    return tmp_path
+
+
+def test_a_changed_file_is_used_by_the_kernels_of_the_others(folder: Path) -> None:
+    (folder / "inner_kernels.py").write_text(INNER.format(20))
+    # What numba does by itself: should it ever see the change, the rest of this is not needed any more.
+    assert answer(folder) == 1
+    drop_stale(str(folder))
+    assert answer(folder) == 20
+
+
+def test_unchanged_kernels_are_compiled_once(folder: Path) -> None:
+    def compiled() -> dict[str, int]:
+        return {one.name: one.stat().st_mtime_ns for one in (folder / "__pycache__").glob("*.nb?")}
+
+    before = compiled()
+    assert before
+    drop_stale(str(folder))
+    assert answer(folder) == 1
+    assert compiled() == before
+
+
+def test_a_folder_that_cannot_be_written_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "inner_kernels.py").write_text(INNER.format(1))
+    # Nobody can make a folder of a file, not even root.
+    (tmp_path / "__pycache__").write_text("")
+    drop_stale(str(tmp_path))
+    assert (tmp_path / "__pycache__").read_text() == ""
