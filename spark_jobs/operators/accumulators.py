@@ -21,7 +21,7 @@ from spark_jobs.plan.state_types import (
     state_field,
     words_field,
 )
-from spark_jobs.plan.storable import as_held, stored_type
+from spark_jobs.plan.storable import stored, stored_type
 from store_actors.schema import AccumulatorKind, Field, words_type
 
 __all__ = ["FUNCTIONS", "Function", "Part", "emitted_result", "held_functions", "parts_of"]
@@ -122,7 +122,7 @@ class _Use:
     def column(self, number: int = 0) -> Column:
         """An argument, as a state holds it, where the FILTER holds."""
         child = self.child(number)
-        return self.kept(as_held(child.column(), child.type))
+        return self.kept(stored(child.column(), child.type))
 
     def double(self, number: int = 0) -> Column:
         """An argument as a double, where the FILTER holds."""
@@ -155,7 +155,7 @@ def _average(use: _Use) -> tuple[Part, ...]:
 
 def _summed(use: _Use, kind: T.DataType) -> Part:
     """The sum, of a type, of the argument."""
-    column, held = use.kept(as_held(use.child().column().cast(kind), kind)), stored_type(kind)
+    column, held = use.kept(stored(use.child().column().cast(kind), kind)), stored_type(kind)
     total, is_empty = state_field("sum", held), state_field("is_empty", T.BooleanType(), False)
     if isinstance(kind, T.DecimalType):
         return Part(AccumulatorKind.SUM_DECIMAL, (column,), (total, is_empty))

@@ -25,7 +25,7 @@ from spark_jobs.plan.event_time import event_time, event_time_column
 from spark_jobs.plan.keys import Key, key_of, leaf_field
 from spark_jobs.plan.logical import Plan, analysed, resolved
 from spark_jobs.plan.state_types import spark_field
-from spark_jobs.plan.storable import as_told, stored_type
+from spark_jobs.plan.storable import restored, stored_type
 from spark_jobs.worker.exchange import HASH_COLUMN, KEEP_COLUMN
 from store_actors.schema import Accumulator, StateSchema
 
@@ -120,7 +120,7 @@ def _shown(frame: DataFrame, column: Expression, data_type: T.DataType) -> Expre
     else:
         # An analysis costs much more than a look at a column, and that more than one at a type at hand.
         is_shown = stored_type(data_type) == data_type
-    return column if is_shown else _resolve(frame, as_told(column.column(), data_type))
+    return column if is_shown else _resolve(frame, restored(column.column(), data_type))
 
 
 def _resolve(frame: DataFrame, column: Column) -> Expression:

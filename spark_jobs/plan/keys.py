@@ -47,19 +47,26 @@ class KeyTree:
     ----------
     shown
         Type of the leaf's values, if they are held as others (:mod:`spark_jobs.plan.storable`).
+    nullable
+        Whether it can be null where the struct that it is a field of is not.
     """
 
     leaf: str | None = None
     fields: tuple[tuple[str, KeyTree], ...] = ()
     null_leaf: str | None = None
     shown: T.DataType | None = None
+    nullable: bool = True
 
     def column(self) -> Column:
         """The value, made of columns named as the leaves."""
         if self.leaf is not None:
             return F.col(self.leaf) if self.shown is None else restored(F.col(self.leaf), self.shown)
-        struct = F.struct(*(tree.column().alias(name) for name, tree in self.fields))
+        struct = F.struct(*(tree._field().alias(name) for name, tree in self.fields))
         return struct if self.null_leaf is None else F.when(~F.col(self.null_leaf), struct)
+
+    def _field(self) -> Column:
+        # The leaves of a struct that is null are null, whatever its type says of them.
+        return self.column() if self.nullable else Expression.of(self.column()).known_not_null().column()
 
 
 def key_of(expression: Expression, path: str, *, normalised: bool = True) -> Key:
@@ -87,10 +94,11 @@ def key_of(expression: Expression, path: str, *, normalised: bool = True) -> Key
                 )
                 for place, item in enumerate(kind.fields)
             )
-            return KeyTree(fields=fields, null_leaf=null_leaf)
+            return KeyTree(fields=fields, null_leaf=null_leaf, nullable=nullable)
         leaves.append(state_field(path, stored_type(kind), nullable, what=expression.sql, nested=True))
         columns.append(stored(column, kind, normalised=normalised))
-        return KeyTree(leaf=path, shown=kind if is_changed(kind, normalised=False) else None)
+        shown = kind if is_changed(kind, normalised=False) else None
+        return KeyTree(leaf=path, shown=shown, nullable=nullable)
 
     kind = expression.type
     tree = flatten(expression.column(), kind, path, nullable=expression.nullable)

@@ -7,6 +7,7 @@ stand. Spark itself makes the one of the other, in columns before and after the 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
@@ -14,7 +15,7 @@ from pyspark.sql import types as T
 
 from spark_jobs.plan.catalyst import Expression
 
-__all__ = ["as_held", "as_told", "is_changed", "restored", "stored", "stored_type"]
+__all__ = ["is_changed", "restored", "stored", "stored_type"]
 
 _MONTHS = T.YearMonthIntervalType(T.YearMonthIntervalType.MONTH, T.YearMonthIntervalType.MONTH)
 _FLOATS = (T.FloatType, T.DoubleType)
@@ -48,6 +49,15 @@ def is_changed(kind: T.DataType, *, normalised: bool) -> bool:
 
 def stored(column: Column, kind: T.DataType, *, normalised: bool = False) -> Column:
     """A column of a type as it is held; floating-point numbers as Spark groups them (one NaN, and -0.0 is 0.0), if `normalised`."""
+    return _element(column, kind, partial(_stored, normalised=normalised), may_be_null=True)
+
+
+def restored(column: Column, kind: T.DataType) -> Column:
+    """A column of a type again, of what :func:`stored` made of it; parts that are never null, says the type, are known not to be."""
+    return _element(column, kind, _restored, may_be_null=True)
+
+
+def _stored(column: Column, kind: T.DataType, *, normalised: bool) -> Column:
     if not is_changed(kind, normalised=normalised):
         return column
     if isinstance(kind, T.YearMonthIntervalType):
@@ -57,35 +67,17 @@ def stored(column: Column, kind: T.DataType, *, normalised: bool = False) -> Col
         return column.cast("boolean")
     if isinstance(kind, _FLOATS):
         return Expression.of(column).normalised().column()
-    return _rebuilt(column, kind, lambda part, its: stored(part, its, normalised=normalised))
+    return _rebuilt(column, kind, partial(_stored, normalised=normalised))
 
 
-def restored(column: Column, kind: T.DataType) -> Column:
-    """A column of a type again, of what :func:`stored` made of it."""
-    if not is_changed(kind, normalised=False):
+def _restored(column: Column, kind: T.DataType) -> Column:
+    if stored_type(kind) == kind:
         return column
     if isinstance(kind, T.YearMonthIntervalType):
         return column.cast(_MONTHS).cast(kind)
     if isinstance(kind, T.NullType):
         return F.lit(None)
-    return _rebuilt(column, kind, restored)
-
-
-def as_held(column: Column, kind: T.DataType) -> Column:
-    """:func:`stored` of a column that may be a struct, whose nulls stay nulls."""
-    return _element(column, kind, stored, may_be_null=True)
-
-
-def as_told(column: Column, kind: T.DataType) -> Column:
-    """A column of the type again, of what :func:`as_held` made of it; what the type says is never null is known not to be."""
-    return _element(column, kind, _told, may_be_null=True)
-
-
-def _told(column: Column, kind: T.DataType) -> Column:
-    if stored_type(kind) == kind:
-        return column
-    is_atomic = not isinstance(kind, T.ArrayType | T.MapType | T.StructType)
-    return restored(column, kind) if is_atomic else _rebuilt(column, kind, _told, tells=True)
+    return _rebuilt(column, kind, _restored, tells=True)
 
 
 def _rebuilt(
