@@ -144,63 +144,63 @@ class CoordinatorClient:
         return secrets
 
     def look_into(self, folder: str) -> Sighting:
-        """See :meth:`Coordinator.look_into <coordinator.actor.Coordinator.look_into>`."""
+        """See :meth:`Coordinator.look_into <coordinator.service.Coordinator.look_into>`."""
         sighting: Sighting = self._call("look_into", folder)
         return sighting
 
     # -- states and leases ----------------------------------------------------------------------------------------
 
     def describe_state(self, state_name: str) -> StateMetadata | None:
-        """See :meth:`Coordinator.describe_state <coordinator.actor.Coordinator.describe_state>`."""
+        """See :meth:`Coordinator.describe_state <coordinator.service.Coordinator.describe_state>`."""
         described: StateMetadata | None = self._call("describe_state", state_name)
         return described
 
     def check_state(self, metadata: StateMetadata) -> None:
-        """See :meth:`Coordinator.check_state <coordinator.actor.Coordinator.check_state>`."""
+        """See :meth:`Coordinator.check_state <coordinator.service.Coordinator.check_state>`."""
         self._call("check_state", metadata)
 
     def attach_and_lease(self, task: TaskIdentity, metadata: StateMetadata, local: ActorLocation) -> LeaseGrant:
-        """See :meth:`Coordinator.attach_and_lease <coordinator.actor.Coordinator.attach_and_lease>`."""
+        """See :meth:`Coordinator.attach_and_lease <coordinator.service.Coordinator.attach_and_lease>`."""
         grant: LeaseGrant = self._call("attach_and_lease", task, metadata, local)
         return grant
 
     def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> tuple[CommitEntry, ...]:
-        """See :meth:`Coordinator.commit_all <coordinator.actor.Coordinator.commit_all>`."""
+        """See :meth:`Coordinator.commit_all <coordinator.service.Coordinator.commit_all>`."""
         counted: tuple[CommitEntry, ...] = self._call("commit_all", state_name, list(entries))
         return counted
 
     def batch_result(self, state_name: str, run_id: str, batch_id: int, num_shards: int) -> BatchResult:
-        """See :meth:`Coordinator.batch_result <coordinator.actor.Coordinator.batch_result>`."""
+        """See :meth:`Coordinator.batch_result <coordinator.service.Coordinator.batch_result>`."""
         result: BatchResult = self._call("batch_result", state_name, run_id, batch_id, num_shards)
         return result
 
     def load_plans(self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]) -> LoadPlans:
-        """See :meth:`Coordinator.load_plans <coordinator.actor.Coordinator.load_plans>`."""
+        """See :meth:`Coordinator.load_plans <coordinator.service.Coordinator.load_plans>`."""
         loading: LoadPlans = self._call("load_plans", state_name, partition_id, version, list(store_names))
         return loading
 
     def locate(self, state_name: str, partition_id: int) -> ShardLocation:
-        """See :meth:`Coordinator.locate <coordinator.actor.Coordinator.locate>`."""
+        """See :meth:`Coordinator.locate <coordinator.service.Coordinator.locate>`."""
         located: ShardLocation = self._call("locate", state_name, partition_id)
         return located
 
     def elsewhere(self, state_name: str, actor_name: str, partition_ids: Sequence[int]) -> list[int]:
-        """See :meth:`Coordinator.elsewhere <coordinator.actor.Coordinator.elsewhere>`."""
+        """See :meth:`Coordinator.elsewhere <coordinator.service.Coordinator.elsewhere>`."""
         partitions: list[int] = self._call("elsewhere", state_name, actor_name, list(partition_ids))
         return partitions
 
     # -- store actors ---------------------------------------------------------------------------------------------
 
     def add_snapshot(self, state_name: str, snapshot: SnapshotEntry) -> bool:
-        """See :meth:`Coordinator.add_snapshot <coordinator.actor.Coordinator.add_snapshot>`."""
+        """See :meth:`Coordinator.add_snapshot <coordinator.service.Coordinator.add_snapshot>`."""
         return bool(self._call("add_snapshot", state_name, snapshot))
 
     def report_store_actor(self, location: ActorLocation) -> None:
-        """See :meth:`Coordinator.report_store_actor <coordinator.actor.Coordinator.report_store_actor>`."""
+        """See :meth:`Coordinator.report_store_actor <coordinator.service.Coordinator.report_store_actor>`."""
         self._call("report_store_actor", location)
 
     def report_store_actor_lost(self, instance_id: str) -> None:
-        """See :meth:`Coordinator.report_store_actor_lost <coordinator.actor.Coordinator.report_store_actor_lost>`."""
+        """See :meth:`Coordinator.report_store_actor_lost <coordinator.service.Coordinator.report_store_actor_lost>`."""
         self._call("report_store_actor_lost", instance_id)
 
     def open_instance(
@@ -211,34 +211,34 @@ class CoordinatorClient:
         version: int,
         store_names: Sequence[str],
     ) -> InstancePlans:
-        """See :meth:`Coordinator.open_instance <coordinator.actor.Coordinator.open_instance>`."""
+        """See :meth:`Coordinator.open_instance <coordinator.service.Coordinator.open_instance>`."""
         opened: InstancePlans = self._call(
             "open_instance", provider_id, location, list(ids_to_check), version, list(store_names)
         )
         return opened
 
     def deactivate_instances(self, run_id: str) -> None:
-        """See :meth:`Coordinator.deactivate_instances <coordinator.actor.Coordinator.deactivate_instances>`; not waited for."""
+        """See :meth:`Coordinator.deactivate_instances <coordinator.service.Coordinator.deactivate_instances>`; not waited for."""
         self._handle.deactivate_instances.remote(run_id)
 
     # -- people ---------------------------------------------------------------------------------------------------
 
     def load_all_states(self) -> list[str]:
-        """See :meth:`Coordinator.load_all_states <coordinator.actor.Coordinator.load_all_states>`."""
+        """See :meth:`Coordinator.load_all_states <coordinator.service.Coordinator.load_all_states>`."""
         names: list[str] = self._call("load_all_states")
         return names
 
     def status(self) -> dict[str, Any]:
-        """See :meth:`Coordinator.status <coordinator.actor.Coordinator.status>`."""
+        """See :meth:`Coordinator.status <coordinator.service.Coordinator.status>`."""
         status: dict[str, Any] = self._call("status")
         return status
 
     def dashboard_url(self) -> str:
-        """See :meth:`Coordinator.dashboard_url <coordinator.actor.Coordinator.dashboard_url>`."""
+        """See :meth:`Coordinator.dashboard_url <coordinator.service.Coordinator.dashboard_url>`."""
         url: str = self._call("dashboard_url")
         return url
 
     def clean(self, state_name: str, *, dry_run: bool) -> dict[str, Any]:
-        """See :meth:`Coordinator.clean <coordinator.actor.Coordinator.clean>`."""
+        """See :meth:`Coordinator.clean <coordinator.service.Coordinator.clean>`."""
         cleaned: dict[str, Any] = self._call("clean", state_name, dry_run)
         return cleaned

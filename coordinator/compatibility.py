@@ -8,13 +8,14 @@ JSON form here (``store_actors.schema.StateSchema.to_json``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from coordinator.errors import StateMismatchError
 from coordinator.model import StateMetadata
 
-__all__ = ["changes", "check_metadata", "continued", "is_wider", "same_state"]
+__all__ = ["changes", "check_metadata", "continued", "fitting", "is_wider", "same_state"]
 
 #: Types that hold every value of another one.
 _WIDER = {
@@ -88,6 +89,35 @@ def check_metadata(existing: StateMetadata, asked: StateMetadata) -> None:
             asked,
             _brief,
         ) from error
+
+
+def fitting(
+    schemas: Iterable[Mapping[str, Any] | None], created: StateMetadata, asked: StateMetadata
+) -> Mapping[str, Any] | None:
+    """The schema that a query would go on from, None if from nothing.
+
+    Parameters
+    ----------
+    schemas
+        What each batch that the query may begin at would find, the likelier one first; None is nothing. At least one.
+    created
+        The state's metadata, whatever its schema.
+
+    Raises
+    ------
+    StateMismatchError
+        It fits none of them; told of the first one.
+    """
+    refusal: StateMismatchError | None = None
+    for schema in schemas:
+        try:
+            check_metadata(replace(created, schema=asked.schema if schema is None else dict(schema)), asked)
+        except StateMismatchError as error:
+            refusal = refusal or error
+        else:
+            return schema
+    assert refusal is not None
+    raise refusal
 
 
 def same_state(former: Mapping[str, Any], new: Mapping[str, Any]) -> bool:

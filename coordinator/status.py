@@ -1,17 +1,58 @@
-"""What the dashboard and the command line show of a ledger: plain JSON data, computed from counted commits."""
+"""What the dashboard and the command line show of a fleet and its ledgers: plain JSON data, computed from counted commits."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from coordinator.core import StateLedger
+from coordinator.lives import StoreActorLives
 from coordinator.model import CommitEntry, StateMetadata
+from coordinator.names import fleet_id_of
 
-__all__ = ["query_status"]
+__all__ = ["fleet_status", "query_status"]
 
 #: Newest versions over which rows per second is taken.
 _RATE_VERSIONS = 6
+
+
+def fleet_status(
+    uri: str,
+    coordinator: Mapping[str, Any],
+    lives: StoreActorLives,
+    states: Iterable[tuple[StateLedger, StateMetadata]],
+    ended_runs: Collection[str],
+) -> dict[str, Any]:
+    """Store actors, queries and shards of a fleet.
+
+    Parameters
+    ----------
+    coordinator
+        What is shown of the coordinator itself.
+    states
+        Those that are open.
+    """
+    return {
+        "fleet_id": fleet_id_of(uri),
+        "uri": uri,
+        "coordinator": coordinator,
+        "store_actors": [
+            {
+                "actor_name": actor.actor_name,
+                "instance_id": actor.instance_id,
+                "node_id": actor.node_id,
+                "host": actor.host,
+                "pid": actor.pid,
+                "alive": not lives.is_over(actor),
+            }
+            for actor in lives.all()
+        ],
+        "queries": [
+            query_status(ledger, metadata, active=bool(ledger.run_id) and ledger.run_id not in ended_runs)
+            for ledger, metadata in states
+        ],
+    }
 
 
 def query_status(ledger: StateLedger, metadata: StateMetadata, *, active: bool) -> dict[str, Any]:

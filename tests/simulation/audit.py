@@ -16,8 +16,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from coordinator.actor import Coordinator
 from coordinator.model import ActorLocation, TaskIdentity
+from coordinator.service import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
 from tests.simulation.event_loop import SimulatedLoop
 from tests.simulation.scheduler import Violation

@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from coordinator.actor import Coordinator
 from coordinator.cleaning_rules import check_age
 from coordinator.core import StateLedger
 from coordinator.errors import CommitUnknownError, FencedError, LogConflictError, StateStoreError
@@ -15,6 +14,7 @@ from coordinator.history import StateHistory
 from coordinator.manifest_log import ManifestLog
 from coordinator.model import CommitEntry, LoadPlan
 from coordinator.records import Committed
+from coordinator.service import Coordinator
 from store_actors.serving.commits import Commits
 from store_actors.serving.lineage import Lineage, Stand
 from tests.simulation.clock import ProcessClock

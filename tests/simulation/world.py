@@ -8,10 +8,10 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
-from coordinator.actor import Coordinator
 from coordinator.client import CoordinatorClient
 from coordinator.deploy import coordinator_name
 from coordinator.model import ActorLocation, Maintenance
+from coordinator.service import Coordinator
 from coordinator.storage.options import StorageOptions
 from coordinator.storage.protocol import ObjectStore
 from coordinator.surroundings import Surroundings

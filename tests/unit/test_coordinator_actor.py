@@ -6,9 +6,9 @@ import asyncio
 import threading
 from dataclasses import replace
 
-from coordinator.actor import Coordinator
 from coordinator.errors import CorruptStateError
 from coordinator.model import Maintenance, StateMetadata, StateStoreProviderId
+from coordinator.service import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
 from coordinator.surroundings import MachineClock, now_ms

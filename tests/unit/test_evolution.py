@@ -14,12 +14,12 @@ import pytest
 from pyspark.sql import types as T
 
 from coordinator import compatibility
-from coordinator.actor import Coordinator as Actor
 from coordinator.compatibility import changes, check_metadata, continued, is_wider, same_state
 from coordinator.core import LeaseGrant, Record, StateLedger
 from coordinator.errors import FencedError, StateMismatchError
 from coordinator.model import ActorLocation, Maintenance, StateMetadata, TaskIdentity
 from coordinator.placement import StayElseLocal
+from coordinator.service import Coordinator as Actor
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.surroundings import MachineClock, now_ms
 from spark_jobs.plan.state_types import spark_field, state_field

@@ -48,8 +48,14 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "schema": ("store_actors.accumulators", "store_actors.nested_types", "store_actors.schema"),
     "compiled code on disk": ("store_actors.compiled_code",),
     "coordinator client": ("coordinator.client", "coordinator.deploy", "coordinator.calls"),
-    "coordinator actor": ("coordinator.actor", "coordinator.dashboard"),
-    "the log": ("coordinator.cleaner", "coordinator.ledger_keeper", "coordinator.manifest_log"),
+    "coordinator actor": ("coordinator.actor",),
+    "the coordinator": ("coordinator.service", "coordinator.dashboard"),
+    "the log": (
+        "coordinator.cleaner",
+        "coordinator.ledger_keeper",
+        "coordinator.manifest_log",
+        "coordinator.open_states",
+    ),
     "coordinator's rules": (
         "coordinator.cleaning_rules",
         "coordinator.compatibility",

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from coordinator.actor import Coordinator
 from coordinator.client import CoordinatorClient
 from coordinator.errors import InvalidRequestError, SetupError, StorageUnavailableError
 from coordinator.model import ActorLocation, Lease, Maintenance, StateStoreId, TaskIdentity
+from coordinator.service import Coordinator
 from coordinator.storage.local import LocalObjectStore
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.probe import Sighting, prove_shared

@@ -1,0 +1,105 @@
+"""The states that a coordinator keeps the ledgers of, each opened when it is first asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from coordinator.core import StateLedger
+from coordinator.ledger_keeper import LedgerKeeper
+from coordinator.manifest_log import ManifestLog
+from coordinator.model import StateMetadata
+from coordinator.names import check_state_name, is_state_name
+from coordinator.storage.protocol import ObjectStore
+from coordinator.surroundings import Surroundings
+
+__all__ = ["OpenStates"]
+
+
+class OpenStates:
+    """Keepers of ledgers, by the names of their states.
+
+    Parameters
+    ----------
+    store
+        The fleet's object store.
+    writer_id
+        Of this life of the coordinator.
+    checkpoint_interval
+        Of the manifest logs, in appends.
+    max_age_s
+        See :class:`~coordinator.ledger_keeper.LedgerKeeper`.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        writer_id: str,
+        surroundings: Surroundings,
+        *,
+        checkpoint_interval: int,
+        max_age_s: float,
+    ) -> None:
+        self._store = store
+        self._writer_id = writer_id
+        self._surroundings = surroundings
+        self._checkpoint_interval = checkpoint_interval
+        self._max_age_s = max_age_s
+        self._keepers: dict[str, LedgerKeeper] = {}
+        #: One a state: a state that is slow to read, or broken, is waited for by nobody else's tasks.
+        self._opening: dict[str, asyncio.Lock] = {}
+
+    async def keeper(self, state_name: str) -> LedgerKeeper:
+        """The keeper of a state's ledger, which need not exist yet."""
+        # Whatever the caller checked: the folder of a name such as "" is everybody's, and cleaning it would be the end of them.
+        check_state_name(state_name)
+        keeper = self._keepers.get(state_name)
+        if keeper is None:
+            async with self._opening.setdefault(state_name, asyncio.Lock()):
+                keeper = self._keepers.get(state_name)
+                if keeper is None:
+                    keeper = self._keepers[state_name] = await self._opened(state_name)
+            # Who still waits has the lock itself; who comes now finds the keeper.
+            self._opening.pop(state_name, None)
+        return keeper
+
+    async def _opened(self, state_name: str) -> LedgerKeeper:
+        manifest_log = ManifestLog(
+            self._store,
+            state_name,
+            self._writer_id,
+            new_id=self._surroundings.new_id,
+            checkpoint_interval=self._checkpoint_interval,
+        )
+        keeper = LedgerKeeper(manifest_log, max_age_s=self._max_age_s, clock=self._surroundings.clock)
+        await keeper.open()
+        return keeper
+
+    def keepers(self) -> list[tuple[str, LedgerKeeper]]:
+        """Names and keepers of the states that are open now."""
+        return list(self._keepers.items())
+
+    def ledgers(self) -> Iterator[StateLedger]:
+        """Ledgers of the states that are open, as last loaded."""
+        return (keeper.ledger for keeper in self._keepers.values() if keeper.ledger is not None)
+
+    def described(self) -> Iterator[tuple[StateLedger, StateMetadata]]:
+        """Ledgers of the open states that exist, each with the state's metadata."""
+        for keeper in self._keepers.values():
+            if keeper.ledger is not None and keeper.metadata is not None:
+                yield keeper.ledger, keeper.metadata
+
+    async def stored(self) -> list[str]:
+        """Names of all states below the fleet's URI, open or not."""
+        names = filter(is_state_name, await asyncio.to_thread(self._store.folders))
+        # A state is known by its metadata; what else its folder has is not listed.
+        found = await asyncio.gather(*(asyncio.to_thread(self._has_metadata, name) for name in names))
+        return [name for name in found if name is not None]
+
+    def _has_metadata(self, name: str) -> str | None:
+        """The name of a folder that is a state's."""
+        try:
+            self._store.get(f"{name}/metadata.json")
+        except FileNotFoundError:
+            return None
+        return name

@@ -1,0 +1,382 @@
+"""What the coordinator answers: an asynchronous shell around the ledgers, one for each state of the fleet. No Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from coordinator.cleaner import Cleaner
+from coordinator.cleaning_rules import check_age
+from coordinator.compatibility import changes, fitting
+from coordinator.core import LeaseGrant, StateLedger
+from coordinator.dashboard import Dashboard
+from coordinator.fleet_view import KnownFleet
+from coordinator.ledger_keeper import LedgerKeeper
+from coordinator.lives import StoreActorLives
+from coordinator.manifest_log import CHECKPOINT_INTERVAL
+from coordinator.model import (
+    ActorLocation,
+    BatchResult,
+    CommitEntry,
+    InstancePlans,
+    LoadPlans,
+    Maintenance,
+    ShardLocation,
+    SnapshotEntry,
+    StateMetadata,
+    StateStoreId,
+    StateStoreProviderId,
+    TaskIdentity,
+)
+from coordinator.open_states import OpenStates
+from coordinator.placement import PlacementPolicy, StayElseLocal
+from coordinator.records import Record
+from coordinator.registry import InstanceRegistry
+from coordinator.status import fleet_status
+from coordinator.storage.probe import Sighting, look_into, probe, remove_left_over
+from coordinator.storage.protocol import ObjectStore
+from coordinator.surroundings import Surroundings, now_ms
+
+__all__ = ["Coordinator"]
+
+log = logging.getLogger(__name__)
+
+
+class Coordinator:
+    """Who holds what, and what counts.
+
+    - Deployed by :mod:`coordinator.deploy` as a named, detached actor that restarts by itself.
+    - Its memory is a cache: ledgers are loaded from the manifest logs when first asked for, so a restarted coordinator
+      answers as the former one did.
+    - Every method may be called again after a lost answer.
+    - :class:`coordinator.client.CoordinatorClient` has a method for each that others call.
+
+    Parameters
+    ----------
+    uri, store
+        The fleet, and its object store.
+    node_id
+        Ray node that it runs on.
+    placement
+        Where shards go.
+    checkpoint_interval
+        Of the manifest logs, in appends.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        store: ObjectStore,
+        maintenance: Maintenance,
+        node_id: str,
+        *,
+        placement: PlacementPolicy | None = None,
+        surroundings: Surroundings | None = None,
+        checkpoint_interval: int = CHECKPOINT_INTERVAL,
+    ) -> None:
+        self._uri = uri
+        self._store = store
+        surroundings = surroundings or Surroundings()
+        self._clock = surroundings.clock
+        self._writer_id = surroundings.new_id()
+        self._started_at_ms = now_ms(self._clock)
+        self._node_id = node_id
+        self._states = OpenStates(
+            store,
+            self._writer_id,
+            surroundings,
+            checkpoint_interval=checkpoint_interval,
+            max_age_s=maintenance.grace_s / 2,
+        )
+        self._registry = InstanceRegistry()
+        self._lives = StoreActorLives()
+        self._placement = placement or StayElseLocal()
+        self._fleet = KnownFleet(self._lives, self._states.ledgers)
+        self._ended_runs: set[str] = set()
+        self._maintenance = maintenance
+        self._cleaner = Cleaner(self._store, maintenance, self._clock)
+        self._rounds: asyncio.Task[None] | None = None
+        self._dashboard = Dashboard()
+        self._dashboard_url: str | None = None
+
+    async def open(self) -> None:
+        """Prove that the store works; raises StorageUnavailableError if it doesn't."""
+        await asyncio.to_thread(probe, self._store)
+        await asyncio.to_thread(remove_left_over, self._store, self._clock.now_s(), self._maintenance.grace_s)
+        await self.dashboard_url()
+
+    async def _keeper(self, state_name: str) -> LedgerKeeper:
+        keeper = await self._states.keeper(state_name)
+        if self._rounds is None:
+            self._rounds = asyncio.create_task(self._maintain())
+        return keeper
+
+    # -- states and leases ----------------------------------------------------------------------------------------
+
+    async def describe_state(self, state_name: str) -> StateMetadata | None:
+        """What is fixed about a state, with its newest schema; None if there is no such state."""
+        keeper = await self._keeper(state_name)
+        created = keeper.metadata
+        return None if created is None else await keeper.submit(lambda ledger: ([], ledger.described(created)))
+
+    async def check_state(self, metadata: StateMetadata) -> None:
+        """Refuse a query that does not fit an existing state (StateMismatchError), before it starts.
+
+        Its first batch is known to its tasks only: the one after the newest that every shard has, or that one again. It may fit either.
+        """
+        keeper = await self._keeper(metadata.state_name)
+        created = keeper.metadata
+        if created is None:
+            return
+
+        def look(ledger: StateLedger) -> tuple[list[Record], Mapping[str, Any] | None]:
+            newest = ledger.finished_version(created.num_shards)
+            schemas = (ledger.committed_schema(created, version) for version in (newest, max(0, newest - 1)))
+            return [], fitting(schemas, created, metadata)
+
+        existing = await keeper.submit(look)
+        if existing is not None:
+            begun, gone = changes(existing, metadata.schema)
+            if begun or gone:
+                # A renamed column is another column: whoever did not mean it should see it.
+                log.warning(
+                    "%s: starting from nothing: %s; left out: %s", metadata.state_name, begun or "-", gone or "-"
+                )
+
+    async def attach_and_lease(self, task: TaskIdentity, metadata: StateMetadata, local: ActorLocation) -> LeaseGrant:
+        """The store actor that may commit the task's shard, and the version its batch reads."""
+        keeper = await self._keeper(task.state_name)
+        local = self._lives.newest(local)
+
+        def check(ledger: StateLedger) -> tuple[list[Record], None]:
+            ledger.check_query(task)
+            return [], None
+
+        if keeper.metadata is None:
+            # Before anything is written: a checkpoint ahead of a missing state must not make an empty one.
+            await keeper.submit(check)
+            await keeper.create_metadata(metadata)
+        created = keeper.metadata
+        assert created is not None
+
+        def decide(ledger: StateLedger) -> tuple[list[Record], tuple[LeaseGrant, bool]]:
+            # First whose the state is: a run that was replaced is told so, whatever became of the state since.
+            ledger.check_query(task)
+            ledger.check_whole(task, created.num_shards)
+            is_new = task.run_id != ledger.run_id
+            records, grant = ledger.decide_lease(task, local, self._fleet, self._placement)
+            return [*records, *ledger.decide_schema(task, created, metadata)], (grant, is_new)
+
+        upstream = [
+            await (await self._keeper(name)).submit(
+                lambda ledger: ([], ledger.batch_watermarks(task.run_id, task.batch_id))
+            )
+            for name in metadata.schema.get("options", {}).get("upstream", ())
+        ]
+        grant, is_new = await keeper.submit(decide)
+        if is_new:
+            # Of a driver that was killed, nobody says that its run has ended.
+            self._registry.forget_former_runs(grant.lease.store_id.checkpoint_root_location, task.run_id)
+        return replace(grant, upstream=tuple(upstream))
+
+    async def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> tuple[CommitEntry, ...]:
+        """Count one attempt's commits of all stores of a partition, durably and together.
+
+        Returns
+        -------
+        tuple of CommitEntry
+            Those that count: the own, or another attempt's of the same run.
+        """
+
+        def decide(ledger: StateLedger) -> tuple[list[Record], tuple[CommitEntry, ...]]:
+            records, counted = ledger.decide_commits(entries)
+            if records:
+                # Here, not when the call came in: the wait for the log's turn is part of the commit's age.
+                for entry in entries:
+                    check_age(entry.file, entry.committed_at_ms, now_ms(self._clock), self._maintenance.grace_s)
+            return records, counted
+
+        return await (await self._keeper(state_name)).submit(decide)
+
+    async def batch_result(self, state_name: str, run_id: str, batch_id: int, num_shards: int) -> BatchResult:
+        """What a batch of a run did to a state, and which of its shards have not counted it."""
+        keeper = await self._keeper(state_name)
+        return await keeper.submit(lambda ledger: ([], ledger.batch_result(run_id, batch_id, num_shards)))
+
+    async def load_plans(
+        self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]
+    ) -> LoadPlans:
+        """How to load a version of some of a partition's stores; the files are left alone for the grace period."""
+        keeper = await self._keeper(state_name)
+        # Through the queue: an answer must not show commits whose records are still on their way.
+        loading = await keeper.submit(lambda ledger: ([], ledger.load_plans(partition_id, version, store_names)))
+        self._cleaner.pin(loading)
+        return loading
+
+    async def locate(self, state_name: str, partition_id: int) -> ShardLocation:
+        """Where a partition is, and its newest counted version."""
+        keeper = await self._keeper(state_name)
+
+        def look(ledger: StateLedger) -> tuple[list[Record], ShardLocation]:
+            assigned = ledger.location(partition_id)
+            store_id = StateStoreId(ledger.root, 0, partition_id)
+            newest = ledger.base_version(partition_id, sys.maxsize)
+            return [], ShardLocation(store_id, newest, None if assigned is None else assigned[1])
+
+        return await keeper.submit(look)
+
+    async def elsewhere(self, state_name: str, actor_name: str, partition_ids: Sequence[int]) -> list[int]:
+        """Those of some partitions that are leased to another store actor: one look at the log, however many they are."""
+        keeper = await self._keeper(state_name)
+        assigned = await keeper.submit(lambda ledger: ([], ledger.assigned()))
+        # By name: a shard that a former life was given is this one's.
+        return [one for one in partition_ids if one in assigned and assigned[one].actor_name != actor_name]
+
+    # -- maintenance ----------------------------------------------------------------------------------------------
+
+    async def add_snapshot(self, state_name: str, snapshot: SnapshotEntry) -> bool:
+        """Count a snapshot; False if its version was superseded meanwhile, or a newer one is there."""
+
+        def decide(ledger: StateLedger) -> tuple[list[Record], bool]:
+            records, counted = ledger.decide_snapshot(snapshot)
+            if records:
+                check_age(snapshot.file, snapshot.created_at_ms, now_ms(self._clock), self._maintenance.grace_s)
+            return records, counted
+
+        return await (await self._keeper(state_name)).submit(decide)
+
+    async def _maintain(self) -> None:
+        """Truncate and clean every state, again and again. A failure of one round is told and the next one tries again."""
+        while True:
+            await asyncio.sleep(self._maintenance.interval_s)
+            for state_name, keeper in self._states.keepers():
+                try:
+                    await self._cleaner.round(keeper, state_name)
+                except Exception:  # whatever it is, the other states and the next round have their turn
+                    log.exception("maintenance of a state failed; it is tried again at the next round: %s", state_name)
+
+    async def clean(self, state_name: str, dry_run: bool) -> dict[str, Any]:
+        """Let go of versions that need not be retained, and delete the files that nothing needs, or only say what would go.
+
+        Nothing is deleted before the coordinator has been there for the grace period.
+
+        Returns
+        -------
+        dict
+            ``floors`` (partition, store and oldest retained version, where that moves) and ``files`` (path, bytes and age in seconds).
+        """
+        return await self._cleaner.clean(await self._keeper(state_name), state_name, dry_run=dry_run)
+
+    async def look_into(self, folder: str) -> Sighting:
+        """Read what a store actor wrote in a folder, and answer there: see :func:`coordinator.storage.probe.prove_shared`."""
+        place = f"pid {os.getpid()} on {socket.gethostname()}, node {self._node_id}"
+        return await asyncio.to_thread(look_into, self._store, folder, place)
+
+    # -- store actors ---------------------------------------------------------------------------------------------
+
+    async def report_store_actor(self, location: ActorLocation) -> None:
+        """A store actor has started; a former life of the same name is over."""
+        self._lives.begun(location)
+
+    async def report_store_actor_lost(self, instance_id: str) -> None:
+        """A store actor died under a call; its shards go elsewhere at their next lease."""
+        self._lives.ended(instance_id)
+
+    # -- Spark's StateStoreCoordinator ----------------------------------------------------------------------------
+
+    async def report_active_instance(
+        self,
+        provider_id: StateStoreProviderId,
+        location: ActorLocation,
+        ids_to_check: Sequence[StateStoreProviderId] = (),
+    ) -> list[StateStoreProviderId]:
+        """See :meth:`InstanceRegistry.report_active_instance`; what this coordinator has forgotten in a restart, leases tell."""
+        self._lives.begun(location)
+        stale = self._registry.report_active_instance(provider_id, location, ids_to_check)
+        remembered = await self._remembered(stale, location)
+        for other in remembered:
+            self._registry.report_active_instance(other, location, ())
+        return [other for other in stale if other not in remembered]
+
+    async def _remembered(
+        self, stale: Sequence[StateStoreProviderId], location: ActorLocation
+    ) -> set[StateStoreProviderId]:
+        """Those that nobody has reported to this life of the coordinator, though they are leased to the store actor."""
+        unknown = [
+            one
+            for one in stale
+            if self._registry.get_location(one) is None and one.query_run_id not in self._ended_runs
+        ]
+        # One look at the log a state, however many shards it has.
+        told = {
+            name: await (await self._keeper(name)).submit(lambda ledger: ([], (ledger.run_id, ledger.assigned())))
+            for name in {one.store_id.state_name for one in unknown}
+        }
+        leased = {}
+        for one in unknown:
+            run_id, assigned = told[one.store_id.state_name]
+            leased[one] = assigned.get(one.store_id.partition_id) if one.query_run_id == run_id else None
+        return {one for one, where in leased.items() if where is not None and where.instance_id == location.instance_id}
+
+    async def open_instance(
+        self,
+        provider_id: StateStoreProviderId,
+        location: ActorLocation,
+        ids_to_check: Sequence[StateStoreProviderId],
+        version: int,
+        store_names: Sequence[str],
+    ) -> InstancePlans:
+        """:meth:`report_active_instance` and :meth:`load_plans` in one: what a store asks before it opens a partition at a version."""
+        store_id = provider_id.store_id
+        loading = await self.load_plans(store_id.state_name, store_id.partition_id, version, store_names)
+        return InstancePlans(tuple(await self.report_active_instance(provider_id, location, ids_to_check)), loading)
+
+    async def verify_if_instance_active(self, provider_id: StateStoreProviderId, location: ActorLocation) -> bool:
+        """See :meth:`InstanceRegistry.verify_if_instance_active`."""
+        return self._registry.verify_if_instance_active(provider_id, location)
+
+    async def get_location(self, provider_id: StateStoreProviderId) -> ActorLocation | None:
+        """See :meth:`InstanceRegistry.get_location`."""
+        return self._registry.get_location(provider_id)
+
+    async def deactivate_instances(self, run_id: str) -> int:
+        """See :meth:`InstanceRegistry.deactivate_instances`; called when a query stops."""
+        self._ended_runs.add(run_id)
+        return self._registry.deactivate_instances(run_id)
+
+    # -- showing --------------------------------------------------------------------------------------------------
+
+    async def load_all_states(self) -> list[str]:
+        """Open every state below the fleet's URI; returns their names."""
+        names = await self._states.stored()
+        await asyncio.gather(*(self._keeper(name) for name in names))
+        return names
+
+    def _status(self) -> dict[str, Any]:
+        return fleet_status(
+            self._uri,
+            {"node_id": self._node_id, "pid": os.getpid(), "started_at_ms": self._started_at_ms},
+            self._lives,
+            self._states.described(),
+            self._ended_runs,
+        )
+
+    async def status(self) -> dict[str, Any]:
+        """Store actors, queries and shards as JSON data."""
+        return self._status()
+
+    async def dashboard_url(self) -> str:
+        """Address of the dashboard, started at the first call after each start of the actor."""
+        if self._dashboard_url is None:
+            self._dashboard_url = await self._dashboard.start(self._status)
+        return self._dashboard_url
+
+    async def ping(self) -> str:
+        """Writer id of this life of the coordinator."""
+        return self._writer_id
