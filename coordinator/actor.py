@@ -11,7 +11,7 @@ import ray.util
 from ray.exceptions import RayError
 
 from coordinator.errors import InvalidRequestError
-from coordinator.model import Maintenance
+from coordinator.maintenance import Maintenance
 from coordinator.names import store_actors_prefix
 from coordinator.service import Coordinator
 from coordinator.storage.handed_over import HandedOverObjectStore

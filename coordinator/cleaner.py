@@ -11,7 +11,8 @@ from typing import Any
 from coordinator.cleaning_rules import ListingSchedule, Pins, abandoned, orphans, prunable_records
 from coordinator.core import StateLedger
 from coordinator.ledger_keeper import LedgerKeeper
-from coordinator.model import LoadPlans, Maintenance, ShardKey
+from coordinator.maintenance import Maintenance
+from coordinator.model import LoadPlans, ShardKey
 from coordinator.records import Record
 from coordinator.storage.protocol import ObjectInfo, ObjectStore
 from coordinator.surroundings import Clock

@@ -9,13 +9,13 @@ from coordinator.calls import Actors, RayActors, call_until
 from coordinator.core import LeaseGrant
 from coordinator.deploy import coordinator_name, deploy_coordinator
 from coordinator.errors import CredentialsNeededError, StateStoreError
+from coordinator.maintenance import Maintenance
 from coordinator.model import (
     ActorLocation,
     BatchResult,
     CommitEntry,
     InstancePlans,
     LoadPlans,
-    Maintenance,
     ShardLocation,
     SnapshotEntry,
     StateMetadata,

@@ -11,7 +11,7 @@ import ray
 
 from coordinator.calls import NAMESPACE
 from coordinator.errors import SetupError
-from coordinator.model import Maintenance
+from coordinator.maintenance import Maintenance
 from coordinator.names import fleet_id_of
 from coordinator.storage.options import StorageOptions
 

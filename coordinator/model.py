@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from typing import Any, NewType
 
-from coordinator.errors import InvalidRequestError
 from coordinator.watermarks import Watermarks
 
 __all__ = [
@@ -24,8 +22,6 @@ __all__ = [
     "InstancePlans",
     "LoadPlan",
     "LoadPlans",
-    "Maintenance",
-    "RecordKind",
     "ShardKey",
     "ShardLocation",
     "SnapshotEntry",
@@ -358,42 +354,6 @@ class ShardLocation:
 
 
 @dataclass(frozen=True, slots=True)
-class Maintenance:
-    """When snapshots are made and what is kept, with Spark's names and defaults where Spark has them.
-
-    Attributes
-    ----------
-    interval_s
-        Seconds between rounds of maintenance (``spark.sql.streaming.stateStore.maintenanceInterval``).
-    min_deltas_for_snapshot
-        Deltas since the last snapshot that make a new one due (``..stateStore.minDeltasForSnapshot``).
-    min_versions_to_retain
-        Newest versions that stay readable (``spark.sql.streaming.minBatchesToRetain``).
-    grace_s
-        Seconds that a file which no manifest names is left alone: it may belong to a commit on its way.
-    """
-
-    interval_s: float = 60.0
-    min_deltas_for_snapshot: int = 10
-    min_versions_to_retain: int = 100
-    grace_s: float = 3600.0
-
-    def __post_init__(self) -> None:
-        # A batch is replayed on the version before its own, so one version is not enough; and a grace period shorter than a
-        # commit takes would refuse every commit.
-        if (
-            self.interval_s <= 0
-            or self.min_deltas_for_snapshot < 1
-            or self.min_versions_to_retain < 2
-            or self.grace_s < 1
-        ):
-            raise InvalidRequestError(
-                "maintenance needs interval_s > 0, min_deltas_for_snapshot >= 1, min_versions_to_retain >= 2 and grace_s >= 1",
-                **asdict(self),
-            )
-
-
-@dataclass(frozen=True, slots=True)
 class Lease:
     """The right of one store actor to commit a shard for one run, until a higher epoch is given out."""
 
@@ -424,20 +384,3 @@ class StateMetadata:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> StateMetadata:
         return cls(**data)
-
-
-class RecordKind(StrEnum):
-    """Kinds of record in a state's manifest log."""
-
-    #: A run of the query took the state over; every older run is fenced from here on.
-    RUN_STARTED = "run_started"
-    #: The run's schema is not that of the run before it; in force from the run's epoch on.
-    SCHEMA_CHANGED = "schema_changed"
-    #: Shards were given to store actors under new epochs.
-    SHARDS_ASSIGNED = "shards_assigned"
-    #: Shards committed versions.
-    COMMITTED = "committed"
-    #: A snapshot of a counted version was written.
-    SNAPSHOT = "snapshot"
-    #: Versions older than a snapshot are no longer retained; their files may be deleted.
-    TRUNCATED = "truncated"

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any, assert_never
 
-from coordinator.model import ActorLocation, CommitEntry, RecordKind, SnapshotEntry
+from coordinator.model import ActorLocation, CommitEntry, SnapshotEntry
 
 __all__ = [
     "Committed",
     "Record",
+    "RecordKind",
     "RunStarted",
     "SchemaChanged",
     "ShardsAssigned",
@@ -22,6 +24,23 @@ __all__ = [
     "record_from_json",
     "record_to_json",
 ]
+
+
+class RecordKind(StrEnum):
+    """Kinds of record in a state's manifest log."""
+
+    #: A run of the query took the state over; every older run is fenced from here on.
+    RUN_STARTED = "run_started"
+    #: The run's schema is not that of the run before it; in force from the run's epoch on.
+    SCHEMA_CHANGED = "schema_changed"
+    #: Shards were given to store actors under new epochs.
+    SHARDS_ASSIGNED = "shards_assigned"
+    #: Shards committed versions.
+    COMMITTED = "committed"
+    #: A snapshot of a counted version was written.
+    SNAPSHOT = "snapshot"
+    #: Versions older than a snapshot are no longer retained; their files may be deleted.
+    TRUNCATED = "truncated"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from coordinator.dashboard import Dashboard
 from coordinator.fleet_view import KnownFleet
 from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.lives import StoreActorLives
+from coordinator.maintenance import Maintenance
 from coordinator.manifest_log import CHECKPOINT_INTERVAL
 from coordinator.model import (
     ActorLocation,
@@ -26,7 +27,6 @@ from coordinator.model import (
     CommitEntry,
     InstancePlans,
     LoadPlans,
-    Maintenance,
     ShardLocation,
     SnapshotEntry,
     StateMetadata,

@@ -23,7 +23,8 @@ from pyspark.sql.streaming.listener import (
 from coordinator.calls import RayActors, unwrapped
 from coordinator.client import CoordinatorClient
 from coordinator.errors import SetupError
-from coordinator.model import PYTHON_QUERY_ID, Maintenance, StateMetadata, TaskIdentity
+from coordinator.maintenance import Maintenance
+from coordinator.model import PYTHON_QUERY_ID, StateMetadata, TaskIdentity
 from coordinator.names import check_state_name
 from coordinator.storage.options import split_options
 from coordinator.storage.uris import normalize_uri

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         VersionNotFoundError,
         WriterBusyError,
     )
-    from coordinator.model import Maintenance
+    from coordinator.maintenance import Maintenance
     from spark_jobs.fleet import Fleet, connect
     from spark_jobs.functions.state_batch import StateBatch
     from spark_jobs.grouped import StatefulGroupedData
@@ -90,7 +90,7 @@ _HOMES = {
     "StoreUnavailableError": "coordinator.errors",
     "VersionNotFoundError": "coordinator.errors",
     "WriterBusyError": "coordinator.errors",
-    "Maintenance": "coordinator.model",
+    "Maintenance": "coordinator.maintenance",
     "Fleet": "spark_jobs.fleet",
     "connect": "spark_jobs.fleet",
     "StateBatch": "spark_jobs.functions.state_batch",

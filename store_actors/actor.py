@@ -13,14 +13,8 @@ import pyarrow as pa
 import ray
 
 from coordinator.client import CoordinatorClient
-from coordinator.model import (
-    ActorLocation,
-    CommitEntry,
-    InstancePlans,
-    Maintenance,
-    StateStoreId,
-    StateStoreProviderId,
-)
+from coordinator.maintenance import Maintenance
+from coordinator.model import ActorLocation, CommitEntry, InstancePlans, StateStoreId, StateStoreProviderId
 from coordinator.storage.handed_over import HandedOverObjectStore
 from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.probe import prove_shared

@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from coordinator.calls import NAMESPACE, Actors, unwrapped
 from coordinator.client import CoordinatorClient
-from coordinator.model import Maintenance
+from coordinator.maintenance import Maintenance
 from coordinator.names import store_actors_prefix
 from coordinator.storage.options import Secrets, StorageOptions
 

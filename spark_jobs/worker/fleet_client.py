@@ -18,7 +18,8 @@ from coordinator.client import CoordinatorClient
 from coordinator.core import LeaseGrant
 from coordinator.deploy import join_cluster
 from coordinator.errors import FencedError, StoreUnavailableError, VersionNotFoundError
-from coordinator.model import ActorLocation, Lease, LoadPlan, Maintenance, StateMetadata, StateStoreId, TaskIdentity
+from coordinator.maintenance import Maintenance
+from coordinator.model import ActorLocation, Lease, LoadPlan, StateMetadata, StateStoreId, TaskIdentity
 from coordinator.storage.options import StorageOptions
 from coordinator.surroundings import Surroundings
 from spark_jobs.worker.batch import BatchHeader, event_times

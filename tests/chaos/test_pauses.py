@@ -23,8 +23,9 @@ from coordinator.errors import FencedError
 from coordinator.fleet_view import KnownFleet
 from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.lives import StoreActorLives
+from coordinator.maintenance import Maintenance
 from coordinator.manifest_log import ManifestLog
-from coordinator.model import ActorLocation, CommitEntry, Maintenance
+from coordinator.model import ActorLocation, CommitEntry
 from coordinator.placement import FleetView, PlacementRequest
 from coordinator.storage.options import StorageOptions
 from coordinator.storage.uris import open_object_store

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from coordinator.errors import InvalidRequestError
-from coordinator.model import Maintenance
+from coordinator.maintenance import Maintenance
 from coordinator.storage.uris import open_object_store
 from spark_jobs.fleet import Fleet, connect
 from statefleet import cli

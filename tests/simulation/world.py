@@ -10,7 +10,8 @@ from typing import Any
 
 from coordinator.client import CoordinatorClient
 from coordinator.deploy import coordinator_name
-from coordinator.model import ActorLocation, Maintenance
+from coordinator.maintenance import Maintenance
+from coordinator.model import ActorLocation
 from coordinator.service import Coordinator
 from coordinator.storage.options import StorageOptions
 from coordinator.storage.protocol import ObjectStore

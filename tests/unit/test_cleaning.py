@@ -16,8 +16,9 @@ from coordinator.cleaning_rules import ListingSchedule, check_age
 from coordinator.core import Record, StateLedger
 from coordinator.errors import CommitUnknownError
 from coordinator.ledger_keeper import LedgerKeeper
+from coordinator.maintenance import Maintenance
 from coordinator.manifest_log import ManifestLog
-from coordinator.model import ActorLocation, CommitEntry, Maintenance, TaskIdentity
+from coordinator.model import ActorLocation, CommitEntry, TaskIdentity
 from coordinator.placement import StayElseLocal
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo, ObjectStore

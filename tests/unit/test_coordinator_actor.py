@@ -7,7 +7,8 @@ import threading
 from dataclasses import replace
 
 from coordinator.errors import CorruptStateError
-from coordinator.model import Maintenance, StateMetadata, StateStoreProviderId
+from coordinator.maintenance import Maintenance
+from coordinator.model import StateMetadata, StateStoreProviderId
 from coordinator.service import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo

@@ -14,8 +14,8 @@ import pytest
 from coordinator.cleaner import Cleaner
 from coordinator.errors import CorruptStateError, StorageUnavailableError
 from coordinator.ledger_keeper import LedgerKeeper
+from coordinator.maintenance import Maintenance
 from coordinator.manifest_log import ManifestLog
-from coordinator.model import Maintenance
 from coordinator.storage.local import LocalObjectStore
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.surroundings import MachineClock

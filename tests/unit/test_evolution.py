@@ -17,7 +17,8 @@ from coordinator import compatibility
 from coordinator.compatibility import changes, check_metadata, continued, is_wider, same_state
 from coordinator.core import LeaseGrant, Record, StateLedger
 from coordinator.errors import FencedError, StateMismatchError
-from coordinator.model import ActorLocation, Maintenance, StateMetadata, TaskIdentity
+from coordinator.maintenance import Maintenance
+from coordinator.model import ActorLocation, StateMetadata, TaskIdentity
 from coordinator.placement import StayElseLocal
 from coordinator.service import Coordinator as Actor
 from coordinator.storage.memory import MemoryObjectStore

@@ -72,6 +72,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "surroundings": ("coordinator.surroundings",),
     "words": (
         "coordinator.errors",
+        "coordinator.maintenance",
         "coordinator.model",
         "coordinator.names",
         "coordinator.text",

@@ -17,14 +17,13 @@ from coordinator.model import (
     InstancePlans,
     Lease,
     LoadPlans,
-    RecordKind,
     ShardKey,
     SnapshotEntry,
     StateMetadata,
     StateStoreId,
     TaskIdentity,
 )
-from coordinator.records import record_from_json, record_to_json
+from coordinator.records import RecordKind, record_from_json, record_to_json
 from coordinator.storage.local import LocalObjectStore
 from store_actors.messages import OpenRequest, StoreSpec
 from store_actors.schema import Field, StateSchema

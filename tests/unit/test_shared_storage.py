@@ -12,7 +12,8 @@ import pytest
 
 from coordinator.client import CoordinatorClient
 from coordinator.errors import InvalidRequestError, SetupError, StorageUnavailableError
-from coordinator.model import ActorLocation, Lease, Maintenance, StateStoreId, TaskIdentity
+from coordinator.maintenance import Maintenance
+from coordinator.model import ActorLocation, Lease, StateStoreId, TaskIdentity
 from coordinator.service import Coordinator
 from coordinator.storage.local import LocalObjectStore
 from coordinator.storage.memory import MemoryObjectStore
