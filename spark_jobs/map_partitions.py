@@ -22,7 +22,8 @@ from spark_jobs.worker.fleet_client import FleetAddress, fleet_client
 from spark_jobs.worker.state_store import StateStore, store_specs
 from spark_jobs.worker.task import task_identity
 from store_actors.messages import StoreSpec
-from store_actors.schema import Field, OperatorKind, StateSchema, payload_type
+from store_actors.schema import Field, OperatorKind, StateSchema
+from store_actors.type_names import payload_type
 
 __all__ = ["StoreFunction", "map_partitions_with_state_store"]
 

@@ -1,6 +1,7 @@
 """Names of nested types in a state's schema: ``array<int32>``, ``map<string,int64 not null>``, ``struct<"a":int32,"b":string>``.
 
-Elements, values and fields may be null unless they are ``not null``. The names of other types are those of :mod:`store_actors.schema`.
+Elements, values and fields may be null unless they are ``not null``. The names of other types are those of
+:mod:`store_actors.type_names`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ from spark_jobs.plan.keys import Key, key_of, leaf_field
 from spark_jobs.plan.logical import analysed
 from spark_jobs.plan.storable import is_changed
 from spark_jobs.worker.exchange import HASH_COLUMN
-from store_actors.schema import Field, payload_type
+from store_actors.schema import Field
+from store_actors.type_names import payload_type
 
 __all__ = ["GroupedInput", "function_mode", "pandas_settings", "struct_type"]
 

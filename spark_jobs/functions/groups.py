@@ -16,7 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from store_actors.schema import Field, type_to_string
+from store_actors.schema import Field
+from store_actors.type_names import type_to_string
 
 __all__ = ["EXISTS", "TIMEOUT", "Groups", "StateColumns", "key_codes", "single_chunk"]
 

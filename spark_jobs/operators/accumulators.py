@@ -22,7 +22,8 @@ from spark_jobs.plan.state_types import (
     words_field,
 )
 from spark_jobs.plan.storable import stored, stored_type
-from store_actors.schema import AccumulatorKind, Field, words_type
+from store_actors.schema import AccumulatorKind, Field
+from store_actors.type_names import words_type
 
 __all__ = ["FUNCTIONS", "Function", "Part", "emitted_result", "held_functions", "parts_of"]
 

@@ -13,7 +13,8 @@ from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.logical import Plan
 from spark_jobs.plan.state_types import state_field
 from store_actors.operators.join_condition import PairCondition
-from store_actors.schema import Field, string_to_type
+from store_actors.schema import Field
+from store_actors.type_names import string_to_type
 
 __all__ = ["JoinCondition", "split_condition"]
 

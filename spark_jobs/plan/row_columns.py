@@ -14,7 +14,8 @@ from pyspark.sql.pandas.types import to_arrow_type
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.keys import Key, key_of
 from spark_jobs.plan.storable import restored, stored, stored_type
-from store_actors.schema import Field, StateSchema, payload_type
+from store_actors.schema import Field, StateSchema
+from store_actors.type_names import payload_type
 
 __all__ = ["ProjectedPlan", "Result", "RowColumns"]
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from coordinator.errors import InvalidRequestError
-from store_actors.schema import (
-    Field,
+from store_actors.schema import Field
+from store_actors.type_names import (
     bins_type,
     counts_type,
     list_type,

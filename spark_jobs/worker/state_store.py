@@ -21,7 +21,8 @@ from coordinator.names import check_store_name
 from store_actors.keyed.checks import Rows
 from store_actors.keyed.row_condition import Condition
 from store_actors.messages import BatchFacts, StoreSpec, Write
-from store_actors.schema import Field, type_to_string
+from store_actors.schema import Field
+from store_actors.type_names import type_to_string
 
 __all__ = ["Ask", "ReadStateStore", "StateStore", "store_specs"]
 

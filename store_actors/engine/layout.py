@@ -15,7 +15,8 @@ from store_actors.engine.kernels import ACCUMULATE_WORDS, FLAG_BITS
 from store_actors.engine.list_kernels import FLOAT_SET, LIST, SET
 from store_actors.engine.nested import parts_of
 from store_actors.nested_types import is_nested
-from store_actors.schema import ROW_COLUMN, Accumulator, Field, StateSchema, is_counted, is_growing, string_to_type
+from store_actors.schema import ROW_COLUMN, Accumulator, Field, StateSchema
+from store_actors.type_names import is_counted, is_growing, string_to_type
 
 __all__ = ["Feed", "FieldSlot", "ListSlot", "RowLayout", "Sketch", "held_type", "words_of"]
 

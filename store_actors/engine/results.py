@@ -13,7 +13,8 @@ from store_actors.engine import count_kernels, fold_kernels
 from store_actors.engine.arrays import Mask, Words
 from store_actors.engine.nested import nested_keys
 from store_actors.engine.sketches import sketch_bytes
-from store_actors.schema import Accumulator, AccumulatorKind, StateSchema, string_to_type
+from store_actors.schema import Accumulator, AccumulatorKind, StateSchema
+from store_actors.type_names import string_to_type
 
 __all__ = ["results_of"]
 

@@ -22,7 +22,8 @@ from store_actors.engine.pieces import PIECE_BYTES, batches, cut
 from store_actors.engine.sketches import opened
 from store_actors.engine.strings import StringPool
 from store_actors.engine.words import decode_column, encode_column, is_text, validity
-from store_actors.schema import StateSchema, is_growing, string_to_type
+from store_actors.schema import StateSchema
+from store_actors.type_names import is_growing, string_to_type
 
 __all__ = ["EncodedBatch", "GroupTable", "Touched"]
 

@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from coordinator.errors import InvalidRequestError
 from store_actors.engine.pieces import batches
-from store_actors.schema import Field, string_to_type
+from store_actors.schema import Field
+from store_actors.type_names import string_to_type
 
 __all__ = ["Rows", "checked_table", "key_batch", "value_array"]
 

@@ -38,7 +38,8 @@ from store_actors.keyed.handles import (
 from store_actors.keyed.table import KeyedTable
 from store_actors.keyed.view import VersionView
 from store_actors.nested_types import has_map
-from store_actors.schema import Field, StateSchema, string_to_type, type_to_string
+from store_actors.schema import Field, StateSchema
+from store_actors.type_names import string_to_type, type_to_string
 
 __all__ = [
     "ADDED",

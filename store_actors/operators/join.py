@@ -31,7 +31,8 @@ from store_actors.messages import ShardInput
 from store_actors.operators.join_condition import PairCondition
 from store_actors.operators.join_schema import JoinOptions, JoinType
 from store_actors.operators.join_side import JoinSide, SideRows
-from store_actors.schema import StateSchema, string_to_type
+from store_actors.schema import StateSchema
+from store_actors.type_names import string_to_type
 
 __all__ = ["JoinShard"]
 

@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 
 from coordinator.errors import InvalidRequestError
 from store_actors.engine.arrays import Mask
-from store_actors.schema import string_to_type
+from store_actors.type_names import string_to_type
 
 __all__ = ["PairCondition"]
 

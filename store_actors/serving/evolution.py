@@ -21,8 +21,9 @@ from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.keyed.shard import KeyedShard
 from store_actors.messages import StoreSpec
-from store_actors.schema import Accumulator, Field, StateSchema, type_to_string
+from store_actors.schema import Accumulator, Field, StateSchema
 from store_actors.serving.files import schema_of
+from store_actors.type_names import type_to_string
 
 __all__ = ["EvolvingStore", "evolve", "evolve_groups", "groups_adapter"]
 

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store_actors.engine.table import GroupTable
-from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema, string_to_type
+from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from store_actors.type_names import string_to_type
 
 K = AccumulatorKind
 VALUES: dict[str, st.SearchStrategy[Any]] = {

@@ -27,9 +27,10 @@ from spark_jobs.plan.state_types import spark_field, state_field
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.messages import ApplyRequest, ShardInput
 from store_actors.operators.aggregate import AggregateShard
-from store_actors.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema, spark_type
+from store_actors.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 from store_actors.serving.evolution import evolve_groups
 from store_actors.serving.files import encode_snapshot, schema_of
+from store_actors.type_names import spark_type
 from tests.unit.test_coordinator import Living, entry
 from tests.unit.test_operator_shards import SCHEMA, Coordinator, Fleet
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from coordinator.errors import InvalidRequestError
 from store_actors.engine.table import GroupTable
-from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema, list_type
+from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from store_actors.type_names import list_type
 from tests.unit.test_nested_aggregates import Rows, batch_of, fed, schema_of
 
 K = AccumulatorKind

@@ -23,7 +23,8 @@ from store_actors.messages import ShardInput
 from store_actors.operators.join import JoinShard
 from store_actors.operators.join_condition import PairCondition
 from store_actors.operators.join_schema import join_schema
-from store_actors.schema import Field, StateSchema, string_to_type
+from store_actors.schema import Field, StateSchema
+from store_actors.type_names import string_to_type
 from tests.unit.freezing import FreezingMachine
 
 SECOND = 1_000_000

@@ -22,16 +22,8 @@ from store_actors.operators.join_schema import join_schema
 from store_actors.operators.make_shard import OperatorShard, make_shard
 from store_actors.operators.top import top_shard
 from store_actors.operators.top_schema import top_schema
-from store_actors.schema import (
-    ROW_COLUMN,
-    Accumulator,
-    AccumulatorKind,
-    Field,
-    OperatorKind,
-    StateSchema,
-    string_to_type,
-    type_to_string,
-)
+from store_actors.schema import ROW_COLUMN, Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
+from store_actors.type_names import string_to_type, type_to_string
 from tests.unit.nested_values import NESTED, identity, values
 
 COUNT = Accumulator(AccumulatorKind.COUNT_ROWS, (), (Field("n", "int64", False),))

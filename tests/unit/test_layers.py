@@ -45,7 +45,12 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "keyed stores": ("store_actors.keyed",),
     "messages": ("store_actors.messages",),
     "engine": ("store_actors.engine",),
-    "schema": ("store_actors.accumulators", "store_actors.nested_types", "store_actors.schema"),
+    "schema": (
+        "store_actors.accumulators",
+        "store_actors.nested_types",
+        "store_actors.schema",
+        "store_actors.type_names",
+    ),
     "compiled code on disk": ("store_actors.compiled_code",),
     "coordinator client": ("coordinator.client", "coordinator.deploy", "coordinator.calls"),
     "coordinator actor": ("coordinator.actor",),

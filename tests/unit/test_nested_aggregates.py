@@ -19,16 +19,8 @@ from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.messages import ShardInput
 from store_actors.nested_types import has_map
 from store_actors.operators.aggregate import AggregateShard
-from store_actors.schema import (
-    Accumulator,
-    AccumulatorKind,
-    Field,
-    StateSchema,
-    counts_type,
-    list_type,
-    string_to_type,
-    type_to_string,
-)
+from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from store_actors.type_names import counts_type, list_type, string_to_type, type_to_string
 from tests.unit.nested_values import NESTED, identity, values
 
 K = AccumulatorKind

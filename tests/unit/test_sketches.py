@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store_actors.schema import AccumulatorKind, Field, StateSchema, bins_type, words_type
+from store_actors.schema import AccumulatorKind, Field, StateSchema
+from store_actors.type_names import bins_type, words_type
 from tests.unit.test_fold_kernels import Rows, both, parts_of, run, schema_of
 
 K = AccumulatorKind
