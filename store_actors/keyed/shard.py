@@ -24,18 +24,9 @@ import pyarrow as pa
 from coordinator.errors import InvalidRequestError, VersionNotFoundError, WriterBusyError
 from store_actors.engine.versions import CHANGE_COLUMN, Frozen, frozen_pieces
 from store_actors.keyed.checks import checked_table
-from store_actors.keyed.handles import (
-    ADDED,
-    BATCH_ROWS,
-    CHANGED,
-    FOUND_COLUMN,
-    GONE,
-    HandleState,
-    KeyedMetrics,
-    ReadHandle,
-    UpdateHandle,
-)
+from store_actors.keyed.read_handle import BATCH_ROWS, FOUND_COLUMN, HandleState, KeyedMetrics, ReadHandle
 from store_actors.keyed.table import KeyedTable
+from store_actors.keyed.update_handle import ADDED, CHANGED, GONE, UpdateHandle
 from store_actors.keyed.view import VersionView
 from store_actors.nested_types import has_map
 from store_actors.schema import Field, StateSchema
