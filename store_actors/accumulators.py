@@ -1,7 +1,7 @@
 """The table of accumulators: of each kind, how its state is held, how a new group begins and which compiled step moves it.
 
 Whatever depends on an accumulator's kind is derived from :data:`RULES`: where its state sits and begins
-(``engine/layout.py``), the numbers of the compiled steps (``engine/kernels.py``), how partial states are merged.
+(``engine/layout.py``), the numbers of the compiled steps (``engine/accumulate_kernels.py``), how partial states are merged.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class AccumulatorKind(StrEnum):
 
 
 class OpCode(IntEnum):
-    """Numbers of the branches of ``kernels._step``, ``kernels._fold_block`` and ``fold_kernels.fold_step``."""
+    """Numbers of the branches of ``accumulate_kernels._step``, ``accumulate_kernels._fold_block`` and ``fold_kernels.fold_step``."""
 
     COUNT = 0
     ADD_INT = 1

@@ -25,7 +25,7 @@ def drop_stale(package: str) -> None:
     Parameters
     ----------
     package
-        Its folder, with ``kernels.py`` and ``*_kernels.py``.
+        Its folder; kernels are in its ``*kernels.py``.
     """
     folder = Path(package)
     digest = hashlib.sha256()

@@ -7,7 +7,7 @@ from numba import njit, void
 from numba.types import Tuple, boolean, int64, uint64
 
 from store_actors.engine.hash_kernels import hash_row
-from store_actors.engine.kernels import _LOW32, _NEVER, _S32, _ZERO, LIVE, _delete_at, index_shift
+from store_actors.engine.index_kernels import _LOW32, _NEVER, _S32, _ZERO, LIVE, _delete_at, index_shift
 
 __all__ = ["first_n_of_each", "first_of_each", "largest_number", "link", "match", "number_keys", "unlink"]
 
@@ -64,7 +64,7 @@ def link(index, rows, slots, start, following, previous, first, key_words, key_m
         for place_in_batch in range(block, end):
             slot = slots[place_in_batch]
             tags[place_in_batch - block] = hash_row(rows, slot, first, key_words, rows[slot, 0] & key_mask, secret)
-        for place_in_batch in range(block, end):  # as in `kernels.accumulate`: overlap the cache misses
+        for place_in_batch in range(block, end):  # as in `accumulate_kernels.accumulate`: overlap the cache misses
             entry = index[tags[place_in_batch - block] >> shift]
             if entry != _ZERO:
                 head = np.int64(entry & _LOW32) - 1

@@ -3,7 +3,7 @@
 The rows of a join side, the sessions of a user, the entries of a list: many rows belong to one key. Each is a row of a
 :class:`~store_actors.engine.table.GroupTable` whose last key column numbers it, so it is versioned, undone and written
 like any other; the chains find all rows with equal leading key columns. An index of its own (as the table's, see
-``kernels.py``) leads to the head of each chain; ``_next`` and ``_previous`` lead on.
+``index_kernels.py``) leads to the head of each chain; ``_next`` and ``_previous`` lead on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from store_actors.engine import chain_kernels
 from store_actors.engine.arrays import Slots, Words
-from store_actors.engine.kernels import grow_index
+from store_actors.engine.index_kernels import grow_index
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import VersionedTable
 from store_actors.schema import ROW_COLUMN, StateSchema

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from store_actors.engine import list_kernels
 from store_actors.engine.arrays import Slots, Words
-from store_actors.engine.kernels import LIVE
+from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.layout import ListSlot
 from store_actors.engine.lists import ListPool
 from store_actors.engine.pieces import cut

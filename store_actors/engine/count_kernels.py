@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit, void
 from numba.types import Tuple, float64, int64, uint8, uint64
 
-from store_actors.engine.kernels import _ZERO
+from store_actors.engine.index_kernels import _ZERO
 from store_actors.engine.list_kernels import _capacity
 
 __all__ = ["append_counted", "choose", "merge_counted", "most_frequent"]

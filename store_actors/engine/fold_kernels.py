@@ -1,6 +1,6 @@
 """Compiled steps of the less common accumulators: checked sums, bits, products, moments, values by an ordering, states of many words.
 
-They are called by ``kernels._step``, whose arguments they have; a line of ``ops`` is described at ``layout.Feed``.
+They are called by ``accumulate_kernels._step``, whose arguments they have; a line of ``ops`` is described at ``layout.Feed``.
 """
 
 from __future__ import annotations

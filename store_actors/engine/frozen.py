@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from store_actors.engine.arrays import Bytes, Mask, Slots, Words
-from store_actors.engine.kernels import LIVE
+from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.layout import RowLayout
 from store_actors.engine.lists import ListPool
 from store_actors.engine.strings import StringPool

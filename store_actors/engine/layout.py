@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from coordinator.errors import InvalidRequestError
 from store_actors.accumulators import RULES, AccumulatorKind, OpCode, Ordering, Rule, StateForm
+from store_actors.engine.accumulate_kernels import ACCUMULATE_WORDS
 from store_actors.engine.arrays import Slots, Words
-from store_actors.engine.kernels import ACCUMULATE_WORDS, FLAG_BITS
+from store_actors.engine.index_kernels import FLAG_BITS
 from store_actors.engine.list_kernels import FLOAT_SET, LIST, SET
 from store_actors.engine.nested import parts_of
 from store_actors.nested_types import is_nested
@@ -219,10 +220,10 @@ class Feed:
     inputs
         Columns besides the keys.
     operations
-        One line of ``ACCUMULATE_WORDS`` int64 an accumulator, for ``kernels.accumulate``: the step; its columns: first word of the
-        first one, the word or column after that (or the parts of a nested type that is compared, in `limits`), the first word of the
-        last one (-1: none); word, flag word and flag of the first state field; what else the step goes by; whether it skips nulls;
-        word, flag word and flag of the last state field.
+        One line of ``ACCUMULATE_WORDS`` int64 an accumulator, for ``accumulate_kernels.accumulate``: the step; its columns: first word
+        of the first one, the word or column after that (or the parts of a nested type that is compared, in `limits`), the first word
+        of the last one (-1: none); word, flag word and flag of the first state field; what else the step goes by; whether it skips
+        nulls; word, flag word and flag of the last state field.
     lists
         State fields whose lists grow, each with the column that it grows by, and the one of how often (-1: once).
     limits

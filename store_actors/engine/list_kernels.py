@@ -16,7 +16,7 @@ from numba import njit, void
 from numba.types import Tuple, boolean, int64, uint8, uint32, uint64
 
 from store_actors.engine.hash_kernels import hash_element
-from store_actors.engine.kernels import _ONE, _ZERO
+from store_actors.engine.index_kernels import _ONE, _ZERO
 
 __all__ = [
     "FLOAT_SET",

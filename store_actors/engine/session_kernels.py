@@ -13,7 +13,8 @@ import numpy as np
 from numba import njit, void
 from numba.types import Tuple, boolean, int64, uint8, uint64
 
-from store_actors.engine.kernels import _BLOCK, _fold_block
+from store_actors.engine.accumulate_kernels import _fold_block
+from store_actors.engine.index_kernels import _BLOCK
 
 __all__ = ["arrange", "cut", "fold"]
 

@@ -11,7 +11,7 @@ from numba.types import Tuple, int64, uint8, uint64
 
 from store_actors.engine.arrays import Bytes, Slots, Words
 from store_actors.engine.hash_kernels import STRING_SECRETS, hash_string, secret_words
-from store_actors.engine.kernels import grow_index, index_shift
+from store_actors.engine.index_kernels import grow_index, index_shift
 
 __all__ = ["StringPool"]
 

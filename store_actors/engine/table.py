@@ -10,7 +10,7 @@ from weakref import WeakSet
 import numpy as np
 import pyarrow as pa
 
-from store_actors.engine import kernels
+from store_actors.engine import accumulate_kernels, index_kernels, row_kernels
 from store_actors.engine.arrays import Bytes, Mask, Slots, Words
 from store_actors.engine.calendar import NEVER, ExpiryCalendar
 from store_actors.engine.frozen import SNAPSHOT_BYTES, FrozenRows
@@ -205,7 +205,7 @@ class GroupTable:
         if self._frozen:
             self.will_change(self._slots_of(batch.keys, batch.nulls))
         while True:
-            row, progress[0], progress[1] = kernels.accumulate(
+            row, progress[0], progress[1] = accumulate_kernels.accumulate(
                 self._index, self.rows, batch.keys, batch.nulls, layout.key_mask, layout.flag_words, self.secret, row,
                 batch.values, batch.valid, batch.feed.operations, batch.feed.limits, self.pool.arena, self.pool.offsets,
                 layout.initial, np.uint32(stamp), self._free, self._counters, self._index_room(), created, changed,
@@ -258,7 +258,7 @@ class GroupTable:
         if self._frozen:
             self.will_change(self.find(rows))
         while True:
-            done = kernels.put(
+            done = row_kernels.put(
                 self._index, self.rows, rows, layout.key_mask, layout.flag_words, layout.key_words, self.secret, done,
                 self._free, self._counters, self._index_room(), slots,
             )  # fmt: skip
@@ -283,7 +283,7 @@ class GroupTable:
         if self._frozen:
             self.will_change(self._slots_of(keys, nulls))
         while True:
-            row, progress[0], progress[1] = kernels.upsert(
+            row, progress[0], progress[1] = row_kernels.upsert(
                 self._index, self.rows, rows, keys, nulls, layout.key_mask, layout.flag_words, self.secret, row,
                 np.uint32(stamp), self._free, self._counters, self._index_room(), created, before, progress,
             )  # fmt: skip
@@ -306,7 +306,7 @@ class GroupTable:
         created, sources = np.empty(size, np.int64), np.empty(size, np.int64)
         row = made = 0
         while True:
-            row, made = kernels.insert(
+            row, made = row_kernels.insert(
                 self._index, self.rows, rows, keys, nulls, layout.key_mask, layout.flag_words, self.secret, row,
                 np.uint32(stamp), self._free, self._counters, self._index_room(), created, sources, made,
             )  # fmt: skip
@@ -339,7 +339,7 @@ class GroupTable:
     def _slots_of(self, keys: Words, nulls: Words) -> Slots:
         """Slot of each key; -1 where there is none."""
         out = np.empty(len(nulls), np.int64)
-        kernels.lookup(
+        index_kernels.lookup(
             self._index, self.rows, keys, nulls, self.layout.key_mask, self.layout.flag_words, self.secret, out
         )
         return out
@@ -382,7 +382,7 @@ class GroupTable:
             self.will_change(self._slots_of(keys, nulls))
         self._reserve_free(len(rows))
         out = np.empty(len(rows), np.int64)
-        count = kernels.remove(
+        count = index_kernels.remove(
             self._index, self.rows, keys, nulls, layout.key_mask, layout.flag_words, self.secret, self._free,
             self._counters, out,
         )  # fmt: skip
@@ -395,7 +395,7 @@ class GroupTable:
         self.will_change(candidates)
         self._reserve_free(len(candidates))
         out = np.empty(len(candidates), np.int64)
-        count = kernels.evict(
+        count = index_kernels.evict(
             self._index, self.rows, candidates, layout.key_mask, layout.flag_words, layout.key_words,
             self.secret, layout.expiry_word, limit, self._free, self._counters, out,
         )  # fmt: skip
@@ -408,7 +408,7 @@ class GroupTable:
     def live(self) -> Slots:
         """Slots of all groups."""
         out = np.empty(len(self), np.int64)
-        kernels.live_slots(self.rows, int(self._counters[0]), out)
+        index_kernels.live_slots(self.rows, int(self._counters[0]), out)
         return out
 
     # -- readers that outlive changes -----------------------------------------------------------------------------
@@ -457,7 +457,7 @@ class GroupTable:
         size = 1 << int(rows / _FULL).bit_length()
         if size > len(self._index):
             index = np.zeros(size, np.uint64)
-            kernels.grow_index(self._index, index)
+            index_kernels.grow_index(self._index, index)
             self._index = index
         self.pool.reserve(room["texts"], room["text_bytes"])
         self.lists.reserve(room["list_words"])
@@ -558,7 +558,7 @@ class GroupTable:
         """Make the index anew, after key words changed in place."""
         layout = self.layout
         self._index[:] = 0
-        kernels.reindex(
+        index_kernels.reindex(
             self._index,
             self.rows,
             len(self.used_rows()),
@@ -578,7 +578,7 @@ class GroupTable:
         """Make room for at least one more key; for `wanted` (the rest of a batch) as far as doubling goes."""
         if self._index_room() <= 0:
             index = np.zeros(len(self._index) * 2, np.uint64)
-            kernels.grow_index(self._index, index)
+            index_kernels.grow_index(self._index, index)
             self._index = index
         used, capacity = int(self._counters[0]), len(self.rows)
         if used == capacity and self._counters[1] == 0:

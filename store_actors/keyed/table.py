@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from coordinator.errors import InvalidRequestError, VersionNotFoundError
 from store_actors.engine.arrays import Slots, Words
 from store_actors.engine.calendar import NEVER, ExpiryCalendar
-from store_actors.engine.kernels import LIVE
+from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.layout import FieldSlot, words_of
 from store_actors.engine.pieces import batches
 from store_actors.engine.strings import StringPool

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from store_actors.engine import kernels
+from store_actors.engine import index_kernels, row_kernels
 from store_actors.engine.arrays import Mask, Slots, Words
 from store_actors.engine.frozen import FrozenRows
 from store_actors.engine.layout import FieldSlot, words_of
@@ -154,7 +154,7 @@ class VersionView:
         index = np.zeros(1 << (len(wanted) * 2).bit_length(), np.uint64)
         held = np.empty((len(wanted) + 1, 1 + width), np.uint64)
         nothing_free, counters, slots = np.empty(0, np.int64), np.zeros(2, np.int64), np.empty(len(wanted), np.int64)
-        kernels.put(
+        row_kernels.put(
             index, held, wanted, mask, 1, width, self._table.secret, 0, nothing_free, counters, len(wanted), slots
         )
 
@@ -162,7 +162,7 @@ class VersionView:
             out = np.empty(len(rows), np.int64)
             rows = rows & bits
             keys = np.ascontiguousarray(rows[:, 1:])
-            kernels.lookup(index, held, keys, np.ascontiguousarray(rows[:, 0]), mask, 1, self._table.secret, out)
+            index_kernels.lookup(index, held, keys, np.ascontiguousarray(rows[:, 0]), mask, 1, self._table.secret, out)
             return out >= 0
 
         slots, extra = self._all()

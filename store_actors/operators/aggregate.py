@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from store_actors.engine.kernels import LIVE
+from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.overflow import check_overflow
 from store_actors.engine.pieces import batches
 from store_actors.engine.table import EncodedBatch, Touched

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from store_actors.engine.arrays import Mask, Slots, Words
-from store_actors.engine.kernels import LIVE
+from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.pieces import batches
 from store_actors.engine.versions import (
     CHANGE_COLUMN,

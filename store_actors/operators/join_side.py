@@ -13,7 +13,7 @@ from coordinator.errors import InvalidRequestError
 from store_actors.engine.arrays import Mask, Slots, Words
 from store_actors.engine.chains import ROW_COLUMN, MultiTable
 from store_actors.engine.frozen import FrozenRows
-from store_actors.engine.kernels import LIVE
+from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.layout import FieldSlot
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import UndoPart, VersionStep

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from coordinator.errors import InvalidRequestError
 from store_actors.engine.arrays import Slots
-from store_actors.engine.kernels import LIVE
+from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change, UndoPart, VersionedTable
 from store_actors.messages import ShardInput
 from store_actors.schema import StateSchema

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from store_actors.engine import chain_kernels
 from store_actors.engine.arrays import Mask, Slots, Words
-from store_actors.engine.kernels import LIVE
+from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.ordering import RowOrder
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, UPDATED_AND_REMOVED, VersionedTable
 from store_actors.operators.top_schema import RANK_COLUMN

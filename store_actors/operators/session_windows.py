@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from store_actors.engine import session_kernels
 from store_actors.engine.arrays import Bytes, Mask, Slots, Words
 from store_actors.engine.chains import ROW_COLUMN, MultiTable
-from store_actors.engine.kernels import LIVE
+from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.layout import Feed, words_of
 from store_actors.engine.overflow import check_overflow
 from store_actors.engine.table import EncodedBatch, GroupTable

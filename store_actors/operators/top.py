@@ -29,7 +29,7 @@ from coordinator.errors import StateMismatchError
 from store_actors.engine import chain_kernels
 from store_actors.engine.arrays import Mask, Slots, Words
 from store_actors.engine.chains import ROW_COLUMN, MultiTable
-from store_actors.engine.kernels import LIVE
+from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.ordering import sorts_before
 from store_actors.engine.versions import Change, UndoPart
 from store_actors.messages import ShardInput

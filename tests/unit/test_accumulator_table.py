@@ -11,7 +11,7 @@ import pytest
 from coordinator import compatibility
 from spark_jobs.operators.accumulators import held_functions
 from store_actors.accumulators import RULES, AccumulatorKind, OpCode, Ordering, StateForm
-from store_actors.engine import fold_kernels, kernels, sketch_kernels
+from store_actors.engine import accumulate_kernels, fold_kernels, sketch_kernels
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,7 +35,7 @@ def test_every_step_is_the_step_of_some_kind() -> None:
 
 def test_compiled_branches_have_the_numbers_of_the_table() -> None:
     """Numba caches by the kernels' own source, so these are numbers there, each with its name beside it."""
-    source = "".join(Path(module.__file__).read_text() for module in (kernels, fold_kernels, sketch_kernels))
+    source = "".join(Path(module.__file__).read_text() for module in (accumulate_kernels, fold_kernels, sketch_kernels))
     branches = re.findall(r"if (kind == \d+(?: or kind == \d+)*):(?: +# ([A-Z_]+(?:, [A-Z_]+)*))?", source)
     named = {}
     for condition, names in branches:

@@ -1,0 +1,235 @@
+"""Compiled loops of the shard engine's hash index: look up, grow, remove, evict. No Python object is touched in here.
+
+Everything a shard holds is 64-bit words, so one set of compiled signatures serves every schema and nothing is ever
+compiled inside a batch: signatures are explicit, code is compiled (or read from its cache) when the module is imported.
+
+Row layout, ``rows[slot]``::
+
+    word 0          bits 0..30 null/valid flags (a key's bit: it is null; a state field's bit: it is valid),
+                    bit 31 the row is live, bits 32..63 the version stamp that touched it last
+    words 1..       further flag words, when a schema has more than 31 fields
+    next words      key words, then state words (``layout.py`` assigns them)
+
+A row sits in one or two cache lines, so an upsert costs two cache misses: one in the index, one in the row.
+
+Index: open addressing with linear probing over ``tag << 32 | slot + 1`` (0 is empty). The tag is a keyed hash
+(``hash_kernels.py``): every loop that looks up takes the table's ``secret``. The home position is the tag's top bits, which makes
+growth a sequential pass and lets deletion shift entries back instead of leaving tombstones.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, void
+from numba.types import boolean, int64, uint64
+
+from store_actors.engine.hash_kernels import hash_row
+
+__all__ = [
+    "FLAG_BITS",
+    "LIVE",
+    "evict",
+    "grow_index",
+    "index_shift",
+    "live_slots",
+    "lookup",
+    "reindex",
+    "remove",
+]
+
+LIVE = np.uint64(1 << 31)
+FLAG_BITS = 31
+
+_LOW32 = np.uint64(0xFFFFFFFF)
+_S32 = np.uint64(32)
+_ONE = np.uint64(1)
+_ZERO = np.uint64(0)
+#: A number that nothing comes to: what is compared with it only keeps loads from being optimised away.
+_NEVER = np.uint64(0x9E3779B97F4A7C15)
+_BLOCK = 256
+
+u64_1, u64_2, i64_1 = uint64[::1], uint64[:, ::1], int64[::1]
+
+
+@njit(uint64(int64), cache=True, nogil=True)
+def index_shift(size):
+    bits = 0
+    while (1 << bits) < size:
+        bits += 1
+    return np.uint64(32 - bits)
+
+
+@njit(boolean(u64_2, int64, u64_2, int64, uint64, uint64, int64), cache=True, nogil=True, inline="always")
+def _same_key(rows, slot, keys, row, nulls, key_mask, first):
+    if rows[slot, 0] & key_mask != nulls:
+        return False
+    for word in range(keys.shape[1]):
+        if rows[slot, first + word] != keys[row, word]:
+            return False
+    return True
+
+
+@njit(void(u64_1, u64_1), cache=True, nogil=True)
+def grow_index(old, new):
+    """Re-insert every entry of `old` into the empty, larger `new`."""
+    size = new.shape[0]
+    mask = np.uint64(size - 1)
+    shift = index_shift(size)
+    for position in range(old.shape[0]):
+        entry = old[position]
+        if entry != _ZERO:
+            place = (entry >> _S32) >> shift
+            while new[place] != _ZERO:
+                place = (place + _ONE) & mask
+            new[place] = entry
+
+
+@njit(int64(u64_1, u64_2, u64_2, int64, uint64, uint64, int64, uint64, uint64), cache=True, nogil=True)
+def _find(index, rows, keys, row, nulls, key_mask, first, tag, shift):
+    """Position in the index of the row's key, or -1 - position of the empty place where it belongs."""
+    mask = np.uint64(index.shape[0] - 1)
+    place = tag >> shift
+    while True:
+        entry = index[place]
+        if entry == _ZERO:
+            return -1 - np.int64(place)
+        if entry >> _S32 == tag and _same_key(rows, np.int64(entry & _LOW32) - 1, keys, row, nulls, key_mask, first):
+            return np.int64(place)
+        place = (place + _ONE) & mask
+
+
+@njit(void(u64_1, u64_2, u64_2, u64_1, uint64, int64, u64_1, i64_1), cache=True, nogil=True)
+def lookup(index, rows, keys, nulls, key_mask, first, secret, out):
+    """Slot of each key, -1 where there is none."""
+    shift = index_shift(index.shape[0])
+    tags = np.empty(_BLOCK, np.uint64)
+    for block in range(0, keys.shape[0], _BLOCK):
+        end = min(block + _BLOCK, keys.shape[0])
+        for row in range(block, end):
+            tags[row - block] = hash_row(keys, row, 0, keys.shape[1], nulls[row], secret)
+        for row in range(block, end):  # as in `accumulate_kernels.accumulate`: overlap the cache misses
+            entry = index[tags[row - block] >> shift]
+            out[row] = np.int64(rows[np.int64(entry & _LOW32) - 1, 0] >> _S32) if entry != _ZERO else 0
+        for row in range(block, end):
+            place = _find(index, rows, keys, row, nulls[row], key_mask, first, tags[row - block], shift)
+            out[row] = np.int64(index[place] & _LOW32) - 1 if place >= 0 else -1
+
+
+@njit(void(u64_1, u64_2, int64, uint64, int64, int64, u64_1), cache=True, nogil=True)
+def reindex(index, rows, used, key_mask, first, key_words, secret):
+    """Enter every live row of the first `used` into an empty index, after key words changed in place."""
+    shift = index_shift(index.shape[0])
+    mask = np.uint64(index.shape[0] - 1)
+    keys = np.empty((1, key_words), np.uint64)
+    for slot in range(used):
+        if rows[slot, 0] & LIVE == _ZERO:
+            continue
+        for word in range(key_words):
+            keys[0, word] = rows[slot, first + word]
+        tag = hash_row(keys, 0, 0, key_words, rows[slot, 0] & key_mask, secret)
+        place = tag >> shift
+        while index[place] != _ZERO:
+            place = (place + _ONE) & mask
+        index[place] = (tag << _S32) | np.uint64(slot + 1)
+
+
+@njit(void(u64_1, int64), cache=True, nogil=True)
+def _delete_at(index, place):
+    """Empty a place and shift the entries behind it back, so that no probe ever stops short of its key."""
+    size = index.shape[0]
+    shift = index_shift(size)
+    hole = place
+    probe = place
+    while True:
+        probe = (probe + 1) & (size - 1)
+        entry = index[probe]
+        if entry == _ZERO:
+            break
+        home = np.int64((entry >> _S32) >> shift)
+        # The entry may move into the hole unless its home lies cyclically in (hole, probe].
+        if (hole < probe and (home <= hole or home > probe)) or (hole > probe and home <= hole and home > probe):
+            index[hole] = entry
+            hole = probe
+    index[hole] = _ZERO
+
+
+@njit(
+    int64(u64_1, u64_2, u64_2, u64_1, uint64, int64, u64_1, i64_1, i64_1, i64_1),
+    cache=True, nogil=True,
+)  # fmt: skip
+def remove(index, rows, keys, nulls, key_mask, first, secret, free, counters, out):
+    """Remove keys; their slots go to the free list and to ``out``. Returns how many were there."""
+    shift = index_shift(index.shape[0])
+    removed = 0
+    for row in range(keys.shape[0]):
+        place = _find(
+            index,
+            rows,
+            keys,
+            row,
+            nulls[row],
+            key_mask,
+            first,
+            hash_row(keys, row, 0, keys.shape[1], nulls[row], secret),
+            shift,
+        )
+        if place >= 0:
+            slot = np.int64(index[place] & _LOW32) - 1
+            _delete_at(index, place)
+            rows[slot, 0] &= ~LIVE
+            free[counters[1]] = slot
+            counters[1] += 1
+            out[removed] = slot
+            removed += 1
+    return removed
+
+
+@njit(
+    int64(u64_1, u64_2, i64_1, uint64, int64, int64, u64_1, int64, int64, i64_1, i64_1, i64_1),
+    cache=True, nogil=True,
+)  # fmt: skip
+def evict(index, rows, candidates, key_mask, first, key_words, secret, expiry_word, limit, free, counters, out):
+    """Remove those of the candidate slots that hold a live row with an expiry word of at most ``limit``.
+
+    Their rows keep their content until reused. Returns how many.
+    """
+    shift = index_shift(index.shape[0])
+    rows_i = rows.view(np.int64)
+    keys = np.empty((_BLOCK, key_words), np.uint64)
+    tags = np.empty(_BLOCK, np.uint64)
+    warmth = _ZERO
+    removed = 0
+    for block in range(0, candidates.shape[0], _BLOCK):
+        end = min(block + _BLOCK, candidates.shape[0])
+        for position in range(block, end):
+            slot = candidates[position]
+            for word in range(key_words):
+                keys[position - block, word] = rows[slot, first + word]
+            tags[position - block] = hash_row(keys, position - block, 0, key_words, rows[slot, 0] & key_mask, secret)
+        for position in range(block, end):  # as in `accumulate_kernels.accumulate`: overlap the cache misses
+            warmth ^= index[tags[position - block] >> shift]
+        for position in range(block, end):
+            slot, row = candidates[position], position - block
+            if rows[slot, 0] & LIVE == _ZERO or rows_i[slot, expiry_word] > limit:
+                continue
+            place = _find(index, rows, keys, row, rows[slot, 0] & key_mask, key_mask, first, tags[row], shift)
+            _delete_at(index, place)
+            rows[slot, 0] &= ~LIVE
+            free[counters[1]] = slot
+            counters[1] += 1
+            out[removed] = slot
+            removed += 1
+    if warmth == _NEVER:
+        counters[0] += 0  # keeps the warming loads from being optimised away
+    return removed
+
+
+@njit(int64(u64_2, int64, i64_1), cache=True, nogil=True)
+def live_slots(rows, used, out):
+    """Slots of all live rows, in slot order."""
+    count = 0
+    for slot in range(used):
+        if rows[slot, 0] & LIVE != _ZERO:
+            out[count] = slot
+            count += 1
+    return count

@@ -1,0 +1,185 @@
+"""Compiled loops that write whole rows, their words already laid out (``index_kernels.py``): over what is there, as a version, or not.
+
+Each stops when it is out of room, in the index or for rows, and goes on where it stopped once there is more.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numba.types import Tuple, int64, uint32, uint64
+
+from store_actors.engine.hash_kernels import hash_row
+from store_actors.engine.index_kernels import _BLOCK, _LOW32, _NEVER, _S32, _ZERO, LIVE, _find, index_shift
+
+__all__ = ["insert", "put", "upsert"]
+
+u64_1, u64_2, i64_1 = uint64[::1], uint64[:, ::1], int64[::1]
+
+
+@njit(
+    int64(u64_1, u64_2, u64_2, uint64, int64, int64, u64_1, int64, i64_1, i64_1, int64, i64_1),
+    cache=True, nogil=True,
+)  # fmt: skip
+def put(index, rows, new_rows, key_mask, first, key_words, secret, start, free, counters, index_room, out):
+    """Store whole rows ``start..`` (their words already laid out), replacing those of the same key; ``out`` gets their slots.
+
+    Stops when out of room; returns the first row not stored.
+    """
+    shift = index_shift(index.shape[0])
+    keys = np.empty((1, key_words), np.uint64)
+    added = np.int64(0)
+    for row in range(start, new_rows.shape[0]):
+        nulls = new_rows[row, 0] & key_mask
+        for word in range(key_words):
+            keys[0, word] = new_rows[row, first + word]
+        tag = hash_row(keys, 0, 0, key_words, nulls, secret)
+        place = _find(index, rows, keys, 0, nulls, key_mask, first, tag, shift)
+        if place >= 0:
+            slot = np.int64(index[place] & _LOW32) - 1
+        else:
+            if added >= index_room:
+                return row
+            if counters[1] > 0:
+                counters[1] -= 1
+                slot = free[counters[1]]
+            elif counters[0] < rows.shape[0]:
+                slot = counters[0]
+                counters[0] += 1
+            else:
+                return row
+            index[-1 - place] = (tag << _S32) | np.uint64(slot + 1)
+            added += 1
+        for word in range(rows.shape[1]):
+            rows[slot, word] = new_rows[row, word]
+        rows[slot, 0] |= LIVE
+        out[row] = slot
+    return new_rows.shape[0]
+
+
+@njit(
+    Tuple((int64, int64, int64))(
+        u64_1, u64_2, u64_2, u64_2, u64_1, uint64, int64, u64_1, int64, uint32, i64_1, i64_1, int64, i64_1, u64_2, i64_1,
+    ),
+    cache=True, nogil=True,
+)  # fmt: skip
+def upsert(
+    index, rows, new_rows, keys, nulls, key_mask, first, secret, start, stamp, free, counters, index_room, created,
+    undo_rows, progress,
+):  # fmt: skip
+    """Write whole rows ``start..`` under `stamp`, keeping what they overwrite unless that has the same stamp.
+
+    ``progress`` is (created, undone) so far in this call. Stops early when a new key finds no free slot or no room in
+    the index. Of rows with the same key the last one stays.
+
+    Returns
+    -------
+    tuple
+        (first row not written, created, undone)
+    """
+    total = keys.shape[0]
+    shift = index_shift(index.shape[0])
+    n_created, n_undone = progress[0], progress[1]
+    added = np.int64(0)
+    tags = np.empty(_BLOCK, np.uint64)
+    stamp_word = np.uint64(stamp) << _S32
+    warmth = _ZERO
+    block = start
+    while block < total:
+        end = min(block + _BLOCK, total)
+        for row in range(block, end):
+            tags[row - block] = hash_row(keys, row, 0, keys.shape[1], nulls[row], secret)
+        for row in range(block, end):  # as in `accumulate_kernels.accumulate`: overlap the cache misses
+            entry = index[tags[row - block] >> shift]
+            if entry != _ZERO:
+                warmth ^= rows[np.int64(entry & _LOW32) - 1, 0]
+        for row in range(block, end):
+            tag = tags[row - block]
+            place = _find(index, rows, keys, row, nulls[row], key_mask, first, tag, shift)
+            if place >= 0:
+                slot = np.int64(index[place] & _LOW32) - 1
+                if rows[slot, 0] >> _S32 != np.uint64(stamp):
+                    for word in range(rows.shape[1]):
+                        undo_rows[n_undone, word] = rows[slot, word]
+                    n_undone += 1
+            else:
+                if added < index_room and counters[1] > 0:
+                    counters[1] -= 1
+                    slot = free[counters[1]]
+                elif added < index_room and counters[0] < rows.shape[0]:
+                    slot = counters[0]
+                    counters[0] += 1
+                else:
+                    return row, n_created, n_undone
+                index[-1 - place] = (tag << _S32) | np.uint64(slot + 1)
+                added += 1
+                created[n_created] = slot
+                n_created += 1
+            for word in range(1, rows.shape[1]):
+                rows[slot, word] = new_rows[row, word]
+            rows[slot, 0] = (new_rows[row, 0] & _LOW32) | LIVE | stamp_word
+        block = end
+    if warmth == _NEVER:
+        counters[0] += 0  # keeps the warming loads from being optimised away
+    return total, n_created, n_undone
+
+
+@njit(
+    Tuple((int64, int64))(
+        u64_1, u64_2, u64_2, u64_2, u64_1, uint64, int64, u64_1, int64, uint32, i64_1, i64_1, int64, i64_1, i64_1, int64,
+    ),
+    cache=True, nogil=True,
+)  # fmt: skip
+def insert(
+    index, rows, new_rows, keys, nulls, key_mask, first, secret, start, stamp, free, counters, index_room, created,
+    sources, made,
+):  # fmt: skip
+    """Write those of the whole rows ``start..`` whose key is not there yet; of rows with the same key the first one.
+
+    ``created`` gets the slots from place ``made`` on, ``sources`` the rows they come from. Stops early when out of room.
+
+    Returns
+    -------
+    tuple
+        (first row not looked at, created)
+    """
+    total = keys.shape[0]
+    shift = index_shift(index.shape[0])
+    added = np.int64(0)
+    tags = np.empty(_BLOCK, np.uint64)
+    stamp_word = np.uint64(stamp) << _S32
+    warmth = _ZERO
+    block = start
+    while block < total:
+        end = min(block + _BLOCK, total)
+        for row in range(block, end):
+            tags[row - block] = hash_row(keys, row, 0, keys.shape[1], nulls[row], secret)
+        for row in range(block, end):  # as in `accumulate_kernels.accumulate`: overlap the cache misses
+            entry = index[tags[row - block] >> shift]
+            if entry != _ZERO:
+                warmth ^= rows[np.int64(entry & _LOW32) - 1, 0]
+        for row in range(block, end):
+            tag = tags[row - block]
+            place = _find(index, rows, keys, row, nulls[row], key_mask, first, tag, shift)
+            if place >= 0:
+                continue
+            if added < index_room and counters[1] > 0:
+                counters[1] -= 1
+                slot = free[counters[1]]
+            elif added < index_room and counters[0] < rows.shape[0]:
+                slot = counters[0]
+                counters[0] += 1
+            else:
+                return row, made
+            index[-1 - place] = (tag << _S32) | np.uint64(slot + 1)
+            added += 1
+            for word in range(1, rows.shape[1]):
+                rows[slot, word] = new_rows[row, word]
+            rows[slot, 0] = (new_rows[row, 0] & _LOW32) | LIVE | stamp_word
+            created[made] = slot
+            sources[made] = row
+            made += 1
+        block = end
+    if warmth == _NEVER:
+        counters[0] += 0  # keeps the warming loads from being optimised away
+    return total, made
