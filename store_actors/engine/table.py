@@ -1,9 +1,9 @@
-"""A hash table of groups: key words, state words, an index; folds Arrow batches in and gives Arrow tables out."""
+"""A hash table of groups: key words, state words, an index; folds batches in, and lets rows be written, found and removed."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from weakref import WeakSet
 
@@ -11,69 +11,21 @@ import numpy as np
 import pyarrow as pa
 
 from store_actors.engine import accumulate_kernels, index_kernels, row_kernels
-from store_actors.engine.arrays import Bytes, Mask, Slots, Words
-from store_actors.engine.calendar import NEVER, ExpiryCalendar
+from store_actors.engine.arrays import Bytes, Slots, Words
+from store_actors.engine.calendar import ExpiryCalendar
 from store_actors.engine.frozen import SNAPSHOT_BYTES, FrozenRows
 from store_actors.engine.hash_kernels import row_secrets, secret_words
-from store_actors.engine.layout import Feed, FieldSlot, RowLayout, words_of
-from store_actors.engine.lists import ListPool, element_words
-from store_actors.engine.nested import decode_nested
-from store_actors.engine.pieces import PIECE_BYTES, batches, cut
+from store_actors.engine.layout import Feed
 from store_actors.engine.sketches import opened
-from store_actors.engine.strings import StringPool
-from store_actors.engine.words import decode_column, encode_column, is_text, validity
+from store_actors.engine.word_rows import EncodedBatch, WordRows
 from store_actors.schema import StateSchema
-from store_actors.type_names import is_growing, string_to_type
 
-__all__ = ["EncodedBatch", "GroupTable", "Touched"]
+__all__ = ["GroupTable", "Touched"]
 
 #: Words of rows that are overwritten at once, at most: states of many words would need room for every row of a batch.
 _UNDO_WORDS = 1 << 24
-
-
 #: How full an index may be: beyond that linear probing gets slow.
 _FULL = 0.6
-
-
-@dataclass(slots=True)
-class EncodedBatch:
-    """A batch as words: ``keys`` (n, key words), ``nulls`` (n,) key-null bits, ``values`` and ``valid`` (columns, n)."""
-
-    feed: Feed
-    keys: Words
-    nulls: Words
-    values: Words
-    valid: Bytes
-    #: Elements of lists in partial states; ``values`` tell where each begins in here, and its length.
-    elements: Words
-
-    def __len__(self) -> int:
-        return len(self.nulls)
-
-    def take(self, rows: Mask | slice) -> EncodedBatch:
-        """Some of the rows."""
-        return EncodedBatch(
-            self.feed,
-            np.ascontiguousarray(self.keys[rows]),
-            self.nulls[rows],
-            np.ascontiguousarray(self.values[:, rows]),
-            np.ascontiguousarray(self.valid[:, rows]),
-            self.elements,
-        )
-
-    @classmethod
-    def joined(cls, batches: Sequence[EncodedBatch]) -> EncodedBatch:
-        """All rows of batches of raw inputs, which have no lists."""
-        if len(batches) == 1:
-            return batches[0]
-        return cls(
-            batches[0].feed,
-            np.concatenate([one.keys for one in batches]),
-            np.concatenate([one.nulls for one in batches]),
-            np.concatenate([one.values for one in batches], axis=1),
-            np.concatenate([one.valid for one in batches], axis=1),
-            batches[0].elements,
-        )
 
 
 @dataclass(slots=True)
@@ -98,7 +50,7 @@ class Touched:
         )
 
 
-class GroupTable:
+class GroupTable(WordRows):
     """All groups of one shard, or of one map task's batch. Not thread-safe; its owner locks.
 
     Parameters
@@ -106,27 +58,22 @@ class GroupTable:
     schema
         The operator's schema.
     seed
-        128 bits that nobody else knows, where others choose the keys: see :mod:`store_actors.engine.hash_kernels`.
+        As :class:`~store_actors.engine.word_rows.WordRows`.
     capacity
         Groups to have room for from the start.
     """
 
     def __init__(self, schema: StateSchema, seed: int = 0, *, capacity: int = 1 << 8) -> None:
-        self.layout = RowLayout(schema)
-        self.seed = seed
+        super().__init__(schema, seed)
         #: What the hashes of keys are keyed by.
         self.secret: Words = secret_words(seed, "rows", row_secrets(self.layout.key_words))
-        self.pool = StringPool(seed)
-        self.lists = ListPool(seed)
         self.rows: Words = np.zeros((capacity, self.layout.row_words), np.uint64)
         self._index: Words = np.zeros(1 << (capacity * 2).bit_length(), np.uint64)
         self._free: Slots = np.empty(1 << 8, np.int64)
         #: Slots ever used, free slots among them.
         self._counters: Slots = np.zeros(2, np.int64)
         self._calendar = ExpiryCalendar()
-        #: Bytes of Arrow data that are read or made at once, in all columns together.
-        self.piece_bytes = PIECE_BYTES
-        #: The same of pieces of a snapshot.
+        #: :attr:`piece_bytes` of pieces of a snapshot.
         self.snapshot_bytes = SNAPSHOT_BYTES
         self._frozen: WeakSet[FrozenRows] = WeakSet()
 
@@ -141,53 +88,6 @@ class GroupTable:
         return self.rows.nbytes + self.pool.nbytes + self.lists.nbytes + beside
 
     # -- in -------------------------------------------------------------------------------------------------------
-
-    def encode(self, batch: pa.RecordBatch, *, partial: bool = False) -> EncodedBatch:
-        """Words of a batch with the columns of ``raw_schema``, or of ``row_schema`` if `partial`; others are ignored."""
-        layout = self.layout
-        feed = layout.partial if partial else layout.raw
-        nulls = np.zeros(batch.num_rows, np.uint64)
-        further = np.zeros((layout.null_words, batch.num_rows), np.uint64)
-        keys: list[Words] = [*further]
-        for slot in layout.keys:
-            column = batch.column(slot.name)
-            valid = validity(column)
-            encode_column(column, self.pool, valid, keys)
-            if column.null_count:
-                flags = nulls if slot.flag_word == 0 else further[slot.flag_word - layout.flag_words]
-                flags |= (valid == 0).astype(np.uint64) * np.uint64(slot.flag)
-                if slot.word == layout.expiry_word:
-                    keys[-1] = _never_expiring(keys[-1], valid)
-        values: list[Words] = []
-        valids: list[Bytes] = []
-        elements = [np.empty(0, np.uint64)]
-        for field in feed.inputs:
-            column = batch.column(field.name)
-            valid = validity(column)
-            if is_growing(field.type):
-                words, begins, lengths = element_words(column, layout.lists[field.name], self.pool)
-                values += [(begins + sum(map(len, elements))).view(np.uint64), lengths.view(np.uint64)]
-                elements.append(words)
-            else:
-                kind = string_to_type(field.type)
-                encode_column(
-                    column.cast(kind) if pa.types.is_fixed_size_binary(kind) else column, self.pool, valid, values
-                )
-            valids.extend([valid] * (len(values) - len(valids)))
-        size = batch.num_rows
-        return EncodedBatch(
-            feed,
-            np.column_stack(keys) if keys else np.empty((size, 0), np.uint64),
-            nulls,
-            np.stack(values) if values else np.empty((0, size), np.uint64),
-            np.stack(valids) if valids else np.empty((0, size), np.uint8),
-            np.concatenate(elements),
-        )
-
-    def encode_table(self, rows: pa.Table) -> EncodedBatch:
-        """:meth:`encode` of all batches of raw inputs, as one."""
-        pieces = batches(rows, self.piece_bytes) or [pa.RecordBatch.from_pylist([], rows.schema)]
-        return EncodedBatch.joined([self.encode(batch) for batch in pieces])
 
     def accumulate(self, batch: EncodedBatch, stamp: int) -> Touched:
         """Fold a batch in. ``stamp`` (uint32) names the version: a group's old words are kept once per stamp."""
@@ -344,34 +244,6 @@ class GroupTable:
         )
         return out
 
-    def rows_of(self, batch: pa.RecordBatch, fields: tuple[FieldSlot, ...] | None = None) -> Words:
-        """Rows as words of a batch in ``row_schema`` (a delta or a snapshot), or of only some of its fields."""
-        rows = np.zeros((batch.num_rows, self.layout.row_words), np.uint64)
-        for slot in (*self.layout.keys, *self.layout.state) if fields is None else fields:
-            column = batch.column(slot.name)
-            valid = validity(column)
-            words: list[Words] = []
-            if pa.types.is_list(slot.type):
-                elements, begins, lengths = element_words(column, self.layout.lists[slot.name], self.pool)
-                extents = self.lists.enter(self.layout.lists[slot.name], elements, begins, lengths)
-                words += [extents.view(np.uint64), lengths.view(np.uint64)]
-            else:
-                encode_column(column, self.pool, valid, words)
-            if slot.word == self.layout.expiry_word:
-                words[0] = _never_expiring(words[0], valid)
-            for number, word in enumerate(words):
-                rows[:, slot.word + number] = word
-            flagged = valid == 0 if slot.is_key else valid == 1
-            rows[:, slot.flag_word] |= flagged.astype(np.uint64) * np.uint64(slot.flag)
-        return rows
-
-    def rows_of_table(self, rows: pa.Table, fields: tuple[FieldSlot, ...] | None = None) -> Words:
-        """:meth:`rows_of` of all batches of a table."""
-        pieces = [self.rows_of(batch, fields) for batch in batches(rows, self.piece_bytes)]
-        if len(pieces) == 1:
-            return pieces[0]
-        return np.concatenate([np.empty((0, self.layout.row_words), np.uint64), *pieces])
-
     # -- out ------------------------------------------------------------------------------------------------------
 
     def remove_rows(self, rows: Words) -> Slots:
@@ -438,6 +310,36 @@ class GroupTable:
                 reader.keep_lists()
             self.lists.detach()
 
+    def decode_frozen(self, rows: Words, frozen: FrozenRows) -> Iterator[pa.Table]:
+        """Arrow tables in ``row_schema`` of rows that frozen rows gave out, a piece of a snapshot each; no lock is needed."""
+        past, fields = self.as_of(frozen), (*self.layout.keys, *self.layout.state)
+        for some in past.cut(rows, fields, limit=self.snapshot_bytes):
+            yield past.decode(rows[some])
+
+    def as_of(self, frozen: FrozenRows) -> GroupTable:
+        """A table that knows what the words of frozen rows mean, and nothing else."""
+        past = copy.copy(self)
+        past.pool, past.lists = frozen.pool, frozen.lists
+        return past
+
+    # -- strings --------------------------------------------------------------------------------------------------
+
+    def reindex(self) -> None:
+        """Make the index anew, after key words changed in place."""
+        layout = self.layout
+        self._index[:] = 0
+        index_kernels.reindex(
+            self._index,
+            self.rows,
+            len(self.used_rows()),
+            layout.key_mask,
+            layout.flag_words,
+            layout.key_words,
+            self.secret,
+        )
+
+    # -- room -----------------------------------------------------------------------------------------------------
+
     def room(self) -> dict[str, int]:
         """How much the table holds, for :meth:`reserve`."""
         return {
@@ -461,114 +363,6 @@ class GroupTable:
             self._index = index
         self.pool.reserve(room["texts"], room["text_bytes"])
         self.lists.reserve(room["list_words"])
-
-    # -- out, as Arrow --------------------------------------------------------------------------------------------
-
-    def decode_frozen(self, rows: Words, frozen: FrozenRows) -> Iterator[pa.Table]:
-        """Arrow tables in ``row_schema`` of rows that frozen rows gave out, a piece of a snapshot each; no lock is needed."""
-        past, fields = self.as_of(frozen), (*self.layout.keys, *self.layout.state)
-        for some in past.cut(rows, fields, limit=self.snapshot_bytes):
-            yield past.decode(rows[some])
-
-    def as_of(self, frozen: FrozenRows) -> GroupTable:
-        """A table that knows what the words of frozen rows mean, and nothing else."""
-        past = copy.copy(self)
-        past.pool, past.lists = frozen.pool, frozen.lists
-        return past
-
-    def decode(self, rows: Words, pool: StringPool | None = None) -> pa.Table:
-        """Arrow table in ``row_schema`` of rows given as words; of those taken before compaction, with the `pool` of then.
-
-        It has as many chunks as :meth:`cut` makes pieces.
-        """
-        fields, schema = (*self.layout.keys, *self.layout.state), self.layout.schema.row_schema()
-        pieces = [
-            pa.Table.from_arrays([self.decode_field(slot, rows[some], pool) for slot in fields], schema=schema)
-            for some in self.cut(rows, fields, pool)
-        ]
-        return pieces[0] if len(pieces) == 1 else pa.concat_tables(pieces)
-
-    def cut(
-        self, rows: Words, fields: Sequence[FieldSlot], pool: StringPool | None = None, limit: int | None = None
-    ) -> Iterable[slice]:
-        """Pieces of rows given as words, of which these fields are at most `limit` bytes of Arrow data (or a single row).
-
-        Parameters
-        ----------
-        limit
-            :attr:`piece_bytes` by default.
-        """
-        limit = self.piece_bytes if limit is None else limit
-        if len(rows) * self.longest_row(rows, fields, pool) <= limit:
-            return (slice(0, len(rows)),)
-        return cut(self.row_bytes(rows, fields, pool), limit)
-
-    def longest_row(self, rows: Words, fields: Sequence[FieldSlot], pool: StringPool | None = None) -> int:
-        """Bytes that no row has more of in these fields."""
-        pool = self.pool if pool is None else pool
-        total = 0
-        for slot in fields:
-            width = pool.longest + 4 if is_text(slot.type) else 8 * words_of(slot.type)
-            if pa.types.is_list(slot.type):
-                field = self.layout.lists[slot.name]
-                longest = int(rows[:, slot.word + 1].max(initial=0))
-                width += longest * (8 * field.width + (pool.longest if field.is_text else 0))
-            total += width
-        return total
-
-    def row_bytes(self, rows: Words, fields: Sequence[FieldSlot], pool: StringPool | None = None) -> Slots:
-        """Bytes of Arrow data that each row has in these fields, about."""
-        pool = self.pool if pool is None else pool
-        sizes = np.zeros(len(rows), np.int64)
-        for slot in fields:
-            words, valid = self._words_of(slot, rows)
-            if is_text(slot.type):
-                sizes += 4
-                pool.measure(words[0], valid, sizes)
-            else:
-                sizes += 8 * words_of(slot.type)
-            if pa.types.is_list(slot.type):
-                self.lists.measure(slot, words[0], words[1], pool, sizes)
-        return sizes
-
-    def decode_field(
-        self, slot: FieldSlot, rows: Words, pool: StringPool | None = None, data_type: pa.DataType | None = None
-    ) -> pa.Array:
-        """One column of rows given as words, as one array: cut them before, or ask for the large form of a `data_type` of strings."""
-        words, valid = self._words_of(slot, rows)
-        pool = self.pool if pool is None else pool
-        if pa.types.is_list(slot.type):
-            return self.lists.decode(slot, words[0], words[1], pool)
-        decoded = decode_column(slot.type if data_type is None else data_type, words, valid, pool)
-        return decoded if slot.nested is None else decode_nested(decoded, slot.nested)
-
-    @staticmethod
-    def _words_of(slot: FieldSlot, rows: Words) -> tuple[tuple[Slots, ...], Bytes]:
-        """Words of a field, and where it has a value."""
-        flagged = (rows[:, slot.flag_word] & np.uint64(slot.flag)) != 0
-        valid = (~flagged if slot.is_key else flagged).astype(np.uint8)
-        words = tuple(
-            np.ascontiguousarray(rows[:, slot.word + number]).view(np.int64) for number in range(words_of(slot.type))
-        )
-        return words, valid
-
-    # -- strings --------------------------------------------------------------------------------------------------
-
-    def reindex(self) -> None:
-        """Make the index anew, after key words changed in place."""
-        layout = self.layout
-        self._index[:] = 0
-        index_kernels.reindex(
-            self._index,
-            self.rows,
-            len(self.used_rows()),
-            layout.key_mask,
-            layout.flag_words,
-            layout.key_words,
-            self.secret,
-        )
-
-    # -- room -----------------------------------------------------------------------------------------------------
 
     def _index_room(self) -> int:
         """Keys that still fit before the index is full."""
@@ -594,8 +388,3 @@ class GroupTable:
             free = np.empty(max(needed, 2 * len(self._free)), np.int64)
             free[: self._counters[1]] = self._free[: self._counters[1]]
             self._free = free
-
-
-def _never_expiring(words: Words, valid: Bytes) -> Words:
-    """Expiry words in which a null is for ever: ``null <= watermark`` is not true in Spark either."""
-    return np.where(valid == 0, np.uint64(NEVER), words)

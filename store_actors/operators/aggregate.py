@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.overflow import check_overflow
 from store_actors.engine.pieces import batches
-from store_actors.engine.table import EncodedBatch, Touched
+from store_actors.engine.table import Touched
 from store_actors.engine.versions import (
     CHANGE_COLUMN,
     REMOVED,
@@ -30,6 +30,7 @@ from store_actors.engine.versions import (
     UndoPart,
     VersionedTable,
 )
+from store_actors.engine.word_rows import EncodedBatch
 from store_actors.messages import ShardInput
 
 __all__ = ["AggregateShard", "output_of"]

@@ -28,8 +28,9 @@ from store_actors.engine.chains import ROW_COLUMN, MultiTable
 from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.layout import Feed, words_of
 from store_actors.engine.overflow import check_overflow
-from store_actors.engine.table import EncodedBatch, GroupTable
+from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, UPDATED_AND_REMOVED, Change, UndoPart
+from store_actors.engine.word_rows import EncodedBatch
 from store_actors.messages import ShardInput
 from store_actors.schema import StateSchema
 

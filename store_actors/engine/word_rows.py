@@ -1,0 +1,243 @@
+"""Rows of a schema as 64-bit words: made of Arrow batches, and made Arrow tables again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from store_actors.engine.arrays import Bytes, Mask, Slots, Words
+from store_actors.engine.calendar import NEVER
+from store_actors.engine.layout import Feed, FieldSlot, RowLayout, words_of
+from store_actors.engine.lists import ListPool, element_words
+from store_actors.engine.nested import decode_nested
+from store_actors.engine.pieces import PIECE_BYTES, batches, cut
+from store_actors.engine.strings import StringPool
+from store_actors.engine.words import decode_column, encode_column, is_text, validity
+from store_actors.schema import StateSchema
+from store_actors.type_names import is_growing, string_to_type
+
+__all__ = ["EncodedBatch", "WordRows"]
+
+
+@dataclass(slots=True)
+class EncodedBatch:
+    """A batch as words: ``keys`` (n, key words), ``nulls`` (n,) key-null bits, ``values`` and ``valid`` (columns, n)."""
+
+    feed: Feed
+    keys: Words
+    nulls: Words
+    values: Words
+    valid: Bytes
+    #: Elements of lists in partial states; ``values`` tell where each begins in here, and its length.
+    elements: Words
+
+    def __len__(self) -> int:
+        return len(self.nulls)
+
+    def take(self, rows: Mask | slice) -> EncodedBatch:
+        """Some of the rows."""
+        return EncodedBatch(
+            self.feed,
+            np.ascontiguousarray(self.keys[rows]),
+            self.nulls[rows],
+            np.ascontiguousarray(self.values[:, rows]),
+            np.ascontiguousarray(self.valid[:, rows]),
+            self.elements,
+        )
+
+    @classmethod
+    def joined(cls, batches: Sequence[EncodedBatch]) -> EncodedBatch:
+        """All rows of batches of raw inputs, which have no lists."""
+        if len(batches) == 1:
+            return batches[0]
+        return cls(
+            batches[0].feed,
+            np.concatenate([one.keys for one in batches]),
+            np.concatenate([one.nulls for one in batches]),
+            np.concatenate([one.values for one in batches], axis=1),
+            np.concatenate([one.valid for one in batches], axis=1),
+            batches[0].elements,
+        )
+
+
+class WordRows:
+    """What words mean: where each field of a row lies, and the strings and lists that words stand for.
+
+    Parameters
+    ----------
+    schema
+        The operator's schema.
+    seed
+        128 bits that nobody else knows, where others choose the keys: see :mod:`store_actors.engine.hash_kernels`.
+    """
+
+    def __init__(self, schema: StateSchema, seed: int = 0) -> None:
+        self.layout = RowLayout(schema)
+        self.seed = seed
+        self.pool = StringPool(seed)
+        self.lists = ListPool(seed)
+        #: Bytes of Arrow data that are read or made at once, in all columns together.
+        self.piece_bytes = PIECE_BYTES
+
+    # -- in -------------------------------------------------------------------------------------------------------
+
+    def encode(self, batch: pa.RecordBatch, *, partial: bool = False) -> EncodedBatch:
+        """Words of a batch with the columns of ``raw_schema``, or of ``row_schema`` if `partial`; others are ignored."""
+        layout = self.layout
+        feed = layout.partial if partial else layout.raw
+        nulls = np.zeros(batch.num_rows, np.uint64)
+        further = np.zeros((layout.null_words, batch.num_rows), np.uint64)
+        keys: list[Words] = [*further]
+        for slot in layout.keys:
+            column = batch.column(slot.name)
+            valid = validity(column)
+            encode_column(column, self.pool, valid, keys)
+            if column.null_count:
+                flags = nulls if slot.flag_word == 0 else further[slot.flag_word - layout.flag_words]
+                flags |= (valid == 0).astype(np.uint64) * np.uint64(slot.flag)
+                if slot.word == layout.expiry_word:
+                    keys[-1] = _never_expiring(keys[-1], valid)
+        values: list[Words] = []
+        valids: list[Bytes] = []
+        elements = [np.empty(0, np.uint64)]
+        for field in feed.inputs:
+            column = batch.column(field.name)
+            valid = validity(column)
+            if is_growing(field.type):
+                words, begins, lengths = element_words(column, layout.lists[field.name], self.pool)
+                values += [(begins + sum(map(len, elements))).view(np.uint64), lengths.view(np.uint64)]
+                elements.append(words)
+            else:
+                kind = string_to_type(field.type)
+                encode_column(
+                    column.cast(kind) if pa.types.is_fixed_size_binary(kind) else column, self.pool, valid, values
+                )
+            valids.extend([valid] * (len(values) - len(valids)))
+        size = batch.num_rows
+        return EncodedBatch(
+            feed,
+            np.column_stack(keys) if keys else np.empty((size, 0), np.uint64),
+            nulls,
+            np.stack(values) if values else np.empty((0, size), np.uint64),
+            np.stack(valids) if valids else np.empty((0, size), np.uint8),
+            np.concatenate(elements),
+        )
+
+    def encode_table(self, rows: pa.Table) -> EncodedBatch:
+        """:meth:`encode` of all batches of raw inputs, as one."""
+        pieces = batches(rows, self.piece_bytes) or [pa.RecordBatch.from_pylist([], rows.schema)]
+        return EncodedBatch.joined([self.encode(batch) for batch in pieces])
+
+    def rows_of(self, batch: pa.RecordBatch, fields: tuple[FieldSlot, ...] | None = None) -> Words:
+        """Rows as words of a batch in ``row_schema`` (a delta or a snapshot), or of only some of its fields."""
+        rows = np.zeros((batch.num_rows, self.layout.row_words), np.uint64)
+        for slot in (*self.layout.keys, *self.layout.state) if fields is None else fields:
+            column = batch.column(slot.name)
+            valid = validity(column)
+            words: list[Words] = []
+            if pa.types.is_list(slot.type):
+                elements, begins, lengths = element_words(column, self.layout.lists[slot.name], self.pool)
+                extents = self.lists.enter(self.layout.lists[slot.name], elements, begins, lengths)
+                words += [extents.view(np.uint64), lengths.view(np.uint64)]
+            else:
+                encode_column(column, self.pool, valid, words)
+            if slot.word == self.layout.expiry_word:
+                words[0] = _never_expiring(words[0], valid)
+            for number, word in enumerate(words):
+                rows[:, slot.word + number] = word
+            flagged = valid == 0 if slot.is_key else valid == 1
+            rows[:, slot.flag_word] |= flagged.astype(np.uint64) * np.uint64(slot.flag)
+        return rows
+
+    def rows_of_table(self, rows: pa.Table, fields: tuple[FieldSlot, ...] | None = None) -> Words:
+        """:meth:`rows_of` of all batches of a table."""
+        pieces = [self.rows_of(batch, fields) for batch in batches(rows, self.piece_bytes)]
+        if len(pieces) == 1:
+            return pieces[0]
+        return np.concatenate([np.empty((0, self.layout.row_words), np.uint64), *pieces])
+
+    # -- out ------------------------------------------------------------------------------------------------------
+
+    def decode(self, rows: Words, pool: StringPool | None = None) -> pa.Table:
+        """Arrow table in ``row_schema`` of rows given as words; of those taken before compaction, with the `pool` of then.
+
+        It has as many chunks as :meth:`cut` makes pieces.
+        """
+        fields, schema = (*self.layout.keys, *self.layout.state), self.layout.schema.row_schema()
+        pieces = [
+            pa.Table.from_arrays([self.decode_field(slot, rows[some], pool) for slot in fields], schema=schema)
+            for some in self.cut(rows, fields, pool)
+        ]
+        return pieces[0] if len(pieces) == 1 else pa.concat_tables(pieces)
+
+    def cut(
+        self, rows: Words, fields: Sequence[FieldSlot], pool: StringPool | None = None, limit: int | None = None
+    ) -> Iterable[slice]:
+        """Pieces of rows given as words, of which these fields are at most `limit` bytes of Arrow data (or a single row).
+
+        Parameters
+        ----------
+        limit
+            :attr:`piece_bytes` by default.
+        """
+        limit = self.piece_bytes if limit is None else limit
+        if len(rows) * self.longest_row(rows, fields, pool) <= limit:
+            return (slice(0, len(rows)),)
+        return cut(self.row_bytes(rows, fields, pool), limit)
+
+    def longest_row(self, rows: Words, fields: Sequence[FieldSlot], pool: StringPool | None = None) -> int:
+        """Bytes that no row has more of in these fields."""
+        pool = self.pool if pool is None else pool
+        total = 0
+        for slot in fields:
+            width = pool.longest + 4 if is_text(slot.type) else 8 * words_of(slot.type)
+            if pa.types.is_list(slot.type):
+                field = self.layout.lists[slot.name]
+                longest = int(rows[:, slot.word + 1].max(initial=0))
+                width += longest * (8 * field.width + (pool.longest if field.is_text else 0))
+            total += width
+        return total
+
+    def row_bytes(self, rows: Words, fields: Sequence[FieldSlot], pool: StringPool | None = None) -> Slots:
+        """Bytes of Arrow data that each row has in these fields, about."""
+        pool = self.pool if pool is None else pool
+        sizes = np.zeros(len(rows), np.int64)
+        for slot in fields:
+            words, valid = self._words_of(slot, rows)
+            if is_text(slot.type):
+                sizes += 4
+                pool.measure(words[0], valid, sizes)
+            else:
+                sizes += 8 * words_of(slot.type)
+            if pa.types.is_list(slot.type):
+                self.lists.measure(slot, words[0], words[1], pool, sizes)
+        return sizes
+
+    def decode_field(
+        self, slot: FieldSlot, rows: Words, pool: StringPool | None = None, data_type: pa.DataType | None = None
+    ) -> pa.Array:
+        """One column of rows given as words, as one array: cut them before, or ask for the large form of a `data_type` of strings."""
+        words, valid = self._words_of(slot, rows)
+        pool = self.pool if pool is None else pool
+        if pa.types.is_list(slot.type):
+            return self.lists.decode(slot, words[0], words[1], pool)
+        decoded = decode_column(slot.type if data_type is None else data_type, words, valid, pool)
+        return decoded if slot.nested is None else decode_nested(decoded, slot.nested)
+
+    @staticmethod
+    def _words_of(slot: FieldSlot, rows: Words) -> tuple[tuple[Slots, ...], Bytes]:
+        """Words of a field, and where it has a value."""
+        flagged = (rows[:, slot.flag_word] & np.uint64(slot.flag)) != 0
+        valid = (~flagged if slot.is_key else flagged).astype(np.uint8)
+        words = tuple(
+            np.ascontiguousarray(rows[:, slot.word + number]).view(np.int64) for number in range(words_of(slot.type))
+        )
+        return words, valid
+
+
+def _never_expiring(words: Words, valid: Bytes) -> Words:
+    """Expiry words in which a null is for ever: ``null <= watermark`` is not true in Spark either."""
+    return np.where(valid == 0, np.uint64(NEVER), words)
