@@ -17,7 +17,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from coordinator.errors import InvalidRequestError
-from spark_jobs.operators.accumulators import FUNCTIONS, Part, emitted_result, parts_of
+from spark_jobs.operators.accumulator_parts import Part
+from spark_jobs.operators.accumulators import FUNCTIONS, emitted_result, parts_of
 from spark_jobs.operators.session_windows import Session
 from spark_jobs.plan.aggregate_functions import AggregateExpression
 from spark_jobs.plan.catalyst import Expression
