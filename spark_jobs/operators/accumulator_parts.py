@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 from spark_jobs.plan.aggregate_functions import AggregateFunction
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.state_types import state_field
-from spark_jobs.plan.storable import as_held, stored_type
+from spark_jobs.plan.storable import stored, stored_type
 from store_actors.schema import AccumulatorKind, Field
 
 __all__ = ["Part", "Use", "doubles"]
@@ -66,7 +66,7 @@ class Use:
     def column(self, number: int = 0) -> Column:
         """An argument, as a state holds it, where the FILTER holds."""
         child = self.child(number)
-        return self.kept(as_held(child.column(), child.type))
+        return self.kept(stored(child.column(), child.type))
 
     def double(self, number: int = 0) -> Column:
         """An argument as a double, where the FILTER holds."""
