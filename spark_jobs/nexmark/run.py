@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Final
 
@@ -57,9 +58,16 @@ def _to_folder(writer: DataStreamWriter, results: Path) -> DataStreamWriter:
 
 
 def batches_done(checkpoint: Path) -> int:
-    """Micro-batches that a checkpoint has finished: by the newest of its commits, as Spark deletes all but the last hundred."""
-    commits = (checkpoint / "commits").glob("*")
-    return max((int(file.name) + 1 for file in commits if file.name.isdigit()), default=0)
+    """Batches of events that a checkpoint has finished: files of each stream, of which there is one in a micro-batch with data.
+
+    By the offsets of the newest finished micro-batch, as Spark has micro-batches without data, too.
+    """
+    finished = [int(file.name) for file in (checkpoint / "commits").glob("*") if file.name.isdigit()]
+    if not finished:
+        return 0
+    # A version, what Spark planned the micro-batch with, and a line a source.
+    _, _, *sources = (checkpoint / "offsets" / str(max(finished))).read_text().splitlines()
+    return max(json.loads(source)["logOffset"] + 1 for source in sources if source != "-")
 
 
 def _table(spark: SparkSession, query: Query, results: Path) -> DataFrame:

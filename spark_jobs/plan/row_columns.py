@@ -62,8 +62,9 @@ class RowColumns:
             if held is None:
                 kind = payload_type(to_arrow_type(stored_type(attribute.type)))
                 fields.append(Field(name, kind, attribute.nullable))
-                selected.append(stored(attribute.column(), attribute.type).alias(name))
-            column = restored(F.col(name), attribute.type) if held is None else held.tree.column()
+                selected.append(stored(attribute.column(), attribute.type, nullable=attribute.nullable).alias(name))
+            as_it_was = restored(F.col(name), attribute.type, nullable=attribute.nullable)
+            column = as_it_was if held is None else held.tree.column()
             results.append(Result(column, attribute.name, attribute.metadata))
         return cls(tuple(fields), tuple(selected), tuple(results))
 

@@ -47,14 +47,14 @@ def is_changed(kind: T.DataType, *, normalised: bool) -> bool:
     return isinstance(kind, T.YearMonthIntervalType | T.NullType) or (normalised and isinstance(kind, _FLOATS))
 
 
-def stored(column: Column, kind: T.DataType, *, normalised: bool = False) -> Column:
+def stored(column: Column, kind: T.DataType, *, nullable: bool = True, normalised: bool = False) -> Column:
     """A column of a type as it is held; floating-point numbers as Spark groups them (one NaN, and -0.0 is 0.0), if `normalised`."""
-    return _element(column, kind, partial(_stored, normalised=normalised), may_be_null=True)
+    return _element(column, kind, partial(_stored, normalised=normalised), may_be_null=nullable)
 
 
-def restored(column: Column, kind: T.DataType) -> Column:
+def restored(column: Column, kind: T.DataType, *, nullable: bool = True) -> Column:
     """A column of a type again, of what :func:`stored` made of it; parts that are never null, says the type, are known not to be."""
-    return _element(column, kind, _restored, may_be_null=True)
+    return _element(column, kind, _restored, may_be_null=nullable)
 
 
 def _stored(column: Column, kind: T.DataType, *, normalised: bool) -> Column:

@@ -35,7 +35,10 @@ def results_of(rows: pa.Table, schema: StateSchema) -> pa.Table:
     columns = {name: rows.column(name) for name in rows.column_names if name not in state}
     for accumulator in schema.accumulators:
         found = [rows.column(field.name) for field in accumulator.state]
-        if accumulator.result:
+        if accumulator.result and rows.num_rows == 0:
+            # Nothing says how wide a row is.
+            found = [pa.array([], string_to_type(field.type)) for field in accumulator.emitted]
+        elif accumulator.result:
             found = _MADE[accumulator.kind](accumulator, found[0].combine_chunks())
         columns.update(zip((field.name for field in accumulator.emitted), found, strict=True))
     return pa.table(columns)

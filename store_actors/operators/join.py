@@ -93,8 +93,8 @@ class JoinShard:
     def apply(self, rows: ShardInput, watermark_ms: int, version: int, late_ms: int | None = None) -> Change:
         """Join a batch with the newest version, as `version`, not yet committed; see :meth:`AggregateShard.apply`.
 
-        ``rows_updated`` counts rows that are kept beyond the batch; ``rows_removed`` those kept until now whose time is over, and left
-        rows of a semi join that were matched.
+        As Spark's progress counts them, ``rows_updated`` are rows that are kept beyond the batch; ``rows_removed`` those kept until now
+        whose time is over, but for the outer side's, and left rows of a semi join that were matched.
         """
         for side in self._sides:
             side.check_next(version, late_ms)
@@ -127,7 +127,10 @@ class JoinShard:
             expired = side.expire(watermark_ms)
             # As Spark counts: what is over at once was never kept.
             passing = side.count_new(expired)
-            kept, gone = kept - passing, gone + len(expired) - passing
+            kept -= passing
+            if not self._options.is_outer(place):
+                # Nor does it count rows that leave the state through the results, matched or not.
+                gone += len(expired) - passing
             emitted += self._alone(place, side.unmatched(expired))
         return Change(
             version=version,

@@ -234,7 +234,9 @@ def aggregates(family: str) -> list[Column]:
 def test_a_family_of_aggregates_equals_spark(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, family: str, mode: str
 ) -> None:
-    columns = [column.alias(f"c{number}") for number, column in enumerate(aggregates(family))]
+    # In a window with few rows values come equally often, and Spark takes any of them.
+    kept = [column for column in aggregates(family) if mode != "append" or "mode(" not in str(column)]
+    columns = [column.alias(f"c{number}") for number, column in enumerate(kept)]
     feeds = [Feed(spark, tmp_path / side / "in", ROWS) for side in ("fleet", "spark")]
 
     def query(frame: Any) -> DataFrame:
@@ -329,7 +331,7 @@ def alike(one: Any, other: Any) -> bool:
     [
         ("sum(v)", r"\[ARITHMETIC_OVERFLOW\] long overflow"),
         ("sum(make_ym_interval(0, cast(v / 5000000000 as int)))", r"\[INTERVAL_ARITHMETIC_OVERFLOW\] integer overflow"),
-        ("avg(make_dt_interval(0, 0, 0, v / 1000000))", r"\[INTERVAL_ARITHMETIC_OVERFLOW\] long overflow"),
+        ("avg(make_dt_interval(cast(v / 86400000000 as int)))", r"\[INTERVAL_ARITHMETIC_OVERFLOW\] long overflow"),
     ],
 )
 def test_a_sum_that_overflows_fails_the_batch_as_in_spark(

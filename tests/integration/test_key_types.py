@@ -113,7 +113,7 @@ def joined(how: str) -> Query:
 
 
 def with_state(ops: Callable[..., Any], numbers: DataFrame) -> DataFrame:
-    columns = {name: COLUMNS[name] for name in ("strings", "doubles", "inner", "large")}
+    columns = {name: COLUMNS[name] for name in ("strings", "inner", "large")}
 
     def count(key: Any, frames: Any, state: GroupState) -> Any:
         seen = sum(map(len, frames)) + (state.get[0] if state.exists else 0)

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from store_actors.engine.results import results_of
+from store_actors.operators.aggregate import AggregateShard
 from store_actors.schema import AccumulatorKind, Field, StateSchema
-from store_actors.type_names import bins_type, words_type
+from store_actors.type_names import bins_type, string_to_type, words_type
 from tests.unit.test_fold_kernels import Rows, both, parts_of, run, schema_of
 
 K = AccumulatorKind
@@ -58,6 +60,16 @@ def test_count_min_sketch(merge: bool, kind: AccumulatorKind, place: Any) -> Non
         assert run(sketch_schema(kind), parts, merge=merge)["s"] == told
 
     check()
+
+
+def test_no_groups_have_results_of_the_same_types() -> None:
+    for schema in (sketch_schema(K.COUNT_MIN), sketch_schema(K.COUNT_MIN_BYTES), histogram_schema(4, floating=True)):
+        (accumulator,) = schema.accumulators
+        nothing = AggregateShard(schema).snapshot()
+        assert results_of(nothing, schema).schema.field(accumulator.emitted[0].name).type == string_to_type(
+            accumulator.emitted[0].type
+        )
+        assert results_of(nothing, schema).num_rows == 0
 
 
 def histogram_schema(bins: int, *, floating: bool) -> StateSchema:
