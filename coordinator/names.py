@@ -24,9 +24,9 @@ def store_actors_prefix(uri: str) -> str:
     return f"statefleet-store-{fleet_id_of(uri)}-"
 
 
-def is_state_name(name: str) -> bool:
+def is_state_name(name: object) -> bool:
     """Whether a state can have this name."""
-    return _FOLDER.fullmatch(name) is not None
+    return isinstance(name, str) and _FOLDER.fullmatch(name) is not None
 
 
 def check_state_name(name: str) -> None:

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.listener import (
 
 from coordinator.calls import RayActors, unwrapped
 from coordinator.client import CoordinatorClient
-from coordinator.errors import SetupError
+from coordinator.errors import InvalidRequestError, SetupError
 from coordinator.maintenance import Maintenance
 from coordinator.model import PYTHON_QUERY_ID, StateMetadata, TaskIdentity
 from coordinator.names import check_state_name
@@ -163,6 +163,7 @@ class Fleet:
         SetupError
             Its session does not run on Ray.
         """
+        _check_frame(df, name)
         _check_on_ray(df.sparkSession)
 
         def run_plan(plan: OperatorPlan) -> DataFrame:
@@ -340,6 +341,21 @@ class Fleet:
     def shutdown(self) -> None:
         """End the fleet's actors on this cluster. Every committed version stays in the object store."""
         end_fleet(self._actors, self._coordinator)
+
+
+def _check_frame(given: object, name: str) -> None:
+    """Refuse what is no DataFrame, or a stateful one that no operator was called of yet."""
+    if isinstance(given, StatefulDataFrame):
+        raise InvalidRequestError(
+            "the DataFrame is stateful already; call one of its operators, and fleet.stateful on the result for another one",
+            state=name,
+        )
+    if not isinstance(given, DataFrame):
+        raise InvalidRequestError(
+            "fleet.stateful takes a streaming DataFrame, as spark.readStream gives it",
+            state=name,
+            given=type(given).__name__,
+        )
 
 
 def _check_on_ray(spark: SparkSession) -> None:

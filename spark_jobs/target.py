@@ -18,6 +18,10 @@ __all__ = ["Target"]
 _OUTPUT_MODES = ("update", "append", "complete")
 
 
+#: As tasks number them.
+_MAX_SHARDS = 1 << 15
+
+
 @dataclass(frozen=True)
 class Target:
     """A state by name, and how an operator gets it.
@@ -55,8 +59,12 @@ class Target:
             raise InvalidRequestError(
                 f"the output mode is one of {', '.join(_OUTPUT_MODES)}", state=self.name, outputMode=self.output_mode
             )
-        if self.shards is not None and self.shards < 1:
-            raise InvalidRequestError("a state has at least one shard", state=self.name, shards=self.shards)
+        if self.shards is not None and (type(self.shards) is not int or not 1 <= self.shards <= _MAX_SHARDS):
+            raise InvalidRequestError(
+                f"shards is a number from 1 to {_MAX_SHARDS}; leave it out for the cluster's parallelism",
+                state=self.name,
+                shards=self.shards,
+            )
         if self.closing not in ("spark", "early"):
             raise InvalidRequestError("closing is spark or early", state=self.name, closing=self.closing)
         return replace(self, output_mode=mode)

@@ -86,6 +86,8 @@ def build_group_state(grouped: GroupedData, given: GroupFunction, stateful_mode:
         The output mode, the timeouts or a type is not supported, or timeouts need a watermark that is not there.
     """
     mode = function_mode(given.output_mode, stateful_mode)
+    if not callable(given.function):
+        raise InvalidRequestError("the function is called for each key", given=type(given.function).__name__)
     if given.timeout_conf not in _TIMEOUTS:
         raise InvalidRequestError(f"timeoutConf is one of {', '.join(_TIMEOUTS)}", timeoutConf=given.timeout_conf)
     output, state = struct_type(given.output, "outputStructType"), struct_type(given.state, "stateStructType")

@@ -79,6 +79,12 @@ class GroupedInput:
             raise InvalidRequestError(
                 "a function has one state for each key: group by the columns of a key; rollup and cube are for agg"
             )
+        if any(one.is_session for one in node.grouping):
+            # Spark knows no such column here.
+            raise InvalidRequestError(
+                "a function's keys are no session windows, which change as rows come; keep the session in the function's state, and "
+                "end it by a timeout"
+            )
         below = node.child
         wanted = {one.id for one in analysed(df).output}
         attributes = [one for one in below.output if one.id in wanted]

@@ -67,7 +67,7 @@ def batches_done(checkpoint: Path) -> int:
         return 0
     # A version, what Spark planned the micro-batch with, and a line a source.
     _, _, *sources = (checkpoint / "offsets" / str(max(finished))).read_text().splitlines()
-    return max(json.loads(source)["logOffset"] + 1 for source in sources if source != "-")
+    return max(int(json.loads(source)["logOffset"]) + 1 for source in sources if source != "-")
 
 
 def _table(spark: SparkSession, query: Query, results: Path) -> DataFrame:

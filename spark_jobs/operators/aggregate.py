@@ -99,12 +99,20 @@ class AggregatePlan:
             result = _resolve(reduced, make(function, [F.col(name) for name in aggregate.buffers]))
             return _shown(reduced, result, node.type).as_nullable_as(node)
         attributes = function.buffer
-        # An average of decimals has a state field that Spark's buffer has not (is_empty); match by what is needed.
+        # Where Spark's buffer has a null for "no value yet", the state has a field is_empty.
         names = aggregate.buffers
+        empty: dict[str, str] = {}
         if len(names) > len(attributes):
+            empty = {name.removesuffix("_is_empty") + "_sum": name for name in names if name.endswith("_is_empty")}
             names = [name for name in names if not name.endswith("_is_empty")]
+
+        def held(name: str) -> Expression:
+            if name not in empty:
+                return resolved(reduced, name)
+            return _resolve(reduced, F.when(~F.col(empty[name]), F.col(name)))
+
         by_id = {
-            attribute.id: _shown(reduced, resolved(reduced, name), attribute.type)
+            attribute.id: _shown(reduced, held(name), attribute.type)
             for attribute, name in zip(attributes, names, strict=True)
         }
 

@@ -53,7 +53,9 @@ def build_deduplicate(marked: DataFrame, output_mode: str, *, within_watermark: 
         assert time is not None
         assert delay_ms is not None
         expiry = _EXPIRES.name
-        selected.append(F.timestamp_micros(F.unix_micros(time) + delay_ms * 1000).alias(expiry))
+        # What ends after the largest time there is never ends.
+        ends = F.coalesce(F.try_add(F.unix_micros(time), F.lit(delay_ms * 1000).cast("long")), F.lit(2**63 - 1))
+        selected.append(F.when(time.isNotNull(), F.timestamp_micros(ends)).alias(expiry))
     hashed = F.hash(*(column for key in keys for column in key.columns)).alias(HASH_COLUMN)
     prepared = node.child.frame().select(*selected, *event_time_column(time), hashed)
     types = {item.name: item for item in prepared.schema.fields}

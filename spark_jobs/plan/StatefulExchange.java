@@ -31,6 +31,7 @@ import org.apache.spark.sql.catalyst.expressions.Attribute;
 import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
 import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
 import org.apache.spark.sql.catalyst.plans.logical.Aggregate;
+import org.apache.spark.sql.catalyst.plans.logical.Deduplicate;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.logical.Project;
 import org.apache.spark.sql.catalyst.plans.logical.RepartitionByExpression;
@@ -291,6 +292,7 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
                 "a stateful DataFrame of the fleet runs only inside a streaming query; start it with writeStream [state=`"
                     + facts().get("state").asText() + "`]");
         }
+        checkMode();
         evictMs = execution.watermarkPropagator().getInputWatermarkForEviction(execution.currentBatchId(), operatorId());
         RDD shuffled;
         int[] chosen = only;
@@ -323,6 +325,35 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
         ClassTag tag = ClassTag$.MODULE$.apply(InternalRow.class);
         RDD headers = new HeaderRDD(sparkContext(), Lists.seq(rows), rows.size(), tag, (Partitioner) shuffled.partitioner().get());
         return new PartitionerAwareUnionRDD(sparkContext(), Lists.seq(Arrays.asList(new Object[] {headers, shuffled})), tag);
+    }
+
+    /** The last operator of a query gives its results in the query's output mode, or they would be taken for something else. */
+    private void checkMode() {
+        String mode = execution.outputMode().toString().toLowerCase();
+        boolean fits = false;
+        for (JsonNode one : facts().get("modes")) {
+            fits |= one.asText().equals(mode);
+        }
+        if (!fits && isLast(execution.executedPlan())) {
+            throw new IllegalArgumentException(
+                "the operator emits its results for output mode " + facts().get("modes") + " and the query runs in " + mode
+                    + " mode, which would take them for something else; nothing was run; give fleet.stateful(.., outputMode=..) and"
+                    + " writeStream.outputMode(..) the same mode [state=`" + facts().get("state").asText() + "`]");
+        }
+    }
+
+    /** Whether no other operator of the fleet stands above this one. */
+    private boolean isLast(SparkPlan node) {
+        if (node instanceof StatefulExchangeExec) {
+            return node == this;
+        }
+        Seq children = node.children();
+        for (int i = 0; i < children.size(); i++) {
+            if (isLast((SparkPlan) children.apply(i))) {
+                return true;
+            }
+        }
+        return false;
     }
 
     /** A row of the exchange that says nothing but what a task is told. */
@@ -486,22 +517,23 @@ public class ResultExchange extends RepartitionByExpression {
  */
 class UnmarkRule extends Rule {
     public TreeNode apply(TreeNode plan) {
-        return unmarked((LogicalPlan) plan);
+        return unmarked((LogicalPlan) plan, true);
     }
 
-    private static LogicalPlan unmarked(LogicalPlan plan) {
+    /** asTable: whether nothing above is stateful itself, as a streaming dropDuplicates is. */
+    private static LogicalPlan unmarked(LogicalPlan plan, boolean asTable) {
         Seq children = plan.children();
         ArrayList changed = new ArrayList();
         boolean differs = false;
         for (int i = 0; i < children.size(); i++) {
             LogicalPlan child = (LogicalPlan) children.apply(i);
-            LogicalPlan after = unmarked(child);
+            LogicalPlan after = unmarked(child, asTable && !(plan instanceof Deduplicate));
             differs |= after != child;
             changed.add(after);
         }
         LogicalPlan node = differs ? (LogicalPlan) plan.withNewChildren(Lists.seq(changed)) : plan;
         if (node instanceof Aggregate) {
-            LogicalPlan below = result(((Aggregate) node).child());
+            LogicalPlan below = result(((Aggregate) node).child(), asTable);
             if (below != null) {
                 return new Project(((Aggregate) node).aggregateExpressions(), below);
             }
@@ -509,17 +541,17 @@ class UnmarkRule extends Rule {
         return node;
     }
 
-    /** The exchange of an operator in complete mode with the projections above it, as a table's; null if it is none. */
-    private static LogicalPlan result(LogicalPlan plan) {
+    /** The exchange of an operator in complete mode with the projections above it; null if it is none. */
+    private static LogicalPlan result(LogicalPlan plan, boolean asTable) {
         if (plan instanceof Project) {
-            LogicalPlan below = result(((Project) plan).child());
+            LogicalPlan below = result(((Project) plan).child(), asTable);
             return below == null ? null : new Project(((Project) plan).projectList(), below);
         }
         if (plan instanceof RepartitionByExpression && !(plan instanceof ResultExchange)) {
             RepartitionByExpression exchange = (RepartitionByExpression) plan;
             String name = Route.nameIn(exchange.partitionExpressions());
             if (name != null && Route.facts(name).get("complete").asBoolean()) {
-                return new ResultExchange(
+                return !asTable ? exchange : new ResultExchange(
                     exchange.partitionExpressions(),
                     exchange.child(),
                     exchange.optNumPartitions(),

@@ -53,6 +53,8 @@ class Upstream:
         What Spark's progress calls it, when Spark runs it again, and its lag (:mod:`spark_jobs.plan.timing`).
     complete
         Whether it emits its whole result in each batch.
+    modes
+        Output modes of a query whose last operator it is.
     """
 
     state: str
@@ -64,6 +66,7 @@ class Upstream:
     again: str
     lag_ms: int
     complete: bool
+    modes: tuple[str, ...]
 
     def route_column(self) -> str:
         """Name of the column by which the operator's exchange is partitioned; ``StatefulExchange.java`` reads it, too."""

@@ -15,7 +15,7 @@ from coordinator.model import StateMetadata
 from spark_jobs.plan.bounds import warn_if_unbounded
 from spark_jobs.plan.event_time import Branch, Upstream, branches_of, event_time_rules
 from spark_jobs.plan.logical import Plan, analysed
-from spark_jobs.plan.timing import operator_name, output_lag_ms, runs_again
+from spark_jobs.plan.timing import operator_name, output_lag_ms, query_modes, runs_again
 from spark_jobs.worker.exchange import EVENT_TIME_COLUMN
 from spark_jobs.worker.fleet_client import FleetAddress
 from store_actors.schema import EventTime, StateSchema
@@ -155,6 +155,7 @@ class RoutedOperator:
             again=runs_again(schema),
             lag_ms=output_lag_ms(schema),
             complete=schema.output_mode == "complete",
+            modes=query_modes(schema),
         )
         return cls(plan, schema, branches, upstream)
 

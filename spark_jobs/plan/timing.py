@@ -6,7 +6,7 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 
 from store_actors.schema import OperatorKind, StateSchema
 
-__all__ = ["operator_name", "output_lag_ms", "runs_again"]
+__all__ = ["operator_name", "output_lag_ms", "query_modes", "runs_again"]
 
 #: What Spark's progress calls its own operator of the kind.
 _NAMES = {
@@ -57,6 +57,12 @@ def runs_again(schema: StateSchema) -> str:
         is_timed = schema.operator is OperatorKind.DEDUPLICATE
     # One that closes early has done it all in the batch that moved the watermark.
     return "watermark" if is_timed and schema.event_time is None else "never"
+
+
+def query_modes(schema: StateSchema) -> tuple[str, ...]:
+    """Output modes of a query whose last operator this is: rows that stand once they are emitted are the same in append and update."""
+    both = (OperatorKind.DEDUPLICATE, OperatorKind.JOIN, OperatorKind.LIMIT, OperatorKind.PARTITIONS)
+    return ("append", "update") if schema.operator in both else (schema.output_mode,)
 
 
 def output_lag_ms(schema: StateSchema) -> int:

@@ -18,7 +18,7 @@ from store_actors.engine.layout import FieldSlot
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import UndoPart, VersionStep
 from store_actors.engine.words import decode_column
-from store_actors.operators.join_schema import MATCHED_COLUMN, SIDE_COLUMN, JoinOptions
+from store_actors.operators.join_schema import MATCHED_COLUMN, SIDE_COLUMN, JoinOptions, JoinType
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
 
 __all__ = ["JoinSide", "SideRows"]
@@ -99,7 +99,9 @@ class JoinSide(MultiTable):
         self._given = tuple(slot for slot in slots.values() if slot.name not in (ROW_COLUMN, MATCHED_COLUMN))
         self._number = slots[ROW_COLUMN].word
         self._matched = slots.get(MATCHED_COLUMN)
-        self._plain_nulls = layout.null_bits(slot for slot in layout.keys if slot.name not in options.null_safe)
+        # Spark keeps rows whose key is null out of a join, but for a full outer one, where it takes nulls for equal.
+        unequal = () if options.join_type is JoinType.FULL_OUTER else layout.keys
+        self._plain_nulls = layout.null_bits(slot for slot in unequal if slot.name not in options.null_safe)
         self._output = tuple(slots[name] for name in options.output[side])
         #: Slots of rows that a pending version made, and of older ones that it marked as matched.
         self._new: Slots = np.empty(0, np.int64)

@@ -298,6 +298,28 @@ def test_some_of_each_family_equal_spark(spark: SparkSession, fleet: Fleet, tmp_
             run.stop()
 
 
+@pytest.mark.parametrize("ansi", ["true", "false"])
+def test_sums_of_no_values_are_null(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, ansi: str) -> None:
+    feed = Feed(spark, tmp_path / "in", pa.schema([("k", pa.int64()), ("v", pa.int64())]))
+    texts = ("sum(v)", "sum(int(v))", "sum(v) FILTER (WHERE v > 5)", "sum(make_dt_interval(v))", "sum(make_ym_interval(v))",
+             "avg(make_ym_interval(v))", "sum(cast(v as decimal(9, 2)))", "avg(v)", "try_sum(v)")  # fmt: skip
+    spark.conf.set("spark.sql.ansi.enabled", ansi)
+    try:
+        columns = [F.expr(text).cast("string").alias(f"c{place}") for place, text in enumerate(texts)]
+        frames = fleet.stateful(feed.stream(), name=name, shards=2), feed.stream()
+        runs = [Run(frame.groupBy("k").agg(*columns), "update", tmp_path / f"ck{n}") for n, frame in enumerate(frames)]
+        for rows in ([(1, None), (2, 3), (3, None)], [(3, None), (1, 7), (2, None)]):
+            feed.add(rows)
+            mine, theirs = (normal(run.take()) for run in runs)
+            assert mine == theirs
+        assert mine[-1][0] == 3
+        assert set(mine[-1][1:]) == {None}
+    finally:
+        spark.conf.unset("spark.sql.ansi.enabled")
+        for run in runs:
+            run.stop()
+
+
 def differences(columns: list[Column], mine: list[tuple[Any, ...]], theirs: list[tuple[Any, ...]]) -> list[Any]:
     """What is not the same, as (aggregate, the fleet's, Spark's)."""
     if len(mine) != len(theirs):

@@ -272,6 +272,22 @@ ARGUMENTS = {
     "an aggregate by name": Refusal(
         lambda op, i: op(i["a"]).groupBy("k").agg("x"), r"takes Columns, such as F.sum\('amount'\)", "update"
     ),
+    "a function of sessions": Refusal(
+        lambda op, i: in_pandas(op(i["at"]).groupBy(F.session_window("t", "5 seconds")), "append"),
+        "a function's keys are no session windows",
+    ),
+    "no function": Refusal(
+        lambda op, i: (
+            op(i["a"])
+            .groupBy("k")
+            .applyInPandasWithState(None, "n long", "n long", "append", GroupStateTimeout.NoTimeout)
+        ),
+        "the function is called for each key",
+    ),
+    "a stateful DataFrame": Refusal(lambda op, i: op(op(i["a"])).distinct(), "is stateful already.*on the result"),
+    "no DataFrame": Refusal(lambda op, i: op([i["a"]]).distinct(), "takes a streaming DataFrame"),
+    "no name": Refusal(lambda op, i: op(i["a"], name=None).distinct(), "a state's name is a folder"),
+    "a number for a name": Refusal(lambda op, i: op(i["a"], name=3).distinct(), "a state's name is a folder"),
     "unknown timeouts": Refusal(
         lambda op, i: in_pandas(op(i["a"]).groupBy("k"), "append", "Never"),
         "timeoutConf is one of NoTimeout, Processing",

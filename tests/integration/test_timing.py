@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pytest
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.listener import (
@@ -160,6 +160,56 @@ def test_a_complete_result_is_sorted_and_limited_in_every_batch(
     assert ours == taken(counts(feed.stream()), "complete", tmp_path / "ck-spark")
     assert all(ours[batch] for batch in range(4))
     assert spark.conf.get(checks) == before == "true"
+
+
+def test_distinct_rows_of_a_complete_result_are_kept_by_spark_as_above_its_own(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", VALUES)
+    frames = fleet.stateful(feed.stream(), name=name, outputMode="complete", shards=2), feed.stream()
+    runs = [
+        Run(frame.groupBy("v").count().select("count").distinct(), "complete", tmp_path / f"ck{place}")
+        for place, frame in enumerate(frames)
+    ]
+    try:
+        for values in ((1, 2, 2), (1, 3, 2), (1, 1)):
+            feed.add([(value, 0) for value in values])
+            for run in runs:
+                run.wait()
+        ours, theirs = (run.take_batches() for run in runs)
+        assert ours == theirs
+        assert any(ours.values())
+    finally:
+        for run in runs:
+            run.stop()
+
+
+MISMATCHES = {
+    "update in an append query": ("update", "append", lambda rows: rows.groupBy("v").count()),
+    "append in an update query": (
+        "append",
+        "update",
+        lambda rows: rows.groupBy(F.window("t", "5 seconds")).count().select("count"),
+    ),
+    "complete in an update query": ("complete", "update", lambda rows: rows.groupBy("v").count()),
+}
+
+
+@pytest.mark.parametrize("case", MISMATCHES)
+def test_an_operator_of_another_output_mode_than_the_query_is_refused(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case: str
+) -> None:
+    mode, queries, build = MISMATCHES[case]
+    feed = Feed(spark, tmp_path / "in", VALUES)
+    rows = feed.stream().withColumn("t", F.timestamp_seconds("x")).withWatermark("t", "10 seconds")
+    frame = build(fleet.stateful(rows, name=name, outputMode=mode, shards=2))
+    feed.add([(1, 0)])
+    for _ in range(2):
+        run = Run(frame, queries, tmp_path / "ck")
+        with pytest.raises(StreamingQueryException, match="the same mode"):
+            run.wait()
+        run.stop()
+    assert name not in [query["name"] for query in fleet.status()["queries"]], "nothing was made"
 
 
 def test_what_spark_refuses_on_its_own_complete_aggregation_is_refused(
