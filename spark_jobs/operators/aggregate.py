@@ -252,13 +252,14 @@ def _schema(
     output_mode: str,
 ) -> StateSchema:
     types = {item.name: item for item in prepared.schema.fields}
+    is_other_time = grouping.session is not None and grouping.expiry is None
     schema = StateSchema(
         keys=tuple(leaf_field(types[leaf.name]) for key in grouping.keys for leaf in key.leaves),
         inputs=tuple(leaf_field(types[name]) for name in inputs),
         accumulators=accumulators,
-        # Complete mode keeps everything: nothing is evicted, and nothing is late (as in Spark).
+        # Complete mode keeps everything: nothing is evicted, and nothing is late (as in Spark) but for sessions of event time.
         expiry_key=None if output_mode == "complete" else grouping.expiry,
-        delay_ms=grouping.delay_ms,
+        delay_ms=None if output_mode == "complete" and is_other_time else grouping.delay_ms,
         output_mode=output_mode,
     )
     return schema if grouping.session is None else grouping.session.schema(schema)

@@ -5,7 +5,7 @@ are one: from the first start to the last end, with what all their rows add up t
 (``MergingSessionsIterator``, ``SessionWindowStateStoreRestoreExec``, ``StreamingSessionWindowStateManager``):
 
 - Rows are late by the end of their own session, before anything is merged: a late row is dropped even if an open session
-  would take it in. (Spark counts rows that are equal in key and time and come from one map task as one; here each counts.)
+  would take it in, in complete mode, too. Late rows that are equal in key and time count as one (in Spark, those of one map task).
 - Sessions and rows are merged in the order of their start; of rows with one start the one that ends first comes first. This is
   what ``first`` and ``last`` go by.
 - All sessions of a key that has a row on time count as updated; those whose start no session has any more, as removed.
@@ -166,11 +166,15 @@ class SessionShard(MultiTable):
         return self.table.encode_table(numbered)
 
     def _on_time(self, batch: EncodedBatch) -> tuple[EncodedBatch, int]:
-        if self.schema.expiry_key is None:
+        """The batch without its late rows, and how many these are; rows of one key and time are one, as Spark adds them up before."""
+        closes = self.schema.expiry_key is not None
+        if not closes and (self.schema.output_mode != "complete" or self.schema.delay_ms is None):
             return batch, 0
         keep = batch.values[1].view(np.int64) > self.late_ms * 1000
-        late = len(batch) - int(np.count_nonzero(keep))
-        return (batch.take(keep), late) if late else (batch, 0)
+        if keep.all():
+            return batch, 0
+        late = batch.take(~keep)
+        return batch.take(keep), len(np.unique(np.column_stack([late.keys, late.nulls, late.values[:2].T]), axis=0))
 
     # -- merging --------------------------------------------------------------------------------------------------
 

@@ -223,7 +223,7 @@ def test_top_rows_are_those_of_a_batch_over_everything(
     def ours(frame: DataFrame, operator: str, operator_mode: str) -> Any:
         return fleet.stateful(frame, name=f"{name}-{operator}", outputMode=operator_mode, shards=2)
 
-    system = System(Case(COLUMNS, top, []), inputs, ours, tmp_path / "ck")
+    system = System(Case(COLUMNS, top, [], mode="update"), inputs, ours, tmp_path / "ck")
     places: dict[tuple[Any, ...], Row] = {}
     rows: list[tuple[Any, ...]] = []
     try:
@@ -232,7 +232,7 @@ def test_top_rows_are_those_of_a_batch_over_everything(
                 system.restart()
             rows += (new := random_rows(dice, now, 25))
             inputs.add({"a": new})
-            places |= {tuple(row)[:2]: row for row in system.take()}
+            places |= {tuple(row)[:2]: row for emitted in system.take().values() for row in emitted}
             table = spark.createDataFrame(rows, "k double, s string, t long, x int")
             ranked = table.withColumn("rank", F.row_number().over(Window.partitionBy("s").orderBy(*order)))
             expected = ranked.where(F.col("rank") <= 3).select("s", "rank", "x", "t").collect()
