@@ -74,7 +74,8 @@ def test_random_rows_are_joined_as_by_spark_with_each_join_type(
                 assert repr(found[how, "fleet"]) == repr(found[how, "Spark"]), f"{how}, step {step}"
                 emitted[how] += sum(map(len, found[how, "fleet"].values()))
                 states, wanted = (systems[how, who].run.states() for who in ("fleet", "Spark"))
-                assert states == wanted, f"{how}, step {step}"
+                # Left rows of a semi join that were matched are forgotten at once.
+                assert states == wanted or how == "left_semi", f"{how}, step {step}"
         assert min(emitted.values()) > 20
     finally:
         for system in systems.values():
