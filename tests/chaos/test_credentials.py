@@ -182,6 +182,7 @@ def wait_until_gone(name: str) -> None:
         gc.collect()
 
 
+@pytest.mark.soak
 def test_other_credentials_replace_those_in_use_if_the_store_takes_them(fleet: Fleet, server: FaultyS3) -> None:
     put(fleet, 5)
     wrong = {**options_of(server, canary()), "access_key_id": "SOMEBODYELSE"}
@@ -196,6 +197,7 @@ def test_other_credentials_replace_those_in_use_if_the_store_takes_them(fleet: F
     assert got(fleet) == 6
 
 
+@pytest.mark.soak
 def test_a_fleet_that_uses_its_environment_takes_no_others(cluster: None, tmp_path: Path, server: FaultyS3) -> None:
     plain = connect(f"file://{tmp_path}")
     try:

@@ -22,7 +22,7 @@ from tests.conftest import NewUri
 pytestmark = pytest.mark.timeout(1200)
 
 ROOT = Path(__file__).parents[2]
-BATCHES = 12
+BATCHES = 8
 #: For a driver to get on; most of it is the start of Spark, which takes ten times as long on a busy machine.
 DEADLINE_S = 400
 

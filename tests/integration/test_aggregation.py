@@ -111,6 +111,7 @@ AGGREGATES: list[Column | Callable[[], Column]] = [
 ]
 
 
+@pytest.mark.replay
 def test_every_aggregate_over_every_type_equals_spark(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
@@ -275,6 +276,7 @@ def test_append_emits_a_window_in_a_batch_without_data(
         run.stop()
 
 
+@pytest.mark.replay
 def test_sliding_windows_equal_spark(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
     feeds = [Feed(spark, tmp_path / side / "in", SECONDS) for side in ("fleet", "spark")]
 

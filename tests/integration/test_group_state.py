@@ -133,3 +133,23 @@ def test_workers_that_die_at_random_change_no_count(
     for rows in (rows for run in runs for rows in run.batches.values()):
         largest |= Counter({row["k"]: row["n"] for row in rows})
     assert largest == sum((Counter(letters) for letters in batches), Counter())
+
+
+def test_zeros_of_both_signs_are_one_key(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
+    """Announced: Spark's own function has them in one call if they come in one batch, and as keys of their own if not."""
+
+    def count(key: Any, pdfs: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+        seen = sum(map(len, pdfs)) + (state.get[0] if state.exists else 0)
+        state.update((seen,))
+        yield pd.DataFrame({"n": [seen]})
+
+    feed = Feed(spark, tmp_path / "in", pa.schema([("x", pa.float64())]))
+    grouped = fleet.stateful(feed.stream(), name=name, shards=2).groupBy("x")
+    frame = grouped.applyInPandasWithState(count, "n long", "n long", "update", GroupStateTimeout.NoTimeout)
+    run = Run(frame, "update", tmp_path / "ck")
+    try:
+        for expected, zero in enumerate((0.0, -0.0), start=1):
+            feed.add([(zero,)])
+            assert [tuple(row) for row in run.take()] == [(expected,)]
+    finally:
+        run.stop()

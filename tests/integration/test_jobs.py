@@ -147,6 +147,7 @@ def test_vendor_ratings_equal_a_batch_and_keep_malformed_rows(
     assert kept[",2,5,2006-04-07 17:08"] == "reviewer is missing"
 
 
+@pytest.mark.replay
 @pytest.mark.skipif(not (DATA / "reviews.csv.bz2").exists(), reason="the real reviews are not here")
 def test_vendor_ratings_on_the_real_reviews(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
     source = tmp_path / "reviews"

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -15,6 +17,7 @@ from coordinator.errors import InvalidRequestError
 from spark_jobs.fleet import Fleet
 from tests.integration.join_cases import both
 from tests.integration.operator_cases import Case, Operators, seconds
+from tests.integration.streams import Feed, Run
 from tests.integration.test_operators import Inputs, System, own
 
 KINDS = ("inner", "left_outer", "right_outer", "full_outer", "left_semi")
@@ -133,3 +136,20 @@ def test_results_have_sparks_schema_and_are_named_by_the_joined_frames(
             ours = fleet.stateful(left, name=name).join(right, on, how)
             assert ours.schema == left.join(right, on, how).schema, how
             assert ours.select(left["x"], left["s"]["x"]).columns == ["x", "s.x"]
+
+
+def test_a_condition_that_overflows_fails_the_batch_and_says_so(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    """Announced: Spark drops the row as late before it computes the condition."""
+    feed = Feed(spark, tmp_path / "in", pa.schema([("k", pa.string()), ("micros", pa.int64())]))
+    left = feed.stream().withColumn("t", F.timestamp_micros("micros")).withWatermark("t", "10 seconds")
+    right = left.selectExpr("k k2", "t u")
+    soon = F.expr("k = k2 and u between t - interval 5 seconds and t + interval 8 seconds")
+    run = Run(fleet.stateful(left, name=name, shards=2).join(right, soon, "left_outer"), "append", tmp_path / "ck")
+    try:
+        feed.add([("a", -(2**63))])
+        with pytest.raises(StreamingQueryException, match="overflow"):
+            run.wait()
+    finally:
+        run.stop()

@@ -129,10 +129,7 @@ SHORT_LIST = {
     "A1 count by value, update",
     "collect_list and collect_set, update",
     "E1 windows, append",
-    "D4 watermark among the keys",
     "W1 within the watermark",
-    "E7 two watermarks, smallest",
-    "M1 window then window",
     "SW sessions, append",
     "CF2 limit",
     "topN",
@@ -141,9 +138,7 @@ SHORT_LIST = {
     "J1 inner",
     "JO1 left outer of windows",
     "rollup, update",
-    "rollup of windows, append",
     "distinct",
-    "everything between",
 }
 
 
