@@ -8,6 +8,7 @@ import socket
 from typing import Any
 
 import ray
+from ray._private import services
 
 from coordinator.calls import NAMESPACE
 from coordinator.errors import SetupError
@@ -87,7 +88,11 @@ def join_cluster(address: str) -> None:
 
 
 def _knock(address: str) -> None:
-    """Ask in seconds whether anybody listens; Ray itself would try for minutes."""
-    host, _, port = address.rpartition(":")
+    """Ask in seconds whether anybody listens; Ray itself would try for minutes.
+
+    ``auto`` leads Ray to the newest cluster that it started on this machine, also if that has ended.
+    """
+    found = services.get_ray_address_from_environment("auto", None) if address == "auto" else address
+    host, _, port = found.rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), timeout=_KNOCK_S).close()

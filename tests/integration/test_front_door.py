@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import socket
@@ -100,6 +101,27 @@ def test_an_address_without_a_usable_ray_is_refused_at_once(address: str, told: 
     code = f"from spark_jobs.session.spark_session import ensure_ray; ensure_ray(ray_address='{address}')"
     failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert told in failed.stderr
+
+
+def test_a_command_after_the_cluster_has_ended_is_refused_at_once(tmp_path: Path) -> None:
+    """Ray leaves the address of its newest cluster behind, here in a folder of its own."""
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text(unused_address())
+    code = f"""
+import ray._private.services as services
+from ray._private.utils import read_ray_address
+# As on a machine without any other cluster.
+services.find_gcs_addresses = lambda: set()
+assert read_ray_address() == "{(tmp_path / "ray" / "ray_current_cluster").read_text()}"
+from statefleet.cli import main
+raise SystemExit(main(["status", "file://{tmp_path}/fleet"]))
+"""
+    environment = {**os.environ, "RAY_TMPDIR": str(tmp_path)}
+    environment.pop("RAY_ADDRESS", None)
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert ended.returncode == 1, ended.stderr
+    assert "no Ray cluster answers" in ended.stderr
 
 
 def test_a_session_that_is_not_on_ray_is_told_so_before_anything_else(fleet: sf.Fleet, tmp_path: Path) -> None:
