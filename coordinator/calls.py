@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ActorUnschedulableError, RayActorError, RayTaskError
 
 from coordinator.errors import StateStoreError, StoreUnavailableError
 from coordinator.surroundings import Clock
@@ -66,7 +66,10 @@ class RayActors:
         return bool(ray.wait(list(references), timeout=timeout_s)[0])
 
     def get(self, reference: Any) -> Any:
-        return ray.get(reference)
+        try:
+            return ray.get(reference)
+        except ActorUnschedulableError as error:  # of an actor that is gone with its node, and no RayActorError
+            raise RayActorError(error_msg=str(error)) from error
 
     def put(self, value: Any) -> Any:
         return ray.put(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from coordinator.batch_result import BatchResult
 from coordinator.calls import Actors, RayActors, call_until
 from coordinator.core import LeaseGrant
 from coordinator.deploy import coordinator_name, deploy_coordinator
@@ -12,7 +13,6 @@ from coordinator.errors import CredentialsNeededError, StateStoreError
 from coordinator.maintenance import Maintenance
 from coordinator.model import (
     ActorLocation,
-    BatchResult,
     CommitEntry,
     InstancePlans,
     LoadPlans,
@@ -22,6 +22,10 @@ from coordinator.model import (
     StateStoreProviderId,
     TaskIdentity,
 )
+from coordinator.placements import Placement
+from coordinator.placing import PlacementExplanation, PlannedMove
+from coordinator.preparation import Preparation
+from coordinator.spreading import Place
 from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.probe import Sighting
 from coordinator.surroundings import Surroundings
@@ -169,10 +173,47 @@ class CoordinatorClient:
         counted: tuple[CommitEntry, ...] = self._call("commit_all", state_name, list(entries))
         return counted
 
-    def batch_result(self, state_name: str, run_id: str, batch_id: int, num_shards: int) -> BatchResult:
+    def batch_result(
+        self, state_name: str, run_id: str, batch_id: int, num_shards: int
+    ) -> tuple[BatchResult, Placement]:
         """See :meth:`Coordinator.batch_result <coordinator.service.Coordinator.batch_result>`."""
-        result: BatchResult = self._call("batch_result", state_name, run_id, batch_id, num_shards)
-        return result
+        found: tuple[BatchResult, Placement] = self._call("batch_result", state_name, run_id, batch_id, num_shards)
+        return found
+
+    def place_shards(
+        self, state_name: str, query_id: str, num_shards: int, places: Sequence[Place], standbys: int = 0
+    ) -> Placement:
+        """See :meth:`Coordinator.place_shards <coordinator.service.Coordinator.place_shards>`."""
+        placement: Placement = self._call("place_shards", state_name, query_id, num_shards, list(places), standbys)
+        return placement
+
+    def explain_placement(self, state_name: str, partition_id: int) -> PlacementExplanation:
+        """See :meth:`Coordinator.explain_placement <coordinator.service.Coordinator.explain_placement>`."""
+        explained: PlacementExplanation = self._call("explain_placement", state_name, partition_id)
+        return explained
+
+    def plan_move(self, state_name: str, partition_id: int, node_id: str) -> tuple[PlannedMove, ...]:
+        """See :meth:`Coordinator.plan_move <coordinator.service.Coordinator.plan_move>`."""
+        moves: tuple[PlannedMove, ...] = self._call("plan_move", state_name, partition_id, node_id)
+        return moves
+
+    def plan_rebalance(self, state_names: Sequence[str]) -> tuple[PlannedMove, ...]:
+        """See :meth:`Coordinator.plan_rebalance <coordinator.service.Coordinator.plan_rebalance>`."""
+        moves: tuple[PlannedMove, ...] = self._call("plan_rebalance", list(state_names))
+        return moves
+
+    def drain(self, node_id: str, *, dry_run: bool) -> tuple[PlannedMove, ...]:
+        """See :meth:`Coordinator.drain <coordinator.service.Coordinator.drain>`."""
+        moves: tuple[PlannedMove, ...] = self._call("drain", node_id, dry_run)
+        return moves
+
+    def undrain(self, node_id: str) -> None:
+        """See :meth:`Coordinator.undrain <coordinator.service.Coordinator.undrain>`."""
+        self._call("undrain", node_id)
+
+    def move_prepared(self, move: PlannedMove, preparation: Preparation | None) -> bool:
+        """See :meth:`Coordinator.move_prepared <coordinator.service.Coordinator.move_prepared>`."""
+        return bool(self._call("move_prepared", move, preparation))
 
     def load_plans(self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]) -> LoadPlans:
         """See :meth:`Coordinator.load_plans <coordinator.service.Coordinator.load_plans>`."""

@@ -22,9 +22,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
+from coordinator.assignments import Assignments
 from coordinator.compatibility import check_metadata, same_state
 from coordinator.errors import FencedError, InvalidRequestError, StateMismatchError
 from coordinator.history import StateHistory
@@ -71,12 +72,6 @@ class LeaseGrant:
     upstream: tuple[Watermarks, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Assignment:
-    epoch: int
-    location: ActorLocation
-
-
 class StateLedger(StateHistory):
     """Everything decided about one state so far.
 
@@ -93,7 +88,7 @@ class StateLedger(StateHistory):
         self.query_id = ""
         #: Runs that a newer run has replaced; they may not lease or commit any more.
         self.retired: set[str] = set()
-        self._assignments: dict[int, _Assignment] = {}
+        self.assignments = Assignments()
         #: Run and batch whose base was found on every shard.
         self._whole: tuple[str, int] | None = None
 
@@ -101,12 +96,12 @@ class StateLedger(StateHistory):
 
     def location(self, partition_id: int) -> tuple[int, ActorLocation] | None:
         """(epoch, store actor) of a shard's present lease."""
-        assignment = self._assignments.get(partition_id)
+        assignment = self.assignments.get(partition_id)
         return None if assignment is None else (assignment.epoch, assignment.location)
 
     def assigned(self) -> dict[int, ActorLocation]:
         """Store actor of each partition's present lease."""
-        return {partition: assignment.location for partition, assignment in self._assignments.items()}
+        return self.assignments.locations()
 
     # -- deciding -------------------------------------------------------------------------------------------------
 
@@ -204,14 +199,15 @@ class StateLedger(StateHistory):
             self._check_not_of_the_past(task)
             epoch += 1
             records.append(RunStarted(task.run_id, task.query_id, task.batch_id, epoch))
-        assignment = self._assignments.get(task.partition_id)
+        assignment = self.assignments.get(task.partition_id)
         present = None if assignment is None else assignment.location
-        location = policy.place(PlacementRequest(self.state_name, task.partition_id, asking, present), fleet)
+        choice = policy.place(PlacementRequest(self.state_name, task.partition_id, asking, present), fleet)
+        location = choice.location
         if assignment is not None and location == present and fleet.is_alive(location):
             lease_epoch = epoch if records else assignment.epoch
         else:
             lease_epoch = epoch + 1
-            records.append(ShardsAssigned(task.partition_id, lease_epoch, location))
+            records.append(ShardsAssigned(task.partition_id, lease_epoch, location, choice.reason, choice.preparation))
         store_id = StateStoreId(self.root, 0, task.partition_id)
         lease = Lease(store_id=store_id, run_id=task.run_id, epoch=lease_epoch, location=location)
         base = self.base_version(task.partition_id, task.batch_id)
@@ -274,7 +270,7 @@ class StateLedger(StateHistory):
         mine = tuple(one for one in known if one.attempt_id == entry.attempt_id)
         if mine:
             return [], mine
-        assignment = self._assignments.get(entry.partition_id)
+        assignment = self.assignments.get(entry.partition_id)
         if entry.run_id != self.run_id or assignment is None or entry.epoch != assignment.epoch:
             raise FencedError(
                 "a newer owner holds this shard; the commit was not counted and no version changed",
@@ -337,13 +333,10 @@ class StateLedger(StateHistory):
                 if self.run_id:
                     self.retired.add(self.run_id)
                 self.run_id, self.query_id, self.epoch = record.run_id, record.query_id, record.epoch
-                self._assignments = {
-                    partition: replace(assignment, epoch=self.epoch)
-                    for partition, assignment in self._assignments.items()
-                }
+                self.assignments.renew(self.epoch)
             case ShardsAssigned():
                 self.epoch = record.epoch
-                self._assignments[record.partition_id] = _Assignment(self.epoch, record.location)
+                self.assignments.assign(record, self.newest_version(record.partition_id))
             case Committed() | SnapshotAdded() | SchemaChanged() | Truncated():
                 self.take(record)
             case _:
@@ -354,7 +347,7 @@ class StateLedger(StateHistory):
         other = StateLedger(self.root)
         other.epoch, other.run_id, other.query_id = self.epoch, self.run_id, self.query_id
         other.retired = set(self.retired)
-        other._assignments = dict(self._assignments)
+        other.assignments = self.assignments.copy()
         other.copy_history(self)
         return other
 
@@ -365,7 +358,7 @@ class StateLedger(StateHistory):
             "run_id": self.run_id,
             "query_id": self.query_id,
             "retired": sorted(self.retired),
-            "assignments": {str(key): asdict(value) for key, value in self._assignments.items()},
+            **self.assignments.to_json(),
             **self.history_to_json(),
         }
 
@@ -375,9 +368,6 @@ class StateLedger(StateHistory):
         ledger = cls(root)
         ledger.epoch, ledger.run_id, ledger.query_id = data["epoch"], data["run_id"], data["query_id"]
         ledger.retired = set(data["retired"])
-        ledger._assignments = {
-            int(key): _Assignment(value["epoch"], ActorLocation(**value["location"]))
-            for key, value in data["assignments"].items()
-        }
+        ledger.assignments = Assignments.from_json(data)
         ledger.load_history(data)
         return ledger

@@ -16,10 +16,12 @@ from coordinator.maintenance import Maintenance
 from coordinator.names import fleet_id_of
 from coordinator.storage.options import StorageOptions
 
-__all__ = ["QUIET", "coordinator_name", "deploy_coordinator", "join_cluster"]
+__all__ = ["HEAD_RESOURCE", "QUIET", "coordinator_name", "deploy_coordinator", "join_cluster"]
 
 #: Options of ``ray.init``: what actors print is for their logs.
 QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
+#: Ray's own, of the head only.
+HEAD_RESOURCE = "node:__internal_head__"
 _KNOCK_S = 10.0
 
 
@@ -47,13 +49,20 @@ def deploy_coordinator(uri: str, storage_options: StorageOptions, maintenance: M
         # Lost answers are repeated by the client, which knows how long to wait and what to say.
         max_task_retries=0,
         num_cpus=0,
+        # With the head Ray itself is lost; any other node may go, and would take the coordinator along.
+        resources={HEAD_RESOURCE: 0.001},
         max_concurrency=1000,
     )
     return actor.remote(uri, storage_options, maintenance, NAMESPACE)
 
 
-def join_cluster(address: str) -> None:
+def join_cluster(address: str, *, node_ip: str | None = None) -> None:
     """Join the Ray cluster at an address (``auto``: the one of this machine), unless this process is on one already.
+
+    Parameters
+    ----------
+    node_ip
+        Address of the Ray node to join it by; by default this machine's. For machines with several nodes.
 
     Raises
     ------
@@ -72,7 +81,7 @@ def join_cluster(address: str) -> None:
     try:
         _knock(address)
         # No namespace: RayDP names its own actors, so each driver needs one of its own. The fleet is looked up by its namespace.
-        ray.init(address=address, **QUIET)  # type: ignore[arg-type]
+        ray.init(address=address, _node_ip_address=node_ip, **QUIET)  # type: ignore[arg-type]
     except ValueError as error:  # how Ray says that it is no address
         raise SetupError(
             "this is no address of a Ray cluster; give host:port, or auto for the one of this machine",

@@ -31,6 +31,10 @@ class KnownFleet:
         """Whether nobody has said that the life is over."""
         return not self._lives.is_over(location)
 
+    def newest(self, location: ActorLocation) -> ActorLocation:
+        """See :meth:`StoreActorLives.newest <coordinator.lives.StoreActorLives.newest>`."""
+        return self._lives.newest(location)
+
     def actors(self) -> Collection[ActorLocation]:
         """Newest life of each store actor, unless that is over."""
         return [location for location in self._lives.all() if self.is_alive(location)]

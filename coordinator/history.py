@@ -11,10 +11,10 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
+from coordinator.batch_result import BatchResult
 from coordinator.errors import InvalidRequestError, StateMismatchError
 from coordinator.model import (
     DEFAULT_STORE,
-    BatchResult,
     CommitEntry,
     LoadPlan,
     LoadPlans,
@@ -81,6 +81,10 @@ class StateHistory:
         """Newest entry up to a version of each store of a partition that has one."""
         found = (_newest(chain, version) for chain in self._partition_chains(partition_id))
         return [entry for entry in found if entry is not None]
+
+    def newest_version(self, partition_id: int) -> int:
+        """Newest counted version of a partition; 0 without any."""
+        return max((chain[-1].version for chain in self._partition_chains(partition_id) if chain), default=0)
 
     def rows_late(self, partition_id: int) -> int:
         """Late rows of a shard since the state began."""

@@ -6,14 +6,13 @@ the format (``docs/format.md``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NewType
 
 from coordinator.watermarks import Watermarks
 
 __all__ = [
-    "BatchResult",
     "DEFAULT_STORE",
     "PYTHON_QUERY_ID",
     "ActorLocation",
@@ -182,55 +181,6 @@ _OPTIONAL = frozenset({"batch_time_ms", "due_ms"})
 
 
 @dataclass(frozen=True, slots=True)
-class BatchResult:
-    """What a micro-batch did to a state, all shards together; the figures have the names of Spark's ``StateOperatorProgress``.
-
-    Attributes
-    ----------
-    missing
-        Shards that have not committed it.
-    updates_ms, commit_ms
-        Time that all shards worked on rows, and wrote deltas.
-    due_ms
-        Earliest time at which a row of the state falls due by processing time; None if none does.
-    """
-
-    missing: tuple[int, ...]
-    rows_total: int
-    rows_updated: int
-    rows_removed: int
-    rows_late: int
-    rows_in: int
-    memory_bytes: int
-    delta_bytes: int
-    updates_ms: int
-    commit_ms: int
-    due_ms: int | None
-
-    @classmethod
-    def of(cls, missing: tuple[int, ...], entries: Sequence[CommitEntry]) -> BatchResult:
-        """The result of the shards that have committed."""
-
-        def total(name: str) -> int:
-            return sum(getattr(entry, name) for entry in entries)
-
-        due = [entry.due_ms for entry in entries if entry.due_ms is not None]
-        return cls(
-            missing,
-            rows_total=total("state_rows"),
-            rows_updated=total("rows_updated"),
-            rows_removed=total("rows_removed"),
-            rows_late=total("rows_late"),
-            rows_in=total("rows_in"),
-            memory_bytes=total("state_bytes"),
-            delta_bytes=total("file_bytes"),
-            updates_ms=total("apply_ms"),
-            commit_ms=total("write_ms"),
-            due_ms=min(due, default=None),
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class StoredFile:
     """A file of the object store: path relative to the fleet's URI, size in bytes, CRC-32 of all of it."""
 
@@ -321,6 +271,18 @@ class LoadPlans:
     attempt_id: str
     plans: Mapping[str, LoadPlan]
 
+    def newest_version(self) -> int:
+        """Newest version that the plans' deltas make; 0 without any."""
+        return max((plan.deltas[-1].version for plan in self.plans.values() if plan.deltas), default=0)
+
+    def made(self) -> dict[int, str]:
+        """Attempts that made versions from which deltas of the plans, all of one schema, lead to the version planned for."""
+        found: dict[int, str] = {}
+        for plan in self.plans.values():
+            newest_schema = max((epoch for epoch, _ in plan.schemas), default=-1)
+            found |= {entry.version: entry.attempt_id for entry in plan.deltas if entry.epoch >= newest_schema}
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class InstancePlans:
@@ -355,12 +317,19 @@ class ShardLocation:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right of one store actor to commit a shard for one run, until a higher epoch is given out."""
+    """The right of one store actor to commit a shard for one run, until a higher epoch is given out.
+
+    Attributes
+    ----------
+    standbys
+        Names of the store actors that are told of each commit, so that they can take over.
+    """
 
     store_id: StateStoreId
     run_id: str
     epoch: int
     location: ActorLocation
+    standbys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

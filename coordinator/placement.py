@@ -1,7 +1,7 @@
 """Which store actor a shard goes to: a policy, asked whenever a task wants its shard's lease. Pure.
 
 A policy proposes and the ledger disposes: where the answer is not where the shard is, the shard goes there under a new epoch,
-which is written to the log before anybody is told (:meth:`coordinator.core.StateLedger.decide_lease`).
+which is written to the log with the reason before anybody is told (:meth:`coordinator.core.StateLedger.decide_lease`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from coordinator.model import ActorLocation
+from coordinator.preparation import Preparation
 
-__all__ = ["ActorLoad", "FleetView", "PlacementPolicy", "PlacementRequest", "StayElseLocal"]
+__all__ = ["ActorLoad", "Choice", "FleetView", "PlacementPolicy", "PlacementRequest", "StayElseLocal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,9 @@ class FleetView(Protocol):
 
     def is_alive(self, location: ActorLocation) -> bool:
         """Whether a store actor's life may still go on."""
+
+    def newest(self, location: ActorLocation) -> ActorLocation:
+        """The newest known life of the same store actor, over or not."""
 
     def actors(self) -> Collection[ActorLocation]:
         """Store actors that live; each says on which node."""
@@ -55,10 +59,25 @@ class PlacementRequest:
     present: ActorLocation | None
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A store actor for a shard, and why that one.
+
+    Attributes
+    ----------
+    preparation
+        What it took over beforehand; None if nobody asked it to.
+    """
+
+    location: ActorLocation
+    reason: str = ""
+    preparation: Preparation | None = None
+
+
 class PlacementPolicy(Protocol):
     """Chooses store actors."""
 
-    def place(self, request: PlacementRequest, fleet: FleetView) -> ActorLocation:
+    def place(self, request: PlacementRequest, fleet: FleetView) -> Choice:
         """The store actor that shall have the shard. That of `request.present` leaves it there, unless that life is over.
 
         Called for every lease, within the coordinator's turn: it must be quick. The same call may be repeated.
@@ -71,8 +90,10 @@ class StayElseLocal:
     Otherwise it goes to the node whose task asks.
     """
 
-    def place(self, request: PlacementRequest, fleet: FleetView) -> ActorLocation:
+    def place(self, request: PlacementRequest, fleet: FleetView) -> Choice:
         """See :class:`PlacementPolicy`."""
-        if request.present is not None and fleet.is_alive(request.present):
-            return request.present
-        return request.asking
+        if request.present is None:
+            return Choice(request.asking, "its first task ran there")
+        if fleet.is_alive(request.present):
+            return Choice(request.present)
+        return Choice(request.asking, "the store actor that had it was lost; the task that asked for it ran there")

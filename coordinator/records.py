@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any, assert_never
 
 from coordinator.model import ActorLocation, CommitEntry, SnapshotEntry
+from coordinator.preparation import Preparation
 
 __all__ = [
     "Committed",
@@ -21,6 +22,7 @@ __all__ = [
     "ShardsAssigned",
     "SnapshotAdded",
     "Truncated",
+    "preparation_from_json",
     "record_from_json",
     "record_to_json",
 ]
@@ -64,11 +66,13 @@ class SchemaChanged:
 
 @dataclass(frozen=True, slots=True)
 class ShardsAssigned:
-    """A partition was given to a store actor under a new epoch."""
+    """A partition was given to a store actor under a new epoch; `reason` says why that one, in words."""
 
     partition_id: int
     epoch: int
     location: ActorLocation
+    reason: str = ""
+    preparation: Preparation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,9 @@ def record_to_json(record: Record) -> dict[str, Any]:
         case SchemaChanged():
             kind = RecordKind.SCHEMA_CHANGED
         case ShardsAssigned():
-            kind = RecordKind.SHARDS_ASSIGNED
+            # Those of earlier versions have no reason, and few were prepared.
+            told = {name: value for name, value in asdict(record).items() if value not in ("", None)}
+            return {"kind": RecordKind.SHARDS_ASSIGNED, **told}
         case Committed(entry):
             return {"kind": RecordKind.COMMITTED, "entry": entry.to_json()}
         case SnapshotAdded():
@@ -121,12 +127,18 @@ _READERS: dict[RecordKind, Callable[[dict[str, Any]], Record]] = {
     RecordKind.RUN_STARTED: lambda fields: RunStarted(**fields),
     RecordKind.SCHEMA_CHANGED: lambda fields: SchemaChanged(**fields),
     RecordKind.SHARDS_ASSIGNED: lambda fields: ShardsAssigned(
-        **{**fields, "location": ActorLocation(**fields["location"])}
+        **{**fields, "location": ActorLocation(**fields["location"]), "preparation": preparation_from_json(fields)}
     ),
     RecordKind.COMMITTED: lambda fields: Committed(CommitEntry.from_json(fields["entry"])),
     RecordKind.SNAPSHOT: lambda fields: SnapshotAdded(SnapshotEntry.from_json(fields["snapshot"])),
     RecordKind.TRUNCATED: lambda fields: Truncated(**fields),
 }
+
+
+def preparation_from_json(fields: Mapping[str, Any]) -> Preparation | None:
+    """What a shard's new store actor took over beforehand, of JSON data that may tell of that."""
+    told = fields.get("preparation")
+    return None if told is None else Preparation(**told)
 
 
 def record_from_json(data: Mapping[str, Any]) -> Record:

@@ -7,23 +7,23 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
+from coordinator.active_instances import ActiveInstances
+from coordinator.batch_result import BatchResult
 from coordinator.cleaner import Cleaner
 from coordinator.cleaning_rules import check_age
-from coordinator.compatibility import changes, fitting
 from coordinator.core import LeaseGrant, StateLedger
 from coordinator.dashboard import Dashboard
 from coordinator.fleet_view import KnownFleet
+from coordinator.leasing import Leasing
 from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.lives import StoreActorLives
 from coordinator.maintenance import Maintenance
 from coordinator.manifest_log import CHECKPOINT_INTERVAL
 from coordinator.model import (
     ActorLocation,
-    BatchResult,
     CommitEntry,
     InstancePlans,
     LoadPlans,
@@ -36,8 +36,11 @@ from coordinator.model import (
 )
 from coordinator.open_states import OpenStates
 from coordinator.placement import PlacementPolicy, StayElseLocal
+from coordinator.placements import Placement, Placements
+from coordinator.placing import PlacementExplanation, PlannedMove
+from coordinator.preparation import Preparation
 from coordinator.records import Record
-from coordinator.registry import InstanceRegistry
+from coordinator.spreading import Place
 from coordinator.status import fleet_status
 from coordinator.storage.probe import Sighting, look_into, probe, remove_left_over
 from coordinator.storage.protocol import ObjectStore
@@ -64,7 +67,7 @@ class Coordinator:
     node_id
         Ray node that it runs on.
     placement
-        Where shards go.
+        Where shards go that were not planned.
     checkpoint_interval
         Of the manifest logs, in appends.
     """
@@ -94,11 +97,11 @@ class Coordinator:
             checkpoint_interval=checkpoint_interval,
             max_age_s=maintenance.grace_s / 2,
         )
-        self._registry = InstanceRegistry()
         self._lives = StoreActorLives()
-        self._placement = placement or StayElseLocal()
+        self._instances = ActiveInstances(self._lives, self._keeper)
         self._fleet = KnownFleet(self._lives, self._states.ledgers)
-        self._ended_runs: set[str] = set()
+        self._placements = Placements(placement or StayElseLocal(), self._lives, self._fleet, self._keeper)
+        self._leasing = Leasing(self._fleet, self._placements.placing, self._keeper)
         self._maintenance = maintenance
         self._cleaner = Cleaner(self._store, maintenance, self._clock)
         self._rounds: asyncio.Task[None] | None = None
@@ -126,64 +129,16 @@ class Coordinator:
         return None if created is None else await keeper.submit(lambda ledger: ([], ledger.described(created)))
 
     async def check_state(self, metadata: StateMetadata) -> None:
-        """Refuse a query that does not fit an existing state (StateMismatchError), before it starts.
-
-        Its first batch is known to its tasks only: the one after the newest that every shard has, or that one again. It may fit either.
-        """
-        keeper = await self._keeper(metadata.state_name)
-        created = keeper.metadata
-        if created is None:
-            return
-
-        def look(ledger: StateLedger) -> tuple[list[Record], Mapping[str, Any] | None]:
-            newest = ledger.finished_version(created.num_shards)
-            schemas = (ledger.committed_schema(created, version) for version in (newest, max(0, newest - 1)))
-            return [], fitting(schemas, created, metadata)
-
-        existing = await keeper.submit(look)
-        if existing is not None:
-            begun, gone = changes(existing, metadata.schema)
-            if begun or gone:
-                # A renamed column is another column: whoever did not mean it should see it.
-                log.warning(
-                    "%s: starting from nothing: %s; left out: %s", metadata.state_name, begun or "-", gone or "-"
-                )
+        """See :meth:`Leasing.check`."""
+        await self._leasing.check(metadata)
 
     async def attach_and_lease(self, task: TaskIdentity, metadata: StateMetadata, local: ActorLocation) -> LeaseGrant:
         """The store actor that may commit the task's shard, and the version its batch reads."""
-        keeper = await self._keeper(task.state_name)
-        local = self._lives.newest(local)
-
-        def check(ledger: StateLedger) -> tuple[list[Record], None]:
-            ledger.check_query(task)
-            return [], None
-
-        if keeper.metadata is None:
-            # Before anything is written: a checkpoint ahead of a missing state must not make an empty one.
-            await keeper.submit(check)
-            await keeper.create_metadata(metadata)
-        created = keeper.metadata
-        assert created is not None
-
-        def decide(ledger: StateLedger) -> tuple[list[Record], tuple[LeaseGrant, bool]]:
-            # First whose the state is: a run that was replaced is told so, whatever became of the state since.
-            ledger.check_query(task)
-            ledger.check_whole(task, created.num_shards)
-            is_new = task.run_id != ledger.run_id
-            records, grant = ledger.decide_lease(task, local, self._fleet, self._placement)
-            return [*records, *ledger.decide_schema(task, created, metadata)], (grant, is_new)
-
-        upstream = [
-            await (await self._keeper(name)).submit(
-                lambda ledger: ([], ledger.batch_watermarks(task.run_id, task.batch_id))
-            )
-            for name in metadata.schema.get("options", {}).get("upstream", ())
-        ]
-        grant, is_new = await keeper.submit(decide)
+        grant, is_new = await self._leasing.lease(task, metadata, self._lives.newest(local))
         if is_new:
             # Of a driver that was killed, nobody says that its run has ended.
-            self._registry.forget_former_runs(grant.lease.store_id.checkpoint_root_location, task.run_id)
-        return replace(grant, upstream=tuple(upstream))
+            self._instances.registry.forget_former_runs(grant.lease.store_id.checkpoint_root_location, task.run_id)
+        return grant
 
     async def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> tuple[CommitEntry, ...]:
         """Count one attempt's commits of all stores of a partition, durably and together.
@@ -204,10 +159,69 @@ class Coordinator:
 
         return await (await self._keeper(state_name)).submit(decide)
 
-    async def batch_result(self, state_name: str, run_id: str, batch_id: int, num_shards: int) -> BatchResult:
-        """What a batch of a run did to a state, and which of its shards have not counted it."""
+    async def batch_result(
+        self, state_name: str, run_id: str, batch_id: int, num_shards: int
+    ) -> tuple[BatchResult, Placement]:
+        """What a batch of a run did to a state, which of its shards have not counted it, and where its next tasks should run."""
         keeper = await self._keeper(state_name)
-        return await keeper.submit(lambda ledger: ([], ledger.batch_result(run_id, batch_id, num_shards)))
+
+        def look(ledger: StateLedger) -> tuple[list[Record], tuple[BatchResult, Placement]]:
+            result = ledger.batch_result(run_id, batch_id, num_shards)
+            return [], (result, self._placements.next_batch(ledger, num_shards, is_whole=not result.missing))
+
+        return await keeper.submit(look)
+
+    # -- places ---------------------------------------------------------------------------------------------------
+
+    async def place_shards(
+        self, state_name: str, query_id: str, num_shards: int, places: Sequence[Place], standbys: int = 0
+    ) -> Placement:
+        """Spread a state's shards over the nodes that have executors, before the first task of a run and whenever these change.
+
+        Parameters
+        ----------
+        standbys
+            How many store actors on other nodes follow what each shard commits.
+        """
+        return await self._placements.place(state_name, query_id, num_shards, places, standbys)
+
+    async def explain_placement(self, state_name: str, partition_id: int) -> PlacementExplanation:
+        """Why a shard is where it is: its newest moves, and where its tasks ran."""
+        return await self._placements.explain(state_name, partition_id)
+
+    async def plan_move(self, state_name: str, partition_id: int, node_id: str) -> tuple[PlannedMove, ...]:
+        """See :meth:`Placements.move`."""
+        return await self._placements.move(state_name, partition_id, node_id)
+
+    async def plan_rebalance(self, state_names: Sequence[str]) -> tuple[PlannedMove, ...]:
+        """See :meth:`Placements.rebalance`."""
+        return await self._placements.rebalance(await self._sizes(state_names))
+
+    async def drain(self, node_id: str, dry_run: bool) -> tuple[PlannedMove, ...]:
+        """See :meth:`Placements.drain`; of all states that are open."""
+        names = [name for name, _ in self._states.keepers()]
+        return await self._placements.drain(await self._sizes(names), node_id, dry_run=dry_run)
+
+    async def undrain(self, node_id: str) -> None:
+        """See :meth:`Placements.undrain`."""
+        self._placements.undrain(node_id)
+
+    async def _sizes(self, state_names: Sequence[str]) -> list[tuple[str, int]]:
+        """Those of some states that exist, each with its number of shards."""
+        found = [(await self._keeper(name)).metadata for name in state_names]
+        return [(one.state_name, one.num_shards) for one in found if one is not None]
+
+    async def move_prepared(self, move: PlannedMove, preparation: Preparation | None) -> bool:
+        """The taker of a shard has a copy: it has the shard from the end of the batch at hand on.
+
+        Returns
+        -------
+        bool
+            False if the giver does not have the shard any more, or the taker is lost: nothing is moved.
+        """
+        return await self._placements.prepared(move, preparation)
+
+    # -- versions -------------------------------------------------------------------------------------------------
 
     async def load_plans(
         self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]
@@ -296,33 +310,8 @@ class Coordinator:
         location: ActorLocation,
         ids_to_check: Sequence[StateStoreProviderId] = (),
     ) -> list[StateStoreProviderId]:
-        """See :meth:`InstanceRegistry.report_active_instance`; what this coordinator has forgotten in a restart, leases tell."""
-        self._lives.begun(location)
-        stale = self._registry.report_active_instance(provider_id, location, ids_to_check)
-        remembered = await self._remembered(stale, location)
-        for other in remembered:
-            self._registry.report_active_instance(other, location, ())
-        return [other for other in stale if other not in remembered]
-
-    async def _remembered(
-        self, stale: Sequence[StateStoreProviderId], location: ActorLocation
-    ) -> set[StateStoreProviderId]:
-        """Those that nobody has reported to this life of the coordinator, though they are leased to the store actor."""
-        unknown = [
-            one
-            for one in stale
-            if self._registry.get_location(one) is None and one.query_run_id not in self._ended_runs
-        ]
-        # One look at the log a state, however many shards it has.
-        told = {
-            name: await (await self._keeper(name)).submit(lambda ledger: ([], (ledger.run_id, ledger.assigned())))
-            for name in {one.store_id.state_name for one in unknown}
-        }
-        leased = {}
-        for one in unknown:
-            run_id, assigned = told[one.store_id.state_name]
-            leased[one] = assigned.get(one.store_id.partition_id) if one.query_run_id == run_id else None
-        return {one for one, where in leased.items() if where is not None and where.instance_id == location.instance_id}
+        """See :meth:`ActiveInstances.report`."""
+        return await self._instances.report(provider_id, location, ids_to_check)
 
     async def open_instance(
         self,
@@ -339,16 +328,15 @@ class Coordinator:
 
     async def verify_if_instance_active(self, provider_id: StateStoreProviderId, location: ActorLocation) -> bool:
         """See :meth:`InstanceRegistry.verify_if_instance_active`."""
-        return self._registry.verify_if_instance_active(provider_id, location)
+        return self._instances.registry.verify_if_instance_active(provider_id, location)
 
     async def get_location(self, provider_id: StateStoreProviderId) -> ActorLocation | None:
         """See :meth:`InstanceRegistry.get_location`."""
-        return self._registry.get_location(provider_id)
+        return self._instances.registry.get_location(provider_id)
 
     async def deactivate_instances(self, run_id: str) -> int:
         """See :meth:`InstanceRegistry.deactivate_instances`; called when a query stops."""
-        self._ended_runs.add(run_id)
-        return self._registry.deactivate_instances(run_id)
+        return self._instances.end(run_id)
 
     # -- showing --------------------------------------------------------------------------------------------------
 
@@ -364,7 +352,8 @@ class Coordinator:
             {"node_id": self._node_id, "pid": os.getpid(), "started_at_ms": self._started_at_ms},
             self._lives,
             self._states.described(),
-            self._ended_runs,
+            self._instances.ended_runs,
+            self._placements.placing,
         )
 
     async def status(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from coordinator.core import StateLedger
 from coordinator.lives import StoreActorLives
 from coordinator.model import CommitEntry, StateMetadata
 from coordinator.names import fleet_id_of
+from coordinator.placing import LOCAL, Placing
 
 __all__ = ["fleet_status", "query_status"]
 
@@ -23,6 +24,7 @@ def fleet_status(
     lives: StoreActorLives,
     states: Iterable[tuple[StateLedger, StateMetadata]],
     ended_runs: Collection[str],
+    placing: Placing,
 ) -> dict[str, Any]:
     """Store actors, queries and shards of a fleet.
 
@@ -49,23 +51,28 @@ def fleet_status(
             for actor in lives.all()
         ],
         "queries": [
-            query_status(ledger, metadata, active=bool(ledger.run_id) and ledger.run_id not in ended_runs)
+            query_status(ledger, metadata, placing, active=bool(ledger.run_id) and ledger.run_id not in ended_runs)
             for ledger, metadata in states
         ],
     }
 
 
-def query_status(ledger: StateLedger, metadata: StateMetadata, *, active: bool) -> dict[str, Any]:
+def query_status(ledger: StateLedger, metadata: StateMetadata, placing: Placing, *, active: bool) -> dict[str, Any]:
     """One query's row, with a row a shard.
 
     ``version`` and ``watermark_ms`` are those of the newest version that every shard has; ``rows_per_second`` is over the
-    last few batches; None where nothing is known yet.
+    last few batches; ``locality`` is the part of state operations since the coordinator started whose task ran on the node of its
+    shard; None where nothing is known yet.
     """
     entries = {shard: ledger.newest(shard) for shard in range(metadata.num_shards)}
     present = [entry for entry in entries.values() if entry is not None]
     complete = len(present) == metadata.num_shards
     version = min(entry.version for entry in present) if complete else 0
-    shards = [_shard_status(ledger, shard, entry) for shard, entry in entries.items()]
+    shards = [
+        {**_shard_status(ledger, shard, entry), **_locality(placing.operations(metadata.state_name, shard))}
+        for shard, entry in entries.items()
+    ]
+    operations = sum(shard["operations"] for shard in shards)
     return {
         "name": metadata.state_name,
         "query_id": ledger.query_id,
@@ -78,6 +85,7 @@ def query_status(ledger: StateLedger, metadata: StateMetadata, *, active: bool) 
         "rows_per_second": _rows_per_second(ledger, metadata.num_shards),
         "state_rows": sum(shard["state_rows"] for shard in shards),
         "state_bytes": sum(shard["state_bytes"] for shard in shards),
+        "locality": sum(shard["operations_local"] for shard in shards) / operations if operations else None,
         "rows_late": sum(ledger.rows_late(shard) for shard in entries),
         "last_commit_ms": max((entry.committed_at_ms for entry in present), default=None),
         "active": active,
@@ -103,6 +111,15 @@ def _shard_status(ledger: StateLedger, shard: int, entry: CommitEntry | None) ->
         "state_bytes": size,
         "rows_in": entry.rows_in if entry else 0,
         "last_commit_ms": entry.committed_at_ms if entry else None,
+    }
+
+
+def _locality(operations: Mapping[str, int]) -> dict[str, Any]:
+    misses = {why: count for why, count in operations.items() if why != LOCAL}
+    return {
+        "operations": sum(operations.values()),
+        "operations_local": operations.get(LOCAL, 0),
+        "operations_elsewhere": misses,
     }
 
 

@@ -12,13 +12,6 @@ from typing import Any
 import pyarrow as pa
 import ray
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.listener import (
-    QueryIdleEvent,
-    QueryProgressEvent,
-    QueryStartedEvent,
-    QueryTerminatedEvent,
-    StreamingQueryListener,
-)
 
 from coordinator.calls import RayActors, unwrapped
 from coordinator.client import CoordinatorClient
@@ -26,14 +19,16 @@ from coordinator.errors import InvalidRequestError, SetupError
 from coordinator.maintenance import Maintenance
 from coordinator.model import PYTHON_QUERY_ID, StateMetadata, TaskIdentity
 from coordinator.names import check_state_name
+from coordinator.placing import PlacementExplanation
 from coordinator.storage.options import split_options
 from coordinator.storage.uris import normalize_uri
-from spark_jobs.batch_end import BatchEnds
+from spark_jobs.driver_calls import DriverCalls
 from spark_jobs.plan.catalyst import JOB_FAILURES
 from spark_jobs.plan.operator_plan import Collector, OperatorPlan, RoutedOperator
 from spark_jobs.plan.route import route_plan
 from spark_jobs.plan.stateful_exchange import install
-from spark_jobs.session.spark_session import ensure_ray
+from spark_jobs.run_listener import RunListener
+from spark_jobs.session.spark_session import check_on_ray, ensure_ray
 from spark_jobs.stateful import StatefulDataFrame
 from spark_jobs.target import Target
 from spark_jobs.worker.fleet_client import ConnectTask, FleetAddress, fleet_client
@@ -45,7 +40,7 @@ __all__ = ["Fleet", "connect"]
 log = logging.getLogger(__name__)
 
 #: Of all fleets of this driver, as its JVM has one place to ask.
-_BATCH_ENDS = BatchEnds()
+_DRIVER = DriverCalls()
 #: Fewest shards of a new state: room to use a few more cores later, and cheap on one.
 _MIN_SHARDS = 4
 #: How long a store actor may take to start before that is told, in seconds.
@@ -53,7 +48,11 @@ _START_S = 60.0
 
 
 def connect(
-    uri: str, *, storage_options: Mapping[str, str] | None = None, maintenance: Maintenance | None = None
+    uri: str,
+    *,
+    storage_options: Mapping[str, str] | None = None,
+    maintenance: Maintenance | None = None,
+    standbys: int = 0,
 ) -> Fleet:
     """Start the fleet of an object-store URI on this Ray cluster, or attach to it.
 
@@ -69,6 +68,9 @@ def connect(
         replaces them.
     maintenance
         When snapshots are made and how many versions are kept, for a fleet that is started by this call.
+    standbys
+        How many store actors on other nodes keep a warm copy of each shard of this driver's queries, and take over without reading
+        the object store when a node is lost. Each needs the memory of a copy.
 
     Returns
     -------
@@ -92,14 +94,19 @@ def connect(
     """
     normalized = normalize_uri(uri)
     ensure_ray()
-    return Fleet(normalized, storage_options, maintenance or Maintenance())
+    if standbys < 0:
+        raise InvalidRequestError("a number of standbys is 0 or more", standbys=standbys)
+    return Fleet(normalized, storage_options, maintenance or Maintenance(), standbys)
 
 
 class Fleet:
     """A connected fleet. Made by :func:`connect`."""
 
-    def __init__(self, uri: str, storage_options: Mapping[str, str] | None, maintenance: Maintenance) -> None:
+    def __init__(
+        self, uri: str, storage_options: Mapping[str, str] | None, maintenance: Maintenance, standbys: int
+    ) -> None:
         self.uri = uri
+        self._standbys = standbys
         self._actors = RayActors()
         options, secrets = split_options(uri, storage_options)
         given = secrets if options.withheld else None
@@ -164,7 +171,7 @@ class Fleet:
             Its session does not run on Ray.
         """
         _check_frame(df, name)
-        _check_on_ray(df.sparkSession)
+        check_on_ray(df.sparkSession)
 
         def run_plan(plan: OperatorPlan) -> DataFrame:
             existing = self._coordinator.describe_state(name)
@@ -213,9 +220,9 @@ class Fleet:
             It does not fit.
         """
         check_state_name(name)
-        _check_on_ray(df.sparkSession)
-        install(df.sparkSession, _BATCH_ENDS.settle)
-        _BATCH_ENDS.add(self.uri, self._coordinator)
+        check_on_ray(df.sparkSession)
+        install(df.sparkSession, _DRIVER.answer)
+        _DRIVER.add(self._address, self._coordinator, self._standbys)
         self._ready(df.sparkSession)
         existing = self._coordinator.describe_state(name)
         if shards is None:
@@ -295,7 +302,7 @@ class Fleet:
         if application in self._readied:
             return
         # The coordinator is told when a run of a query ends, as Spark tells its own.
-        spark.streams.addListener(_RunListener(self._coordinator))
+        spark.streams.addListener(RunListener(self._coordinator))
         slots = spark.sparkContext.defaultParallelism
         tasks = spark.range(0, slots, 1, slots).mapInArrow(ConnectTask(self._address), "id BIGINT")
         try:
@@ -308,6 +315,38 @@ class Fleet:
                 cause=error,
             ) from error
         self._readied.add(application)
+
+    def explain_placement(self, name: str, shard: int) -> PlacementExplanation:
+        """Why a shard of a state is where it is.
+
+        Parameters
+        ----------
+        name
+            The state.
+        shard
+            Number of its shard.
+
+        Returns
+        -------
+        PlacementExplanation
+            Store actor that has it (``location``), its newest moves with their reasons (``moves``, from the state's log), and how many
+            state operations ran on its node, or why not, since the coordinator started (``operations``).
+
+        Raises
+        ------
+        InvalidRequestError
+            There is no such state, or it has no such shard.
+        """
+        check_state_name(name)
+        existing = self._coordinator.describe_state(name)
+        if existing is None or not 0 <= shard < existing.num_shards:
+            raise InvalidRequestError(
+                "there is no such shard; fleet.status() lists states and their shards",
+                state=name,
+                shard=shard,
+                shards=0 if existing is None else existing.num_shards,
+            )
+        return self._coordinator.explain_placement(name, shard)
 
     def status(self) -> dict[str, Any]:
         """Where everything is: store actors, queries, shards, versions, watermarks; what the dashboard shows."""
@@ -356,36 +395,3 @@ def _check_frame(given: object, name: str) -> None:
             state=name,
             given=type(given).__name__,
         )
-
-
-def _check_on_ray(spark: SparkSession) -> None:
-    """Refuse a session whose executors are no Ray actors, such as a local one."""
-    master = spark.sparkContext.master or ""
-    # RayDP's own scheme; `raydp-submit` says no more than the word.
-    if master != "ray" and not master.startswith("ray://"):
-        raise SetupError(
-            "this Spark session does not run on Ray, where the fleet is: its executors are no Ray actors; make the session with "
-            "statefleet.start_session or raydp.init_spark, after stopping this one, in the program that connects to the fleet",
-            master=master,
-        )
-
-
-class _RunListener(StreamingQueryListener):
-    """Reports ended runs to the coordinator."""
-
-    def __init__(self, coordinator: CoordinatorClient) -> None:
-        self._coordinator = coordinator
-
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing: a run is known from its first task."""
-
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """Nothing: progress is read off the commits."""
-
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Nothing."""
-
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Deactivate the run's instances; the shards stay in memory for the next run."""
-        if ray.is_initialized():
-            self._coordinator.deactivate_instances(str(event.runId))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.errors import InvalidRequestError, SetupError, StateStoreError
 from coordinator.text import format_table, size_text
+from statefleet import moves
 
 if TYPE_CHECKING:
     from coordinator.client import CoordinatorClient
@@ -112,6 +113,18 @@ def _gc(options: argparse.Namespace) -> str:
     )
 
 
+def _move(options: argparse.Namespace) -> str:
+    return moves.move(_find(options), options)
+
+
+def _drain(options: argparse.Namespace) -> str:
+    return moves.drain(_find(options), options)
+
+
+def _rebalance(options: argparse.Namespace) -> str:
+    return moves.rebalance(_find(options), options)
+
+
 def _stop(options: argparse.Namespace) -> str:
     from coordinator.calls import RayActors
     from store_actors.deploy import end_fleet
@@ -126,8 +139,14 @@ _COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], str], str]] = {
     "metrics": (_metrics, "counters of each store actor, as JSON"),
     "dashboard": (_dashboard, "address of the location dashboard"),
     "gc": (_gc, "let old versions go and delete files that nobody needs, now"),
+    "move": (_move, "bring a shard to a node while its query runs"),
+    "drain": (_drain, "take all shards off a node, and have none placed there"),
+    "rebalance": (_rebalance, "spread shards evenly over the nodes that have executors"),
     "stop": (_stop, "end the fleet's actors; state stays in the object store"),
 }
+
+
+_MOVING = ("move", "drain", "rebalance")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -137,11 +156,18 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("uri", help="the fleet's URI, as given to statefleet.connect")
         command.add_argument("--address", default="auto", help="Ray cluster (default: the one running on this machine)")
-        if name in ("status", "shards", "gc"):
+        if name == "move":
+            command.add_argument("state", help="name of the state")
+            command.add_argument("shard", type=int, help="number of the shard")
+        if name in ("move", "drain"):
+            command.add_argument("node", help="a Ray node: its address, or its id or the beginning of that")
+        if name == "drain":
+            command.add_argument("--undo", action="store_true", help="let shards be placed there again")
+        if name in ("status", "shards", "gc", *_MOVING):
             command.add_argument("--json", action="store_true", help="print JSON")
-        if name == "gc":
-            command.add_argument("--dry-run", action="store_true", help="only show what would go")
-        if name in ("shards", "gc"):
+        if name in ("gc", *_MOVING):
+            command.add_argument("--dry-run", action="store_true", help="only show what would be done")
+        if name in ("shards", "gc", "rebalance"):
             command.add_argument("--name", help="only this state")
     return parser
 

@@ -5,23 +5,26 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
 import ray
 
+from coordinator.calls import Actors, RayActors, unwrapped
 from coordinator.client import CoordinatorClient
 from coordinator.maintenance import Maintenance
 from coordinator.model import ActorLocation, CommitEntry, InstancePlans, StateStoreId, StateStoreProviderId
+from coordinator.preparation import Preparation
 from coordinator.storage.handed_over import HandedOverObjectStore
 from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.probe import prove_shared
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_travelled_store
 from coordinator.surroundings import Surroundings
-from store_actors.messages import ApplyRequest, BatchFacts, OpenRequest, ShardInput, Write
+from store_actors.followers import Followers
+from store_actors.messages import ApplyRequest, BatchFacts, Followed, Offer, OpenRequest, ShardInput, Write
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards
@@ -29,6 +32,9 @@ from store_actors.serving.operator_shards import OperatorShards
 __all__ = ["ProvenStoreProcess", "StoreActor", "StoreProcess"]
 
 log = logging.getLogger(__name__)
+
+#: Copies that a standby takes at once.
+_COPIES_AT_ONCE = 2
 
 
 class _LocatedCoordinator:
@@ -67,6 +73,8 @@ class StoreProcess:
         The fleet's object store.
     coordinator
         The fleet's coordinator.
+    actors
+        How it reaches other store actors.
     """
 
     def __init__(
@@ -76,14 +84,19 @@ class StoreProcess:
         coordinator: CoordinatorClient,
         maintenance: Maintenance,
         surroundings: Surroundings,
+        actors: Actors,
     ) -> None:
+        self._actors = actors
         self._location = location
         self._maintenance = maintenance
         self._clock = surroundings.clock
         self._metrics = StoreMetrics()
         located = _LocatedCoordinator(coordinator, location)
-        self._shards = OperatorShards(objects, located, self._metrics, surroundings)
-        self._keyed = KeyedStores(objects, located, self._metrics, surroundings)
+        standbys = Followers(actors, location.actor_name, self._metrics, surroundings.threads.lock())
+        self._shards = OperatorShards(objects, located, self._metrics, surroundings, standbys=standbys)
+        self._keyed = KeyedStores(objects, located, self._metrics, surroundings, standbys=standbys)
+        self._copying: set[StateStoreId] = set()
+        self._copiers = surroundings.threads.pool(_COPIES_AT_ONCE, "statefleet-copy")
         coordinator.report_store_actor(location)
         surroundings.threads.start(self._maintain, "statefleet-maintenance")
 
@@ -107,7 +120,10 @@ class StoreProcess:
 
     def apply(self, request: ApplyRequest, rows: ShardInput) -> tuple[pa.Table, CommitEntry]:
         """See :meth:`OperatorShards.apply`."""
-        return self._shards.apply(request, rows)
+        emitted, entry = self._shards.apply(request, rows)
+        if request.node_id not in ("", self._location.node_id):
+            self._metrics.bytes_between_nodes += sum(table.nbytes for table in rows.tables) + emitted.nbytes
+        return emitted, entry
 
     # -- keyed stores: see KeyedStores, method by method ------------------------------------------------------------
 
@@ -133,6 +149,60 @@ class StoreProcess:
 
     def end_session(self, session_id: str) -> None:
         self._keyed.end(session_id)
+
+    # -- partitions that come and go ----------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="giving")
+    def offer(self, store_id: StateStoreId) -> Offer | None:
+        """See :meth:`HeldPartitions.offer <store_actors.serving.held.HeldPartitions.offer>`."""
+        return self._shards.offer(store_id) or self._keyed.offer(store_id)
+
+    @ray.method(concurrency_group="giving")
+    def next_piece(self, offer_id: str, is_keyed: bool) -> tuple[int, pa.Table] | None:
+        """See :meth:`Offers.next_piece <store_actors.serving.handing_over.Offers.next_piece>`."""
+        return (self._keyed if is_keyed else self._shards).next_piece(offer_id)
+
+    def prepare(self, store_id: StateStoreId, giver: str) -> Preparation:
+        """Take a copy of a partition from the store actor that has it, by name, as the next one to have it; batches go on there.
+
+        Raises
+        ------
+        ray.exceptions.RayActorError
+            The giver was lost.
+        """
+        begun_s = self._clock.elapsed_s()
+        handle = self._actors.find(giver)
+        offer = None if handle is None else unwrapped(self._actors, handle, handle.offer.remote(store_id))
+        if offer is None:
+            return Preparation(0, 0, 0)
+        kind = self._keyed if offer.is_keyed else self._shards
+        version, size = kind.take(store_id, offer, self._pieces(handle, offer))
+        return Preparation(version, size, round(1000 * (self._clock.elapsed_s() - begun_s)))
+
+    def follow(self, told: Followed) -> bool:
+        """Apply a commit of another store actor, as its standby; False if a copy must be taken first, which is begun."""
+        if (self._keyed if told.is_keyed else self._shards).follow(told):
+            return True
+        if told.store_id not in self._copying:
+            self._copying.add(told.store_id)
+            self._copiers.submit(self._copy, told.store_id, told.giver)
+        return False
+
+    def _copy(self, store_id: StateStoreId, giver: str) -> None:
+        try:
+            self.prepare(store_id, giver)
+        except Exception:  # whatever it is, the next commit begins anew
+            log.exception("a standby has no copy of %s yet; it tries again with the next commit", store_id.path())
+        finally:
+            self._copying.discard(store_id)
+
+    def _pieces(self, handle: Any, offer: Offer) -> Iterator[tuple[int, pa.Table]]:
+        """The rows of an offer; the next piece is on its way while one is used."""
+        waiting = handle.next_piece.remote(offer.offer_id, offer.is_keyed)
+        while (piece := unwrapped(self._actors, handle, waiting)) is not None:
+            waiting = handle.next_piece.remote(offer.offer_id, offer.is_keyed)
+            self._metrics.bytes_taken_over += piece[1].nbytes
+            yield piece
 
     def unload(self, store_id: StateStoreId) -> bool:
         """See :meth:`OperatorShards.unload`."""
@@ -160,12 +230,13 @@ class ProvenStoreProcess(StoreProcess):
         coordinator: CoordinatorClient,
         maintenance: Maintenance,
         surroundings: Surroundings,
+        actors: Actors,
     ) -> None:
         self._objects = objects
         self._look = coordinator.look_into
         self._proving = surroundings.threads.lock()
         self._proven = False
-        super().__init__(location, objects, coordinator, maintenance, surroundings)
+        super().__init__(location, objects, coordinator, maintenance, surroundings, actors)
 
     def _prove(self) -> None:
         with self._proving:
@@ -181,6 +252,10 @@ class ProvenStoreProcess(StoreProcess):
     def apply(self, request: ApplyRequest, rows: ShardInput) -> tuple[pa.Table, CommitEntry]:
         self._prove()
         return super().apply(request, rows)
+
+    def prepare(self, store_id: StateStoreId, giver: str) -> Preparation:
+        self._prove()
+        return super().prepare(store_id, giver)
 
     def open_update(self, request: OpenRequest) -> tuple[str, int]:
         self._prove()
@@ -205,7 +280,7 @@ class StoreActor(ProvenStoreProcess):
         )
         coordinator = CoordinatorClient.connect(uri, storage_options, maintenance)
         objects = open_travelled_store(uri, storage_options, coordinator.handed_over)
-        super().__init__(location, objects, coordinator, maintenance, surroundings)
+        super().__init__(location, objects, coordinator, maintenance, surroundings, RayActors())
 
     @ray.method(concurrency_group="control")
     def handed_over(self) -> Secrets | None:

@@ -16,7 +16,7 @@ from coordinator.maintenance import Maintenance
 from coordinator.names import store_actors_prefix
 from coordinator.storage.options import Secrets, StorageOptions
 
-__all__ = ["end_fleet", "ensure_store_actor", "hand_over", "store_actor_name", "store_metrics"]
+__all__ = ["deploy_store_actor", "end_fleet", "ensure_store_actor", "hand_over", "store_actor_name", "store_metrics"]
 
 log = logging.getLogger(__name__)
 
@@ -33,19 +33,25 @@ def store_actor_name(uri: str, node_id: str) -> str:
 def ensure_store_actor(
     actors: Actors, uri: str, storage_options: StorageOptions, maintenance: Maintenance, node_id: str
 ) -> Any:
-    """Handle of the node's store actor, started (with these options) if it isn't there.
+    """Handle of the node's store actor, started (with these options) if it isn't there."""
+    name = store_actor_name(uri, node_id)
+    handle = actors.find(name)
+    return handle or deploy_store_actor(name, uri, storage_options, maintenance, node_id)
+
+
+def deploy_store_actor(
+    name: str, uri: str, storage_options: StorageOptions, maintenance: Maintenance, node_id: str
+) -> Any:
+    """Handle of a store actor on a node, started if there is none of this name.
 
     Ray keeps its arguments: they hold no credentials.
     """
-    name = store_actor_name(uri, node_id)
-    handle = actors.find(name)
-    if handle is not None:
-        return handle
     # Late: the engine takes seconds to import, and most callers only look the actor up.
     from store_actors.actor import StoreActor
 
-    # A ping must be answered while all threads work.
-    remote = ray.remote(concurrency_groups={"control": 1})(StoreActor)  # type: ignore[call-overload]
+    # A ping must be answered while all threads work; so must a store actor that takes partitions, or two that take from each other
+    # would wait for ever.
+    remote = ray.remote(concurrency_groups={"control": 1, "giving": 4})(StoreActor)  # type: ignore[call-overload]
     actor = remote.options(
         name=name,
         namespace=NAMESPACE,
@@ -59,8 +65,9 @@ def ensure_store_actor(
         # Executors have reserved the node's cores; the fleet shares them instead of waiting for free ones.
         num_cpus=0,
         max_concurrency=_THREADS,
-        # Soft: if the node is gone Ray may restart the actor elsewhere rather than never.
-        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node_id, soft=True),
+        # Hard: Ray puts an actor that asks for a node softly, and for no resource, anywhere. With its node it is gone for good, and its
+        # shards go to others.
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node_id, soft=False),
     )
     return actor.remote(name, uri, storage_options, maintenance)
 

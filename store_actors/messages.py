@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from coordinator.model import Lease, TaskIdentity
+from coordinator.model import CommitEntry, Lease, StateStoreId, TaskIdentity
 from coordinator.watermarks import Watermarks
 from store_actors.schema import Field, StateSchema
 
-__all__ = ["ApplyRequest", "BatchFacts", "OpenRequest", "ShardInput", "StoreSpec", "Write"]
+__all__ = [
+    "ApplyRequest",
+    "BatchFacts",
+    "Followed",
+    "GivenStore",
+    "Offer",
+    "OpenRequest",
+    "ShardInput",
+    "StoreSpec",
+    "Write",
+]
 
 #: A put or remove of a session: the store's name, the method and its arguments.
 Write = tuple[str, str, tuple[Any, ...]]
@@ -27,6 +38,8 @@ class ApplyRequest:
         Where event time stands in the version that is made, the same for all shards of the operator.
     late_ms
         Watermark up to which rows are late, in milliseconds; that of the version before if None.
+    node_id
+        Ray node of the task.
     """
 
     task: TaskIdentity
@@ -35,6 +48,7 @@ class ApplyRequest:
     schema: StateSchema
     watermarks: Watermarks
     late_ms: int | None = None
+    node_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +95,75 @@ class OpenRequest:
     lease: Lease
     base_version: int
     stores: tuple[StoreSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GivenStore:
+    """A store of a partition that one store actor offers to another.
+
+    Attributes
+    ----------
+    spec
+        Of a keyed store; None for an operator's shard.
+    schema
+        Of the rows.
+    room
+        What the rows need in memory (``OperatorShard.room``).
+    """
+
+    name: str
+    spec: StoreSpec | None
+    schema: StateSchema
+    room: Mapping[str, Any]
+    watermark_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A partition that one store actor offers to another, whose rows are then asked for piece by piece.
+
+    Attributes
+    ----------
+    version, attempt_id
+        Of the rows, and the attempt that made them; empty for the empty version.
+    deltas
+        Commits since the last snapshot.
+    """
+
+    offer_id: str
+    version: int
+    attempt_id: str
+    deltas: int
+    stores: tuple[GivenStore, ...]
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether it is of keyed stores."""
+        return self.stores[0].spec is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A counted commit, as a standby is told of it.
+
+    Attributes
+    ----------
+    store_id
+        The partition.
+    giver
+        Name of the store actor that has it.
+    base_attempt
+        Attempt that made the version which the commit builds on; empty for the empty one.
+    entries, files
+        The commit of each store, and its delta file.
+    """
+
+    store_id: StateStoreId
+    giver: str
+    is_keyed: bool
+    base_attempt: str
+    entries: tuple[CommitEntry, ...]
+    files: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,16 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.UUID;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.function.Function;
+import org.apache.spark.Partition;
 import org.apache.spark.Partitioner;
 import org.apache.spark.SparkContext;
 import org.apache.spark.rdd.ParallelCollectionRDD;
 import org.apache.spark.rdd.PartitionerAwareUnionRDD;
 import org.apache.spark.rdd.RDD;
+import org.apache.spark.scheduler.TaskScheduler;
+import org.apache.spark.scheduler.TaskSchedulerImpl;
 import org.apache.spark.sql.ExperimentalMethods;
 import org.apache.spark.sql.SparkSession;
 import org.apache.spark.sql.catalyst.InternalRow;
@@ -52,6 +56,7 @@ import org.apache.spark.sql.execution.streaming.StateStoreWriter;
 import org.apache.spark.sql.execution.streaming.StatefulOperatorStateInfo;
 import org.apache.spark.sql.execution.streaming.StreamExecution;
 import org.apache.spark.sql.streaming.StateOperatorProgress;
+import org.apache.spark.status.api.v1.ExecutorSummary;
 import scala.Function1;
 import scala.Option;
 import scala.Some;
@@ -65,10 +70,11 @@ public class Sessions {
     /**
      * Makes a session plan the fleet's exchanges as StatefulExchangeExec; once is enough, twice does no harm.
      *
-     * settle: from a finished batch of an operator (JSON) to which shards lack it and what the others did (JSON); see Operator.
+     * driver: what the driver's Python answers, from JSON to JSON: where the shards of an operator shall be ("place"), and of a finished
+     * batch which shards lack it and what the others did ("settle").
      */
-    public void install(SparkSession session, Function settle) {
-        Batch.settle = settle;
+    public void install(SparkSession session, Function driver) {
+        Batch.driver = driver;
         ExperimentalMethods methods = session.experimental();
         if (!holds(methods.extraStrategies(), ExchangeStrategy.class)) {
             methods.extraStrategies_$eq(with(methods.extraStrategies(), new ExchangeStrategy()));
@@ -128,13 +134,60 @@ class Route {
 
 /** The batch that is being planned or run in this thread; the callback into Python. */
 class Batch {
-    static volatile Function settle;
+    static volatile Function driver;
+
+    static Map ask(ObjectNode told) {
+        String answer = (String) driver.apply(told.toString());
+        try {
+            return (Map) Route.JSON.readValue(answer, HashMap.class);
+        } catch (java.io.IOException error) {
+            throw new IllegalStateException("what Python answered is no JSON: " + answer, error);
+        }
+    }
 
     /** Null outside a streaming query, as for explain() before it starts. */
     static IncrementalExecution current(SparkContext context, SparkSession session) {
         String id = context.getLocalProperty("sql.streaming.queryId");
         Object query = id == null ? null : session.sharedState().activeStreamingQueries().get(UUID.fromString(id));
         return query == null ? null : ((StreamExecution) query).lastExecution();
+    }
+}
+
+/** Where the coordinator says that the shards of a state are, as of the end of the batch before: hosts by shard, null for "anywhere". */
+class Places {
+    private static final ConcurrentHashMap OF = new ConcurrentHashMap();
+
+    private final String runId;
+    private final String executors;
+    private final List hosts;
+
+    private Places(String runId, String executors, List hosts) {
+        this.runId = runId;
+        this.executors = executors;
+        this.hosts = hosts;
+    }
+
+    static void put(String state, String runId, String executors, List hosts) {
+        OF.put(state, new Places(runId, executors, hosts));
+    }
+
+    /** The same executors, other hosts. */
+    static void renew(String state, List hosts) {
+        Places before = (Places) OF.get(state);
+        if (before != null) {
+            OF.put(state, new Places(before.runId, before.executors, hosts));
+        }
+    }
+
+    /** Whether the shards of a state were placed for a run and for these executors. */
+    static boolean arePlaced(String state, String runId, String executors) {
+        Places places = (Places) OF.get(state);
+        return places != null && places.runId.equals(runId) && places.executors.equals(executors);
+    }
+
+    static String host(String state, int shard) {
+        Places places = (Places) OF.get(state);
+        return places == null || shard >= places.hosts.size() ? null : (String) places.hosts.get(shard);
     }
 }
 
@@ -220,6 +273,11 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
         long id = 1000000L + (facts().get("state").asText().hashCode() & 0x3fffffff);
         return new Some(new StatefulOperatorStateInfo(
             execution.checkpointLocation(), execution.runId(), id, execution.currentBatchId(), shards()));
+    }
+
+    /** The state's folder. */
+    private String stateId() {
+        return facts().get("uri").asText() + "/" + facts().get("state").asText();
     }
 
     private int shards() {
@@ -311,7 +369,7 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
         }
         ArrayList rows = new ArrayList();
         UnsafeProjection projection = UnsafeProjection.create(schema());
-        ObjectNode told = described();
+        ObjectNode told = batch();
         told.put("late_ms", execution.watermarkPropagator().getInputWatermarkForLateEvents(execution.currentBatchId(), operatorId()));
         told.put("evict_ms", evictMs);
         told.put("time_ms", execution.offsetSeqMetadata().batchTimestampMs());
@@ -324,7 +382,46 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
         }
         ClassTag tag = ClassTag$.MODULE$.apply(InternalRow.class);
         RDD headers = new HeaderRDD(sparkContext(), Lists.seq(rows), rows.size(), tag, (Partitioner) shuffled.partitioner().get());
-        return new PartitionerAwareUnionRDD(sparkContext(), Lists.seq(Arrays.asList(new Object[] {headers, shuffled})), tag);
+        place();
+        Seq both = Lists.seq(Arrays.asList(new Object[] {headers, shuffled}));
+        return new PlacedRDD(sparkContext(), both, tag, stateId(), chosen);
+    }
+
+    /** Has the shards placed before the first task of a run, and whenever other executors are there than before. */
+    private void place() {
+        ObjectNode executors = executors();
+        String state = stateId();
+        String runId = execution.runId().toString();
+        String present = executors.toString();
+        if (!Places.arePlaced(state, runId, present)) {
+            ObjectNode told = described("place");
+            told.set("executors", executors);
+            Places.put(state, runId, present, (List) Batch.ask(told).get("hosts"));
+        }
+    }
+
+    /** Executors that are there ("present") and that were asked for ("asked", 0 if nobody said), and the cores of those on each host ("cores"). */
+    private ObjectNode executors() {
+        java.util.TreeMap cores = new java.util.TreeMap();
+        int present = 0;
+        Seq all = sparkContext().statusStore().executorList(true);
+        for (int i = 0; i < all.size(); i++) {
+            ExecutorSummary one = (ExecutorSummary) all.apply(i);
+            if (!one.id().equals("driver")) {
+                String host = one.hostPort().substring(0, one.hostPort().lastIndexOf(':'));
+                Integer before = (Integer) cores.get(host);
+                cores.put(host, Integer.valueOf((before == null ? 0 : before.intValue()) + one.totalCores()));
+                present++;
+            }
+        }
+        ObjectNode told = Route.JSON.createObjectNode();
+        told.put("present", present);
+        told.put("asked", sparkContext().conf().getInt("spark.executor.instances", 0));
+        ObjectNode hosts = told.putObject("cores");
+        for (Object host : cores.keySet()) {
+            hosts.put((String) host, ((Integer) cores.get(host)).intValue());
+        }
+        return told;
     }
 
     /** The last operator of a query gives its results in the query's output mode, or they would be taken for something else. */
@@ -377,7 +474,16 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
         return new GenericInternalRow(values);
     }
 
-    private ObjectNode described() {
+    /** What Python is asked of this operator and batch. */
+    private ObjectNode described(String asked) {
+        ObjectNode told = batch();
+        told.put("asked", asked);
+        told.set("operator", facts());
+        told.put("shards", shards());
+        return told;
+    }
+
+    private ObjectNode batch() {
         ObjectNode told = Route.JSON.createObjectNode();
         told.put("query_id", execution.queryId().toString());
         told.put("run_id", execution.runId().toString());
@@ -425,15 +531,8 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
 
     /** Shards that lack the batch; what the others did is kept for getProgress. */
     private int[] ask() {
-        ObjectNode told = described();
-        told.set("operator", facts());
-        told.put("shards", shards());
-        String answer = (String) Batch.settle.apply(told.toString());
-        try {
-            figures = (Map) Route.JSON.readValue(answer, HashMap.class);
-        } catch (java.io.IOException error) {
-            throw new IllegalStateException("what Python answered is no JSON: " + answer, error);
-        }
+        figures = Batch.ask(described("settle"));
+        Places.renew(stateId(), (List) figures.get("hosts"));
         List missing = (List) figures.get("missing");
         int[] shards = new int[missing.size()];
         for (int i = 0; i < shards.length; i++) {
@@ -465,6 +564,42 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
             }
         }
         return null;
+    }
+}
+
+/**
+ * The rows of an exchange, with their tasks on the nodes that have their shards. Only the driver knows of it. Spark asks it when it
+ * submits the stage, in the thread of its scheduler: it must not wait for anybody.
+ */
+public class PlacedRDD extends PartitionerAwareUnionRDD {
+    private final transient ClassTag tag;
+    private final transient String state;
+    private final transient int[] shards;
+
+    PlacedRDD(SparkContext context, Seq both, ClassTag tag, String state, int[] shards) {
+        super(context, both, tag);
+        this.tag = tag;
+        this.state = state;
+        this.shards = shards;
+    }
+
+    public Seq getPreferredLocations(Partition split) {
+        ArrayList places = new ArrayList();
+        String host = Places.host(state, shards[split.index()]);
+        // A stage waits for a place that it prefers, also for one that is gone.
+        if (host != null && isAlive(host)) {
+            places.add(host);
+        }
+        return Lists.seq(places);
+    }
+
+    private boolean isAlive(String host) {
+        TaskScheduler scheduler = context().taskScheduler();
+        return !(scheduler instanceof TaskSchedulerImpl) || ((TaskSchedulerImpl) scheduler).hasExecutorsAliveOnHost(host);
+    }
+
+    protected Object writeReplace() {
+        return new PartitionerAwareUnionRDD(context(), rdds(), tag);
     }
 }
 

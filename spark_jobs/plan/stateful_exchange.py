@@ -1,7 +1,7 @@
 """Has Spark plan the fleet's exchanges as stateful operators of its own.
 
 They are compiled when a session is made ready, by the compiler that comes with Spark. The source is ``StatefulExchange.java`` beside
-this module; it runs on the driver only. A callback tells it what a batch did.
+this module; it runs on the driver only. A callback tells it where shards are, and what a batch did.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SOURCE = Path(__file__).with_name("StatefulExchange.java")
 _ENTRY = "statefleet.spark.Sessions"
 
 
-class _Settle:
+class _Driver:
     """``java.util.function.Function`` of Python's."""
 
     class Java:
@@ -39,13 +39,13 @@ class _Settle:
         return self._answer(told)
 
 
-def install(spark: SparkSession, settle: Callable[[str], str]) -> None:
+def install(spark: SparkSession, driver: Callable[[str], str]) -> None:
     """Make a session ready; twice does no harm. A session of ``newSession`` is another one.
 
     Parameters
     ----------
-    settle
-        From what Java tells of a batch (JSON) to its result (JSON); called in the driver, in a thread of the JVM's.
+    driver
+        From what Java tells of a batch (JSON) to an answer (JSON); called in the driver, in a thread of the JVM's.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def install(spark: SparkSession, settle: Callable[[str], str]) -> None:
         sessions = _compiled(gateway)
         if not sessions.isInstalled(spark._jsparkSession):
             ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
-            sessions.install(spark._jsparkSession, _Settle(settle))
+            sessions.install(spark._jsparkSession, _Driver(driver))
     except Py4JError as error:
         raise SetupError(
             "this Spark cannot be made to see the fleet's operators, without which results would come in other batches than Spark's; "

@@ -12,11 +12,11 @@ import ray
 import raydp
 from pyspark.sql import SparkSession
 
-from coordinator.deploy import QUIET, join_cluster
+from coordinator.deploy import HEAD_RESOURCE, QUIET, join_cluster
 from coordinator.errors import SetupError
 from spark_jobs.session.java import choose_java_home
 
-__all__ = ["ensure_ray", "start_session", "stop_session"]
+__all__ = ["STORE_RESOURCE", "check_on_ray", "ensure_ray", "start_session", "stop_session"]
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,17 @@ _CONFIGS = {
     "spark.sql.adaptive.enabled": "false",
     "spark.log4j.config.file.name": str(Path(__file__).with_name("log4j2.properties")),
 }
+#: Where several nodes are: a node that is cut off is given up after a third of Spark's two minutes, within which no batch would end.
+_CLUSTER_CONFIGS = {
+    "spark.network.timeout": "40s",
+    "spark.network.timeoutInterval": "10s",
+    "spark.executor.heartbeatInterval": "5s",
+    # Idle executors would take tasks from where their shards are; see docs/performance.md.
+    "spark.locality.wait": "1s",
+}
 _LOOPBACK = "127.0.0.1"
+#: Resource of which each node offers 1 that may have executors and store actors.
+STORE_RESOURCE = "statefleet_store"
 _started_ray = False
 
 
@@ -134,7 +144,9 @@ def start_session(
             # RayDP would open the driver's ports to the network.
             settings = {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK, **settings}
         try:
-            session = raydp.init_spark(app_name, num_executors, cores, executor_memory, configs=settings)
+            session = raydp.init_spark(
+                app_name, num_executors, cores, executor_memory, configs={**_placed(num_executors), **settings}
+            )
         except FileNotFoundError as error:
             raise SetupError(
                 "the Ray cluster cannot run RayDP: a file it needs is missing there, most likely `java`; start Ray on every "
@@ -143,6 +155,21 @@ def start_session(
             ) from error
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def _placed(num_executors: int) -> dict[str, str]:
+    """What a long query needs on a cluster of several nodes, some of which say that they hold stores (``cluster.yaml``)."""
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    several = len([name for name in resources if name.startswith("node:") and name != HEAD_RESOURCE]) > 1
+    settings = dict(_CLUSTER_CONFIGS) if several else {}
+    if resources.get(STORE_RESOURCE, 0) >= num_executors:
+        # One executor a node: two of one node would share its store actor, and leave another node idle.
+        settings[f"spark.ray.raydp_spark_executor.actor.resource.{STORE_RESOURCE}"] = "1"
+    if HEAD_RESOURCE in resources and several:
+        # RayDP's master owns the executors: the node that it is lost with should be the one that Ray is lost with.
+        settings[f"spark.ray.raydp_spark_master.actor.resource.{HEAD_RESOURCE}"] = "0.001"
+        settings["spark.ray.raydp_spark_master.actor.resource.CPU"] = "0"
+    return settings
 
 
 def stop_session() -> None:
@@ -155,3 +182,15 @@ def stop_session() -> None:
     if _started_ray:
         ray.shutdown()
         _started_ray = False
+
+
+def check_on_ray(spark: SparkSession) -> None:
+    """Refuse a session whose executors are no Ray actors, such as a local one (SetupError)."""
+    master = spark.sparkContext.master or ""
+    # RayDP's own scheme; `raydp-submit` says no more than the word.
+    if master != "ray" and not master.startswith("ray://"):
+        raise SetupError(
+            "this Spark session does not run on Ray, where the fleet is: its executors are no Ray actors; make the session with "
+            "statefleet.start_session or raydp.init_spark, after stopping this one, in the program that connects to the fleet",
+            master=master,
+        )

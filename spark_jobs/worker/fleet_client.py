@@ -55,10 +55,23 @@ class FleetAddress:
 @cache
 def fleet_client(address: FleetAddress) -> FleetClient:
     """This process's client of a fleet; connects to Ray at first use (Spark reuses its Python workers)."""
-    join_cluster(address.ray_address)
+    join_cluster(address.ray_address, node_ip=_executors_node_ip())
     client = FleetClient(address)
     settle_process()
     return client
+
+
+def _executors_node_ip() -> str | None:
+    """Address of the Ray node that this worker's executor is an actor of; None for the machine's own.
+
+    A machine may have several nodes, and Ray's workers inherit which raylet started them.
+    """
+    try:
+        arguments = Path(f"/proc/{int(os.environ['RAY_RAYLET_PID'])}/cmdline").read_text().split("\0")
+    except (KeyError, ValueError, OSError):
+        return None
+    option = "--node_ip_address="
+    return next((one.removeprefix(option) for one in arguments if one.startswith(option)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +152,8 @@ class FleetClient:
 
         def hand_over(grant: LeaseGrant) -> pa.Table:
             times = event_times(schema, grant, header, watermarks_ms)
-            request = ApplyRequest(task, grant.lease, grant.base_version, schema, times.after, times.late_ms)
+            node_id = self._actors.node_id()
+            request = ApplyRequest(task, grant.lease, grant.base_version, schema, times.after, times.late_ms, node_id)
             handle = self._handle(grant.lease.location)
             emitted, _ = unwrapped(self._actors, handle, handle.apply.remote(request, payload))
             return emitted

@@ -27,7 +27,7 @@ from store_actors.serving.lineage import Lineage
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
 
-__all__ = ["Commits", "Delta", "Pending", "describe_commit"]
+__all__ = ["Commits", "Delta", "Pending", "Standbys", "describe_commit"]
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,21 @@ class Pending(Protocol):
         """After :meth:`abort`: take another attempt's delta of a store."""
 
 
+class Standbys(Protocol):
+    """Who follows what is committed; see :class:`store_actors.followers.Followers`."""
+
+    def tell(
+        self,
+        lease: Lease,
+        base_attempt: str,
+        entries: Sequence[CommitEntry],
+        files: Sequence[bytes],
+        *,
+        is_keyed: bool,
+    ) -> None:
+        """Tell the lease's standbys of a counted commit; nobody waits for them."""
+
+
 class Commits:
     """Makes versions durable, has them counted, and keeps memory in step with what counts.
 
@@ -65,6 +80,10 @@ class Commits:
         Counters of the process.
     piece_bytes
         Bytes of rows from which on a file of a snapshot is closed.
+    is_keyed
+        Whether partitions are of keyed stores, or of operators.
+    standbys
+        Who is told of what counts.
     """
 
     def __init__(
@@ -75,7 +94,12 @@ class Commits:
         metrics: StoreMetrics,
         surroundings: Surroundings,
         piece_bytes: int = PIECE_BYTES,
+        *,
+        is_keyed: bool = False,
+        standbys: Standbys | None = None,
     ) -> None:
+        self._is_keyed = is_keyed
+        self._standbys = standbys
         self._piece_bytes = piece_bytes
         self._objects = objects
         self._coordinator = coordinator
@@ -86,7 +110,7 @@ class Commits:
 
     def commit(
         self,
-        state_name: str,
+        lease: Lease,
         lineage: Lineage,
         pending: Pending,
         describe: Callable[[str, int], Sequence[Delta]],
@@ -118,10 +142,11 @@ class Commits:
             # Of all the stores together, so told with one of them.
             apply_ms, write_ms = _ms(applied_s - begun_s), _ms(clock.elapsed_s() - applied_s)
             entries[0] = replace(entries[0], apply_ms=apply_ms, write_ms=write_ms)
-            counted = tuple(self._coordinator.commit_all(state_name, entries))
+            counted = tuple(self._coordinator.commit_all(lease.store_id.state_name, entries))
             if counted[0].attempt_id == entries[0].attempt_id:
                 pending.commit()
                 self._metrics.commits += 1
+                self._tell_standbys(lease, lineage, deltas)
             else:
                 self._adopt(pending, counted, entries)
         except BaseException as error:
@@ -131,6 +156,12 @@ class Commits:
         lineage.committed(counted)
         self._metrics.bytes_written += sum(entry.file_bytes for entry in entries)
         return counted
+
+    def _tell_standbys(self, lease: Lease, lineage: Lineage, deltas: Sequence[Delta]) -> None:
+        if self._standbys is not None:
+            base_attempt = lineage.attempts.get(deltas[0][0].base_version, "")
+            entries, files = zip(*deltas, strict=True)
+            self._standbys.tell(lease, base_attempt, entries, files, is_keyed=self._is_keyed)
 
     @staticmethod
     def _counts_for_sure_not(error: BaseException) -> bool:

@@ -24,6 +24,7 @@ from store_actors.schema import StateSchema
 __all__ = [
     "PIECE_BYTES",
     "EncodedPiece",
+    "as_snapshot",
     "corrupt_file",
     "decode_file",
     "delta_path",
@@ -86,15 +87,24 @@ def encode_snapshot(
         Bytes of rows, before they are compressed, from which on a file is closed.
     """
     facts = {"version": version, "watermark_ms": watermark_ms, "room": dict(room)}
-    file_schema = schema.row_schema().append(pa.field(CHANGE_COLUMN, pa.int8()))
+    file_schema = _file_schema(schema)
     number, open_file = 0, _OpenFile(file_schema, facts, schema)
     for table in tables:
         if open_file.size >= piece_bytes:
             yield EncodedPiece(number, *open_file.closed(), open_file.rows)
             number, open_file = number + 1, _OpenFile(file_schema, {**facts, "piece": number + 1}, schema)
-        changes = pa.nulls(table.num_rows, pa.int8()).fill_null(UPDATED)
-        open_file.write(pa.Table.from_arrays([*table.columns, changes], schema=file_schema))
+        open_file.write(as_snapshot(table, schema))
     yield EncodedPiece(number, *open_file.closed(), open_file.rows)
+
+
+def as_snapshot(rows: pa.Table, schema: StateSchema) -> pa.Table:
+    """Rows in ``row_schema`` as a snapshot has them: each as if it had been updated, ``__change`` last."""
+    changes = pa.nulls(rows.num_rows, pa.int8()).fill_null(UPDATED)
+    return pa.Table.from_arrays([*rows.columns, changes], schema=_file_schema(schema))
+
+
+def _file_schema(schema: StateSchema) -> pa.Schema:
+    return schema.row_schema().append(pa.field(CHANGE_COLUMN, pa.int8()))
 
 
 class _OpenFile:

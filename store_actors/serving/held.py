@@ -3,50 +3,37 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import replace
+from typing import Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
+from coordinator.errors import CorruptStateError
 from coordinator.model import CommitEntry, LoadPlans, StateStoreId, StateStoreProviderId
-from coordinator.surroundings import Lock
-from store_actors.engine.versions import Frozen
-from store_actors.schema import StateSchema
+from coordinator.surroundings import Lock, Surroundings
+from store_actors.messages import Followed, Offer
 from store_actors.serving.commits import Commits
 from store_actors.serving.coordinator_ref import CoordinatorRef
+from store_actors.serving.files import decode_file
+from store_actors.serving.frozen_store import FrozenStore, Locked, tables_of
+from store_actors.serving.handing_over import Given, Offers
 from store_actors.serving.lineage import Lineage, Stand
+from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
 
-__all__ = ["FrozenStore", "Held", "HeldPartitions"]
+__all__ = ["Held", "HeldPartitions"]
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class FrozenStore:
-    """The rows of a counted commit as they are now.
-
-    Attributes
-    ----------
-    pieces
-        Given out under the partition's lock; each is made into tables outside it.
-    room
-        What the rows need in memory.
-    """
-
-    entry: CommitEntry
-    pieces: Frozen
-    room: Mapping[str, Any]
-    schema: StateSchema
+#: See :meth:`HeldPartitions.take`.
+_AWAITED_ROUNDS = 10
 
 
-class Held(Protocol):
+class Held(Locked, Protocol):
     """What memory holds of one partition; `lock` is taken by whoever looks at or changes anything else of it."""
-
-    @property
-    def lock(self) -> Lock: ...
 
     @property
     def lineage(self) -> Lineage: ...
@@ -58,8 +45,20 @@ class Held(Protocol):
     def frozen(self) -> Sequence[FrozenStore]:
         """Its stores as their newest commits made them; none where memory was loaded."""
 
+    def given(self) -> Sequence[Given]:
+        """All that is held, at the lineage's version, as a taker is told of it."""
+
     def rollback(self, version: int) -> bool:
         """Bring all that is held to a version of the same history; False if memory has no way there."""
+
+    def go_on(self, loading: LoadPlans, base: int, loader: Loader) -> int | None:
+        """Bring all that is held to the version `base`, by the commits since; returns how many these were.
+
+        None if that is no way: some of it is as it was, or at a version in between.
+        """
+
+    def follow(self, entries: Sequence[CommitEntry], rows: Sequence[pa.Table]) -> bool:
+        """Apply the deltas of a commit, one a store; False if that is no way: some of it is as it was."""
 
     def forget(self) -> None:
         """Let go of everything; what is stored is loaded when it is wanted again."""
@@ -78,33 +77,37 @@ class HeldPartitions(Generic[Kind]):
     ----------
     make
         Makes an empty partition with a lock.
-    guard
-        Lock of the list itself.
-    coordinator, commits, metrics
-        Who says where partitions are; who writes; what is counted.
+    coordinator, commits, loader, metrics
+        Who says where partitions are; who writes; who reads; what is counted.
     """
 
     def __init__(
         self,
-        make: Callable[[], Kind],
-        guard: Lock,
+        make: Callable[[Lock], Kind],
+        surroundings: Surroundings,
         coordinator: CoordinatorRef,
         commits: Commits,
+        loader: Loader,
         metrics: StoreMetrics,
     ) -> None:
         self._make = make
-        self._guard = guard
+        self._new_lock = surroundings.threads.lock
+        self._guard = self._new_lock()
         self._coordinator = coordinator
         self._commits = commits
+        self._loader = loader
         self._metrics = metrics
         self._held: dict[StateStoreId, Kind] = {}
+        self._offers = Offers(self._new_lock(), surroundings.new_id, surroundings.clock.elapsed_s)
+        #: Rounds of maintenance for which partitions that are leased elsewhere stay nevertheless: they are about to be leased here.
+        self._awaited: dict[StateStoreId, int] = {}
 
     def of(self, store_id: StateStoreId) -> Kind:
         """A partition, empty at first."""
         with self._guard:
             held = self._held.get(store_id)
             if held is None:
-                held = self._held[store_id] = self._make()
+                held = self._held[store_id] = self._make(self._new_lock())
             return held
 
     def items(self) -> list[tuple[StateStoreId, Kind]]:
@@ -124,17 +127,42 @@ class HeldPartitions(Generic[Kind]):
         LoadPlans
             For what is to be loaded.
         """
+        self._awaited.pop(store_id, None)
         provider_id = StateStoreProviderId(store_id, run_id)
         opened = self._coordinator.open_instance(provider_id, self._others(store_id, run_id), base, store_names)
         for stale in opened.stale:
             self.unload(stale.store_id, wait=False)
-        stand = held.lineage.stand(base, opened.loading.attempt_id)
-        if stand is Stand.LOAD or not held.rollback(base):
-            held.forget()
-        elif stand is Stand.GO_BACK:
-            held.lineage.went_back(base)
-            self._metrics.rollbacks += 1
+        self._bring(held, base, opened.loading)
         return opened.loading
+
+    def _bring(self, held: Kind, base: int, loading: LoadPlans) -> None:
+        match held.lineage.stand(base, loading.attempt_id, loading.made()):
+            case Stand.LOAD:
+                held.forget()
+            case Stand.GO_ON:
+                self._go_on(held, base, loading)
+            case stand:
+                if not held.rollback(base):
+                    held.forget()
+                elif stand is Stand.GO_BACK:
+                    held.lineage.went_back(base)
+                    self._metrics.rollbacks += 1
+
+    def _go_on(self, held: Kind, base: int, loading: LoadPlans) -> None:
+        try:
+            deltas = held.go_on(loading, base, self._loader)
+        except CorruptStateError as error:
+            # A snapshot may make up for the file.
+            log.warning("falling back to loading a shard from its start: %s", error)
+            deltas = None
+        except BaseException:
+            held.forget()
+            raise
+        if deltas is None:
+            held.forget()
+        else:
+            held.lineage.went_on(base, loading.attempt_id, deltas)
+            self._metrics.gone_on += 1
 
     def _others(self, store_id: StateStoreId, run_id: str) -> list[StateStoreProviderId]:
         """Further partitions in memory that were opened by a run.
@@ -147,6 +175,77 @@ class HeldPartitions(Generic[Kind]):
             for other, held in self.items()
             if other != store_id and held.lineage.is_held and held.lineage.run_id == run_id
         ]
+
+    # -- from one store actor to another --------------------------------------------------------------------------
+
+    def offer(self, store_id: StateStoreId) -> Offer | None:
+        """Offer the rows of a partition as they are now to whoever is to hold it; None if memory does not hold it."""
+        held = self._held.get(store_id)
+        if held is None:
+            return None
+        with held.lock:
+            lineage = held.lineage
+            given = held.given() if lineage.is_held else ()
+            if not given:
+                return None
+            self._metrics.handed_over += 1
+            made_by = lineage.attempts.get(lineage.version, "")
+            return self._offers.add(held, lineage.version, made_by, lineage.deltas, given)
+
+    def next_piece(self, offer_id: str) -> tuple[int, pa.Table] | None:
+        """See :meth:`Offers.next_piece <store_actors.serving.handing_over.Offers.next_piece>`."""
+        return self._offers.next_piece(offer_id)
+
+    def take(self, store_id: StateStoreId, offer: Offer, put: Callable[[Kind], None]) -> int:
+        """Hold what was offered, unless what is held is as new, and what was committed since; returns its version.
+
+        It stays for some rounds of maintenance, though it is leased elsewhere.
+
+        Parameters
+        ----------
+        put
+            Puts the stores that were made of the offer into the partition, which is empty then.
+        """
+        held = self.of(store_id)
+        with held.lock:
+            if held.is_busy:
+                return held.lineage.version
+            if not held.lineage.is_held or held.lineage.version < offer.version:
+                held.forget()
+                put(held)
+                held.lineage.loaded(offer.version, offer.attempt_id, offer.deltas)
+                held.lineage.unleased()
+                self._metrics.taken_over += 1
+            self._awaited[store_id] = _AWAITED_ROUNDS
+            names = [store.name for store in offer.stores]
+            loading = self._coordinator.load_plans(store_id.state_name, store_id.partition_id, sys.maxsize, names)
+            self._bring(held, loading.newest_version(), loading)
+            return held.lineage.version if held.lineage.is_held else 0
+
+    def follow(self, told: Followed) -> bool:
+        """Apply a commit of another store actor to the copy that is held here; False if there is none that it builds on."""
+        held, first = self.of(told.store_id), told.entries[0]
+        with held.lock:
+            self._awaited[told.store_id] = _AWAITED_ROUNDS
+            lineage = held.lineage
+            if lineage.knows(first.version, first.attempt_id):
+                return True
+            builds_on = lineage.is_held and lineage.version == first.base_version
+            if held.is_busy or not builds_on or lineage.attempts.get(lineage.version, "") != told.base_attempt:
+                return False
+            try:
+                rows = [decode_file(file, entry) for file, entry in zip(told.files, told.entries, strict=True)]
+                is_applied = held.follow(told.entries, rows)
+            except BaseException:
+                held.forget()
+                raise
+            if is_applied:
+                lineage.went_on(first.version, first.attempt_id, 1)
+                lineage.unleased()
+                self._metrics.followed += 1
+            else:
+                held.forget()
+            return is_applied
 
     def unload(self, store_id: StateStoreId, *, wait: bool = True) -> bool:
         """Drop a partition from memory; storage keeps every version. False if it is busy (or not here)."""
@@ -167,9 +266,12 @@ class HeldPartitions(Generic[Kind]):
 
         The failure of one partition is logged and counted, and does not keep the others from their turn.
         """
+        self._offers.close_idle()
         elsewhere = self._elsewhere()
         for store_id, held in self.items():
             try:
+                if self._is_awaited(store_id):
+                    continue
                 if store_id in elsewhere:
                     self._take_away(held)
                 elif held.lineage.deltas >= min_deltas_for_snapshot:
@@ -179,6 +281,13 @@ class HeldPartitions(Generic[Kind]):
                 log.exception("maintenance of a shard failed; it is tried again in the next round: %s", store_id.path())
             else:
                 self._metrics.maintenance_succeeded(store_id.path())
+
+    def _is_awaited(self, store_id: StateStoreId) -> bool:
+        """Whether a partition is yet to be leased here; each question is a round of its patience."""
+        rounds = self._awaited.pop(store_id, 0)
+        if rounds > 1:
+            self._awaited[store_id] = rounds - 1
+        return rounds > 0
 
     def _elsewhere(self) -> set[StateStoreId]:
         """Partitions in memory that the coordinator says are elsewhere: one question for each state."""
@@ -215,7 +324,7 @@ class HeldPartitions(Generic[Kind]):
             due = held.frozen() if held.lineage.is_held else ()
             deltas = held.lineage.deltas
         for one in due:
-            with closing(_tables(held, one)) as tables:
+            with closing(tables_of(held, one.pieces)) as tables:
                 self._commits.write_snapshot(
                     replace(store_id, store_name=one.entry.store_name), one.entry, tables, one.schema, one.room
                 )
@@ -223,17 +332,3 @@ class HeldPartitions(Generic[Kind]):
             # One that was not counted is of no use any more, or is there already: neither is tried again.
             with held.lock:
                 held.lineage.snapshot_written(deltas)
-
-
-def _tables(held: Held, frozen: FrozenStore) -> Generator[pa.Table, None, None]:
-    """The rows of a store, a piece at a time."""
-    try:
-        while True:
-            with held.lock:
-                made = next(frozen.pieces, None)
-            if made is None:
-                return
-            yield from made()
-    finally:
-        with held.lock:
-            frozen.pieces.close()

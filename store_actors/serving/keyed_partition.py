@@ -15,14 +15,20 @@ from coordinator.model import CommitEntry, LoadPlan, LoadPlans
 from coordinator.surroundings import Lock
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.keyed.shard import KeyedShard, ReadHandle, UpdateHandle
-from store_actors.messages import OpenRequest, StoreSpec
+from store_actors.messages import GivenStore, OpenRequest, StoreSpec
 from store_actors.serving.coordinator_ref import CoordinatorRef
 from store_actors.serving.evolution import EvolvingStore, evolve
-from store_actors.serving.held import FrozenStore, HeldPartitions
+from store_actors.serving.frozen_store import FrozenStore
+from store_actors.serving.handing_over import Given
+from store_actors.serving.held import HeldPartitions
 from store_actors.serving.lineage import Lineage
 from store_actors.serving.loading import Loader
 
 __all__ = ["Ended", "Partition", "Positioner", "Session"]
+
+
+class _OtherColumnsError(Exception):
+    """A file of a store was written with other columns than memory has."""
 
 
 @dataclass(slots=True)
@@ -61,9 +67,53 @@ class Partition:
             if (shard := self.shards.get(entry.store_name)) is not None
         ]
 
+    def given(self) -> Sequence[Given]:
+        return [
+            (GivenStore(name, self.specs[name], shard.schema, shard.room(), shard.watermark_ms), shard.frozen())
+            for name, shard in self.shards.items()
+            if shard.version == self.lineage.version
+        ]
+
     def rollback(self, version: int) -> bool:
         # Every store goes along, also those that nobody asks for now.
         return all(shard.rollback(version) for shard in self.shards.values())
+
+    def go_on(self, loading: LoadPlans, base: int, loader: Loader) -> int | None:
+        deltas = 0
+        for name, shard in list(self.shards.items()):
+            if name not in loading.plans:
+                # Nobody asks for it now, and it would stay behind.
+                del self.shards[name], self.specs[name]
+                continue
+            replayed = self._replayed(shard, loading.plans[name], loader)
+            if replayed is None:
+                return None
+            deltas = max(deltas, replayed)
+            _reach(shard, base)
+        return deltas
+
+    def _replayed(self, shard: KeyedShard, plan: LoadPlan, loader: Loader) -> int | None:
+        """How many deltas brought a store to its plan's version; None if one of them has other columns."""
+
+        def same(rows: pa.Table, _: str) -> pa.Table:
+            if _has_columns(rows, shard):
+                return rows
+            raise _OtherColumnsError
+
+        try:
+            return loader.replay(shard, plan, self.lineage.version, same)
+        except _OtherColumnsError:
+            return None
+
+    def follow(self, entries: Sequence[CommitEntry], rows: Sequence[pa.Table]) -> bool:
+        for entry, delta in zip(entries, rows, strict=True):
+            shard = self.shards.get(entry.store_name)
+            if shard is None or not _has_columns(delta, shard):
+                return False
+            shard.load(delta, entry.version, entry.watermark_ms)
+        for shard in self.shards.values():
+            _reach(shard, entries[0].version)
+        return True
 
     def forget(self) -> None:
         self.shards.clear()
@@ -236,9 +286,7 @@ class Positioner:
         for spec in request.stores:
             if partition.specs.get(spec.name) != spec:
                 shard, replayed = self._loaded(spec, loading.plans[spec.name])
-                if shard.version < base:
-                    # A store without versions, or added later than its siblings, is empty at the base version.
-                    shard.load(_empty(shard), base)
+                _reach(shard, base)
                 partition.shards[spec.name], partition.specs[spec.name] = shard, spec
                 deltas = max(deltas, replayed)
         if not partition.lineage.is_held:
@@ -250,5 +298,13 @@ class Positioner:
         return store.loaded(), replayed
 
 
-def _empty(shard: KeyedShard) -> pa.Table:
-    return shard.schema.row_schema().empty_table().append_column(CHANGE_COLUMN, pa.array([], pa.int8()))
+def _has_columns(delta: pa.Table, shard: KeyedShard) -> bool:
+    """Whether a file has just the columns of a store in memory."""
+    return bool(delta.drop_columns([CHANGE_COLUMN]).schema.equals(shard.schema.row_schema()))
+
+
+def _reach(shard: KeyedShard, base: int) -> None:
+    """Have a store at its partition's version: it may have changed in none of the last ones, or be empty."""
+    if shard.version < base:
+        nothing = shard.schema.row_schema().empty_table().append_column(CHANGE_COLUMN, pa.array([], pa.int8()))
+        shard.load(nothing, base)

@@ -6,20 +6,22 @@ its stores commit together, as one version) or reads (any number, any retained v
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
 from coordinator.errors import InvalidRequestError, OperationOutOfOrderError, WriterBusyError
+from coordinator.model import StateStoreId
 from coordinator.storage.protocol import ObjectStore
 from coordinator.surroundings import Surroundings
-from store_actors.keyed.shard import ReadHandle, UpdateHandle
-from store_actors.messages import BatchFacts, OpenRequest, Write
-from store_actors.serving.commits import Commits, Delta, describe_commit
+from store_actors.keyed.shard import KeyedShard, ReadHandle, UpdateHandle
+from store_actors.messages import BatchFacts, Followed, Offer, OpenRequest, Write
+from store_actors.serving.commits import Commits, Delta, Standbys, describe_commit
 from store_actors.serving.coordinator_ref import CoordinatorRef
 from store_actors.serving.files import PIECE_BYTES
+from store_actors.serving.handing_over import fill
 from store_actors.serving.held import HeldPartitions
 from store_actors.serving.keyed_partition import Ended, Partition, Positioner, Session
 from store_actors.serving.loading import Loader
@@ -57,14 +59,18 @@ class KeyedStores:
         metrics: StoreMetrics,
         surroundings: Surroundings | None = None,
         piece_bytes: int = PIECE_BYTES,
+        standbys: Standbys | None = None,
     ) -> None:
         surroundings = surroundings or Surroundings()
         self._clock = surroundings.clock
         self._new_id = surroundings.new_id
+        self._hash_seed = surroundings.hash_seed
         loader = Loader(objects, metrics, surroundings.threads)
         lock = surroundings.threads.lock
-        self._commits = Commits(objects, coordinator, loader, metrics, surroundings, piece_bytes)
-        self._held = HeldPartitions(lambda: Partition(lock()), lock(), coordinator, self._commits, metrics)
+        self._commits = Commits(
+            objects, coordinator, loader, metrics, surroundings, piece_bytes, is_keyed=True, standbys=standbys
+        )
+        self._held = HeldPartitions(Partition, surroundings, coordinator, self._commits, loader, metrics)
         self._positioner = Positioner(self._held, coordinator, loader, surroundings.hash_seed)
         self._sessions = Sessions(lock(), self._new_id, self._clock.elapsed_s)
 
@@ -245,7 +251,7 @@ class KeyedStores:
             ]
 
         try:
-            counted = self._commits.commit(session.request.task.state_name, partition.lineage, session, describe)
+            counted = self._commits.commit(session.request.lease, partition.lineage, session, describe)
         except BaseException:
             # Memory may be ahead of what counts, or behind it.
             partition.forget()
@@ -278,6 +284,32 @@ class KeyedStores:
                 session = session.ended
         if session is not None and session.committed is not None:
             raise OperationOutOfOrderError("the handle is committed and cannot be aborted", version=session.committed)
+
+    # -- from one store actor to another --------------------------------------------------------------------------
+
+    def offer(self, store_id: StateStoreId) -> Offer | None:
+        """See :meth:`HeldPartitions.offer`."""
+        return self._held.offer(store_id)
+
+    def next_piece(self, offer_id: str) -> tuple[int, pa.Table] | None:
+        """See :meth:`HeldPartitions.next_piece`."""
+        return self._held.next_piece(offer_id)
+
+    def take(self, store_id: StateStoreId, offer: Offer, pieces: Iterable[tuple[int, pa.Table]]) -> tuple[int, int]:
+        """See :meth:`HeldPartitions.take`; returns the version that is held then, and the bytes of the pieces."""
+        specs = {store.name: store.spec for store in offer.stores if store.spec is not None}
+        shards = {name: KeyedShard(spec.keys, spec.values, spec.due, self._hash_seed) for name, spec in specs.items()}
+        size = fill(list(shards.values()), offer, pieces)
+
+        def put(partition: Partition) -> None:
+            partition.shards.update(shards)
+            partition.specs.update(specs)
+
+        return self._held.take(store_id, offer, put), size
+
+    def follow(self, told: Followed) -> bool:
+        """See :meth:`HeldPartitions.follow`."""
+        return self._held.follow(told)
 
     # -- maintenance ----------------------------------------------------------------------------------------------
 

@@ -9,6 +9,8 @@ that made it and the few versions before. A batch brings a lease (its epoch) and
   (:meth:`Lineage.is_hot`).
 - Otherwise the coordinator is asked, once, which attempt made the base. If that is the one that memory knows, memory is kept, or goes
   back to it; else it is loaded (:meth:`Lineage.stand`).
+- Memory that is at an earlier version of what counts, as of a partition that came from another store actor, goes on by the commits
+  since, unless they are in another schema.
 - A commit that is counted is the next version, be it one's own or that of another attempt of the run (:meth:`Lineage.committed`).
 - A commit that fails leaves nobody knowing: memory is forgotten (:meth:`Lineage.forget`).
 
@@ -16,14 +18,16 @@ that made it and the few versions before. A batch brings a lease (its epoch) and
 
     FORGOTTEN --loaded--> HELD --committed--> HELD (next version)
                           HELD --went_back--> HELD (an earlier one)
+                          HELD --went_on--> HELD (a later one)
         ^------------- forget -------|
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 
 from coordinator.model import CommitEntry
 
@@ -40,6 +44,8 @@ class Stand(StrEnum):
     KEEP = "keep"
     #: It is at a later one of the same history.
     GO_BACK = "go back"
+    #: It is at an earlier one of the same history.
+    GO_ON = "go on"
     #: It is of another history, or of none.
     LOAD = "load"
 
@@ -83,14 +89,18 @@ class Lineage:
         """Whether the attempt that counts for a version is the one that made it here."""
         return self.is_held and self.attempts.get(version, "") == counted
 
-    def stand(self, base: int, counted: str) -> Stand:
+    def stand(self, base: int, counted: str, earlier: Mapping[int, str] = MappingProxyType({})) -> Stand:
         """How memory stands to a lease's base version.
 
         Parameters
         ----------
         counted
             The attempt that made it, as the coordinator counts; empty for the empty version.
+        earlier
+            Attempts that made the versions before, from which the base version can be made by their commits.
         """
+        if self.is_held and self.version < base and earlier.get(self.version, "") == self.attempts.get(self.version):
+            return Stand.GO_ON
         if not self.knows(base, counted) or base > self.version:
             return Stand.LOAD
         return Stand.KEEP if base == self.version else Stand.GO_BACK
@@ -104,6 +114,10 @@ class Lineage:
         self.version = base
         self.newest = tuple(entry for entry in self.newest if entry.version == base)
 
+    def went_on(self, base: int, counted: str, deltas: int) -> None:
+        """So many deltas brought memory to a later version."""
+        self.loaded(base, counted, self.deltas + deltas)
+
     def loaded(self, base: int, counted: str, deltas: int) -> None:
         """Memory is what storage has of a version; so many deltas were replayed for it."""
         self.is_held, self.version, self.newest, self.deltas = True, base, (), deltas
@@ -112,6 +126,10 @@ class Lineage:
     def leased(self, epoch: int, run_id: str) -> None:
         """Memory was brought to the base version of a lease."""
         self.epoch, self.run_id = epoch, run_id
+
+    def unleased(self) -> None:
+        """Memory is a copy of what another store actor has: no lease that was here says anything of it."""
+        self.epoch, self.run_id = -1, ""
 
     def committed(self, counted: Sequence[CommitEntry]) -> None:
         """Memory is what these commits, one a store, made."""

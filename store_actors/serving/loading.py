@@ -86,13 +86,12 @@ class Loader:
                 failed = failed or error
                 continue
             self._metrics.snapshots_loaded += 1
-            later = [entry for entry in plan.deltas if entry.version > snapshot.version]
-            return shard, self._replay(shard, later, adapt)
+            return shard, self.replay(shard, plan, snapshot.version, adapt)
         if plan.floor > 0:
             assert failed is not None, "a floor has a snapshot"
             raise failed
         shard = make()
-        return shard, self._replay(shard, plan.deltas, adapt)
+        return shard, self.replay(shard, plan, 0, adapt)
 
     def _load_snapshot(self, shard: Loadable, snapshot: SnapshotEntry, adapt: Adapt | None) -> None:
         """Load the files of a snapshot one by one; the next one is on its way while one is entered."""
@@ -110,7 +109,15 @@ class Loader:
             rows = waiting.result()
         enter()
 
-    def _replay(self, shard: Loadable, entries: Sequence[CommitEntry], adapt: Adapt | None) -> int:
+    def replay(self, shard: Loadable, plan: LoadPlan, version: int, adapt: Adapt | None = None) -> int:
+        """Bring a shard from a version to that of a plan, by its deltas; returns how many these were.
+
+        Raises
+        ------
+        CorruptStateError
+            A delta is missing or damaged; the shard is at some version in between.
+        """
+        entries = [entry for entry in plan.deltas if entry.version > version]
         for entry, rows in zip(entries, self._ahead(entries), strict=True):
             shard.load(adapt(rows, entry.file) if adapt else rows, entry.version, entry.watermark_ms)
         return len(entries)

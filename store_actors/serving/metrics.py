@@ -13,6 +13,16 @@ class StoreMetrics:
 
     Attributes
     ----------
+    gone_on
+        Partitions in memory that were brought to a later version by the commits since.
+    handed_over, taken_over
+        Partitions whose rows were given to another store actor, and taken from one.
+    bytes_between_nodes
+        Rows that tasks of operators on other nodes gave and got.
+    followed
+        Commits of other store actors that were applied to copies here.
+    standbys_left_behind
+        Times that a standby was not told of a commit, as it was lost or had too many to apply.
     failing
         Shards whose last maintenance failed, by path, and why: their logs and files grow until it succeeds.
     """
@@ -26,6 +36,13 @@ class StoreMetrics:
     replayed_answers: int = 0
     adopted_commits: int = 0
     rollbacks: int = 0
+    gone_on: int = 0
+    handed_over: int = 0
+    taken_over: int = 0
+    bytes_taken_over: int = 0
+    bytes_between_nodes: int = 0
+    followed: int = 0
+    standbys_left_behind: int = 0
     snapshots_written: int = 0
     shards_unloaded: int = 0
     maintenance_failures: int = 0

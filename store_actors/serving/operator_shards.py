@@ -6,7 +6,7 @@ files), apply, commit (:mod:`store_actors.serving.commits`). A repeated request 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -16,14 +16,16 @@ from coordinator.storage.protocol import ObjectStore
 from coordinator.surroundings import Lock, Surroundings
 from store_actors.engine.results import results_of
 from store_actors.engine.versions import Change
-from store_actors.messages import ApplyRequest, ShardInput
+from store_actors.messages import ApplyRequest, Followed, GivenStore, Offer, ShardInput
 from store_actors.operators.make_shard import OperatorShard, make_shard
 from store_actors.schema import StateSchema
-from store_actors.serving.commits import Commits, Delta, describe_commit
+from store_actors.serving.commits import Commits, Delta, Standbys, describe_commit
 from store_actors.serving.coordinator_ref import CoordinatorRef
 from store_actors.serving.evolution import groups_adapter
-from store_actors.serving.files import PIECE_BYTES
-from store_actors.serving.held import FrozenStore, HeldPartitions
+from store_actors.serving.files import PIECE_BYTES, schema_of
+from store_actors.serving.frozen_store import FrozenStore
+from store_actors.serving.handing_over import Given, fill
+from store_actors.serving.held import HeldPartitions
 from store_actors.serving.lineage import Lineage
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
@@ -56,8 +58,28 @@ class _HeldShard:
             for entry in self.lineage.newest
         ]
 
+    def given(self) -> Sequence[Given]:
+        if self.shard is None:
+            return ()
+        shard = self.shard
+        described = GivenStore(DEFAULT_STORE, None, shard.schema, shard.room(), shard.watermark_ms)
+        return [(described, shard.frozen())]
+
     def rollback(self, version: int) -> bool:
         return self.shard is not None and self.shard.rollback(version)
+
+    def go_on(self, loading: LoadPlans, base: int, loader: Loader) -> int | None:
+        assert self.shard is not None
+        plan, schema = loading.plans[DEFAULT_STORE], self.shard.schema
+        return loader.replay(self.shard, plan, self.lineage.version, groups_adapter(plan, schema))
+
+    def follow(self, entries: Sequence[CommitEntry], rows: Sequence[pa.Table]) -> bool:
+        assert self.shard is not None
+        (entry,), (delta,) = entries, rows
+        if schema_of(delta) != self.shard.schema:
+            return False
+        self.shard.load(delta, entry.version, entry.watermark_ms)
+        return True
 
     def forget(self) -> None:
         self.shard = self.emitted = None
@@ -126,15 +148,17 @@ class OperatorShards:
         metrics: StoreMetrics | None = None,
         surroundings: Surroundings | None = None,
         piece_bytes: int = PIECE_BYTES,
+        standbys: Standbys | None = None,
     ) -> None:
         surroundings = surroundings or Surroundings()
         self.metrics = metrics or StoreMetrics()
         self._coordinator = coordinator
         self._hash_seed = surroundings.hash_seed
         self._loader = Loader(objects, self.metrics, surroundings.threads)
-        self._commits = Commits(objects, coordinator, self._loader, self.metrics, surroundings, piece_bytes)
-        lock = surroundings.threads.lock
-        self._held = HeldPartitions(lambda: _HeldShard(lock()), lock(), coordinator, self._commits, self.metrics)
+        self._commits = Commits(
+            objects, coordinator, self._loader, self.metrics, surroundings, piece_bytes, standbys=standbys
+        )
+        self._held = HeldPartitions(_HeldShard, surroundings, coordinator, self._commits, self._loader, self.metrics)
 
     def apply(self, request: ApplyRequest, rows: ShardInput) -> tuple[pa.Table, CommitEntry]:
         """Fold a task's rows into its shard, commit, and return what the batch emits with its manifest entry.
@@ -208,7 +232,7 @@ class OperatorShards:
             return (delta,)
 
         try:
-            self._commits.commit(request.task.state_name, held.lineage, pending, describe)
+            self._commits.commit(request.lease, held.lineage, pending, describe)
         except BaseException:
             # The shard may be half changed, or the commit counted after all: memory is no longer the truth, so it goes.
             held.forget()
@@ -227,6 +251,31 @@ class OperatorShards:
         """
         loading = self._coordinator.load_plans(store_id.state_name, store_id.partition_id, version, (DEFAULT_STORE,))
         return self._loaded(loading, schema)[0].snapshot()
+
+    # -- from one store actor to another --------------------------------------------------------------------------
+
+    def offer(self, store_id: StateStoreId) -> Offer | None:
+        """See :meth:`HeldPartitions.offer`."""
+        return self._held.offer(store_id)
+
+    def next_piece(self, offer_id: str) -> tuple[int, pa.Table] | None:
+        """See :meth:`HeldPartitions.next_piece`."""
+        return self._held.next_piece(offer_id)
+
+    def take(self, store_id: StateStoreId, offer: Offer, pieces: Iterable[tuple[int, pa.Table]]) -> tuple[int, int]:
+        """See :meth:`HeldPartitions.take`; returns the version that is held then, and the bytes of the pieces."""
+        (store,) = offer.stores
+        shard = make_shard(store.schema, self._hash_seed)
+        size = fill([shard], offer, pieces)
+
+        def put(held: _HeldShard) -> None:
+            held.shard = shard
+
+        return self._held.take(store_id, offer, put), size
+
+    def follow(self, told: Followed) -> bool:
+        """See :meth:`HeldPartitions.follow`."""
+        return self._held.follow(told)
 
     # -- maintenance ----------------------------------------------------------------------------------------------
 

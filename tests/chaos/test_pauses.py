@@ -26,13 +26,13 @@ from coordinator.lives import StoreActorLives
 from coordinator.maintenance import Maintenance
 from coordinator.manifest_log import ManifestLog
 from coordinator.model import ActorLocation, CommitEntry
-from coordinator.placement import FleetView, PlacementRequest
+from coordinator.placement import Choice, FleetView, PlacementRequest
 from coordinator.storage.options import StorageOptions
 from coordinator.storage.uris import open_object_store
 from spark_jobs.fleet import Fleet, connect
 from spark_jobs.session.spark_session import ensure_ray
 from spark_jobs.worker.fleet_client import fleet_client
-from store_actors.deploy import ensure_store_actor
+from store_actors.deploy import deploy_store_actor
 from store_actors.messages import ApplyRequest
 from tests.chaos.inputs import write_inputs
 from tests.chaos.test_driver_kill import Driver, between, final_result, versions, wait_for
@@ -95,7 +95,8 @@ def test_an_owner_that_wakes_up_after_its_shard_moved_cannot_commit(fleet: Fleet
     tasks = Tasks(fleet, "moved")
     tasks.apply(0, [1, 2])
     former = only_actor(fleet)
-    successor = ensure_store_actor(RayActors(), fleet.uri, StorageOptions(), Maintenance(), "b" * 56)
+    node_id = ray.get_runtime_context().get_node_id()
+    successor = deploy_store_actor(f"{former['actor_name']}-2", fleet.uri, StorageOptions(), Maintenance(), node_id)
     place: ActorLocation = ray.get(successor.location.remote())
     coordinator = coordinator_of(fleet)
     announcing = Announcing()
@@ -129,8 +130,8 @@ def test_an_owner_that_stays_stopped_is_replaced(fleet: Fleet) -> None:
 class ToWhoAsks:
     """A placement policy."""
 
-    def place(self, request: PlacementRequest, fleet: FleetView) -> ActorLocation:
-        return request.asking
+    def place(self, request: PlacementRequest, fleet: FleetView) -> Choice:
+        return Choice(request.asking)
 
 
 def test_a_coordinator_that_wakes_up_after_it_was_replaced_counts_nothing(fleet: Fleet) -> None:

@@ -66,8 +66,8 @@ class KeyedWorkload:
     stores = tuple(spec.name for spec in _SPECS)
     forms = 1
 
-    def __init__(self, rng: random.Random) -> None:
-        self.batches, self.shards = rng.randint(2, 3), rng.choice((1, 1, 2))
+    def __init__(self, rng: random.Random, further_batches: int = 0) -> None:
+        self.batches, self.shards = rng.randint(2, 3) + further_batches, rng.choice((1, 1, 2))
         self._steps = [[_draw_steps(rng) for _ in range(self.shards)] for _ in range(self.batches)]
         #: Version that a task reads first, if any, counted back from the newest.
         self._looks_back = [

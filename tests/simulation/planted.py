@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -12,15 +13,17 @@ from coordinator.core import StateLedger
 from coordinator.errors import CommitUnknownError, FencedError, LogConflictError, StateStoreError
 from coordinator.history import StateHistory
 from coordinator.manifest_log import ManifestLog
-from coordinator.model import CommitEntry, LoadPlan
+from coordinator.model import CommitEntry, LoadPlan, LoadPlans
 from coordinator.records import Committed
 from coordinator.service import Coordinator
+from store_actors.messages import Followed
 from store_actors.serving.commits import Commits
+from store_actors.serving.held import HeldPartitions
 from store_actors.serving.lineage import Lineage, Stand
 from tests.simulation.clock import ProcessClock
 from tests.simulation.spark import Driver
 
-__all__ = ["BUGS", "KEYED_BUGS", "STOPPED_BUGS", "planted"]
+__all__ = ["BUGS", "KEYED_BUGS", "MOVE_BUGS", "STOPPED_BUGS", "planted"]
 
 
 def _conflicts_ignored(append: Callable[..., None]) -> Callable[..., None]:
@@ -44,10 +47,43 @@ def _owners_not_fenced(decide_commits: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _lineage_not_verified(_: Callable[..., Stand]) -> Callable[..., Stand]:
-    def careless(lineage: Lineage, base: int, counted: str) -> Stand:
+    def careless(lineage: Lineage, base: int, counted: str, earlier: Any = None) -> Stand:
         if not lineage.is_held or base > lineage.version:
             return Stand.LOAD
         return Stand.KEEP if base == lineage.version else Stand.GO_BACK
+
+    return careless
+
+
+def _any_copy_gone_on_from(stand: Callable[..., Stand]) -> Callable[..., Stand]:
+    def careless(lineage: Lineage, base: int, counted: str, earlier: Any = None) -> Stand:
+        if lineage.is_held and lineage.version < base:
+            return Stand.GO_ON
+        return stand(lineage, base, counted)
+
+    return careless
+
+
+def _commits_since_left_out(_: Callable[..., None]) -> Callable[..., None]:
+    def careless(partitions: Any, held: Any, base: int, loading: LoadPlans) -> None:
+        loader = copy(partitions._loader)
+        loader.read = lambda entry, piece=None: partitions._loader.read(entry, piece).slice(0, 0)
+        deltas = held.go_on(loading, base, loader)
+        held.lineage.went_on(base, loading.attempt_id, deltas)
+
+    return careless
+
+
+def _followed_over_gaps(follow: Callable[..., bool]) -> Callable[..., bool]:
+    def careless(partitions: Any, told: Followed) -> bool:
+        held, first = partitions.of(told.store_id), told.entries[0]
+        with held.lock:
+            if held.lineage.is_held and held.lineage.version < first.version:
+                held.lineage.version, held.lineage.attempts = (
+                    first.base_version,
+                    {first.base_version: told.base_attempt},
+                )
+        return follow(partitions, told)
 
     return careless
 
@@ -147,6 +183,12 @@ KEYED_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     ),
     "keyed stores in memory are used under another epoch": (Lineage, "is_hot", _epoch_not_looked_at),
 }
+#: Those that are sought where shards are moved all the time.
+MOVE_BUGS = {
+    "a copy is gone on from whatever its history",
+    "a standby applies a commit to whatever it has",
+    "commits since a copy are left out",
+}
 #: Those that are sought where coordinators stop just before they write.
 STOPPED_BUGS = {"files of commits that are too old are deleted"}
 #: name -> (class, method, what to make of it)
@@ -166,6 +208,9 @@ BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
         "elapsed_s",
         _ages_stand_still_asleep,
     ),
+    "a copy is gone on from whatever its history": (Lineage, "stand", _any_copy_gone_on_from),
+    "a standby applies a commit to whatever it has": (HeldPartitions, "follow", _followed_over_gaps),
+    "commits since a copy are left out": (HeldPartitions, "_go_on", _commits_since_left_out),
     "a schema counts without a commit in it": (StateHistory, "_load_plan", _schemas_of_failed_runs_kept),
     "a checkpoint of the ledger forgets schemas": (StateLedger, "to_json", _schemas_left_out),
     "shards that no action asked for are left out of their batch": (Driver, "_complete", _batches_by_halves),

@@ -8,8 +8,11 @@ from typing import Any
 
 from ray.exceptions import RayError
 
+from coordinator.calls import unwrapped
+from coordinator.client import CoordinatorClient
 from coordinator.errors import CorruptStateError, StateMismatchError, StateStoreError
 from coordinator.model import TaskIdentity
+from coordinator.spreading import Place
 from spark_jobs.worker.fleet_client import FleetClient
 from tests.simulation.scheduler import Party, Scheduler, Violation
 from tests.simulation.workload import Workload
@@ -87,6 +90,7 @@ class Driver(Party):
         self._lives = 0
         self.executors = [self._new_executor(node) for node in world.nodes]
         self.stopped = False
+        self._coordinator: CoordinatorClient | None = None
         self._scheduler.spawn(self, self._run)
 
     def _new_executor(self, node: str) -> Executor:
@@ -108,6 +112,8 @@ class Driver(Party):
         """One run of the query; True if there is no point in another."""
         run_id = self._world.begin_run()
         self._scheduler.pause(f"starts run {run_id[:4]}")
+        if self._world.moves_shards:
+            self._place()
         batch = self._world.commit_log.newest() + 1
         while batch < self._workload.batches:
             self._scheduler.pause(f"runs batch {batch}")
@@ -125,7 +131,7 @@ class Driver(Party):
         """Whatever the user's function has Spark run of the batch, and then what it left out; False if the query fails."""
         rng, shards = self._scheduler.rng, range(self._workload.shards)
         if rng.random() >= self._world.weather.partial_batches:
-            return self._run_shards(run_id, batch, set(shards))
+            return self._run_shards(run_id, batch, set(shards)) and self._settle(run_id, batch)
         # It shows some rows, writes, or fails at its sink and goes on: any number of actions, each on some of the shards.
         done: set[int] = set()
         for _ in range(rng.randint(0, 2)):
@@ -134,7 +140,34 @@ class Driver(Party):
             if not self._run_shards(run_id, batch, some):
                 return False
             done |= some
-        return self._complete(run_id, batch, set(shards) - done)
+        return self._complete(run_id, batch, set(shards) - done) and self._settle(run_id, batch)
+
+    def _place(self) -> None:
+        """Tell the coordinator which nodes have executors, and how many standbys there shall be."""
+        actors, places = self._world.actors, []
+        try:
+            for name in self._world.store_actor_names():
+                handle = actors.find(name)
+                places.append(Place(unwrapped(actors, handle, handle.location.remote()), 2))
+            self._to_coordinator().place_shards(STATE, QUERY, self._workload.shards, places, self._world.standbys)
+        except (StateStoreError, RayError) as error:
+            self._scheduler.log(self.name, f"shards are not placed: {type(error).__name__}")
+
+    def _to_coordinator(self) -> CoordinatorClient:
+        if self._coordinator is None:
+            self._coordinator = self._world.new_coordinator_client()
+        return self._coordinator
+
+    def _settle(self, run_id: str, batch: int) -> bool:
+        """Ask what the batch did, as the driver does where it is told so: shards that are being moved may go then."""
+        if not self._world.moves_shards:
+            return True
+        try:
+            self._to_coordinator().batch_result(STATE, run_id, batch, self._workload.shards)
+        except StateStoreError as error:
+            self._scheduler.log(self.name, f"the end of batch {batch} fails: {type(error).__name__}")
+            return False
+        return True
 
     def _complete(self, run_id: str, batch: int, left_out: set[int]) -> bool:
         """Have the shards run that no action of the batch asked for, before the batch is recorded."""

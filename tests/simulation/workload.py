@@ -138,12 +138,12 @@ class AggregationWorkload:
     stores = (DEFAULT_STORE,)
     forms = 2
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, further_batches: int = 0) -> None:
         kind = rng.choice(("plain", "update", "append"))
         self.watermark, mode = kind != "plain", "append" if kind == "append" else "update"
         self._schemas = [schema_of(watermark=self.watermark, output_mode=mode, whole=whole) for whole in (True, False)]
         self.schema = self._schemas[0]
-        self.batches, self.shards = rng.randint(2, 4), rng.choice((1, 2, 2))
+        self.batches, self.shards = rng.randint(2, 4) + further_batches, rng.choice((1, 2, 2))
         self._rows = [[self._draw_rows(rng, batch) for _ in range(self.shards)] for batch in range(self.batches)]
         self.max_event_ms = [self._newest_event(shards) for shards in self._rows]
         self.states: list[list[Groups]] = []

@@ -23,6 +23,7 @@ from tests.simulation.audit import audit_log, audit_state, counted_forms
 from tests.simulation.clock import ProcessClock, SimulatedClock, SimulatedIds, SimulatedThreads
 from tests.simulation.cluster import AsyncLife, Cluster, Life, SimulatedActors
 from tests.simulation.keyed import KeyedWorkload
+from tests.simulation.moves import Mover
 from tests.simulation.scheduler import Party, Scheduler, Violation
 from tests.simulation.spark import QUERY, STATE, CommitLog, Driver
 from tests.simulation.storage import RememberedObjects, SimulatedObjects
@@ -109,11 +110,21 @@ class World:
         Whether the query works on keyed stores; as the seed says by default.
     stops
         Coordinators stop just before they write, and often; nothing else goes wrong.
+    moves
+        Shards are moved all the time, and processes are killed and frozen; messages and storage do as they should.
     """
 
-    def __init__(self, seed: int, *, harsh: bool = False, keyed: bool | None = None, stops: bool = False) -> None:
+    def __init__(
+        self, seed: int, *, harsh: bool = False, keyed: bool | None = None, stops: bool = False, moves: bool = False
+    ) -> None:
         self.rng = random.Random(seed)
         self.weather = Weather.draw(self.rng)
+        #: Of its own, so that schedules in which nothing is moved are what they were.
+        self._moves_rng = random.Random(seed + 2)
+        self._move_rate = self._moves_rng.choice((0.0, 0.0, 0.01, 0.03))
+        self._mover: Mover | None = None
+        #: How many store actors follow what each shard commits, where shards are moved.
+        self.standbys = self._moves_rng.randrange(2)
         self._harsh = harsh
         # The end shows what was lost on the way; an audit after each batch shows it earlier, and takes a fifth of the time.
         self._audits_each_batch = harsh or seed % 4 == 0
@@ -129,9 +140,13 @@ class World:
         if stops:
             calm = dict.fromkeys(("storage_faults", "message_faults", "strikes", "deploys", "partial_batches"), 0.0)
             self.weather = replace(self.weather, second_driver=False, stops_at_records=0.3, **calm)
+            self._move_rate = 0.0
+        if moves:
+            self.weather = replace(self.weather, storage_faults=0.0, message_faults=0.0, strikes=0.02, deploys=0.0)
+            self._move_rate = 0.1
         self.workload: Workload = (
             KeyedWorkload if (is_keyed(seed) if keyed is None else keyed) else AggregationWorkload
-        )(self.rng)
+        )(self.rng, 5 if moves else 0)
         self.scheduler = Scheduler(self.rng, self.weather.stickiness)
         self.ids = SimulatedIds(random.Random(seed + 1))
         self.clock = SimulatedClock(self.scheduler, self.weather.seconds_a_step)
@@ -201,16 +216,29 @@ class World:
 
         def make() -> StoreProcess:
             location = ActorLocation(name, self.ids(), node, "host", 1)
-            client = CoordinatorClient.connect(
-                _URI, StorageOptions(), self.maintenance, actors=self.actors, surroundings=self.surroundings
-            )
-            return StoreProcess(location, self.objects, client, self.maintenance, self.surroundings)
+            client = self.new_coordinator_client()
+            return StoreProcess(location, self.objects, client, self.maintenance, self.surroundings, self.actors)
 
         self.cluster.current[name] = Life(self.cluster, name, self._label(f"store-{node[-1]}"), node, make)
 
     def new_client(self) -> FleetClient:
         """An executor's way to the fleet."""
         return FleetClient(self._address, actors=self.actors, surroundings=self.surroundings)
+
+    def new_coordinator_client(self) -> CoordinatorClient:
+        """Whoever's way to the coordinator."""
+        return CoordinatorClient.connect(
+            _URI, StorageOptions(), self.maintenance, actors=self.actors, surroundings=self.surroundings
+        )
+
+    def store_actor_names(self) -> list[str]:
+        """Names of the store actors of all nodes."""
+        return [store_actor_name(_URI, node) for node in self.nodes]
+
+    @property
+    def moves_shards(self) -> bool:
+        """Whether shards are moved in this schedule."""
+        return self._move_rate > 0.0
 
     def start_driver(self) -> None:
         self._drivers.append(Driver(self, self._label("driver")))
@@ -226,6 +254,8 @@ class World:
     def each_step(self) -> None:
         if self.rng.random() < self._rate(self.weather.strikes):
             self._strike()
+        if self.moves_shards and self._moves_rng.random() < self._rate(self._move_rate):
+            self._move()
         active = [one for one in self._drivers if not one.dead and not one.stopped]
         awake = [one for one in active if one.frozen_until <= self.scheduler.now]
         unfinished = len(self.commit_log.finished) < self.workload.batches
@@ -234,6 +264,16 @@ class World:
         elif self.weather.second_driver and len(active) < 2 and self.rng.random() < self._rate(0.005):
             self.scheduler.fault("world", "second_driver")
             self.start_driver()
+
+    def _move(self) -> None:
+        """Somebody moves a shard, and may be killed in the middle of it."""
+        if self._mover is not None and not self._mover.is_over and not self._mover.dead:
+            if self._moves_rng.random() < 0.01:
+                self._kill(self._mover, "mover")
+            return
+        shard = self._moves_rng.randrange(self.workload.shards)
+        node = self._moves_rng.choice(self.nodes)
+        self._mover = Mover(self, self._label("mover"), STATE, shard, node)
 
     def _strike(self) -> None:
         """Kill a party, or freeze it and perhaps replace it meanwhile."""
@@ -341,9 +381,11 @@ class World:
             self.scheduler.kill(party)
 
 
-def run_seed(seed: int, *, harsh: bool = False, keyed: bool | None = None, stops: bool = False) -> Outcome:
+def run_seed(
+    seed: int, *, harsh: bool = False, keyed: bool | None = None, stops: bool = False, moves: bool = False
+) -> Outcome:
     """Run one schedule, in the weather of its seed or the worst there is; its error, if any, is part of the outcome."""
-    world = World(seed, harsh=harsh, keyed=keyed, stops=stops)
+    world = World(seed, harsh=harsh, keyed=keyed, stops=stops, moves=moves)
     error: BaseException | None = None
     # What the project tells operators is told to nobody here.
     logging.disable(logging.CRITICAL)

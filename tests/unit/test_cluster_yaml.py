@@ -54,3 +54,10 @@ def test_the_head_can_ask_aws_for_workers(config: dict[str, Any]) -> None:
 def test_workers_are_marked_as_places_for_stores(config: dict[str, Any]) -> None:
     assert config["available_node_types"]["worker"]["resources"]["statefleet_store"] == 1
     assert "statefleet_store" not in config["available_node_types"]["head"]["resources"]
+
+
+def test_a_silent_worker_is_given_up_before_a_minute_is_over(config: dict[str, Any]) -> None:
+    start = config["head_start_ray_commands"][-1]
+    settings = dict(word.split("=") for word in start.split() if word.startswith("RAY_health_check_"))
+    silence_ms = int(settings["RAY_health_check_period_ms"]) + int(settings["RAY_health_check_timeout_ms"])
+    assert 5_000 < silence_ms * int(settings["RAY_health_check_failure_threshold"]) < 30_000

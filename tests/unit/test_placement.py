@@ -8,7 +8,7 @@ from coordinator.core import StateLedger
 from coordinator.fleet_view import KnownFleet
 from coordinator.lives import StoreActorLives
 from coordinator.model import ActorLocation
-from coordinator.placement import ActorLoad, FleetView, PlacementPolicy, PlacementRequest, StayElseLocal
+from coordinator.placement import ActorLoad, Choice, FleetView, PlacementPolicy, PlacementRequest, StayElseLocal
 from tests.unit.test_coordinator import Desk, Living, actor, entry, task
 
 
@@ -18,18 +18,18 @@ def request(asking: ActorLocation, present: ActorLocation | None) -> PlacementRe
 
 def test_a_shard_stays_where_it_lives_and_otherwise_goes_to_who_asks() -> None:
     rule = StayElseLocal()
-    assert rule.place(request(actor("a"), None), Living()) == actor("a")
-    assert rule.place(request(actor("a"), actor("b")), Living()) == actor("b")
-    assert rule.place(request(actor("a"), actor("b")), Living({"b-1"})) == actor("a")
+    assert rule.place(request(actor("a"), None), Living()).location == actor("a")
+    assert rule.place(request(actor("a"), actor("b")), Living()).location == actor("b")
+    assert rule.place(request(actor("a"), actor("b")), Living({"b-1"})).location == actor("a")
 
 
 class LeastLoaded:
     """Another policy: the living store actor with the fewest partitions, for good."""
 
-    def place(self, request: PlacementRequest, fleet: FleetView) -> ActorLocation:
+    def place(self, request: PlacementRequest, fleet: FleetView) -> Choice:
         if request.present is not None and fleet.is_alive(request.present):
-            return request.present
-        return min(fleet.actors(), key=lambda one: (fleet.load(one).partitions, one.actor_name))
+            return Choice(request.present)
+        return Choice(min(fleet.actors(), key=lambda one: (fleet.load(one).partitions, one.actor_name)))
 
 
 class MoveTo:
@@ -38,8 +38,8 @@ class MoveTo:
     def __init__(self, target: ActorLocation) -> None:
         self._target = target
 
-    def place(self, request: PlacementRequest, fleet: FleetView) -> ActorLocation:
-        return self._target
+    def place(self, request: PlacementRequest, fleet: FleetView) -> Choice:
+        return Choice(self._target)
 
 
 class Office:

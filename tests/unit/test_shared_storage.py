@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from coordinator.calls import RayActors
 from coordinator.client import CoordinatorClient
 from coordinator.errors import InvalidRequestError, SetupError, StorageUnavailableError
 from coordinator.maintenance import Maintenance
@@ -135,7 +136,7 @@ class SameProcess:
 def store_process(objects: ObjectStore, coordinator: Coordinator) -> ProvenStoreProcess:
     here = ActorLocation("store-2", "life-1", "node-2", "host-2", 2)
     client = cast(CoordinatorClient, SameProcess(coordinator))
-    return ProvenStoreProcess(here, objects, client, Maintenance(interval_s=10**6), Surroundings())
+    return ProvenStoreProcess(here, objects, client, Maintenance(interval_s=10**6), Surroundings(), RayActors())
 
 
 def requests() -> list[tuple[str, tuple[Any, ...]]]:

@@ -1,0 +1,52 @@
+"""Several Ray nodes on this machine, each with an address, and a Spark session that has an executor on each but the head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import ray
+from pyspark.sql import SparkSession
+from ray.cluster_utils import Cluster
+
+from coordinator.deploy import QUIET
+from spark_jobs.session.spark_session import STORE_RESOURCE, prepare_environment, start_session, stop_session
+
+__all__ = ["HEAD", "WORKERS", "ray_nodes", "session_on"]
+
+#: Ray takes 127.0.0.1 for "find out yourself".
+HEAD = "127.0.0.9"
+WORKERS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
+
+
+@contextmanager
+def ray_nodes() -> Iterator[Cluster]:
+    """A head, and a worker at each address of :data:`WORKERS`, with a core and room for one executor."""
+    prepare_environment()
+    nodes = Cluster()
+    nodes.add_node(node_ip_address=HEAD, num_cpus=1, include_dashboard=False, dashboard_host="127.0.0.1")
+    for address in WORKERS:
+        nodes.add_node(node_ip_address=address, num_cpus=1, resources={STORE_RESOURCE: 1})
+    ray.init(address=nodes.address, _node_ip_address=HEAD, **QUIET)  # type: ignore[arg-type]
+    try:
+        yield nodes
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
+
+
+@contextmanager
+def session_on(app_name: str, configs: Mapping[str, str]) -> Iterator[SparkSession]:
+    """A Spark session on these nodes, with a small executor on each worker."""
+    addresses = {"spark.driver.host": HEAD, "spark.driver.bindAddress": HEAD}
+    spark = start_session(
+        app_name,
+        num_executors=len(WORKERS),
+        executor_cores=1,
+        executor_memory="512m",
+        configs={**addresses, **configs},
+    )
+    try:
+        yield spark
+    finally:
+        stop_session()

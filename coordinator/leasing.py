@@ -1,0 +1,110 @@
+"""Leases of shards: what a query and its tasks ask of a state before they may touch it. No Ray."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from coordinator.compatibility import changes, fitting
+from coordinator.core import LeaseGrant, StateLedger
+from coordinator.ledger_keeper import LedgerKeeper
+from coordinator.model import ActorLocation, StateMetadata, TaskIdentity
+from coordinator.placement import FleetView
+from coordinator.placing import Placing
+from coordinator.records import Record
+
+__all__ = ["Leasing"]
+
+log = logging.getLogger(__name__)
+
+
+class Leasing:
+    """Gives leases of the states of a fleet.
+
+    Parameters
+    ----------
+    fleet
+        What is known of store actors.
+    placing
+        Where shards go.
+    keeper
+        Gives the keeper of a state's ledger.
+    """
+
+    def __init__(self, fleet: FleetView, placing: Placing, keeper: Callable[[str], Awaitable[LedgerKeeper]]) -> None:
+        self._fleet = fleet
+        self._placing = placing
+        self._keeper = keeper
+
+    async def check(self, metadata: StateMetadata) -> None:
+        """Refuse a query that does not fit an existing state (StateMismatchError), before it starts.
+
+        Its first batch is known to its tasks only: the one after the newest that every shard has, or that one again. It may fit either.
+        """
+        keeper = await self._keeper(metadata.state_name)
+        created = keeper.metadata
+        if created is None:
+            return
+
+        def look(ledger: StateLedger) -> tuple[list[Record], Mapping[str, Any] | None]:
+            newest = ledger.finished_version(created.num_shards)
+            schemas = (ledger.committed_schema(created, version) for version in (newest, max(0, newest - 1)))
+            return [], fitting(schemas, created, metadata)
+
+        existing = await keeper.submit(look)
+        if existing is not None:
+            begun, gone = changes(existing, metadata.schema)
+            if begun or gone:
+                # A renamed column is another column: whoever did not mean it should see it.
+                log.warning(
+                    "%s: starting from nothing: %s; left out: %s", metadata.state_name, begun or "-", gone or "-"
+                )
+
+    async def lease(self, task: TaskIdentity, metadata: StateMetadata, local: ActorLocation) -> tuple[LeaseGrant, bool]:
+        """The store actor that may commit a task's shard and the version its batch reads; and whether the task's run is new.
+
+        Parameters
+        ----------
+        local
+            Store actor of the task's own node.
+        """
+        keeper = await self._keeper(task.state_name)
+
+        def check(ledger: StateLedger) -> tuple[list[Record], None]:
+            ledger.check_query(task)
+            return [], None
+
+        if keeper.metadata is None:
+            # Before anything is written: a checkpoint ahead of a missing state must not make an empty one.
+            await keeper.submit(check)
+            await keeper.create_metadata(metadata)
+        created = keeper.metadata
+        assert created is not None
+
+        def decide(ledger: StateLedger) -> tuple[list[Record], tuple[LeaseGrant, bool, ActorLocation | None]]:
+            # First whose the state is: a run that was replaced is told so, whatever became of the state since.
+            ledger.check_query(task)
+            ledger.check_whole(task, created.num_shards)
+            is_new = task.run_id != ledger.run_id
+            former = ledger.location(task.partition_id)
+            records, grant = ledger.decide_lease(task, local, self._fleet, self._placing)
+            records += ledger.decide_schema(task, created, metadata)
+            return records, (grant, is_new, None if former is None else former[1])
+
+        upstream = [
+            await (await self._keeper(name)).submit(
+                lambda ledger: ([], ledger.batch_watermarks(task.run_id, task.batch_id))
+            )
+            for name in metadata.schema.get("options", {}).get("upstream", ())
+        ]
+        if task.is_of_python:
+            # Partitions that have no batches in common wait for nobody.
+            self._placing.batch_ended(task.state_name)
+        grant, is_new, former = await keeper.submit(decide)
+        if not task.is_of_python:
+            self._placing.count(task.state_name, task.partition_id, local, former, grant.lease.location)
+        standbys = self._placing.standbys(task.state_name, task.partition_id, grant.lease.location, self._fleet)
+        lease = replace(grant.lease, standbys=tuple(one.actor_name for one in standbys))
+        return replace(grant, lease=lease, upstream=tuple(upstream)), is_new

@@ -1,0 +1,175 @@
+"""The coordinator's answers about places: a shell around the plans and the ledgers. No Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from coordinator.core import StateLedger
+from coordinator.errors import InvalidRequestError
+from coordinator.fleet_view import KnownFleet
+from coordinator.ledger_keeper import LedgerKeeper
+from coordinator.lives import StoreActorLives
+from coordinator.model import ActorLocation
+from coordinator.placement import PlacementPolicy
+from coordinator.placing import PlacementExplanation, Placing, PlannedMove
+from coordinator.preparation import Preparation
+from coordinator.records import Record
+from coordinator.spreading import Place
+
+__all__ = ["Placement", "Placements"]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the shards of a state are to be.
+
+    Attributes
+    ----------
+    nodes
+        Ray node on which each shard is at its next lease; None for one that goes to whoever asks for it.
+    moves
+        What is to be carried out, in the shadow of batches, so that shards are spread evenly.
+    """
+
+    nodes: tuple[str | None, ...]
+    moves: tuple[PlannedMove, ...]
+
+
+class Placements:
+    """Plans places for the states of a fleet.
+
+    Parameters
+    ----------
+    otherwise
+        Policy for what was not planned.
+    lives
+        Which store actors there are.
+    fleet
+        What is known of them.
+    keeper
+        Gives the keeper of a state's ledger.
+    """
+
+    def __init__(
+        self,
+        otherwise: PlacementPolicy,
+        lives: StoreActorLives,
+        fleet: KnownFleet,
+        keeper: Callable[[str], Awaitable[LedgerKeeper]],
+    ) -> None:
+        self.placing = Placing(otherwise)
+        self._lives = lives
+        self._fleet = fleet
+        self._keeper = keeper
+
+    async def place(
+        self, state_name: str, query_id: str, num_shards: int, places: Sequence[Place], standbys: int
+    ) -> Placement:
+        """See :meth:`Coordinator.place_shards <coordinator.service.Coordinator.place_shards>`."""
+        assigned = await self._assigned(state_name)
+        newest = [replace(place, location=self._lives.newest(place.location)) for place in places]
+        moves = self.placing.plan(state_name, query_id, num_shards, newest, assigned, self._fleet, standbys)
+        return Placement(self.placing.nodes(state_name, num_shards, assigned, self._fleet), moves)
+
+    def next_batch(self, ledger: StateLedger, num_shards: int, *, is_whole: bool) -> Placement:
+        """Where the tasks of the next batch should run, and what is to be moved meanwhile.
+
+        Parameters
+        ----------
+        is_whole
+            Whether no task of the batch at hand is to come.
+        """
+        name, assigned = ledger.state_name, ledger.assigned()
+        if is_whole:
+            self.placing.batch_ended(name)
+        nodes = self.placing.nodes(name, num_shards, assigned, self._fleet)
+        moves = self.placing.repairs(name, ledger.query_id, num_shards, assigned, self._fleet)
+        return Placement(nodes, moves)
+
+    async def explain(self, state_name: str, partition_id: int) -> PlacementExplanation:
+        """See :meth:`Coordinator.explain_placement <coordinator.service.Coordinator.explain_placement>`."""
+
+        def look(ledger: StateLedger) -> tuple[list[Record], PlacementExplanation]:
+            assigned = ledger.assigned().get(partition_id)
+            planned = self.placing.planned(state_name, partition_id, self._fleet)
+            return [], PlacementExplanation(
+                assigned,
+                None if planned is None or planned.location == assigned else planned.location,
+                ledger.assignments.moves(partition_id),
+                self.placing.operations(state_name, partition_id),
+            )
+
+        return await (await self._keeper(state_name)).submit(look)
+
+    async def move(self, state_name: str, partition_id: int, node_id: str) -> tuple[PlannedMove, ...]:
+        """The move that brings one shard to a node; none if it is there.
+
+        Raises
+        ------
+        InvalidRequestError
+            No living store actor has the shard, or none is on the node.
+        """
+        giver = (await self._assigned(state_name)).get(partition_id)
+        facts = {"state": state_name, "shard": partition_id, "node": node_id}
+        if giver is None or not self._fleet.is_alive(giver):
+            raise InvalidRequestError(
+                "no living store actor has the shard, so there is nothing to move; it is placed with its next batch",
+                **facts,
+            )
+        takers = [one for one in self._fleet.actors() if one.node_id == node_id]
+        if not takers:
+            raise InvalidRequestError(
+                "the node has no living store actor of this fleet; one starts with the first executor there; see `statefleet status`",
+                nodes=sorted(one.node_id for one in self._fleet.actors()),
+                **facts,
+            )
+        if giver.node_id == node_id:
+            return ()
+        return (PlannedMove(state_name, partition_id, giver, takers[0], "asked for by `statefleet move`"),)
+
+    async def rebalance(self, states: Sequence[tuple[str, int]]) -> tuple[PlannedMove, ...]:
+        """Moves that spread the shards of some states (names, numbers of shards) evenly."""
+        moves: list[PlannedMove] = []
+        for name, num_shards in states:
+            keeper = await self._keeper(name)
+            query_id, assigned = await keeper.submit(lambda ledger: ([], (ledger.query_id, ledger.assigned())))
+            moves += self.placing.moves(name, query_id, num_shards, assigned, self._fleet)
+        return tuple(moves)
+
+    async def drain(self, states: Sequence[tuple[str, int]], node_id: str, *, dry_run: bool) -> tuple[PlannedMove, ...]:
+        """Have no shard placed on a node from now on; returns the moves that empty it.
+
+        Raises
+        ------
+        InvalidRequestError
+            No other node has a living store actor.
+        """
+        if not any(one.node_id not in {node_id, *self.placing.drained} for one in self._fleet.actors()):
+            raise InvalidRequestError(
+                "no other node has a living store actor, so the shards have nowhere to go; nothing was changed; add a node with an "
+                "executor first",
+                node=node_id,
+            )
+        was_drained = node_id in self.placing.drained
+        self.placing.drained.add(node_id)
+        try:
+            return tuple(move for move in await self.rebalance(states) if move.giver.node_id == node_id)
+        finally:
+            if dry_run and not was_drained:
+                self.placing.drained.discard(node_id)
+
+    def undrain(self, node_id: str) -> None:
+        """Let shards be placed on a node again."""
+        self.placing.drained.discard(node_id)
+
+    async def prepared(self, move: PlannedMove, preparation: Preparation | None) -> bool:
+        """See :meth:`Coordinator.move_prepared <coordinator.service.Coordinator.move_prepared>`."""
+        giver = (await self._assigned(move.state_name)).get(move.partition_id)
+        if giver != move.giver or not self._fleet.is_alive(move.taker):
+            return False
+        self.placing.prepared(move, preparation)
+        return True
+
+    async def _assigned(self, state_name: str) -> dict[int, ActorLocation]:
+        return await (await self._keeper(state_name)).submit(lambda ledger: ([], ledger.assigned()))

@@ -1,0 +1,339 @@
+"""Plans of where shards shall be, and how many state operations ran where their shard is. Pure, and in memory only.
+
+A shard that nobody holds goes to its planned place at once, with its next lease. One that a living store actor holds is moved in the
+shadow of batches: the next store actor takes a copy first (a :class:`PlannedMove`, carried out by whoever asked for the plan), and has
+the shard from the end of a batch on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from coordinator.assignments import ShardMove
+from coordinator.model import ActorLocation
+from coordinator.placement import Choice, FleetView, PlacementPolicy, PlacementRequest
+from coordinator.preparation import Preparation
+from coordinator.spreading import Place, spread
+
+__all__ = [
+    "ELSEWHERE",
+    "LOCAL",
+    "MOVED",
+    "NO_EXECUTOR",
+    "UNPLACED",
+    "PlacementExplanation",
+    "Placing",
+    "PlannedMove",
+]
+
+#: What became of a state operation: its task ran on the node of its shard, or why it did not.
+LOCAL = "local"
+MOVED = "the shard was moved to another node with this batch"
+NO_EXECUTOR = "the shard's node has no executor"
+ELSEWHERE = "Spark ran the task on another node than it was asked to"
+UNPLACED = "the driver told of no executors"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMove:
+    """A shard that is to go from one living store actor to another.
+
+    Attributes
+    ----------
+    giver, taker
+        Who has it, and who shall.
+    """
+
+    state_name: str
+    partition_id: int
+    giver: ActorLocation
+    taker: ActorLocation
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementExplanation:
+    """Why a shard is where it is.
+
+    Attributes
+    ----------
+    location
+        Store actor that has it; None if nobody has.
+    planned
+        Store actor that has it from its next lease on, if that is another one.
+    moves
+        Its newest moves with their reasons, oldest first; they are in the state's log.
+    operations
+        State operations since the coordinator started by where their tasks ran: ``local``, or why not.
+    """
+
+    location: ActorLocation | None
+    planned: ActorLocation | None
+    moves: tuple[ShardMove, ...]
+    operations: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What is planned of a state.
+
+    Attributes
+    ----------
+    wanted
+        Where shards go with their next lease.
+    at_end
+        Where they go once the batch at hand is at its end: tasks of it were sent to where they are.
+    places
+        Nodes that have executors, as the driver told last; none if it told of none.
+    standbys
+        How many each shard is to have.
+    is_skewed
+        Whether shards went elsewhere than planned, as after the loss of a store actor.
+    """
+
+    places: tuple[Place, ...] = ()
+    standbys: int = 0
+    is_skewed: bool = False
+    wanted: dict[int, Choice] = field(default_factory=dict)
+    at_end: dict[int, Choice] = field(default_factory=dict)
+
+    def end_batch(self) -> None:
+        self.wanted |= self.at_end
+        self.at_end = {}
+
+
+class Placing:
+    """Where shards are wanted, as a policy, and whether tasks were there.
+
+    Parameters
+    ----------
+    otherwise
+        Policy for what was not planned.
+
+    Attributes
+    ----------
+    drained
+        Nodes that shall have no shards.
+    """
+
+    def __init__(self, otherwise: PlacementPolicy) -> None:
+        self._otherwise = otherwise
+        self.drained: set[str] = set()
+        self._plans: defaultdict[str, _Plan] = defaultdict(_Plan)
+        self._operations: defaultdict[tuple[str, int], Counter[str]] = defaultdict(Counter)
+
+    # -- plans ----------------------------------------------------------------------------------------------------
+
+    def plan(
+        self,
+        state_name: str,
+        query_id: str,
+        num_shards: int,
+        places: Sequence[Place],
+        present: Mapping[int, ActorLocation],
+        fleet: FleetView,
+        standbys: int = 0,
+    ) -> tuple[PlannedMove, ...]:
+        """Spread a state's shards over the nodes that have executors; returns the moves of those that somebody holds.
+
+        Shards of a store actor that was lost go to their standbys.
+        """
+        plan = self._plans[state_name]
+        promoted = {
+            partition: self._promoted(state_name, partition, where, fleet)
+            for partition, where in present.items()
+            if not fleet.is_alive(where)
+        }
+        plan.places, plan.is_skewed, plan.standbys = tuple(places), False, standbys
+        # What was prepared for the end of a batch that never ended is there now.
+        plan.end_batch()
+        plan.wanted = {partition: one for partition, one in plan.wanted.items() if fleet.is_alive(one.location)}
+        plan.wanted |= {partition: one for partition, one in promoted.items() if one is not None}
+        choices = self._spread(state_name, query_id, num_shards, places, present, fleet)
+        held = {partition: where for partition, where in present.items() if fleet.is_alive(where)}
+        moves = [
+            PlannedMove(state_name, partition, held[partition], choice.location, choice.reason)
+            for partition, choice in choices.items()
+            if partition in held
+        ]
+        free = {partition: choice for partition, choice in choices.items() if partition not in held}
+        # What a standby is about to take over is spread evenly later.
+        plan.is_skewed = any(partition in plan.wanted for partition in free)
+        plan.wanted = {**free, **plan.wanted}
+        return tuple(moves)
+
+    def moves(
+        self,
+        state_name: str,
+        query_id: str,
+        num_shards: int,
+        present: Mapping[int, ActorLocation],
+        fleet: FleetView,
+    ) -> tuple[PlannedMove, ...]:
+        """Moves that spread a state's shards evenly over the nodes that have executors, as the driver told of them last.
+
+        Of a state that no driver told of since the coordinator started, over all nodes that have a store actor.
+        """
+        places = self._plans[state_name].places or [Place(location, 1) for location in fleet.actors()]
+        choices = self._spread(state_name, query_id, num_shards, places, present, fleet)
+        return tuple(
+            PlannedMove(state_name, partition, where, choices[partition].location, choices[partition].reason)
+            for partition, where in present.items()
+            if partition in choices and fleet.is_alive(where)
+        )
+
+    def repairs(
+        self,
+        state_name: str,
+        query_id: str,
+        num_shards: int,
+        present: Mapping[int, ActorLocation],
+        fleet: FleetView,
+    ) -> tuple[PlannedMove, ...]:
+        """:meth:`moves` of a state whose shards went elsewhere than planned, once; none of others."""
+        plan = self._plans.get(state_name)
+        if plan is None or not plan.is_skewed:
+            return ()
+        if any(_living(place.location, fleet) is None for place in plan.places):
+            # A store actor that was lost is on its way back, or the driver will tell that its executor is gone.
+            return ()
+        plan.is_skewed = False
+        return self.moves(state_name, query_id, num_shards, present, fleet)
+
+    def _spread(
+        self,
+        state_name: str,
+        query_id: str,
+        num_shards: int,
+        places: Iterable[Place],
+        present: Mapping[int, ActorLocation],
+        fleet: FleetView,
+    ) -> dict[int, Choice]:
+        going = {partition: choice.location for partition, choice in self._plans[state_name].wanted.items()}
+        there = {partition: where for partition, where in {**present, **going}.items() if fleet.is_alive(where)}
+        open_places = [
+            replace(place, location=living)
+            for place in places
+            if place.location.node_id not in self.drained and (living := _living(place.location, fleet)) is not None
+        ]
+        return spread(num_shards, open_places, there, query_id)
+
+    def prepared(self, move: PlannedMove, preparation: Preparation | None) -> None:
+        """The taker is ready: it has the shard from the end of the batch at hand on."""
+        self._plans[move.state_name].at_end[move.partition_id] = Choice(move.taker, move.reason, preparation)
+
+    def batch_ended(self, state_name: str) -> None:
+        """No task of the batch at hand is to come: what was prepared goes where it shall."""
+        self._plans[state_name].end_batch()
+
+    def place(self, request: PlacementRequest, fleet: FleetView) -> Choice:
+        """See :class:`~coordinator.placement.PlacementPolicy`: where it is planned to be, as long as that store actor lives."""
+        planned = self.planned(request.state_name, request.partition_id, fleet)
+        if planned is not None:
+            return planned
+        plan = self._plans.get(request.state_name)
+        choice = None
+        if request.present is not None and not fleet.is_alive(request.present):
+            choice = self._promoted(request.state_name, request.partition_id, request.present, fleet)
+        choice = choice or self._otherwise.place(request, fleet)
+        if plan is not None and plan.places and choice.location != request.present:
+            plan.is_skewed = True
+        return choice
+
+    def planned(self, state_name: str, partition_id: int, fleet: FleetView) -> Choice | None:
+        """Where a shard goes with its next lease, if that is planned."""
+        plan = self._plans.get(state_name)
+        choice = None if plan is None else plan.wanted.get(partition_id)
+        if choice is None or fleet.is_alive(choice.location):
+            return choice
+        anew = _living(choice.location, fleet)
+        return None if anew is None else Choice(anew, "the store actor of its node started anew")
+
+    def nodes(
+        self, state_name: str, num_shards: int, assigned: Mapping[int, ActorLocation], fleet: FleetView
+    ) -> tuple[str | None, ...]:
+        """Ray node on which each shard will be at its next lease; None for one that goes to whoever asks for it."""
+
+        def node(partition_id: int) -> str | None:
+            planned = self.planned(state_name, partition_id, fleet)
+            location = assigned.get(partition_id) if planned is None else planned.location
+            if location is None or fleet.is_alive(location):
+                return None if location is None else location.node_id
+            promoted = self._promoted(state_name, partition_id, location, fleet)
+            return None if promoted is None else promoted.location.node_id
+
+        return tuple(node(partition_id) for partition_id in range(num_shards))
+
+    # -- standbys -------------------------------------------------------------------------------------------------
+
+    def standbys(
+        self, state_name: str, partition_id: int, holder: ActorLocation, fleet: FleetView
+    ) -> tuple[ActorLocation, ...]:
+        """Store actors on other nodes that are told of what the holder of a shard commits."""
+        plan = self._plans.get(state_name)
+        if plan is None or not plan.standbys:
+            return ()
+        others = sorted(
+            (
+                living
+                for place in plan.places
+                if place.location.node_id not in (holder.node_id, *self.drained)
+                and (living := _living(place.location, fleet)) is not None
+            ),
+            key=lambda one: one.node_id,
+        )
+        turn = partition_id % len(others) if others else 0
+        return tuple([*others[turn:], *others[:turn]][: plan.standbys])
+
+    def _promoted(self, state_name: str, partition_id: int, lost: ActorLocation, fleet: FleetView) -> Choice | None:
+        """The standby that takes over from a store actor that was lost, if there is one."""
+        ready = self.standbys(state_name, partition_id, lost, fleet)
+        return Choice(ready[0], "its standby took over from a store actor that was lost") if ready else None
+
+    # -- what came of them ----------------------------------------------------------------------------------------
+
+    def count(
+        self,
+        state_name: str,
+        partition_id: int,
+        asking: ActorLocation,
+        former: ActorLocation | None,
+        has: ActorLocation,
+    ) -> None:
+        """A task was told where its shard is.
+
+        Parameters
+        ----------
+        asking
+            Store actor of the task's node.
+        former, has
+            Store actors that had the shard before and that has it now.
+        """
+        self._operations[state_name, partition_id][self._outcome(state_name, asking, former, has)] += 1
+
+    def _outcome(self, state_name: str, asking: ActorLocation, former: ActorLocation | None, has: ActorLocation) -> str:
+        plan = self._plans.get(state_name)
+        places = () if plan is None else plan.places
+        if asking.node_id == has.node_id:
+            return LOCAL
+        if not places:
+            return UNPLACED
+        if not _is_there(has, places):
+            return NO_EXECUTOR
+        return MOVED if former is not None and former.node_id == asking.node_id else ELSEWHERE
+
+    def operations(self, state_name: str, partition_id: int) -> dict[str, int]:
+        """How many state operations of a shard had which outcome since the coordinator started."""
+        return dict(self._operations.get((state_name, partition_id), {}))
+
+
+def _living(location: ActorLocation, fleet: FleetView) -> ActorLocation | None:
+    """The newest life of a store actor; None if that is over, too."""
+    newest = fleet.newest(location)
+    return newest if fleet.is_alive(newest) else None
+
+
+def _is_there(location: ActorLocation, places: Collection[Place]) -> bool:
+    return any(place.location.node_id == location.node_id and place.cores > 0 for place in places)

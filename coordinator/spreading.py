@@ -1,0 +1,107 @@
+"""How the shards of a state are spread over the nodes that have executors. Pure.
+
+Spark sends a partition to where its coordinator says that the store is, but where a store is at first is chance. Here it is planned: by
+the cores that Spark has on each node, alike for all operators of a query, and with as few moves as balance takes.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from coordinator.model import ActorLocation
+from coordinator.placement import Choice
+
+__all__ = ["Place", "spread"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A node that has executors, with its store actor.
+
+    Attributes
+    ----------
+    cores
+        Of the executors on it: tasks that Spark runs there at once.
+    """
+
+    location: ActorLocation
+    cores: int
+
+
+def spread(
+    num_shards: int, places: Sequence[Place], present: Mapping[int, ActorLocation], query_id: str
+) -> dict[int, Choice]:
+    """Shards that are to go elsewhere, or that are nowhere yet, by partition.
+
+    - A place gets shards by its cores; one that has no more than that keeps what it has.
+    - A shard that is nowhere goes to its place in one order, the same for every state of a query that has as many shards: operators
+      whose keys are the same have the same rows on the same node.
+    - Queries begin that order at places of their own, so that what does not divide evenly does not all fall to one.
+
+    Parameters
+    ----------
+    places
+        Nodes that have executors. Without any nothing is moved.
+    present
+        Where shards are.
+    query_id
+        Whose state it is.
+    """
+    ordered = sorted((place for place in places if place.cores > 0), key=lambda place: place.location.node_id)
+    if not ordered:
+        return {}
+    start = zlib.crc32(query_id.encode()) % len(ordered)
+    ordered = [*ordered[start:], *ordered[:start]]
+    wanted = _order(num_shards, [place.cores for place in ordered])
+    room = Counter(wanted)
+    # A name is a node's for good; its lives come and go.
+    number = {place.location.actor_name: index for index, place in enumerate(ordered)}
+    kept: dict[int, int] = {}
+    # Those that are where the order has them stay first, so that what moves mends the order, too.
+    for partition in sorted(range(num_shards), key=lambda one: number.get(_name(present.get(one))) != wanted[one]):
+        here = number.get(_name(present.get(partition)))
+        if here is not None and room[here] > 0:
+            room[here] -= 1
+            kept[partition] = here
+    choices: dict[int, Choice] = {}
+    rest = [partition for partition in range(num_shards) if partition not in kept]
+    for partition in sorted(rest, key=lambda one: room[wanted[one]] == 0):
+        there = (
+            wanted[partition] if room[wanted[partition]] > 0 else next(one for one, left in room.items() if left > 0)
+        )
+        room[there] -= 1
+        choices[partition] = Choice(ordered[there].location, _reason(present.get(partition), number))
+    for partition, here in kept.items():
+        if present[partition] != ordered[here].location:
+            choices[partition] = Choice(ordered[here].location, "the store actor of its node started anew")
+    return choices
+
+
+def _order(num_shards: int, weights: Sequence[int]) -> list[int]:
+    """Which place each partition has if none is anywhere yet: in turns, each place as often as its weight.
+
+    Smooth weighted round robin, as in nginx.
+    """
+    total, credit, order = sum(weights), [0] * len(weights), list[int]()
+    for _ in range(num_shards):
+        for place, weight in enumerate(weights):
+            credit[place] += weight
+        chosen = max(range(len(weights)), key=lambda place: (credit[place], -place))
+        credit[chosen] -= total
+        order.append(chosen)
+    return order
+
+
+def _name(location: ActorLocation | None) -> str:
+    return "" if location is None else location.actor_name
+
+
+def _reason(present: ActorLocation | None, number: Mapping[str, int]) -> str:
+    if present is None:
+        return "spread over the nodes that have executors"
+    if present.actor_name not in number:
+        return "the node that had it has no executor"
+    return "the node that had it had more than its cores' share"

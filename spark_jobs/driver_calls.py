@@ -1,0 +1,120 @@
+"""What the planned exchange asks on the driver: where shards shall be, what a batch did to a state and which shards it left out."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ray.exceptions import RayError
+
+from coordinator.batch_result import BatchResult
+from coordinator.client import CoordinatorClient
+from coordinator.errors import StateStoreError
+from spark_jobs.executor_nodes import ExecutorNodes
+from spark_jobs.shadow_moves import ShadowMoves
+from spark_jobs.worker.fleet_client import FleetAddress
+
+__all__ = ["DriverCalls"]
+
+log = logging.getLogger(__name__)
+
+
+class _Fleet(NamedTuple):
+    coordinator: CoordinatorClient
+    nodes: ExecutorNodes
+    moves: ShadowMoves
+    standbys: int
+
+
+class DriverCalls:
+    """Answers ``StatefulExchange.java`` for the fleets of this driver."""
+
+    def __init__(self) -> None:
+        self._fleets: dict[str, _Fleet] = {}
+
+    def add(self, address: FleetAddress, coordinator: CoordinatorClient, standbys: int) -> None:
+        """Know a fleet, and how many standbys each shard of its states is to have."""
+        known = self._fleets.get(address.uri)
+        if known is None or (known.coordinator, known.standbys) != (coordinator, standbys):
+            nodes, moves = ExecutorNodes(address), ShadowMoves(coordinator)
+            self._fleets[address.uri] = _Fleet(coordinator, nodes, moves, standbys)
+
+    def answer(self, told: str) -> str:
+        """What the exchange of an operator is told.
+
+        Parameters
+        ----------
+        told
+            JSON: ``asked`` (``place`` or ``settle``), ``operator`` (what the route column says), ``query_id``, ``run_id``,
+            ``batch_id``, ``shards``; to place, ``executors``: ``cores`` by host, how many are ``present`` and were ``asked`` for.
+
+        Returns
+        -------
+        str
+            JSON: ``hosts``, one a shard, null for one that may be anywhere. Of a batch that is settled also ``missing``, shards that
+            have not committed it, and figures, by the names of ``StatefulExchange.java``.
+        """
+        try:
+            batch = json.loads(told)
+            if batch["asked"] == "place":
+                return json.dumps({"hosts": self._placed(batch)})
+            return json.dumps(self._settled(batch))
+        except BaseException:
+            # Py4J shows the other side of an error of Python's badly.
+            log.exception("the exchange of an operator could not be answered: %s", told)
+            raise
+
+    def _placed(self, batch: Mapping[str, Any]) -> Sequence[str | None]:
+        operator = batch["operator"]
+        fleet, executors = self._fleets[operator["uri"]], batch["executors"]
+        if executors["present"] < executors["asked"]:
+            # RayDP does not start every lost one anew: nobody should wait for it in silence.
+            log.warning(
+                "Spark has %d of the %d executors that it was started with: batches go on, and their nodes have all shards; if "
+                "the others do not come back by themselves, start the query's driver anew",
+                executors["present"],
+                executors["asked"],
+            )
+        try:
+            places = fleet.nodes.places(executors["cores"])
+            found = fleet.coordinator.place_shards(
+                operator["state"], batch["query_id"], batch["shards"], places, fleet.standbys
+            )
+            fleet.moves.begin(found.moves)
+            return fleet.nodes.hosts(found.nodes)
+        except (StateStoreError, RayError) as error:  # without places a batch is slower, and no less right
+            log.warning(
+                "the shards of %s are not placed, and its tasks run anywhere until executors change: %s: %s",
+                operator["state"],
+                type(error).__name__,
+                error,
+            )
+            return []
+
+    def _settled(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        operator = batch["operator"]
+        fleet = self._fleets[operator["uri"]]
+        result, following = fleet.coordinator.batch_result(
+            operator["state"], batch["run_id"], batch["batch_id"], batch["shards"]
+        )
+        fleet.moves.begin(following.moves)
+        return {**_figures(result, batch["shards"]), "hosts": fleet.nodes.hosts(following.nodes)}
+
+
+def _figures(result: BatchResult, shards: int) -> dict[str, Any]:
+    return {
+        "missing": list(result.missing),
+        "rows_total": result.rows_total,
+        "rows_updated": result.rows_updated,
+        "rows_removed": result.rows_removed,
+        "rows_late": result.rows_late,
+        "memory_bytes": result.memory_bytes,
+        "updates_ms": result.updates_ms,
+        "removals_ms": 0,  # what expires is removed with the updates
+        "commit_ms": result.commit_ms,
+        "instances": shards,
+        "due_ms": result.due_ms,
+        "custom": {"rowsRead": result.rows_in, "deltaBytes": result.delta_bytes},
+    }

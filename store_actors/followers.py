@@ -1,0 +1,94 @@
+"""Telling standbys of commits, and following what others commit. No Ray.
+
+A standby holds a copy of a partition that is leased to another store actor, and applies each delta that this one has had counted. It
+proves nothing: once it has the lease itself, its copy is checked as any memory is (:mod:`store_actors.serving.lineage`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from typing import Any
+
+from ray.exceptions import RayError
+
+from coordinator.calls import Actors
+from coordinator.errors import StateStoreError
+from coordinator.model import CommitEntry, Lease
+from coordinator.surroundings import Lock
+from store_actors.messages import Followed
+from store_actors.serving.metrics import StoreMetrics
+
+__all__ = ["Followers"]
+
+log = logging.getLogger(__name__)
+
+#: Commits on their way to one standby. One that falls further behind is told of no more until it has caught up: it takes a new copy
+#: then, so neither side's memory grows.
+_ON_THEIR_WAY = 32
+
+
+class Followers:
+    """The standbys of one process's partitions. Thread-safe.
+
+    Parameters
+    ----------
+    actors
+        How they are reached.
+    own_name
+        Of this store actor, from which they take copies.
+    guard
+        Lock of the list of what is on its way.
+    """
+
+    def __init__(self, actors: Actors, own_name: str, metrics: StoreMetrics, guard: Lock) -> None:
+        self._guard = guard
+        self._actors = actors
+        self._own_name = own_name
+        self._metrics = metrics
+        self._handles: dict[str, Any] = {}
+        self._on_their_way: defaultdict[str, deque[Any]] = defaultdict(deque)
+
+    def tell(
+        self,
+        lease: Lease,
+        base_attempt: str,
+        entries: Sequence[CommitEntry],
+        files: Sequence[bytes],
+        *,
+        is_keyed: bool,
+    ) -> None:
+        """Tell the standbys of a partition of a counted commit; nobody waits for them.
+
+        Parameters
+        ----------
+        base_attempt, entries, files
+            See :class:`~store_actors.messages.Followed`.
+        """
+        if not lease.standbys:
+            return
+        followed = Followed(lease.store_id, self._own_name, is_keyed, base_attempt, tuple(entries), tuple(files))
+        told = self._actors.put(followed)
+        with self._guard:
+            for name in lease.standbys:
+                if self._has_room(name):
+                    self._on_their_way[name].append(self._handles[name].follow.remote(told))
+                else:
+                    self._metrics.standbys_left_behind += 1
+
+    def _has_room(self, name: str) -> bool:
+        """Whether a standby is there, and not too far behind."""
+        under_way = self._on_their_way[name]
+        while under_way and self._actors.wait([under_way[0]], 0.0):
+            try:
+                self._actors.get(under_way.popleft())
+            except (RayError, StateStoreError) as error:
+                log.warning("a standby did not take a commit, and takes a new copy with one of the next: %s", error)
+                self._handles.pop(name, None)
+        if name not in self._handles:
+            handle = self._actors.find(name)
+            if handle is None:
+                return False
+            self._handles[name] = handle
+        return len(under_way) < _ON_THEIR_WAY

@@ -1,0 +1,76 @@
+"""Moving shards between store actors, in the shadow of batches: the taker takes a copy, then the coordinator lets it have the shard."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ray.exceptions import RayError
+
+from coordinator.calls import Actors, unwrapped
+from coordinator.client import CoordinatorClient
+from coordinator.errors import StateStoreError
+from coordinator.placing import PlannedMove
+from coordinator.preparation import Preparation
+
+__all__ = ["MoveOutcome", "carry_out"]
+
+log = logging.getLogger(__name__)
+
+#: Moves that are under way at once: each needs room for a copy of a shard.
+_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class MoveOutcome:
+    """What came of a move.
+
+    Attributes
+    ----------
+    preparation
+        What the taker took over; None if it took nothing.
+    error
+        Why the shard stays where it is; empty if it goes, with the next batch.
+    """
+
+    move: PlannedMove
+    preparation: Preparation | None
+    error: str = ""
+
+
+def carry_out(actors: Actors, coordinator: CoordinatorClient, moves: Sequence[PlannedMove]) -> Iterator[MoveOutcome]:
+    """Move shards, some at a time; batches go on meanwhile.
+
+    A move that fails leaves its shard where it is, and does not keep the others from their turn.
+    """
+    for begin in range(0, len(moves), _AT_ONCE):
+        some = moves[begin : begin + _AT_ONCE]
+        for move, (handle, answer) in [(move, _begun(actors, coordinator, move)) for move in some]:
+            yield _ended(actors, coordinator, move, handle, answer)
+
+
+def _begun(actors: Actors, coordinator: CoordinatorClient, move: PlannedMove) -> tuple[Any, Any]:
+    handle = actors.find(move.taker.actor_name)
+    if handle is None:
+        return None, None
+    store_id = coordinator.locate(move.state_name, move.partition_id).store_id
+    return handle, handle.prepare.remote(store_id, move.giver.actor_name)
+
+
+def _ended(actors: Actors, coordinator: CoordinatorClient, move: PlannedMove, handle: Any, answer: Any) -> MoveOutcome:
+    if handle is None:
+        return MoveOutcome(move, None, "the store actor that was to have the shard is gone")
+    preparation: Preparation | None = None
+    try:
+        preparation = unwrapped(actors, handle, answer)
+        if coordinator.move_prepared(move, preparation):
+            return MoveOutcome(move, preparation)
+        error = "the shard was given to another store actor meanwhile, or the one that was to have it was lost"
+    except (StateStoreError, RayError) as failure:
+        error = f"{type(failure).__name__}: {failure}"
+    log.warning(
+        "shard %d of %s stays where it is, and its batches go on: %s", move.partition_id, move.state_name, error
+    )
+    return MoveOutcome(move, preparation, error)

@@ -1,0 +1,55 @@
+"""Rows of a store in memory as they were at one moment, read while its partition goes on. No Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from coordinator.model import CommitEntry
+from coordinator.surroundings import Lock
+from store_actors.engine.versions import Frozen
+from store_actors.schema import StateSchema
+
+__all__ = ["FrozenStore", "Locked", "tables_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenStore:
+    """The rows of a counted commit as they are now.
+
+    Attributes
+    ----------
+    pieces
+        Given out under the partition's lock; each is made into tables outside it.
+    room
+        What the rows need in memory.
+    """
+
+    entry: CommitEntry
+    pieces: Frozen
+    room: Mapping[str, Any]
+    schema: StateSchema
+
+
+class Locked(Protocol):
+    """A partition: whoever looks at or changes its stores takes its lock."""
+
+    @property
+    def lock(self) -> Lock: ...
+
+
+def tables_of(held: Locked, pieces: Frozen) -> Generator[pa.Table]:
+    """Frozen rows, a piece at a time: under the lock only some are copied, and batches go on while these are made into tables."""
+    try:
+        while True:
+            with held.lock:
+                made = next(pieces, None)
+            if made is None:
+                return
+            yield from made()
+    finally:
+        with held.lock:
+            pieces.close()

@@ -1,0 +1,39 @@
+"""A Ray cluster of several nodes on this machine, each with its own address, and a Spark session with executors on three of them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+from ray.cluster_utils import Cluster
+
+from benchmarks.nodes import ray_nodes, session_on
+from spark_jobs.fleet import Fleet, connect
+from tests.conftest import NewUri
+
+
+@pytest.fixture(scope="session")
+def cluster(new_uri: NewUri) -> Iterator[Cluster]:
+    with ray_nodes() as nodes:
+        yield nodes
+
+
+@pytest.fixture(scope="session")
+def spark(cluster: Cluster) -> Iterator[SparkSession]:
+    with session_on("statefleet-cluster-tests", {"spark.sql.shuffle.partitions": "2"}) as session:
+        yield session
+
+
+@pytest.fixture(scope="session")
+def fleet(spark: SparkSession, new_uri: NewUri) -> Iterator[Fleet]:
+    connected = connect(new_uri())
+    yield connected
+    connected.shutdown()
+
+
+@pytest.fixture
+def name() -> str:
+    """A state name of this test's own."""
+    return f"t-{uuid.uuid4().hex[:8]}"

@@ -1,0 +1,90 @@
+"""Tasks of each kind of operator run where their shards are, on a cluster of three nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+
+import statefleet as sf
+from spark_jobs.fleet import Fleet
+from tests.cluster.test_placement import query_of
+from tests.integration.streams import Feed, Run
+
+ROWS = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us", "UTC"))])
+SHARDS = 3
+
+Build = Callable[[Fleet, DataFrame, str], DataFrame]
+
+
+def deduplicated(fleet: Fleet, rows: DataFrame, name: str) -> DataFrame:
+    return fleet.stateful(rows, name=name, shards=SHARDS).dropDuplicates(["k", "t"])  # type: ignore[return-value]
+
+
+def sessions(fleet: Fleet, rows: DataFrame, name: str) -> DataFrame:
+    marked = fleet.stateful(rows.withWatermark("t", "1 day"), name=name, shards=SHARDS, outputMode="append")
+    return marked.groupBy(F.session_window("t", "5 seconds"), "k").count()  # type: ignore[no-any-return]
+
+
+def joined(fleet: Fleet, rows: DataFrame, name: str) -> DataFrame:
+    others = rows.select(F.col("k").alias("other"), F.col("t").alias("then"))
+    left = fleet.stateful(rows, name=name, shards=SHARDS)
+    return left.join(others, F.expr("k = other and t = then"))  # type: ignore[no-any-return]
+
+
+def with_group_state(fleet: Fleet, rows: DataFrame, name: str) -> DataFrame:
+    def count(key: Any, pdfs: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+        seen = (state.get[0] if state.exists else 0) + sum(len(pdf) for pdf in pdfs)
+        state.update((seen,))
+        yield pd.DataFrame({"k": [key[0]], "n": [seen]})
+
+    grouped = fleet.stateful(rows, name=name, shards=SHARDS).groupBy("k")
+    frame: DataFrame = grouped.applyInPandasWithState(
+        count, "k long, n long", "n long", "update", GroupStateTimeout.NoTimeout
+    )
+    return frame
+
+
+def newest(store: sf.StateStore, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        store.put(batch.select(["k", "t"]))
+        yield batch.select(["k"])
+
+
+def with_keyed_store(fleet: Fleet, rows: DataFrame, name: str) -> DataFrame:
+    return sf.map_partitions_with_state_store(
+        rows,
+        newest,
+        "k long",
+        fleet=fleet,
+        name=name,
+        partition_by=["k"],
+        keys=pa.schema([("k", pa.int64())]),
+        values=pa.schema([("t", pa.timestamp("us", "UTC"))]),
+        shards=SHARDS,
+    )
+
+
+@pytest.mark.replay
+@pytest.mark.parametrize("build", [deduplicated, sessions, joined, with_group_state, with_keyed_store])
+def test_its_tasks_run_where_their_shards_are(
+    build: Build, spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", ROWS)
+    run = Run(build(fleet, feed.stream(), name), "update" if build is with_group_state else "append", tmp_path / "ck")
+    try:
+        for batch in range(8):
+            feed.add([(key, batch * 1_000_000) for key in range(30)])
+            run.wait()
+        told = query_of(fleet, name)
+        assert told["locality"] >= 0.95, [shard["operations_elsewhere"] for shard in told["shards"]]
+        assert len({shard["node_id"] for shard in told["shards"]}) == SHARDS
+    finally:
+        run.stop()

@@ -1,0 +1,148 @@
+"""Shards that are moved, drained and spread again while their query runs, by the commands that people use."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import ray
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from benchmarks.nodes import WORKERS
+from coordinator.calls import RayActors
+from spark_jobs.fleet import Fleet
+from statefleet.cli import main
+from store_actors.deploy import store_metrics
+from tests.cluster.test_placement import query_of
+from tests.integration.streams import Feed, Run
+
+EVENTS = pa.schema([("v", pa.int64()), ("text", pa.string())])
+SHARDS = 6
+KEYS = 300
+
+
+class Query:
+    """Counts by key on the cluster, with the results that there should be."""
+
+    def __init__(self, spark: SparkSession, fleet: Fleet, folder: Path, name: str) -> None:
+        self.fleet, self.name = fleet, name
+        self.feed = Feed(spark, folder / "in", EVENTS)
+        marked = fleet.stateful(self.feed.stream(), name=name, shards=SHARDS)
+        counts = marked.groupBy("v").agg(F.count("*").alias("n"), F.max("text").alias("text"))
+        self.run = Run(counts, "update", folder / "ck")
+        self.batches = 0
+
+    def batch(self) -> None:
+        """One more batch, in which every key comes once more."""
+        self.feed.add([(key, f"text {key} of {self.batches}") for key in range(KEYS)])
+        self.run.wait()
+        self.batches += 1
+        emitted = Counter(row["n"] for row in self.run.batches[max(self.run.batches)])
+        assert emitted == {self.batches: KEYS}
+
+    def nodes(self) -> list[str]:
+        (found,) = [one for one in self.fleet.status()["queries"] if one["name"] == self.name]
+        return [address_of(shard["node_id"]) for shard in found["shards"]]
+
+    def deltas_read(self) -> int:
+        return sum(one["deltas_loaded"] for one in store_metrics(RayActors(), self.fleet.status()).values())
+
+    def statefleet(self, capsys: pytest.CaptureFixture[str], command: str, *arguments: str) -> Any:
+        """What a command prints as JSON."""
+        capsys.readouterr()
+        assert main([command, self.fleet.uri, *arguments, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+
+def address_of(node_id: str) -> str:
+    return str(next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == node_id))
+
+
+@pytest.fixture
+def query(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> Any:
+    made = Query(spark, fleet, tmp_path, name)
+    yield made
+    made.run.stop()
+
+
+def test_a_shard_is_moved_from_memory_to_memory_while_its_query_runs(
+    query: Query, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(3):
+        query.batch()
+    before = query.nodes()
+    assert Counter(before) == dict.fromkeys(WORKERS, 2)
+    assert query_of(query.fleet, query.name)["locality"] >= 0.95
+    there = next(address for address in WORKERS if address != before[0])
+    (planned,) = query.statefleet(capsys, "move", query.name, "0", there, "--dry-run")
+    assert planned["preparation"] is None
+    query.batch()
+    assert query.nodes() == before
+    (moved,) = query.statefleet(capsys, "move", query.name, "0", there)
+    assert moved["preparation"]["version"] == 4
+    assert moved["preparation"]["moved_bytes"] > 0
+    read = query.deltas_read()
+    query.batch()
+    assert query.nodes() == before, "its tasks were sent there"
+    query.batch()
+    assert query.nodes() == [there, *before[1:]]
+    query.batch()
+    assert query.deltas_read() == read + 1, "the one since the copy"
+    explained = query.fleet.explain_placement(query.name, 0)
+    assert explained.moves[-1].reason == "asked for by `statefleet move`"
+    assert explained.moves[-1].preparation is not None
+    assert query.statefleet(capsys, "move", query.name, "0", there) == []
+
+
+def test_a_node_is_drained_and_filled_again(query: Query, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        query.batch()
+    gone = WORKERS[0]
+    moves = query.statefleet(capsys, "drain", gone)
+    assert len([one for one in moves if one["move"]["state_name"] == query.name]) == 2
+    query.batch()
+    query.batch()
+    assert Counter(query.nodes()) == {WORKERS[1]: 3, WORKERS[2]: 3}
+    query.batch()
+    assert query.statefleet(capsys, "rebalance", "--name", query.name) == []
+    query.statefleet(capsys, "drain", gone, "--undo")
+    assert len(query.statefleet(capsys, "rebalance", "--name", query.name)) == 2
+    query.batch()
+    query.batch()
+    assert Counter(query.nodes()) == dict.fromkeys(WORKERS, 2)
+    query.batch()
+
+
+def test_shards_go_back_to_a_store_actor_that_was_lost_once_it_is_there_again(query: Query) -> None:
+    for _ in range(2):
+        query.batch()
+    before = query.nodes()
+    (victim,) = [
+        one for one in query.fleet.status()["store_actors"] if one["alive"] and address_of(one["node_id"]) == before[0]
+    ]
+    ray.kill(ray.get_actor(victim["actor_name"], namespace="statefleet"), no_restart=False)
+    for _ in range(60):
+        query.batch()
+        if Counter(query.nodes()) == Counter(before):
+            return
+        time.sleep(0.5)
+    pytest.fail(f"shards stay at {query.nodes()}")
+
+
+def test_what_cannot_be_moved_is_told(query: Query, capsys: pytest.CaptureFixture[str]) -> None:
+    query.batch()
+    for arguments, told in (
+        (("move", query.fleet.uri, query.name, "99", WORKERS[0]), "there is no such shard"),
+        (("move", query.fleet.uri, "no-such-state", "0", WORKERS[0]), "there is no such shard"),
+        (("move", query.fleet.uri, query.name, "0", "10.9.9.9"), "this names no living Ray node"),
+        (("rebalance", query.fleet.uri, "--name", "no-such-state"), "no such state"),
+    ):
+        capsys.readouterr()
+        assert main(list(arguments)) == 1
+        assert told in capsys.readouterr().err

@@ -1,0 +1,75 @@
+"""A node is lost while a query runs: its shards go on elsewhere. The node stays away, so this comes after everything else."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from ray.cluster_utils import Cluster
+
+from coordinator.calls import RayActors
+from spark_jobs.fleet import Fleet, connect
+from store_actors.deploy import store_metrics
+from tests.cluster.test_moves import Query, address_of
+from tests.conftest import NewUri
+
+
+@pytest.fixture
+def followed(spark: SparkSession, new_uri: NewUri) -> Iterator[Fleet]:
+    """A fleet whose shards have a standby each."""
+    connected = connect(new_uri(), standbys=1)
+    yield connected
+    connected.shutdown()
+
+
+def read_files(fleet: Fleet, nodes: set[str]) -> int:
+    """Files that the store actors of some nodes have read since they started."""
+    actors = [one for one in fleet.status()["store_actors"] if address_of(one["node_id"]) in nodes]
+    told = store_metrics(RayActors(), {"store_actors": actors}).values()
+    return sum(one["deltas_loaded"] + one["snapshots_loaded"] for one in told)
+
+
+def follows(fleet: Fleet, commits: int) -> bool:
+    return sum(one["followed"] for one in store_metrics(RayActors(), fleet.status()).values()) >= commits
+
+
+def test_standbys_take_over_from_a_node_that_is_lost(
+    cluster: Cluster, spark: SparkSession, followed: Fleet, tmp_path: Path, name: str
+) -> None:
+    query = Query(spark, followed, tmp_path, name)
+    try:
+        for _ in range(4):
+            query.batch()
+        # Each shard's standby has its copy by now, and takes the commits after it.
+        followed_before = sum(one["followed"] for one in store_metrics(RayActors(), followed.status()).values())
+        query.batch()
+        for _ in range(100):
+            if follows(followed, followed_before + 6):
+                break
+            time.sleep(0.1)
+        assert follows(followed, followed_before + 6), "every standby took the last commit"
+        nodes = query.nodes()
+        lost = next(node for node in cluster.worker_nodes if address_of(node.node_id) == nodes[0])
+        gone = nodes[0]
+        survivors = {one for one in nodes if one != gone}
+        read = read_files(followed, survivors)
+        cluster.remove_node(lost, allow_graceful=False)
+        begun = time.monotonic()
+        query.batch()
+        print(f"the next batch was finished {time.monotonic() - begun:.1f} s after the node was killed")
+        after = query.nodes()
+        assert set(after) == survivors
+        assert [now for now, then in zip(after, nodes, strict=True) if then != gone] == [n for n in nodes if n != gone]
+        assert read_files(followed, survivors) == read, "nothing was read"
+        for shard, then in enumerate(nodes):
+            reasons = [move.reason for move in followed.explain_placement(name, shard).moves]
+            assert ("its standby took over" in reasons[-1]) == (then == gone), reasons
+        for _ in range(3):
+            query.batch()
+        assert sorted(Counter(query.nodes()).values()) == [3, 3]
+    finally:
+        query.run.stop()

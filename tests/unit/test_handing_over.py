@@ -1,0 +1,254 @@
+"""Partitions that go from one store actor's memory to another's while batches go on; no Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from coordinator.errors import OperationOutOfOrderError
+from coordinator.model import StateStoreId, TaskIdentity
+from coordinator.surroundings import MachineClock, Surroundings
+from store_actors.messages import Offer, StoreSpec
+from store_actors.schema import Field
+from store_actors.serving.handing_over import _IDLE_S
+from store_actors.serving.keyed_stores import KeyedStores
+from store_actors.serving.operator_shards import OperatorShards
+from tests.unit.test_keyed_stores import COUNTS, NAMES
+from tests.unit.test_keyed_stores import Fleet as KeyedFleet
+from tests.unit.test_operator_shards import Coordinator, Fleet, counts, rows
+
+Kind = OperatorShards | KeyedStores
+
+
+def store_id(coordinator: Coordinator, batch: int) -> StateStoreId:
+    return coordinator.lease(TaskIdentity("s", "query", "run-1", batch, 0, 0, "executor"), "a").lease.store_id
+
+
+def offered(giver: Kind, shard: StateStoreId) -> Offer:
+    offer = giver.offer(shard)
+    assert offer is not None
+    return offer
+
+
+def pieces(giver: Kind, offer: Offer) -> Iterator[tuple[int, pa.Table]]:
+    while (piece := giver.next_piece(offer.offer_id)) is not None:
+        yield piece
+
+
+def hand_over(giver: Kind, taker: Kind, shard: StateStoreId) -> int:
+    """The version that the taker holds then."""
+    offer = offered(giver, shard)
+    return taker.take(shard, offer, pieces(giver, offer))[0]
+
+
+class Move:
+    """An operator's shard on store actor ``a`` that store actor ``b`` is to have."""
+
+    def __init__(self, *batches: str) -> None:
+        self.fleet = Fleet()
+        self.batch = 0
+        for values in batches:
+            self.run(values)
+        self.giver, self.taker = self.fleet.store, self.fleet.new_store()
+        self.shard = store_id(self.fleet.coordinator, self.batch)
+
+    def run(self, values: str) -> None:
+        self.fleet.apply(self.batch, values)
+        self.batch += 1
+
+    def run_on_taker(self, values: str, run: str = "run-1") -> dict[str, int]:
+        request = self.fleet.request(self.batch, run, local="b", lost="a")
+        self.batch += 1
+        return counts(self.taker.apply(request, rows(values))[0])
+
+
+def test_the_next_batch_goes_on_from_what_was_handed_over_and_reads_nothing() -> None:
+    move = Move("aab", "bc", "d")
+    assert hand_over(move.giver, move.taker, move.shard) == 3
+    assert move.run_on_taker("abe") == {"a": 3, "b": 3, "e": 1}
+    assert move.run_on_taker("cd") == {"c": 2, "d": 2}
+    assert move.taker.metrics.bytes_loaded == 0
+    assert (move.giver.metrics.handed_over, move.taker.metrics.taken_over) == (1, 1)
+
+
+def test_what_is_committed_while_rows_are_given_is_taken_from_the_log() -> None:
+    move = Move("aab", "bc")
+    offer = offered(move.giver, move.shard)
+    move.run("aad")
+    move.run("b")
+    assert move.taker.take(move.shard, offer, pieces(move.giver, offer))[0] == 4
+    assert move.taker.metrics.deltas_loaded == 2
+    move.run("e")
+    assert move.run_on_taker("abcde") == {"a": 5, "b": 4, "c": 2, "d": 2, "e": 2}
+    assert move.taker.metrics.deltas_loaded == 3, "the one since the copy; no snapshot and nothing twice"
+    assert move.taker.metrics.gone_on == 2
+
+
+def test_what_the_giver_committed_and_a_newer_run_replaced_is_not_gone_on_from() -> None:
+    move = Move("a", "b")
+    offer = offered(move.giver, move.shard)
+    # Batch 1 is made anew by another run, on the store actor that has the shard, with other rows.
+    move.fleet.apply(1, "cc", "run-2")
+    move.taker.take(move.shard, offer, pieces(move.giver, offer))
+    assert move.run_on_taker("abc", "run-2") == {"a": 2, "b": 1, "c": 3}
+    assert move.taker.metrics.deltas_loaded == 2, "loaded from the start"
+
+
+def test_whoever_has_the_lease_is_asked_whether_a_copy_counts() -> None:
+    """Under its lease memory is right beyond doubt; a copy that comes in is not of that lease."""
+    move = Move("a")
+    ours = move.fleet.request(move.batch, local="b", lost="a")
+    offer = offered(move.giver, move.shard)
+    move.taker.apply(ours, rows("b"))
+    ((_, held),) = move.taker._held.items()
+    assert held.lineage.is_hot(ours.lease.epoch, "run-1", 2)
+    held.forget()
+    move.taker.take(move.shard, offer, pieces(move.giver, offer))
+    assert held.lineage.is_held
+    assert not held.lineage.is_hot(ours.lease.epoch, "run-1", held.lineage.version)
+    # Nor is it reported with the partitions of that run, of which the coordinator would say that it is stale.
+    assert (held.lineage.epoch, held.lineage.run_id) == (-1, "")
+
+
+def test_a_copy_that_is_older_than_what_is_held_is_left_alone() -> None:
+    move = Move("a")
+    old = offered(move.giver, move.shard)
+    move.run("b")
+    assert hand_over(move.giver, move.taker, move.shard) == 2
+    assert move.taker.take(move.shard, old, pieces(move.giver, old))[0] == 2
+    assert move.taker.metrics.taken_over == 1
+    assert move.run_on_taker("ab") == {"a": 2, "b": 2}
+
+
+def test_a_copy_outlives_maintenance_though_it_is_leased_elsewhere_and_not_for_ever() -> None:
+    move = Move("a")
+    hand_over(move.giver, move.taker, move.shard)
+    move.fleet.coordinator.is_elsewhere = True
+    rounds = 0
+    while move.taker.loaded():
+        move.taker.maintain(10)
+        rounds += 1
+        assert rounds < 50
+    assert rounds == 11
+
+
+def test_a_partition_that_is_not_in_memory_is_not_offered() -> None:
+    move = Move("a")
+    assert move.taker.offer(move.shard) is None
+    assert move.giver.unload(move.shard)
+    assert move.giver.offer(move.shard) is None
+
+
+class Elapsing(MachineClock):
+    seconds = 0.0
+
+    def elapsed_s(self) -> float:
+        return self.seconds
+
+
+def test_rows_that_nobody_takes_are_let_go_of() -> None:
+    fleet, clock = Fleet(), Elapsing()
+    fleet.store = OperatorShards(fleet.objects, fleet.coordinator, surroundings=Surroundings(clock=clock))
+    fleet.apply(0, "ab")
+    shard = store_id(fleet.coordinator, 1)
+    offer = offered(fleet.store, shard)
+    ((_, held),) = fleet.store._held.items()
+    assert held.shard is not None
+    table: Any = held.shard.table  # type: ignore[attr-defined]
+    assert table.is_frozen
+    clock.seconds = _IDLE_S + 1
+    fleet.store.maintain(10)
+    assert not table.is_frozen
+    with pytest.raises(OperationOutOfOrderError, match="nothing was lost"):
+        fleet.store.next_piece(offer.offer_id)
+
+
+class KeyedMove:
+    """Keyed stores of a partition that another store actor is to have."""
+
+    def __init__(self) -> None:
+        self.fleet = KeyedFleet()
+        self.taker_metrics = self.fleet.metrics
+        self.giver = self.fleet.stores
+
+    def begin(self, batch: int) -> None:
+        self.shard = store_id(self.fleet.coordinator, batch)
+        self.taker = self.fleet.new_stores()
+        self.taker_metrics = self.fleet.metrics
+
+    def to_taker(self) -> None:
+        self.fleet.stores = self.taker
+
+
+def test_all_stores_of_a_partition_are_handed_over() -> None:
+    move = KeyedMove()
+    fleet = move.fleet
+    session = fleet.open(0, "run-1", 0, COUNTS, NAMES)
+    fleet.put(session, a=1, b=2)
+    fleet.call(session, "put", pa.record_batch({"id": [7], "name": ["seven"]}), store="names")
+    fleet.stores.commit(session)
+    move.begin(1)
+    assert hand_over(move.giver, move.taker, move.shard) == 1
+    # One more batch meanwhile, which changes one of the stores only.
+    session = fleet.open(1, "run-1", 0, COUNTS, NAMES)
+    fleet.put(session, a=5)
+    fleet.stores.commit(session)
+    move.to_taker()
+    session = fleet.open(2, "run-1", 1, COUNTS, NAMES)
+    assert fleet.call(session, "get", ("a",)) == {"n": 5}
+    assert fleet.call(session, "get", (7,), store="names") == {"name": "seven"}
+    fleet.call(session, "remove_key", ("b",))
+    assert fleet.stores.commit(session) == 3
+    assert fleet.read(3) == [{"k": "a", "n": 5}]
+    assert move.taker_metrics.deltas_loaded == 2, "of the one batch, a file a store"
+
+
+def test_a_store_that_the_next_batch_does_not_ask_for_is_left_behind() -> None:
+    move = KeyedMove()
+    fleet = move.fleet
+    session = fleet.open(0, "run-1", 0, COUNTS, NAMES)
+    fleet.put(session, a=1)
+    fleet.call(session, "put", pa.record_batch({"id": [7], "name": ["seven"]}), store="names")
+    fleet.stores.commit(session)
+    move.begin(1)
+    hand_over(move.giver, move.taker, move.shard)
+    fleet.write(1, a=2)
+    move.to_taker()
+    fleet.write(2, a=3)
+    session = fleet.open(3, "run-1", 0, COUNTS, NAMES)
+    assert fleet.call(session, "get", (7,), store="names") == {"name": "seven"}
+    assert fleet.call(session, "get", ("a",)) == {"n": 3}
+
+
+def test_columns_that_were_added_meanwhile_are_loaded() -> None:
+    wider = StoreSpec("default", COUNTS.keys, (*COUNTS.values, Field("m", "int64")))
+    move = KeyedMove()
+    fleet = move.fleet
+    fleet.write(0, a=1)
+    move.begin(1)
+    hand_over(move.giver, move.taker, move.shard)
+    session = fleet.open(1, "run-2", 0, wider)
+    fleet.call(session, "put", pa.record_batch({"k": ["b"], "n": pa.array([2]), "m": pa.array([3])}))
+    fleet.stores.commit(session)
+    move.to_taker()
+    # Back at the columns that were handed over: what the other run wrote is read all the same.
+    session = fleet.open(2, "run-3", 0, COUNTS)
+    assert fleet.call(session, "get", ("b",)) == {"n": 2}
+    assert fleet.call(session, "get", ("a",)) == {"n": 1}
+
+
+def test_a_writer_that_is_at_work_does_not_keep_its_partition_from_being_given() -> None:
+    move = KeyedMove()
+    fleet = move.fleet
+    fleet.write(0, a=1)
+    session = fleet.open(1)
+    fleet.put(session, a=9, b=9)
+    move.begin(1)
+    assert hand_over(move.giver, move.taker, move.shard) == 1
+    assert fleet.stores.commit(session) == 2
+    move.to_taker()
+    fleet.write(2, c=3)
+    assert fleet.read(3) == [{"k": "a", "n": 9}, {"k": "b", "n": 9}, {"k": "c", "n": 3}]

@@ -1,0 +1,145 @@
+"""Plans of places: what goes at once, what is moved in the shadow of batches, and what is mended. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from coordinator.model import ActorLocation
+from coordinator.placement import PlacementRequest, StayElseLocal
+from coordinator.placing import ELSEWHERE, LOCAL, MOVED, NO_EXECUTOR, UNPLACED, Placing, PlannedMove
+from coordinator.preparation import Preparation
+from coordinator.spreading import Place
+from tests.unit.test_coordinator import actor
+
+SHARDS = 6
+
+
+class Town:
+    """Store actors, and where the shards of one state are."""
+
+    def __init__(self, *names: str) -> None:
+        self.lives = {name: actor(name) for name in names}
+        self.dead: set[str] = set()
+        self.placing = Placing(StayElseLocal())
+        self.assigned: dict[int, ActorLocation] = {}
+
+    def is_alive(self, location: ActorLocation) -> bool:
+        return location.instance_id not in self.dead
+
+    def newest(self, location: ActorLocation) -> ActorLocation:
+        return next((one for one in self.lives.values() if one.actor_name == location.actor_name), location)
+
+    def actors(self) -> list[ActorLocation]:
+        return [one for one in self.lives.values() if self.is_alive(one)]
+
+    def load(self, location: ActorLocation) -> None:
+        raise AssertionError("nobody asks")
+
+    def plan(self, *names: str) -> tuple[PlannedMove, ...]:
+        places = [Place(self.lives[name], 2) for name in names]
+        return self.placing.plan("s", "query", SHARDS, places, self.assigned, self)  # type: ignore[arg-type]
+
+    def run_batch(self, asking: str = "a", only: Iterable[int] = range(SHARDS)) -> list[str]:
+        """Nodes that the shards are on after each of some has been leased."""
+        for shard in only:
+            request = PlacementRequest("s", shard, self.lives[asking], self.assigned.get(shard))
+            former = self.assigned.get(shard)
+            self.assigned[shard] = self.placing.place(request, self).location  # type: ignore[arg-type]
+            self.placing.count("s", shard, self.lives[asking], former, self.assigned[shard])
+        return self.nodes()
+
+    def nodes(self) -> list[str]:
+        return [self.assigned[shard].actor_name for shard in sorted(self.assigned)]
+
+    def repairs(self) -> tuple[PlannedMove, ...]:
+        self.placing.batch_ended("s")
+        return self.placing.repairs("s", "query", SHARDS, self.assigned, self)  # type: ignore[arg-type]
+
+
+def test_shards_that_nobody_holds_go_to_their_places_at_once() -> None:
+    town = Town("a", "b", "c")
+    assert town.plan("a", "b", "c") == ()
+    assert sorted(town.run_batch()) == ["a", "a", "b", "b", "c", "c"]
+    assert town.plan("a", "b", "c") == (), "nothing has changed"
+
+
+def test_shards_that_are_held_are_moved_once_their_taker_is_ready_and_the_batch_is_at_its_end() -> None:
+    town = Town("a", "b")
+    assert set(town.run_batch("a")) == {"a"}
+    moves = town.plan("a", "b")
+    assert [(move.giver.actor_name, move.taker.actor_name) for move in moves] == [("a", "b")] * 3
+    assert set(town.run_batch()) == {"a"}, "nobody is ready"
+    for move in moves:
+        town.placing.prepared(move, Preparation(1, 10, 1))
+    assert set(town.run_batch()) == {"a"}, "tasks of the batch were sent there"
+    town.placing.batch_ended("s")
+    assert sorted(town.run_batch()) == ["a"] * 3 + ["b"] * 3
+    assert town.repairs() == ()
+
+
+def test_a_move_that_was_prepared_while_no_batch_ran_holds_for_the_next_run() -> None:
+    town = Town("a", "b")
+    town.run_batch("a")
+    for move in town.plan("a", "b"):
+        town.placing.prepared(move, None)
+    assert town.plan("a", "b") == (), "what is prepared is not planned again"
+    assert sorted(town.run_batch()) == ["a"] * 3 + ["b"] * 3
+
+
+def test_shards_of_a_lost_store_actor_go_where_tasks_are_and_back_once_it_is_there_again() -> None:
+    town = Town("a", "b")
+    town.plan("a", "b")
+    before = town.run_batch()
+    town.dead.add(town.lives["b"].instance_id)
+    assert set(town.run_batch("a")) == {"a"}
+    assert town.repairs() == (), "it is not back yet"
+    town.lives["b"] = actor("b", life=2)
+    moves = town.repairs()
+    assert len(moves) == 3
+    assert {move.taker for move in moves} == {town.lives["b"]}
+    assert town.repairs() == (), "told once"
+    for move in moves:
+        town.placing.prepared(move, None)
+    town.placing.batch_ended("s")
+    assert sorted(town.run_batch()) == sorted(before)
+
+
+def test_a_store_actor_that_is_back_before_anybody_noticed_has_its_shards_again() -> None:
+    town = Town("a", "b")
+    town.plan("a", "b")
+    before = town.run_batch()
+    town.dead.add(town.lives["b"].instance_id)
+    town.lives["b"] = actor("b", life=2)
+    assert town.run_batch("a") == before
+    assert town.assigned[before.index("b")] == town.lives["b"]
+
+
+def test_a_drained_node_is_given_nothing() -> None:
+    town = Town("a", "b", "c")
+    town.plan("a", "b", "c")
+    town.run_batch()
+    town.placing.drained.add(town.lives["b"].node_id)
+    moves = town.placing.moves("s", "query", SHARDS, town.assigned, town)  # type: ignore[arg-type]
+    assert {move.giver.actor_name for move in moves} == {"b"}
+    assert sorted(move.taker.actor_name for move in moves) == ["a", "c"]
+    assert all(move.taker.actor_name != "b" for move in town.plan("a", "b", "c"))
+    town.placing.drained.clear()
+    assert town.plan("a", "b", "c") == ()
+
+
+def test_what_became_of_operations_is_counted_by_reason() -> None:
+    town = Town("a", "b")
+    town.run_batch("a", [0])
+    assert town.placing.operations("s", 0) == {LOCAL: 1}
+    town.run_batch("b", [0])
+    assert town.placing.operations("s", 0) == {LOCAL: 1, UNPLACED: 1}
+    town.plan("b")
+    town.run_batch("b", [0])
+    assert town.placing.operations("s", 0)[NO_EXECUTOR] == 1
+    town.plan("a", "b")
+    town.run_batch("b", [0])
+    assert town.placing.operations("s", 0)[ELSEWHERE] == 1
+    town.placing.prepared(PlannedMove("s", 0, town.lives["a"], town.lives["b"], "for a test"), None)
+    town.placing.batch_ended("s")
+    town.run_batch("a", [0])
+    assert town.placing.operations("s", 0)[MOVED] == 1

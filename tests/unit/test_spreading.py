@@ -1,0 +1,87 @@
+"""Where shards go before the first task, and which of them move when nodes come and go."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.model import ActorLocation
+from coordinator.spreading import Place, spread
+from tests.unit.test_coordinator import actor
+
+NODES = "abcdef"
+
+
+def places(**cores: int) -> list[Place]:
+    return [Place(actor(name), count) for name, count in cores.items()]
+
+
+def settled(
+    num_shards: int, at: list[Place], present: dict[int, ActorLocation], query: str = "q"
+) -> dict[int, ActorLocation]:
+    moved = {partition: choice.location for partition, choice in spread(num_shards, at, present, query).items()}
+    return present | moved
+
+
+def test_shards_are_spread_evenly_and_then_nothing_moves() -> None:
+    three = places(a=2, b=2, c=2)
+    first = settled(12, three, {})
+    assert Counter(one.actor_name for one in first.values()) == {"a": 4, "b": 4, "c": 4}
+    assert spread(12, three, first, "q") == {}
+
+
+def test_a_node_with_more_cores_gets_more() -> None:
+    first = settled(12, places(a=4, b=1, c=1), {})
+    assert Counter(one.actor_name for one in first.values()) == {"a": 8, "b": 2, "c": 2}
+
+
+def test_operators_of_a_query_share_nodes_and_queries_do_not_all_begin_at_one() -> None:
+    three = places(a=1, b=1, c=1)
+    assert settled(7, three, {}, "q") == settled(7, list(reversed(three)), {}, "q")
+    assert len({settled(1, three, {}, f"query-{number}")[0].actor_name for number in range(20)}) == 3
+
+
+def test_a_skewed_assignment_is_repaired_by_as_few_moves_as_it_takes() -> None:
+    three = places(a=1, b=1, c=1)
+    skewed = {partition: actor("a") for partition in range(12)}
+    choices = spread(12, three, skewed, "q")
+    assert len(choices) == 8
+    assert {choice.reason for choice in choices.values()} == {"the node that had it had more than its cores' share"}
+    # What moved mends the order: it is as if it had been planned.
+    assert skewed | {partition: choice.location for partition, choice in choices.items()} == settled(12, three, {}, "q")
+
+
+def test_without_a_node_that_has_executors_nothing_moves() -> None:
+    assert spread(4, [], {0: actor("a")}, "q") == {}
+    assert spread(4, places(a=0), {}, "q") == {}
+
+
+@given(
+    st.integers(1, 40),
+    st.lists(st.dictionaries(st.sampled_from(NODES), st.integers(1, 4), min_size=1), min_size=1, max_size=5),
+)
+def test_nodes_come_and_go_and_each_has_its_share(num_shards: int, steps: list[dict[str, int]]) -> None:
+    present: dict[int, ActorLocation] = {}
+    for cores in steps:
+        at = places(**cores)
+        choices = spread(num_shards, at, present, "q")
+        share = Counter(one.actor_name for one in settled(num_shards, at, {}).values())
+        before = Counter(one.actor_name for one in present.values())
+        # Only what is too much on a node, or on none, moves.
+        stays = sum(min(before[name], share[name]) for name in cores)
+        assert len(choices) == num_shards - stays
+        present = settled(num_shards, at, present)
+        assert Counter(one.actor_name for one in present.values()) == share
+        assert spread(num_shards, at, present, "q") == {}
+
+
+def test_a_store_actor_that_started_anew_has_its_shards_again() -> None:
+    three = places(a=1, b=1, c=1)
+    first = settled(6, three, {})
+    anew = replace(actor("b"), instance_id="b-2")
+    again = spread(6, [three[0], Place(anew, 1), three[2]], first, "q")
+    assert {partition for partition, one in first.items() if one.actor_name == "b"} == set(again)
+    assert {choice.location for choice in again.values()} == {anew}

@@ -1,0 +1,223 @@
+"""Standbys: copies that follow each commit, and take over without a look at the object store; no Ray."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from ray.exceptions import RayActorError
+
+from coordinator.model import StateStoreId
+from coordinator.surroundings import Surroundings
+from store_actors.followers import _ON_THEIR_WAY, Followers
+from store_actors.messages import ApplyRequest, Followed
+from store_actors.serving.keyed_stores import KeyedStores
+from store_actors.serving.metrics import StoreMetrics
+from store_actors.serving.operator_shards import OperatorShards
+from tests.unit.test_handing_over import hand_over, store_id
+from tests.unit.test_keyed_stores import COUNTS, NAMES
+from tests.unit.test_keyed_stores import Fleet as KeyedFleet
+from tests.unit.test_operator_shards import Fleet, counts, rows
+
+
+class Remote:
+    def __init__(self, actors: Standbys, name: str) -> None:
+        self._actors, self._name = actors, name
+
+    def remote(self, told: Followed) -> Any:
+        return (self._actors.there[self._name](told),) if self._actors.answers else ("never",)
+
+
+class Handle:
+    def __init__(self, actors: Standbys, name: str) -> None:
+        self.follow = Remote(actors, name)
+
+
+class Standbys:
+    """Store actors by name, reached at once; see :class:`coordinator.calls.Actors`."""
+
+    hung_after_s = 20.0
+
+    def __init__(self) -> None:
+        self.there: dict[str, Any] = {}
+        self.answers = True
+        self.found = 0
+
+    def find(self, name: str) -> Any:
+        self.found += 1
+        return Handle(self, name) if name in self.there else None
+
+    def wait(self, references: Sequence[Any], timeout_s: float) -> bool:
+        return self.answers
+
+    def get(self, reference: Any) -> Any:
+        if isinstance(reference[0], Exception):
+            raise reference[0]
+        return reference[0]
+
+    def put(self, value: Any) -> Any:
+        return value
+
+    def kill(self, handle: Any, *, restart: bool) -> None:
+        raise AssertionError("nobody is killed")
+
+    def node_id(self) -> str:
+        return "node"
+
+
+class FollowedShard:
+    """An operator's shard on store actor ``a``, which tells ``b`` of its commits."""
+
+    def __init__(self) -> None:
+        self.fleet, self.actors = Fleet(), Standbys()
+        self.metrics = StoreMetrics()
+        followers = Followers(self.actors, "a", self.metrics, threading.RLock())
+        self.owner = OperatorShards(
+            self.fleet.objects, self.fleet.coordinator, self.metrics, Surroundings(), standbys=followers
+        )
+        self.standby = self.fleet.new_store()
+        self.actors.there["b"] = self.standby.follow
+        self.batch = 0
+
+    def request(self, run: str = "run-1", **where: str) -> ApplyRequest:
+        request = self.fleet.request(self.batch, run, **where)
+        self.batch += 1
+        return replace(request, lease=replace(request.lease, standbys=("b",)))
+
+    def run(self, values: str, run: str = "run-1") -> dict[str, int]:
+        return counts(self.owner.apply(self.request(run), rows(values))[0])
+
+    def take_copy(self) -> int:
+        return hand_over(self.owner, self.standby, store_id(self.fleet.coordinator, self.batch))
+
+    def take_over(self, values: str) -> dict[str, int]:
+        return counts(self.standby.apply(self.request(local="b", lost="a"), rows(values))[0])
+
+
+def test_a_standby_takes_over_without_reading_anything() -> None:
+    shard = FollowedShard()
+    shard.run("aab")
+    assert shard.take_copy() == 1
+    shard.run("bc")
+    shard.run("d")
+    assert shard.standby.metrics.followed == 2
+    assert shard.take_over("abcd") == {"a": 3, "b": 3, "c": 2, "d": 2}
+    assert shard.standby.metrics.bytes_loaded == 0
+
+
+def test_without_a_copy_a_standby_says_that_it_needs_one() -> None:
+    shard = FollowedShard()
+    told: list[Followed] = []
+    shard.actors.there["b"] = told.append
+    shard.run("a")
+    shard.run("b")
+    assert not shard.standby.follow(told[0]), "nothing to apply it to"
+    assert shard.take_copy() == 2
+    assert shard.standby.follow(told[1]), "it has that one"
+    assert shard.standby.metrics.followed == 0
+
+
+def test_a_commit_that_was_not_told_leaves_a_gap_that_nothing_is_applied_over() -> None:
+    shard = FollowedShard()
+    shard.run("a")
+    shard.take_copy()
+    told: list[Followed] = []
+    shard.actors.there["b"] = told.append
+    shard.run("b")
+    shard.run("c")
+    assert not shard.standby.follow(told[1])
+    assert shard.take_over("abc") == {"a": 2, "b": 2, "c": 2}
+    assert shard.standby.metrics.deltas_loaded == 2, "what it lacked is read, and no more"
+
+
+def test_what_a_newer_run_replaced_is_not_taken_over() -> None:
+    shard = FollowedShard()
+    shard.run("a")
+    shard.take_copy()
+    shard.run("b")
+    shard.batch = 1
+    # Another run makes batch 1 anew on a store actor that tells nobody.
+    other = shard.fleet.new_store()
+    other.apply(shard.request("run-2", local="c", lost="a"), rows("zz"))
+    emitted = shard.standby.apply(replace(shard.fleet.request(2, "run-2", local="b", lost="c")), rows("abz"))[0]
+    assert counts(emitted) == {"a": 2, "b": 1, "z": 3}
+
+
+def test_a_standby_that_falls_behind_is_told_no_more_and_one_that_is_gone_costs_nothing() -> None:
+    shard = FollowedShard()
+    shard.run("a")
+    shard.actors.answers = False
+    for _ in range(_ON_THEIR_WAY + 3):
+        shard.run("b")
+    assert shard.metrics.standbys_left_behind == 4
+    shard.actors.there["b"] = lambda told: RayActorError(error_msg="lost")
+    shard.actors.answers = True
+    shard.run("c")
+    assert shard.run("abc") == {"a": 2, "b": _ON_THEIR_WAY + 4, "c": 2}
+
+
+def test_a_standby_that_was_lost_is_looked_up_again() -> None:
+    shard = FollowedShard()
+    shard.actors.there["b"] = lambda told: RayActorError(error_msg="lost")
+    shard.run("a")
+    before = shard.actors.found
+    shard.run("b")
+    assert shard.actors.found == before + 1
+    shard.actors.there["b"] = shard.standby.follow
+    shard.run("c")
+    shard.take_copy()
+    shard.run("d")
+    assert shard.standby.metrics.followed == 1
+
+
+def test_keyed_stores_follow_together() -> None:
+    fleet, actors = KeyedFleet(), Standbys()
+    standby = fleet.new_stores()
+    standby_metrics = fleet.metrics
+    metrics = StoreMetrics()
+    followers = Followers(actors, "a", metrics, threading.RLock())
+    owner = KeyedStores(fleet.objects, fleet.coordinator, metrics, Surroundings(), standbys=followers)
+    actors.there["b"] = standby.follow
+
+    def begin(batch: int) -> str:
+        request = fleet.request(batch, "run-1", 0, COUNTS, NAMES)
+        return fleet.stores.open_update(replace(request, lease=replace(request.lease, standbys=("b",))))[0]
+
+    fleet.stores = owner
+    session = begin(0)
+    fleet.put(session, a=1, b=2)
+    fleet.call(session, "put", pa.record_batch({"id": [7], "name": ["seven"]}), store="names")
+    owner.commit(session)
+    shard: StateStoreId = store_id(fleet.coordinator, 1)
+    assert hand_over(owner, standby, shard) == 1
+    session = begin(1)
+    fleet.put(session, a=5)
+    fleet.call(session, "remove_key", ("b",))
+    owner.commit(session)
+    assert standby_metrics.followed == 1
+    fleet.stores = standby
+    session = fleet.open(2, "run-1", 1, COUNTS, NAMES)
+    assert fleet.call(session, "get", ("a",)) == {"n": 5}
+    assert fleet.call(session, "get", ("b",)) is None
+    assert fleet.call(session, "get", (7,), store="names") == {"name": "seven"}
+    assert standby.commit(session) == 3
+    assert standby_metrics.bytes_loaded == 0
+
+
+@pytest.mark.parametrize("values", ["", "abc"])
+def test_a_standby_keeps_its_copy_in_maintenance(values: str) -> None:
+    shard = FollowedShard()
+    shard.run(f"a{values}")
+    shard.take_copy()
+    shard.fleet.coordinator.is_elsewhere = True
+    for _ in range(30):
+        shard.run(values)
+        shard.standby.maintain(5)
+    shard.fleet.coordinator.is_elsewhere = False
+    assert shard.standby.metrics.snapshots_written == 0, "its owner writes them"
+    assert shard.take_over("a")["a"] >= 2
+    assert shard.standby.metrics.bytes_loaded == 0
