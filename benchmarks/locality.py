@@ -1,0 +1,217 @@
+"""The same query with its tasks where their shards are, and without, on several Ray nodes of this machine, in one run.
+
+``python -m benchmarks.locality --json result.json``
+
+Both sides are fed the same files, batch by batch in turn. Told are the part of state operations that ran on the node of their shard,
+bytes that went between nodes, shards that changed their store actor, and ratios of batch times. Then a shard is moved while the
+query runs: what was copied, how long that took, and the batch after it beside the one before. With several waits (``--wait``) all of
+that under each ``spark.locality.wait``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from benchmarks.harness import Target, Variant, in_turn, print_ratios, ratios_of, report_json, summary, write_rows
+from benchmarks.nodes import WORKERS, ray_nodes, session_on
+from coordinator.calls import RayActors
+from coordinator.client import CoordinatorClient
+from spark_jobs import fleet as fleet_module
+from spark_jobs.driver_calls import DriverCalls
+from spark_jobs.fleet import Fleet, connect
+from spark_jobs.plan.bounds import UnboundedStateWarning
+from store_actors.deploy import store_metrics
+from store_actors.moving import carry_out
+
+_SCHEMA = "key BIGINT, amount BIGINT"
+PLACED, UNPLACED = "placed", "unplaced"
+
+
+class _PlacesFor(DriverCalls):
+    """Tells Spark of places for one fleet only; queries of others run as if there were none."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__()
+        self._uri = uri
+
+    def answer(self, told: str) -> str:
+        batch = json.loads(told)
+        if batch["operator"]["uri"] == self._uri:
+            return super().answer(told)
+        if batch["asked"] == "place":
+            return json.dumps({"hosts": []})
+        return json.dumps({**json.loads(super().answer(told)), "hosts": []})
+
+
+def _start(spark: SparkSession, fleet: Fleet, name: str, root: Path, shards: int) -> Variant:
+    source = spark.readStream.schema(_SCHEMA).parquet(str(Variant.input_folder(root, name)))
+    counts = fleet.stateful(source, name=f"bench-{name}", shards=shards).groupBy("key")
+    return Variant.start(name, root, counts.agg(F.count("*").alias("n"), F.sum("amount").alias("total")), "update")
+
+
+def _between_nodes(fleet: Fleet) -> int:
+    return sum(one["bytes_between_nodes"] for one in store_metrics(RayActors(), fleet.status()).values())
+
+
+def _state(fleet: Fleet) -> dict[str, Any]:
+    (state,) = fleet.status()["queries"]
+    return dict(state)
+
+
+def _operations(fleet: Fleet) -> tuple[int, int]:
+    shards = _state(fleet)["shards"]
+    return sum(one["operations"] for one in shards), sum(one["operations_local"] for one in shards)
+
+
+def _epochs(fleet: Fleet) -> list[int]:
+    return [one["epoch"] for one in _state(fleet)["shards"]]
+
+
+def _measure(spark: SparkSession, options: argparse.Namespace, root: Path) -> dict[str, dict[str, Any]]:
+    fleets = {name: connect(f"file://{root}/{name}-fleet") for name in (PLACED, UNPLACED)}
+    fleet_module._DRIVER = _PlacesFor(fleets[PLACED].uri)
+    files = root / "files"
+    files.mkdir(parents=True)
+    random = np.random.default_rng(1)
+    sides = [_start(spark, fleet, name, root, options.shards) for name, fleet in fleets.items()]
+    try:
+        every_key = np.arange(options.keys, dtype=np.int64)
+        for side in sides:
+            side.run(write_rows(files / f"fill-{side.name}.parquet", _rows(every_key)))
+        before: dict[str, tuple[Any, ...]] = {}
+        for number in range(options.warmup + options.batches):
+            if number == options.warmup:
+                before = {name: (_operations(one), _between_nodes(one), _epochs(one)) for name, one in fleets.items()}
+            file = write_rows(files / f"{number}.parquet", _rows(random.integers(0, options.keys, options.rows)))
+            for side in in_turn(sides, number):
+                side.run(file) if number < options.warmup else side.measure(file)
+        results: dict[str, dict[str, Any]] = {}
+        for side in sides:
+            fleet = fleets[side.name]
+            (all_before, local_before), bytes_before, epochs = before[side.name]
+            operations, local = _operations(fleet)
+            results[side.name] = {
+                **summary(side.batch_s),
+                "operations": operations - all_before,
+                "locality": (local - local_before) / (operations - all_before),
+                "bytes_between_nodes": _between_nodes(fleet) - bytes_before,
+                "shards_moved": sum(now != then for now, then in zip(_epochs(fleet), epochs, strict=True)),
+            }
+        results["move"] = _moved(fleets[PLACED], sides[0], files, random, options)
+        return results
+    finally:
+        for side in sides:
+            side.query.stop()
+        for fleet in fleets.values():
+            fleet.shutdown()
+
+
+def _rows(keys: np.ndarray[Any, Any]) -> pa.Table:
+    return pa.table({"key": keys.astype(np.int64), "amount": keys * 7 + 1})
+
+
+def _moved(fleet: Fleet, side: Variant, files: Path, random: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """A shard goes to another node, a few times; each time the batch after it is beside the one before it."""
+    coordinator = CoordinatorClient.find(fleet.uri)
+    assert coordinator is not None, "the query runs on it"
+    copies, longer_s = [], []
+
+    def run(name: str) -> float:
+        return side.run(
+            write_rows(files / f"move-{name}.parquet", _rows(random.integers(0, options.keys, options.rows)))
+        )
+
+    for number in range(options.moves):
+        shard = _state(fleet)["shards"][0]
+        others = [one for one in fleet.status()["store_actors"] if one["alive"] and one["node_id"] != shard["node_id"]]
+        before_s = run(f"{number}-before")
+        moves = coordinator.plan_move("bench-placed", 0, others[number % len(others)]["node_id"])
+        (outcome,) = carry_out(RayActors(), coordinator, moves)
+        if outcome.preparation is None:
+            raise RuntimeError(f"the shard was not moved: {outcome.error}")
+        copies.append(outcome.preparation)
+        # The taker has it from the end of a batch on.
+        run(f"{number}-meanwhile")
+        longer_s.append(run(f"{number}-after") - before_s)
+    return {
+        "moves": options.moves,
+        "shard_rows": _state(fleet)["shards"][0]["state_rows"],
+        "bytes_from_memory": [one.moved_bytes for one in copies],
+        "copy_ms": [one.duration_ms for one in copies],
+        "batch_longer_by_s": longer_s,
+        "median_longer_by_s": statistics.median(longer_s),
+    }
+
+
+def _told(wait: str, results: dict[str, dict[str, Any]], batches: int) -> None:
+    print(f"\nspark.locality.wait {wait}, {len(WORKERS)} nodes, {batches} batches")
+    for name in (PLACED, UNPLACED):
+        row = results[name]
+        print(
+            f"  {name:<9} {row['locality']:7.1%} of {row['operations']} operations at their shard, "
+            f"{row['bytes_between_nodes'] / 1e6:8.1f} MB between nodes, {row['shards_moved']} shards moved, "
+            f"median batch {row['median_s']:.2f} s ({row['min_s']:.2f} .. {row['max_s']:.2f})"
+        )
+    move = results["move"]
+    print(
+        f"  a shard of {move['shard_rows']:,} rows moved {move['moves']} times: "
+        f"{statistics.median(move['bytes_from_memory']) / 1e6:.1f} MB from memory in {statistics.median(move['copy_ms']):.0f} ms, "
+        f"the batch after it longer by {move['median_longer_by_s'] * 1000:+.0f} ms (median)"
+    )
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.locality", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--keys", type=int, default=600_000, help="distinct keys")
+    parser.add_argument("--rows", type=int, default=200_000, help="rows a batch")
+    parser.add_argument("--batches", type=int, default=50, help="measured batches of each side")
+    parser.add_argument("--warmup", type=int, default=3, help="batches before them that are not counted")
+    parser.add_argument("--moves", type=int, default=4, help="times that a shard is moved afterwards")
+    parser.add_argument("--shards", type=int, default=12)
+    parser.add_argument("--wait", nargs="+", default=["1s"], help="values of spark.locality.wait to measure")
+    parser.add_argument("--json", type=Path, help="file for all figures")
+    parser.add_argument("--folder", type=Path, help="where to put input and state (default: a temporary folder)")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the comparison."""
+    options = _parse(argv)
+    warnings.filterwarnings("ignore", category=UnboundedStateWarning)
+    document, ratios = {}, []
+    with ray_nodes():
+        for wait in options.wait:
+            root = Path(tempfile.mkdtemp(prefix="statefleet-bench-", dir=options.folder))
+            configs = {
+                "spark.locality.wait": wait,
+                "spark.sql.shuffle.partitions": str(options.shards),
+                "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+            }
+            try:
+                with session_on(f"statefleet-locality-{wait}", configs) as spark:
+                    document[wait] = results = _measure(spark, options, root)
+            finally:
+                shutil.rmtree(root, ignore_errors=True)
+            _told(wait, results, options.batches)
+            ratios += ratios_of(results, (Target(UNPLACED, PLACED),), wait=wait)
+    print_ratios(ratios, "wait")
+    report_json(options, nodes=len(WORKERS), shards=options.shards, results=document, ratios=ratios)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
