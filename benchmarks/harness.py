@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -52,6 +52,8 @@ __all__ = [
     "use_store",
     "write_rows",
 ]
+
+Side = TypeVar("Side")
 
 _PROVIDER = "org.apache.spark.sql.execution.streaming.state."
 #: Names of the sides: the fleet, the same plan without state, and Spark's own stores with their configuration.
@@ -233,8 +235,8 @@ class Variant:
         self.rows_out.append(int(self.progress["sink"]["numOutputRows"]))
 
 
-def in_turn(variants: Sequence[Variant], number: int) -> list[Variant]:
-    """The variants in the order of batch `number`."""
+def in_turn(variants: Sequence[Side], number: int) -> list[Side]:
+    """The sides in the order of batch `number`."""
     turn = number % len(variants)
     return [*variants[turn:], *variants[:turn]]
 

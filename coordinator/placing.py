@@ -146,7 +146,8 @@ class Placing:
             for partition, where in present.items()
             if not fleet.is_alive(where)
         }
-        plan.places, plan.is_skewed, plan.standbys = tuple(places), False, standbys
+        plan.places = tuple(sorted(places, key=lambda place: place.location.node_id))
+        plan.is_skewed, plan.standbys = False, standbys
         # What was prepared for the end of a batch that never ended is there now.
         plan.end_batch()
         plan.wanted = {partition: one for partition, one in plan.wanted.items() if fleet.is_alive(one.location)}
@@ -275,17 +276,16 @@ class Placing:
         plan = self._plans.get(state_name)
         if plan is None or not plan.standbys:
             return ()
-        others = sorted(
-            (
-                living
-                for place in plan.places
-                if place.location.node_id not in (holder.node_id, *self.drained)
-                and (living := _living(place.location, fleet)) is not None
-            ),
-            key=lambda one: one.node_id,
-        )
-        turn = partition_id % len(others) if others else 0
-        return tuple([*others[turn:], *others[:turn]][: plan.standbys])
+        found: list[ActorLocation] = []
+        # Each shard begins at a place of its own; few are looked at, however many there are.
+        for step in range(len(plan.places)):
+            place = plan.places[(partition_id + step) % len(plan.places)].location
+            living = None if place.node_id in (holder.node_id, *self.drained) else _living(place, fleet)
+            if living is not None:
+                found.append(living)
+            if len(found) == plan.standbys:
+                break
+        return tuple(found)
 
     def _promoted(self, state_name: str, partition_id: int, lost: ActorLocation, fleet: FleetView) -> Choice | None:
         """The standby that takes over from a store actor that was lost, if there is one."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import pytest
+
 from coordinator.model import ActorLocation
 from coordinator.placement import PlacementRequest, StayElseLocal
 from coordinator.placing import ELSEWHERE, LOCAL, MOVED, NO_EXECUTOR, UNPLACED, Placing, PlannedMove
@@ -35,9 +37,14 @@ class Town:
     def load(self, location: ActorLocation) -> None:
         raise AssertionError("nobody asks")
 
-    def plan(self, *names: str) -> tuple[PlannedMove, ...]:
+    def plan(self, *names: str, standbys: int = 0) -> tuple[PlannedMove, ...]:
         places = [Place(self.lives[name], 2) for name in names]
-        return self.placing.plan("s", "query", SHARDS, places, self.assigned, self)  # type: ignore[arg-type]
+        return self.placing.plan("s", "query", SHARDS, places, self.assigned, self, standbys)  # type: ignore[arg-type]
+
+    def standbys(self) -> list[list[str]]:
+        """Names of the standbys of each shard."""
+        found = [self.placing.standbys("s", shard, self.assigned[shard], self) for shard in range(SHARDS)]  # type: ignore[arg-type]
+        return [[one.actor_name for one in some] for some in found]
 
     def run_batch(self, asking: str = "a", only: Iterable[int] = range(SHARDS)) -> list[str]:
         """Nodes that the shards are on after each of some has been leased."""
@@ -143,3 +150,35 @@ def test_what_became_of_operations_is_counted_by_reason() -> None:
     town.placing.batch_ended("s")
     town.run_batch("a", [0])
     assert town.placing.operations("s", 0)[MOVED] == 1
+
+
+def test_standbys_are_on_other_nodes_and_spread() -> None:
+    town = Town("a", "b", "c", "d")
+    town.plan("a", "b", "c", "d", standbys=2)
+    holders = town.run_batch()
+    for holder, standbys in zip(holders, town.standbys(), strict=True):
+        assert len(set(standbys)) == 2
+        assert holder not in standbys
+    assert len({one for some in town.standbys() for one in some}) == 4
+    town.placing.drained.add(town.lives["d"].node_id)
+    assert all("d" not in some for some in town.standbys())
+    town.plan("a", standbys=2)
+    assert town.standbys() == [[] if holder == "a" else ["a"] for holder in holders], "there is nobody else"
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_lost_store_actors_shards_go_to_their_standbys(told: bool) -> None:
+    """Whether a task finds out that it is lost, or Spark first that its executor is."""
+    town = Town("a", "b", "c")
+    town.plan("a", "b", "c", standbys=1)
+    before, standbys = town.run_batch(), town.standbys()
+    town.dead.add(town.lives["b"].instance_id)
+    if told:
+        assert town.plan("a", "c", standbys=1) == ()
+    nodes = town.placing.nodes("s", SHARDS, town.assigned, town)  # type: ignore[arg-type]
+    after = town.run_batch("a")
+    assert after == [standby if was == "b" else was for was, (standby,) in zip(before, standbys, strict=True)]
+    assert list(nodes) == [town.lives[name].node_id for name in after], "tasks are sent there at once"
+    if told:
+        counts = sorted(after.count(name) for name in "ac")
+        assert (town.repairs() == ()) == (counts == [3, 3])

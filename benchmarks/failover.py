@@ -1,0 +1,181 @@
+"""A node is killed in the middle of a batch: how long until that batch is finished, with standbys, without, and without any state.
+
+``python -m benchmarks.failover --json result.json``
+
+Each side has three Ray nodes of this machine and a Spark session of its own, and loses one of the nodes for good. What Ray and Spark
+need by themselves is what the same plan without state takes; told is what the fleet adds. Sides take turns, several times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import ray
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from ray.cluster_utils import Cluster
+
+from benchmarks.harness import STATELESS, Variant, in_turn, report_json, write_rows
+from benchmarks.nodes import WORKERS, ray_nodes, session_on
+from coordinator.calls import RayActors
+from spark_jobs.fleet import Fleet, connect
+from spark_jobs.plan.bounds import UnboundedStateWarning
+from store_actors.deploy import store_metrics
+
+_SCHEMA = "key BIGINT, amount BIGINT"
+STANDBYS, RELOAD = "standbys", "reload"
+SIDES = (STATELESS, STANDBYS, RELOAD)
+#: How long after its input came a batch is in the middle, in seconds.
+_INTO_THE_BATCH_S = 0.4
+
+
+def _pass_through(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+
+
+def _query(spark: SparkSession, fleet: Fleet, side: str, root: Path, shards: int) -> Variant:
+    source: DataFrame = spark.readStream.schema(_SCHEMA).parquet(str(Variant.input_folder(root, side)))
+    if side == STATELESS:
+        routed = source.withColumn("route", F.hash("key")).repartition(shards, "route").drop("route")
+        return Variant.start(side, root, routed.mapInArrow(_pass_through, _SCHEMA), "update")
+    counts = fleet.stateful(source, name="bench", shards=shards).groupBy("key")
+    return Variant.start(side, root, counts.agg(F.count("*").alias("n"), F.sum("amount").alias("total")), "update")
+
+
+def _rows(keys: np.ndarray[Any, Any]) -> pa.Table:
+    return pa.table({"key": keys.astype(np.int64), "amount": keys * 7 + 1})
+
+
+def _total(fleet: Fleet, node_ids: set[str], *counters: str) -> int:
+    """Sum of counters of the store actors of some nodes."""
+    actors = [one for one in fleet.status()["store_actors"] if one["node_id"] in node_ids]
+    told = store_metrics(RayActors(), {"store_actors": actors}).values()
+    return sum(one[counter] for one in told for counter in counters)
+
+
+def _wait_for_standbys(fleet: Fleet, query: Variant, file: Path, nodes: set[str], shards: int) -> None:
+    """Until a batch was followed by the standby of every shard."""
+    before = _total(fleet, nodes, "followed")
+    query.run(file)
+    deadline = time.monotonic() + 60
+    while _total(fleet, nodes, "followed") < before + shards:
+        if time.monotonic() > deadline:
+            raise RuntimeError("the standbys did not follow a batch within a minute")
+        time.sleep(0.05)
+
+
+def _lose_a_node(cluster: Cluster, side: str, number: int, options: argparse.Namespace, root: Path) -> dict[str, Any]:
+    random = np.random.default_rng(number)
+    files = root / "files"
+    files.mkdir(parents=True)
+    configs = {"spark.sql.shuffle.partitions": str(options.shards)}
+    with session_on(f"statefleet-failover-{side}-{number}", configs) as spark:
+        fleet = connect(f"file://{root}/fleet", standbys=int(side == STANDBYS))
+        query = _query(spark, fleet, side, root, options.shards)
+
+        def file(name: str) -> Path:
+            return write_rows(files / f"{name}.parquet", _rows(random.integers(0, options.keys, options.rows)))
+
+        try:
+            query.run(write_rows(files / "fill.parquet", _rows(np.arange(options.keys, dtype=np.int64))))
+            before_s = [query.run(file(f"before-{batch}")) for batch in range(options.batches)]
+            addresses = {one["NodeID"]: one["NodeManagerAddress"] for one in ray.nodes() if one["Alive"]}
+            workers = {node for node, address in addresses.items() if address in WORKERS}
+            lost = next(one for one in cluster.worker_nodes if one.node_id in workers)
+            survivors = workers - {lost.node_id}
+            if side == STANDBYS:
+                _wait_for_standbys(fleet, query, file("followed"), workers, options.shards)
+            read = _total(fleet, survivors, "bytes_loaded")
+            took_s = _killed_in_a_batch(cluster, lost, query, file("killed"))
+            return {
+                "batch_s": statistics.median(before_s),
+                "kill_to_batch_s": took_s,
+                "bytes_read": _total(fleet, survivors, "bytes_loaded") - read,
+            }
+        finally:
+            query.query.stop()
+            fleet.shutdown()
+
+
+def _killed_in_a_batch(cluster: Cluster, lost: Any, query: Variant, file: Path) -> float:
+    """Seconds from the kill of a node in the middle of a batch to the end of that batch."""
+    finished: list[float] = []
+
+    def run() -> None:
+        query.run(file)
+        finished.append(time.monotonic())
+
+    running = threading.Thread(target=run)
+    running.start()
+    time.sleep(_INTO_THE_BATCH_S)
+    killed = time.monotonic()
+    cluster.remove_node(lost, allow_graceful=False)
+    running.join()
+    if not finished:
+        raise RuntimeError("the batch in which a node was killed did not finish")
+    return finished[0] - killed
+
+
+def _report(results: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -> dict[str, Any]:
+    medians = {
+        side: statistics.median(one["kill_to_batch_s"] for one in runs) for side, runs in results.items() if runs
+    }
+    print(
+        f"\nfrom the kill of one of {len(WORKERS)} nodes to the end of its batch; {options.keys:,} keys, median of runs"
+    )
+    for side, runs in results.items():
+        each = ", ".join(f"{one['kill_to_batch_s']:.1f}" for one in runs)
+        read = statistics.median(one["bytes_read"] for one in runs)
+        print(
+            f"  {side:<10} {medians[side]:6.1f} s ({each}); {read / 1e6:.1f} MB read; batches before {runs[0]['batch_s']:.1f} s"
+        )
+    added = {side: medians[side] - medians[STATELESS] for side in medians if side != STATELESS}
+    for side, seconds in added.items():
+        print(f"  {side} beyond what Ray and Spark need: {seconds:+.1f} s")
+    return {"median_s": medians, "added_s": added}
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.failover", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--keys", type=int, default=1_000_000, help="distinct keys")
+    parser.add_argument("--rows", type=int, default=100_000, help="rows a batch")
+    parser.add_argument("--batches", type=int, default=4, help="batches before the kill")
+    parser.add_argument("--runs", type=int, default=2, help="how often each side loses a node")
+    parser.add_argument("--shards", type=int, default=6)
+    parser.add_argument("--json", type=Path, help="file for all figures")
+    parser.add_argument("--folder", type=Path, help="where to put input and state (default: a temporary folder)")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the comparison."""
+    options = _parse(argv)
+    warnings.filterwarnings("ignore", category=UnboundedStateWarning)
+    results: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
+    for number in range(options.runs):
+        for side in in_turn(SIDES, number):
+            root = Path(tempfile.mkdtemp(prefix="statefleet-bench-", dir=options.folder))
+            try:
+                with ray_nodes() as cluster:
+                    results[side].append(_lose_a_node(cluster, side, number, options, root))
+            finally:
+                shutil.rmtree(root, ignore_errors=True)
+            print(f"  run {number}, {side}: {results[side][-1]['kill_to_batch_s']:.1f} s", flush=True)
+    report_json(options, nodes=len(WORKERS), results=results, **_report(results, options))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
