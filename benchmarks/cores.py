@@ -22,34 +22,23 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.loading import SCHEMA
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard
-from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from store_actors.serving.files import encode_delta
 
-_SCHEMA = StateSchema(
-    keys=(Field("k", "int64"),),
-    inputs=(Field("v", "int64"),),
-    accumulators=(
-        Accumulator(AccumulatorKind.COUNT_ROWS, (), (Field("n", "int64", False),)),
-        Accumulator(AccumulatorKind.SUM_INT, ("v",), (Field("total", "int64"),)),
-    ),
-    expiry_key=None,
-    delay_ms=None,
-    output_mode="update",
-)
 _shards: dict[int, AggregateShard] = {}
 
 
 def _fill(number: int, keys: int) -> None:
     """A shard with so many groups, in the process that it is called in."""
-    shard = _shards[number] = AggregateShard(_SCHEMA)
+    shard = _shards[number] = AggregateShard(SCHEMA)
     shard.apply(_batch(np.arange(keys, dtype=np.int64)), 0, 1)
     shard.commit()
 
 
 def _batch(keys: np.ndarray[tuple[int], np.dtype[np.int64]]) -> ShardInput:
-    return ShardInput.of_raw(_SCHEMA, pa.record_batch({"k": keys, "v": keys}))
+    return ShardInput.of_raw(SCHEMA, pa.record_batch({"k": keys, "v": keys}))
 
 
 def _work(number: int, rows: int, batches: int) -> None:
@@ -59,7 +48,7 @@ def _work(number: int, rows: int, batches: int) -> None:
     for _ in range(batches):
         version = shard.version + 1
         change = shard.apply(_batch(random.integers(0, len(shard), rows)), 0, version)
-        encode_delta(change, _SCHEMA)
+        encode_delta(change, SCHEMA)
         shard.commit()
 
 

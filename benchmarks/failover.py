@@ -9,53 +9,39 @@ need by themselves is what the same plan without state takes; told is what the f
 from __future__ import annotations
 
 import argparse
-import shutil
 import statistics
 import sys
-import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import ray
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import SparkSession
 from ray.cluster_utils import Cluster
 
-from benchmarks.harness import STATELESS, Variant, in_turn, report_json, write_rows
+from benchmarks.harness import STATELESS, Variant, add_files, in_turn, report_json, scratch, write_rows
+from benchmarks.micro_batch import SCHEMA, aggregate, keyed_rows, stateless
 from benchmarks.nodes import WORKERS, ray_nodes, session_on
 from coordinator.calls import RayActors
 from spark_jobs.fleet import Fleet, connect
 from spark_jobs.plan.bounds import UnboundedStateWarning
 from store_actors.deploy import store_metrics
 
-_SCHEMA = "key BIGINT, amount BIGINT"
 STANDBYS, RELOAD = "standbys", "reload"
 SIDES = (STATELESS, STANDBYS, RELOAD)
 #: How long after its input came a batch is in the middle, in seconds.
 _INTO_THE_BATCH_S = 0.4
 
 
-def _pass_through(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield from batches
-
-
 def _query(spark: SparkSession, fleet: Fleet, side: str, root: Path, shards: int) -> Variant:
-    source: DataFrame = spark.readStream.schema(_SCHEMA).parquet(str(Variant.input_folder(root, side)))
+    source = spark.readStream.schema(SCHEMA).parquet(str(Variant.input_folder(root, side)))
     if side == STATELESS:
-        routed = source.withColumn("route", F.hash("key")).repartition(shards, "route").drop("route")
-        return Variant.start(side, root, routed.mapInArrow(_pass_through, _SCHEMA), "update")
-    counts = fleet.stateful(source, name="bench", shards=shards).groupBy("key")
-    return Variant.start(side, root, counts.agg(F.count("*").alias("n"), F.sum("amount").alias("total")), "update")
-
-
-def _rows(keys: np.ndarray[Any, Any]) -> pa.Table:
-    return pa.table({"key": keys.astype(np.int64), "amount": keys * 7 + 1})
+        return Variant.start(side, root, stateless(source, shards), "update")
+    return Variant.start(side, root, aggregate(fleet.stateful(source, name="bench", shards=shards)), "update")
 
 
 def _total(fleet: Fleet, node_ids: set[str], *counters: str) -> int:
@@ -86,10 +72,10 @@ def _lose_a_node(cluster: Cluster, side: str, number: int, options: argparse.Nam
         query = _query(spark, fleet, side, root, options.shards)
 
         def file(name: str) -> Path:
-            return write_rows(files / f"{name}.parquet", _rows(random.integers(0, options.keys, options.rows)))
+            return write_rows(files / f"{name}.parquet", keyed_rows(random.integers(0, options.keys, options.rows)))
 
         try:
-            query.run(write_rows(files / "fill.parquet", _rows(np.arange(options.keys, dtype=np.int64))))
+            query.run(write_rows(files / "fill.parquet", keyed_rows(np.arange(options.keys, dtype=np.int64))))
             before_s = [query.run(file(f"before-{batch}")) for batch in range(options.batches)]
             addresses = {one["NodeID"]: one["NodeManagerAddress"] for one in ray.nodes() if one["Alive"]}
             workers = {node for node, address in addresses.items() if address in WORKERS}
@@ -154,8 +140,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batches", type=int, default=4, help="batches before the kill")
     parser.add_argument("--runs", type=int, default=2, help="how often each side loses a node")
     parser.add_argument("--shards", type=int, default=6)
-    parser.add_argument("--json", type=Path, help="file for all figures")
-    parser.add_argument("--folder", type=Path, help="where to put input and state (default: a temporary folder)")
+    add_files(parser)
     return parser.parse_args(argv)
 
 
@@ -166,12 +151,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     results: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
     for number in range(options.runs):
         for side in in_turn(SIDES, number):
-            root = Path(tempfile.mkdtemp(prefix="statefleet-bench-", dir=options.folder))
-            try:
-                with ray_nodes() as cluster:
-                    results[side].append(_lose_a_node(cluster, side, number, options, root))
-            finally:
-                shutil.rmtree(root, ignore_errors=True)
+            with scratch(options) as root, ray_nodes() as cluster:
+                results[side].append(_lose_a_node(cluster, side, number, options, root))
             print(f"  run {number}, {side}: {results[side][-1]['kill_to_batch_s']:.1f} s", flush=True)
     report_json(options, nodes=len(WORKERS), results=results, **_report(results, options))
     return 0

@@ -38,6 +38,7 @@ __all__ = [
     "DidNotFinish",
     "Target",
     "Variant",
+    "add_files",
     "add_options",
     "cores",
     "fairness",
@@ -46,6 +47,7 @@ __all__ = [
     "print_ratios",
     "ratios_of",
     "report_json",
+    "scratch",
     "session",
     "some_of",
     "summary",
@@ -99,10 +101,25 @@ def some_of(what: str, names: Collection[str]) -> Callable[[str], list[str]]:
 
 def add_options(parser: argparse.ArgumentParser, *, executor_memory: str) -> None:
     """Options of every benchmark with Spark in it."""
-    parser.add_argument("--json", type=Path, help="file for all figures")
+    add_files(parser)
     parser.add_argument("--shards", type=int, default=4, help="shards, and shuffle partitions of Spark's stores")
     parser.add_argument("--executor-memory", default=executor_memory, help="of the Spark executor (%(default)s)")
+
+
+def add_files(parser: argparse.ArgumentParser) -> None:
+    """Options that say where files go: those of :func:`report_json` and :func:`scratch`."""
+    parser.add_argument("--json", type=Path, help="file for all figures")
     parser.add_argument("--folder", type=Path, help="where to put input and state (default: a temporary folder)")
+
+
+@contextmanager
+def scratch(options: argparse.Namespace) -> Iterator[Path]:
+    """A folder for files, which is gone afterwards."""
+    root = Path(tempfile.mkdtemp(prefix="statefleet-bench-", dir=options.folder))
+    try:
+        yield root
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
 
 
 @contextmanager
@@ -127,12 +144,11 @@ def session(
     spark = start_session(app_name, executor_cores=cores(), executor_memory=options.executor_memory, configs=settings)
     # State that nothing ends, on every side, is what some of the queries are to measure.
     warnings.filterwarnings("ignore", category=UnboundedStateWarning)
-    root = Path(tempfile.mkdtemp(prefix="statefleet-bench-", dir=options.folder))
-    try:
-        yield spark, root
-    finally:
-        stop_session()
-        shutil.rmtree(root, ignore_errors=True)
+    with scratch(options) as root:
+        try:
+            yield spark, root
+        finally:
+            stop_session()
 
 
 def fairness() -> str:

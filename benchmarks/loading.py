@@ -32,7 +32,8 @@ from store_actors.serving.files import delta_path, encode_delta, encode_snapshot
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
 
-_SCHEMA = StateSchema(
+#: Counts and sums by an integer key.
+SCHEMA = StateSchema(
     keys=(Field("k", "int64"),),
     inputs=(Field("v", "int64"),),
     accumulators=(
@@ -49,18 +50,18 @@ def _write(objects: ObjectStore, rows: int, deltas: int) -> tuple[LoadPlan, int,
     """Snapshot of `rows` groups and `deltas` deltas of a tenth each; (plan, bytes, seconds that the snapshot took)."""
     store_id = StateStoreId(f"{objects.uri}/bench", 0, 0)
     random = np.random.default_rng(rows)
-    shard = AggregateShard(_SCHEMA)
+    shard = AggregateShard(SCHEMA)
     entries: list[CommitEntry] = []
     for version in range(1, deltas + 2):
         keys = random.permutation(rows) if version == 1 else random.integers(0, rows, rows // 10)
         batch = pa.record_batch({"k": keys.astype(np.int64), "v": keys.astype(np.int64)})
-        change = shard.apply(ShardInput.of_raw(_SCHEMA, batch), 0, version)
+        change = shard.apply(ShardInput.of_raw(SCHEMA, batch), 0, version)
         shard.commit()
         if version == 1:
             started = time.perf_counter()
             tables = (table for made in shard.frozen() for table in made())
             files = []
-            for piece in encode_snapshot(tables, 1, 0, _SCHEMA, shard.room()):
+            for piece in encode_snapshot(tables, 1, 0, SCHEMA, shard.room()):
                 files.append(
                     StoredFile(snapshot_path(store_id, 1, "aa", piece.number), len(piece.data), piece.checksum)
                 )
@@ -72,7 +73,7 @@ def _write(objects: ObjectStore, rows: int, deltas: int) -> tuple[LoadPlan, int,
             )
             size = sum(one.file_bytes for one in files)
         else:
-            data, checksum = encode_delta(change, _SCHEMA)
+            data, checksum = encode_delta(change, SCHEMA)
             file = delta_path(store_id, version, "aa")
             objects.put(file, data)
             size += len(data)
@@ -112,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         files = [*plan.snapshots[0].files, *(entry.file for entry in plan.deltas)]
         read_s = _median_s(lambda: [objects.get(file) for file in files], options.times)
         load_s = _median_s(
-            lambda: Loader(objects, StoreMetrics(), MachineThreads()).load(lambda: AggregateShard(_SCHEMA), plan),
+            lambda: Loader(objects, StoreMetrics(), MachineThreads()).load(lambda: AggregateShard(SCHEMA), plan),
             options.times,
         )
         for file in files:

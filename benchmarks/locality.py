@@ -12,21 +12,29 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import statistics
 import sys
-import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
-from benchmarks.harness import Target, Variant, in_turn, print_ratios, ratios_of, report_json, summary, write_rows
+from benchmarks.harness import (
+    Target,
+    Variant,
+    add_files,
+    in_turn,
+    print_ratios,
+    ratios_of,
+    report_json,
+    scratch,
+    summary,
+    write_rows,
+)
+from benchmarks.micro_batch import SCHEMA, aggregate, keyed_rows
 from benchmarks.nodes import WORKERS, ray_nodes, session_on
 from coordinator.calls import RayActors
 from coordinator.client import CoordinatorClient
@@ -37,7 +45,6 @@ from spark_jobs.plan.bounds import UnboundedStateWarning
 from store_actors.deploy import store_metrics
 from store_actors.moving import carry_out
 
-_SCHEMA = "key BIGINT, amount BIGINT"
 PLACED, UNPLACED = "placed", "unplaced"
 
 
@@ -58,9 +65,8 @@ class _PlacesFor(DriverCalls):
 
 
 def _start(spark: SparkSession, fleet: Fleet, name: str, root: Path, shards: int) -> Variant:
-    source = spark.readStream.schema(_SCHEMA).parquet(str(Variant.input_folder(root, name)))
-    counts = fleet.stateful(source, name=f"bench-{name}", shards=shards).groupBy("key")
-    return Variant.start(name, root, counts.agg(F.count("*").alias("n"), F.sum("amount").alias("total")), "update")
+    source = spark.readStream.schema(SCHEMA).parquet(str(Variant.input_folder(root, name)))
+    return Variant.start(name, root, aggregate(fleet.stateful(source, name=f"bench-{name}", shards=shards)), "update")
 
 
 def _between_nodes(fleet: Fleet) -> int:
@@ -91,12 +97,12 @@ def _measure(spark: SparkSession, options: argparse.Namespace, root: Path) -> di
     try:
         every_key = np.arange(options.keys, dtype=np.int64)
         for side in sides:
-            side.run(write_rows(files / f"fill-{side.name}.parquet", _rows(every_key)))
+            side.run(write_rows(files / f"fill-{side.name}.parquet", keyed_rows(every_key)))
         before: dict[str, tuple[Any, ...]] = {}
         for number in range(options.warmup + options.batches):
             if number == options.warmup:
                 before = {name: (_operations(one), _between_nodes(one), _epochs(one)) for name, one in fleets.items()}
-            file = write_rows(files / f"{number}.parquet", _rows(random.integers(0, options.keys, options.rows)))
+            file = write_rows(files / f"{number}.parquet", keyed_rows(random.integers(0, options.keys, options.rows)))
             for side in in_turn(sides, number):
                 side.run(file) if number < options.warmup else side.measure(file)
         results: dict[str, dict[str, Any]] = {}
@@ -120,10 +126,6 @@ def _measure(spark: SparkSession, options: argparse.Namespace, root: Path) -> di
             fleet.shutdown()
 
 
-def _rows(keys: np.ndarray[Any, Any]) -> pa.Table:
-    return pa.table({"key": keys.astype(np.int64), "amount": keys * 7 + 1})
-
-
 def _moved(fleet: Fleet, side: Variant, files: Path, random: Any, options: argparse.Namespace) -> dict[str, Any]:
     """A shard goes to another node, a few times; each time the batch after it is beside the one before it."""
     coordinator = CoordinatorClient.find(fleet.uri)
@@ -132,7 +134,7 @@ def _moved(fleet: Fleet, side: Variant, files: Path, random: Any, options: argpa
 
     def run(name: str) -> float:
         return side.run(
-            write_rows(files / f"move-{name}.parquet", _rows(random.integers(0, options.keys, options.rows)))
+            write_rows(files / f"move-{name}.parquet", keyed_rows(random.integers(0, options.keys, options.rows)))
         )
 
     for number in range(options.moves):
@@ -183,8 +185,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--moves", type=int, default=4, help="times that a shard is moved afterwards")
     parser.add_argument("--shards", type=int, default=12)
     parser.add_argument("--wait", nargs="+", default=["1s"], help="values of spark.locality.wait to measure")
-    parser.add_argument("--json", type=Path, help="file for all figures")
-    parser.add_argument("--folder", type=Path, help="where to put input and state (default: a temporary folder)")
+    add_files(parser)
     return parser.parse_args(argv)
 
 
@@ -195,17 +196,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     document, ratios = {}, []
     with ray_nodes():
         for wait in options.wait:
-            root = Path(tempfile.mkdtemp(prefix="statefleet-bench-", dir=options.folder))
             configs = {
                 "spark.locality.wait": wait,
                 "spark.sql.shuffle.partitions": str(options.shards),
                 "spark.sql.streaming.noDataMicroBatches.enabled": "false",
             }
-            try:
-                with session_on(f"statefleet-locality-{wait}", configs) as spark:
-                    document[wait] = results = _measure(spark, options, root)
-            finally:
-                shutil.rmtree(root, ignore_errors=True)
+            with scratch(options) as root, session_on(f"statefleet-locality-{wait}", configs) as spark:
+                document[wait] = results = _measure(spark, options, root)
             _told(wait, results, options.batches)
             ratios += ratios_of(results, (Target(UNPLACED, PLACED),), wait=wait)
     print_ratios(ratios, "wait")

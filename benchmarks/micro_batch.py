@@ -38,7 +38,8 @@ from benchmarks.harness import (
 )
 from spark_jobs.fleet import Fleet, connect
 
-_SCHEMA = "key BIGINT, amount BIGINT"
+#: Columns of the input.
+SCHEMA = "key BIGINT, amount BIGINT"
 VARIANTS = (FLEET, *SPARK_STORES, STATELESS)
 #: What the project promises, by number of keys.
 _TARGETS = {
@@ -69,18 +70,19 @@ def _pass_through(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
         yield pa.record_batch([batch.column("key"), ones, batch.column("amount")], names=["key", "n", "total"])
 
 
-def _stateless(frame: DataFrame, shards: int) -> DataFrame:
+def stateless(frame: DataFrame, shards: int) -> DataFrame:
+    """The plan of :func:`aggregate` on the fleet, but for the state."""
     routed = frame.withColumn("route", F.hash("key")).repartition(shards, "route").drop("route")
     return routed.mapInArrow(_pass_through, "key BIGINT, n BIGINT, total BIGINT")
 
 
 def _start(spark: SparkSession, fleet: Fleet, name: str, root: Path, shards: int) -> Variant:
-    source = spark.readStream.schema(_SCHEMA).parquet(str(Variant.input_folder(root, name)))
+    source = spark.readStream.schema(SCHEMA).parquet(str(Variant.input_folder(root, name)))
     use_store(spark, name)
     if name == FLEET:
         result = aggregate(fleet.stateful(source, name=f"bench-{root.name}", shards=shards))
     elif name == STATELESS:
-        result = _stateless(source, shards)
+        result = stateless(source, shards)
     else:
         result = aggregate(source)
     return Variant.start(name, root, result, "update")

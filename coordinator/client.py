@@ -9,7 +9,7 @@ from coordinator.batch_result import BatchResult
 from coordinator.calls import Actors, RayActors, call_until
 from coordinator.core import LeaseGrant
 from coordinator.deploy import coordinator_name, deploy_coordinator
-from coordinator.errors import CredentialsNeededError, StateStoreError
+from coordinator.errors import CredentialsNeededError, InvalidRequestError, StateStoreError
 from coordinator.maintenance import Maintenance
 from coordinator.model import (
     ActorLocation,
@@ -186,6 +186,24 @@ class CoordinatorClient:
         """See :meth:`Coordinator.place_shards <coordinator.service.Coordinator.place_shards>`."""
         placement: Placement = self._call("place_shards", state_name, query_id, num_shards, list(places), standbys)
         return placement
+
+    def check_shard(self, state_name: str, partition_id: int) -> None:
+        """Refuse the number of a shard that no state has.
+
+        Raises
+        ------
+        InvalidRequestError
+            There is no such state, or it has no such shard.
+        """
+        described = self.describe_state(state_name)
+        num_shards = 0 if described is None else described.num_shards
+        if not 0 <= partition_id < num_shards:
+            raise InvalidRequestError(
+                "there is no such shard; fleet.status() and `statefleet shards` list states and their shards",
+                state=state_name,
+                shard=partition_id,
+                shards=num_shards,
+            )
 
     def explain_placement(self, state_name: str, partition_id: int) -> PlacementExplanation:
         """See :meth:`Coordinator.explain_placement <coordinator.service.Coordinator.explain_placement>`."""

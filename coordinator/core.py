@@ -99,6 +99,11 @@ class StateLedger(StateHistory):
         assignment = self.assignments.get(partition_id)
         return None if assignment is None else (assignment.epoch, assignment.location)
 
+    def holder(self, partition_id: int) -> ActorLocation | None:
+        """Store actor of a shard's present lease."""
+        assignment = self.assignments.get(partition_id)
+        return None if assignment is None else assignment.location
+
     def assigned(self) -> dict[int, ActorLocation]:
         """Store actor of each partition's present lease."""
         return self.assignments.locations()
@@ -200,7 +205,7 @@ class StateLedger(StateHistory):
             epoch += 1
             records.append(RunStarted(task.run_id, task.query_id, task.batch_id, epoch))
         assignment = self.assignments.get(task.partition_id)
-        present = None if assignment is None else assignment.location
+        present = self.holder(task.partition_id)
         choice = policy.place(PlacementRequest(self.state_name, task.partition_id, asking, present), fleet)
         location = choice.location
         if assignment is not None and location == present and fleet.is_alive(location):

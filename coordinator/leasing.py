@@ -88,10 +88,10 @@ class Leasing:
             ledger.check_query(task)
             ledger.check_whole(task, created.num_shards)
             is_new = task.run_id != ledger.run_id
-            former = ledger.location(task.partition_id)
+            former = ledger.holder(task.partition_id)
             records, grant = ledger.decide_lease(task, local, self._fleet, self._placing)
             records += ledger.decide_schema(task, created, metadata)
-            return records, (grant, is_new, None if former is None else former[1])
+            return records, (grant, is_new, former)
 
         upstream = [
             await (await self._keeper(name)).submit(

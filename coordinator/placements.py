@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from coordinator.core import StateLedger
 from coordinator.errors import InvalidRequestError
 from coordinator.fleet_view import KnownFleet
 from coordinator.ledger_keeper import LedgerKeeper
-from coordinator.lives import StoreActorLives
 from coordinator.model import ActorLocation
 from coordinator.placement import PlacementPolicy
 from coordinator.placing import PlacementExplanation, Placing, PlannedMove
@@ -43,10 +42,8 @@ class Placements:
     ----------
     otherwise
         Policy for what was not planned.
-    lives
-        Which store actors there are.
     fleet
-        What is known of them.
+        What is known of store actors.
     keeper
         Gives the keeper of a state's ledger.
     """
@@ -54,12 +51,10 @@ class Placements:
     def __init__(
         self,
         otherwise: PlacementPolicy,
-        lives: StoreActorLives,
         fleet: KnownFleet,
         keeper: Callable[[str], Awaitable[LedgerKeeper]],
     ) -> None:
         self.placing = Placing(otherwise)
-        self._lives = lives
         self._fleet = fleet
         self._keeper = keeper
 
@@ -67,9 +62,8 @@ class Placements:
         self, state_name: str, query_id: str, num_shards: int, places: Sequence[Place], standbys: int
     ) -> Placement:
         """See :meth:`Coordinator.place_shards <coordinator.service.Coordinator.place_shards>`."""
-        assigned = await self._assigned(state_name)
-        newest = [replace(place, location=self._lives.newest(place.location)) for place in places]
-        moves = self.placing.plan(state_name, query_id, num_shards, newest, assigned, self._fleet, standbys)
+        assigned = await (await self._keeper(state_name)).submit(lambda ledger: ([], ledger.assigned()))
+        moves = self.placing.plan(state_name, query_id, num_shards, places, assigned, self._fleet, standbys)
         return Placement(self.placing.nodes(state_name, num_shards, assigned, self._fleet), moves)
 
     def next_batch(self, ledger: StateLedger, num_shards: int, *, is_whole: bool) -> Placement:
@@ -91,11 +85,11 @@ class Placements:
         """See :meth:`Coordinator.explain_placement <coordinator.service.Coordinator.explain_placement>`."""
 
         def look(ledger: StateLedger) -> tuple[list[Record], PlacementExplanation]:
-            assigned = ledger.assigned().get(partition_id)
+            holder = ledger.holder(partition_id)
             planned = self.placing.planned(state_name, partition_id, self._fleet)
             return [], PlacementExplanation(
-                assigned,
-                None if planned is None or planned.location == assigned else planned.location,
+                holder,
+                None if planned is None or planned.location == holder else planned.location,
                 ledger.assignments.moves(partition_id),
                 self.placing.operations(state_name, partition_id),
             )
@@ -110,7 +104,7 @@ class Placements:
         InvalidRequestError
             No living store actor has the shard, or none is on the node.
         """
-        giver = (await self._assigned(state_name)).get(partition_id)
+        giver = await self._holder(state_name, partition_id)
         facts = {"state": state_name, "shard": partition_id, "node": node_id}
         if giver is None or not self._fleet.is_alive(giver):
             raise InvalidRequestError(
@@ -165,11 +159,11 @@ class Placements:
 
     async def prepared(self, move: PlannedMove, preparation: Preparation | None) -> bool:
         """See :meth:`Coordinator.move_prepared <coordinator.service.Coordinator.move_prepared>`."""
-        giver = (await self._assigned(move.state_name)).get(move.partition_id)
+        giver = await self._holder(move.state_name, move.partition_id)
         if giver != move.giver or not self._fleet.is_alive(move.taker):
             return False
         self.placing.prepared(move, preparation)
         return True
 
-    async def _assigned(self, state_name: str) -> dict[int, ActorLocation]:
-        return await (await self._keeper(state_name)).submit(lambda ledger: ([], ledger.assigned()))
+    async def _holder(self, state_name: str, partition_id: int) -> ActorLocation | None:
+        return await (await self._keeper(state_name)).submit(lambda ledger: ([], ledger.holder(partition_id)))

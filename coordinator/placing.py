@@ -8,7 +8,7 @@ the shard from the end of a batch on.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from coordinator.assignments import ShardMove
@@ -141,29 +141,24 @@ class Placing:
         Shards of a store actor that was lost go to their standbys.
         """
         plan = self._plans[state_name]
+        # By the places that were told before, at which standbys have their copies.
         promoted = {
-            partition: self._promoted(state_name, partition, where, fleet)
+            partition: choice
             for partition, where in present.items()
-            if not fleet.is_alive(where)
+            if (choice := self._promoted(state_name, partition, where, fleet)) is not None
         }
-        plan.places = tuple(sorted(places, key=lambda place: place.location.node_id))
-        plan.is_skewed, plan.standbys = False, standbys
+        plan.places, plan.standbys = tuple(sorted(places, key=lambda place: place.location.node_id)), standbys
         # What was prepared for the end of a batch that never ended is there now.
         plan.end_batch()
         plan.wanted = {partition: one for partition, one in plan.wanted.items() if fleet.is_alive(one.location)}
-        plan.wanted |= {partition: one for partition, one in promoted.items() if one is not None}
+        plan.wanted |= promoted
         choices = self._spread(state_name, query_id, num_shards, places, present, fleet)
-        held = {partition: where for partition, where in present.items() if fleet.is_alive(where)}
-        moves = [
-            PlannedMove(state_name, partition, held[partition], choice.location, choice.reason)
-            for partition, choice in choices.items()
-            if partition in held
-        ]
-        free = {partition: choice for partition, choice in choices.items() if partition not in held}
+        moves = _moves(state_name, choices, present, fleet)
+        free = choices.keys() - {move.partition_id for move in moves}
         # What a standby is about to take over is spread evenly later.
         plan.is_skewed = any(partition in plan.wanted for partition in free)
-        plan.wanted = {**free, **plan.wanted}
-        return tuple(moves)
+        plan.wanted = {**{partition: choices[partition] for partition in free}, **plan.wanted}
+        return moves
 
     def moves(
         self,
@@ -178,11 +173,8 @@ class Placing:
         Of a state that no driver told of since the coordinator started, over all nodes that have a store actor.
         """
         places = self._plans[state_name].places or [Place(location, 1) for location in fleet.actors()]
-        choices = self._spread(state_name, query_id, num_shards, places, present, fleet)
-        return tuple(
-            PlannedMove(state_name, partition, where, choices[partition].location, choices[partition].reason)
-            for partition, where in present.items()
-            if partition in choices and fleet.is_alive(where)
+        return _moves(
+            state_name, self._spread(state_name, query_id, num_shards, places, present, fleet), present, fleet
         )
 
     def repairs(
@@ -234,11 +226,9 @@ class Placing:
         planned = self.planned(request.state_name, request.partition_id, fleet)
         if planned is not None:
             return planned
+        promoted = self._promoted(request.state_name, request.partition_id, request.present, fleet)
+        choice = promoted or self._otherwise.place(request, fleet)
         plan = self._plans.get(request.state_name)
-        choice = None
-        if request.present is not None and not fleet.is_alive(request.present):
-            choice = self._promoted(request.state_name, request.partition_id, request.present, fleet)
-        choice = choice or self._otherwise.place(request, fleet)
         if plan is not None and plan.places and choice.location != request.present:
             plan.is_skewed = True
         return choice
@@ -258,12 +248,12 @@ class Placing:
         """Ray node on which each shard will be at its next lease; None for one that goes to whoever asks for it."""
 
         def node(partition_id: int) -> str | None:
-            planned = self.planned(state_name, partition_id, fleet)
-            location = assigned.get(partition_id) if planned is None else planned.location
-            if location is None or fleet.is_alive(location):
-                return None if location is None else location.node_id
-            promoted = self._promoted(state_name, partition_id, location, fleet)
-            return None if promoted is None else promoted.location.node_id
+            holder = assigned.get(partition_id)
+            choice = self.planned(state_name, partition_id, fleet) or self._promoted(
+                state_name, partition_id, holder, fleet
+            )
+            location = holder if choice is None else choice.location
+            return location.node_id if location is not None and fleet.is_alive(location) else None
 
         return tuple(node(partition_id) for partition_id in range(num_shards))
 
@@ -287,9 +277,13 @@ class Placing:
                 break
         return tuple(found)
 
-    def _promoted(self, state_name: str, partition_id: int, lost: ActorLocation, fleet: FleetView) -> Choice | None:
-        """The standby that takes over from a store actor that was lost, if there is one."""
-        ready = self.standbys(state_name, partition_id, lost, fleet)
+    def _promoted(
+        self, state_name: str, partition_id: int, holder: ActorLocation | None, fleet: FleetView
+    ) -> Choice | None:
+        """The standby that takes over from the holder of a shard, if that was lost and there is one."""
+        if holder is None or fleet.is_alive(holder):
+            return None
+        ready = self.standbys(state_name, partition_id, holder, fleet)
         return Choice(ready[0], "its standby took over from a store actor that was lost") if ready else None
 
     # -- what came of them ----------------------------------------------------------------------------------------
@@ -320,7 +314,7 @@ class Placing:
             return LOCAL
         if not places:
             return UNPLACED
-        if not _is_there(has, places):
+        if not any(place.location.node_id == has.node_id and place.cores > 0 for place in places):
             return NO_EXECUTOR
         return MOVED if former is not None and former.node_id == asking.node_id else ELSEWHERE
 
@@ -335,5 +329,12 @@ def _living(location: ActorLocation, fleet: FleetView) -> ActorLocation | None:
     return newest if fleet.is_alive(newest) else None
 
 
-def _is_there(location: ActorLocation, places: Collection[Place]) -> bool:
-    return any(place.location.node_id == location.node_id and place.cores > 0 for place in places)
+def _moves(
+    state_name: str, choices: Mapping[int, Choice], present: Mapping[int, ActorLocation], fleet: FleetView
+) -> tuple[PlannedMove, ...]:
+    """Those choices that are about shards which a living store actor has."""
+    return tuple(
+        PlannedMove(state_name, partition, present[partition], choice.location, choice.reason)
+        for partition, choice in choices.items()
+        if partition in present and fleet.is_alive(present[partition])
+    )

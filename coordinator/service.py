@@ -100,7 +100,7 @@ class Coordinator:
         self._lives = StoreActorLives()
         self._instances = ActiveInstances(self._lives, self._keeper)
         self._fleet = KnownFleet(self._lives, self._states.ledgers)
-        self._placements = Placements(placement or StayElseLocal(), self._lives, self._fleet, self._keeper)
+        self._placements = Placements(placement or StayElseLocal(), self._fleet, self._keeper)
         self._leasing = Leasing(self._fleet, self._placements.placing, self._keeper)
         self._maintenance = maintenance
         self._cleaner = Cleaner(self._store, maintenance, self._clock)
@@ -238,10 +238,9 @@ class Coordinator:
         keeper = await self._keeper(state_name)
 
         def look(ledger: StateLedger) -> tuple[list[Record], ShardLocation]:
-            assigned = ledger.location(partition_id)
             store_id = StateStoreId(ledger.root, 0, partition_id)
             newest = ledger.base_version(partition_id, sys.maxsize)
-            return [], ShardLocation(store_id, newest, None if assigned is None else assigned[1])
+            return [], ShardLocation(store_id, newest, ledger.holder(partition_id))
 
         return await keeper.submit(look)
 

@@ -338,14 +338,7 @@ class Fleet:
             There is no such state, or it has no such shard.
         """
         check_state_name(name)
-        existing = self._coordinator.describe_state(name)
-        if existing is None or not 0 <= shard < existing.num_shards:
-            raise InvalidRequestError(
-                "there is no such shard; fleet.status() lists states and their shards",
-                state=name,
-                shard=shard,
-                shards=0 if existing is None else existing.num_shards,
-            )
+        self._coordinator.check_shard(name, shard)
         return self._coordinator.explain_placement(name, shard)
 
     def status(self) -> dict[str, Any]:

@@ -25,14 +25,7 @@ class MovesFailedError(StateStoreError):
 
 def move(coordinator: CoordinatorClient, options: argparse.Namespace) -> str:
     """Bring one shard to a node."""
-    described = coordinator.describe_state(options.state)
-    if described is None or not 0 <= options.shard < described.num_shards:
-        raise InvalidRequestError(
-            "there is no such shard; see `statefleet shards`",
-            state=options.state,
-            shard=options.shard,
-            shards=0 if described is None else described.num_shards,
-        )
+    coordinator.check_shard(options.state, options.shard)
     moves = coordinator.plan_move(options.state, options.shard, _node_id(options.node))
     return _told(coordinator, moves, options, "the shard is there already")
 

@@ -177,6 +177,7 @@ class StoreProcess:
             return Preparation(0, 0, 0)
         kind = self._keyed if offer.is_keyed else self._shards
         version, size = kind.take(store_id, offer, self._pieces(handle, offer))
+        self._metrics.bytes_taken_over += size
         return Preparation(version, size, round(1000 * (self._clock.elapsed_s() - begun_s)))
 
     def follow(self, told: Followed) -> bool:
@@ -201,7 +202,6 @@ class StoreProcess:
         waiting = handle.next_piece.remote(offer.offer_id, offer.is_keyed)
         while (piece := unwrapped(self._actors, handle, waiting)) is not None:
             waiting = handle.next_piece.remote(offer.offer_id, offer.is_keyed)
-            self._metrics.bytes_taken_over += piece[1].nbytes
             yield piece
 
     def unload(self, store_id: StateStoreId) -> bool:

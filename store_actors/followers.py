@@ -1,4 +1,4 @@
-"""Telling standbys of commits, and following what others commit. No Ray.
+"""Telling standbys of commits.
 
 A standby holds a copy of a partition that is leased to another store actor, and applies each delta that this one has had counted. It
 proves nothing: once it has the lease itself, its copy is checked as any memory is (:mod:`store_actors.serving.lineage`).

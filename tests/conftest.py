@@ -1,4 +1,4 @@
-"""Where the tests' fleets keep their state: a folder, or a bucket of a real S3-compatible server (``--store s3``)."""
+"""Where the tests' fleets keep their state (a folder, or a bucket of a real S3-compatible server: ``--store s3``), and their names."""
 
 from __future__ import annotations
 
@@ -46,3 +46,9 @@ def new_uri(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         request.getfixturevalue("s3_server")
         return lambda: f"s3://{BUCKET}/run/{uuid.uuid4().hex}"
     return lambda: f"file://{tmp_path_factory.mktemp('fleet')}"
+
+
+@pytest.fixture
+def name() -> str:
+    """A state name of this test's own."""
+    return f"t-{uuid.uuid4().hex[:8]}"

@@ -152,7 +152,7 @@ class FleetClient:
 
         def hand_over(grant: LeaseGrant) -> pa.Table:
             times = event_times(schema, grant, header, watermarks_ms)
-            node_id = self._actors.node_id()
+            node_id = self._local_location().node_id
             request = ApplyRequest(task, grant.lease, grant.base_version, schema, times.after, times.late_ms, node_id)
             handle = self._handle(grant.lease.location)
             emitted, _ = unwrapped(self._actors, handle, handle.apply.remote(request, payload))

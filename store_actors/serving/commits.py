@@ -159,7 +159,7 @@ class Commits:
 
     def _tell_standbys(self, lease: Lease, lineage: Lineage, deltas: Sequence[Delta]) -> None:
         if self._standbys is not None:
-            base_attempt = lineage.attempts.get(deltas[0][0].base_version, "")
+            base_attempt = lineage.attempt_of(deltas[0][0].base_version)
             entries, files = zip(*deltas, strict=True)
             self._standbys.tell(lease, base_attempt, entries, files, is_keyed=self._is_keyed)
 

@@ -24,7 +24,7 @@ from store_actors.serving.lineage import Lineage, Stand
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
 
-__all__ = ["Held", "HeldPartitions"]
+__all__ = ["Held", "HeldPartitions", "ServedPartitions"]
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +189,7 @@ class HeldPartitions(Generic[Kind]):
             if not given:
                 return None
             self._metrics.handed_over += 1
-            made_by = lineage.attempts.get(lineage.version, "")
+            made_by = lineage.attempt_of(lineage.version)
             return self._offers.add(held, lineage.version, made_by, lineage.deltas, given)
 
     def next_piece(self, offer_id: str) -> tuple[int, pa.Table] | None:
@@ -230,8 +230,8 @@ class HeldPartitions(Generic[Kind]):
             lineage = held.lineage
             if lineage.knows(first.version, first.attempt_id):
                 return True
-            builds_on = lineage.is_held and lineage.version == first.base_version
-            if held.is_busy or not builds_on or lineage.attempts.get(lineage.version, "") != told.base_attempt:
+            builds_on = lineage.version == first.base_version and lineage.knows(lineage.version, told.base_attempt)
+            if held.is_busy or not builds_on:
                 return False
             try:
                 rows = [decode_file(file, entry) for file, entry in zip(told.files, told.entries, strict=True)]
@@ -332,3 +332,25 @@ class HeldPartitions(Generic[Kind]):
             # One that was not counted is of no use any more, or is there already: neither is tried again.
             with held.lock:
                 held.lineage.snapshot_written(deltas)
+
+
+class ServedPartitions(Generic[Kind]):
+    """What is asked of the partitions of one process alike, whatever their kind; see :class:`HeldPartitions`."""
+
+    _held: HeldPartitions[Kind]
+
+    def offer(self, store_id: StateStoreId) -> Offer | None:
+        """See :meth:`HeldPartitions.offer`."""
+        return self._held.offer(store_id)
+
+    def next_piece(self, offer_id: str) -> tuple[int, pa.Table] | None:
+        """See :meth:`HeldPartitions.next_piece`."""
+        return self._held.next_piece(offer_id)
+
+    def follow(self, told: Followed) -> bool:
+        """See :meth:`HeldPartitions.follow`."""
+        return self._held.follow(told)
+
+    def maintain(self, min_deltas_for_snapshot: int) -> None:
+        """See :meth:`HeldPartitions.maintain`."""
+        self._held.maintain(min_deltas_for_snapshot)

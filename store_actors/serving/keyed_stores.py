@@ -17,12 +17,12 @@ from coordinator.model import StateStoreId
 from coordinator.storage.protocol import ObjectStore
 from coordinator.surroundings import Surroundings
 from store_actors.keyed.shard import KeyedShard, ReadHandle, UpdateHandle
-from store_actors.messages import BatchFacts, Followed, Offer, OpenRequest, Write
+from store_actors.messages import BatchFacts, Offer, OpenRequest, Write
 from store_actors.serving.commits import Commits, Delta, Standbys, describe_commit
 from store_actors.serving.coordinator_ref import CoordinatorRef
 from store_actors.serving.files import PIECE_BYTES
 from store_actors.serving.handing_over import fill
-from store_actors.serving.held import HeldPartitions
+from store_actors.serving.held import HeldPartitions, ServedPartitions
 from store_actors.serving.keyed_partition import Ended, Partition, Positioner, Session
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
@@ -37,7 +37,7 @@ _CALLS = frozenset(
 _SCANS = frozenset({"iterator", "prefix_scan", "range_scan"})
 
 
-class KeyedStores:
+class KeyedStores(ServedPartitions[Partition]):
     """Sessions on the keyed stores of this process. Thread-safe: one lock a partition.
 
     Parameters
@@ -287,14 +287,6 @@ class KeyedStores:
 
     # -- from one store actor to another --------------------------------------------------------------------------
 
-    def offer(self, store_id: StateStoreId) -> Offer | None:
-        """See :meth:`HeldPartitions.offer`."""
-        return self._held.offer(store_id)
-
-    def next_piece(self, offer_id: str) -> tuple[int, pa.Table] | None:
-        """See :meth:`HeldPartitions.next_piece`."""
-        return self._held.next_piece(offer_id)
-
     def take(self, store_id: StateStoreId, offer: Offer, pieces: Iterable[tuple[int, pa.Table]]) -> tuple[int, int]:
         """See :meth:`HeldPartitions.take`; returns the version that is held then, and the bytes of the pieces."""
         specs = {store.name: store.spec for store in offer.stores if store.spec is not None}
@@ -306,16 +298,6 @@ class KeyedStores:
             partition.specs.update(specs)
 
         return self._held.take(store_id, offer, put), size
-
-    def follow(self, told: Followed) -> bool:
-        """See :meth:`HeldPartitions.follow`."""
-        return self._held.follow(told)
-
-    # -- maintenance ----------------------------------------------------------------------------------------------
-
-    def maintain(self, min_deltas_for_snapshot: int) -> None:
-        """See :meth:`HeldPartitions.maintain`."""
-        self._held.maintain(min_deltas_for_snapshot)
 
 
 def _version_made(ended: Ended) -> int:

@@ -87,7 +87,11 @@ class Lineage:
 
     def knows(self, version: int, counted: str) -> bool:
         """Whether the attempt that counts for a version is the one that made it here."""
-        return self.is_held and self.attempts.get(version, "") == counted
+        return self.is_held and self.attempt_of(version) == counted
+
+    def attempt_of(self, version: int) -> str:
+        """The attempt that made a version here; empty for one that is not remembered, and for the empty one."""
+        return self.attempts.get(version, "")
 
     def stand(self, base: int, counted: str, earlier: Mapping[int, str] = MappingProxyType({})) -> Stand:
         """How memory stands to a lease's base version.
@@ -99,7 +103,7 @@ class Lineage:
         earlier
             Attempts that made the versions before, from which the base version can be made by their commits.
         """
-        if self.is_held and self.version < base and earlier.get(self.version, "") == self.attempts.get(self.version):
+        if self.version < base and self.version in earlier and self.knows(self.version, earlier[self.version]):
             return Stand.GO_ON
         if not self.knows(base, counted) or base > self.version:
             return Stand.LOAD

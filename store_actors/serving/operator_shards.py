@@ -16,7 +16,7 @@ from coordinator.storage.protocol import ObjectStore
 from coordinator.surroundings import Lock, Surroundings
 from store_actors.engine.results import results_of
 from store_actors.engine.versions import Change
-from store_actors.messages import ApplyRequest, Followed, GivenStore, Offer, ShardInput
+from store_actors.messages import ApplyRequest, GivenStore, Offer, ShardInput
 from store_actors.operators.make_shard import OperatorShard, make_shard
 from store_actors.schema import StateSchema
 from store_actors.serving.commits import Commits, Delta, Standbys, describe_commit
@@ -25,7 +25,7 @@ from store_actors.serving.evolution import groups_adapter
 from store_actors.serving.files import PIECE_BYTES, schema_of
 from store_actors.serving.frozen_store import FrozenStore
 from store_actors.serving.handing_over import Given, fill
-from store_actors.serving.held import HeldPartitions
+from store_actors.serving.held import HeldPartitions, ServedPartitions
 from store_actors.serving.lineage import Lineage
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
@@ -126,7 +126,7 @@ class _PendingChange:
         return results_of(emitted, self.shard.schema)
 
 
-class OperatorShards:
+class OperatorShards(ServedPartitions[_HeldShard]):
     """Shards of one process. Thread-safe: one lock a shard, so shards proceed side by side.
 
     Parameters
@@ -252,16 +252,6 @@ class OperatorShards:
         loading = self._coordinator.load_plans(store_id.state_name, store_id.partition_id, version, (DEFAULT_STORE,))
         return self._loaded(loading, schema)[0].snapshot()
 
-    # -- from one store actor to another --------------------------------------------------------------------------
-
-    def offer(self, store_id: StateStoreId) -> Offer | None:
-        """See :meth:`HeldPartitions.offer`."""
-        return self._held.offer(store_id)
-
-    def next_piece(self, offer_id: str) -> tuple[int, pa.Table] | None:
-        """See :meth:`HeldPartitions.next_piece`."""
-        return self._held.next_piece(offer_id)
-
     def take(self, store_id: StateStoreId, offer: Offer, pieces: Iterable[tuple[int, pa.Table]]) -> tuple[int, int]:
         """See :meth:`HeldPartitions.take`; returns the version that is held then, and the bytes of the pieces."""
         (store,) = offer.stores
@@ -272,16 +262,6 @@ class OperatorShards:
             held.shard = shard
 
         return self._held.take(store_id, offer, put), size
-
-    def follow(self, told: Followed) -> bool:
-        """See :meth:`HeldPartitions.follow`."""
-        return self._held.follow(told)
-
-    # -- maintenance ----------------------------------------------------------------------------------------------
-
-    def maintain(self, min_deltas_for_snapshot: int) -> None:
-        """See :meth:`HeldPartitions.maintain`."""
-        self._held.maintain(min_deltas_for_snapshot)
 
     def unload(self, store_id: StateStoreId, *, wait: bool = True) -> bool:
         """See :meth:`HeldPartitions.unload`."""

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 import statefleet as sf
 from spark_jobs.fleet import Fleet
-from tests.cluster.test_placement import query_of
+from tests.cluster.looking import query_of
 from tests.integration.streams import Feed, Run
 
 ROWS = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us", "UTC"))])

@@ -19,7 +19,7 @@ from coordinator.calls import RayActors
 from spark_jobs.fleet import Fleet
 from statefleet.cli import main
 from store_actors.deploy import store_metrics
-from tests.cluster.test_placement import query_of
+from tests.cluster.looking import address_of, query_of
 from tests.integration.streams import Feed, Run
 
 EVENTS = pa.schema([("v", pa.int64()), ("text", pa.string())])
@@ -47,8 +47,7 @@ class Query:
         assert emitted == {self.batches: KEYS}
 
     def nodes(self) -> list[str]:
-        (found,) = [one for one in self.fleet.status()["queries"] if one["name"] == self.name]
-        return [address_of(shard["node_id"]) for shard in found["shards"]]
+        return [address_of(shard["node_id"]) for shard in query_of(self.fleet, self.name)["shards"]]
 
     def deltas_read(self) -> int:
         return sum(one["deltas_loaded"] for one in store_metrics(RayActors(), self.fleet.status()).values())
@@ -58,10 +57,6 @@ class Query:
         capsys.readouterr()
         assert main([command, self.fleet.uri, *arguments, "--json"]) == 0
         return json.loads(capsys.readouterr().out)
-
-
-def address_of(node_id: str) -> str:
-    return str(next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == node_id))
 
 
 @pytest.fixture

@@ -4,30 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
-import ray
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from benchmarks.nodes import WORKERS
 from spark_jobs.fleet import Fleet
+from tests.cluster.looking import address_of, query_of
 from tests.integration.streams import Feed, Run
 
 pytestmark = pytest.mark.replay
 
 VALUES = pa.schema([("v", pa.int64())])
-
-
-def query_of(fleet: Fleet, name: str) -> dict[str, Any]:
-    (found,) = [one for one in fleet.status()["queries"] if one["name"] == name]
-    return found
-
-
-def address_of(node_id: str) -> str:
-    return str(next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == node_id))
 
 
 def test_tasks_run_where_their_shards_are(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:

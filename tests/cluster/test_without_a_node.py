@@ -14,7 +14,8 @@ from ray.cluster_utils import Cluster
 from coordinator.calls import RayActors
 from spark_jobs.fleet import Fleet, connect
 from store_actors.deploy import store_metrics
-from tests.cluster.test_moves import Query, address_of
+from tests.cluster.looking import address_of
+from tests.cluster.test_moves import Query
 from tests.conftest import NewUri
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,12 +29,6 @@ def fleet(spark: SparkSession, new_uri: NewUri) -> Iterator[Fleet]:
     connected = connect(new_uri())
     yield connected
     connected.shutdown()
-
-
-@pytest.fixture
-def name() -> str:
-    """A state name of this test's own."""
-    return f"t-{uuid.uuid4().hex[:8]}"
 
 
 Build = Callable[[Any], DataFrame]
