@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -15,6 +16,9 @@ from coordinator.surroundings import Clock
 __all__ = ["NAMESPACE", "Actors", "RayActors", "answer", "call_until", "unwrapped"]
 
 log = logging.getLogger(__name__)
+
+#: How long a node's raylet may take to accept a connection, in seconds. Its kernel does, however busy its processes are.
+_KNOCK_S = 1.0
 
 #: Ray namespace of all the fleet's actors.
 NAMESPACE = "statefleet"
@@ -49,12 +53,17 @@ class Actors(Protocol):
     def node_id(self) -> str:
         """Ray node of this process."""
 
+    def node_answers(self, node_id: str) -> bool:
+        """Whether a Ray node can be reached from here, told within a second; Ray itself takes several to tell that one is lost."""
+
 
 class RayActors:
     """See :class:`Actors`."""
 
     def __init__(self, hung_after_s: float = 20.0) -> None:
         self.hung_after_s = hung_after_s
+        #: Address and port of each node's raylet.
+        self._raylets: dict[str, tuple[str, int]] = {}
 
     def find(self, name: str) -> Any | None:
         try:
@@ -80,6 +89,21 @@ class RayActors:
     def node_id(self) -> str:
         node_id: str = ray.get_runtime_context().get_node_id()
         return node_id
+
+    def node_answers(self, node_id: str) -> bool:
+        if node_id not in self._raylets:
+            nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+            self._raylets |= {
+                one["NodeID"]: (one["NodeManagerAddress"], one["NodeManagerPort"]) for one in nodes if one["Alive"]
+            }
+        raylet = self._raylets.get(node_id)
+        if raylet is None:
+            return False
+        try:
+            socket.create_connection(raylet, timeout=_KNOCK_S).close()
+        except OSError:
+            return False
+        return True
 
 
 def answer(actors: Actors, handle: Any, reference: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,8 @@ from store_actors.schema import StateSchema
 __all__ = ["ConnectTask", "FleetAddress", "FleetClient", "executor_name", "fleet_client"]
 
 Result = TypeVar("Result")
+
+log = logging.getLogger(__name__)
 
 #: How long a task waits for a store actor or the coordinator to come back before it fails (Spark then retries it).
 _DEADLINE_S = 120.0
@@ -171,6 +174,7 @@ class FleetClient:
             try:
                 grant = self._coordinator.attach_and_lease(task, metadata, self._local_location())
                 location = grant.lease.location
+                self._check_node(location)
                 try:
                     return use(grant)
                 except FencedError:
@@ -288,6 +292,19 @@ class FleetClient:
                 raise RayActorError(error_msg=f"there is no actor {location.actor_name} any more")
             self._handles[location.instance_id] = handle
         return self._handles[location.instance_id]
+
+    def _check_node(self, location: ActorLocation) -> None:
+        """Raise what Ray would raise seconds later, if a store actor is on another node and that one cannot be reached.
+
+        Tasks run where their shards are, so most of those that meet another node's store actor have lost their own node.
+        """
+        if location.node_id == self._local_location().node_id or self._actors.node_answers(location.node_id):
+            return
+        log.warning("node %s does not answer; its store actor counts as lost", location.node_id)
+        if (handle := self._actors.find(location.actor_name)) is not None:
+            # One that is only cut off from here must not go on as a life that counts as over.
+            self._actors.kill(handle, restart=True)
+        raise RayActorError(error_msg=f"node {location.node_id} cannot be reached")
 
     def _lost(self, location: ActorLocation | None) -> None:
         """An actor died under a call: tell the coordinator which life of it, and look everything up anew."""

@@ -240,6 +240,11 @@ class SimulatedActors:
     def node_id(self) -> str:
         return self._cluster.scheduler.party.node
 
+    def node_answers(self, node_id: str) -> bool:
+        """A process that is paused looks like a node that is cut off, though it goes on later."""
+        now = self._cluster.scheduler.now
+        return not any(life.node == node_id and life.frozen_until > now for life in self._cluster.current.values())
+
 
 class Handle:
     """An actor handle: by name, so it follows the actor to its next life, as Ray's do."""
