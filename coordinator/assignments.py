@@ -8,7 +8,7 @@ from typing import Any
 
 from coordinator.model import ActorLocation
 from coordinator.preparation import Preparation
-from coordinator.records import ShardsAssigned, preparation_from_json
+from coordinator.records import MoveFailed, ShardsAssigned, preparation_from_json
 
 __all__ = ["Assignment", "Assignments", "ShardMove"]
 
@@ -26,7 +26,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class ShardMove:
-    """A shard was given to a store actor.
+    """A shard was given to a store actor, or was to be given to it.
 
     Attributes
     ----------
@@ -36,6 +36,8 @@ class ShardMove:
         Store actor that had it; None if nobody had.
     preparation
         What the new one took over beforehand, while batches went on; None if it loads the shard from its files.
+    error
+        Why the shard stayed with `former`; empty if it went to `location`.
     """
 
     epoch: int
@@ -44,6 +46,7 @@ class ShardMove:
     location: ActorLocation
     reason: str
     preparation: Preparation | None = None
+    error: str = ""
 
 
 class Assignments:
@@ -76,7 +79,19 @@ class Assignments:
         if record.reason:
             former = None if before is None else before.location
             move = ShardMove(record.epoch, version, former, record.location, record.reason, record.preparation)
-            self._moves[partition] = (*self.moves(partition), move)[-_MOVES_TOLD:]
+            self._tell(partition, move)
+
+    def stay(self, record: MoveFailed, version: int) -> None:
+        """A shard, at a version, was to go to a store actor and did not."""
+        present = self._present.get(record.partition_id)
+        epoch, former = (0, None) if present is None else (present.epoch, present.location)
+        self._tell(
+            record.partition_id,
+            ShardMove(epoch, version, former, record.location, record.reason, error=record.error),
+        )
+
+    def _tell(self, partition_id: int, move: ShardMove) -> None:
+        self._moves[partition_id] = (*self.moves(partition_id), move)[-_MOVES_TOLD:]
 
     def copy(self) -> Assignments:
         """The same, for good: this one may go on."""

@@ -233,6 +233,10 @@ class CoordinatorClient:
         """See :meth:`Coordinator.move_prepared <coordinator.service.Coordinator.move_prepared>`."""
         return bool(self._call("move_prepared", move, preparation))
 
+    def move_failed(self, move: PlannedMove, error: str) -> None:
+        """See :meth:`Coordinator.move_failed <coordinator.service.Coordinator.move_failed>`."""
+        self._call("move_failed", move, error)
+
     def load_plans(self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]) -> LoadPlans:
         """See :meth:`Coordinator.load_plans <coordinator.service.Coordinator.load_plans>`."""
         loading: LoadPlans = self._call("load_plans", state_name, partition_id, version, list(store_names))

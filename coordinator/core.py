@@ -42,6 +42,7 @@ from coordinator.model import (
 from coordinator.placement import FleetView, PlacementPolicy, PlacementRequest
 from coordinator.records import (
     Committed,
+    MoveFailed,
     Record,
     RunStarted,
     SchemaChanged,
@@ -342,6 +343,8 @@ class StateLedger(StateHistory):
             case ShardsAssigned():
                 self.epoch = record.epoch
                 self.assignments.assign(record, self.newest_version(record.partition_id))
+            case MoveFailed():
+                self.assignments.stay(record, self.newest_version(record.partition_id))
             case Committed() | SnapshotAdded() | SchemaChanged() | Truncated():
                 self.take(record)
             case _:

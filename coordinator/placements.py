@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from coordinator.core import StateLedger
+from coordinator.drained_nodes import DrainedNodes
 from coordinator.errors import InvalidRequestError
 from coordinator.fleet_view import KnownFleet
 from coordinator.ledger_keeper import LedgerKeeper
@@ -13,7 +15,7 @@ from coordinator.model import ActorLocation
 from coordinator.placement import PlacementPolicy
 from coordinator.placing import PlacementExplanation, Placing, PlannedMove
 from coordinator.preparation import Preparation
-from coordinator.records import Record
+from coordinator.records import MoveFailed, Record
 from coordinator.spreading import Place
 
 __all__ = ["Placement", "Placements"]
@@ -46,6 +48,8 @@ class Placements:
         What is known of store actors.
     keeper
         Gives the keeper of a state's ledger.
+    drained
+        Keeps what was drained.
     """
 
     def __init__(
@@ -53,10 +57,16 @@ class Placements:
         otherwise: PlacementPolicy,
         fleet: KnownFleet,
         keeper: Callable[[str], Awaitable[LedgerKeeper]],
+        drained: DrainedNodes,
     ) -> None:
         self.placing = Placing(otherwise)
         self._fleet = fleet
         self._keeper = keeper
+        self._drained = drained
+
+    async def open(self) -> None:
+        """Learn which nodes were drained before this coordinator started."""
+        self.placing.drained |= await asyncio.to_thread(self._drained.node_ids)
 
     async def place(
         self, state_name: str, query_id: str, num_shards: int, places: Sequence[Place], standbys: int
@@ -120,7 +130,8 @@ class Placements:
             )
         if giver.node_id == node_id:
             return ()
-        return (PlannedMove(state_name, partition_id, giver, takers[0], "asked for by `statefleet move`"),)
+        taker = min(takers, key=lambda one: (self._fleet.load(one).partitions, one.actor_name))
+        return (PlannedMove(state_name, partition_id, giver, taker, "asked for by `statefleet move`"),)
 
     async def rebalance(self, states: Sequence[tuple[str, int]]) -> tuple[PlannedMove, ...]:
         """Moves that spread the shards of some states (names, numbers of shards) evenly."""
@@ -146,6 +157,8 @@ class Placements:
                 node=node_id,
             )
         was_drained = node_id in self.placing.drained
+        if not dry_run:
+            await asyncio.to_thread(self._drained.add, node_id)
         self.placing.drained.add(node_id)
         try:
             return tuple(move for move in await self.rebalance(states) if move.giver.node_id == node_id)
@@ -153,8 +166,9 @@ class Placements:
             if dry_run and not was_drained:
                 self.placing.drained.discard(node_id)
 
-    def undrain(self, node_id: str) -> None:
+    async def undrain(self, node_id: str) -> None:
         """Let shards be placed on a node again."""
+        await asyncio.to_thread(self._drained.remove, node_id)
         self.placing.drained.discard(node_id)
 
     async def prepared(self, move: PlannedMove, preparation: Preparation | None) -> bool:
@@ -164,6 +178,11 @@ class Placements:
             return False
         self.placing.prepared(move, preparation)
         return True
+
+    async def failed(self, move: PlannedMove, error: str) -> None:
+        """A move came to nothing: the state's log says why."""
+        record = MoveFailed(move.partition_id, move.taker, move.reason, error)
+        await (await self._keeper(move.state_name)).submit(lambda ledger: ([record], None))
 
     async def _holder(self, state_name: str, partition_id: int) -> ActorLocation | None:
         return await (await self._keeper(state_name)).submit(lambda ledger: ([], ledger.holder(partition_id)))

@@ -15,7 +15,7 @@ from coordinator.assignments import ShardMove
 from coordinator.model import ActorLocation
 from coordinator.placement import Choice, FleetView, PlacementPolicy, PlacementRequest
 from coordinator.preparation import Preparation
-from coordinator.spreading import Place, spread
+from coordinator.spreading import Place, place_order, spread
 
 __all__ = [
     "ELSEWHERE",
@@ -147,7 +147,7 @@ class Placing:
             for partition, where in present.items()
             if (choice := self._promoted(state_name, partition, where, fleet)) is not None
         }
-        plan.places, plan.standbys = tuple(sorted(places, key=lambda place: place.location.node_id)), standbys
+        plan.places, plan.standbys = tuple(sorted(places, key=place_order)), standbys
         # What was prepared for the end of a batch that never ended is there now.
         plan.end_batch()
         plan.wanted = {partition: one for partition, one in plan.wanted.items() if fleet.is_alive(one.location)}
@@ -227,11 +227,19 @@ class Placing:
         if planned is not None:
             return planned
         promoted = self._promoted(request.state_name, request.partition_id, request.present, fleet)
-        choice = promoted or self._otherwise.place(request, fleet)
+        choice = promoted or self._otherwise.place(replace(request, asking=self._of_node(request, fleet)), fleet)
         plan = self._plans.get(request.state_name)
         if plan is not None and plan.places and choice.location != request.present:
             plan.is_skewed = True
         return choice
+
+    def _of_node(self, request: PlacementRequest, fleet: FleetView) -> ActorLocation:
+        """The store actor of the asking node that is to have a shard, where the driver told of several there."""
+        plan = self._plans.get(request.state_name)
+        places = () if plan is None else plan.places
+        here = [place.location for place in places if place.location.node_id == request.asking.node_id]
+        living = [one for one in (_living(location, fleet) for location in here) if one is not None]
+        return living[request.partition_id % len(living)] if living else request.asking
 
     def planned(self, state_name: str, partition_id: int, fleet: FleetView) -> Choice | None:
         """Where a shard goes with its next lease, if that is planned."""

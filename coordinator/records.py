@@ -15,6 +15,7 @@ from coordinator.preparation import Preparation
 
 __all__ = [
     "Committed",
+    "MoveFailed",
     "Record",
     "RecordKind",
     "RunStarted",
@@ -37,6 +38,8 @@ class RecordKind(StrEnum):
     SCHEMA_CHANGED = "schema_changed"
     #: Shards were given to store actors under new epochs.
     SHARDS_ASSIGNED = "shards_assigned"
+    #: A shard that was to go to another store actor stays where it is.
+    MOVE_FAILED = "move_failed"
     #: Shards committed versions.
     COMMITTED = "committed"
     #: A snapshot of a counted version was written.
@@ -76,6 +79,16 @@ class ShardsAssigned:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveFailed:
+    """A partition was to go to a store actor for a reason, in words, and stays where it is because of an error."""
+
+    partition_id: int
+    location: ActorLocation
+    reason: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class Committed:
     """A shard committed a version."""
 
@@ -98,7 +111,7 @@ class Truncated:
     floor: int
 
 
-Record = RunStarted | SchemaChanged | ShardsAssigned | Committed | SnapshotAdded | Truncated
+Record = RunStarted | SchemaChanged | ShardsAssigned | MoveFailed | Committed | SnapshotAdded | Truncated
 
 
 def record_to_json(record: Record) -> dict[str, Any]:
@@ -112,6 +125,8 @@ def record_to_json(record: Record) -> dict[str, Any]:
             # Those of earlier versions have no reason, and few were prepared.
             told = {name: value for name, value in asdict(record).items() if value not in ("", None)}
             return {"kind": RecordKind.SHARDS_ASSIGNED, **told}
+        case MoveFailed():
+            kind = RecordKind.MOVE_FAILED
         case Committed(entry):
             return {"kind": RecordKind.COMMITTED, "entry": entry.to_json()}
         case SnapshotAdded():
@@ -129,6 +144,7 @@ _READERS: dict[RecordKind, Callable[[dict[str, Any]], Record]] = {
     RecordKind.SHARDS_ASSIGNED: lambda fields: ShardsAssigned(
         **{**fields, "location": ActorLocation(**fields["location"]), "preparation": preparation_from_json(fields)}
     ),
+    RecordKind.MOVE_FAILED: lambda fields: MoveFailed(**{**fields, "location": ActorLocation(**fields["location"])}),
     RecordKind.COMMITTED: lambda fields: Committed(CommitEntry.from_json(fields["entry"])),
     RecordKind.SNAPSHOT: lambda fields: SnapshotAdded(SnapshotEntry.from_json(fields["snapshot"])),
     RecordKind.TRUNCATED: lambda fields: Truncated(**fields),

@@ -16,6 +16,7 @@ from coordinator.cleaner import Cleaner
 from coordinator.cleaning_rules import check_age
 from coordinator.core import LeaseGrant, StateLedger
 from coordinator.dashboard import Dashboard
+from coordinator.drained_nodes import DrainedNodes
 from coordinator.fleet_view import KnownFleet
 from coordinator.leasing import Leasing
 from coordinator.ledger_keeper import LedgerKeeper
@@ -100,7 +101,8 @@ class Coordinator:
         self._lives = StoreActorLives()
         self._instances = ActiveInstances(self._lives, self._keeper)
         self._fleet = KnownFleet(self._lives, self._states.ledgers)
-        self._placements = Placements(placement or StayElseLocal(), self._fleet, self._keeper)
+        drained = DrainedNodes(store)
+        self._placements = Placements(placement or StayElseLocal(), self._fleet, self._keeper, drained)
         self._leasing = Leasing(self._fleet, self._placements.placing, self._keeper)
         self._maintenance = maintenance
         self._cleaner = Cleaner(self._store, maintenance, self._clock)
@@ -112,6 +114,7 @@ class Coordinator:
         """Prove that the store works; raises StorageUnavailableError if it doesn't."""
         await asyncio.to_thread(probe, self._store)
         await asyncio.to_thread(remove_left_over, self._store, self._clock.now_s(), self._maintenance.grace_s)
+        await self._placements.open()
         await self.dashboard_url()
 
     async def _keeper(self, state_name: str) -> LedgerKeeper:
@@ -204,7 +207,7 @@ class Coordinator:
 
     async def undrain(self, node_id: str) -> None:
         """See :meth:`Placements.undrain`."""
-        self._placements.undrain(node_id)
+        await self._placements.undrain(node_id)
 
     async def _sizes(self, state_names: Sequence[str]) -> list[tuple[str, int]]:
         """Those of some states that exist, each with its number of shards."""
@@ -220,6 +223,10 @@ class Coordinator:
             False if the giver does not have the shard any more, or the taker is lost: nothing is moved.
         """
         return await self._placements.prepared(move, preparation)
+
+    async def move_failed(self, move: PlannedMove, error: str) -> None:
+        """See :meth:`Placements.failed`."""
+        await self._placements.failed(move, error)
 
     # -- versions -------------------------------------------------------------------------------------------------
 

@@ -14,21 +14,26 @@ from dataclasses import dataclass
 from coordinator.model import ActorLocation
 from coordinator.placement import Choice
 
-__all__ = ["Place", "spread"]
+__all__ = ["Place", "place_order", "spread"]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A node that has executors, with its store actor.
+    """A store actor on a node that has executors.
 
     Attributes
     ----------
     cores
-        Of the executors on it: tasks that Spark runs there at once.
+        Of the executors on the node, or its share of them, if the node has several store actors: tasks that Spark runs there at once.
     """
 
     location: ActorLocation
     cores: int
+
+
+def place_order(place: Place) -> tuple[str, str]:
+    """Key to sort places by, in which everybody has them."""
+    return place.location.node_id, place.location.actor_name
 
 
 def spread(
@@ -44,13 +49,13 @@ def spread(
     Parameters
     ----------
     places
-        Nodes that have executors. Without any nothing is moved.
+        Store actors of nodes that have executors. Without any nothing is moved.
     present
         Where shards are.
     query_id
         Whose state it is.
     """
-    ordered = sorted((place for place in places if place.cores > 0), key=lambda place: place.location.node_id)
+    ordered = sorted((place for place in places if place.cores > 0), key=place_order)
     if not ordered:
         return {}
     start = zlib.crc32(query_id.encode()) % len(ordered)

@@ -16,16 +16,23 @@ from spark_jobs.executor_nodes import ExecutorNodes
 from spark_jobs.shadow_moves import ShadowMoves
 from spark_jobs.worker.fleet_client import FleetAddress
 
-__all__ = ["DriverCalls"]
+__all__ = ["DriverCalls", "PlacementOptions"]
 
 log = logging.getLogger(__name__)
+
+
+class PlacementOptions(NamedTuple):
+    """What whoever connects to a fleet says of its store actors; see :func:`spark_jobs.fleet.connect`."""
+
+    standbys: int = 0
+    store_actors_per_node: int | None = None
 
 
 class _Fleet(NamedTuple):
     coordinator: CoordinatorClient
     nodes: ExecutorNodes
     moves: ShadowMoves
-    standbys: int
+    options: PlacementOptions
 
 
 class DriverCalls:
@@ -34,12 +41,12 @@ class DriverCalls:
     def __init__(self) -> None:
         self._fleets: dict[str, _Fleet] = {}
 
-    def add(self, address: FleetAddress, coordinator: CoordinatorClient, standbys: int) -> None:
-        """Know a fleet, and how many standbys each shard of its states is to have."""
+    def add(self, address: FleetAddress, coordinator: CoordinatorClient, options: PlacementOptions) -> None:
+        """Know a fleet."""
         known = self._fleets.get(address.uri)
-        if known is None or (known.coordinator, known.standbys) != (coordinator, standbys):
-            nodes, moves = ExecutorNodes(address), ShadowMoves(coordinator)
-            self._fleets[address.uri] = _Fleet(coordinator, nodes, moves, standbys)
+        if known is None or (known.coordinator, known.options) != (coordinator, options):
+            nodes, moves = ExecutorNodes(address, options.store_actors_per_node), ShadowMoves(coordinator)
+            self._fleets[address.uri] = _Fleet(coordinator, nodes, moves, options)
 
     def answer(self, told: str) -> str:
         """What the exchange of an operator is told.
@@ -80,7 +87,7 @@ class DriverCalls:
         try:
             places = fleet.nodes.places(executors["cores"])
             found = fleet.coordinator.place_shards(
-                operator["state"], batch["query_id"], batch["shards"], places, fleet.standbys
+                operator["state"], batch["query_id"], batch["shards"], places, fleet.options.standbys
             )
             fleet.moves.begin(found.moves)
             return fleet.nodes.hosts(found.nodes)

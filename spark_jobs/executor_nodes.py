@@ -15,7 +15,7 @@ from coordinator.calls import RayActors, unwrapped
 from coordinator.errors import StateStoreError
 from coordinator.spreading import Place
 from spark_jobs.worker.fleet_client import FleetAddress
-from store_actors.deploy import ensure_store_actor
+from store_actors.deploy import actors_for, ensure_store_actor
 
 __all__ = ["ExecutorNodes"]
 
@@ -32,15 +32,18 @@ class ExecutorNodes:
     ----------
     address
         The fleet.
+    per_node
+        Store actors on each node; None for as many as its executors' cores keep busy.
     """
 
-    def __init__(self, address: FleetAddress) -> None:
+    def __init__(self, address: FleetAddress, per_node: int | None) -> None:
         self._address = address
+        self._per_node = per_node
         self._actors = RayActors()
         self._hosts: dict[str, str] = {}
 
     def places(self, executors: Mapping[str, int]) -> list[Place]:
-        """Nodes that have executors, with their store actors, which are started where there are none.
+        """Store actors of the nodes that have executors, which are started where there are none.
 
         Parameters
         ----------
@@ -57,8 +60,11 @@ class ExecutorNodes:
             if node is None:
                 log.warning("an executor's host is no address of a Ray node; shards are not placed there: %s", host)
                 continue
-            handle = ensure_store_actor(self._actors, fleet.uri, fleet.storage_options, fleet.maintenance, node)
-            starting.append((handle, handle.location.remote(), cores))
+            for number, share in enumerate(self._shares(cores)):
+                handle = ensure_store_actor(
+                    self._actors, fleet.uri, fleet.storage_options, fleet.maintenance, node, number
+                )
+                starting.append((handle, handle.location.remote(), share))
         found = []
         for handle, location, cores in starting:
             # However long it takes, up to a point: one that starts answers no ping, and is not hung.
@@ -68,6 +74,11 @@ class ExecutorNodes:
             except (RayActorError, StateStoreError) as error:
                 log.warning("a node's store actor does not start; shards are not placed there: %s", error)
         return found
+
+    def _shares(self, cores: int) -> list[int]:
+        """Cores of a node's executors for each of its store actors, which have shards by them."""
+        actors = min(self._per_node or actors_for(cores), max(1, cores))
+        return [cores // actors + (number < cores % actors) for number in range(actors)]
 
     def hosts(self, nodes: Sequence[str | None]) -> list[str | None]:
         """Address of each node; None for one that is not known."""

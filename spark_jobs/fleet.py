@@ -22,7 +22,7 @@ from coordinator.names import check_state_name
 from coordinator.placing import PlacementExplanation
 from coordinator.storage.options import split_options
 from coordinator.storage.uris import normalize_uri
-from spark_jobs.driver_calls import DriverCalls
+from spark_jobs.driver_calls import DriverCalls, PlacementOptions
 from spark_jobs.plan.catalyst import JOB_FAILURES
 from spark_jobs.plan.operator_plan import Collector, OperatorPlan, RoutedOperator
 from spark_jobs.plan.route import route_plan
@@ -53,6 +53,7 @@ def connect(
     storage_options: Mapping[str, str] | None = None,
     maintenance: Maintenance | None = None,
     standbys: int = 0,
+    store_actors_per_node: int | None = None,
 ) -> Fleet:
     """Start the fleet of an object-store URI on this Ray cluster, or attach to it.
 
@@ -60,7 +61,7 @@ def connect(
     ----------
     uri
         ``file:///folder``, ``s3://bucket/prefix`` (``s3a://`` too), ``gs://..`` or ``az://..``: where state is persisted. One
-        URI is one fleet: it has one coordinator actor and one store actor on each node that runs its tasks.
+        URI is one fleet: it has one coordinator actor and store actors on each node that runs its tasks.
     storage_options
         Options of the object store (endpoint, region, ..) in obstore's names. Credentials are better left to the usual
         environment variables of every node. Those that are given here are handed to the fleet's running processes and kept in their
@@ -71,6 +72,8 @@ def connect(
     standbys
         How many store actors on other nodes keep a warm copy of each shard of this driver's queries, and take over without reading
         the object store when a node is lost. Each needs the memory of a copy.
+    store_actors_per_node
+        Store actors on each node that has executors of this driver. By default one for each eight cores, or part of eight.
 
     Returns
     -------
@@ -96,17 +99,24 @@ def connect(
     ensure_ray()
     if standbys < 0:
         raise InvalidRequestError("a number of standbys is 0 or more", standbys=standbys)
-    return Fleet(normalized, storage_options, maintenance or Maintenance(), standbys)
+    if store_actors_per_node is not None and store_actors_per_node < 1:
+        raise InvalidRequestError("a node has one store actor or more", store_actors_per_node=store_actors_per_node)
+    options = PlacementOptions(standbys, store_actors_per_node)
+    return Fleet(normalized, storage_options, maintenance or Maintenance(), options)
 
 
 class Fleet:
     """A connected fleet. Made by :func:`connect`."""
 
     def __init__(
-        self, uri: str, storage_options: Mapping[str, str] | None, maintenance: Maintenance, standbys: int
+        self,
+        uri: str,
+        storage_options: Mapping[str, str] | None,
+        maintenance: Maintenance,
+        placement: PlacementOptions,
     ) -> None:
         self.uri = uri
-        self._standbys = standbys
+        self._placement = placement
         self._actors = RayActors()
         options, secrets = split_options(uri, storage_options)
         given = secrets if options.withheld else None
@@ -222,7 +232,7 @@ class Fleet:
         check_state_name(name)
         check_on_ray(df.sparkSession)
         install(df.sparkSession, _DRIVER.answer)
-        _DRIVER.add(self._address, self._coordinator, self._standbys)
+        _DRIVER.add(self._address, self._coordinator, self._placement)
         self._ready(df.sparkSession)
         existing = self._coordinator.describe_state(name)
         if shards is None:

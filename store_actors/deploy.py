@@ -16,7 +16,16 @@ from coordinator.maintenance import Maintenance
 from coordinator.names import store_actors_prefix
 from coordinator.storage.options import Secrets, StorageOptions
 
-__all__ = ["deploy_store_actor", "end_fleet", "ensure_store_actor", "hand_over", "store_actor_name", "store_metrics"]
+__all__ = [
+    "CORES_EACH",
+    "actors_for",
+    "deploy_store_actor",
+    "end_fleet",
+    "ensure_store_actor",
+    "hand_over",
+    "store_actor_name",
+    "store_metrics",
+]
 
 log = logging.getLogger(__name__)
 
@@ -24,17 +33,28 @@ log = logging.getLogger(__name__)
 #: use all cores of a node.
 _THREADS = 16
 
+#: Cores of a node that share one store actor, where nobody says how many it shall have. Python's lock lets a process that has many
+#: small batches keep one core busy, and one that has large batches many (``benchmarks.cores``); the task of a small batch costs Spark's
+#: own processes several times what it costs the store actor.
+CORES_EACH = 8
 
-def store_actor_name(uri: str, node_id: str) -> str:
-    """Name of the store actor of a fleet on a node."""
-    return f"{store_actors_prefix(uri)}{node_id[:12]}"
+
+def actors_for(cores: int) -> int:
+    """How many store actors keep a node of so many cores busy."""
+    return max(1, -(-cores // CORES_EACH))
+
+
+def store_actor_name(uri: str, node_id: str, number: int = 0) -> str:
+    """Name of a store actor of a fleet on a node: of the first, or of one with another number."""
+    name = f"{store_actors_prefix(uri)}{node_id[:12]}"
+    return name if number == 0 else f"{name}-{number}"
 
 
 def ensure_store_actor(
-    actors: Actors, uri: str, storage_options: StorageOptions, maintenance: Maintenance, node_id: str
+    actors: Actors, uri: str, storage_options: StorageOptions, maintenance: Maintenance, node_id: str, number: int = 0
 ) -> Any:
-    """Handle of the node's store actor, started (with these options) if it isn't there."""
-    name = store_actor_name(uri, node_id)
+    """Handle of one of the node's store actors, started (with these options) if it isn't there."""
+    name = store_actor_name(uri, node_id, number)
     handle = actors.find(name)
     return handle or deploy_store_actor(name, uri, storage_options, maintenance, node_id)
 

@@ -43,34 +43,58 @@ class MoveOutcome:
 def carry_out(actors: Actors, coordinator: CoordinatorClient, moves: Sequence[PlannedMove]) -> Iterator[MoveOutcome]:
     """Move shards, some at a time; batches go on meanwhile.
 
-    A move that fails leaves its shard where it is, and does not keep the others from their turn.
+    A move that fails leaves its shard where it is, and does not keep the others from their turn; the state's log says why.
     """
     for begin in range(0, len(moves), _AT_ONCE):
         some = moves[begin : begin + _AT_ONCE]
-        for move, (handle, answer) in [(move, _begun(actors, coordinator, move)) for move in some]:
-            yield _ended(actors, coordinator, move, handle, answer)
+        for move, started in [(move, _begun(actors, coordinator, move)) for move in some]:
+            outcome = _ended(actors, coordinator, move, started)
+            if outcome.error:
+                _tell(coordinator, outcome)
+            yield outcome
 
 
-def _begun(actors: Actors, coordinator: CoordinatorClient, move: PlannedMove) -> tuple[Any, Any]:
-    handle = actors.find(move.taker.actor_name)
-    if handle is None:
-        return None, None
-    store_id = coordinator.locate(move.state_name, move.partition_id).store_id
-    return handle, handle.prepare.remote(store_id, move.giver.actor_name)
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """The taker of a move with its answer to come, or why nothing was begun."""
+
+    handle: Any = None
+    answer: Any = None
+    error: str = ""
 
 
-def _ended(actors: Actors, coordinator: CoordinatorClient, move: PlannedMove, handle: Any, answer: Any) -> MoveOutcome:
-    if handle is None:
-        return MoveOutcome(move, None, "the store actor that was to have the shard is gone")
+def _begun(actors: Actors, coordinator: CoordinatorClient, move: PlannedMove) -> _Started:
+    try:
+        handle = actors.find(move.taker.actor_name)
+        if handle is None:
+            return _Started(error="the store actor that was to have the shard is gone")
+        store_id = coordinator.locate(move.state_name, move.partition_id).store_id
+        return _Started(handle, handle.prepare.remote(store_id, move.giver.actor_name))
+    except (StateStoreError, RayError) as failure:
+        return _Started(error=f"{type(failure).__name__}: {failure}")
+
+
+def _ended(actors: Actors, coordinator: CoordinatorClient, move: PlannedMove, started: _Started) -> MoveOutcome:
+    if started.error:
+        return MoveOutcome(move, None, started.error)
     preparation: Preparation | None = None
     try:
-        preparation = unwrapped(actors, handle, answer)
+        preparation = unwrapped(actors, started.handle, started.answer)
         if coordinator.move_prepared(move, preparation):
             return MoveOutcome(move, preparation)
         error = "the shard was given to another store actor meanwhile, or the one that was to have it was lost"
     except (StateStoreError, RayError) as failure:
         error = f"{type(failure).__name__}: {failure}"
-    log.warning(
-        "shard %d of %s stays where it is, and its batches go on: %s", move.partition_id, move.state_name, error
-    )
     return MoveOutcome(move, preparation, error)
+
+
+def _tell(coordinator: CoordinatorClient, outcome: MoveOutcome) -> None:
+    """Log a move that failed, here and in the state's log."""
+    move = outcome.move
+    log.warning(
+        "shard %d of %s stays where it is, and its batches go on: %s", move.partition_id, move.state_name, outcome.error
+    )
+    try:
+        coordinator.move_failed(move, outcome.error)
+    except (StateStoreError, RayError) as failure:  # it is told to the caller all the same
+        log.warning("the log of %s does not say so: %s: %s", move.state_name, type(failure).__name__, failure)

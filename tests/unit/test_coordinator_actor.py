@@ -6,10 +6,13 @@ import asyncio
 import threading
 from dataclasses import replace
 
-from coordinator.errors import CorruptStateError
+import pytest
+
+from coordinator.errors import CorruptStateError, InvalidRequestError
 from coordinator.maintenance import Maintenance
 from coordinator.model import StateMetadata, StateStoreProviderId
 from coordinator.service import Coordinator
+from coordinator.spreading import Place
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
 from coordinator.surroundings import MachineClock, now_ms
@@ -173,3 +176,79 @@ def test_all_states_are_found_without_a_listing_of_their_files() -> None:
         assert set(store.listed) == {"clicks/checkpoints", "clicks/manifest"}
 
     asyncio.run(scenario())
+
+
+class Places:
+    """A coordinator, and three nodes with a store actor each; shard 0 is on ``a``."""
+
+    def __init__(self) -> None:
+        self.store = MemoryObjectStore()
+        self.coordinator = coordinator_over(self.store)
+
+    async def begin(self) -> None:
+        for name in "abc":
+            await self.coordinator.report_store_actor(actor(name))
+        await leased(self.coordinator, 0, "a")
+
+    async def start_anew(self) -> None:
+        """A coordinator that knows only what is stored, and what store actors tell it of themselves."""
+        self.coordinator = coordinator_over(self.store)
+        await self.coordinator.open()
+        for name in "abc":
+            await self.coordinator.report_store_actor(actor(name))
+
+
+def test_a_drain_outlives_the_coordinator_until_it_is_taken_back() -> None:
+    async def scenario() -> None:
+        places = Places()
+        await places.begin()
+        (planned,) = await places.coordinator.drain("node-a", True)
+        await places.start_anew()
+        assert await places.coordinator.plan_rebalance(["clicks"]) != (planned,), "a dry run changes nothing"
+        assert planned in await places.coordinator.drain("node-a", False)
+        await places.start_anew()
+        assert all(move.taker.node_id != "node-a" for move in await places.coordinator.plan_rebalance(["clicks"]))
+        assert planned in await places.coordinator.plan_rebalance(["clicks"]), (
+            "what did not happen yet is planned again"
+        )
+        await places.coordinator.undrain("node-a")
+        await places.start_anew()
+        with_all = {place.location.node_id for place in (await spread_over(places.coordinator))}
+        assert with_all == {"node-a", "node-b", "node-c"}
+
+    async def spread_over(coordinator: Coordinator) -> list[Place]:
+        places = [Place(actor(name), 1) for name in "abc"]
+        await coordinator.place_shards("other", "query", 3, places)
+        nodes = (await coordinator.place_shards("other", "query", 3, places)).nodes
+        return [place for place in places if place.location.node_id in nodes]
+
+    asyncio.run(scenario())
+
+
+def test_the_log_says_which_move_failed_and_why() -> None:
+    async def scenario() -> None:
+        places = Places()
+        await places.begin()
+        (move,) = await places.coordinator.plan_move("clicks", 0, "node-b")
+        await places.coordinator.move_failed(move, "RayActorError: it died")
+        await places.start_anew()
+        explained = await places.coordinator.explain_placement("clicks", 0)
+        assert explained.location == actor("a")
+        told = explained.moves[-1]
+        assert (told.former, told.location, told.version) == (actor("a"), actor("b"), 1)
+        assert (told.reason, told.error) == (move.reason, "RayActorError: it died")
+        assert explained.moves[0].error == ""
+
+    asyncio.run(scenario())
+
+
+def test_what_is_no_id_of_a_node_is_not_drained() -> None:
+    places = Places()
+
+    async def scenario() -> None:
+        await places.begin()
+        with pytest.raises(InvalidRequestError, match="no id of a Ray node"):
+            await places.coordinator.drain("../clicks/metadata.json", False)
+
+    asyncio.run(scenario())
+    assert not [one for one in places.store.list("") if "drained" in one.path]

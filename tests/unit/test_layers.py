@@ -66,6 +66,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "the log": (
         "coordinator.cleaner",
+        "coordinator.drained_nodes",
         "coordinator.ledger_keeper",
         "coordinator.manifest_log",
         "coordinator.open_states",

@@ -99,12 +99,16 @@ def plain(rows: list[dict[str, Any]]) -> list[list[Any]]:
     return sorted(found, key=str)
 
 
+#: What the log tells of since then.
+LATER_KINDS = {RecordKind.MOVE_FAILED}
+
+
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_test_data_has_every_kind_of_record_and_two_checkpoints() -> None:
     records = [record for body in bodies(CLICKS, "manifest") for record in body["records"]]
-    assert {record["kind"] for record in records} == set(RecordKind)
+    assert {record["kind"] for record in records} == set(RecordKind) - LATER_KINDS
     assert [body["seq"] for body in bodies(CLICKS, "checkpoints")] == [64, 128]
     assert [body["seq"] for body in bodies(CLICKS, "manifest")] == list(range(65, 144))
     assert {one["entry"]["store_name"] for one in records_of(PROFILES, RecordKind.COMMITTED)} == {"default", "seen"}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -132,6 +134,23 @@ def test_a_drained_node_is_given_nothing() -> None:
     assert all(move.taker.actor_name != "b" for move in town.plan("a", "b", "c"))
     town.placing.drained.clear()
     assert town.plan("a", "b", "c") == ()
+
+
+def test_several_store_actors_of_a_node_share_its_shards() -> None:
+    town = Town("a", "a-1", "b", "b-1")
+    for name in ("a-1", "b-1"):
+        town.lives[name] = replace(town.lives[name], node_id=town.lives[name[0]].node_id)
+    town.plan("a", "a-1", "b", "b-1", standbys=1)
+    nodes = town.run_batch()
+    assert max(Counter(nodes).values()) - min(Counter(nodes).values()) <= 1
+    assert set(nodes) == set(town.lives)
+    for name, (standby,) in zip(nodes, town.standbys(), strict=True):
+        assert standby[0] != name[0], "a standby is on another node"
+    town.plan("a", "a-1", "b", "b-1")
+    town.dead |= {town.lives[name].instance_id for name in ("b", "b-1")}
+    after = town.run_batch("a")
+    gone = [shard for shard, name in enumerate(nodes) if name[0] == "b"]
+    assert {after[shard] for shard in gone} == {"a", "a-1"}, "one alone does not have all that a lost node had"
 
 
 def test_what_became_of_operations_is_counted_by_reason() -> None:
