@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import ray
 from pyspark.sql import SparkSession
@@ -30,7 +31,7 @@ def wide(spark: SparkSession, new_uri: NewUri) -> Iterator[Fleet]:
 def test_shards_are_shared_and_come_back_when_one_store_actor_is_lost(
     spark: SparkSession, wide: Fleet, tmp_path: Path, name: str
 ) -> None:
-    feed = Feed(spark, tmp_path / "in", "v LONG")
+    feed = Feed(spark, tmp_path / "in", pa.schema([("v", pa.int64())]))
     counts = wide.stateful(feed.stream(), name=name, shards=SHARDS).groupBy("v").agg(F.count("*").alias("n"))
     run = Run(counts, "update", tmp_path / "ck")
 
