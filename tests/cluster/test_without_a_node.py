@@ -58,8 +58,11 @@ def test_standbys_take_over_from_a_node_that_is_lost(
         gone = nodes[0]
         survivors = {one for one in nodes if one != gone}
         read = read_files(followed, survivors)
+        actors = RayActors()
+        assert all(actors.node_answers(node.node_id) for node in cluster.worker_nodes)
         cluster.remove_node(lost, allow_graceful=False)
         begun = time.monotonic()
+        assert not actors.node_answers(lost.node_id), "Ray has not noticed yet"
         query.batch()
         print(f"the next batch was finished {time.monotonic() - begun:.1f} s after the node was killed")
         after = query.nodes()
