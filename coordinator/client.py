@@ -13,9 +13,10 @@ from coordinator.errors import CredentialsNeededError, InvalidRequestError, Stat
 from coordinator.maintenance import Maintenance
 from coordinator.model import (
     ActorLocation,
-    CommitEntry,
+    CommitOutcome,
     InstancePlans,
     LoadPlans,
+    PartitionCommit,
     ShardLocation,
     SnapshotEntry,
     StateMetadata,
@@ -168,10 +169,10 @@ class CoordinatorClient:
         grant: LeaseGrant = self._call("attach_and_lease", task, metadata, local)
         return grant
 
-    def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> tuple[CommitEntry, ...]:
-        """See :meth:`Coordinator.commit_all <coordinator.service.Coordinator.commit_all>`."""
-        counted: tuple[CommitEntry, ...] = self._call("commit_all", state_name, list(entries))
-        return counted
+    def commit_many(self, commits: Sequence[PartitionCommit]) -> list[CommitOutcome]:
+        """See :meth:`Coordinator.commit_many <coordinator.service.Coordinator.commit_many>`."""
+        outcomes: list[CommitOutcome] = self._call("commit_many", list(commits))
+        return outcomes
 
     def batch_result(
         self, state_name: str, run_id: str, batch_id: int, num_shards: int

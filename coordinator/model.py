@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NewType
 
+from coordinator.errors import StateStoreError
 from coordinator.watermarks import Watermarks
 
 __all__ = [
@@ -17,10 +18,12 @@ __all__ = [
     "PYTHON_QUERY_ID",
     "ActorLocation",
     "CommitEntry",
+    "CommitOutcome",
     "Lease",
     "InstancePlans",
     "LoadPlan",
     "LoadPlans",
+    "PartitionCommit",
     "ShardKey",
     "ShardLocation",
     "SnapshotEntry",
@@ -175,6 +178,11 @@ class CommitEntry:
     def from_json(cls, data: dict[str, Any]) -> CommitEntry:
         return cls(**data)
 
+
+#: State, and one attempt's commits of all stores of one of its partitions, which count together.
+PartitionCommit = tuple[str, tuple[CommitEntry, ...]]
+#: Those that count, the own or another attempt's of the same run; or why nothing was counted, or is not known to have been.
+CommitOutcome = tuple[CommitEntry, ...] | StateStoreError
 
 #: Fields of a commit's record that only some have.
 _OPTIONAL = frozenset({"batch_time_ms", "due_ms"})

@@ -17,6 +17,7 @@ from coordinator.cleaning_rules import check_age
 from coordinator.core import LeaseGrant, StateLedger
 from coordinator.dashboard import Dashboard
 from coordinator.drained_nodes import DrainedNodes
+from coordinator.errors import StateStoreError
 from coordinator.fleet_view import KnownFleet
 from coordinator.leasing import Leasing
 from coordinator.ledger_keeper import LedgerKeeper
@@ -26,8 +27,10 @@ from coordinator.manifest_log import CHECKPOINT_INTERVAL
 from coordinator.model import (
     ActorLocation,
     CommitEntry,
+    CommitOutcome,
     InstancePlans,
     LoadPlans,
+    PartitionCommit,
     ShardLocation,
     SnapshotEntry,
     StateMetadata,
@@ -142,6 +145,18 @@ class Coordinator:
             # Of a driver that was killed, nobody says that its run has ended.
             self._instances.registry.forget_former_runs(grant.lease.store_id.checkpoint_root_location, task.run_id)
         return grant
+
+    async def commit_many(self, commits: Sequence[PartitionCommit]) -> list[CommitOutcome]:
+        """:meth:`commit_all` for each of some partitions, of whatever states; one that is refused keeps no other from counting."""
+
+        async def counted(commit: PartitionCommit) -> CommitOutcome:
+            try:
+                return await self.commit_all(*commit)
+            except StateStoreError as error:
+                return error
+
+        # Those of one state come to its log together, and are one record file of it.
+        return await asyncio.gather(*(counted(commit) for commit in commits))
 
     async def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> tuple[CommitEntry, ...]:
         """Count one attempt's commits of all stores of a partition, durably and together.

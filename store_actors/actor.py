@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -22,9 +22,10 @@ from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.probe import prove_shared
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_travelled_store
-from coordinator.surroundings import Surroundings
+from coordinator.surroundings import Lock, Surroundings
 from store_actors.followers import Followers
 from store_actors.messages import ApplyRequest, BatchFacts, Followed, Offer, OpenRequest, ShardInput, Write
+from store_actors.serving.grouped_commits import GroupedCommits
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards
@@ -40,10 +41,10 @@ _COPIES_AT_ONCE = 2
 class _LocatedCoordinator:
     """The coordinator for the store actor of one location; see :class:`~store_actors.serving.coordinator_ref.CoordinatorRef`."""
 
-    def __init__(self, client: CoordinatorClient, location: ActorLocation) -> None:
+    def __init__(self, client: CoordinatorClient, location: ActorLocation, new_lock: Callable[[], Lock]) -> None:
         self._client = client
         self._location = location
-        self.commit_all = client.commit_all
+        self.commit_all = GroupedCommits(client.commit_many, new_lock).commit_all
         self.load_plans = client.load_plans
         self.add_snapshot = client.add_snapshot
 
@@ -91,7 +92,7 @@ class StoreProcess:
         self._maintenance = maintenance
         self._clock = surroundings.clock
         self._metrics = StoreMetrics()
-        located = _LocatedCoordinator(coordinator, location)
+        located = _LocatedCoordinator(coordinator, location, surroundings.threads.lock)
         standbys = Followers(actors, location.actor_name, self._metrics, surroundings.threads.lock())
         self._shards = OperatorShards(objects, located, self._metrics, surroundings, standbys=standbys)
         self._keyed = KeyedStores(objects, located, self._metrics, surroundings, standbys=standbys)

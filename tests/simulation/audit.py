@@ -133,6 +133,11 @@ class _History:
                 shown = any(one["version"] == floor for one in self.snapshots.get(place, ()))
                 _require(shown and floor > self.floors.get(place, 0), "history is cut where no snapshot is", record)
                 self.floors[place] = floor
+            case "move_failed":
+                # It says what was tried; nothing follows from it.
+                _require(
+                    record["error"] and record["partition_id"] in self.leases, "a move that nobody could try", record
+                )
             case _:
                 raise Violation(f"a record that no document knows: {record}")
 
