@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import ray
 from pyspark.sql import SparkSession
@@ -12,11 +13,16 @@ from ray.cluster_utils import Cluster
 from coordinator.deploy import QUIET
 from spark_jobs.session.spark_session import STORE_RESOURCE, prepare_environment, start_session, stop_session
 
-__all__ = ["HEAD", "WORKERS", "ray_nodes", "session_on"]
+__all__ = ["HEAD", "WORKERS", "add_worker", "ray_nodes", "session_on"]
 
 #: Ray takes 127.0.0.1 for "find out yourself".
 HEAD = "127.0.0.9"
 WORKERS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
+
+
+def add_worker(nodes: Cluster, address: str) -> Any:
+    """A node with a core and room for one executor."""
+    return nodes.add_node(node_ip_address=address, num_cpus=1, resources={STORE_RESOURCE: 1})
 
 
 @contextmanager
@@ -26,7 +32,7 @@ def ray_nodes() -> Iterator[Cluster]:
     nodes = Cluster()
     nodes.add_node(node_ip_address=HEAD, num_cpus=1, include_dashboard=False, dashboard_host="127.0.0.1")
     for address in WORKERS:
-        nodes.add_node(node_ip_address=address, num_cpus=1, resources={STORE_RESOURCE: 1})
+        add_worker(nodes, address)
     ray.init(address=nodes.address, _node_ip_address=HEAD, **QUIET)  # type: ignore[arg-type]
     try:
         yield nodes
@@ -36,12 +42,15 @@ def ray_nodes() -> Iterator[Cluster]:
 
 
 @contextmanager
-def session_on(app_name: str, configs: Mapping[str, str]) -> Iterator[SparkSession]:
-    """A Spark session on these nodes, with a small executor on each worker."""
+def session_on(
+    app_name: str, configs: Mapping[str, str], *, max_executors: int | None = None
+) -> Iterator[SparkSession]:
+    """A Spark session on these nodes, with a small executor on each worker, and on others that join up to a number."""
     addresses = {"spark.driver.host": HEAD, "spark.driver.bindAddress": HEAD}
     spark = start_session(
         app_name,
         num_executors=len(WORKERS),
+        max_executors=max_executors,
         executor_cores=1,
         executor_memory="512m",
         configs={**addresses, **configs},

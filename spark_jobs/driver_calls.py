@@ -7,12 +7,15 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from pyspark.sql import SparkSession
 from ray.exceptions import RayError
 
 from coordinator.batch_result import BatchResult
 from coordinator.client import CoordinatorClient
 from coordinator.errors import StateStoreError
 from spark_jobs.executor_nodes import ExecutorNodes
+from spark_jobs.node_watch import NodeWatch, WatchedFleet
+from spark_jobs.plan.executors import Executors
 from spark_jobs.shadow_moves import ShadowMoves
 from spark_jobs.worker.fleet_client import FleetAddress
 
@@ -40,6 +43,17 @@ class DriverCalls:
 
     def __init__(self) -> None:
         self._fleets: dict[str, _Fleet] = {}
+        self._watched: set[str] = set()
+
+    def watch(self, spark: SparkSession) -> None:
+        """Look after the nodes of a session's application, once."""
+        application = spark.sparkContext.applicationId
+        if application not in self._watched:
+            self._watched.add(application)
+            NodeWatch(Executors(spark), self._watched_fleets).start()
+
+    def _watched_fleets(self) -> list[WatchedFleet]:
+        return [WatchedFleet(uri, one.coordinator, one.moves) for uri, one in list(self._fleets.items())]
 
     def add(self, address: FleetAddress, coordinator: CoordinatorClient, options: PlacementOptions) -> None:
         """Know a fleet."""
@@ -79,8 +93,8 @@ class DriverCalls:
         if executors["present"] < executors["asked"]:
             # RayDP does not start every lost one anew: nobody should wait for it in silence.
             log.warning(
-                "Spark has %d of the %d executors that it was started with: batches go on, and their nodes have all shards; if "
-                "the others do not come back by themselves, start the query's driver anew",
+                "Spark has %d of the %d executors that it was started with: batches go on, and their nodes have all shards; others "
+                "are asked for once nodes have room for them",
                 executors["present"],
                 executors["asked"],
             )

@@ -233,6 +233,7 @@ class Fleet:
         check_on_ray(df.sparkSession)
         install(df.sparkSession, _DRIVER.answer)
         _DRIVER.add(self._address, self._coordinator, self._placement)
+        _DRIVER.watch(df.sparkSession)
         self._ready(df.sparkSession)
         existing = self._coordinator.describe_state(name)
         if shards is None:

@@ -49,6 +49,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batches", type=int, default=12, help="batches of this run (%(default)s)")
     parser.add_argument("--rows", type=int, default=100_000, help="events a batch (%(default)s)")
     parser.add_argument("--shards", type=int, help="shards of a new state (default: by the cluster's cores)")
+    parser.add_argument(
+        "--executors", type=int, default=1, help="Spark executors, on a cluster one a node (%(default)s)"
+    )
     parser.add_argument("--linger", type=float, default=0, metavar="SECONDS",
                         help="keep the fleet and its dashboard up after the job (%(default)s)")  # fmt: skip
     return parser.parse_args(argv)
@@ -101,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"folder: {folder}")
     print(f"resuming after {done} batches" if done else "starting; Ray and Spark take about half a minute", flush=True)
     try:
-        spark = start_session("statefleet-quickstart")
+        spark = start_session("statefleet-quickstart", num_executors=options.executors)
         fleet = connect(options.store or (folder / "fleet").as_uri())
         print(f"fleet: {fleet.uri}   dashboard: {fleet.dashboard_url()}", flush=True)
         started = time.monotonic()

@@ -21,6 +21,7 @@ __all__ = [
     "actors_for",
     "deploy_store_actor",
     "end_fleet",
+    "end_store_actor",
     "ensure_store_actor",
     "hand_over",
     "store_actor_name",
@@ -112,6 +113,18 @@ def hand_over(actors: Actors, status: Mapping[str, Any], secrets: Secrets) -> No
             unwrapped(actors, handle, handle.hand_over.remote(secrets))
         except RayActorError as error:
             log.warning("store actor %s is lost; its next life asks for the credentials: %s", name, error)
+
+
+def end_store_actor(actors: Actors, coordinator: CoordinatorClient, uri: str, node_id: str) -> None:
+    """Kill the store actor of a node for good, if there is one. What it still holds goes elsewhere with the next lease."""
+    name = store_actor_name(uri, node_id)
+    handle = actors.find(name)
+    if handle is None:
+        return
+    actors.kill(handle, restart=False)
+    for actor in coordinator.status()["store_actors"]:
+        if actor["actor_name"] == name and actor["alive"]:
+            coordinator.report_store_actor_lost(actor["instance_id"])
 
 
 def end_fleet(actors: Actors, coordinator: CoordinatorClient) -> None:

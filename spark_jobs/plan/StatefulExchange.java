@@ -408,7 +408,9 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
         for (int i = 0; i < all.size(); i++) {
             ExecutorSummary one = (ExecutorSummary) all.apply(i);
             if (!one.id().equals("driver")) {
-                String host = one.hostPort().substring(0, one.hostPort().lastIndexOf(':'));
+                // One that has just come has no port yet.
+                int port = one.hostPort().lastIndexOf(':');
+                String host = port < 0 ? one.hostPort() : one.hostPort().substring(0, port);
                 Integer before = (Integer) cores.get(host);
                 cores.put(host, Integer.valueOf((before == null ? 0 : before.intValue()) + one.totalCores()));
                 present++;

@@ -10,13 +10,22 @@ from pathlib import Path
 
 import ray
 import raydp
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from coordinator.deploy import HEAD_RESOURCE, QUIET, join_cluster
-from coordinator.errors import SetupError
+from coordinator.errors import InvalidRequestError, SetupError
 from spark_jobs.session.java import choose_java_home
 
-__all__ = ["STORE_RESOURCE", "check_on_ray", "ensure_ray", "start_session", "stop_session"]
+__all__ = [
+    "EXECUTOR_RESOURCES",
+    "MAX_EXECUTORS",
+    "STORE_RESOURCE",
+    "check_on_ray",
+    "ensure_ray",
+    "start_session",
+    "stop_session",
+]
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +54,11 @@ _CLUSTER_CONFIGS = {
 _LOOPBACK = "127.0.0.1"
 #: Resource of which each node offers 1 that may have executors and store actors.
 STORE_RESOURCE = "statefleet_store"
+#: Spark's setting, up to the name of a resource, of what RayDP asks Ray for with each executor.
+EXECUTOR_RESOURCES = "spark.ray.raydp_spark_executor.actor.resource."
+#: Spark's setting of how many executors there are at most, as nodes join; by default as many as at first.
+MAX_EXECUTORS = "spark.statefleet.maxExecutors"
+_MASTER_OPTIONS = "spark.ray.raydp_app_master.extraJavaOptions"
 _started_ray = False
 
 
@@ -105,6 +119,7 @@ def start_session(
     app_name: str,
     *,
     num_executors: int = 1,
+    max_executors: int | None = None,
     executor_cores: int | None = None,
     executor_memory: str = "1g",
     ray_address: str | None = None,
@@ -118,6 +133,9 @@ def start_session(
         Name of the Spark application.
     num_executors, executor_cores, executor_memory
         Size of the Spark cluster; by default one executor with all of this machine's cores.
+    max_executors
+        How many executors there are at most. On a cluster whose nodes offer ``statefleet_store``, each that joins while a query of a
+        fleet runs gets one, up to here. By default `num_executors`: then only lost ones are asked for anew.
     ray_address
         Ray cluster to join; by default ``RAY_ADDRESS``, else a local one is started.
     configs
@@ -127,13 +145,28 @@ def start_session(
     ------
     SetupError
         There is no Java 17, or no Ray cluster where one was expected.
+    InvalidRequestError
+        `max_executors` is less than `num_executors`.
     """
     prepare_environment()
     settings = {**_CONFIGS, **(configs or {})}
+    if max_executors is not None:
+        if max_executors < num_executors:
+            raise InvalidRequestError(
+                "there cannot be fewer executors at most than at first",
+                num_executors=num_executors,
+                max_executors=max_executors,
+            )
+        settings[MAX_EXECUTORS] = str(max_executors)
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         # raydp-submit (a spark-submit) has started the driver's JVM with Ray as its master already.
         ensure_ray(ray_address=ray_address or "auto")
         builder = SparkSession.builder.appName(app_name)
+        # Before, a SparkConf would know nothing of the command's options.
+        SparkContext._ensure_initialized()  # type: ignore[attr-defined]
+        submitted = SparkConf()
+        placed = _placed(int(submitted.get("spark.executor.instances", "2")))
+        settings = {**{key: value for key, value in placed.items() if not submitted.contains(key)}, **settings}
         for key, value in settings.items():
             builder = builder.config(key, value)
         session = builder.getOrCreate()
@@ -164,7 +197,9 @@ def _placed(num_executors: int) -> dict[str, str]:
     settings = dict(_CLUSTER_CONFIGS) if several else {}
     if resources.get(STORE_RESOURCE, 0) >= num_executors:
         # One executor a node: two of one node would share its store actor, and leave another node idle.
-        settings[f"spark.ray.raydp_spark_executor.actor.resource.{STORE_RESOURCE}"] = "1"
+        settings[f"{EXECUTOR_RESOURCES}{STORE_RESOURCE}"] = "1"
+        # RayDP's master starts no more than that many in all its life, however many it lost. It would be the driver's own setting.
+        settings[_MASTER_OPTIONS] = "-Dspark.executor.instances=0"
     if HEAD_RESOURCE in resources and several:
         # RayDP's master owns the executors: the node that it is lost with should be the one that Ray is lost with.
         settings[f"spark.ray.raydp_spark_master.actor.resource.{HEAD_RESOURCE}"] = "0.001"

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 from ray.cluster_utils import Cluster
 
-from benchmarks.nodes import ray_nodes, session_on
+from benchmarks.nodes import WORKERS, ray_nodes, session_on
 from spark_jobs.fleet import Fleet, connect
 from tests.conftest import NewUri
 
@@ -21,7 +21,8 @@ def cluster(new_uri: NewUri) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def spark(cluster: Cluster) -> Iterator[SparkSession]:
-    with session_on("statefleet-cluster-tests", {"spark.sql.shuffle.partitions": "2"}) as session:
+    configs = {"spark.sql.shuffle.partitions": "2"}
+    with session_on("statefleet-cluster-tests", configs, max_executors=len(WORKERS) + 1) as session:
         yield session
 
 

@@ -1,0 +1,98 @@
+"""A node joins while a query runs, and another time Ray says that it is going to end: executors and shards follow."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from pyspark.sql import SparkSession
+from ray._raylet import GcsClient
+from ray.cluster_utils import Cluster
+from ray.core.generated import autoscaler_pb2
+
+from benchmarks.nodes import WORKERS, add_worker
+from spark_jobs.fleet import Fleet
+from tests.cluster.test_moves import Query
+
+JOINING = "127.0.0.5"
+
+
+@pytest.fixture
+def query(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> Iterator[Query]:
+    made = Query(spark, fleet, tmp_path, name)
+    yield made
+    made.run.stop()
+
+
+@pytest.fixture
+def joined(cluster: Cluster) -> Iterator[Callable[[], Any]]:
+    """Adds the node, which is gone after the test."""
+    added: list[Any] = []
+
+    def add() -> Any:
+        added.append(add_worker(cluster, JOINING))
+        return added[0]
+
+    yield add
+    for node in added:
+        if node in cluster.worker_nodes:
+            cluster.remove_node(node, allow_graceful=False)
+
+
+def run_until(query: Query, is_there: Callable[[], bool], what: str, *, within_s: float = 90) -> float:
+    """Run batches until something is so; returns how long it took."""
+    begun = time.monotonic()
+    while not is_there():
+        assert time.monotonic() - begun < within_s, f"{what}: shards are at {query.nodes()}"
+        query.batch()
+        time.sleep(0.3)
+    return time.monotonic() - begun
+
+
+def announce_end(cluster: Cluster, node_id: str, in_s: float) -> None:
+    """What a cloud's notice becomes, by whoever tells Ray of it; ``ray drain-node`` does the same."""
+    accepted, why = GcsClient(address=cluster.address).drain_node(
+        node_id,
+        autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"),
+        "the test ends it",
+        int((time.time() + in_s) * 1000),
+    )
+    assert accepted, why
+
+
+def is_alive(node_id: str) -> bool:
+    return any(node["Alive"] for node in ray.nodes() if node["NodeID"] == node_id)
+
+
+def test_a_node_that_joins_gets_an_executor_and_its_shards_and_is_emptied_before_it_ends(
+    query: Query, cluster: Cluster, joined: Callable[[], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, logger="spark_jobs.node_watch")
+    for _ in range(2):
+        query.batch()
+    assert Counter(query.nodes()) == dict.fromkeys(WORKERS, 2)
+    node = joined()
+    took = run_until(query, lambda: JOINING in query.nodes(), "the node that joined has no shard")
+    print(f"the node had a shard {took:.1f} s after it joined")
+    query.batch()
+    assert sorted(Counter(query.nodes()).values()) == [1, 1, 2, 2]
+    assert f"room for one: {JOINING}" in caplog.text
+    before = query.batches
+
+    announce_end(cluster, node.node_id, in_s=120)
+    took = run_until(query, lambda: JOINING not in query.nodes(), "the node that ends has shards")
+    print(f"its shards were elsewhere {took:.1f} s after the notice")
+    assert Counter(query.nodes()) == dict.fromkeys(WORKERS, 2)
+    assert query.batches > before
+    assert f"Ray ends node {JOINING} at " in caplog.text
+    took = run_until(query, lambda: not is_alive(node.node_id), "the node does not end")
+    print(f"the node ended by itself {took:.1f} s later")
+    for _ in range(3):
+        query.batch()
+    assert Counter(query.nodes()) == dict.fromkeys(WORKERS, 2)

@@ -1,0 +1,142 @@
+"""A Statefleet cluster that ``ray up`` makes of machines, by ``cluster-local.yaml``."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.machines.machines import USER, Machine, Machines
+
+__all__ = ["Job", "LocalCluster", "until"]
+
+_ROOT = Path(__file__).parents[2]
+_API = "http://127.0.0.1:8265"
+
+
+def until(is_so: Callable[[], bool], what: str, *, within_s: float, every_s: float = 1.0) -> float:
+    """Wait; returns for how long."""
+    begun = time.monotonic()
+    while not is_so():
+        assert time.monotonic() - begun < within_s, what
+        time.sleep(every_s)
+    return time.monotonic() - begun
+
+
+class Job:
+    """A program that runs on the head; what it prints is kept, with the time of each line."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.lines: list[tuple[float, str]] = []
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.lines.append((time.monotonic(), line.rstrip()))
+
+    @property
+    def text(self) -> str:
+        return "\n".join(line for _, line in self.lines)
+
+    def batches(self) -> list[tuple[float, int]]:
+        """When each batch was told of, and its number."""
+        return [(at, int(line.split()[1])) for at, line in list(self.lines) if line.startswith("batch ")]
+
+    def wait_past(self, batch: int, *, within_s: float) -> float:
+        """Until a batch is finished; returns when that was told."""
+        until(
+            lambda: self._is_past(batch), f"batch {batch} is not finished:\n{self.text}", within_s=within_s, every_s=0.1
+        )
+        return next(at for at, number in self.batches() if number >= batch)
+
+    def _is_past(self, batch: int) -> bool:
+        assert self._process.poll() is None or any(number >= batch for _, number in self.batches()), self.text
+        return any(number >= batch for _, number in self.batches())
+
+    def wait(self, *, within_s: float) -> None:
+        """Until it ends well."""
+        code = self._process.wait(within_s)
+        self._reader.join(10)
+        assert code == 0, self.text
+
+    def end(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+class LocalCluster:
+    """The first machine is the head, the others are workers.
+
+    Parameters
+    ----------
+    room
+        The machines, booted.
+    """
+
+    def __init__(self, room: Machines) -> None:
+        self.room = room
+        self.head, *self.workers = room.all
+        self.file = room.folder / "cluster-local.yaml"
+        config: dict[str, Any] = yaml.safe_load((_ROOT / "cluster-local.yaml").read_text())
+        config["cluster_name"] = room.name
+        config["provider"] |= {"head_ip": self.head.address, "worker_ips": [one.address for one in self.workers]}
+        config["auth"] = {"ssh_user": USER, "ssh_private_key": str(room.key)}
+        self.file.write_text(yaml.safe_dump(config))
+
+    def up(self) -> None:
+        """``ray up``, as the file says how."""
+        # Ray keeps notes of its clusters; these are not those of whoever runs the tests.
+        notes = self.room.folder / "ray"
+        notes.mkdir(exist_ok=True)
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+        environment |= {"RAY_UP_enable_autoscaler_v2": "0", "RAY_TMPDIR": str(notes)}
+        done = subprocess.run(
+            [f"{sys.prefix}/bin/ray", "up", "-y", "--no-config-cache", str(self.file)],
+            cwd=_ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def status(self) -> str:
+        """What ``ray status`` says."""
+        return self.run("./run ray status 2>&1 || true")
+
+    def wait_for_workers(self, count: int, *, within_s: float) -> float:
+        """Until Ray has the places of some workers; returns for how long it took."""
+        return until(lambda: f"/{count}.0 statefleet_store" in self.status(), f"not {count} workers", within_s=within_s)
+
+    def run(self, command: str) -> str:
+        """Run a command on the head, in the folder of the package."""
+        return self.head.ssh(f"cd ~/statefleet && {command}").stdout
+
+    def submit(self, *program: str) -> Job:
+        """``ray job submit``, as docs/submitting.md has it."""
+        job = f"./run ray job submit --address {_API} -- {shlex.join(program)}"
+        return self._job(job)
+
+    def raydp_submit(self, program: str, settings: dict[str, str]) -> Job:
+        """``raydp-submit`` of a Python text, as docs/submitting.md has it."""
+        quoted = " ".join(f"--conf {key}={value}" for key, value in settings.items())
+        return self._job(
+            f"echo 'ray.address = \"{self.head.address}:6379\"' > ray.conf && echo {shlex.quote(program)} > program.py && "
+            './run bash -c \'$(python -c "import raydp; print(raydp.__path__[0])")/bin/raydp-submit --ray-conf ray.conf '
+            f"{quoted} program.py'"
+        )
+
+    def _job(self, command: str) -> Job:
+        return Job([*self.room.ssh, f"{USER}@{self.head.address}", f"cd ~/statefleet && {command}"])
+
+    def worker_of(self, address: str) -> Machine:
+        """The worker that has an address."""
+        return next(one for one in self.workers if one.address == address)

@@ -1,0 +1,151 @@
+"""The main job on a cluster that `ray up` made, while its workers are lost in two ways."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from spark_jobs.jobs.events import make_events
+from tests.machines.machines import SHARED, Machine
+from tests.machines.ray_up import Job, LocalCluster, until
+
+pytestmark = [pytest.mark.machines, pytest.mark.timeout(900)]
+
+ROWS = 3000
+STORE_ACTOR = b"ray::StoreActor"
+WINDOW_US, DELAY_US = 300_000_000, 120_000_000
+
+
+class MainJob:
+    """``spark_jobs.quickstart`` in a folder that all machines share."""
+
+    def __init__(self, cluster: LocalCluster, name: str, batches: int) -> None:
+        self.cluster, self.batches, self.folder = cluster, batches, SHARED / name
+        self.arguments = ["--folder", str(self.folder), "--batches", str(batches), "--rows", str(ROWS)]
+
+    def by_ray(self) -> Job:
+        return self.cluster.submit("python", "-m", "spark_jobs.quickstart", *self.arguments, "--executors", "2")
+
+    def by_raydp(self) -> Job:
+        program = f"from spark_jobs.quickstart import main; raise SystemExit(main({self.arguments!r}))"
+        sizes = {"spark.executor.instances": "2", "spark.executor.cores": "1", "spark.executor.memory": "1g"}
+        return self.cluster.raydp_submit(program, sizes)
+
+    def shards(self) -> list[dict[str, Any]]:
+        """Where the job's shards are, by the command that people use."""
+        told = self.cluster.run(f"./run statefleet shards file://{self.folder}/fleet --json 2>/dev/null")
+        found: list[dict[str, Any]] = json.loads(told)
+        return found
+
+    def addresses(self) -> set[str]:
+        """Addresses of the nodes that have its shards."""
+        nodes = json.loads(self.cluster.run("./run ray list nodes --format json 2>/dev/null"))
+        by_id = {node["node_id"]: node["node_ip"] for node in nodes}
+        return {by_id[shard["node_id"]] for shard in self.shards()}
+
+    def check(self) -> None:
+        """Its results are those that there should be: every row in one group, once."""
+        table = pq.read_table(self.cluster.room.shared / self.folder.name / "results.parquet")
+        found = {
+            (row["start"].timestamp() * 1_000_000, row["page"]): (row["events"], round(row["amount"] or 0, 2))
+            for row in table.to_pylist()
+        }
+        assert found == expected(self.batches)
+
+
+def expected(batches: int) -> dict[tuple[float, str], tuple[int, float]]:
+    """What the job finds in its events: rows in windows that the batches before have closed are late, and dropped."""
+    groups: dict[tuple[float, str], tuple[int, float]] = {}
+    watermark = newest = 0
+    for number in range(batches):
+        events = make_events(number, ROWS)
+        for at, page, amount in zip(
+            events["ts"].cast(pa.int64()).to_pylist(),
+            events["page"].to_pylist(),
+            events["amount"].to_pylist(),
+            strict=True,
+        ):
+            start = at - at % WINDOW_US
+            if start + WINDOW_US > watermark:
+                count, total = groups.get((start, page), (0, 0.0))
+                groups[start, page] = count + 1, total + (amount or 0)
+            newest = max(newest, at)
+        watermark = newest - DELAY_US
+    return {key: (count, round(total, 2)) for key, (count, total) in groups.items()}
+
+
+@pytest.fixture
+def jobs() -> Iterator[list[Job]]:
+    """Jobs that end with the test."""
+    started: list[Job] = []
+    yield started
+    for job in started:
+        job.end()
+
+
+def test_the_main_job_runs_as_both_commands_submit_it(cluster: LocalCluster, jobs: list[Job]) -> None:
+    for name in ("by_ray", "by_raydp"):
+        main = MainJob(cluster, name, 6)
+        jobs.append(getattr(main, name)())
+        jobs[-1].wait(within_s=240)
+        main.check()
+        assert main.addresses() == {one.address for one in cluster.workers}, "each worker has shards"
+
+
+def test_a_worker_that_lost_power_is_done_without_and_is_used_again(cluster: LocalCluster, jobs: list[Job]) -> None:
+    main = MainJob(cluster, "power", 300)
+    jobs.append(main.by_ray())
+    jobs[0].wait_past(8, within_s=180)
+    victim = cluster.workers[1]
+    victim.end()
+    ended = time.monotonic()
+    newest = jobs[0].batches()[-1][1]
+    print(f"power lost: next batch after {jobs[0].wait_past(newest + 2, within_s=200) - ended:.1f} s")
+    victim.boot()
+    booted = time.monotonic()
+    cluster.wait_for_workers(2, within_s=300)
+    print(f"power back: Ray has the worker again after {time.monotonic() - booted:.0f} s")
+    wait_until_used(main, victim)
+    print(f"power back: it has shards again after {time.monotonic() - booted:.0f} s")
+    jobs[0].wait(within_s=600)
+    main.check()
+
+
+def test_a_worker_whose_link_is_down_is_given_up_and_commits_nothing_once_it_is_up(
+    cluster: LocalCluster, jobs: list[Job]
+) -> None:
+    main = MainJob(cluster, "link", 300)
+    jobs.append(main.by_ray())
+    jobs[0].wait_past(8, within_s=180)
+    victim = cluster.workers[0]
+    before = {shard["partition_id"]: shard["epoch"] for shard in main.shards()}
+    victim.cut()
+    cut = time.monotonic()
+    newest = jobs[0].batches()[-1][1]
+    until(lambda: "/1.0 statefleet_store" in cluster.status(), "Ray does not notice", within_s=100)
+    print(f"link down: Ray has given the node up after {time.monotonic() - cut:.0f} s")
+    print(f"link down: next batch after {jobs[0].wait_past(newest + 2, within_s=200) - cut:.1f} s")
+    assert victim.processes(STORE_ACTOR), "its processes go on"
+    victim.heal()
+    healed = time.monotonic()
+    print(
+        f"link up: its store actor ended after {until(lambda: not victim.processes(STORE_ACTOR), 'a zombie', within_s=120):.0f} s"
+    )
+    cluster.wait_for_workers(2, within_s=300)
+    print(f"link up: Ray has the worker again after {time.monotonic() - healed:.0f} s")
+    wait_until_used(main, victim)
+    print(f"link up: it has shards again after {time.monotonic() - healed:.0f} s")
+    jobs[0].wait(within_s=600)
+    main.check()
+    after = {shard["partition_id"]: shard["epoch"] for shard in main.shards()}
+    assert any(after[shard] > epoch for shard, epoch in before.items()), "nothing was moved"
+
+
+def wait_until_used(main: MainJob, machine: Machine) -> None:
+    until(lambda: machine.address in main.addresses(), f"{machine.name} has no shards", within_s=200)
