@@ -163,7 +163,7 @@ def start_session(
         ensure_ray(ray_address=ray_address or "auto")
         builder = SparkSession.builder.appName(app_name)
         # Before, a SparkConf would know nothing of the command's options.
-        SparkContext._ensure_initialized()  # type: ignore[attr-defined]
+        SparkContext._ensure_initialized()
         submitted = SparkConf()
         placed = _placed(int(submitted.get("spark.executor.instances", "2")))
         settings = {**{key: value for key, value in placed.items() if not submitted.contains(key)}, **settings}
