@@ -11,7 +11,9 @@ from pyspark.sql import SparkSession
 from ray.exceptions import RayError
 
 from coordinator.batch_result import BatchResult
+from coordinator.calls import RayActors
 from coordinator.client import CoordinatorClient
+from coordinator.deploy import coordinator_name
 from coordinator.errors import StateStoreError
 from spark_jobs.executor_nodes import ExecutorNodes
 from spark_jobs.node_watch import NodeWatch, WatchedFleet
@@ -43,17 +45,23 @@ class DriverCalls:
 
     def __init__(self) -> None:
         self._fleets: dict[str, _Fleet] = {}
-        self._watched: set[str] = set()
+        self._watches: dict[str, NodeWatch] = {}
 
     def watch(self, spark: SparkSession) -> None:
         """Look after the nodes of a session's application, once."""
         application = spark.sparkContext.applicationId
-        if application not in self._watched:
-            self._watched.add(application)
-            NodeWatch(Executors(spark), self._watched_fleets).start()
+        if application not in self._watches:
+            # Of an earlier one nothing is left.
+            self._watches = {application: NodeWatch(Executors(spark), self._living)}
+            self._watches[application].start()
 
-    def _watched_fleets(self) -> list[WatchedFleet]:
-        return [WatchedFleet(uri, one.coordinator, one.moves) for uri, one in list(self._fleets.items())]
+    def _living(self) -> list[WatchedFleet]:
+        # Whoever asked a fleet that was shut down would start it anew.
+        return [
+            WatchedFleet(uri, one.coordinator, one.moves)
+            for uri, one in list(self._fleets.items())
+            if RayActors().find(coordinator_name(uri)) is not None
+        ]
 
     def add(self, address: FleetAddress, coordinator: CoordinatorClient, options: PlacementOptions) -> None:
         """Know a fleet."""
@@ -121,6 +129,8 @@ class DriverCalls:
             operator["state"], batch["run_id"], batch["batch_id"], batch["shards"]
         )
         fleet.moves.begin(following.moves)
+        for watch in self._watches.values():
+            watch.batch_ended()
         return {**_figures(result, batch["shards"]), "hosts": fleet.nodes.hosts(following.nodes)}
 
 

@@ -11,12 +11,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import ray
 from ray.exceptions import RayError
 
-from coordinator.calls import RayActors
+from coordinator.calls import Actors, RayActors
 from coordinator.client import CoordinatorClient
 from coordinator.errors import StateStoreError
 from spark_jobs.executor_places import ExecutorPlaces
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 _LOOK_S = 2.0
 #: After how long what is left on a node that ends is looked at again: a shard goes with the end of a batch.
 _AGAIN_S = 10.0
+#: How long an executor of a node without shards waits for the end of a batch, so that none of its tasks is cut off.
+_LAST_BATCH_S = 10.0
 #: Resources that only executors use.
 _USED_BY_EXECUTORS = ("CPU", STORE_RESOURCE)
 
@@ -45,6 +48,7 @@ class WatchedFleet(NamedTuple):
     moves: ShadowMoves
 
 
+@dataclass(slots=True)
 class _Drain:
     """A node that Ray is going to end.
 
@@ -52,15 +56,19 @@ class _Drain:
     ----------
     looked_s
         When its shards were looked for.
-    is_empty
-        Whether it had none then.
+    empty_s
+        Since when it is known to have none.
+    is_refused
+        Whether they have nowhere to go.
+    ended
+        Executors on it that were ended.
     """
 
-    def __init__(self, node: RayNode) -> None:
-        self.node = node
-        self.looked_s: float | None = None
-        self.is_empty = False
-        self.is_refused = False
+    node: RayNode
+    looked_s: float | None = None
+    empty_s: float | None = None
+    is_refused: bool = False
+    ended: set[str] = field(default_factory=set)
 
 
 class NodeWatch:
@@ -72,14 +80,29 @@ class NodeWatch:
         Those of the application.
     fleets
         Gives the fleets of this driver.
+    nodes
+        Gives Ray's living nodes.
+    actors
+        Ray's actors.
     """
 
-    def __init__(self, executors: Executors, fleets: Callable[[], Iterable[WatchedFleet]]) -> None:
+    def __init__(
+        self,
+        executors: Executors,
+        fleets: Callable[[], Iterable[WatchedFleet]],
+        nodes: Callable[[], list[RayNode]] = ray_nodes,
+        actors: Actors | None = None,
+    ) -> None:
         self._executors = executors
         self._fleets = fleets
+        self._nodes = nodes
+        self._actors = actors or RayActors()
+        # Held while the nodes are looked at.
+        self._guard = threading.Lock()
         self._drains: dict[str, _Drain] = {}
-        #: Addresses of nodes that lived at the last look.
-        self._living: set[str] = set()
+        #: Addresses of the nodes that lived at the last look, by id, and ids of the executors then.
+        self._lived: dict[str, str] = {}
+        self._worked: set[str] = set()
         self._needed = _needed(executors)
         # Without that resource RayDP would put several on one node, and leave another idle.
         limit = int(executors.setting(MAX_EXECUTORS, executors.setting("spark.executor.instances", "0")))
@@ -105,28 +128,42 @@ class NodeWatch:
 
     def look(self, now_s: float) -> None:
         """Look once, and do what is due."""
-        nodes = ray_nodes()
-        self._lose(nodes)
-        self._drain(nodes, now_s)
-        hosts = {one.host for one in self._executors.present()}
-        free = [node for node in nodes if node.address not in hosts and node.has_room(self._needed)]
-        due = self._places.due(now_s, len(hosts), len(free))
-        if due:
-            self._executors.ask_for(due)
-            log.warning(
-                "Spark has %d executors, and these nodes have room for one: %s; %d more are asked for, and shards move there once "
-                "they are up",
-                len(hosts),
-                ", ".join(node.address for node in free),
-                due,
-            )
+        with self._guard:
+            nodes = self._nodes()
+            self._lose(nodes)
+            self._drain(nodes, now_s)
+            hosts = {one.host for one in self._executors.present()}
+            free = [node for node in nodes if node.address not in hosts and node.has_room(self._needed)]
+            due = self._places.due(now_s, len(hosts), len(free))
+            if due:
+                self._executors.ask_for(due)
+                log.warning(
+                    "Spark has %d executors, and these nodes have room for one: %s; %d more are asked for, and shards move there "
+                    "once they are up",
+                    len(hosts),
+                    ", ".join(node.address for node in free),
+                    due,
+                )
+
+    def batch_ended(self) -> None:
+        """A batch is over but for Spark's own commit: no task of it runs now."""
+        # Whoever looks at nodes may wait for Ray; a batch does not.
+        if self._drains and self._guard.acquire(blocking=False):
+            try:
+                for drain in self._drains.values():
+                    if drain.empty_s is not None:
+                        self._end_executors(drain)
+            finally:
+                self._guard.release()
 
     def _lose(self, nodes: Sequence[RayNode]) -> None:
         """Tell Spark of executors whose node Ray has given up: behind a link that is down it would wait for them longer than Ray."""
-        living = {node.address for node in nodes}
-        gone = self._living - living
-        self._living = living
-        lost = [one for one in self._executors.present() if one.host in gone]
+        living = {node.node_id: node.address for node in nodes}
+        gone = {address for node_id, address in self._lived.items() if node_id not in living}
+        present = self._executors.present()
+        # Another node may have the address by now, and an executor.
+        lost = [one for one in present if one.host in gone and one.executor_id in self._worked]
+        self._lived, self._worked = living, {one.executor_id for one in present}
         if lost:
             log.warning(
                 "Ray has given up nodes that had executors, and Spark is told: %s", ", ".join(one.host for one in lost)
@@ -144,50 +181,54 @@ class NodeWatch:
         for node_id, node in ending.items():
             drain = self._drains.setdefault(node_id, _Drain(node))
             drain.node = node
-            if not drain.is_empty and (drain.looked_s is None or now_s - drain.looked_s >= _AGAIN_S):
-                self._empty(drain, is_first=drain.looked_s is None)
-                drain.looked_s = now_s
-            elif drain.is_empty:
+            if drain.empty_s is not None:
                 self._leave(drain, now_s)
+            elif drain.looked_s is None or now_s - drain.looked_s >= _AGAIN_S:
+                self._empty(drain, now_s)
 
-    def _empty(self, drain: _Drain, *, is_first: bool) -> None:
+    def _empty(self, drain: _Drain, now_s: float) -> None:
         """Have a node's shards moved."""
-        left = 0
-        for fleet in self._fleets():
-            try:
+        is_first, drain.looked_s = drain.looked_s is None, now_s
+        node, left = drain.node, 0
+        try:
+            for fleet in self._fleets():
                 fleet.coordinator.load_all_states()
-                moves = fleet.coordinator.drain(drain.node.node_id, dry_run=False)
-            except StateStoreError as error:
-                if not drain.is_refused:
-                    log.warning(
-                        "Ray ends node %s %s, and its shards stay: %s", drain.node.address, _when(drain.node), error
-                    )
-                drain.is_refused = True
-                return
-            fleet.moves.begin(moves)
-            left += len(moves)
-        drain.is_refused = False
-        if is_first:
+                moves = fleet.coordinator.drain(node.node_id, dry_run=False)
+                fleet.moves.begin(moves)
+                left += len(moves)
+        except StateStoreError as error:
+            if not drain.is_refused:
+                log.warning("Ray ends node %s %s, and its shards stay there: %s", node.address, _when(node), error)
+            drain.is_refused = True
+            return
+        if is_first or drain.is_refused:
             log.warning(
                 "Ray ends node %s %s: its %d shards go to other nodes while batches go on",
-                drain.node.address,
-                _when(drain.node),
+                node.address,
+                _when(node),
                 left,
             )
-        drain.is_empty = not left
+        drain.is_refused = False
+        drain.empty_s = None if left else now_s
 
     def _leave(self, drain: _Drain, now_s: float) -> None:
         """End what this driver has on a node without shards, so that nothing is lost with it, and Ray can end it at once."""
-        here = [one.executor_id for one in self._executors.present() if one.host == drain.node.address]
+        assert drain.empty_s is not None
+        if now_s - drain.empty_s >= _LAST_BATCH_S:
+            self._end_executors(drain)
+        # Those of other drivers need their store actor.
+        if drain.node.is_idle(_USED_BY_EXECUTORS) and drain.node.node_id != self._actors.node_id():
+            for fleet in self._fleets():
+                end_store_actor(self._actors, fleet.coordinator, fleet.uri, drain.node.node_id)
+
+    def _end_executors(self, drain: _Drain) -> None:
+        here = {one.executor_id for one in self._executors.present() if one.host == drain.node.address} - drain.ended
         if here:
             log.warning(
                 "node %s has no shards any more; its executor is ended before Ray ends the node", drain.node.address
             )
-            self._executors.end(here)
-            return
-        if drain.node.is_idle(_USED_BY_EXECUTORS) and drain.node.node_id != RayActors().node_id():
-            for fleet in self._fleets():
-                end_store_actor(RayActors(), fleet.coordinator, fleet.uri, drain.node.node_id)
+            self._executors.end(sorted(here))
+            drain.ended |= here
 
 
 def _needed(executors: Executors) -> dict[str, float]:

@@ -1,0 +1,251 @@
+"""When executors are asked for, given up and ended, and when a node's shards are moved: the rules, without Ray and Spark."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from coordinator.errors import InvalidRequestError
+from spark_jobs.executor_places import ExecutorPlaces
+from spark_jobs.node_watch import NodeWatch, WatchedFleet
+from spark_jobs.plan.executors import Executor
+from spark_jobs.ray_nodes import RayNode
+from spark_jobs.session.spark_session import EXECUTOR_RESOURCES, MAX_EXECUTORS, STORE_RESOURCE
+
+GIB = 2.0**30
+
+
+# -- executors that are asked for -------------------------------------------------------------------------------------
+
+
+def test_rays_own_restart_comes_first() -> None:
+    places = ExecutorPlaces(3)
+    assert [places.due(now, present=2, free=1) for now in (0.0, 2.0, 7.9)] == [0, 0, 0]
+    assert places.due(8.0, present=2, free=1) == 1
+
+
+def test_a_place_that_is_taken_meanwhile_is_waited_for_anew() -> None:
+    places = ExecutorPlaces(3)
+    assert places.due(0.0, present=2, free=1) == 0
+    assert places.due(7.0, present=2, free=0) == 0
+    assert places.due(9.0, present=2, free=1) == 0, "the time begins again"
+    assert places.due(17.0, present=2, free=1) == 1
+
+
+def test_what_was_asked_for_is_not_asked_for_again_while_it_starts(caplog: pytest.LogCaptureFixture) -> None:
+    places = ExecutorPlaces(4)
+    places.due(0.0, present=2, free=2)
+    assert places.due(8.0, present=2, free=2) == 2
+    assert [places.due(now, present=2, free=2) for now in (10.0, 30.0, 67.0)] == [0, 0, 0]
+    assert places.due(68.0, present=2, free=2) == 2, "nothing came"
+    assert "asked again: 2 of at most 4" in caplog.text
+
+
+def test_one_of_two_that_came_does_not_hold_up_the_other() -> None:
+    places = ExecutorPlaces(4)
+    places.due(0.0, present=2, free=2)
+    assert places.due(8.0, present=2, free=2) == 2
+    assert places.due(10.0, present=3, free=1) == 1
+
+
+@pytest.mark.parametrize(("present", "free", "due"), [(3, 5, 0), (4, 5, 0), (1, 5, 2), (1, 1, 1), (0, 0, 0)])
+def test_there_are_never_more_than_the_limit_or_than_nodes_with_room(present: int, free: int, due: int) -> None:
+    places = ExecutorPlaces(3)
+    places.due(0.0, present, free)
+    assert places.due(8.0, present, free) == due
+
+
+# -- nodes ------------------------------------------------------------------------------------------------------------
+
+
+class World:
+    """A cluster of nodes by address, with executors of two cores on some."""
+
+    def __init__(self, *addresses: str, limit: int = 4, offers_places: bool = True) -> None:
+        self.nodes = {address: f"id-{address}" for address in addresses}
+        self.ending: dict[str, int] = {}
+        self.executors: dict[str, str] = {}
+        self.shards: dict[str, int] = {}
+        self.told: list[Any] = []
+        self.refuses = False
+        self.store_actors = set(addresses)
+        self._settings = {"spark.executor.cores": "2", "spark.executor.instances": "1", MAX_EXECUTORS: str(limit)}
+        if offers_places:
+            self._settings[f"{EXECUTOR_RESOURCES}{STORE_RESOURCE}"] = "1"
+        fleet = WatchedFleet("file:///f", self, self)  # type: ignore[arg-type]
+        self.watch = NodeWatch(self, lambda: [fleet], self.ray_nodes, self)  # type: ignore[arg-type]
+
+    def look(self, *times: float) -> None:
+        for now_s in times:
+            self.watch.look(now_s)
+
+    def ray_nodes(self) -> list[RayNode]:
+        total = {"CPU": 2.0, STORE_RESOURCE: 1.0, "memory": 8 * GIB}
+        busy = {"CPU": 0.0, "memory": 7 * GIB}  # Ray leaves out what is used up
+        at_work = set(self.executors.values())
+        return [
+            RayNode(node_id, address, total, busy if address in at_work else total, self.ending.get(address))
+            for address, node_id in self.nodes.items()
+        ]
+
+    # What the watch knows of Spark.
+    def setting(self, name: str, otherwise: str) -> str:
+        return self._settings.get(name, otherwise)
+
+    def memory_mb(self) -> int:
+        return 1024
+
+    def present(self) -> list[Executor]:
+        return [Executor(number, host) for number, host in self.executors.items()]
+
+    def ask_for(self, more: int) -> None:
+        self.told.append(("ask", more))
+
+    def lose(self, executor_ids: Sequence[str], why: str) -> None:
+        self.told.append(("lose", *executor_ids))
+
+    def end(self, executor_ids: Sequence[str]) -> None:
+        self.told.append(("end", *executor_ids))
+        for one in executor_ids:
+            del self.executors[one]
+
+    # What it knows of the fleet.
+    def load_all_states(self) -> list[str]:
+        return []
+
+    def drain(self, node_id: str, *, dry_run: bool) -> tuple[str, ...]:
+        if self.refuses:
+            raise InvalidRequestError("no other node has a living store actor")
+        address = next(one for one, known in self.nodes.items() if known == node_id)
+        return tuple(f"{address}:{number}" for number in range(self.shards.get(address, 0)))
+
+    def undrain(self, node_id: str) -> None:
+        self.told.append(("undrain", node_id))
+
+    def begin(self, moves: Sequence[str]) -> None:
+        self.told.append(("move", *moves))
+
+    def status(self) -> dict[str, Any]:
+        return {"store_actors": []}
+
+    # What it knows of Ray's actors.
+    def node_id(self) -> str:
+        return "id-head"
+
+    def find(self, name: str) -> Any:
+        address = next(one for one in self.nodes if name.endswith(f"id-{one}"[:12]))
+        return SimpleNamespace(address=address) if address in self.store_actors else None
+
+    def kill(self, handle: Any, *, restart: bool) -> None:
+        assert not restart
+        self.store_actors.remove(handle.address)
+        self.told.append(("end store actor", handle.address))
+
+
+def test_a_node_that_joins_gets_an_executor() -> None:
+    world = World("a")
+    world.executors = {"0": "a"}
+    world.look(0, 20)
+    assert world.told == []
+    world.nodes["b"] = "id-b"
+    world.look(22, 24, 31)
+    assert world.told == [("ask", 1)]
+    world.executors["1"] = "b"
+    world.look(33, 60)
+    assert world.told == [("ask", 1)]
+
+
+def test_without_places_for_stores_executors_are_raydps_own_business() -> None:
+    world = World("a", "b", offers_places=False)
+    world.look(0, 20, 100)
+    assert world.told == []
+
+
+def test_spark_is_told_of_executors_whose_node_ray_has_given_up() -> None:
+    world = World("a", "b")
+    world.executors = {"0": "a", "1": "b"}
+    world.look(0)
+    del world.nodes["b"]
+    world.look(2, 4)
+    assert world.told == [("lose", "1")]
+
+
+def test_an_executor_on_a_new_node_of_the_same_address_is_not_given_up() -> None:
+    world = World("a", "b")
+    world.executors = {"0": "a", "1": "b"}
+    world.look(0)
+    world.nodes["b"] = "id-b-anew"
+    world.executors["2"] = "b"
+    world.look(2)
+    assert world.told == [("lose", "1")]
+
+
+def test_an_executor_whose_host_never_was_a_nodes_address_is_left_alone() -> None:
+    world = World("a")
+    world.executors = {"0": "a", "1": "host-without-a-node"}
+    world.look(0, 2)
+    assert world.told == []
+
+
+def test_a_node_that_ends_is_emptied_then_its_executor_ends_with_a_batch_then_its_store_actor() -> None:
+    world = World("a", "b")
+    world.executors, world.shards = {"0": "a", "1": "b"}, {"b": 2}
+    world.look(0)
+    world.ending["b"] = 1
+    world.look(2)
+    assert world.told == [("move", "b:0", "b:1")]
+    world.look(4, 6)
+    world.watch.batch_ended()
+    assert len(world.told) == 1, "it still has shards, and they are under way"
+    world.look(12)
+    assert world.told[1:] == [("move", "b:0", "b:1")], "those that did not go are tried again"
+    world.shards = {}
+    world.look(22)
+    assert world.told[2:] == [("move",)]
+    world.watch.batch_ended()
+    assert world.told[3:] == [("end", "1")]
+    world.look(24)
+    assert world.told[4:] == [("end store actor", "b")]
+    world.look(40)
+    assert len(world.told) == 5, "no executor is asked for on it"
+    del world.nodes["b"], world.ending["b"]
+    world.look(42)
+    assert world.told[5:] == [("undrain", "id-b")]
+
+
+def test_without_batches_the_executor_ends_all_the_same() -> None:
+    world = World("a", "b")
+    world.executors = {"0": "a", "1": "b"}
+    world.ending["b"] = 0
+    world.look(0, 4)
+    assert ("end", "1") not in world.told
+    world.look(10)
+    assert ("end", "1") in world.told
+
+
+def test_a_store_actor_stays_as_long_as_somebody_elses_executor_is_on_its_node() -> None:
+    world = World("a", "b")
+    world.executors = {"0": "a", "1": "b"}
+    world.ending["b"] = 1
+    world.end = lambda executor_ids: None  # type: ignore[method-assign]
+    world.look(0, 10, 20, 30)
+    assert "b" in world.store_actors
+
+
+def test_shards_that_have_nowhere_to_go_are_told_of_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    world = World("a", limit=1)
+    world.executors, world.shards, world.refuses = {"0": "a"}, {"a": 3}, True
+    world.ending["a"] = 1_700_000_000_000
+    world.look(0, 10, 20)
+    assert caplog.text.count("Ray ends node a at 22:13:20 UTC, and its shards stay there") == 1
+    world.watch.batch_ended()
+    assert world.told == []
+    world.refuses = False
+    world.look(30)
+    assert world.told == [("move", "a:0", "a:1", "a:2")]
+    assert "its 3 shards go to other nodes" in caplog.text
