@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +21,7 @@ from ray.exceptions import RayError
 from coordinator.calls import Actors, RayActors
 from coordinator.client import CoordinatorClient
 from coordinator.errors import StateStoreError
+from coordinator.placing import PlannedMove
 from spark_jobs.executor_places import ExecutorPlaces
 from spark_jobs.plan.executors import Executors
 from spark_jobs.ray_nodes import RayNode, ray_nodes
@@ -32,8 +34,8 @@ __all__ = ["NodeWatch", "WatchedFleet"]
 log = logging.getLogger(__name__)
 
 _LOOK_S = 2.0
-#: After how long what is left on a node that ends is looked at again: a shard goes with the end of a batch.
-_AGAIN_S = 10.0
+#: After how long a shard that is still on a node that ends is moved once more: it goes with the end of a batch, if a copy was made.
+_AGAIN_S = 30.0
 #: How long an executor of a node without shards waits for the end of a batch, so that none of its tasks is cut off.
 _LAST_BATCH_S = 10.0
 #: Resources that only executors use.
@@ -54,19 +56,22 @@ class _Drain:
 
     Attributes
     ----------
-    looked_s
-        When its shards were looked for.
+    begun_s
+        When each move of a shard off it was begun.
     empty_s
         Since when it is known to have none.
+    is_told
+        Whether the log says that it ends.
     is_refused
-        Whether they have nowhere to go.
+        Whether its shards have nowhere to go.
     ended
         Executors on it that were ended.
     """
 
     node: RayNode
-    looked_s: float | None = None
+    begun_s: dict[PlannedMove, float] = field(default_factory=dict)
     empty_s: float | None = None
+    is_told: bool = False
     is_refused: bool = False
     ended: set[str] = field(default_factory=set)
 
@@ -104,9 +109,11 @@ class NodeWatch:
         self._lived: dict[str, str] = {}
         self._worked: set[str] = set()
         self._needed = _needed(executors)
-        # Without that resource RayDP would put several on one node, and leave another idle.
+        # With dynamic allocation Spark itself asks for executors and ends them, and lets nobody else do so.
+        self._may_change = executors.setting("spark.dynamicAllocation.enabled", "false") != "true"
         limit = int(executors.setting(MAX_EXECUTORS, executors.setting("spark.executor.instances", "0")))
-        self._places = ExecutorPlaces(limit if STORE_RESOURCE in self._needed else 0)
+        # Without that resource RayDP would put several on one node, and leave another idle.
+        self._places = ExecutorPlaces(limit if self._may_change and STORE_RESOURCE in self._needed else 0)
 
     def start(self) -> None:
         """Watch, in a thread of its own, until the application ends."""
@@ -183,32 +190,34 @@ class NodeWatch:
             drain.node = node
             if drain.empty_s is not None:
                 self._leave(drain, now_s)
-            elif drain.looked_s is None or now_s - drain.looked_s >= _AGAIN_S:
+            else:
                 self._empty(drain, now_s)
 
     def _empty(self, drain: _Drain, now_s: float) -> None:
         """Have a node's shards moved."""
-        is_first, drain.looked_s = drain.looked_s is None, now_s
         node, left = drain.node, 0
         try:
             for fleet in self._fleets():
-                fleet.coordinator.load_all_states()
+                if not drain.is_told:
+                    fleet.coordinator.load_all_states()
                 moves = fleet.coordinator.drain(node.node_id, dry_run=False)
-                fleet.moves.begin(moves)
                 left += len(moves)
+                due = [one for one in moves if now_s - drain.begun_s.get(one, -math.inf) >= _AGAIN_S]
+                drain.begun_s |= dict.fromkeys(due, now_s)
+                fleet.moves.begin(due)
         except StateStoreError as error:
             if not drain.is_refused:
                 log.warning("Ray ends node %s %s, and its shards stay there: %s", node.address, _when(node), error)
             drain.is_refused = True
             return
-        if is_first or drain.is_refused:
+        if not drain.is_told:
             log.warning(
                 "Ray ends node %s %s: its %d shards go to other nodes while batches go on",
                 node.address,
                 _when(node),
                 left,
             )
-        drain.is_refused = False
+        drain.is_told = True
         drain.empty_s = None if left else now_s
 
     def _leave(self, drain: _Drain, now_s: float) -> None:
@@ -223,7 +232,7 @@ class NodeWatch:
 
     def _end_executors(self, drain: _Drain) -> None:
         here = {one.executor_id for one in self._executors.present() if one.host == drain.node.address} - drain.ended
-        if here:
+        if here and self._may_change:
             log.warning(
                 "node %s has no shards any more; its executor is ended before Ray ends the node", drain.node.address
             )

@@ -46,6 +46,10 @@ class Job:
             self.lines.append((time.monotonic(), line.rstrip()))
 
     @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    @property
     def text(self) -> str:
         return "\n".join(line for _, line in self.lines)
 

@@ -1,4 +1,4 @@
-"""``cluster.yaml`` passes Ray's own validation."""
+"""``cluster.yaml`` and ``cluster-local.yaml`` pass Ray's own validation, and say the same of what matters."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ from jsonschema import ValidationError
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 FILE = Path(__file__).parents[2] / "cluster.yaml"
+LOCAL = FILE.with_name("cluster-local.yaml")
 
 
 @pytest.fixture
 def config() -> dict[str, Any]:
     loaded: dict[str, Any] = yaml.safe_load(FILE.read_text())
+    return loaded
+
+
+@pytest.fixture
+def local() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load(LOCAL.read_text())
     return loaded
 
 
@@ -57,7 +64,36 @@ def test_workers_are_marked_as_places_for_stores(config: dict[str, Any]) -> None
 
 
 def test_a_silent_worker_is_given_up_before_a_minute_is_over(config: dict[str, Any]) -> None:
-    start = config["head_start_ray_commands"][-1]
-    settings = dict(word.split("=") for word in start.split() if word.startswith("RAY_health_check_"))
+    settings = health_checks(config)
     silence_ms = int(settings["RAY_health_check_period_ms"]) + int(settings["RAY_health_check_timeout_ms"])
     assert 5_000 < silence_ms * int(settings["RAY_health_check_failure_threshold"]) < 30_000
+
+
+def health_checks(config: dict[str, Any]) -> dict[str, str]:
+    start = config["head_start_ray_commands"][-1]
+    return dict(word.split("=") for word in start.split() if word.startswith("RAY_health_check_"))
+
+
+def options(command: str) -> set[str]:
+    """What follows `ray start`."""
+    return set(command.partition("ray start ")[2].split())
+
+
+def test_ray_accepts_a_cluster_of_ones_own_machines(local: dict[str, Any]) -> None:
+    validate_config(prepare_config(local))
+
+
+def test_machines_of_ones_own_are_started_as_those_on_aws(config: dict[str, Any], local: dict[str, Any]) -> None:
+    assert health_checks(local) == health_checks(config)
+    for kind in ("head", "worker"):
+        ours, theirs = (options(one[f"{kind}_start_ray_commands"][-1]) for one in (local, config))
+        # There the number of places is the node type's, here the machine's own.
+        assert ours - theirs == ({"--resources='{\"statefleet_store\":1}'"} if kind == "worker" else set())
+        assert theirs <= ours
+    assert local["rsync_exclude"] == config["rsync_exclude"]
+    assert any("./run setup" in command for command in local["setup_commands"])
+
+
+def test_the_autoscaler_that_knows_local_machines_is_asked_for(local: dict[str, Any]) -> None:
+    assert local["provider"]["type"] == "local"
+    assert LOCAL.read_text().startswith("# `RAY_UP_enable_autoscaler_v2=0 ray up cluster-local.yaml`")

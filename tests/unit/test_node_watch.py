@@ -65,7 +65,7 @@ def test_there_are_never_more_than_the_limit_or_than_nodes_with_room(present: in
 class World:
     """A cluster of nodes by address, with executors of two cores on some."""
 
-    def __init__(self, *addresses: str, limit: int = 4, offers_places: bool = True) -> None:
+    def __init__(self, *addresses: str, limit: int = 4, offers_places: bool = True, is_dynamic: bool = False) -> None:
         self.nodes = {address: f"id-{address}" for address in addresses}
         self.ending: dict[str, int] = {}
         self.executors: dict[str, str] = {}
@@ -76,6 +76,8 @@ class World:
         self._settings = {"spark.executor.cores": "2", "spark.executor.instances": "1", MAX_EXECUTORS: str(limit)}
         if offers_places:
             self._settings[f"{EXECUTOR_RESOURCES}{STORE_RESOURCE}"] = "1"
+        if is_dynamic:
+            self._settings["spark.dynamicAllocation.enabled"] = "true"
         fleet = WatchedFleet("file:///f", self, self)  # type: ignore[arg-type]
         self.watch = NodeWatch(self, lambda: [fleet], self.ray_nodes, self)  # type: ignore[arg-type]
 
@@ -127,7 +129,7 @@ class World:
         self.told.append(("undrain", node_id))
 
     def begin(self, moves: Sequence[str]) -> None:
-        self.told.append(("move", *moves))
+        self.told += [("move", *moves)] if moves else []
 
     def status(self) -> dict[str, Any]:
         return {"store_actors": []}
@@ -163,6 +165,15 @@ def test_without_places_for_stores_executors_are_raydps_own_business() -> None:
     world = World("a", "b", offers_places=False)
     world.look(0, 20, 100)
     assert world.told == []
+
+
+def test_with_dynamic_allocation_executors_are_sparks_own_business() -> None:
+    world = World("a", "b", "c", is_dynamic=True)
+    world.executors = {"0": "a", "1": "b"}
+    world.ending["b"] = 1
+    world.look(0, 20, 100)
+    world.watch.batch_ended()
+    assert world.told == [], "its store actor is not idle, either"
 
 
 def test_spark_is_told_of_executors_whose_node_ray_has_given_up() -> None:
@@ -201,20 +212,20 @@ def test_a_node_that_ends_is_emptied_then_its_executor_ends_with_a_batch_then_it
     world.look(4, 6)
     world.watch.batch_ended()
     assert len(world.told) == 1, "it still has shards, and they are under way"
-    world.look(12)
-    assert world.told[1:] == [("move", "b:0", "b:1")], "those that did not go are tried again"
+    world.shards = {"b": 1}
+    world.look(32)
+    assert world.told[1:] == [("move", "b:0")], "one that did not go is tried again"
     world.shards = {}
-    world.look(22)
-    assert world.told[2:] == [("move",)]
+    world.look(34)
     world.watch.batch_ended()
-    assert world.told[3:] == [("end", "1")]
-    world.look(24)
-    assert world.told[4:] == [("end store actor", "b")]
-    world.look(40)
-    assert len(world.told) == 5, "no executor is asked for on it"
+    assert world.told[2:] == [("end", "1")]
+    world.look(36)
+    assert world.told[3:] == [("end store actor", "b")]
+    world.look(60)
+    assert len(world.told) == 4, "no executor is asked for on it"
     del world.nodes["b"], world.ending["b"]
-    world.look(42)
-    assert world.told[5:] == [("undrain", "id-b")]
+    world.look(62)
+    assert world.told[4:] == [("undrain", "id-b")]
 
 
 def test_without_batches_the_executor_ends_all_the_same() -> None:
