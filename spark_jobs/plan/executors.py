@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from spark_jobs.plan.catalyst import java_class, scala_list, scala_seq
@@ -45,7 +46,10 @@ class Executors:
 
     def is_over(self) -> bool:
         """Whether the application has ended."""
-        return bool(self._context.isStopped())
+        try:
+            return bool(self._context.isStopped())
+        except (Py4JError, OSError):  # its JVM has ended
+            return True
 
     def setting(self, name: str, otherwise: str) -> str:
         """One of the application's settings."""

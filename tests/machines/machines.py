@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -29,7 +30,7 @@ _HOME = Path("/home") / USER
 SHARED = Path("/mnt")
 #: Of documentation only (RFC 5737), so that no service is there; the first that this machine has no link to.
 _NETWORKS = ("198.51.100", "203.0.113", "192.0.2")
-_TOOLS = ("ip", "unshare", "rsync", "ssh", "ssh-keygen", "/usr/sbin/sshd")
+_TOOLS = ("ip", "unshare", "setpriv", "rsync", "ssh", "ssh-keygen", "/usr/sbin/sshd")
 _ROOT = Path(__file__).parents[2]
 
 
@@ -85,7 +86,20 @@ class Machine:
         for command in (f"addr add {self.address}/24 dev eth0", "link set lo up", "link set eth0 up"):
             _run("ip", "-n", self.name, *command.split())
         log = (self.disk / "console").open("ab")
-        spaces = ["unshare", "-m", "-u", "-i", "-p", "-f", "--kill-child", "--mount-proc"]
+        # It ends with this process, however that ends.
+        spaces = [
+            "setpriv",
+            "--pdeathsig",
+            "KILL",
+            "unshare",
+            "-m",
+            "-u",
+            "-i",
+            "-p",
+            "-f",
+            "--kill-child",
+            "--mount-proc",
+        ]
         self._init = subprocess.Popen(
             ["ip", "netns", "exec", self.name, *spaces, "bash", "-ec", self._start_up()],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
@@ -165,7 +179,7 @@ class Machines:
     """
 
     def __init__(self, folder: Path, count: int) -> None:
-        self.folder, self.name = folder, f"sf{os.getpid() % 100_000}"
+        self.folder, self.name = folder, f"sf{os.getpid()}"
         routes = _run("ip", "route").stdout
         self.network = next(one for one in _NETWORKS if one not in routes)
         self.shared, self.key = folder / "shared", folder / "key"
@@ -177,6 +191,7 @@ class Machines:
     def running(self) -> Iterator[Sequence[Machine]]:
         """The machines, booted."""
         self._make_common()
+        _remove_left_over()
         try:
             _run("ip", "link", "add", self.name, "type", "bridge")
             _run("ip", "addr", "add", f"{self.network}.1/24", "dev", self.name)
@@ -234,6 +249,15 @@ class Machines:
             f"{home}\n".encode() + b"".join((_ROOT / one).read_bytes() for one in inputs)
         ).hexdigest()
         (image / ".set-up").write_text(f"{digest}  -\n")
+
+
+def _remove_left_over() -> None:
+    """Networks of machines whose tests were killed."""
+    for name in _run("ip", "netns", "list").stdout.split():
+        owner = re.fullmatch(r"(sf(\d+))m\d+", name)
+        if owner and not Path(f"/proc/{owner[2]}").exists():
+            for command in (("netns", "del", name), ("link", "del", owner[1])):
+                subprocess.run(["ip", *command], capture_output=True, check=False)
 
 
 def _moved(finder: str, home: Path) -> str:
