@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import ray
 
 from spark_jobs.fleet import Fleet
 
-__all__ = ["address_of", "query_of"]
+__all__ = ["RunsBatches", "address_of", "query_of", "run_until"]
 
 
 def query_of(fleet: Fleet, name: str) -> dict[str, Any]:
@@ -18,3 +20,21 @@ def query_of(fleet: Fleet, name: str) -> dict[str, Any]:
 
 def address_of(node_id: str) -> str:
     return str(next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == node_id))
+
+
+class RunsBatches(Protocol):
+    """A query that is fed by hand."""
+
+    def batch(self) -> None: ...
+
+    def nodes(self) -> list[str]: ...
+
+
+def run_until(query: RunsBatches, is_there: Callable[[], bool], what: str, *, within_s: float = 90) -> float:
+    """Run batches until something is so; returns how long it took."""
+    begun = time.monotonic()
+    while not is_there():
+        assert time.monotonic() - begun < within_s, f"{what}: shards are at {query.nodes()}"
+        query.batch()
+        time.sleep(0.3)
+    return time.monotonic() - begun

@@ -18,6 +18,7 @@ from ray.core.generated import autoscaler_pb2
 
 from benchmarks.nodes import WORKERS, add_worker
 from spark_jobs.fleet import Fleet
+from tests.cluster.looking import run_until
 from tests.cluster.test_moves import Query
 
 JOINING = "127.0.0.5"
@@ -43,16 +44,6 @@ def joined(cluster: Cluster) -> Iterator[Callable[[], Any]]:
     for node in added:
         if node in cluster.worker_nodes:
             cluster.remove_node(node, allow_graceful=False)
-
-
-def run_until(query: Query, is_there: Callable[[], bool], what: str, *, within_s: float = 90) -> float:
-    """Run batches until something is so; returns how long it took."""
-    begun = time.monotonic()
-    while not is_there():
-        assert time.monotonic() - begun < within_s, f"{what}: shards are at {query.nodes()}"
-        query.batch()
-        time.sleep(0.3)
-    return time.monotonic() - begun
 
 
 def announce_end(cluster: Cluster, node_id: str, in_s: float) -> None:

@@ -1,4 +1,4 @@
-"""A node is lost while a query runs: its shards go on elsewhere. The node stays away, so this comes after everything else."""
+"""A node is lost while a query runs: its shards go on elsewhere, until another node joins. The lost one stays away: this comes last."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import pytest
 from pyspark.sql import SparkSession
 from ray.cluster_utils import Cluster
 
+from benchmarks.nodes import add_worker
 from coordinator.calls import RayActors
 from spark_jobs.fleet import Fleet, connect
 from store_actors.deploy import store_metrics
-from tests.cluster.looking import address_of
+from tests.cluster.looking import address_of, run_until
 from tests.cluster.test_moves import Query
 from tests.conftest import NewUri
+
+REPLACEMENT = "127.0.0.6"
 
 
 @pytest.fixture
@@ -75,5 +78,10 @@ def test_standbys_take_over_from_a_node_that_is_lost(
         for _ in range(3):
             query.batch()
         assert sorted(Counter(query.nodes()).values()) == [3, 3]
+        add_worker(cluster, REPLACEMENT)
+        took = run_until(query, lambda: REPLACEMENT in query.nodes(), "the node in its place has no shards")
+        print(f"a node that joined in its place had shards after {took:.1f} s")
+        query.batch()
+        assert Counter(query.nodes()) == dict.fromkeys((*survivors, REPLACEMENT), 2)
     finally:
         query.run.stop()
