@@ -58,7 +58,7 @@ class DriverCalls:
     def _living(self) -> list[WatchedFleet]:
         # Whoever asked a fleet that was shut down would start it anew.
         return [
-            WatchedFleet(uri, one.coordinator, one.moves)
+            WatchedFleet(one.coordinator, one.moves)
             for uri, one in list(self._fleets.items())
             if RayActors().find(coordinator_name(uri)) is not None
         ]

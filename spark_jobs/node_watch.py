@@ -27,7 +27,7 @@ from spark_jobs.plan.executors import Executors
 from spark_jobs.ray_nodes import RayNode, ray_nodes
 from spark_jobs.session.spark_session import EXECUTOR_RESOURCES, MAX_EXECUTORS, STORE_RESOURCE
 from spark_jobs.shadow_moves import ShadowMoves
-from store_actors.deploy import end_store_actor
+from store_actors.deploy import end_store_actors
 
 __all__ = ["NodeWatch", "WatchedFleet"]
 
@@ -45,7 +45,6 @@ _USED_BY_EXECUTORS = ("CPU", STORE_RESOURCE)
 class WatchedFleet(NamedTuple):
     """A fleet of this driver."""
 
-    uri: str
     coordinator: CoordinatorClient
     moves: ShadowMoves
 
@@ -228,7 +227,7 @@ class NodeWatch:
         # Those of other drivers need their store actor.
         if drain.node.is_idle(_USED_BY_EXECUTORS) and drain.node.node_id != self._actors.node_id():
             for fleet in self._fleets():
-                end_store_actor(self._actors, fleet.coordinator, fleet.uri, drain.node.node_id)
+                end_store_actors(self._actors, fleet.coordinator, drain.node.node_id)
 
     def _end_executors(self, drain: _Drain) -> None:
         here = {one.executor_id for one in self._executors.present() if one.host == drain.node.address} - drain.ended

@@ -21,7 +21,7 @@ __all__ = [
     "actors_for",
     "deploy_store_actor",
     "end_fleet",
-    "end_store_actor",
+    "end_store_actors",
     "ensure_store_actor",
     "hand_over",
     "store_actor_name",
@@ -115,15 +115,13 @@ def hand_over(actors: Actors, status: Mapping[str, Any], secrets: Secrets) -> No
             log.warning("store actor %s is lost; its next life asks for the credentials: %s", name, error)
 
 
-def end_store_actor(actors: Actors, coordinator: CoordinatorClient, uri: str, node_id: str) -> None:
-    """Kill the store actor of a node for good, if there is one. What it still holds goes elsewhere with the next lease."""
-    name = store_actor_name(uri, node_id)
-    handle = actors.find(name)
-    if handle is None:
-        return
-    actors.kill(handle, restart=False)
+def end_store_actors(actors: Actors, coordinator: CoordinatorClient, node_id: str) -> None:
+    """Kill the store actors of a node for good, if there are any. What they still hold goes elsewhere with the next lease."""
     for actor in coordinator.status()["store_actors"]:
-        if actor["actor_name"] == name and actor["alive"]:
+        if actor["node_id"] == node_id and actor["alive"]:
+            handle = actors.find(actor["actor_name"])
+            if handle is not None:
+                actors.kill(handle, restart=False)
             coordinator.report_store_actor_lost(actor["instance_id"])
 
 

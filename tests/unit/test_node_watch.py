@@ -78,7 +78,7 @@ class World:
             self._settings[f"{EXECUTOR_RESOURCES}{STORE_RESOURCE}"] = "1"
         if is_dynamic:
             self._settings["spark.dynamicAllocation.enabled"] = "true"
-        fleet = WatchedFleet("file:///f", self, self)  # type: ignore[arg-type]
+        fleet = WatchedFleet(self, self)  # type: ignore[arg-type]
         self.watch = NodeWatch(self, lambda: [fleet], self.ray_nodes, self)  # type: ignore[arg-type]
 
     def look(self, *times: float) -> None:
@@ -132,15 +132,27 @@ class World:
         self.told += [("move", *moves)] if moves else []
 
     def status(self) -> dict[str, Any]:
-        return {"store_actors": []}
+        return {
+            "store_actors": [
+                {
+                    "actor_name": f"at-{one}",
+                    "instance_id": f"life-{one}",
+                    "node_id": f"id-{one}",
+                    "alive": one in self.store_actors,
+                }
+                for one in self.nodes
+            ]
+        }
+
+    def report_store_actor_lost(self, instance_id: str) -> None:
+        self.told.append(("lost", instance_id))
 
     # What it knows of Ray's actors.
     def node_id(self) -> str:
         return "id-head"
 
     def find(self, name: str) -> Any:
-        address = next(one for one in self.nodes if name.endswith(f"id-{one}"[:12]))
-        return SimpleNamespace(address=address) if address in self.store_actors else None
+        return SimpleNamespace(address=name.removeprefix("at-"))
 
     def kill(self, handle: Any, *, restart: bool) -> None:
         assert not restart
@@ -220,12 +232,12 @@ def test_a_node_that_ends_is_emptied_then_its_executor_ends_with_a_batch_then_it
     world.watch.batch_ended()
     assert world.told[2:] == [("end", "1")]
     world.look(36)
-    assert world.told[3:] == [("end store actor", "b")]
+    assert world.told[3:] == [("end store actor", "b"), ("lost", "life-b")]
     world.look(60)
-    assert len(world.told) == 4, "no executor is asked for on it"
+    assert len(world.told) == 5, "no executor is asked for on it"
     del world.nodes["b"], world.ending["b"]
     world.look(62)
-    assert world.told[4:] == [("undrain", "id-b")]
+    assert world.told[5:] == [("undrain", "id-b")]
 
 
 def test_without_batches_the_executor_ends_all_the_same() -> None:
