@@ -90,8 +90,9 @@ class StateLedger(StateHistory):
         #: Runs that a newer run has replaced; they may not lease or commit any more.
         self.retired: set[str] = set()
         self.assignments = Assignments()
-        #: Run and batch whose base was found on every shard.
+        #: Run and batch whose base was found on every shard; run and query that were found to fit the state and its newest schema.
         self._whole: tuple[str, int] | None = None
+        self._fitting: tuple[str, StateMetadata] | None = None
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -230,12 +231,16 @@ class StateLedger(StateHistory):
         StateMismatchError
             The query does not fit the state.
         """
+        if self._fitting == (task.run_id, asked):
+            return []
         asked_for = self._schemas[-1][1] if self._schemas else created.schema
         is_new = task.run_id != self.run_id
         # A new run goes on from what its first batch reads: it supersedes what is later, which does not bind it.
         bound = self.committed_schema(created, task.batch_id) if is_new else asked_for
         check_metadata(replace(created, schema=asked.schema if bound is None else dict(bound)), asked)
         if same_state(asked_for, asked.schema):
+            if not is_new:
+                self._fitting = task.run_id, asked
             return []
         # As it will be read from the log: lists for tuples.
         return [SchemaChanged(task.run_id, self.epoch + is_new, json.loads(json.dumps(asked.schema)))]
@@ -272,7 +277,7 @@ class StateLedger(StateHistory):
             The entries build on a version that is not the one below them.
         """
         entry = entries[0]
-        known = [one for chain in self._partition_chains(entry.partition_id) for one in chain]
+        known = self._made(entry.partition_id, entry.version)
         mine = tuple(one for one in known if one.attempt_id == entry.attempt_id)
         if mine:
             return [], mine
@@ -286,7 +291,7 @@ class StateLedger(StateHistory):
                 epoch=entry.epoch,
                 newest_epoch=None if assignment is None else assignment.epoch,
             )
-        others = tuple(one for one in known if (one.version, one.run_id) == (entry.version, entry.run_id))
+        others = tuple(one for one in known if one.run_id == entry.run_id)
         if others:
             return [], others
         base = self.base_version(entry.partition_id, entry.version - 1)
@@ -299,7 +304,7 @@ class StateLedger(StateHistory):
                 base_version=entry.base_version,
                 expected=base,
             )
-        return [Committed(one) for one in entries], tuple(entries)
+        return [Committed(one.sharing()) for one in entries], tuple(entries)
 
     def decide_snapshot(self, snapshot: SnapshotEntry) -> tuple[list[Record], bool]:
         """Count a snapshot, if the commit that it shows still counts and it is new; returns whether it is counted."""
@@ -345,7 +350,10 @@ class StateLedger(StateHistory):
                 self.assignments.assign(record, self.newest_version(record.partition_id))
             case MoveFailed():
                 self.assignments.stay(record, self.newest_version(record.partition_id))
-            case Committed() | SnapshotAdded() | SchemaChanged() | Truncated():
+            case SchemaChanged():
+                self._fitting = None
+                self.take(record)
+            case Committed() | SnapshotAdded() | Truncated():
                 self.take(record)
             case _:
                 assert_never(record)

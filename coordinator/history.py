@@ -82,6 +82,10 @@ class StateHistory:
         found = (_newest(chain, version) for chain in self._partition_chains(partition_id))
         return [entry for entry in found if entry is not None]
 
+    def _made(self, partition_id: int, version: int) -> list[CommitEntry]:
+        """Entries, one a store, that made a version of a partition."""
+        return [entry for entry in self._newest_of(partition_id, version) if entry.version == version]
+
     def newest_version(self, partition_id: int) -> int:
         """Newest counted version of a partition; 0 without any."""
         return max((chain[-1].version for chain in self._partition_chains(partition_id) if chain), default=0)
@@ -184,8 +188,8 @@ class StateHistory:
 
     def _batch_time_ms(self, partition_id: int, version: int) -> int | None:
         """When Spark planned the batch that made a version; None if nobody said."""
-        made = (self.entry_of(version, partition_id, name) for name in self._stores.get(partition_id, ()))
-        return next((entry.batch_time_ms for entry in made if entry and entry.batch_time_ms is not None), None)
+        made = self._made(partition_id, version)
+        return next((entry.batch_time_ms for entry in made if entry.batch_time_ms is not None), None)
 
     def batch_result(self, run_id: str, batch_id: int, num_shards: int) -> BatchResult:
         """What a batch of a run did to the state, and which shards have not counted it."""
@@ -211,9 +215,9 @@ class StateHistory:
             The run has not committed the batch here.
         """
         for chain in self._chains.values():
-            for entry in reversed(chain):
-                if entry.run_id == run_id and entry.version == batch_id + 1:
-                    return entry.watermarks
+            entry = _newest(chain, batch_id + 1)
+            if entry is not None and (entry.run_id, entry.version) == (run_id, batch_id + 1):
+                return entry.watermarks
         raise InvalidRequestError(
             "an operator is fed by a state that has not committed this batch; nothing was changed; both must be in one query",
             state=self.state_name,
@@ -326,4 +330,8 @@ class StateHistory:
 
 def _newest(chain: Sequence[CommitEntry], version: int | None) -> CommitEntry | None:
     """Newest entry of a chain, or up to a version."""
-    return next((entry for entry in reversed(chain) if version is None or entry.version <= version), None)
+    # What is asked for is one of the last, so the way from the end is short.
+    for entry in reversed(chain):
+        if version is None or entry.version <= version:
+            return entry
+    return None

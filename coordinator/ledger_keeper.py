@@ -50,6 +50,7 @@ class LedgerKeeper:
         self._compared_s = self._clock.elapsed_s()
         self._ledger: StateLedger | None = None
         self.metadata: StateMetadata | None = None
+        self._creating = asyncio.Lock()
         self._queue: list[tuple[Decide[Any], asyncio.Future[Any]]] = []
         #: Whether the next group is appended even if it has no records.
         self._fence = False
@@ -74,8 +75,10 @@ class LedgerKeeper:
 
     async def create_metadata(self, metadata: StateMetadata) -> StateMetadata:
         """The state's metadata, made from `metadata` if there is none."""
-        if self.metadata is None:
-            self.metadata = await asyncio.to_thread(self._log.create_metadata, metadata)
+        async with self._creating:
+            # All tasks of a first batch come at once: one of them asks the object store.
+            if self.metadata is None:
+                self.metadata = await asyncio.to_thread(self._log.create_metadata, metadata)
         return self.metadata
 
     async def submit(self, decide: Decide[Result], *, fence: bool = False) -> Result:

@@ -6,8 +6,9 @@ the format (``docs/format.md``).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NewType
 
 from coordinator.errors import StateStoreError
@@ -169,14 +170,28 @@ class CommitEntry:
         return Watermarks(self.watermark_ms, self.output_watermark_ms, self.source_watermarks_ms)
 
     def to_json(self) -> dict[str, Any]:
-        told = asdict(self)
-        del told["apply_ms"], told["write_ms"]
-        # Records of states that have no such times are as they always were.
-        return {name: value for name, value in told.items() if value is not None or name not in _OPTIONAL}
+        # Not by asdict(), which copies what it finds, and takes longer than all else that is done for a commit.
+        told = {name: getattr(self, name) for name in _RECORDED}
+        told["source_watermarks_ms"] = dict(self.source_watermarks_ms)
+        for name in _OPTIONAL:
+            # Records of states that have no such times are as they always were.
+            if told[name] is None:
+                del told[name]
+        return told
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> CommitEntry:
-        return cls(**data)
+        return cls(**data).sharing()
+
+    def sharing(self) -> CommitEntry:
+        """The same, which has in common with others what many have alike: a coordinator keeps all that are retained."""
+        return replace(
+            self,
+            run_id=sys.intern(self.run_id),
+            executor=sys.intern(self.executor),
+            store_name=sys.intern(self.store_name),
+            source_watermarks_ms=self.source_watermarks_ms or _NO_SOURCES,
+        )
 
 
 #: State, and one attempt's commits of all stores of one of its partitions, which count together.
@@ -184,8 +199,11 @@ PartitionCommit = tuple[str, tuple[CommitEntry, ...]]
 #: Those that count, the own or another attempt's of the same run; or why nothing was counted, or is not known to have been.
 CommitOutcome = tuple[CommitEntry, ...] | StateStoreError
 
-#: Fields of a commit's record that only some have.
-_OPTIONAL = frozenset({"batch_time_ms", "due_ms"})
+#: What commits without sources of their own have in common; nobody changes it.
+_NO_SOURCES: Mapping[str, int] = {}
+#: Fields of a commit's record, in their order; and those that only some have.
+_RECORDED = tuple(one.name for one in fields(CommitEntry) if one.name not in ("apply_ms", "write_ms"))
+_OPTIONAL = ("batch_time_ms", "due_ms")
 
 
 @dataclass(frozen=True, slots=True)

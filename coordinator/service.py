@@ -54,6 +54,9 @@ __all__ = ["Coordinator"]
 
 log = logging.getLogger(__name__)
 
+#: Requests to the object store that are on their way at once, of all states.
+_REQUESTS = 64
+
 
 class Coordinator:
     """Who holds what, and what counts.
@@ -110,6 +113,8 @@ class Coordinator:
         self._maintenance = maintenance
         self._cleaner = Cleaner(self._store, maintenance, self._clock)
         self._rounds: asyncio.Task[None] | None = None
+        # The loop's own has a few threads more than this node has cores, for which requests of many states would wait.
+        self._requests: Any = surroundings.threads.pool(_REQUESTS, "statefleet-requests")
         self._dashboard = Dashboard()
         self._dashboard_url: str | None = None
 
@@ -121,10 +126,10 @@ class Coordinator:
         await self.dashboard_url()
 
     async def _keeper(self, state_name: str) -> LedgerKeeper:
-        keeper = await self._states.keeper(state_name)
         if self._rounds is None:
             self._rounds = asyncio.create_task(self._maintain())
-        return keeper
+            asyncio.get_running_loop().set_default_executor(self._requests)
+        return await self._states.keeper(state_name)
 
     # -- states and leases ----------------------------------------------------------------------------------------
 
@@ -269,9 +274,13 @@ class Coordinator:
     async def elsewhere(self, state_name: str, actor_name: str, partition_ids: Sequence[int]) -> list[int]:
         """Those of some partitions that are leased to another store actor: one look at the log, however many they are."""
         keeper = await self._keeper(state_name)
-        assigned = await keeper.submit(lambda ledger: ([], ledger.assigned()))
-        # By name: a shard that a former life was given is this one's.
-        return [one for one in partition_ids if one in assigned and assigned[one].actor_name != actor_name]
+
+        def look(ledger: StateLedger) -> tuple[list[Record], list[int]]:
+            holders = ((one, ledger.holder(one)) for one in partition_ids)
+            # By name: a shard that a former life was given is this one's.
+            return [], [one for one, holder in holders if holder is not None and holder.actor_name != actor_name]
+
+        return await keeper.submit(look)
 
     # -- maintenance ----------------------------------------------------------------------------------------------
 

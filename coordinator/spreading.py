@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from coordinator.model import ActorLocation
 from coordinator.placement import Choice
 
@@ -65,19 +67,23 @@ def spread(
     # A name is a node's for good; its lives come and go.
     number = {place.location.actor_name: index for index, place in enumerate(ordered)}
     kept: dict[int, int] = {}
+
+    def take(place: int) -> None:
+        room[place] -= 1
+        if not room[place]:
+            del room[place]
+
     # Those that are where the order has them stay first, so that what moves mends the order, too.
     for partition in sorted(range(num_shards), key=lambda one: number.get(_name(present.get(one))) != wanted[one]):
         here = number.get(_name(present.get(partition)))
         if here is not None and room[here] > 0:
-            room[here] -= 1
+            take(here)
             kept[partition] = here
     choices: dict[int, Choice] = {}
     rest = [partition for partition in range(num_shards) if partition not in kept]
     for partition in sorted(rest, key=lambda one: room[wanted[one]] == 0):
-        there = (
-            wanted[partition] if room[wanted[partition]] > 0 else next(one for one, left in room.items() if left > 0)
-        )
-        room[there] -= 1
+        there = wanted[partition] if room[wanted[partition]] > 0 else next(iter(room))
+        take(there)
         choices[partition] = Choice(ordered[there].location, _reason(present.get(partition), number))
     for partition, here in kept.items():
         if present[partition] != ordered[here].location:
@@ -88,16 +94,19 @@ def spread(
 def _order(num_shards: int, weights: Sequence[int]) -> list[int]:
     """Which place each partition has if none is anywhere yet: in turns, each place as often as its weight.
 
-    Smooth weighted round robin, as in nginx.
+    Smooth weighted round robin, as in nginx: the place with the most credit is next, the first one of those that have as much.
     """
-    total, credit, order = sum(weights), [0] * len(weights), list[int]()
-    for _ in range(num_shards):
-        for place, weight in enumerate(weights):
-            credit[place] += weight
-        chosen = max(range(len(weights)), key=lambda place: (credit[place], -place))
-        credit[chosen] -= total
-        order.append(chosen)
-    return order
+    shares = np.array(weights, np.int64)
+    shares //= np.gcd.reduce(shares)
+    # All credit is used up after as many turns, and it begins anew.
+    period = int(shares.sum())
+    credit, turns = np.zeros_like(shares), list[int]()
+    for _ in range(min(num_shards, period)):
+        credit += shares
+        chosen = int(credit.argmax())
+        credit[chosen] -= period
+        turns.append(chosen)
+    return [turns[partition % period] for partition in range(num_shards)]
 
 
 def _name(location: ActorLocation | None) -> str:

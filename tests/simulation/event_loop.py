@@ -110,6 +110,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._run_blocking(partial(func, *args), future)
         return future
 
+    def set_default_executor(self, executor: Any) -> None:
+        """Nothing: see :meth:`run_in_executor`."""
+
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Silent: what is left over when a process dies is nobody's; errors reach whoever waits for the call."""
 

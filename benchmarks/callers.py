@@ -1,0 +1,183 @@
+"""Who calls the coordinator in :mod:`benchmarks.scale`: tasks and store actors as coroutines, and an object store that counts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import Counter
+from collections.abc import Awaitable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from benchmarks.loading import SCHEMA
+from coordinator.core import LeaseGrant
+from coordinator.model import ActorLocation, CommitEntry, StateMetadata, TaskIdentity
+from coordinator.service import Coordinator
+from coordinator.spreading import Place
+from coordinator.storage.memory import MemoryObjectStore
+from coordinator.storage.protocol import ObjectInfo
+
+__all__ = ["FLEET_URI", "CountedObjects", "Query", "actors", "commit_of", "metadata_of"]
+
+FLEET_URI = "memory://"
+_CORES = 16
+#: What store actors wait in, which are processes of their own.
+_STORE_ACTORS = ThreadPoolExecutor(64)
+
+
+class CountedObjects(MemoryObjectStore):
+    """An object store in memory that counts requests, and takes a time for each."""
+
+    def __init__(self, delay_s: float = 0.0) -> None:
+        super().__init__()
+        self.requests: Counter[str] = Counter()
+        self.bytes_put: Counter[str] = Counter()
+        self.delay_s = delay_s
+
+    def _count(self, kind: str, path: str, size: int = 0) -> None:
+        folder = path.split("/")[1] if path.count("/") > 1 else "other"
+        self.requests[f"{kind} {folder}"] += 1
+        self.bytes_put[folder] += size
+        if self.delay_s:
+            time.sleep(self.delay_s)
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        self._count("PUT", path, len(data))
+        return super().put_if_absent(path, data)
+
+    def put(self, path: str, data: bytes) -> None:
+        self._count("PUT", path, len(data))
+        super().put(path, data)
+
+    def get(self, path: str) -> bytes:
+        self._count("GET", path)
+        return super().get(path)
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        self._count("LIST", f"{prefix}/")
+        return super().list(prefix)
+
+
+def actors(count: int) -> list[ActorLocation]:
+    """So many store actors, each on a node of its own."""
+    return [
+        ActorLocation(
+            f"statefleet-store-{n:05d}", uuid.uuid4().hex, uuid.uuid4().hex * 2, f"ip-10-0-{n >> 8}-{n & 255}", n
+        )
+        for n in range(count)
+    ]
+
+
+def metadata_of(name: str, query_id: str, shards: int) -> StateMetadata:
+    """Fixed facts of a state of counts and sums."""
+    return StateMetadata(name, query_id, shards, "update", SCHEMA.to_json())
+
+
+class Query:
+    """A query: its tasks, and the store actors that commit for them."""
+
+    def __init__(self, coordinator: Coordinator, name: str, shards: int, there: Sequence[ActorLocation]) -> None:
+        self._coordinator = coordinator
+        self.name, self.shards, self.actors = name, shards, there
+        self.query_id, self.run_id = str(uuid.uuid4()), str(uuid.uuid4())
+        self._metadata = metadata_of(name, self.query_id, shards)
+        self._nodes = {one.node_id: one for one in there}
+        #: Where Spark runs the task of each shard.
+        self._where = [there[partition % len(there)] for partition in range(shards)]
+        self._grants: dict[int, LeaseGrant] = {}
+
+    def actor_of(self, partition: int) -> ActorLocation:
+        """Store actor of the node that the shard's task runs on."""
+        return self._where[partition]
+
+    async def place(self) -> None:
+        """Tell which nodes have executors, and run tasks where the coordinator says."""
+        for one in self.actors:
+            await self._coordinator.report_store_actor(one)
+        places = [Place(one, _CORES) for one in self.actors]
+        placement = await self._coordinator.place_shards(self.name, self.query_id, self.shards, places)
+        self._where = [self._nodes[node] for node in placement.nodes if node is not None]
+
+    def leases(self, batch: int) -> Iterator[Awaitable[None]]:
+        """Each task's question for its lease."""
+        return (self._lease(partition, batch) for partition in range(self.shards))
+
+    async def _lease(self, partition: int, batch: int) -> None:
+        where = self._where[partition]
+        task = TaskIdentity(
+            self.name,
+            self.query_id,
+            self.run_id,
+            batch,
+            partition,
+            0,
+            f"{where.host}:{where.pid}",
+            1000 * batch,
+            1000 * batch - 1000,
+        )
+        self._grants[partition] = await self._coordinator.attach_and_lease(task, self._metadata, where)
+
+    def commits(self, batch: int) -> Iterator[Awaitable[object]]:
+        """Each shard's commit."""
+        return (self._commit(partition, batch) for partition in range(self.shards))
+
+    async def _commit(self, partition: int, batch: int) -> None:
+        epoch = self._grants[partition].lease.epoch
+        await self._coordinator.commit_all(self.name, [commit_of(self, partition, batch + 1, epoch)])
+
+    async def settle(self, batch: int) -> None:
+        """The end of a batch."""
+        result, placement = await self._coordinator.batch_result(self.name, self.run_id, batch, self.shards)
+        if result.missing:
+            raise AssertionError(f"{len(result.missing)} shards have not committed batch {batch}")
+        self._where = [self._nodes[node] for node in placement.nodes if node is not None]
+
+    def elsewhere(self) -> Iterator[Awaitable[object]]:
+        """What store actors ask in each round of maintenance."""
+        held: dict[str, list[int]] = {}
+        for partition in range(self.shards):
+            held.setdefault(self._where[partition].actor_name, []).append(partition)
+        return (
+            self._coordinator.elsewhere(self.name, one.actor_name, held.get(one.actor_name, [])) for one in self.actors
+        )
+
+    def tasks(self, batch: int, objects: CountedObjects) -> Iterator[Awaitable[None]]:
+        """Each task with all it waits for: its lease, its delta, its commit."""
+        return (self._task(partition, batch, objects) for partition in range(self.shards))
+
+    async def _task(self, partition: int, batch: int, objects: CountedObjects) -> None:
+        await self._lease(partition, batch)
+        await asyncio.get_running_loop().run_in_executor(
+            _STORE_ACTORS, objects.put, f"{self.name}/0/{partition}/{batch}.delta", b""
+        )
+        await self._commit(partition, batch)
+
+
+def commit_of(query: Query, partition: int, version: int, epoch: int) -> CommitEntry:
+    """A commit as a store actor tells of it."""
+    where, attempt = query.actor_of(partition), uuid.uuid4().hex
+    return CommitEntry(
+        partition_id=partition,
+        version=version,
+        base_version=version - 1,
+        epoch=epoch,
+        run_id=query.run_id,
+        attempt_id=attempt,
+        file=f"{query.name}/0/{partition}/{version}-{attempt}.delta",
+        file_bytes=123_456,
+        checksum=3_735_928_559,
+        delta_rows=5_000,
+        rows_updated=5_000,
+        rows_removed=0,
+        state_rows=100_000,
+        state_bytes=12_345_678,
+        rows_in=5_000,
+        rows_late=0,
+        watermark_ms=1_700_000_000_000,
+        committed_at_ms=int(time.time() * 1000),
+        executor=f"{where.host}:{where.pid}",
+        output_watermark_ms=1_700_000_000_000,
+        batch_time_ms=1000 * (version - 1),
+        apply_ms=12,
+        write_ms=34,
+    )
