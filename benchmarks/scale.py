@@ -214,14 +214,14 @@ async def _recovery(options: argparse.Namespace) -> dict[str, Any]:
     held_mib = _resident_mib() - before
     log.append([])
     started = time.perf_counter()
-    log.write_checkpoint(log.seq, ledger)
+    log.write_checkpoint(log.plan_checkpoint(ledger))
     write_s = time.perf_counter() - started
     del ledger
     started = time.perf_counter()
     fresh = _coordinator(objects)
     await fresh.locate(query.name, 0)
     open_s = time.perf_counter() - started
-    size = objects.bytes_put["checkpoints"]
+    size = objects.bytes_put["checkpoints"] + objects.bytes_put["parts"]
     found = {
         "versions": options.versions,
         "memory_mib": held_mib,

@@ -92,10 +92,11 @@ class Cleaner:
         unfinished = await asyncio.to_thread(self._store.list_unfinished, state_name)
         referenced = await keeper.submit(_referenced)
         pinned = self._pins.current(self._clock.elapsed_s())
+        needed = await keeper.needed(infos)
         grace_s = self._maintenance.grace_s
         return [
             *orphans(infos, referenced, pinned, now_s, grace_s),
-            *prunable_records(infos, now_s, grace_s),
+            *prunable_records(infos, needed.seq, needed.parts, now_s, grace_s),
             *abandoned(unfinished, now_s, grace_s),
         ]
 

@@ -35,6 +35,7 @@ _DATA_FILE = re.compile(r"^[^/]+/\d+/\d+/(?:[^/]+/)?\d+-[0-9a-f]+(?:-\d+)?\.(?:d
 #: Listings in a grace period in which something may be found, and grace periods between listings in which nothing is expected.
 _LISTINGS_A_GRACE = 4
 _GRACES_AT_REST = 24
+_PART = re.compile(r"^[^/]+/parts/\d{20}-[^/]+\.json$")
 _RECORD = re.compile(r"/(?P<folder>manifest|checkpoints)/(?P<seq>\d{20})\.json$")
 
 
@@ -81,22 +82,28 @@ def abandoned(unfinished: Iterable[ObjectInfo], now_s: float, grace_s: float) ->
     return [info for info in unfinished if now_s - info.modified_s > grace_s]
 
 
-def prunable_records(infos: Iterable[ObjectInfo], now_s: float, grace_s: float) -> list[ObjectInfo]:
-    """Records of the manifest log that loading does not need any more: those up to the second newest checkpoint.
+def prunable_records(
+    infos: Iterable[ObjectInfo], needed: int, parts: Collection[str], now_s: float, grace_s: float
+) -> list[ObjectInfo]:
+    """Files of the manifest log that loading does not need any more: those before the second newest checkpoint, and its records.
 
     The newest checkpoint may turn out unreadable, so the one before it and all records after that stay. A coordinator that has not
     looked at the log for half the grace period reads it anew before it appends (``LedgerKeeper``), so a freed place is never taken.
+
+    Parameters
+    ----------
+    needed
+        Place in the log of the second newest checkpoint that is whole; 0 if there are not two.
+    parts
+        Parts of checkpoints that those from there on name. A checkpoint that is being written names some of these, and new ones.
     """
-    found = [(match["folder"], int(match["seq"]), info) for info in infos if (match := _RECORD.search(info.path))]
-    checkpoints = sorted(seq for folder, seq, _ in found if folder == "checkpoints")
-    if len(checkpoints) < 2:
-        return []
-    needed = checkpoints[-2]
-    return [
-        info
-        for folder, seq, info in found
-        if now_s - info.modified_s > grace_s and (seq < needed if folder == "checkpoints" else seq <= needed)
-    ]
+
+    def is_needless(info: ObjectInfo) -> bool:
+        if (match := _RECORD.search(info.path)) is None:
+            return _PART.search(info.path) is not None and info.path not in parts
+        return int(match["seq"]) < needed + (match["folder"] == "manifest")
+
+    return [info for info in infos if now_s - info.modified_s > grace_s and is_needless(info)]
 
 
 @dataclass(slots=True)

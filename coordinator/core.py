@@ -21,7 +21,7 @@ commits a version supersedes what earlier runs counted from that version on: the
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
@@ -38,6 +38,7 @@ from coordinator.model import (
     StateMetadata,
     StateStoreId,
     TaskIdentity,
+    Travelling,
 )
 from coordinator.placement import FleetView, PlacementPolicy, PlacementRequest
 from coordinator.records import (
@@ -56,7 +57,7 @@ __all__ = ["LeaseGrant", "StateLedger"]
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseGrant:
+class LeaseGrant(Travelling):
     """A lease and the version that the task's batch reads.
 
     Attributes
@@ -358,13 +359,13 @@ class StateLedger(StateHistory):
             case _:
                 assert_never(record)
 
-    def copy(self) -> StateLedger:
-        """The same, for good: this one may go on."""
+    def copy(self, records: Iterable[Committed | SnapshotAdded]) -> StateLedger:
+        """The same, for good: this one may go on; but of its commits and snapshots these only."""
         other = StateLedger(self.root)
         other.epoch, other.run_id, other.query_id = self.epoch, self.run_id, self.query_id
         other.retired = set(self.retired)
         other.assignments = self.assignments.copy()
-        other.copy_history(self)
+        other.copy_history(self, records)
         return other
 
     def to_json(self) -> dict[str, Any]:
@@ -379,11 +380,13 @@ class StateLedger(StateHistory):
         }
 
     @classmethod
-    def from_json(cls, root: str, data: Mapping[str, Any]) -> StateLedger:
-        """Ledger of a checkpoint."""
+    def from_json(
+        cls, root: str, data: Mapping[str, Any], earlier: Iterable[Committed | SnapshotAdded] | None = None
+    ) -> StateLedger:
+        """Ledger of a checkpoint; `earlier` as for :meth:`load_history`."""
         ledger = cls(root)
         ledger.epoch, ledger.run_id, ledger.query_id = data["epoch"], data["run_id"], data["query_id"]
         ledger.retired = set(data["retired"])
         ledger.assignments = Assignments.from_json(data)
-        ledger.load_history(data)
+        ledger.load_history(data, earlier)
         return ledger

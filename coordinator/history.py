@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any
@@ -288,14 +289,43 @@ class StateHistory:
         self._snapshots[shard] = [one for one in self._snapshots[shard] if one.version >= floor]
         self._floors[shard] = floor
 
-    def copy_history(self, other: StateHistory) -> None:
-        """Have another one's history; that one may go on."""
-        self._chains = {shard: list(chain) for shard, chain in other._chains.items()}
-        self._stores = {partition: list(names) for partition, names in other._stores.items()}
-        self._snapshots = {shard: list(snapshots) for shard, snapshots in other._snapshots.items()}
+    # -- for checkpoints of the log -------------------------------------------------------------------------------
+
+    def size(self) -> int:
+        """Records that are retained."""
+        return sum(map(len, self._chains.values())) + sum(map(len, self._snapshots.values()))
+
+    def retained(self) -> Iterator[Committed | SnapshotAdded]:
+        """Records that are retained, a shard after the other."""
+        yield from (Committed(entry) for chain in self._chains.values() for entry in chain)
+        yield from (SnapshotAdded(one) for items in self._snapshots.values() for one in items)
+
+    def retains(self, record: Committed | SnapshotAdded) -> bool:
+        """Whether a record of the log still says what counts."""
+        if isinstance(record, SnapshotAdded):
+            return record.snapshot in self._snapshots.get(record.snapshot.shard, ())
+        entry = record.entry
+        found = self.entry_of(entry.version, *entry.shard)
+        return found is not None and found.attempt_id == entry.attempt_id
+
+    def oldest_retained(self) -> int:
+        """No shard has a version below this one."""
+        return min((chain[0].version for chain in self._chains.values() if chain), default=0)
+
+    def copy_history(self, other: StateHistory, records: Iterable[Committed | SnapshotAdded]) -> None:
+        """Have another one's history, but of its commits and snapshots these only; that one may go on."""
         self._floors = dict(other._floors)
         self._late_before = dict(other._late_before)
         self._schemas = list(other._schemas)
+        self._hold(records)
+
+    def _hold(self, records: Iterable[Committed | SnapshotAdded]) -> None:
+        """Take in records that all are retained, those of a shard in their order."""
+        for record in records:
+            if isinstance(record, Committed):
+                self._chain(record.entry.shard).append(record.entry)
+            else:
+                self._snapshots.setdefault(record.snapshot.shard, []).append(record.snapshot)
 
     def history_to_json(self) -> dict[str, Any]:
         """The history as data, for a checkpoint of the log."""
@@ -307,16 +337,40 @@ class StateHistory:
             "schemas": [list(one) for one in self._schemas],
         }
 
-    def load_history(self, data: Mapping[str, Any]) -> None:
-        """Have the history of a checkpoint."""
-        for entry in map(CommitEntry.from_json, data["entries"]):
-            self._chain(entry.shard).append(entry)
-        for one in map(SnapshotEntry.from_json, data["snapshots"]):
-            self._snapshots.setdefault(one.shard, []).append(one)
-        self._settle_siblings()
+    def load_history(self, data: Mapping[str, Any], earlier: Iterable[Committed | SnapshotAdded] | None = None) -> None:
+        """Have the history of a checkpoint.
+
+        Parameters
+        ----------
+        earlier
+            Records of the log before those that the data has, in their order: what some of them say counts no more. None if the data
+            has all that is retained.
+        """
+        own: list[Committed | SnapshotAdded] = [Committed(CommitEntry.from_json(one)) for one in data["entries"]]
+        own += [SnapshotAdded(SnapshotEntry.from_json(one)) for one in data["snapshots"]]
+        if earlier is None:
+            self._hold(own)
+            self._settle_siblings()
+        else:
+            for record in itertools.chain(earlier, own):
+                self.take(record)
         self._floors = {(partition, store): floor for partition, store, floor in data["floors"]}
         self._late_before = {(partition, store): late for partition, store, late in data["late_before"]}
         self._schemas = [(epoch, schema) for epoch, schema in data.get("schemas", ())]
+        if earlier is not None:
+            self._forget_below_floors()
+
+    def _forget_below_floors(self) -> None:
+        """Let go of what is retained no more, though it was read."""
+        for shard in [one for one in self._floors if one in self._chains]:
+            floor = self._floors[shard]
+            self._chains[shard] = [entry for entry in self._chains[shard] if entry.version >= floor]
+            self._snapshots[shard] = [one for one in self._snapshots.get(shard, ()) if one.version >= floor]
+            if not self._chains[shard]:
+                # It was superseded as a whole: as if it had never been.
+                del self._chains[shard]
+                self._stores[shard[0]].remove(shard[1])
+        self._snapshots = {shard: some for shard, some in self._snapshots.items() if shard in self._chains}
 
     def _settle_siblings(self) -> None:
         """What early versions left in their checkpoints: entries of stores that the run which superseded them did not ask for."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from coordinator.checkpoints import CheckpointPlan
 from coordinator.core import StateLedger
 from coordinator.errors import LogConflictError, StateStoreError, StorageUnavailableError
-from coordinator.manifest_log import ManifestLog
+from coordinator.manifest_log import ManifestLog, Needed
 from coordinator.model import StateMetadata
 from coordinator.records import Record
+from coordinator.storage.protocol import ObjectInfo
 from coordinator.surroundings import Clock, MachineClock
 
 __all__ = ["Decide", "LedgerKeeper"]
@@ -156,13 +158,17 @@ class LedgerKeeper:
     def _begin_checkpoint(self, ledger: StateLedger) -> None:
         """Have the ledger written down as it is now, beside the answers; the next time it is due if that is still going on."""
         if self._checkpointing is None or self._checkpointing.done():
-            self._checkpointing = asyncio.create_task(self._checkpoint(self._log.seq, ledger.copy()))
+            self._checkpointing = asyncio.create_task(self._checkpoint(self._log.plan_checkpoint(ledger)))
 
-    async def _checkpoint(self, seq: int, ledger: StateLedger) -> None:
+    async def _checkpoint(self, plan: CheckpointPlan) -> None:
         try:
-            await asyncio.to_thread(self._log.write_checkpoint, seq, ledger)
+            await asyncio.to_thread(self._log.write_checkpoint, plan)
         except Exception:  # nobody waits for it, and the log does without
             log.exception("no checkpoint of the manifest log this time; loading will read more")
+
+    async def needed(self, infos: Sequence[ObjectInfo]) -> Needed:
+        """See :meth:`ManifestLog.needed <coordinator.manifest_log.ManifestLog.needed>`."""
+        return await asyncio.to_thread(self._log.needed, infos)
 
     def _is_old(self) -> bool:
         return self._clock.elapsed_s() - self._compared_s > self._max_age_s

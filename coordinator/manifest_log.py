@@ -2,7 +2,8 @@
 
 ``<state>/manifest/<seq>.json`` (20 digits, from 1, no gaps) holds the records of one append; each is created with put-if-absent,
 so of two coordinators that believe themselves in office only one gets a place, and the other learns what was decided
-meanwhile. ``<state>/checkpoints/<seq>.json`` is the ledger after that append, so that loading reads little.
+meanwhile. ``<state>/checkpoints/<seq>.json`` is the ledger after that append, so that loading reads little; of a large ledger most is
+in ``<state>/parts/`` (:mod:`coordinator.checkpoints`).
 """
 
 from __future__ import annotations
@@ -10,43 +11,82 @@ from __future__ import annotations
 import json
 import logging
 import zlib
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+from coordinator.checkpoints import (
+    PART_RECORDS,
+    CheckpointPlan,
+    Part,
+    Since,
+    Written,
+    in_parts,
+    newest_version,
+    part_body,
+    plan_checkpoint,
+    records_of_part,
+)
 from coordinator.core import StateLedger
 from coordinator.errors import CommitUnknownError, CorruptStateError, LogConflictError, StorageUnavailableError
-from coordinator.model import StateMetadata
-from coordinator.records import Record, record_from_json, record_to_json
-from coordinator.storage.protocol import ObjectStore
-from coordinator.surroundings import random_id
+from coordinator.model import CommitEntry, SnapshotEntry, StateMetadata
+from coordinator.records import Committed, Record, SnapshotAdded, record_from_json, record_to_json
+from coordinator.storage.protocol import ObjectInfo, ObjectStore
+from coordinator.surroundings import Pool, random_id
 
-__all__ = ["CHECKPOINT_INTERVAL", "ManifestLog", "seal", "unseal"]
+__all__ = ["CHECKPOINT_INTERVAL", "ManifestLog", "Needed", "seal", "unseal"]
 
 log = logging.getLogger(__name__)
 
 CHECKPOINT_INTERVAL = 64
 _APPEND_ATTEMPTS = 4
+#: Files that are on their way while one is used.
+_READ_AHEAD = 16
 #: Of a log file's JSON, down to which depth it is encoded piece by piece: to the entries of a ledger.
 _DEPTH = 3
+#: How an object begins that was sealed with sorted keys.
+_SEALED = b'{"checksum": '
 
 
-def seal(body: dict[str, Any]) -> bytes:
-    """Bytes of a JSON object with a checksum of all its other fields."""
+def seal(body: dict[str, Any], *, sort_keys: bool = False) -> bytes:
+    """Bytes of a JSON object with a checksum of all its other fields.
+
+    Parameters
+    ----------
+    sort_keys
+        Write it as the checksum sees it, with the checksum in front: quicker to write, and to read.
+    """
+    if sort_keys and body:
+        pieces = [piece.encode() for piece in _pieces(body, sort_keys=True)]
+        # The first piece opens the object.
+        return b"".join([_SEALED, b"%d, " % _crc(pieces), pieces[0][1:], *pieces[1:]])
     return "".join(_pieces({**body, "checksum": _checksum(body)})).encode()
 
 
 def unseal(data: bytes) -> dict[str, Any]:
     """The object of :func:`seal`; ValueError if a byte of it has changed."""
     body: Any = json.loads(data)
-    if not isinstance(body, dict) or body.pop("checksum", None) != _checksum(body):
+    checksum = body.pop("checksum", None) if isinstance(body, dict) else None
+    if checksum is None or (_sorted_checksum(data) != checksum and _checksum(body) != checksum):
         raise ValueError("the checksum differs")
     return dict(body)
 
 
+def _sorted_checksum(data: bytes) -> int | None:
+    """What the checksum of an object has to be if its bytes are those of a sorted one; None if it does not look so."""
+    end = data.find(b", ", len(_SEALED))
+    return _crc([b"{", data[end + 2 :]]) if data.startswith(_SEALED) and end > 0 else None
+
+
 def _checksum(body: dict[str, Any]) -> int:
+    return _crc(piece.encode() for piece in _pieces(body, sort_keys=True))
+
+
+def _crc(pieces: Iterable[bytes]) -> int:
     checksum = 0
-    for piece in _pieces(body, sort_keys=True):
-        checksum = zlib.crc32(piece.encode(), checksum)
+    for piece in pieces:
+        checksum = zlib.crc32(piece, checksum)
     return checksum
 
 
@@ -71,6 +111,32 @@ def _name(path: str) -> str:
     return path.rpartition("/")[2].removesuffix(".json")
 
 
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """What of a log is needed by whoever loads it.
+
+    Attributes
+    ----------
+    seq
+        Place of the second newest checkpoint that can be read with all its parts; 0 if there are not two.
+    parts
+        Parts that checkpoints from there on name; without two checkpoints, whatever is there.
+    """
+
+    seq: int
+    parts: Collection[str]
+
+
+def _parts_of(checkpoint: dict[str, Any]) -> tuple[Part, ...]:
+    return tuple(Part(**part) for part in checkpoint.get("parts", ()))
+
+
+def _records_of_ledger(ledger: dict[str, Any]) -> tuple[Committed | SnapshotAdded, ...]:
+    """Commits and snapshots that a checkpoint has itself."""
+    entries = (Committed(CommitEntry.from_json(one)) for one in ledger["entries"])
+    return (*entries, *(SnapshotAdded(SnapshotEntry.from_json(one)) for one in ledger["snapshots"]))
+
+
 class ManifestLog:
     """Append-only records of one state.
 
@@ -86,6 +152,10 @@ class ManifestLog:
         Makes the ids by which a writer knows its own records.
     checkpoint_interval
         Appends from one checkpoint to the next.
+    part_records
+        Commits and snapshots of a part of a checkpoint.
+    readers
+        Threads that read files side by side; one after the other without.
     """
 
     def __init__(
@@ -96,13 +166,20 @@ class ManifestLog:
         *,
         new_id: Callable[[], str] = random_id,
         checkpoint_interval: int = CHECKPOINT_INTERVAL,
+        part_records: int = PART_RECORDS,
+        readers: Pool | None = None,
     ) -> None:
         self._store = store
         self._state_name = state_name
         self._writer_id = writer_id
         self._new_id = new_id
         self._checkpoint_interval = checkpoint_interval
+        self._part_records = part_records
+        self._readers = readers
         self._seq = 0
+        #: What the newest checkpoint was made of; None while one is on its way, and where none is known.
+        self._written: Written | None = None
+        self._since = Since(0)
 
     def _path(self, folder: str, seq: int) -> str:
         return f"{self._state_name}/{folder}/{seq:020d}.json"
@@ -115,34 +192,57 @@ class ManifestLog:
         CorruptStateError
             A record is missing or unreadable; names the file.
         """
-        ledger, done = self._load_checkpoint()
+        ledger, done, written = self._load_checkpoint()
         names = [info.path for info in self._store.list(f"{self._state_name}/manifest")]
         newest = max((int(_name(name)) for name in names), default=0)
-        for seq in range(done + 1, newest + 1):
-            path = self._path("manifest", seq)
+        since = Since(done)
+        for path, body in self._read_all([self._path("manifest", seq) for seq in range(done + 1, newest + 1)]):
             try:
-                for record in self._read(path)["records"]:
-                    ledger.fold(record_from_json(record))
+                records = [record_from_json(record) for record in body["records"]]
+                for record in records:
+                    ledger.fold(record)
             except (KeyError, TypeError, ValueError) as error:
                 raise self._unreadable(path) from error
+            since.add(body["seq"], records)
         # Before anything is told by it: who wrote the newest records may have died before they were durable.
         for folder in ("manifest", "checkpoints"):
             self._store.ensure_durable(f"{self._state_name}/{folder}")
-        self._seq = max(done, newest)
+        self._seq, self._written, self._since = max(done, newest), written, since
         return ledger
 
-    def _load_checkpoint(self) -> tuple[StateLedger, int]:
+    def _load_checkpoint(self) -> tuple[StateLedger, int, Written | None]:
+        """The newest ledger that can be read, its place in the log, and what its checkpoint was made of."""
         root = f"{self._store.uri}/{self._state_name}"
         checkpoints = self._store.list(f"{self._state_name}/checkpoints")
         for info in reversed(checkpoints):
             try:
                 data = self._read(info.path)
-                return StateLedger.from_json(root, data["ledger"]), int(data["seq"])
+                parts = _parts_of(data)
+                earlier = self._records_of(parts) if parts else None
+                ledger = StateLedger.from_json(root, data["ledger"], earlier)
+                rest = _records_of_ledger(data["ledger"]) if parts else ()
+                return ledger, int(data["seq"]), Written(int(data["seq"]), parts, rest)
             except (CorruptStateError, AttributeError, KeyError, TypeError, ValueError) as error:
                 if not self._has_record_of(info.path):
-                    raise self._unreadable(info.path) from error
+                    raise error if isinstance(error, CorruptStateError) else self._unreadable(info.path) from error
                 log.warning("a checkpoint of the manifest log is unreadable, reading from the one before: %s", error)
-        return StateLedger(root), 0
+        return StateLedger(root), 0, None
+
+    def _records_of(self, parts: Iterable[Part]) -> Iterator[Committed | SnapshotAdded]:
+        for _, body in self._read_all([part.file for part in parts]):
+            yield from records_of_part(body)
+
+    def _read_all(self, paths: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Files in their order, the next ones on their way while one is used."""
+        if self._readers is None:
+            yield from ((path, self._read(path)) for path in paths)
+            return
+        waiting = deque(self._readers.submit(self._read, path) for path in paths[:_READ_AHEAD])
+        for place, path in enumerate(paths):
+            body = waiting.popleft().result()
+            if place + _READ_AHEAD < len(paths):
+                waiting.append(self._readers.submit(self._read, paths[place + _READ_AHEAD]))
+            yield path, body
 
     def _has_record_of(self, checkpoint: str) -> bool:
         """Whether the record that a checkpoint was made after is still in the log, so that the log can do without it."""
@@ -212,6 +312,7 @@ class ManifestLog:
         body = {"seq": seq, "writer_id": self._writer_id, "record_id": record_id, "records": told}
         self._put(self._path("manifest", seq), seal(body), record_id)
         self._seq = seq
+        self._since.add(seq, records)
 
     def _put(self, path: str, data: bytes, record_id: str) -> None:
         for _ in range(_APPEND_ATTEMPTS):
@@ -252,13 +353,51 @@ class ManifestLog:
         except ValueError as error:
             raise self._unreadable(path) from error
 
-    def write_checkpoint(self, seq: int, ledger: StateLedger) -> None:
-        """Store the ledger as it was after a record, so that loading reads little; nothing depends on it, and it may take its time."""
-        data = seal({"seq": seq, "ledger": ledger.to_json()})
+    def plan_checkpoint(self, ledger: StateLedger) -> CheckpointPlan:
+        """What is to be written of the ledger, which is as the last record left it; it is carried out before the next is planned."""
+        plan = plan_checkpoint(self._seq, ledger, self._written, self._since, self._part_records)
+        # What this one does not make known: where it fails, nobody knows which files are there, and the next one is written anew.
+        self._written, self._since = None, self._since.after(self._seq)
+        return plan
+
+    def write_checkpoint(self, plan: CheckpointPlan) -> None:
+        """Store a ledger, so that loading reads little; nothing depends on it, and it may take its time."""
         try:
-            self._store.put_if_absent(self._path("checkpoints", seq), data)
+            parts = (
+                *plan.parts,
+                *(self._put_part(plan.seq, records) for records in in_parts(plan, self._part_records)),
+            )
+            body = {"seq": plan.seq, "ledger": plan.ledger.to_json()}
+            if parts:
+                body["parts"] = [part.to_json() for part in parts]
+            if self._store.put_if_absent(self._path("checkpoints", plan.seq), seal(body)):
+                self._written = Written(plan.seq, parts, plan.rest)
         except (CommitUnknownError, StorageUnavailableError) as error:
             log.warning("no checkpoint of the manifest log this time (loading will read more): %s", error)
+
+    def _put_part(self, seq: int, records: tuple[Committed | SnapshotAdded, ...]) -> Part:
+        # Its name is nobody else's: another coordinator may make other parts at the same place of the log.
+        file = f"{self._state_name}/parts/{seq:020d}-{self._new_id()}.json"
+        self._store.put(file, seal(part_body(records), sort_keys=True))
+        return Part(file, len(records), newest_version(records))
+
+    def needed(self, infos: Iterable[ObjectInfo]) -> Needed:
+        """What loading needs of the files of the log's folders, as they were listed."""
+        there = {info.path for info in infos}
+        whole: list[int] = []
+        parts: set[str] = set()
+        for path in sorted((path for path in there if "/checkpoints/" in path), reverse=True):
+            try:
+                named = {part.file for part in _parts_of(self._read(path))}
+            except (CorruptStateError, KeyError, TypeError, ValueError):
+                # It is of no use to anybody.
+                continue
+            parts |= named
+            if named <= there:
+                whole.append(int(_name(path)))
+            if len(whole) == 2:
+                return Needed(whole[1], parts)
+        return Needed(0, there)
 
     def load_metadata(self) -> StateMetadata | None:
         """The state's fixed facts; None if the state does not exist."""

@@ -15,6 +15,9 @@ from coordinator.surroundings import Surroundings
 
 __all__ = ["OpenStates"]
 
+#: Files of logs that are read at once.
+_READERS = 32
+
 
 class OpenStates:
     """Keepers of ledgers, by the names of their states.
@@ -27,6 +30,8 @@ class OpenStates:
         Of this life of the coordinator.
     checkpoint_interval
         Of the manifest logs, in appends.
+    part_records
+        Of their checkpoints.
     max_age_s
         See :class:`~coordinator.ledger_keeper.LedgerKeeper`.
     """
@@ -38,13 +43,16 @@ class OpenStates:
         surroundings: Surroundings,
         *,
         checkpoint_interval: int,
+        part_records: int,
         max_age_s: float,
     ) -> None:
         self._store = store
         self._writer_id = writer_id
         self._surroundings = surroundings
         self._checkpoint_interval = checkpoint_interval
+        self._part_records = part_records
         self._max_age_s = max_age_s
+        self._readers = surroundings.threads.pool(_READERS, "statefleet-log")
         self._keepers: dict[str, LedgerKeeper] = {}
         #: One a state: a state that is slow to read, or broken, is waited for by nobody else's tasks.
         self._opening: dict[str, asyncio.Lock] = {}
@@ -70,6 +78,8 @@ class OpenStates:
             self._writer_id,
             new_id=self._surroundings.new_id,
             checkpoint_interval=self._checkpoint_interval,
+            part_records=self._part_records,
+            readers=self._readers,
         )
         keeper = LedgerKeeper(manifest_log, max_age_s=self._max_age_s, clock=self._surroundings.clock)
         await keeper.open()

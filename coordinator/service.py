@@ -12,6 +12,7 @@ from typing import Any
 
 from coordinator.active_instances import ActiveInstances
 from coordinator.batch_result import BatchResult
+from coordinator.checkpoints import PART_RECORDS
 from coordinator.cleaner import Cleaner
 from coordinator.cleaning_rules import check_age
 from coordinator.core import LeaseGrant, StateLedger
@@ -77,6 +78,8 @@ class Coordinator:
         Where shards go that were not planned.
     checkpoint_interval
         Of the manifest logs, in appends.
+    part_records
+        Of their checkpoints (:mod:`coordinator.checkpoints`).
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Coordinator:
         placement: PlacementPolicy | None = None,
         surroundings: Surroundings | None = None,
         checkpoint_interval: int = CHECKPOINT_INTERVAL,
+        part_records: int = PART_RECORDS,
     ) -> None:
         self._uri = uri
         self._store = store
@@ -102,6 +106,7 @@ class Coordinator:
             self._writer_id,
             surroundings,
             checkpoint_interval=checkpoint_interval,
+            part_records=part_records,
             max_age_s=maintenance.grace_s / 2,
         )
         self._lives = StoreActorLives()

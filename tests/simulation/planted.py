@@ -12,7 +12,7 @@ from coordinator.cleaning_rules import check_age
 from coordinator.core import StateLedger
 from coordinator.errors import CommitUnknownError, FencedError, LogConflictError, StateStoreError
 from coordinator.history import StateHistory
-from coordinator.manifest_log import ManifestLog
+from coordinator.manifest_log import ManifestLog, Needed
 from coordinator.model import CommitEntry, LoadPlan, LoadPlans
 from coordinator.records import Committed
 from coordinator.service import Coordinator
@@ -124,6 +124,18 @@ def _schemas_left_out(to_json: Callable[..., dict[str, Any]]) -> Callable[..., d
     return lambda ledger: {**to_json(ledger), "schemas": []}
 
 
+def _newest_taken_for_oldest(_: Callable[..., int]) -> Callable[..., int]:
+    return lambda ledger: max((chain[-1].version for chain in ledger._chains.values() if chain), default=0)
+
+
+def _parts_not_looked_for(needed: Callable[..., Needed]) -> Callable[..., Needed]:
+    return lambda log, infos: replace(needed(log, infos), parts=())
+
+
+def _parts_without_an_order(records_of: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda log, parts: iter(list(records_of(log, parts))[::-1])
+
+
 def _batches_by_halves(_: Callable[..., bool]) -> Callable[..., bool]:
     return lambda driver, run_id, batch, left_out: True
 
@@ -213,6 +225,13 @@ BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "commits since a copy are left out": (HeldPartitions, "_go_on", _commits_since_left_out),
     "a schema counts without a commit in it": (StateHistory, "_load_plan", _schemas_of_failed_runs_kept),
     "a checkpoint of the ledger forgets schemas": (StateLedger, "to_json", _schemas_left_out),
+    "parts of a checkpoint go while some of their records count": (
+        StateHistory,
+        "oldest_retained",
+        _newest_taken_for_oldest,
+    ),
+    "parts that a checkpoint names are cleaned away": (ManifestLog, "needed", _parts_not_looked_for),
+    "records of parts are read in another order than the log's": (ManifestLog, "_records_of", _parts_without_an_order),
     "shards that no action asked for are left out of their batch": (Driver, "_complete", _batches_by_halves),
     # What the first of the two leaves out, the second would refuse.
     "batches count by halves": (StateLedger, "check_whole", _any_base_will_do),

@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
+from coordinator.checkpoints import PART_RECORDS
 from coordinator.client import CoordinatorClient
 from coordinator.deploy import coordinator_name
 from coordinator.maintenance import Maintenance
@@ -123,6 +124,8 @@ class World:
         self._moves_rng = random.Random(seed + 2)
         self._move_rate = self._moves_rng.choice((0.0, 0.0, 0.01, 0.03))
         self._mover: Mover | None = None
+        #: Of checkpoints; also of its own.
+        self._part_records = random.Random(seed + 3).choice((PART_RECORDS, 2, 6))
         #: How many store actors follow what each shard commits, where shards are moved.
         self.standbys = self._moves_rng.randrange(2)
         self._harsh = harsh
@@ -208,6 +211,7 @@ class World:
                 self.nodes[0],
                 surroundings=replace(self.surroundings, clock=clock),
                 checkpoint_interval=self.weather.checkpoint_interval,
+                part_records=self._part_records,
             )
 
         self.cluster.current[name] = AsyncLife(self.cluster, name, self._label("coordinator"), self.nodes[0], make)

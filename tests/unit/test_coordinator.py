@@ -528,3 +528,18 @@ def test_what_is_sealed_piece_by_piece_is_plain_json(body: dict[str, Any]) -> No
     checksum = zlib.crc32(json.dumps(body, sort_keys=True).encode())
     assert seal(body) == json.dumps({**body, "checksum": checksum}).encode()
     assert unseal(seal(body)) == body
+    # With sorted keys it is what the checksum is of; one that was sorted by somebody else is as good.
+    quick = seal(body, sort_keys=True)
+    assert json.loads(quick) == {**body, "checksum": checksum}
+    assert unseal(quick) == unseal(json.dumps({"checksum": checksum, **body}, indent=1).encode()) == body
+
+
+def test_a_byte_that_has_changed_is_seen_however_a_file_was_sealed() -> None:
+    body = {"records": [{"kind": "a", "n": 12}], "also": "text"}
+    for sealed in (seal(body), seal(body, sort_keys=True)):
+        for place, byte in enumerate(sealed):
+            with pytest.raises(ValueError, match=r"checksum|Expecting|delimiter|decode|Invalid|Unterminated|Extra"):
+                unseal(sealed[:place] + bytes([byte ^ 1]) + sealed[place + 1 :])
+        for place in range(len(sealed)):
+            with pytest.raises(ValueError, match=r"checksum|Expecting|delimiter|decode|Invalid|Unterminated|Extra"):
+                unseal(sealed[:place])

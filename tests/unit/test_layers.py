@@ -77,6 +77,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "coordinator's rules": (
         "coordinator.assignments",
         "coordinator.batch_result",
+        "coordinator.checkpoints",
         "coordinator.cleaning_rules",
         "coordinator.compatibility",
         "coordinator.core",

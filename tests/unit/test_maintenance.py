@@ -217,11 +217,20 @@ def test_only_old_unneeded_data_files_are_orphans() -> None:
 
 def test_records_are_needed_from_the_second_newest_checkpoint_on() -> None:
     infos = [info(f"s/manifest/{seq:020d}.json", 500) for seq in range(1, 200)]
-    assert prunable_records([*infos, info(f"s/checkpoints/{64:020d}.json", 500)], 10_000, 100) == []
+    infos += [info(f"s/parts/{64:020d}-{name}.json", age) for name, age in (("a", 500), ("b", 500), ("c", 5))]
     checkpoints = [info(f"s/checkpoints/{seq:020d}.json", 500) for seq in (64, 128, 192)]
-    gone = {one.path for one in prunable_records([*infos, *checkpoints], 10_000, 100)}
-    assert gone == {one.path for one in infos[:128]} | {checkpoints[0].path}
-    assert prunable_records([*infos, *checkpoints], 10_000, 1000) == []
+    kept = {f"s/parts/{64:020d}-a.json"}
+    gone = {one.path for one in prunable_records([*infos, *checkpoints], 128, kept, 10_000, 100)}
+    assert gone == {one.path for one in infos[:128]} | {checkpoints[0].path, f"s/parts/{64:020d}-b.json"}
+    assert prunable_records([*infos, *checkpoints], 128, kept, 10_000, 1000) == []
+    assert prunable_records([*infos, *checkpoints], 0, {one.path for one in infos}, 10_000, 100) == []
+
+
+def pruned(store: MemoryObjectStore) -> list[ObjectInfo]:
+    """What cleaning would let go of the log of a state, were all of it old."""
+    infos = store.list("s")
+    needed = ManifestLog(store, "s", "cleaner").needed(infos)
+    return prunable_records(infos, needed.seq, needed.parts, time.time(), 0)
 
 
 def test_pinned_files_are_let_go_after_their_time() -> None:
@@ -270,7 +279,7 @@ def test_a_coordinator_that_slept_reads_the_log_before_it_answers_or_appends() -
             await successor.submit(bump)
         clock.passed_s = 1000.0
         # Its next place was used and cleaned away: taking it would count what nobody will ever read.
-        for old in prunable_records(store.list("s"), time.time(), 0):
+        for old in pruned(store):
             store.delete(old.path)
         assert await sleeper.submit(bump) == 262
         fresh = LedgerKeeper(ManifestLog(store, "s", "fresh"), clock=clock)
@@ -318,7 +327,7 @@ def test_a_log_that_takes_longer_to_read_than_a_ledger_may_be_old_is_read_once()
         for _ in range(120):
             await writer.submit(bump)
         clock.passed_s += 1000
-        for old in prunable_records(store.list("s"), time.time(), 0):
+        for old in pruned(store):
             store.delete(old.path)
         assert await slow.submit(lambda ledger: ([], ledger.epoch)) == 141
 

@@ -7,16 +7,20 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 import pytest
 
+from coordinator.core import LeaseGrant, StateLedger
 from coordinator.errors import CommitUnknownError, StateStoreError, StorageUnavailableError
-from coordinator.manifest_log import ManifestLog
-from coordinator.model import StateMetadata
+from coordinator.manifest_log import ManifestLog, unseal
+from coordinator.model import CommitEntry, Lease, StateMetadata, StateStoreId
+from coordinator.records import Committed, record_from_json
 from coordinator.storage.local import LocalObjectStore
 from tests.unit.losing_disk import KEEPS, LosingDisk, PowerLoss
+from tests.unit.test_coordinator import actor, entry
 
 METADATA = StateMetadata("clicks", "query", 2, "update", {})
 #: Changes that the disk sees in the whole scenario; more than there are does no harm.
@@ -30,7 +34,10 @@ def store_on(disk: LosingDisk, kind: type[LocalObjectStore] = LocalObjectStore) 
 
 def log_on(store: LocalObjectStore, writer: str) -> ManifestLog:
     numbers = count()
-    return ManifestLog(store, "clicks", writer, new_id=lambda: f"{writer}-{next(numbers)}", checkpoint_interval=2)
+    # Checkpoints have parts from the third commit on.
+    return ManifestLog(
+        store, "clicks", writer, new_id=lambda: f"{writer}-{next(numbers)}", checkpoint_interval=2, part_records=2
+    )
 
 
 def record(seq: int) -> str:
@@ -50,10 +57,17 @@ def write_batches(store: LocalObjectStore, writer: str, told: list[str], batches
         delta = f"clicks/0/{number % 2}/{number}-{writer}.delta"
         store.put(delta, f"delta {number} of {writer}".encode() * 10)
         told.append(delta)
-        log.append([])
+        committed = Committed(commit(number, delta))
+        log.append([committed])
+        ledger.fold(committed)
         if log.is_checkpoint_due:
-            log.write_checkpoint(log.seq, ledger)
+            log.write_checkpoint(log.plan_checkpoint(ledger))
         told.append(record(number))
+
+
+def commit(version: int, file: str) -> CommitEntry:
+    grant = LeaseGrant(Lease(StateStoreId("clicks", 0, 0), "run", 1, actor("a")), version - 1)
+    return replace(entry(grant, version), file=file)
 
 
 class Machine:
@@ -85,7 +99,11 @@ class Machine:
             there = {info.path for info in store.list("")}
             lost = [path for path in self.told if path not in there]
             assert not lost, f"told to be there, and lost: {lost}"
-            log_on(store, "reader").load()
+            ledger, folded = log_on(store, "reader").load(), StateLedger("clicks")
+            for info in store.list("clicks/manifest"):
+                for told in unseal(store.get(info.path))["records"]:
+                    folded.fold(record_from_json(told))
+            assert ledger.entries(0) == folded.entries(0), "a checkpoint says something else than the log"
 
 
 @pytest.fixture
