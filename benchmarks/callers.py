@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from benchmarks.loading import SCHEMA
 from coordinator.core import LeaseGrant
-from coordinator.model import ActorLocation, CommitEntry, StateMetadata, TaskIdentity
+from coordinator.errors import StateStoreError
+from coordinator.model import ActorLocation, CommitEntry, PartitionCommit, StateMetadata, TaskIdentity
 from coordinator.service import Coordinator
 from coordinator.spreading import Place
 from coordinator.storage.memory import MemoryObjectStore
@@ -123,7 +124,11 @@ class Query:
 
     async def _commit(self, partition: int, batch: int) -> None:
         epoch = self._grants[partition].lease.epoch
-        await self._coordinator.commit_all(self.name, [commit_of(self, partition, batch + 1, epoch)])
+        (counted,) = await self._coordinator.commit_partitions(
+            self.name, [PartitionCommit((commit_of(self, partition, batch + 1, epoch),))]
+        )
+        if isinstance(counted, StateStoreError):
+            raise counted
 
     async def settle(self, batch: int) -> None:
         """The end of a batch."""

@@ -7,13 +7,12 @@ from typing import Any
 
 from coordinator.batch_result import BatchResult
 from coordinator.calls import Actors, RayActors, call_until
-from coordinator.core import LeaseGrant
+from coordinator.core import Counted, LeaseGrant
 from coordinator.deploy import coordinator_name, deploy_coordinator
 from coordinator.errors import CredentialsNeededError, InvalidRequestError, StateStoreError
 from coordinator.maintenance import Maintenance
 from coordinator.model import (
     ActorLocation,
-    CommitOutcome,
     InstancePlans,
     LoadPlans,
     PartitionCommit,
@@ -169,9 +168,9 @@ class CoordinatorClient:
         grant: LeaseGrant = self._call("attach_and_lease", task, metadata, local)
         return grant
 
-    def commit_many(self, commits: Sequence[PartitionCommit]) -> list[CommitOutcome]:
-        """See :meth:`Coordinator.commit_many <coordinator.service.Coordinator.commit_many>`."""
-        outcomes: list[CommitOutcome] = self._call("commit_many", list(commits))
+    def commit_partitions(self, state_name: str, commits: Sequence[PartitionCommit]) -> list[Counted | StateStoreError]:
+        """See :meth:`Coordinator.commit_partitions <coordinator.service.Coordinator.commit_partitions>`."""
+        outcomes: list[Counted | StateStoreError] = self._call("commit_partitions", state_name, list(commits))
         return outcomes
 
     def batch_result(

@@ -53,7 +53,7 @@ from coordinator.records import (
 )
 from coordinator.watermarks import Watermarks
 
-__all__ = ["LeaseGrant", "StateLedger"]
+__all__ = ["Counted", "LeaseGrant", "StateLedger"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,22 @@ class LeaseGrant(Travelling):
     base_version: int
     watermarks: Watermarks = field(default_factory=Watermarks)
     upstream: tuple[Watermarks, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Counted(Travelling):
+    """What became of a partition's commits.
+
+    Attributes
+    ----------
+    entries
+        Those that count: the own, or another attempt's of the same run.
+    following
+        The lease of the next batch, for a task of the same run; None if the coordinator is to be asked for it.
+    """
+
+    entries: tuple[CommitEntry, ...]
+    following: LeaseGrant | None = None
 
 
 class StateLedger(StateHistory):

@@ -10,8 +10,16 @@ from typing import Any
 from coordinator.compatibility import changes, fitting
 from coordinator.core import LeaseGrant, StateLedger
 from coordinator.ledger_keeper import LedgerKeeper
-from coordinator.model import ActorLocation, StateMetadata, TaskIdentity
-from coordinator.placement import FleetView
+from coordinator.model import (
+    PYTHON_QUERY_ID,
+    ActorLocation,
+    CommitEntry,
+    Lease,
+    StateMetadata,
+    StateStoreId,
+    TaskIdentity,
+)
+from coordinator.placement import FleetView, PlacementRequest
 from coordinator.placing import Placing
 from coordinator.records import Record
 
@@ -105,6 +113,37 @@ class Leasing:
         grant, is_new, former = await keeper.submit(decide)
         if not task.is_of_python:
             self._placing.count(task.state_name, task.partition_id, local, former, grant.lease.location)
-        standbys = self._placing.standbys(task.state_name, task.partition_id, grant.lease.location, self._fleet)
-        lease = replace(grant.lease, standbys=tuple(one.actor_name for one in standbys))
+        lease = replace(grant.lease, standbys=self._standbys(task.state_name, task.partition_id, grant.lease.location))
         return replace(grant, lease=lease, upstream=tuple(upstream)), is_new
+
+    def _standbys(self, state_name: str, partition_id: int, holder: ActorLocation) -> tuple[str, ...]:
+        found = self._placing.standbys(state_name, partition_id, holder, self._fleet)
+        return tuple(one.actor_name for one in found)
+
+    def following(self, ledger: StateLedger, created: StateMetadata, entry: CommitEntry) -> LeaseGrant | None:
+        """The lease of the batch after a commit that is about to be counted, if it is known by now what it will be.
+
+        It is not if the shard is to go elsewhere, or the operator is fed by another one, whose watermark of that batch is yet to come.
+        Partitions of programs have no next batch of their run.
+        """
+        assignment = ledger.assignments.get(entry.partition_id)
+        fed = created.schema.get("options", {}).get("upstream", ())
+        if assignment is None or fed or ledger.query_id == PYTHON_QUERY_ID:
+            return None
+        holder = assignment.location
+        if not self._placing.stays(
+            PlacementRequest(ledger.state_name, entry.partition_id, holder, holder), self._fleet
+        ):
+            return None
+        lease = Lease(
+            StateStoreId(ledger.root, 0, entry.partition_id),
+            entry.run_id,
+            assignment.epoch,
+            holder,
+            self._standbys(ledger.state_name, entry.partition_id, holder),
+        )
+        return LeaseGrant(lease, entry.version, entry.watermarks)
+
+    def count_carried(self, state_name: str, partition_id: int) -> None:
+        """Take note of a state operation for whose lease nobody was asked: tasks ask the store actors of their own node only."""
+        self._placing.count_local(state_name, partition_id)

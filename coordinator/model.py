@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from typing import Any, NewType
 
-from coordinator.errors import StateStoreError
 from coordinator.watermarks import Watermarks
 
 __all__ = [
@@ -20,7 +19,6 @@ __all__ = [
     "PYTHON_QUERY_ID",
     "ActorLocation",
     "CommitEntry",
-    "CommitOutcome",
     "Lease",
     "InstancePlans",
     "LoadPlan",
@@ -211,10 +209,19 @@ class CommitEntry(Travelling):
         )
 
 
-#: State, and one attempt's commits of all stores of one of its partitions, which count together.
-PartitionCommit = tuple[str, tuple[CommitEntry, ...]]
-#: Those that count, the own or another attempt's of the same run; or why nothing was counted, or is not known to have been.
-CommitOutcome = tuple[CommitEntry, ...] | StateStoreError
+@dataclass(frozen=True, slots=True)
+class PartitionCommit(Travelling):
+    """One attempt's commits of all stores of a partition.
+
+    Attributes
+    ----------
+    is_carried
+        Whether its lease came with the commit before, so that nobody was asked for it.
+    """
+
+    entries: tuple[CommitEntry, ...]
+    is_carried: bool = False
+
 
 #: What commits without sources of their own have in common; nobody changes it.
 _NO_SOURCES: Mapping[str, int] = {}

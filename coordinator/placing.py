@@ -241,6 +241,15 @@ class Placing:
         living = [one for one in (_living(location, fleet) for location in here) if one is not None]
         return living[request.partition_id % len(living)] if living else request.asking
 
+    def stays(self, request: PlacementRequest, fleet: FleetView) -> bool:
+        """Whether a shard is where it shall be in the batch after the one at hand, as far as is known."""
+        plan = self._plans.get(request.state_name)
+        if request.present is None or (plan is not None and request.partition_id in plan.at_end):
+            return False
+        planned = self.planned(request.state_name, request.partition_id, fleet)
+        choice = planned or self._otherwise.place(request, fleet)
+        return choice.location == request.present and fleet.is_alive(request.present)
+
     def planned(self, state_name: str, partition_id: int, fleet: FleetView) -> Choice | None:
         """Where a shard goes with its next lease, if that is planned."""
         plan = self._plans.get(state_name)
@@ -314,6 +323,10 @@ class Placing:
             Store actors that had the shard before and that has it now.
         """
         self._operations[state_name, partition_id][self._outcome(state_name, asking, former, has)] += 1
+
+    def count_local(self, state_name: str, partition_id: int) -> None:
+        """A task was on the node of its shard."""
+        self._operations[state_name, partition_id][LOCAL] += 1
 
     def _outcome(self, state_name: str, asking: ActorLocation, former: ActorLocation | None, has: ActorLocation) -> str:
         plan = self._plans.get(state_name)

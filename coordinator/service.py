@@ -15,7 +15,7 @@ from coordinator.batch_result import BatchResult
 from coordinator.checkpoints import PART_RECORDS
 from coordinator.cleaner import Cleaner
 from coordinator.cleaning_rules import check_age
-from coordinator.core import LeaseGrant, StateLedger
+from coordinator.core import Counted, LeaseGrant, StateLedger
 from coordinator.dashboard import Dashboard
 from coordinator.drained_nodes import DrainedNodes
 from coordinator.errors import StateStoreError
@@ -28,7 +28,6 @@ from coordinator.manifest_log import CHECKPOINT_INTERVAL
 from coordinator.model import (
     ActorLocation,
     CommitEntry,
-    CommitOutcome,
     InstancePlans,
     LoadPlans,
     PartitionCommit,
@@ -57,6 +56,13 @@ log = logging.getLogger(__name__)
 
 #: Requests to the object store that are on their way at once, of all states.
 _REQUESTS = 64
+
+
+def _task_of(ledger: StateLedger, entry: CommitEntry) -> TaskIdentity:
+    """The task that made a commit."""
+    return TaskIdentity(
+        ledger.state_name, ledger.query_id, entry.run_id, entry.version - 1, entry.partition_id, 0, entry.executor
+    )
 
 
 class Coordinator:
@@ -156,36 +162,46 @@ class Coordinator:
             self._instances.registry.forget_former_runs(grant.lease.store_id.checkpoint_root_location, task.run_id)
         return grant
 
-    async def commit_many(self, commits: Sequence[PartitionCommit]) -> list[CommitOutcome]:
-        """:meth:`commit_all` for each of some partitions, of whatever states; one that is refused keeps no other from counting."""
-
-        async def counted(commit: PartitionCommit) -> CommitOutcome:
-            try:
-                return await self.commit_all(*commit)
-            except StateStoreError as error:
-                return error
-
-        # Those of one state come to its log together, and are one record file of it.
-        return await asyncio.gather(*(counted(commit) for commit in commits))
-
-    async def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> tuple[CommitEntry, ...]:
-        """Count one attempt's commits of all stores of a partition, durably and together.
+    async def commit_partitions(
+        self, state_name: str, commits: Sequence[PartitionCommit]
+    ) -> list[Counted | StateStoreError]:
+        """Count commits of some partitions durably, each with all its stores or not at all.
 
         Returns
         -------
-        tuple of CommitEntry
-            Those that count: the own, or another attempt's of the same run.
+        list
+            What became of each: one that is refused does not keep the others from being counted.
         """
+        keeper = await self._keeper(state_name)
+        outcomes = await asyncio.gather(
+            *(self._commit(state_name, keeper, one) for one in commits), return_exceptions=True
+        )
+        told: list[Counted | StateStoreError] = []
+        for outcome in outcomes:
+            if not isinstance(outcome, Counted | StateStoreError):
+                raise outcome
+            told.append(outcome)
+        return told
 
-        def decide(ledger: StateLedger) -> tuple[list[Record], tuple[CommitEntry, ...]]:
-            records, counted = ledger.decide_commits(entries)
-            if records:
-                # Here, not when the call came in: the wait for the log's turn is part of the commit's age.
-                for entry in entries:
-                    check_age(entry.file, entry.committed_at_ms, now_ms(self._clock), self._maintenance.grace_s)
-            return records, counted
+    async def _commit(self, state_name: str, keeper: LedgerKeeper, commit: PartitionCommit) -> Counted:
+        created = keeper.metadata
 
-        return await (await self._keeper(state_name)).submit(decide)
+        def decide(ledger: StateLedger) -> tuple[list[Record], Counted]:
+            records, counted = ledger.decide_commits(commit.entries)
+            if not records:
+                return [], Counted(counted)
+            # Here, not when the call came in: the wait for the log's turn is part of the commit's age.
+            for entry in commit.entries:
+                check_age(entry.file, entry.committed_at_ms, now_ms(self._clock), self._maintenance.grace_s)
+            if created is None:
+                return records, Counted(counted)
+            ledger.check_whole(_task_of(ledger, commit.entries[0]), created.num_shards)
+            return records, Counted(counted, self._leasing.following(ledger, created, commit.entries[0]))
+
+        counted = await keeper.submit(decide)
+        if commit.is_carried:
+            self._leasing.count_carried(state_name, commit.entries[0].partition_id)
+        return counted
 
     async def batch_result(
         self, state_name: str, run_id: str, batch_id: int, num_shards: int

@@ -14,8 +14,16 @@ import ray
 
 from coordinator.calls import Actors, RayActors, unwrapped
 from coordinator.client import CoordinatorClient
+from coordinator.core import LeaseGrant
 from coordinator.maintenance import Maintenance
-from coordinator.model import ActorLocation, CommitEntry, InstancePlans, StateStoreId, StateStoreProviderId
+from coordinator.model import (
+    ActorLocation,
+    CommitEntry,
+    InstancePlans,
+    StateStoreId,
+    StateStoreProviderId,
+    TaskIdentity,
+)
 from coordinator.preparation import Preparation
 from coordinator.storage.handed_over import HandedOverObjectStore
 from coordinator.storage.options import Secrets, StorageOptions
@@ -44,7 +52,9 @@ class _LocatedCoordinator:
     def __init__(self, client: CoordinatorClient, location: ActorLocation, new_lock: Callable[[], Lock]) -> None:
         self._client = client
         self._location = location
-        self.commit_all = GroupedCommits(client.commit_many, new_lock).commit_all
+        self._grouped = GroupedCommits(client.commit_partitions, new_lock)
+        self.commit_all = self._grouped.commit_all
+        self.carried = self._grouped.carried
         self.load_plans = client.load_plans
         self.add_snapshot = client.add_snapshot
 
@@ -93,6 +103,7 @@ class StoreProcess:
         self._clock = surroundings.clock
         self._metrics = StoreMetrics()
         located = _LocatedCoordinator(coordinator, location, surroundings.threads.lock)
+        self._carried = located.carried
         standbys = Followers(actors, location.actor_name, self._metrics, surroundings.threads.lock())
         self._shards = OperatorShards(objects, located, self._metrics, surroundings, standbys=standbys)
         self._keyed = KeyedStores(objects, located, self._metrics, surroundings, standbys=standbys)
@@ -118,6 +129,11 @@ class StoreProcess:
     def location(self) -> ActorLocation:
         """This life of the actor."""
         return self._location
+
+    @ray.method(concurrency_group="control")
+    def carried(self, task: TaskIdentity) -> LeaseGrant | None:
+        """See :meth:`GroupedCommits.carried <store_actors.serving.grouped_commits.GroupedCommits.carried>`."""
+        return self._carried(task)
 
     def apply(self, request: ApplyRequest, rows: ShardInput) -> tuple[pa.Table, CommitEntry]:
         """See :meth:`OperatorShards.apply`."""

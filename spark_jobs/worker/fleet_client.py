@@ -123,6 +123,8 @@ class FleetClient:
         )
         self._handles: dict[str, Any] = {}
         self._local: ActorLocation | None = None
+        #: Store actor that had each partition of a state when a task here asked last.
+        self._holders: dict[tuple[str, int], ActorLocation] = {}
 
     def apply(
         self,
@@ -169,11 +171,14 @@ class FleetClient:
         metadata = replace(metadata, query_id=task.query_id)
         deadline = self._clock.elapsed_s() + _DEADLINE_S
         pause_s = _PAUSE_S
+        grant = self._carried(task)
         while True:
             location: ActorLocation | None = None
             try:
-                grant = self._coordinator.attach_and_lease(task, metadata, self._local_location())
-                location = grant.lease.location
+                # One that came with the batch before is tried once; what is wrong with it, the coordinator knows.
+                if grant is None:
+                    grant = self._coordinator.attach_and_lease(task, metadata, self._local_location())
+                location = self._holders[task.state_name, task.partition_id] = grant.lease.location
                 self._check_node(location)
                 try:
                     return use(grant)
@@ -185,8 +190,27 @@ class FleetClient:
                 self._lost(location)
                 if self._clock.elapsed_s() > deadline:
                     raise _unavailable(task, error) from error
+            grant = None
             self._clock.sleep(pause_s)
             pause_s = min(2 * pause_s, 2.0)
+
+    def _carried(self, task: TaskIdentity) -> LeaseGrant | None:
+        """The task's lease, if the store actor that has the shard is on this node and got it with the commit before."""
+        if task.batch_id == 0 or task.is_of_python:
+            return None
+        where: ActorLocation | None = None
+        try:
+            local = self._local_location()
+            # A node may have several; which one has the shard is known where a task of it ran before.
+            where = self._holders.get((task.state_name, task.partition_id), local)
+            if where.node_id != local.node_id:
+                return None
+            handle = self._handle(where)
+            grant: LeaseGrant | None = unwrapped(self._actors, handle, handle.carried.remote(task))
+        except RayActorError:
+            self._lost(where)
+            return None
+        return grant
 
     def open_update(self, task: TaskIdentity, metadata: StateMetadata, stores: tuple[StoreSpec, ...]) -> StateStore:
         """A handle that makes the next version of a partition's keyed stores.
@@ -310,6 +334,7 @@ class FleetClient:
         """An actor died under a call: tell the coordinator which life of it, and look everything up anew."""
         self._local = None
         self._handles.clear()
+        self._holders.clear()
         if location is not None:
             self._coordinator.report_store_actor_lost(location.instance_id)
 

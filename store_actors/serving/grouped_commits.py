@@ -1,69 +1,123 @@
-"""Commits of partitions that are ready at the same time are counted with one call of the coordinator. No Ray."""
+"""Commits of one process on their way to the coordinator: those of a state go together, and bring the leases of the next batch back.
+
+One call of a state is under way at a time. Whoever has a delta stored meanwhile waits, and goes with all others that wait in the next
+one: no timer, and no shard waits longer than for the call before its own. So a batch costs a store actor a few calls, however many
+shards it has.
+
+A lease that came with a commit is for the same run, the version that the commit made, and nothing else. It says what the coordinator
+would say if it were asked before that batch, but for what can only be known later: whether all other shards have the batch before,
+which it sees to when it is asked to count the batch itself. Should the shard or the run have got another owner meanwhile, that commit
+is refused, too: a lease was never more than that.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from coordinator.model import CommitEntry, CommitOutcome, PartitionCommit
+from coordinator.core import Counted, LeaseGrant
+from coordinator.errors import StateStoreError
+from coordinator.model import CommitEntry, PartitionCommit, TaskIdentity
 from coordinator.surroundings import Lock
 
 __all__ = ["GroupedCommits"]
 
+#: What the coordinator makes of commits of one state, each by itself.
+Send = Callable[[str, Sequence[PartitionCommit]], Sequence[Counted | StateStoreError]]
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class _Waiting:
-    """A commit whose thread waits; what came of it, once that is known."""
+    """A commit whose outcome is not known yet."""
 
     commit: PartitionCommit
-    outcome: CommitOutcome | BaseException | None = None
+    outcome: Counted | BaseException | None = None
+
+
+@dataclass(slots=True)
+class _Line:
+    """Commits of a state; who has the turn sends those that wait."""
+
+    turn: Lock
+    waiting: list[_Waiting] = field(default_factory=list)
 
 
 class GroupedCommits:
-    """The commits of one process. Thread-safe.
-
-    Nobody waits for company: a commit that finds no call under way goes at once. Those that come while one is under way go together
-    with the next.
+    """Commits of one process. Thread-safe.
 
     Parameters
     ----------
     send
-        Has commits counted; returns what came of each, in their order.
+        Has commits of a state counted; may be repeated.
     new_lock
         Makes locks.
     """
 
-    def __init__(
-        self, send: Callable[[Sequence[PartitionCommit]], Sequence[CommitOutcome]], new_lock: Callable[[], Lock]
-    ) -> None:
+    def __init__(self, send: Send, new_lock: Callable[[], Lock]) -> None:
         self._send = send
-        #: Of the list of those that wait.
+        self._new_lock = new_lock
         self._guard = new_lock()
-        #: Held by whoever sends.
-        self._turn = new_lock()
-        self._waiting: list[_Waiting] = []
+        self._lines: dict[str, _Line] = {}
+        #: Leases that came with the newest commit of a partition, and those of them that a task was given.
+        self._carried: dict[tuple[str, int], LeaseGrant] = {}
+        self._given: dict[tuple[str, int], LeaseGrant] = {}
 
-    def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> Sequence[CommitEntry]:
-        """See :meth:`CoordinatorRef.commit_all <store_actors.serving.coordinator_ref.CoordinatorRef.commit_all>`."""
-        mine = _Waiting((state_name, tuple(entries)))
-        with self._guard:
-            self._waiting.append(mine)
-        with self._turn:
-            # Whoever had the turn before may have taken this one along.
-            if mine.outcome is None:
-                self._send_waiting()
-        outcome = mine.outcome
-        assert outcome is not None
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
+    def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> tuple[CommitEntry, ...]:
+        """Have the commits of all stores of a partition counted together; returns the entries that count.
 
-    def _send_waiting(self) -> None:
+        Raises
+        ------
+        StateStoreError
+            What the coordinator refused this one with, or why it cannot be asked.
+        """
+        own = _Waiting(PartitionCommit(tuple(entries), self._is_carried(state_name, entries[0])))
         with self._guard:
-            group, self._waiting = self._waiting, []
+            line = self._lines.get(state_name)
+            if line is None:
+                line = self._lines[state_name] = _Line(self._new_lock())
+            line.waiting.append(own)
+        with line.turn:
+            if own.outcome is None:
+                with self._guard:
+                    group, line.waiting = line.waiting, []
+                self._send_all(state_name, group)
+        if not isinstance(own.outcome, Counted):
+            assert own.outcome is not None
+            raise own.outcome
+        return own.outcome.entries
+
+    def _send_all(self, state_name: str, group: Sequence[_Waiting]) -> None:
         try:
-            outcomes: Sequence[CommitOutcome | BaseException] = self._send([one.commit for one in group])
-        except Exception as error:  # noqa: BLE001 - each of them is told, and raises it in its own thread
-            outcomes = [error] * len(group)
-        for one, outcome in zip(group, outcomes, strict=True):
-            one.outcome = outcome
+            outcomes = self._send(state_name, [one.commit for one in group])
+            for one, outcome in zip(group, outcomes, strict=True):
+                if isinstance(outcome, Counted):
+                    self._keep(state_name, outcome)
+                one.outcome = outcome
+        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+            # Each of them may have been counted, or not.
+            for one in group:
+                one.outcome = one.outcome or error
+
+    def _keep(self, state_name: str, counted: Counted) -> None:
+        partition = state_name, counted.entries[0].partition_id
+        with self._guard:
+            self._given.pop(partition, None)
+            if counted.following is None:
+                self._carried.pop(partition, None)
+            else:
+                self._carried[partition] = counted.following
+
+    def _is_carried(self, state_name: str, entry: CommitEntry) -> bool:
+        given = self._given.get((state_name, entry.partition_id))
+        made_under = entry.run_id, entry.epoch, entry.base_version
+        return given is not None and (given.lease.run_id, given.lease.epoch, given.base_version) == made_under
+
+    def carried(self, task: TaskIdentity) -> LeaseGrant | None:
+        """The lease of a task, if it came with the commit before; None: the coordinator is to be asked."""
+        partition = task.state_name, task.partition_id
+        with self._guard:
+            grant = self._carried.get(partition)
+            if grant is None or (grant.lease.run_id, grant.base_version) != (task.run_id, task.batch_id):
+                return None
+            self._given[partition] = grant
+            return grant

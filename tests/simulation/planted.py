@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from coordinator.cleaning_rules import check_age
-from coordinator.core import StateLedger
+from coordinator.core import Counted, StateLedger
 from coordinator.errors import CommitUnknownError, FencedError, LogConflictError, StateStoreError
 from coordinator.history import StateHistory
 from coordinator.manifest_log import ManifestLog, Needed
-from coordinator.model import CommitEntry, LoadPlan, LoadPlans
+from coordinator.model import CommitEntry, LoadPlan, LoadPlans, PartitionCommit
 from coordinator.records import Committed
 from coordinator.service import Coordinator
 from store_actors.messages import Followed
@@ -150,13 +150,11 @@ def _files_of_late_commits_deleted(_: Any) -> Any:
 
 
 def _age_checked_at_the_door(_: Callable[..., Any]) -> Callable[..., Any]:
-    async def careless(actor: Any, state_name: str, entries: Sequence[CommitEntry]) -> tuple[CommitEntry, ...]:
+    async def careless(actor: Any, state_name: str, keeper: Any, commit: PartitionCommit) -> Counted:
         now_ms = int(actor._clock.now_s() * 1000)
-        for entry in entries:
+        for entry in commit.entries:
             check_age(entry.file, entry.committed_at_ms, now_ms, actor._maintenance.grace_s)
-        keeper = await actor._keeper(state_name)
-        counted: tuple[CommitEntry, ...] = await keeper.submit(lambda ledger: ledger.decide_commits(entries))
-        return counted
+        return Counted(await keeper.submit(lambda ledger: ledger.decide_commits(commit.entries)))
 
     return careless
 
@@ -214,7 +212,7 @@ BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "a coordinator answers from an old memory": (ManifestLog, "is_newest", _memory_taken_for_log),
     "files of failed commits are deleted": (Commits, "_counts_for_sure_not", _files_of_failed_commits_deleted),
     "files of commits that are too old are deleted": (Commits, "_counts_for_sure_not", _files_of_late_commits_deleted),
-    "the age of a commit is checked before it waits": (Coordinator, "commit_all", _age_checked_at_the_door),
+    "the age of a commit is checked before it waits": (Coordinator, "_commit", _age_checked_at_the_door),
     "ages are measured by a clock that stands still while the machine sleeps": (
         ProcessClock,
         "elapsed_s",

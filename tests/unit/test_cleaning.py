@@ -96,7 +96,7 @@ class Office:
         return replace(begun, file=f"s/0/0/{version}-{ord(run[-1]):x}.delta", committed_at_ms=int(time.time() * 1000))
 
     async def count(self, begun: CommitEntry) -> None:
-        """As ``Coordinator.commit_all``."""
+        """As ``Coordinator.commit_partitions``."""
 
         def decide(ledger: StateLedger) -> tuple[list[Record], None]:
             records, _ = ledger.decide_commits([begun])

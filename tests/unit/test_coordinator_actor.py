@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.errors import CorruptStateError, InvalidRequestError
 from coordinator.maintenance import Maintenance
-from coordinator.model import StateMetadata, StateStoreProviderId
+from coordinator.model import PartitionCommit, StateMetadata, StateStoreProviderId
 from coordinator.service import Coordinator
 from coordinator.spreading import Place
 from coordinator.storage.memory import MemoryObjectStore
@@ -28,9 +28,8 @@ def coordinator_over(store: MemoryObjectStore) -> Coordinator:
 async def leased(coordinator: Coordinator, partition: int, name: str) -> StateStoreProviderId:
     """A shard that a store actor was given, and has committed."""
     grant = await coordinator.attach_and_lease(task(shard=partition), METADATA, actor(name))
-    await coordinator.commit_all(
-        "clicks", [replace(entry(grant, 1, f"attempt-{partition}"), committed_at_ms=now_ms(MachineClock()))]
-    )
+    made = replace(entry(grant, 1, f"attempt-{partition}"), committed_at_ms=now_ms(MachineClock()))
+    await coordinator.commit_partitions("clicks", [PartitionCommit((made,))])
     return StateStoreProviderId(grant.lease.store_id, "run-1")
 
 

@@ -18,7 +18,7 @@ from coordinator.compatibility import changes, check_metadata, continued, is_wid
 from coordinator.core import LeaseGrant, Record, StateLedger
 from coordinator.errors import FencedError, StateMismatchError
 from coordinator.maintenance import Maintenance
-from coordinator.model import ActorLocation, StateMetadata, TaskIdentity
+from coordinator.model import ActorLocation, PartitionCommit, StateMetadata, TaskIdentity
 from coordinator.placement import StayElseLocal
 from coordinator.service import Coordinator as Actor
 from coordinator.storage.memory import MemoryObjectStore
@@ -525,7 +525,7 @@ def test_a_query_that_is_taken_back_is_not_refused_before_it_starts() -> None:
             identity = TaskIdentity("s", "query", run, number, shard, 0, "executor")
             grant = await coordinator.attach_and_lease(identity, two(of), ActorLocation("a", "a", "node", "host", 1))
             made = replace(entry(grant, number + 1, f"attempt-{shard}"), committed_at_ms=now_ms(MachineClock()))
-            await coordinator.commit_all("s", [made])
+            await coordinator.commit_partitions("s", [PartitionCommit((made,))])
 
     def two(of: StateSchema) -> StateMetadata:
         return replace(metadata(of), num_shards=2)

@@ -1,91 +1,138 @@
-"""Commits that are ready together go with one call, and each learns what came of its own."""
+"""Commits of one process go to the coordinator together, without a timer, and leases come back with them."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from coordinator.errors import FencedError, StoreUnavailableError
-from coordinator.model import CommitEntry, CommitOutcome, PartitionCommit
+from coordinator.core import Counted, LeaseGrant
+from coordinator.errors import FencedError, StateStoreError, StoreUnavailableError
+from coordinator.model import CommitEntry, Lease, PartitionCommit, StateStoreId
+from coordinator.surroundings import MachineThreads
 from store_actors.serving.grouped_commits import GroupedCommits
-from tests.unit.test_coordinator import Desk, actor, entry, task
+from tests.unit.test_coordinator import actor, entry, task
+
+ROOT = "memory:///clicks"
 
 
-class Counting:
-    """A coordinator whose first call takes until it is let go."""
-
-    def __init__(self) -> None:
-        self.calls: list[list[int]] = []
-        self.is_called, self.may_answer = threading.Event(), threading.Event()
-        self.refused: set[int] = set()
-        self.is_lost = False
-
-    def commit_many(self, commits: Sequence[PartitionCommit]) -> Sequence[CommitOutcome]:
-        self.calls.append([entries[0].partition_id for _, entries in commits])
-        self.is_called.set()
-        assert self.may_answer.wait(30)
-        if self.is_lost:
-            raise StoreUnavailableError("the coordinator did not come back")
-        return [
-            FencedError("another has it") if entries[0].partition_id in self.refused else entries
-            for _, entries in commits
-        ]
+def grant_of(shard: int, base: int, run: str = "run-1") -> LeaseGrant:
+    return LeaseGrant(Lease(StateStoreId(ROOT, 0, shard), run, 1, actor("a")), base)
 
 
-class Shards:
-    """Threads of a store actor with a commit each."""
+def made(shard: int, version: int = 1) -> list[CommitEntry]:
+    return [replace(entry(grant_of(shard, version - 1), version), attempt_id=f"{shard}-{version}")]
+
+
+class Desk:
+    """A coordinator whose answers wait until they are let go."""
 
     def __init__(self) -> None:
-        self.coordinator = Counting()
-        self.grouped = GroupedCommits(self.coordinator.commit_many, threading.RLock)
-        self._pool = ThreadPoolExecutor(64)
-        grant = Desk().lease(task(), actor("a"))
-        self._entry = entry(grant, 1)
+        self.calls: list[tuple[str, list[PartitionCommit]]] = []
+        self.called = threading.Semaphore(0)
+        self.gate = threading.Semaphore(0)
+        self.refused: dict[int, StateStoreError] = {}
+        self.fails: Exception | None = None
+        self.carries = True
 
-    def commit(self, partition: int) -> Future[Sequence[CommitEntry]]:
-        return self._pool.submit(self.grouped.commit_all, "clicks", [replace(self._entry, partition_id=partition)])
+    def commit_partitions(
+        self, state_name: str, commits: Sequence[PartitionCommit]
+    ) -> Sequence[Counted | StateStoreError]:
+        self.calls.append((state_name, list(commits)))
+        self.called.release()
+        assert self.gate.acquire(timeout=30)
+        if self.fails is not None:
+            raise self.fails
+        return [self.outcome(one.entries) for one in commits]
 
-    def commit_beside(self, count: int) -> list[Future[Any]]:
-        """So many commits, all but the first of them while the first is under way."""
-        first = self.commit(0)
-        assert self.coordinator.is_called.wait(30)
-        others = [self.commit(partition) for partition in range(1, count)]
-        while len(self.grouped._waiting) < count - 1:
-            threading.Event().wait(0.001)
-        self.coordinator.may_answer.set()
-        return [first, *others]
+    def outcome(self, entries: tuple[CommitEntry, ...]) -> Counted | StateStoreError:
+        shard = entries[0].partition_id
+        following = grant_of(shard, entries[0].version) if self.carries else None
+        return self.refused.get(shard) or Counted(entries, following)
 
-
-def test_commits_that_come_while_one_is_under_way_go_together() -> None:
-    shards = Shards()
-    done = shards.commit_beside(40)
-    assert [one.result(30)[0].partition_id for one in done] == list(range(40))
-    first, others = shards.coordinator.calls
-    assert first == [0]
-    assert sorted(others) == list(range(1, 40))
+    def wait_for_call(self) -> None:
+        assert self.called.acquire(timeout=30)
 
 
-def test_one_that_is_refused_keeps_no_other_from_counting() -> None:
-    shards = Shards()
-    shards.coordinator.refused = {3, 5}
-    for partition, one in enumerate(shards.commit_beside(8)):
-        if partition in (3, 5):
-            with pytest.raises(FencedError, match="another has it"):
-                one.result(30)
-        else:
-            assert one.result(30)[0].partition_id == partition
+def grouped(desk: Desk) -> GroupedCommits:
+    return GroupedCommits(desk.commit_partitions, MachineThreads().lock)
 
 
-def test_all_are_told_of_a_call_that_failed_and_the_next_one_goes_on() -> None:
-    shards = Shards()
-    shards.coordinator.is_lost = True
-    for one in shards.commit_beside(8):
-        with pytest.raises(StoreUnavailableError):
-            one.result(30)
-    shards.coordinator.is_lost = False
-    assert shards.commit(9).result(30)[0].partition_id == 9
+def until(holds: Callable[[], bool]) -> None:
+    for _ in range(3000):
+        if holds():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it does not come about")
+
+
+def test_what_waits_while_a_call_is_under_way_goes_together_with_the_next_one() -> None:
+    desk = Desk()
+    commits = grouped(desk)
+    with ThreadPoolExecutor(16) as pool:
+        first = pool.submit(commits.commit_all, "s", made(0))
+        desk.wait_for_call()
+        others = [pool.submit(commits.commit_all, "s", made(shard)) for shard in range(1, 10)]
+        until(lambda: len(commits._lines["s"].waiting) == 9)
+        # Another state's commits do not wait for it.
+        aside = pool.submit(commits.commit_all, "t", made(0))
+        desk.wait_for_call()
+        desk.gate.release(3)
+        assert [one.result(30) for one in [first, *others]] == [tuple(made(shard)) for shard in range(10)]
+        assert aside.result(30) == tuple(made(0))
+    assert sorted((state, len(some)) for state, some in desk.calls) == [("s", 1), ("s", 9), ("t", 1)]
+
+
+def test_a_commit_that_is_refused_is_no_other_commits_matter() -> None:
+    desk = Desk()
+    commits = grouped(desk)
+    desk.refused[2] = FencedError("no longer yours")
+    with ThreadPoolExecutor(16) as pool:
+        first = pool.submit(commits.commit_all, "s", made(0))
+        desk.wait_for_call()
+        others = [pool.submit(commits.commit_all, "s", made(shard)) for shard in (1, 2, 3)]
+        until(lambda: len(commits._lines["s"].waiting) == 3)
+        desk.gate.release(2)
+        assert first.result(30) == tuple(made(0))
+        assert [type(one.exception(30)) for one in others] == [type(None), FencedError, type(None)]
+
+
+def test_when_the_call_fails_all_that_were_in_it_are_told_and_the_next_go_on() -> None:
+    desk = Desk()
+    commits = grouped(desk)
+    desk.fails = StoreUnavailableError("the coordinator did not come back")
+    desk.gate.release(3)
+    with ThreadPoolExecutor(4) as pool:
+        for one in [pool.submit(commits.commit_all, "s", made(shard)) for shard in range(3)]:
+            assert isinstance(one.exception(30), StoreUnavailableError)
+    desk.fails = None
+    desk.gate.release()
+    assert commits.commit_all("s", made(0)) == tuple(made(0))
+
+
+def test_an_answer_that_is_too_short_leaves_nobody_waiting() -> None:
+    commits = GroupedCommits(lambda _state, _commits: [], MachineThreads().lock)
+    with pytest.raises(ValueError, match="shorter"):
+        commits.commit_all("s", made(0))
+
+
+def test_a_lease_that_came_with_a_commit_is_for_its_run_and_batch_only() -> None:
+    desk = Desk()
+    desk.gate.release(10)
+    commits = grouped(desk)
+    assert commits.carried(task(batch=1)) is None
+    commits.commit_all("clicks", made(0))
+    for other in (task(batch=0), task(batch=2), task("run-2", 1), task(batch=1, shard=1)):
+        assert commits.carried(other) is None
+    # A repeated task is given the same.
+    assert commits.carried(task(batch=1)) == commits.carried(task(batch=1)) == grant_of(0, 1)
+    commits.commit_all("clicks", made(0, 2))
+    assert commits.carried(task(batch=1)) is None
+    desk.carries = False
+    # Nobody was given the lease that came with the second.
+    commits.commit_all("clicks", made(0, 3))
+    assert [one.is_carried for _, some in desk.calls for one in some] == [False, True, False]
+    assert commits.carried(task(batch=3)) is None

@@ -1,0 +1,154 @@
+"""Leases that come with the commit before: what would be given for the next batch, where that is known, and worth no more than any."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+from coordinator.core import Counted, LeaseGrant
+from coordinator.errors import FencedError, StateMismatchError, StateStoreError
+from coordinator.maintenance import Maintenance
+from coordinator.model import CommitEntry, PartitionCommit, StateMetadata
+from coordinator.service import Coordinator
+from coordinator.storage.memory import MemoryObjectStore
+from coordinator.surroundings import MachineClock, now_ms
+from tests.unit.test_coordinator import actor, entry, task
+
+SHARDS = 4
+METADATA = StateMetadata("clicks", "query", SHARDS, "keyed", {})
+
+
+def run(scenario: Callable[[Coordinator, MemoryObjectStore], Coroutine[Any, Any, None]]) -> None:
+    store = MemoryObjectStore()
+
+    async def started() -> None:
+        await scenario(Coordinator("memory://", store, Maintenance(), "node"), store)
+
+    asyncio.run(started())
+
+
+def made(grant: LeaseGrant, version: int) -> CommitEntry:
+    name = f"attempt-{grant.lease.store_id.partition_id}"
+    return replace(entry(grant, version, name), committed_at_ms=now_ms(MachineClock()))
+
+
+async def committed(
+    coordinator: Coordinator, grant: LeaseGrant, version: int, *, is_carried: bool = False
+) -> Counted | StateStoreError:
+    """What becomes of a commit that is made now."""
+    (outcome,) = await coordinator.commit_partitions("clicks", [PartitionCommit((made(grant, version),), is_carried)])
+    return outcome
+
+
+async def begun(coordinator: Coordinator, run_id: str = "run-1", batch: int = 0) -> list[LeaseGrant]:
+    """Leases that tasks ask for."""
+    return [
+        await coordinator.attach_and_lease(task(run_id, batch, shard=shard), METADATA, actor("a"))
+        for shard in range(SHARDS)
+    ]
+
+
+async def following(coordinator: Coordinator, grants: list[LeaseGrant], version: int) -> list[LeaseGrant | None]:
+    """Leases that come with the commits of some shards."""
+    found: list[LeaseGrant | None] = []
+    for grant in grants:
+        outcome = await committed(coordinator, grant, version, is_carried=version > 1)
+        assert isinstance(outcome, Counted), outcome
+        found.append(outcome.following)
+    return found
+
+
+def carried(found: list[LeaseGrant | None]) -> list[LeaseGrant]:
+    assert None not in found
+    return [one for one in found if one is not None]
+
+
+def test_a_commit_brings_the_lease_that_would_be_given_for_the_next_batch() -> None:
+    async def scenario(coordinator: Coordinator, _: MemoryObjectStore) -> None:
+        first = carried(await following(coordinator, await begun(coordinator), 1))
+        assert first == await begun(coordinator, batch=1)
+        second = carried(await following(coordinator, first, 2))
+        assert [one.base_version for one in second] == [2] * SHARDS
+        # Those for which nobody was asked count as well: that of the first batch, the one above, and the second batch.
+        assert (await coordinator.explain_placement("clicks", 0)).operations == {"local": 3}
+
+    run(scenario)
+
+
+def test_a_batch_whose_base_is_not_on_every_shard_is_refused_though_its_lease_came_with_a_commit() -> None:
+    async def scenario(coordinator: Coordinator, _: MemoryObjectStore) -> None:
+        grants = await begun(coordinator)
+        some = carried(await following(coordinator, grants[:3], 1))
+        for grant in some:
+            assert isinstance(await committed(coordinator, grant, 2), StateMismatchError)
+        await committed(coordinator, grants[3], 1)
+        for grant in some:
+            assert isinstance(await committed(coordinator, grant, 2), Counted)
+
+    run(scenario)
+
+
+def test_a_lease_that_came_with_a_commit_is_worth_nothing_once_another_run_has_the_state() -> None:
+    async def scenario(coordinator: Coordinator, _: MemoryObjectStore) -> None:
+        former = carried(await following(coordinator, await begun(coordinator), 1))
+        newer = await begun(coordinator, "run-2", 1)
+        for grant in former:
+            assert isinstance(await committed(coordinator, grant, 2), FencedError)
+        await following(coordinator, newer, 2)
+
+    run(scenario)
+
+
+def test_no_lease_comes_with_an_answer_that_is_repeated_or_goes_to_a_store_actor_that_is_lost() -> None:
+    async def scenario(coordinator: Coordinator, _: MemoryObjectStore) -> None:
+        grants = await begun(coordinator)
+        counted = await committed(coordinator, grants[0], 1)
+        assert isinstance(counted, Counted)
+        assert counted.following is not None
+        # Who has the shard by now is not looked at.
+        assert await committed(coordinator, grants[0], 1) == replace(counted, following=None)
+        await coordinator.report_store_actor_lost(actor("a").instance_id)
+        assert await following(coordinator, grants[1:], 1) == [None] * 3
+
+    run(scenario)
+
+
+def test_a_shard_that_is_about_to_move_goes_to_its_next_store_actor() -> None:
+    async def scenario(coordinator: Coordinator, _: MemoryObjectStore) -> None:
+        grants = await begun(coordinator)
+        await coordinator.report_store_actor(actor("b"))
+        (move,) = await coordinator.plan_move("clicks", 0, actor("b").node_id)
+        assert await coordinator.move_prepared(move, None)
+        found = await following(coordinator, grants, 1)
+        assert [one is None for one in found] == [True, False, False, False]
+        await coordinator.batch_result("clicks", "run-1", 0, SHARDS)
+        moved = await coordinator.attach_and_lease(task(batch=1), METADATA, actor("b"))
+        assert (moved.lease.location, moved.base_version) == (actor("b"), 1)
+
+    run(scenario)
+
+
+def test_an_operator_that_is_fed_by_another_one_asks_before_each_batch() -> None:
+    async def scenario(coordinator: Coordinator, _: MemoryObjectStore) -> None:
+        await following(coordinator, await begun(coordinator), 1)
+        fed = replace(METADATA, state_name="fed", num_shards=1, schema={"options": {"upstream": ["clicks"]}})
+        grant = await coordinator.attach_and_lease(replace(task(), state_name="fed"), fed, actor("a"))
+        (outcome,) = await coordinator.commit_partitions("fed", [PartitionCommit((made(grant, 1),))])
+        assert isinstance(outcome, Counted)
+        assert outcome.following is None
+
+    run(scenario)
+
+
+def test_commits_that_come_in_one_call_are_counted_or_refused_each_by_itself_in_one_append() -> None:
+    async def scenario(coordinator: Coordinator, store: MemoryObjectStore) -> None:
+        entries = [made(grant, 1) for grant in await begun(coordinator)]
+        before = len(store.list("clicks/manifest"))
+        entries[2] = replace(entries[2], epoch=0)
+        outcomes = await coordinator.commit_partitions("clicks", [PartitionCommit((one,)) for one in entries])
+        assert [type(one) for one in outcomes] == [Counted, Counted, FencedError, Counted]
+        assert len(store.list("clicks/manifest")) == before + 1
+
+    run(scenario)
