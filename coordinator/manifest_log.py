@@ -12,7 +12,7 @@ import json
 import logging
 import zlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -192,7 +192,20 @@ class ManifestLog:
         CorruptStateError
             A record is missing or unreadable; names the file.
         """
-        ledger, done, written = self._load_checkpoint()
+        while True:
+            checkpoints = self._store.list(f"{self._state_name}/checkpoints")
+            try:
+                return self._load_from(checkpoints)
+            except CorruptStateError as error:
+                if self._store.list(f"{self._state_name}/checkpoints")[-1:] == checkpoints[-1:]:
+                    raise
+                # Whoever reads slowly finds that what was listed is cleaned away, and that the log has gone on.
+                log.warning(
+                    "a newer checkpoint of the manifest log was written meanwhile; reading from that: %s", error
+                )
+
+    def _load_from(self, checkpoints: Sequence[ObjectInfo]) -> StateLedger:
+        ledger, done, written = self._load_checkpoint(checkpoints)
         names = [info.path for info in self._store.list(f"{self._state_name}/manifest")]
         newest = max((int(_name(name)) for name in names), default=0)
         since = Since(done)
@@ -210,10 +223,9 @@ class ManifestLog:
         self._seq, self._written, self._since = max(done, newest), written, since
         return ledger
 
-    def _load_checkpoint(self) -> tuple[StateLedger, int, Written | None]:
+    def _load_checkpoint(self, checkpoints: Sequence[ObjectInfo]) -> tuple[StateLedger, int, Written | None]:
         """The newest ledger that can be read, its place in the log, and what its checkpoint was made of."""
         root = f"{self._store.uri}/{self._state_name}"
-        checkpoints = self._store.list(f"{self._state_name}/checkpoints")
         for info in reversed(checkpoints):
             try:
                 data = self._read(info.path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from coordinator.manifest_log import ManifestLog, seal, unseal
 from coordinator.model import Lease, SnapshotEntry, StateStoreId
 from coordinator.records import Committed, Record, RunStarted, ShardsAssigned, SnapshotAdded, Truncated
 from coordinator.storage.memory import MemoryObjectStore
+from coordinator.storage.protocol import ObjectInfo
 from coordinator.surroundings import MachineThreads
 from tests.unit.test_coordinator import ROOT, actor, entry
 from tests.unit.test_coordinator_machine import data_of
@@ -271,3 +273,46 @@ def test_parts_that_are_none_are_named(damage: object) -> None:
     store.put(path, seal({"seq": 3, "ledger": StateLedger(ROOT).to_json(), "parts": damage}))
     with pytest.raises(CorruptStateError, match=path):
         ManifestLog(store, "clicks", "w").load()
+
+
+class CleansMeanwhile(Objects):
+    """Objects of which others clean away what is needed no more, once somebody has listed the records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clean: Callable[[], None] | None = None
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        found = super().list(prefix)
+        if prefix.endswith("manifest") and self.clean is not None:
+            clean, self.clean = self.clean, None
+            clean()
+        return found
+
+
+def test_a_reader_that_is_overtaken_by_cleaning_reads_from_the_newer_checkpoint() -> None:
+    objects = CleansMeanwhile()
+    writer = Writer(objects)
+    for _ in range(4):
+        writer.batch()
+    writer.checkpoint()
+
+    def go_on_and_clean() -> None:
+        for _ in range(2):
+            writer.batch()
+            writer.checkpoint()
+        infos = objects.list("clicks")
+        needed = writer.log.needed(infos)
+        for old in prunable_records(infos, needed.seq, needed.parts, 1_000.0, 0):
+            objects.delete(old.path)
+
+    writer.batch()
+    objects.clean = go_on_and_clean
+    slow = ManifestLog(objects, "clicks", "r", part_records=PART)
+    assert data_of(slow.load()) == data_of(writer.ledger)
+    # What is missing though nobody has gone on is missing.
+    writer.batch()
+    objects.delete(f"clicks/manifest/{writer.log.seq:020d}.json")
+    writer.batch()
+    with pytest.raises(CorruptStateError, match="manifest/"):
+        slow.load()
