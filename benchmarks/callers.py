@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from benchmarks.loading import SCHEMA
-from coordinator.core import LeaseGrant
+from coordinator.core import Counted, LeaseGrant
 from coordinator.errors import StateStoreError
 from coordinator.model import ActorLocation, CommitEntry, PartitionCommit, StateMetadata, TaskIdentity
 from coordinator.service import Coordinator
 from coordinator.spreading import Place
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
+from store_actors.serving.grouped_commits import GroupedCommits
 
-__all__ = ["FLEET_URI", "CountedObjects", "Query", "actors", "commit_of", "metadata_of"]
+__all__ = ["FLEET_URI", "CountedObjects", "Node", "Query", "actors", "commit_of", "metadata_of"]
+
+Result = TypeVar("Result")
 
 FLEET_URI = "memory://"
 _CORES = 16
-#: What store actors wait in, which are processes of their own.
-_STORE_ACTORS = ThreadPoolExecutor(64)
 
 
 class CountedObjects(MemoryObjectStore):
@@ -104,8 +107,12 @@ class Query:
         return (self._lease(partition, batch) for partition in range(self.shards))
 
     async def _lease(self, partition: int, batch: int) -> None:
+        self._grants[partition] = await self.ask_for_lease(self.task_of(partition, batch))
+
+    def task_of(self, partition: int, batch: int) -> TaskIdentity:
+        """The task of a shard, on the node that the coordinator named."""
         where = self._where[partition]
-        task = TaskIdentity(
+        return TaskIdentity(
             self.name,
             self.query_id,
             self.run_id,
@@ -116,7 +123,10 @@ class Query:
             1000 * batch,
             1000 * batch - 1000,
         )
-        self._grants[partition] = await self._coordinator.attach_and_lease(task, self._metadata, where)
+
+    async def ask_for_lease(self, task: TaskIdentity) -> LeaseGrant:
+        """The lease of a task."""
+        return await self._coordinator.attach_and_lease(task, self._metadata, self._where[task.partition_id])
 
     def commits(self, batch: int) -> Iterator[Awaitable[object]]:
         """Each shard's commit."""
@@ -145,17 +155,6 @@ class Query:
         return (
             self._coordinator.elsewhere(self.name, one.actor_name, held.get(one.actor_name, [])) for one in self.actors
         )
-
-    def tasks(self, batch: int, objects: CountedObjects) -> Iterator[Awaitable[None]]:
-        """Each task with all it waits for: its lease, its delta, its commit."""
-        return (self._task(partition, batch, objects) for partition in range(self.shards))
-
-    async def _task(self, partition: int, batch: int, objects: CountedObjects) -> None:
-        await self._lease(partition, batch)
-        await asyncio.get_running_loop().run_in_executor(
-            _STORE_ACTORS, objects.put, f"{self.name}/0/{partition}/{batch}.delta", b""
-        )
-        await self._commit(partition, batch)
 
 
 def commit_of(query: Query, partition: int, version: int, epoch: int) -> CommitEntry:
@@ -186,3 +185,55 @@ def commit_of(query: Query, partition: int, version: int, epoch: int) -> CommitE
         apply_ms=12,
         write_ms=34,
     )
+
+
+class Node:
+    """A node whose tasks run in threads, so many at once as it has cores, with its store actor's way to the coordinator.
+
+    Parameters
+    ----------
+    loop
+        Where the coordinator runs.
+    """
+
+    def __init__(
+        self,
+        query: Query,
+        coordinator: Coordinator,
+        objects: CountedObjects,
+        loop: asyncio.AbstractEventLoop,
+        cores: int,
+    ) -> None:
+        self._query, self._coordinator, self._objects, self._loop = query, coordinator, objects, loop
+        self._pool = ThreadPoolExecutor(cores)
+        self._commits = GroupedCommits(self._send, threading.RLock)
+        #: Calls of the coordinator.
+        self.calls: Counter[str] = Counter()
+
+    def _send(self, state_name: str, commits: Sequence[PartitionCommit]) -> Sequence[Counted | StateStoreError]:
+        return self._ask("commit", self._coordinator.commit_partitions(state_name, commits))
+
+    def _ask(self, kind: str, call: Coroutine[Any, Any, Result]) -> Result:
+        self.calls[kind] += 1
+        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+
+    async def batch(self, batch: int) -> None:
+        """A task for each shard, and the end of the batch."""
+        await asyncio.gather(
+            *(
+                self._loop.run_in_executor(self._pool, self._task, partition, batch)
+                for partition in range(self._query.shards)
+            )
+        )
+        self.calls["end of batch"] += 1
+        await self._query.settle(batch)
+
+    def _task(self, partition: int, batch: int) -> None:
+        """What a task waits for: its lease, unless that came with the commit before; its delta; its commit."""
+        query = self._query
+        task = query.task_of(partition, batch)
+        grant = self._commits.carried(task)
+        if grant is None:
+            grant = self._ask("lease", query.ask_for_lease(task))
+        self._objects.put(f"{query.name}/0/{partition}/{batch + 1}.delta", b"")
+        self._commits.commit_all(query.name, [commit_of(query, partition, batch + 1, grant.lease.epoch)])
