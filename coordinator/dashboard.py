@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -14,6 +16,11 @@ __all__ = ["Dashboard"]
 _PAGE = Path(__file__).with_name("dashboard.html")
 #: What a browser on this machine calls it. Any port: ``ssh -L`` forwards another one here.
 _OWN_NAMES = re.compile(r"(?:127\.0\.0\.1|localhost|\[::1\])(?::\d{1,5})?", re.IGNORECASE)
+
+
+#: A status that takes longer than that to make, in seconds, is shown for so many times as long.
+_LONG_S = 0.05
+_REST = 20
 
 
 @web.middleware
@@ -32,6 +39,30 @@ async def _only_own_names(
             "(ssh -L) and open it under localhost.\n"
         )
     return await handler(request)
+
+
+class _Shown:
+    """The status as JSON text, made anew for each look, or less often where that takes long: nobody is answered meanwhile.
+
+    Parameters
+    ----------
+    now_s
+        Seconds since some moment.
+    """
+
+    def __init__(self, status: Callable[[], dict[str, Any]], now_s: Callable[[], float]) -> None:
+        self._status, self._now_s = status, now_s
+        self._text = ""
+        self._good_until_s = 0.0
+
+    def text(self) -> str:
+        begun_s = self._now_s()
+        if begun_s >= self._good_until_s:
+            self._text = json.dumps(self._status())
+            ended_s = self._now_s()
+            took_s = ended_s - begun_s
+            self._good_until_s = ended_s + _REST * took_s if took_s > _LONG_S else 0.0
+        return self._text
 
 
 class Dashboard:
@@ -55,8 +86,12 @@ class Dashboard:
         async def show_page(_: web.Request) -> web.Response:
             return web.Response(text=page, content_type="text/html")
 
+        shown = _Shown(status, asyncio.get_running_loop().time)
+
         async def show_status(_: web.Request) -> web.Response:
-            return web.json_response(status(), headers={"Cache-Control": "no-store"})
+            return web.Response(
+                text=shown.text(), content_type="application/json", headers={"Cache-Control": "no-store"}
+            )
 
         app = web.Application(middlewares=[_only_own_names])
         app.add_routes([web.get("/", show_page), web.get("/api/status", show_status)])

@@ -65,6 +65,10 @@ class StateHistory:
         """Retained entries of a shard, oldest first."""
         return tuple(self._chains.get((partition_id, store_name), ()))
 
+    def newest_entries(self, partition_id: int, count: int) -> Sequence[CommitEntry]:
+        """So many of the newest retained entries of a shard, oldest first."""
+        return self._chains.get((partition_id, DEFAULT_STORE), [])[-count:]
+
     def entry_of(self, version: int, partition_id: int, store_name: str = DEFAULT_STORE) -> CommitEntry | None:
         """Retained entry that made a version of a shard; None if there is none."""
         found = _newest(self._chains.get((partition_id, store_name), ()), version)

@@ -127,7 +127,7 @@ def _rows_per_second(ledger: StateLedger, num_shards: int) -> float | None:
     rows: dict[int, int] = defaultdict(int)
     finished_ms: dict[int, int] = defaultdict(int)
     for shard in range(num_shards):
-        for entry in ledger.entries(shard)[-_RATE_VERSIONS:]:
+        for entry in ledger.newest_entries(shard, _RATE_VERSIONS):
             rows[entry.version] += entry.rows_in
             finished_ms[entry.version] = max(finished_ms[entry.version], entry.committed_at_ms)
     versions = sorted(rows)

@@ -28,6 +28,8 @@ __all__ = ["Held", "HeldPartitions", "ServedPartitions"]
 
 log = logging.getLogger(__name__)
 
+#: Partitions that are looked at for being elsewhere when another one is opened.
+_LOOKED_AT = 64
 #: See :meth:`HeldPartitions.take`.
 _AWAITED_ROUNDS = 10
 
@@ -98,6 +100,8 @@ class HeldPartitions(Generic[Kind]):
         self._loader = loader
         self._metrics = metrics
         self._held: dict[StateStoreId, Kind] = {}
+        #: Place of the partition that is looked at next for being elsewhere.
+        self._looked_at = 0
         self._offers = Offers(self._new_lock(), surroundings.new_id, surroundings.clock.elapsed_s)
         #: Rounds of maintenance for which partitions that are leased elsewhere stay nevertheless: they are about to be leased here.
         self._awaited: dict[StateStoreId, int] = {}
@@ -165,14 +169,18 @@ class HeldPartitions(Generic[Kind]):
             self._metrics.gone_on += 1
 
     def _others(self, store_id: StateStoreId, run_id: str) -> list[StateStoreProviderId]:
-        """Further partitions in memory that were opened by a run.
+        """Further partitions in memory that were opened by a run; of many some, in turns.
 
         Only those can be told to be elsewhere. Those of ended runs stay: the next run of their query finds its state in memory (Spark
-        would unload them).
+        would unload them). Spark's stores send all that they have with each report: those of a run's first batch would be quadratic.
         """
+        every = self.items()
+        begin = self._looked_at
+        looked_at = [*every, *every][begin : begin + min(_LOOKED_AT, len(every))]
+        self._looked_at = (begin + len(looked_at)) % max(1, len(every))
         return [
             StateStoreProviderId(other, run_id)
-            for other, held in self.items()
+            for other, held in looked_at
             if other != store_id and held.lineage.is_held and held.lineage.run_id == run_id
         ]
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import json
 import re
 import shutil
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,21 @@ def run_served(status: Callable[[], dict[str, Any]], use: Callable[[str], Any]) 
             await dashboard.stop()
 
     return asyncio.run(main())
+
+
+def test_a_status_that_takes_long_is_not_made_again_at_once() -> None:
+    calls: list[int] = []
+
+    def status() -> dict[str, Any]:
+        calls.append(1)
+        time.sleep(0.2)
+        return STATUS
+
+    async def use(url: str) -> list[str]:
+        return [(await get(f"{url}api/status"))[2] for _ in range(5)]
+
+    assert [json.loads(one) for one in run_served(status, use)] == [STATUS] * 5
+    assert len(calls) == 1
 
 
 def test_status_is_asked_for_at_each_request() -> None:

@@ -668,6 +668,21 @@ def test_a_partition_is_reported_with_those_beside_it_and_stale_ones_are_let_go(
     assert fleet.read(2) == [{"k": "a", "n": 1}, {"k": "b", "n": 1}]
 
 
+def test_of_many_partitions_some_are_reported_with_each_other_one_and_all_in_turns() -> None:
+    fleet = Fleet()
+
+    def open_partition(partition: int) -> set[int]:
+        grant = fleet.coordinator.lease(TaskIdentity("s", "query", "run-1", 0, partition, 0, "executor"), "a")
+        task = TaskIdentity("s", "query", "run-1", 0, partition, 0, "executor")
+        fleet.stores.end(fleet.stores.open_update(OpenRequest(task, grant.lease, grant.base_version, (COUNTS,)))[0])
+        return {other.store_id.partition_id for other in fleet.coordinator.reported[-1][1]}
+
+    told = [open_partition(partition) for partition in range(200)]
+    assert told[63] == set(range(63))
+    assert max(map(len, told)) <= 64
+    assert set().union(*told[150:]) >= set(range(150))
+
+
 def test_a_partition_with_an_open_update_is_not_let_go_as_stale() -> None:
     fleet = Fleet()
     session = fleet.open(0)
