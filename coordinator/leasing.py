@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from coordinator.compatibility import changes, fitting
 from coordinator.core import LeaseGrant, StateLedger
 from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.model import (
+    DEFAULT_STORE,
     PYTHON_QUERY_ID,
     ActorLocation,
     CommitEntry,
@@ -22,6 +23,7 @@ from coordinator.model import (
 from coordinator.placement import FleetView, PlacementRequest
 from coordinator.placing import Placing
 from coordinator.records import Record
+from coordinator.watermarks import Watermarks
 
 __all__ = ["Leasing"]
 
@@ -120,17 +122,22 @@ class Leasing:
         found = self._placing.standbys(state_name, partition_id, holder, self._fleet)
         return tuple(one.actor_name for one in found)
 
-    def following(self, ledger: StateLedger, created: StateMetadata, entry: CommitEntry) -> LeaseGrant | None:
-        """The lease of the batch after a commit that is about to be counted, if it is known by now what it will be.
+    def following(
+        self, ledger: StateLedger, created: StateMetadata, entries: Sequence[CommitEntry]
+    ) -> LeaseGrant | None:
+        """The lease of the batch after a partition's commits, which are about to be counted, if it is known by now what it will be.
 
         It is not if the shard is to go elsewhere, or the operator is fed by another one, whose watermark of that batch is yet to come.
         Partitions of programs have no next batch of their run.
         """
+        entry = entries[0]
         assignment = ledger.assignments.get(entry.partition_id)
         fed = created.schema.get("options", {}).get("upstream", ())
         if assignment is None or fed or ledger.query_id == PYTHON_QUERY_ID:
             return None
         holder = assignment.location
+        # A coordinator that has just started learns from commits who lives, as from leases that are asked for.
+        self._fleet.newest(holder)
         if not self._placing.stays(
             PlacementRequest(ledger.state_name, entry.partition_id, holder, holder), self._fleet
         ):
@@ -142,7 +149,8 @@ class Leasing:
             holder,
             self._standbys(ledger.state_name, entry.partition_id, holder),
         )
-        return LeaseGrant(lease, entry.version, entry.watermarks)
+        read = next((one.watermarks for one in entries if one.store_name == DEFAULT_STORE), Watermarks())
+        return LeaseGrant(lease, entry.version, read)
 
     def count_carried(self, state_name: str, partition_id: int) -> None:
         """Take note of a state operation for whose lease nobody was asked: tasks ask the store actors of their own node only."""

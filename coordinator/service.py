@@ -196,7 +196,7 @@ class Coordinator:
             if created is None:
                 return records, Counted(counted)
             ledger.check_whole(_task_of(ledger, commit.entries[0]), created.num_shards)
-            return records, Counted(counted, self._leasing.following(ledger, created, commit.entries[0]))
+            return records, Counted(counted, self._leasing.following(ledger, created, commit.entries))
 
         counted = await keeper.submit(decide)
         if commit.is_carried:

@@ -14,6 +14,7 @@ from coordinator.model import CommitEntry, PartitionCommit, StateMetadata
 from coordinator.service import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.surroundings import MachineClock, now_ms
+from coordinator.watermarks import Watermarks
 from tests.unit.test_coordinator import actor, entry, task
 
 SHARDS = 4
@@ -150,5 +151,34 @@ def test_commits_that_come_in_one_call_are_counted_or_refused_each_by_itself_in_
         outcomes = await coordinator.commit_partitions("clicks", [PartitionCommit((one,)) for one in entries])
         assert [type(one) for one in outcomes] == [Counted, Counted, FencedError, Counted]
         assert len(store.list("clicks/manifest")) == before + 1
+
+    run(scenario)
+
+
+def test_a_coordinator_that_starts_anew_learns_from_commits_who_lives() -> None:
+    async def scenario(coordinator: Coordinator, store: MemoryObjectStore) -> None:
+        first = carried(await following(coordinator, await begun(coordinator), 1))
+        again = Coordinator("memory://", store, Maintenance(), "node")
+        assert (await again.status())["store_actors"] == []
+        assert carried(await following(again, first, 2))
+        assert [one["actor_name"] for one in (await again.status())["store_actors"]] == [actor("a").actor_name]
+
+    run(scenario)
+
+
+def test_watermarks_that_come_with_a_commit_are_those_that_a_lease_would_tell() -> None:
+    async def scenario(coordinator: Coordinator, _: MemoryObjectStore) -> None:
+        for shard, names in enumerate((("default", "other"), ("other", "default"), ("other", "more"))):
+            grant = await coordinator.attach_and_lease(task(shard=shard), METADATA, actor("a"))
+            plain = replace(made(grant, 1), watermark_ms=7, output_watermark_ms=8, source_watermarks_ms={"0": 9})
+            entries = tuple(replace(plain, store_name=name, file=f"{name}/1.delta") for name in names)
+            (outcome,) = await coordinator.commit_partitions("clicks", [PartitionCommit(entries)])
+            assert isinstance(outcome, Counted)
+            assert outcome.following is not None
+            assert outcome.following.watermarks == (Watermarks(7, 8, {"0": 9}) if shard < 2 else Watermarks())
+        # Of the last shard, so that the batch is whole.
+        await committed(coordinator, await coordinator.attach_and_lease(task(shard=3), METADATA, actor("a")), 1)
+        asked = await coordinator.attach_and_lease(task(batch=1, shard=1), METADATA, actor("a"))
+        assert asked.watermarks == Watermarks(7, 8, {"0": 9})
 
     run(scenario)
