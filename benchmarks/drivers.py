@@ -35,7 +35,9 @@ _AT_ONCE = 8
 _LEFT_MIB = 3000
 _SERVERS = ("gcs_server", "raylet")
 _NAMESPACE = "drivers"
-_FORK = multiprocessing.get_context("fork")
+#: Forks from a process that has imported and nothing else, as Spark's workers are forked: this one has a cluster's clients in it.
+_FORK = multiprocessing.get_context("forkserver")
+_FORK.set_forkserver_preload(["ray", "pyarrow", "benchmarks.drivers"])
 
 
 class Echo:
@@ -76,7 +78,7 @@ def _available_mib() -> float:
 
 
 def _deploy(address: str) -> None:
-    """Start the actor, from a process of its own: whoever is a driver must not fork others."""
+    """Start the actor, from a process of its own, so that this one is no driver."""
     ray.init(address=address, namespace=_NAMESPACE, **QUIET)  # type: ignore[arg-type]
     echo: Any = ray.remote(Echo).options(name="echo", max_concurrency=1000, num_cpus=0, lifetime="detached").remote()
     ray.get(echo.ping.remote())
@@ -184,7 +186,8 @@ def _measure(drivers: _Drivers, count: int, pids: dict[str, int], idle_s: float)
             f"{100 * idle[name]['cpu_s'] / idle_s:.1f} % of a core at rest, {idle[name]['rss_mib']:.0f} MiB, "
             f"{idle[name]['files']:.0f} files"
             for name in pids
-        )
+        ),
+        flush=True,
     )
     return row
 
