@@ -199,9 +199,11 @@ class NodeWatch:
             for fleet in self._fleets():
                 if not drain.is_told:
                     fleet.coordinator.load_all_states()
-                moves = fleet.coordinator.drain(node.node_id, dry_run=False)
+                moves = fleet.coordinator.drain(node.node_id, dry_run=True)
                 left += len(moves)
                 due = [one for one in moves if now_s - drain.begun_s.get(one, -math.inf) >= _AGAIN_S]
+                if due or not drain.is_told:
+                    fleet.coordinator.drain(node.node_id, dry_run=False)  # writes it down
                 drain.begun_s |= dict.fromkeys(due, now_s)
                 fleet.moves.begin(due)
         except StateStoreError as error:

@@ -72,6 +72,7 @@ class World:
         self.shards: dict[str, int] = {}
         self.told: list[Any] = []
         self.refuses = False
+        self.drained: set[str] = set()
         self.store_actors = set(addresses)
         self._settings = {"spark.executor.cores": "2", "spark.executor.instances": "1", MAX_EXECUTORS: str(limit)}
         if offers_places:
@@ -123,6 +124,7 @@ class World:
         if self.refuses:
             raise InvalidRequestError("no other node has a living store actor")
         address = next(one for one, known in self.nodes.items() if known == node_id)
+        self.drained |= set() if dry_run else {address}
         return tuple(f"{address}:{number}" for number in range(self.shards.get(address, 0)))
 
     def undrain(self, node_id: str) -> None:
@@ -221,6 +223,7 @@ def test_a_node_that_ends_is_emptied_then_its_executor_ends_with_a_batch_then_it
     world.ending["b"] = 1
     world.look(2)
     assert world.told == [("move", "b:0", "b:1")]
+    assert world.drained == {"b"}
     world.look(4, 6)
     world.watch.batch_ended()
     assert len(world.told) == 1, "it still has shards, and they are under way"
