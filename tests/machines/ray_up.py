@@ -32,18 +32,17 @@ def until(is_so: Callable[[], bool], what: str, *, within_s: float, every_s: flo
 
 
 class Job:
-    """A program that runs on the head; what it prints is kept, with the time of each line."""
+    """A program that runs on the head; what it prints is kept."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        self.lines: list[tuple[float, str]] = []
+        self._lines: list[str] = []
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self.lines.append((time.monotonic(), line.rstrip()))
+        self._lines.extend(self._process.stdout)
 
     @property
     def is_running(self) -> bool:
@@ -51,22 +50,7 @@ class Job:
 
     @property
     def text(self) -> str:
-        return "\n".join(line for _, line in self.lines)
-
-    def batches(self) -> list[tuple[float, int]]:
-        """When each batch was told of, and its number."""
-        return [(at, int(line.split()[1])) for at, line in list(self.lines) if line.startswith("batch ")]
-
-    def wait_past(self, batch: int, *, within_s: float) -> float:
-        """Until a batch is finished; returns when that was told."""
-        until(
-            lambda: self._is_past(batch), f"batch {batch} is not finished:\n{self.text}", within_s=within_s, every_s=0.1
-        )
-        return next(at for at, number in self.batches() if number >= batch)
-
-    def _is_past(self, batch: int) -> bool:
-        assert self._process.poll() is None or any(number >= batch for _, number in self.batches()), self.text
-        return any(number >= batch for _, number in self.batches())
+        return "".join(self._lines)
 
     def wait(self, *, within_s: float) -> None:
         """Until it ends well."""
@@ -126,7 +110,7 @@ class LocalCluster:
 
     def submit(self, *program: str) -> Job:
         """``ray job submit``, as docs/submitting.md has it."""
-        job = f"./run ray job submit --address {_API} -- {shlex.join(program)}"
+        job = f"PYTHONUNBUFFERED=1 ./run ray job submit --address {_API} -- {shlex.join(program)}"
         return self._job(job)
 
     def raydp_submit(self, program: str, settings: dict[str, str]) -> Job:

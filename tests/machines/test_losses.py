@@ -19,7 +19,7 @@ from tests.machines.ray_up import Job, LocalCluster, until
 pytestmark = [pytest.mark.machines, pytest.mark.timeout(900)]
 
 ROWS = 3000
-STORE_ACTOR = b"ray::StoreActor"
+STORE_ACTOR, RAYLET = b"ray::StoreActor", b"raylet/raylet"
 WINDOW_US, DELAY_US = 300_000_000, 120_000_000
 
 
@@ -38,6 +38,24 @@ class MainJob:
         program = f"from spark_jobs.quickstart import main; raise SystemExit(main({self.arguments!r}))"
         sizes = {"spark.executor.instances": "2", "spark.executor.cores": "1", "spark.executor.memory": "1g"}
         return self.cluster.raydp_submit(program, sizes)
+
+    def finished(self) -> dict[int, float]:
+        """When each batch was finished (Unix time), as Spark's checkpoint tells."""
+        commits = self.cluster.room.shared / self.folder.name / "checkpoint" / "commits"
+        return {int(file.name): file.stat().st_mtime for file in commits.glob("*") if file.name.isdigit()}
+
+    def newest(self) -> int:
+        return max(self.finished(), default=-1)
+
+    def wait_past(self, batch: int, job: Job, *, within_s: float) -> float:
+        """Until a batch is finished; returns when it was."""
+
+        def is_there() -> bool:
+            assert job.is_running or self.newest() >= batch, job.text
+            return self.newest() >= batch
+
+        until(is_there, f"batch {batch} is not finished", within_s=within_s, every_s=0.2)
+        return self.finished()[batch]
 
     def shards(self) -> list[dict[str, Any]]:
         """Where the job's shards are, by the command that people use."""
@@ -124,18 +142,18 @@ def test_the_main_job_runs_as_both_commands_submit_it(cluster: LocalCluster, job
 def test_a_worker_that_lost_power_is_done_without_and_is_used_again(cluster: LocalCluster, jobs: list[Job]) -> None:
     main = MainJob(cluster, "power", 80)
     jobs.append(main.by_ray())
-    jobs[0].wait_past(8, within_s=180)
+    main.wait_past(8, jobs[0], within_s=300)
     victim = cluster.workers[1]
     victim.end()
-    ended = time.monotonic()
-    newest = jobs[0].batches()[-1][1]
-    print(f"power lost: next batch after {jobs[0].wait_past(newest + 2, within_s=200) - ended:.1f} s")
+    ended = time.time()
+    newest = main.newest()
+    print(f"power lost: next batch after {main.wait_past(newest + 2, jobs[0], within_s=200) - ended:.1f} s")
     victim.boot()
-    booted = time.monotonic()
+    booted = time.time()
     cluster.wait_for_workers(2, within_s=300)
-    print(f"power back: Ray has the worker again after {time.monotonic() - booted:.0f} s")
+    print(f"power back: Ray has the worker again after {time.time() - booted:.0f} s")
     main.run_until_used(victim, jobs)
-    print(f"power back: it has shards again after {time.monotonic() - booted:.0f} s")
+    print(f"power back: it has shards again after {time.time() - booted:.0f} s")
     jobs[-1].wait(within_s=600)
     main.check()
 
@@ -145,26 +163,46 @@ def test_a_worker_whose_link_is_down_is_given_up_and_commits_nothing_once_it_is_
 ) -> None:
     main = MainJob(cluster, "link", 80)
     jobs.append(main.by_ray())
-    jobs[0].wait_past(8, within_s=180)
+    main.wait_past(8, jobs[0], within_s=300)
     victim = cluster.workers[0]
     before = {shard["partition_id"]: shard["epoch"] for shard in main.shards()}
     victim.cut()
-    cut = time.monotonic()
-    newest = jobs[0].batches()[-1][1]
+    cut = time.time()
+    newest = main.newest()
     until(lambda: "/1.0 statefleet_store" in cluster.status(), "Ray does not notice", within_s=100)
-    print(f"link down: Ray has given the node up after {time.monotonic() - cut:.0f} s")
-    print(f"link down: next batch after {jobs[0].wait_past(newest + 2, within_s=200) - cut:.1f} s")
+    print(f"link down: Ray has given the node up after {time.time() - cut:.0f} s")
+    print(f"link down: next batch after {main.wait_past(newest + 2, jobs[0], within_s=200) - cut:.1f} s")
     assert victim.processes(STORE_ACTOR), "its processes go on"
     victim.heal()
-    healed = time.monotonic()
+    healed = time.time()
     print(
         f"link up: its store actor ended after {until(lambda: not victim.processes(STORE_ACTOR), 'a zombie', within_s=120):.0f} s"
     )
     cluster.wait_for_workers(2, within_s=300)
-    print(f"link up: Ray has the worker again after {time.monotonic() - healed:.0f} s")
+    print(f"link up: Ray has the worker again after {time.time() - healed:.0f} s")
     main.run_until_used(victim, jobs)
-    print(f"link up: it has shards again after {time.monotonic() - healed:.0f} s")
+    print(f"link up: it has shards again after {time.time() - healed:.0f} s")
     jobs[-1].wait(within_s=600)
     main.check()
     after = {shard["partition_id"]: shard["epoch"] for shard in main.shards()}
     assert any(after[shard] > epoch for shard, epoch in before.items()), "nothing was moved"
+
+
+def test_a_worker_that_is_going_to_end_is_left_before_it_does(cluster: LocalCluster, jobs: list[Job]) -> None:
+    main = MainJob(cluster, "notice", 80)
+    jobs.append(main.by_ray())
+    main.wait_past(4, jobs[0], within_s=300)
+    leaving = cluster.workers[1]
+    drain = "./run ray drain-node --reason DRAIN_NODE_REASON_PREEMPTION --reason-message notice"
+    leaving.ssh(f"cd ~/statefleet && {drain} --deadline-remaining-seconds 120")
+    told = time.time()
+    took = until(lambda: not leaving.processes(RAYLET), "Ray does not end there", within_s=120)
+    print(f"a notice of two minutes: the node was empty, and had ended, after {took:.0f} s")
+    batch = main.newest()
+    main.wait_past(batch + 1, jobs[0], within_s=100)
+    assert "Task" not in jobs[0].text, "a task was lost with it"
+    cluster.wait_for_workers(2, within_s=300)
+    main.run_until_used(leaving, jobs)
+    print(f"Ray was started there anew, and it had shards again, {time.time() - told:.0f} s after the notice")
+    jobs[-1].wait(within_s=600)
+    main.check()
