@@ -24,7 +24,7 @@ from coordinator.errors import StateStoreError
 from coordinator.placing import PlannedMove
 from spark_jobs.executor_places import ExecutorPlaces
 from spark_jobs.plan.executors import Executors
-from spark_jobs.ray_nodes import RayNode, ray_nodes
+from spark_jobs.ray_nodes import RayCluster, RayNode
 from spark_jobs.session.spark_session import EXECUTOR_RESOURCES, MAX_EXECUTORS, STORE_RESOURCE
 from spark_jobs.shadow_moves import ShadowMoves
 from store_actors.deploy import end_store_actors
@@ -84,8 +84,8 @@ class NodeWatch:
         Those of the application.
     fleets
         Gives the fleets of this driver.
-    nodes
-        Gives Ray's living nodes.
+    cluster
+        What Ray tells.
     actors
         Ray's actors.
     """
@@ -94,19 +94,22 @@ class NodeWatch:
         self,
         executors: Executors,
         fleets: Callable[[], Iterable[WatchedFleet]],
-        nodes: Callable[[], list[RayNode]] = ray_nodes,
+        cluster: RayCluster | None = None,
         actors: Actors | None = None,
     ) -> None:
         self._executors = executors
         self._fleets = fleets
-        self._nodes = nodes
+        self._cluster = cluster or RayCluster()
         self._actors = actors or RayActors()
         # Held while the nodes are looked at.
         self._guard = threading.Lock()
         self._drains: dict[str, _Drain] = {}
-        #: Addresses of the nodes that lived at the last look, by id, and ids of the executors then.
+        #: Addresses of the nodes that lived at the last look, by id, ids of the executors then, and where there ever were some.
         self._lived: dict[str, str] = {}
         self._worked: set[str] = set()
+        self._hosts: set[str] = set()
+        #: Restarts of the executors that Ray is starting anew when they were first seen so.
+        self._restarts: dict[str, int] = {}
         self._needed = _needed(executors)
         # With dynamic allocation Spark itself asks for executors and ends them, and lets nobody else do so.
         self._may_change = executors.setting("spark.dynamicAllocation.enabled", "false") != "true"
@@ -135,8 +138,9 @@ class NodeWatch:
     def look(self, now_s: float) -> None:
         """Look once, and do what is due."""
         with self._guard:
-            nodes = self._nodes()
+            nodes = self._cluster.nodes()
             self._lose(nodes)
+            self._end_restarts()
             self._drain(nodes, now_s)
             hosts = {one.host for one in self._executors.present()}
             free = [node for node in nodes if node.address not in hosts and node.has_room(self._needed)]
@@ -170,11 +174,28 @@ class NodeWatch:
         # Another node may have the address by now, and an executor.
         lost = [one for one in present if one.host in gone and one.executor_id in self._worked]
         self._lived, self._worked = living, {one.executor_id for one in present}
+        self._hosts |= {one.host for one in present}
         if lost:
             log.warning(
                 "Ray has given up nodes that had executors, and Spark is told: %s", ", ".join(one.host for one in lost)
             )
             self._executors.lose([one.executor_id for one in lost], "Ray has given its node up")
+
+    def _end_restarts(self) -> None:
+        """End executors that cannot start anew, and hold a place while they try.
+
+        Of one whose connection RayDP's master did not see break it thinks that it is still there, and refuses it (raydp#487).
+        """
+        if STORE_RESOURCE not in self._needed:
+            return  # they hold no place, and may be other applications'
+        restarting = [one for one in self._cluster.restarting() if one.address in self._hosts]
+        self._restarts = {one.actor_id: self._restarts.get(one.actor_id, one.restarts) for one in restarting}
+        for one in restarting:
+            if one.restarts > self._restarts[one.actor_id]:
+                log.warning(
+                    "RayDP refuses to start %s anew, which was at %s; another one is asked for", one.name, one.address
+                )
+                self._cluster.end(one)
 
     # -- nodes that end -------------------------------------------------------------------------------------------
 

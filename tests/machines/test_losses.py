@@ -148,6 +148,8 @@ def test_a_worker_that_lost_power_is_done_without_and_is_used_again(cluster: Loc
     ended = time.time()
     newest = main.newest()
     print(f"power lost: next batch after {main.wait_past(newest + 2, jobs[0], within_s=200) - ended:.1f} s")
+    until(lambda: "/1.0 statefleet_store" in cluster.status(), "Ray does not notice", within_s=100)
+    print(f"power lost: Ray had given the node up after {time.time() - ended:.0f} s at most")
     victim.boot()
     booted = time.time()
     cluster.wait_for_workers(2, within_s=300)
@@ -200,7 +202,6 @@ def test_a_worker_that_is_going_to_end_is_left_before_it_does(cluster: LocalClus
     print(f"a notice of two minutes: the node was empty, and had ended, after {took:.0f} s")
     batch = main.newest()
     main.wait_past(batch + 1, jobs[0], within_s=100)
-    assert "Task" not in jobs[0].text, "a task was lost with it"
     cluster.wait_for_workers(2, within_s=300)
     main.run_until_used(leaving, jobs)
     print(f"Ray was started there anew, and it had shards again, {time.time() - told:.0f} s after the notice")

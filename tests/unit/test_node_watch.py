@@ -13,7 +13,7 @@ from coordinator.errors import InvalidRequestError
 from spark_jobs.executor_places import ExecutorPlaces
 from spark_jobs.node_watch import NodeWatch, WatchedFleet
 from spark_jobs.plan.executors import Executor
-from spark_jobs.ray_nodes import RayNode
+from spark_jobs.ray_nodes import RayNode, RestartingExecutor
 from spark_jobs.session.spark_session import EXECUTOR_RESOURCES, MAX_EXECUTORS, STORE_RESOURCE
 
 GIB = 2.0**30
@@ -66,13 +66,14 @@ class World:
     """A cluster of nodes by address, with executors of two cores on some."""
 
     def __init__(self, *addresses: str, limit: int = 4, offers_places: bool = True, is_dynamic: bool = False) -> None:
-        self.nodes = {address: f"id-{address}" for address in addresses}
+        self.alive = {address: f"id-{address}" for address in addresses}
         self.ending: dict[str, int] = {}
         self.executors: dict[str, str] = {}
         self.shards: dict[str, int] = {}
         self.told: list[Any] = []
         self.refuses = False
         self.drained: set[str] = set()
+        self.restarts: list[RestartingExecutor] = []
         self.store_actors = set(addresses)
         self._settings = {"spark.executor.cores": "2", "spark.executor.instances": "1", MAX_EXECUTORS: str(limit)}
         if offers_places:
@@ -80,19 +81,19 @@ class World:
         if is_dynamic:
             self._settings["spark.dynamicAllocation.enabled"] = "true"
         fleet = WatchedFleet(self, self)  # type: ignore[arg-type]
-        self.watch = NodeWatch(self, lambda: [fleet], self.ray_nodes, self)  # type: ignore[arg-type]
+        self.watch = NodeWatch(self, lambda: [fleet], self, self)  # type: ignore[arg-type]
 
     def look(self, *times: float) -> None:
         for now_s in times:
             self.watch.look(now_s)
 
-    def ray_nodes(self) -> list[RayNode]:
+    def nodes(self) -> list[RayNode]:
         total = {"CPU": 2.0, STORE_RESOURCE: 1.0, "memory": 8 * GIB}
         busy = {"CPU": 0.0, "memory": 7 * GIB}  # Ray leaves out what is used up
         at_work = set(self.executors.values())
         return [
             RayNode(node_id, address, total, busy if address in at_work else total, self.ending.get(address))
-            for address, node_id in self.nodes.items()
+            for address, node_id in self.alive.items()
         ]
 
     # What the watch knows of Spark.
@@ -111,9 +112,16 @@ class World:
     def lose(self, executor_ids: Sequence[str], why: str) -> None:
         self.told.append(("lose", *executor_ids))
 
-    def end(self, executor_ids: Sequence[str]) -> None:
-        self.told.append(("end", *executor_ids))
-        for one in executor_ids:
+    def restarting(self) -> list[RestartingExecutor]:
+        return self.restarts
+
+    def end(self, ended: Sequence[str] | RestartingExecutor) -> None:
+        if isinstance(ended, RestartingExecutor):
+            self.told.append(("end actor", ended.name))
+            self.restarts.remove(ended)
+            return
+        self.told.append(("end", *ended))
+        for one in ended:
             del self.executors[one]
 
     # What it knows of the fleet.
@@ -123,7 +131,7 @@ class World:
     def drain(self, node_id: str, *, dry_run: bool) -> tuple[str, ...]:
         if self.refuses:
             raise InvalidRequestError("no other node has a living store actor")
-        address = next(one for one, known in self.nodes.items() if known == node_id)
+        address = next(one for one, known in self.alive.items() if known == node_id)
         self.drained |= set() if dry_run else {address}
         return tuple(f"{address}:{number}" for number in range(self.shards.get(address, 0)))
 
@@ -142,7 +150,7 @@ class World:
                     "node_id": f"id-{one}",
                     "alive": one in self.store_actors,
                 }
-                for one in self.nodes
+                for one in self.alive
             ]
         }
 
@@ -167,7 +175,7 @@ def test_a_node_that_joins_gets_an_executor() -> None:
     world.executors = {"0": "a"}
     world.look(0, 20)
     assert world.told == []
-    world.nodes["b"] = "id-b"
+    world.alive["b"] = "id-b"
     world.look(22, 24, 31)
     assert world.told == [("ask", 1)]
     world.executors["1"] = "b"
@@ -194,7 +202,7 @@ def test_spark_is_told_of_executors_whose_node_ray_has_given_up() -> None:
     world = World("a", "b")
     world.executors = {"0": "a", "1": "b"}
     world.look(0)
-    del world.nodes["b"]
+    del world.alive["b"]
     world.look(2, 4)
     assert world.told == [("lose", "1")]
 
@@ -203,7 +211,7 @@ def test_an_executor_on_a_new_node_of_the_same_address_is_not_given_up() -> None
     world = World("a", "b")
     world.executors = {"0": "a", "1": "b"}
     world.look(0)
-    world.nodes["b"] = "id-b-anew"
+    world.alive["b"] = "id-b-anew"
     world.executors["2"] = "b"
     world.look(2)
     assert world.told == [("lose", "1")]
@@ -213,6 +221,40 @@ def test_an_executor_whose_host_never_was_a_nodes_address_is_left_alone() -> Non
     world = World("a")
     world.executors = {"0": "a", "1": "host-without-a-node"}
     world.look(0, 2)
+    assert world.told == []
+
+
+def test_an_executor_that_raydp_refuses_to_start_anew_is_ended_so_that_its_place_is_free() -> None:
+    world = World("a", "b")
+    world.executors = {"0": "a", "1": "b"}
+    world.look(0)
+    del world.executors["1"]
+    world.restarts = [RestartingExecutor("id-1", "raydp-executor-1", "b", 5)]
+    world.look(2, 4)
+    assert world.told == [], "it may well start"
+    world.restarts = [RestartingExecutor("id-1", "raydp-executor-1", "b", 6)]
+    world.look(6)
+    assert world.told == [("end actor", "raydp-executor-1")]
+
+
+def test_an_executor_that_started_anew_in_between_may_do_so_again() -> None:
+    world = World("a", "b")
+    world.executors = {"0": "a", "1": "b"}
+    world.restarts = [RestartingExecutor("id-1", "raydp-executor-1", "b", 1)]
+    world.look(0)
+    world.restarts = []
+    world.look(2)
+    world.restarts = [RestartingExecutor("id-1", "raydp-executor-1", "b", 2)]
+    world.look(4)
+    assert world.told == []
+
+
+def test_executors_of_other_applications_are_not_ended() -> None:
+    world = World("a", "b")
+    world.executors = {"0": "a"}
+    for restarts in (1, 2, 3):
+        world.restarts = [RestartingExecutor("id-9", "raydp-executor-0", "b", restarts)]
+        world.look(restarts)
     assert world.told == []
 
 
@@ -238,7 +280,7 @@ def test_a_node_that_ends_is_emptied_then_its_executor_ends_with_a_batch_then_it
     assert world.told[3:] == [("end store actor", "b"), ("lost", "life-b")]
     world.look(60)
     assert len(world.told) == 5, "no executor is asked for on it"
-    del world.nodes["b"], world.ending["b"]
+    del world.alive["b"], world.ending["b"]
     world.look(62)
     assert world.told[5:] == [("undrain", "id-b")]
 
