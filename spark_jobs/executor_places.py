@@ -28,9 +28,14 @@ class ExecutorPlaces:
         self._free_since_s: float | None = None
         #: How many there were when some were asked for, and when.
         self._asked: tuple[int, float] | None = None
+        #: How often nobody came.
+        self._in_vain = 0
 
     def due(self, now_s: float, present: int, free: int) -> int:
         """How many executors to ask for now.
+
+        Of what is asked for again and again there is one more each time: RayDP's master starts the difference to those that it knows,
+        and may know some that never came.
 
         Parameters
         ----------
@@ -44,12 +49,14 @@ class ExecutorPlaces:
         wanted = min(self._limit - present, free)
         if wanted <= 0:
             self._free_since_s = self._asked = None
+            self._in_vain = 0
             return 0
         if self._asked is not None:
             before, asked_s = self._asked
             if present <= before and now_s - asked_s < _STARTED_S:
                 return 0
             if present <= before:
+                self._in_vain += 1
                 log.warning(
                     "an executor that RayDP was asked for has not come in %.0f s; it is asked again: %d of at most %d executors are "
                     "there, and %d nodes have room for one; see `ray list actors` and the logs of the actors named raydp-executor-*",
@@ -64,4 +71,4 @@ class ExecutorPlaces:
         if now_s - self._free_since_s < _LEFT_ALONE_S:
             return 0
         self._asked = (present, now_s)
-        return wanted
+        return wanted + self._in_vain

@@ -144,6 +144,8 @@ class NodeWatch:
             self._drain(nodes, now_s)
             hosts = {one.host for one in self._executors.present()}
             free = [node for node in nodes if node.address not in hosts and node.has_room(self._needed)]
+            if free and self._cluster.is_starting():
+                free = []  # one of them may be for it, and RayDP would not count it
             due = self._places.due(now_s, len(hosts), len(free))
             if due:
                 self._executors.ask_for(due)

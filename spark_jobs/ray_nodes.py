@@ -87,6 +87,13 @@ class RayCluster:
             if actor["ActorClassName"].rpartition(".")[2] == "RayDPExecutor"
         ]
 
+    def is_starting(self) -> bool:
+        """Whether Ray is starting an executor of any Spark application, or has no room for one that was asked for."""
+        return any(
+            actor["ActorClassName"].rpartition(".")[2] == "RayDPExecutor"
+            for actor in ray_state.actors(actor_state_name="PENDING_CREATION").values()
+        )
+
     def end(self, executor: RestartingExecutor) -> None:
         """Have Ray start it no more."""
         for named in ray.util.list_named_actors(all_namespaces=True):
