@@ -104,10 +104,10 @@ class NodeWatch:
         # Held while the nodes are looked at.
         self._guard = threading.Lock()
         self._drains: dict[str, _Drain] = {}
-        #: Addresses of the nodes that lived at the last look, by id, ids of the executors then, and where there ever were some.
+        #: Addresses of the nodes that lived at the last look, by id, ids of the executors then, and nodes that ever had some.
         self._lived: dict[str, str] = {}
         self._worked: set[str] = set()
-        self._hosts: set[str] = set()
+        self._used: set[str] = set()
         #: Restarts of the executors that Ray is starting anew when they were first seen so.
         self._restarts: dict[str, int] = {}
         self._needed = _needed(executors)
@@ -176,7 +176,7 @@ class NodeWatch:
         # Another node may have the address by now, and an executor.
         lost = [one for one in present if one.host in gone and one.executor_id in self._worked]
         self._lived, self._worked = living, {one.executor_id for one in present}
-        self._hosts |= {one.host for one in present}
+        self._used |= {node.node_id for node in nodes if any(one.host == node.address for one in present)}
         if lost:
             log.warning(
                 "Ray has given up nodes that had executors, and Spark is told: %s", ", ".join(one.host for one in lost)
@@ -190,12 +190,12 @@ class NodeWatch:
         """
         if STORE_RESOURCE not in self._needed:
             return  # they hold no place, and may be other applications'
-        restarting = [one for one in self._cluster.restarting() if one.address in self._hosts]
+        restarting = [one for one in self._cluster.restarting() if one.node_id in self._used]
         self._restarts = {one.actor_id: self._restarts.get(one.actor_id, one.restarts) for one in restarting}
         for one in restarting:
             if one.restarts > self._restarts[one.actor_id]:
                 log.warning(
-                    "RayDP refuses to start %s anew, which was at %s; another one is asked for", one.name, one.address
+                    "RayDP refuses to start %s anew, again and again; it is ended, and another asked for", one.name
                 )
                 self._cluster.end(one)
 

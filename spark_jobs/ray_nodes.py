@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import ray
-import ray.util
 from ray._private import state as ray_state
+from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]
 
 __all__ = ["RayCluster", "RayNode", "RestartingExecutor"]
 
@@ -47,15 +48,18 @@ class RestartingExecutor:
 
     Attributes
     ----------
-    address
-        Of the node that it was on last.
+    namespace
+        That of its application: executors of several have the same names.
+    node_id
+        The node that it worked on last.
     restarts
         How often Ray has started it anew.
     """
 
     actor_id: str
     name: str
-    address: str
+    namespace: str
+    node_id: str
     restarts: int
 
 
@@ -80,29 +84,31 @@ class RayCluster:
 
     def restarting(self) -> list[RestartingExecutor]:
         """Executors of all Spark applications that Ray is starting anew."""
-        found = ray_state.actors(actor_state_name="RESTARTING")
         return [
-            RestartingExecutor(actor_id, actor["Name"], actor["Address"]["IPAddress"], actor["NumRestarts"])
-            for actor_id, actor in found.items()
-            if actor["ActorClassName"].rpartition(".")[2] == "RayDPExecutor"
+            RestartingExecutor(
+                actor.actor_id.hex(), actor.name, actor.ray_namespace, actor.node_id.hex(), actor.num_restarts
+            )
+            for actor in _executors("RESTARTING")
         ]
 
     def is_starting(self) -> bool:
         """Whether Ray is starting an executor of any Spark application, or has no room for one that was asked for."""
-        return any(
-            actor["ActorClassName"].rpartition(".")[2] == "RayDPExecutor"
-            for actor in ray_state.actors(actor_state_name="PENDING_CREATION").values()
-        )
+        return bool(_executors("PENDING_CREATION"))
 
     def end(self, executor: RestartingExecutor) -> None:
         """Have Ray start it no more."""
-        for named in ray.util.list_named_actors(all_namespaces=True):
-            if named["name"] != executor.name:
-                continue
-            try:
-                handle = ray.get_actor(named["name"], namespace=named["namespace"])
-            except ValueError:  # it has ended meanwhile
-                continue
-            # Each application has a namespace, and executors of the same names.
-            if handle._actor_id.hex() == executor.actor_id:
-                ray.kill(handle, no_restart=True)
+        try:
+            handle = ray.get_actor(executor.name, namespace=executor.namespace)
+        except ValueError:  # it has ended meanwhile
+            return
+        ray.kill(handle, no_restart=True)
+
+
+def _executors(state: str) -> list[Any]:
+    """Rows of Ray's table of actors (``ActorTableData``) that are RayDP's executors in a state.
+
+    ``ray._private.state.actors`` leaves out on which node an actor was.
+    """
+    table = ray_state.state._connect_and_get_accessor().get_actor_table(None, state)
+    rows = [ActorTableData.FromString(row) for row in table]
+    return [row for row in rows if row.class_name.rpartition(".")[2] == "RayDPExecutor"]

@@ -243,10 +243,10 @@ def test_an_executor_that_raydp_refuses_to_start_anew_is_ended_so_that_its_place
     world.executors = {"0": "a", "1": "b"}
     world.look(0)
     del world.executors["1"]
-    world.restarts = [RestartingExecutor("id-1", "raydp-executor-1", "b", 5)]
+    world.restarts = [RestartingExecutor("id-1", "raydp-executor-1", "ns", "id-b", 5)]
     world.look(2, 4)
     assert world.told == [], "it may well start"
-    world.restarts = [RestartingExecutor("id-1", "raydp-executor-1", "b", 6)]
+    world.restarts = [RestartingExecutor("id-1", "raydp-executor-1", "ns", "id-b", 6)]
     world.look(6)
     assert world.told == [("end actor", "raydp-executor-1")]
 
@@ -254,11 +254,11 @@ def test_an_executor_that_raydp_refuses_to_start_anew_is_ended_so_that_its_place
 def test_an_executor_that_started_anew_in_between_may_do_so_again() -> None:
     world = World("a", "b")
     world.executors = {"0": "a", "1": "b"}
-    world.restarts = [RestartingExecutor("id-1", "raydp-executor-1", "b", 1)]
+    world.restarts = [RestartingExecutor("id-1", "raydp-executor-1", "ns", "id-b", 1)]
     world.look(0)
     world.restarts = []
     world.look(2)
-    world.restarts = [RestartingExecutor("id-1", "raydp-executor-1", "b", 2)]
+    world.restarts = [RestartingExecutor("id-1", "raydp-executor-1", "ns", "id-b", 2)]
     world.look(4)
     assert world.told == []
 
@@ -267,7 +267,7 @@ def test_executors_of_other_applications_are_not_ended() -> None:
     world = World("a", "b")
     world.executors = {"0": "a"}
     for restarts in (1, 2, 3):
-        world.restarts = [RestartingExecutor("id-9", "raydp-executor-0", "b", restarts)]
+        world.restarts = [RestartingExecutor("id-9", "raydp-executor-0", "ns", "id-b", restarts)]
         world.look(restarts)
     assert world.told == []
 
