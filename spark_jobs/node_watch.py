@@ -217,38 +217,43 @@ class NodeWatch:
 
     def _empty(self, drain: _Drain, now_s: float) -> None:
         """Have a node's shards moved."""
-        node, left = drain.node, 0
-        try:
-            for fleet in self._fleets():
-                if not drain.is_told:
-                    fleet.coordinator.load_all_states()
-                moves = fleet.coordinator.drain(node.node_id, dry_run=True)
-                left += len(moves)
-                due = [one for one in moves if now_s - drain.begun_s.get(one, -math.inf) >= _AGAIN_S]
-                if due or not drain.is_told:
-                    fleet.coordinator.drain(node.node_id, dry_run=False)  # writes it down
-                drain.begun_s |= dict.fromkeys(due, now_s)
-                fleet.moves.begin(due)
-        except StateStoreError as error:
-            if not drain.is_refused:
-                log.warning("Ray ends node %s %s, and its shards stay there: %s", node.address, _when(node), error)
-            drain.is_refused = True
-            return
-        if not drain.is_told:
+        node, left, refused = drain.node, 0, None
+        for fleet in self._fleets():
+            try:
+                left += self._move_off(drain, fleet, now_s)
+            except StateStoreError as error:  # the other fleets' shards go all the same
+                refused = error
+        if refused is not None and not drain.is_refused:
+            log.warning("Ray ends node %s %s, and shards stay there: %s", node.address, _when(node), refused)
+        if refused is None and (drain.is_refused or not drain.is_told):
             log.warning(
                 "Ray ends node %s %s: its %d shards go to other nodes while batches go on",
                 node.address,
                 _when(node),
                 left,
             )
-        drain.is_told = True
-        drain.empty_s = None if left else now_s
+        drain.is_told, drain.is_refused = True, refused is not None
+        drain.empty_s = None if left or refused else now_s
+
+    def _move_off(self, drain: _Drain, fleet: WatchedFleet, now_s: float) -> int:
+        """Have a fleet's shards moved off a node; returns how many are there."""
+        if not drain.is_told:
+            fleet.coordinator.load_all_states()
+        moves = fleet.coordinator.drain(drain.node.node_id, dry_run=True)
+        due = [one for one in moves if now_s - drain.begun_s.get(one, -math.inf) >= _AGAIN_S]
+        if due or not drain.is_told:
+            fleet.coordinator.drain(drain.node.node_id, dry_run=False)  # writes it down
+        drain.begun_s |= dict.fromkeys(due, now_s)
+        fleet.moves.begin(due)
+        return len(moves)
 
     def _leave(self, drain: _Drain, now_s: float) -> None:
         """End what this driver has on a node without shards, so that nothing is lost with it, and Ray can end it at once."""
         assert drain.empty_s is not None
         if now_s - drain.empty_s >= _LAST_BATCH_S:
             self._end_executors(drain)
+        if any(one.host == drain.node.address for one in self._executors.present()):
+            return
         # Those of other drivers need their store actor.
         if drain.node.is_idle(_USED_BY_EXECUTORS) and drain.node.node_id != self._actors.node_id():
             for fleet in self._fleets():

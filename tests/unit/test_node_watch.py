@@ -81,8 +81,8 @@ class World:
             self._settings[f"{EXECUTOR_RESOURCES}{STORE_RESOURCE}"] = "1"
         if is_dynamic:
             self._settings["spark.dynamicAllocation.enabled"] = "true"
-        fleet = WatchedFleet(self, self)  # type: ignore[arg-type]
-        self.watch = NodeWatch(self, lambda: [fleet], self, self)  # type: ignore[arg-type]
+        self.fleets = [WatchedFleet(self, self)]  # type: ignore[arg-type]
+        self.watch = NodeWatch(self, lambda: self.fleets, self, self)  # type: ignore[arg-type]
 
     def look(self, *times: float) -> None:
         for now_s in times:
@@ -324,10 +324,27 @@ def test_shards_that_have_nowhere_to_go_are_told_of_once_and_tried_again(caplog:
     world.executors, world.shards, world.refuses = {"0": "a"}, {"a": 3}, True
     world.ending["a"] = 1_700_000_000_000
     world.look(0, 10, 20)
-    assert caplog.text.count("Ray ends node a at 22:13:20 UTC, and its shards stay there") == 1
+    assert caplog.text.count("Ray ends node a at 22:13:20 UTC, and shards stay there") == 1
     world.watch.batch_ended()
     assert world.told == []
     world.refuses = False
     world.look(30)
     assert world.told == [("move", "a:0", "a:1", "a:2")]
     assert "its 3 shards go to other nodes" in caplog.text
+
+
+def test_one_fleet_that_has_no_other_node_does_not_keep_the_others_there() -> None:
+    world, other = World("a", "b"), World("a", "b")
+    world.executors, other.shards, world.refuses = {"0": "a", "1": "b"}, {"b": 1}, True
+    world.fleets += other.fleets
+    world.ending["b"] = 1
+    world.look(0)
+    assert other.told == [("move", "b:0")]
+    other.shards = {}
+    world.look(2)
+    world.watch.batch_ended()
+    assert world.told == [], "one fleet has not left it"
+    world.refuses = False
+    world.look(4)
+    world.watch.batch_ended()
+    assert world.told == [("end", "1")]
