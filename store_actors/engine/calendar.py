@@ -13,6 +13,7 @@ from itertools import count
 import numpy as np
 
 from store_actors.engine.arrays import Slots
+from store_actors.engine.memory import HEAP, Memory
 
 __all__ = ["NEVER", "ExpiryCalendar"]
 
@@ -26,9 +27,16 @@ _PAGE_ENTRIES = 32
 
 
 class ExpiryCalendar:
-    """Slots by the time at which their rows expire, in microseconds."""
+    """Slots by the time at which their rows expire, in microseconds.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    memory
+        Where its pages come from.
+    """
+
+    def __init__(self, memory: Memory = HEAP) -> None:
+        self._memory = memory
         #: (next expiry, number, sorted expiries, their slots, position), by next expiry. Batches come about in the order of time, so
         #: few of them hold rows that are due at once.
         self._pages: list[tuple[int, int, Slots, Slots, int]] = []
@@ -53,7 +61,7 @@ class ExpiryCalendar:
         if not len(slots):
             return
         order = np.argsort(expiries, kind="stable")
-        expiries, slots = expiries[order], slots[order]
+        expiries, slots = self._memory.kept(expiries[order]), self._memory.kept(slots[order])
         self.entries += len(slots)
         heapq.heappush(self._pages, (int(expiries[0]), next(self._numbers), expiries, slots, 0))
 
@@ -68,6 +76,7 @@ class ExpiryCalendar:
             if end < len(slots):
                 if 2 * end > len(slots):
                     # Else what expires late would hold the memory of all that was entered with it.
-                    expiries, slots, end = expiries[end:].copy(), slots[end:].copy(), 0
+                    expiries, slots = self._memory.copied(expiries[end:]), self._memory.copied(slots[end:])
+                    end = 0
                 heapq.heappush(self._pages, (int(expiries[end]), number, expiries, slots, end))
         return np.concatenate(found) if found else np.empty(0, np.int64)

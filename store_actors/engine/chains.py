@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from store_actors.engine import chain_kernels
 from store_actors.engine.arrays import Slots, Words
-from store_actors.engine.index_kernels import grow_index
+from store_actors.engine.larger_index import larger_index
+from store_actors.engine.memory import HEAP, Memory, blocks, steps
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import VersionedTable
 from store_actors.schema import ROW_COLUMN, StateSchema
@@ -30,20 +31,20 @@ class ChainedTable(GroupTable):
     ----------
     schema
         Its last key is :data:`ROW_COLUMN`, int64.
-    seed, capacity
+    seed, memory, capacity
         As :class:`GroupTable`.
     """
 
-    def __init__(self, schema: StateSchema, seed: int = 0, *, capacity: int = 1 << 8) -> None:
+    def __init__(self, schema: StateSchema, seed: int = 0, memory: Memory = HEAP, *, capacity: int = 1 << 8) -> None:
         assert schema.keys[-1].name == ROW_COLUMN, "the rows of a chained table are numbered by their last key"
-        super().__init__(schema, seed, capacity=capacity)
+        super().__init__(schema, seed, memory, capacity=capacity)
         layout = self.layout
         self._chain_words = layout.key_words - 1
         self._chain_mask = layout.chain_mask
-        self._heads: Words = np.zeros(1 << 9, np.uint64)
+        self._heads: Words = memory.zeros(1 << 9, np.uint64)
         self._chains = 0
-        self._next: Slots = np.empty(capacity, np.int64)
-        self._previous: Slots = np.empty(capacity, np.int64)
+        self._next: Slots = memory.zeros(capacity, np.int64)
+        self._previous: Slots = memory.zeros(capacity, np.int64)
 
     @property
     def nbytes(self) -> int:
@@ -146,27 +147,32 @@ class ChainedTable(GroupTable):
 
     def _enter(self, slots: Slots) -> None:
         if len(self._next) < len(self.rows):
-            extra = len(self.rows) - len(self._next)
-            self._next = np.concatenate([self._next, np.empty(extra, np.int64)])
-            self._previous = np.concatenate([self._previous, np.empty(extra, np.int64)])
+            held = len(self._next)
+            self._next = self.memory.larger(self._next, held, len(self.rows))
+            self._previous = self.memory.larger(self._previous, held, len(self.rows))
         done = 0
-        while True:
+        while done < len(slots):
+            end = done + self.memory.step(len(slots) - done)
             done, added = chain_kernels.link(
-                self._heads, self.rows, slots, done, self._next, self._previous, self.layout.flag_words,
+                self._heads, self.rows, slots[:end], done, self._next, self._previous, self.layout.flag_words,
                 self._chain_words, self._chain_mask, self.secret, int(len(self._heads) * 0.6) - self._chains,
             )  # fmt: skip
             self._chains += added
-            if done == len(slots):
-                break
-            heads = np.zeros(len(self._heads) * 2, np.uint64)
-            grow_index(self._heads, heads)
-            self._heads = heads
+            if done < end:
+                self._heads = larger_index(self.memory, self._heads, 2 * len(self._heads))
+
+    def largest_number(self, largest: Slots) -> None:
+        """Raise ``largest[0]`` to the largest number of a row, if that is larger."""
+        used = self.used_rows()
+        for some in blocks(self.memory, used):
+            chain_kernels.largest_number(used[some], self.layout.keys[-1].word, largest)
 
     def _leave(self, slots: Slots) -> None:
-        self._chains -= chain_kernels.unlink(
-            self._heads, self.rows, slots, self._next, self._previous, self.layout.flag_words, self._chain_words,
-            self._chain_mask, self.secret,
-        )  # fmt: skip
+        for some in steps(self.memory, len(slots)):
+            self._chains -= chain_kernels.unlink(
+                self._heads, self.rows, slots[some], self._next, self._previous, self.layout.flag_words,
+                self._chain_words, self._chain_mask, self.secret,
+            )  # fmt: skip
 
 
 class MultiTable(VersionedTable):
@@ -176,21 +182,21 @@ class MultiTable(VersionedTable):
     ----------
     schema
         Its last key is :data:`ROW_COLUMN`, int64, filled by :meth:`numbers`.
-    seed
+    seed, memory
         As :class:`GroupTable`.
     """
 
     table: ChainedTable
 
-    def __init__(self, schema: StateSchema, seed: int = 0) -> None:
-        super().__init__(schema, seed, ChainedTable)
+    def __init__(self, schema: StateSchema, seed: int = 0, memory: Memory = HEAP) -> None:
+        super().__init__(schema, seed, memory, ChainedTable)
         self._next_number: int | None = None
 
     def numbers(self, count: int) -> Slots:
         """Row numbers that no row has."""
         if self._next_number is None:
             largest = np.array([-1], np.int64)
-            chain_kernels.largest_number(self.table.used_rows(), self.table.layout.keys[-1].word, largest)
+            self.table.largest_number(largest)
             self._next_number = int(largest[0]) + 1
         begin = self._next_number
         self._next_number += count

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from store_actors.engine import list_kernels
-from store_actors.engine.arrays import Slots, Words
+from store_actors.engine.arrays import Bytes, Slots, Words
 from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.layout import ListSlot
 from store_actors.engine.lists import ListPool
+from store_actors.engine.memory import blocks
 from store_actors.engine.pieces import cut
 from store_actors.engine.strings import StringPool
 from store_actors.engine.table import GroupTable
@@ -23,6 +24,8 @@ __all__ = ["compact_together"]
 _STRING_BYTES = 24
 #: Bytes of strings that are copied at once.
 _COPIED_BYTES = 1 << 24
+#: Strings that are looked at at once: what is needed for that does not grow with the state.
+_BLOCK = 1 << 18
 
 #: Lists of one field: what it is, where they are, and how long.
 _Lists = tuple[ListSlot, Slots, Slots]
@@ -37,24 +40,17 @@ def compact_together(tables: Sequence[tuple[GroupTable, Sequence[Words]]]) -> No
         Each with further rows of its layout (whole ones, or only flag and key words) that stay in use.
     """
     old = tables[0][0].pool
-    holders = [
-        (rows, word, chosen)
-        for table, others in tables
-        for rows in (table.used_rows(), *others)
-        for word, chosen in _texts(table, rows)
-    ]
     held = [(table, *_lists(table, [table.used_rows(), *others])) for table, others in tables]
     texts = [(table.lists, one) for table, lists, _ in held for one in lists if one[0].is_text]
-    wanted = np.zeros(max(old.count, 1), np.uint8)
-    for rows, word, chosen in holders:
+    wanted = old.memory.zeros(max(old.count, 1), np.uint8)
+    for rows, word, chosen in _all_texts(tables):
         wanted[rows[chosen, word].view(np.int64)] = 1
     for pool, (field, offsets, lengths) in texts:
         list_kernels.mark(pool.arena, offsets, lengths, field.width, wanted)
-    kept = np.flatnonzero(wanted[: old.count])
-    renumbers = _is_worthwhile(old, kept)
+    renumbers = _is_worthwhile(old, wanted)
     if renumbers:
-        new, new_ids = _subset(old, kept)
-        for rows, word, chosen in holders:
+        new, new_ids = _subset(old, wanted)
+        for rows, word, chosen in _all_texts(tables):
             rows[chosen, word] = new_ids[rows[chosen, word].view(np.int64)]
         for pool, (field, offsets, lengths) in texts:
             list_kernels.renumber(pool.arena, offsets, lengths, field.width, new_ids)
@@ -67,10 +63,26 @@ def compact_together(tables: Sequence[tuple[GroupTable, Sequence[Words]]]) -> No
                 table.lists.index(*one)
 
 
-def _is_worthwhile(pool: StringPool, kept: Slots) -> bool:
-    """Whether letting go of all but the kept strings frees a quarter at least: a copy of them all is made for it."""
-    lengths = pool.offsets[kept + 1] - pool.offsets[kept]
-    return 4 * (int(lengths.sum()) + _STRING_BYTES * len(kept)) <= 3 * (pool.used + _STRING_BYTES * pool.count)
+def _is_worthwhile(pool: StringPool, wanted: Bytes) -> bool:
+    """Whether letting go of all but the wanted strings frees a quarter at least: a copy of them all is made for it."""
+    kept = sum(int(lengths.sum()) + _STRING_BYTES * len(ids) for ids, lengths in _chosen(pool, wanted))
+    return 4 * kept <= 3 * (pool.used + _STRING_BYTES * pool.count)
+
+
+def _chosen(pool: StringPool, wanted: Bytes) -> Iterator[tuple[Slots, Slots]]:
+    """Ids of the wanted strings and their lengths, some at a time."""
+    for begin in range(0, pool.count, _BLOCK):
+        ids = begin + np.flatnonzero(wanted[begin : min(begin + _BLOCK, pool.count)])
+        yield ids, pool.offsets[ids + 1] - pool.offsets[ids]
+
+
+def _all_texts(tables: Sequence[tuple[GroupTable, Sequence[Words]]]) -> Iterator[tuple[Words, int, Slots]]:
+    """Blocks of rows of all tables, with a word of strings and the live rows in which it is not null."""
+    for table, others in tables:
+        for rows in (table.used_rows(), *others):
+            for some in blocks(table.memory, rows):
+                for word, chosen in _texts(table, rows[some]):
+                    yield rows[some], word, chosen
 
 
 def _texts(table: GroupTable, rows: Words) -> list[tuple[int, Slots]]:
@@ -89,7 +101,7 @@ def _lists(table: GroupTable, held: Sequence[Words]) -> tuple[list[_Lists], bool
     used = sum(list_kernels.room(one.lengths, one.field.width, one.field.kind) for one in found)
     if not found or 4 * used > 3 * old.used:
         return [(one.field, one.extents, one.lengths) for one in found], False
-    table.lists = ListPool(table.seed)
+    table.lists = ListPool(table.seed, table.memory)
     moved = []
     for one in found:
         offsets = table.lists.copy(one.field, old.arena, one.extents, one.lengths)
@@ -138,13 +150,14 @@ class _HeldLists:
             begin += len(some)
 
 
-def _subset(pool: StringPool, ids: Slots) -> tuple[StringPool, Words]:
-    """A pool of only these strings, and the new id of each old one (0 of those that are left out)."""
-    subset, new_ids = StringPool(pool.seed), np.zeros(max(pool.count, 1), np.uint64)
-    # What is copied is in memory three times for a moment, so it is copied in pieces.
-    for piece in cut(pool.offsets[ids + 1] - pool.offsets[ids], _COPIED_BYTES):
-        some, all_valid = ids[piece], np.ones(piece.stop - piece.start, np.uint8)
-        offsets, data = pool.gather(some, all_valid)
-        content = data if len(data) else np.zeros(1, np.uint8)
-        new_ids[some] = subset.ids(content, offsets, all_valid)
+def _subset(pool: StringPool, wanted: Bytes) -> tuple[StringPool, Words]:
+    """A pool of only the wanted strings, and the new id of each old one (0 of those that are left out)."""
+    subset, new_ids = StringPool(pool.seed, pool.memory), pool.memory.zeros(max(pool.count, 1), np.uint64)
+    for ids, lengths in _chosen(pool, wanted):
+        # What is copied is in memory three times for a moment, so it is copied in pieces.
+        for piece in cut(lengths, _COPIED_BYTES):
+            some, all_valid = ids[piece], np.ones(piece.stop - piece.start, np.uint8)
+            offsets, data = pool.gather(some, all_valid)
+            content = data if len(data) else np.zeros(1, np.uint8)
+            new_ids[some] = subset.ids(content, offsets, all_valid)
     return subset, new_ids

@@ -16,14 +16,10 @@ from store_actors.engine.arrays import Bytes, Mask, Slots, Words
 from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.layout import RowLayout
 from store_actors.engine.lists import ListPool
+from store_actors.engine.memory import Memory, blocks
 from store_actors.engine.strings import StringPool
 
-__all__ = ["SNAPSHOT_BYTES", "FrozenRows"]
-
-#: Bytes of words, and then of Arrow data, in a piece of a snapshot.
-SNAPSHOT_BYTES = 1 << 25
-#: Rows whose state of being live is looked at at once.
-_BLOCK = 1 << 20
+__all__ = ["FrozenRows"]
 
 
 class Freezable(Protocol):
@@ -33,7 +29,10 @@ class Freezable(Protocol):
     layout: RowLayout
     pool: StringPool
     lists: ListPool
+    memory: Memory
     snapshot_bytes: int
+
+    def taken(self, slots: Slots) -> Words: ...
 
     def used_rows(self) -> Words: ...
 
@@ -77,7 +76,7 @@ class FrozenRows(Iterator[Words]):
             some = some[(some >= self._position) & (some < len(self._left))]
             some = np.unique(some[self._left[some] != 0])
             if len(some):
-                self._kept.append(np.take(self._table.rows, some, axis=0))
+                self._kept.append(self._table.memory.kept(self._table.taken(some)))
                 self._left[some] = 0
 
     def keep_lists(self) -> None:
@@ -85,14 +84,14 @@ class FrozenRows(Iterator[Words]):
         self.lists = copy.copy(self.lists)
 
     def __next__(self) -> Words:
-        """At most :data:`SNAPSHOT_BYTES` of words."""
+        """At most ``snapshot_bytes`` of words."""
         count = max(1, self._table.snapshot_bytes // (8 * self._table.layout.row_words))
         while self._position < len(self._left):
             begin = self._position
             self._position += count
             slots = begin + np.flatnonzero(self._left[begin : self._position])
             if len(slots):
-                return np.take(self._table.rows, slots, axis=0)
+                return self._table.taken(slots)
         if not self._kept:
             self.close()
             raise StopIteration
@@ -109,7 +108,7 @@ class FrozenRows(Iterator[Words]):
 
 def _live(table: Freezable) -> Mask:
     used = table.used_rows()
-    live = np.empty(len(used), np.bool_)
-    for begin in range(0, len(used), _BLOCK):
-        np.not_equal(used[begin : begin + _BLOCK, 0] & LIVE, 0, out=live[begin : begin + _BLOCK])
+    live = table.memory.zeros(len(used), np.bool_)
+    for some in blocks(table.memory, used):
+        np.not_equal(used[some, 0] & LIVE, 0, out=live[some])
     return live

@@ -30,6 +30,7 @@ __all__ = [
     "LIVE",
     "evict",
     "grow_index",
+    "hash_tags",
     "index_shift",
     "live_slots",
     "lookup",
@@ -98,6 +99,13 @@ def _find(index, rows, keys, row, nulls, key_mask, first, tag, shift):
         place = (place + _ONE) & mask
 
 
+@njit(void(u64_2, u64_1, u64_1, u64_1), cache=True, nogil=True)
+def hash_tags(keys, nulls, secret, out):
+    """Tag of each key: an index has them in about this order."""
+    for row in range(keys.shape[0]):
+        out[row] = hash_row(keys, row, 0, keys.shape[1], nulls[row], secret)
+
+
 @njit(void(u64_1, u64_2, u64_2, u64_1, uint64, int64, u64_1, i64_1), cache=True, nogil=True)
 def lookup(index, rows, keys, nulls, key_mask, first, secret, out):
     """Slot of each key, -1 where there is none."""
@@ -115,13 +123,13 @@ def lookup(index, rows, keys, nulls, key_mask, first, secret, out):
             out[row] = np.int64(index[place] & _LOW32) - 1 if place >= 0 else -1
 
 
-@njit(void(u64_1, u64_2, int64, uint64, int64, int64, u64_1), cache=True, nogil=True)
-def reindex(index, rows, used, key_mask, first, key_words, secret):
-    """Enter every live row of the first `used` into an empty index, after key words changed in place."""
+@njit(void(u64_1, u64_2, int64, int64, uint64, int64, int64, u64_1), cache=True, nogil=True)
+def reindex(index, rows, begin, end, key_mask, first, key_words, secret):
+    """Enter every live row from `begin` up to `end` into an index that has none of them, after key words changed in place."""
     shift = index_shift(index.shape[0])
     mask = np.uint64(index.shape[0] - 1)
     keys = np.empty((1, key_words), np.uint64)
-    for slot in range(used):
+    for slot in range(begin, end):
         if rows[slot, 0] & LIVE == _ZERO:
             continue
         for word in range(key_words):
@@ -224,11 +232,11 @@ def evict(index, rows, candidates, key_mask, first, key_words, secret, expiry_wo
     return removed
 
 
-@njit(int64(u64_2, int64, i64_1), cache=True, nogil=True)
-def live_slots(rows, used, out):
-    """Slots of all live rows, in slot order."""
+@njit(int64(u64_2, int64, int64, i64_1), cache=True, nogil=True)
+def live_slots(rows, begin, end, out):
+    """Slots of all live rows from `begin` up to `end`, in slot order; returns how many."""
     count = 0
-    for slot in range(used):
+    for slot in range(begin, end):
         if rows[slot, 0] & LIVE != _ZERO:
             out[count] = slot
             count += 1

@@ -11,6 +11,7 @@ from store_actors.engine import count_kernels, hll_kernels, list_kernels
 from store_actors.engine.arrays import Bytes, Slots, Words
 from store_actors.engine.hash_kernels import ELEMENT_SECRETS, secret_words
 from store_actors.engine.layout import FieldSlot, ListSlot, words_of
+from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.nested import decode_nested
 from store_actors.engine.strings import StringPool
 from store_actors.engine.words import check_countable, decode_column, encode_column, is_text
@@ -28,11 +29,14 @@ class ListPool:
     ----------
     seed
         As :class:`~store_actors.engine.table.GroupTable`.
+    memory
+        Where its arrays come from.
     """
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, memory: Memory = HEAP) -> None:
+        self.memory = memory
         self._secret: Words = secret_words(seed, "elements", ELEMENT_SECRETS)
-        self.arena: Words = np.zeros(1 << 6, np.uint64)
+        self.arena: Words = memory.zeros(1 << 6, np.uint64)
         self.used = 0
 
     @property
@@ -148,7 +152,7 @@ class ListPool:
 
     def detach(self) -> None:
         """Leave the arena to those who read it."""
-        self.arena = self.arena.copy()
+        self.arena = self.memory.copied(self.arena)
 
     def _grow_for(self, field: ListSlot, length: int) -> None:
         """Make room for the next extent of a list."""
@@ -162,9 +166,8 @@ class ListPool:
     def _grow(self, more: int) -> None:
         """Make room for so many words: half more than there is, at least."""
         if self.used + more > len(self.arena):
-            arena = np.zeros(max(self.used + more, len(self.arena) + len(self.arena) // 2), np.uint64)
-            arena[: self.used] = self.arena[: self.used]
-            self.arena = arena
+            size = max(self.used + more, len(self.arena) + len(self.arena) // 2)
+            self.arena = self.memory.larger(self.arena, self.used, size)
 
     def measure(self, slot: FieldSlot, offsets: Slots, lengths: Slots, pool: StringPool, out: Slots) -> None:
         """Add the bytes of lists to `out`."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import numpy as np
-import numpy.typing as npt
 from numba import njit, void
 from numba.types import Tuple, int64, uint8, uint64
 
 from store_actors.engine.arrays import Bytes, Slots, Words
 from store_actors.engine.hash_kernels import STRING_SECRETS, hash_string, secret_words
-from store_actors.engine.index_kernels import grow_index, index_shift
+from store_actors.engine.index_kernels import index_shift
+from store_actors.engine.larger_index import larger_index
+from store_actors.engine.memory import HEAP, Memory, steps
 
 __all__ = ["StringPool"]
 
@@ -21,7 +20,6 @@ _ONE = np.uint64(1)
 _ZERO = np.uint64(0)
 #: From this size on, in bytes, an arena grows by half: at most a third of it is spare.
 _LARGE = 1 << 26
-_Item = TypeVar("_Item", bound=np.generic)
 u64_1 = uint64[::1]
 i64_1 = int64[::1]
 u8_1 = uint8[::1]
@@ -108,15 +106,18 @@ class StringPool:
     ----------
     seed
         As :class:`~store_actors.engine.table.GroupTable`.
+    memory
+        Where its arrays come from.
     """
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, memory: Memory = HEAP) -> None:
         self.seed = seed
+        self.memory = memory
         self._secret: Words = secret_words(seed, "strings", STRING_SECRETS)
-        self.arena = np.zeros(1 << 12, np.uint8)
+        self.arena: Bytes = memory.zeros(1 << 12, np.uint8)
         #: ``offsets[i] : offsets[i + 1]`` are the bytes of value ``i``.
-        self.offsets = np.zeros(1 << 8, np.int64)
-        self._index = np.zeros(1 << 9, np.uint64)
+        self.offsets: Slots = memory.zeros(1 << 8, np.int64)
+        self._index: Words = memory.zeros(1 << 9, np.uint64)
         self.count = 0
         self._used = 0
         #: Bytes of the longest value that it ever had.
@@ -131,16 +132,17 @@ class StringPool:
         """Ids of n values given as Arrow data and n + 1 offsets; 0 where ``valid`` is 0."""
         out = np.empty(len(valid), np.uint64)
         row, before = 0, self.count
-        while True:
+        while row < len(valid):
             room = len(self._index) // 2 - self.count
+            end = row + self.memory.step(len(valid) - row)
             row, self.count, self._used = _intern(
-                data, ends, valid, row, self._secret, self._index, self.arena, self.offsets, self.count, self._used, room, out
+                data, ends, valid[:end], row, self._secret, self._index, self.arena, self.offsets, self.count, self._used, room, out
             )  # fmt: skip
-            if row == len(valid):
-                lengths = np.diff(self.offsets[before : self.count + 1])
-                self.longest = max(self.longest, int(lengths.max(initial=0)))
-                return out
-            self._grow(int(ends[row + 1] - ends[row]))
+            if row < end:
+                self._grow(int(ends[row + 1] - ends[row]))
+        lengths = np.diff(self.offsets[before : self.count + 1])
+        self.longest = max(self.longest, int(lengths.max(initial=0)))
+        return out
 
     @property
     def used(self) -> int:
@@ -151,29 +153,28 @@ class StringPool:
         if self.count * 2 >= len(self._index):
             self._double_index()
         if self.count + 2 >= len(self.offsets):
-            self.offsets = _moved(self.offsets, self.count + 1, len(self.offsets) + _spare(self.offsets.nbytes) // 8)
+            spare = _spare(self.offsets.nbytes) // 8
+            self.offsets = self.memory.larger(self.offsets, self.count + 1, len(self.offsets) + spare)
         if self._used + needed > len(self.arena):
-            self.arena = _moved(
-                self.arena, self._used, max(len(self.arena) + _spare(len(self.arena)), self._used + needed)
-            )
+            size = max(len(self.arena) + _spare(len(self.arena)), self._used + needed)
+            self.arena = self.memory.larger(self.arena, self._used, size)
 
     def reserve(self, count: int, size: int) -> None:
         """Make room for so many values of together `size` bytes."""
         if count + 2 > len(self.offsets):
-            self.offsets = _moved(self.offsets, self.count + 1, count + 2)
+            self.offsets = self.memory.larger(self.offsets, self.count + 1, count + 2)
         if size > len(self.arena):
-            self.arena = _moved(self.arena, self._used, size)
+            self.arena = self.memory.larger(self.arena, self._used, size)
         while count * 2 >= len(self._index):
             self._double_index()
 
     def measure(self, ids: Slots, valid: Bytes, out: Slots) -> None:
         """Add the bytes of the values with these ids to `out`; nothing where ``valid`` is 0."""
-        _measure(self.offsets, ids, valid, out)
+        for some in steps(self.memory, len(ids)):
+            _measure(self.offsets, ids[some], valid[some], out[some])
 
     def _double_index(self) -> None:
-        index = np.zeros(len(self._index) * 2, np.uint64)
-        grow_index(self._index, index)
-        self._index = index
+        self._index = larger_index(self.memory, self._index, 2 * len(self._index))
 
     def gather(self, ids: Slots, valid: Bytes) -> tuple[Slots, Bytes]:
         """Offsets (n + 1, in 64 bits) and data of the values with these ids; nothing where ``valid`` is 0."""
@@ -189,17 +190,11 @@ class StringPool:
     def copied(self, ids: Slots, valid: Bytes, ends: Slots) -> Bytes:
         """Data of :meth:`gather`."""
         out = np.empty(int(ends[-1]), np.uint8)
-        _gather(self.arena, self.offsets, ids, valid, ends, out)
+        for some in steps(self.memory, len(ids)):
+            _gather(self.arena, self.offsets, ids[some], valid[some], ends[some], out)
         return out
 
 
 def _spare(size: int) -> int:
     """Bytes to grow by."""
     return size if size < _LARGE else size // 2
-
-
-def _moved(array: npt.NDArray[_Item], used: int, size: int) -> npt.NDArray[_Item]:
-    """A larger array of the same beginning. What is spare is not touched, so that it takes no memory yet."""
-    moved = np.zeros(size, array.dtype)
-    moved[:used] = array[:used]
-    return moved

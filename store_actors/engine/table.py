@@ -13,17 +13,21 @@ import pyarrow as pa
 from store_actors.engine import accumulate_kernels, index_kernels, row_kernels
 from store_actors.engine.arrays import Bytes, Slots, Words
 from store_actors.engine.calendar import ExpiryCalendar
-from store_actors.engine.frozen import SNAPSHOT_BYTES, FrozenRows
+from store_actors.engine.frozen import FrozenRows
 from store_actors.engine.hash_kernels import row_secrets, secret_words
+from store_actors.engine.larger_index import larger_index
 from store_actors.engine.layout import Feed
+from store_actors.engine.memory import HEAP, Memory, blocks, steps
 from store_actors.engine.sketches import opened
 from store_actors.engine.word_rows import EncodedBatch, WordRows
 from store_actors.schema import StateSchema
 
 __all__ = ["GroupTable", "Touched"]
 
-#: Words of rows that are overwritten at once, at most: states of many words would need room for every row of a batch.
-_UNDO_WORDS = 1 << 24
+#: Bytes of rows that are overwritten at once, at most: states of many words would need room for every row of a batch.
+_UNDO_BYTES = 1 << 27
+#: Fewest keys that are put in order first, where that pays.
+_SORTED = 1 << 10
 #: How full an index may be: beyond that linear probing gets slow.
 _FULL = 0.6
 
@@ -57,24 +61,24 @@ class GroupTable(WordRows):
     ----------
     schema
         The operator's schema.
-    seed
+    seed, memory
         As :class:`~store_actors.engine.word_rows.WordRows`.
     capacity
         Groups to have room for from the start.
     """
 
-    def __init__(self, schema: StateSchema, seed: int = 0, *, capacity: int = 1 << 8) -> None:
-        super().__init__(schema, seed)
+    def __init__(self, schema: StateSchema, seed: int = 0, memory: Memory = HEAP, *, capacity: int = 1 << 8) -> None:
+        super().__init__(schema, seed, memory)
         #: What the hashes of keys are keyed by.
         self.secret: Words = secret_words(seed, "rows", row_secrets(self.layout.key_words))
-        self.rows: Words = np.zeros((capacity, self.layout.row_words), np.uint64)
-        self._index: Words = np.zeros(1 << (capacity * 2).bit_length(), np.uint64)
-        self._free: Slots = np.empty(1 << 8, np.int64)
+        self.rows: Words = memory.zeros((capacity, self.layout.row_words), np.uint64)
+        self._index: Words = memory.zeros(1 << (capacity * 2).bit_length(), np.uint64)
+        self._free: Slots = memory.zeros(1 << 8, np.int64)
         #: Slots ever used, free slots among them.
         self._counters: Slots = np.zeros(2, np.int64)
-        self._calendar = ExpiryCalendar()
+        self._calendar = ExpiryCalendar(memory)
         #: :attr:`piece_bytes` of pieces of a snapshot.
-        self.snapshot_bytes = SNAPSHOT_BYTES
+        self.snapshot_bytes = memory.snapshot_bytes
         self._frozen: WeakSet[FrozenRows] = WeakSet()
 
     def __len__(self) -> int:
@@ -92,28 +96,32 @@ class GroupTable(WordRows):
     def accumulate(self, batch: EncodedBatch, stamp: int) -> Touched:
         """Fold a batch in. ``stamp`` (uint32) names the version: a group's old words are kept once per stamp."""
         layout = self.layout
-        size, most = len(batch), max(1, _UNDO_WORDS // self.layout.row_words)
+        row_bytes = 8 * layout.row_words
+        size, most = len(batch), max(1, min(_UNDO_BYTES, 2 * self.piece_bytes) // row_bytes)
         if size > most:
             touched = Touched.nothing(layout.row_words)
             for begin in range(0, size, most):
                 touched = touched.joined(self.accumulate(batch.take(slice(begin, begin + most)), stamp))
             return touched
+        self.memory.check(size * row_bytes)
+        if (order := self._order(batch.keys, batch.nulls)) is not None:
+            batch = batch.take(order)
         created, changed = np.empty(size, np.int64), np.empty(size, np.int64)
         before = np.empty((size, layout.row_words), np.uint64)
         progress = np.zeros(2, np.int64)
         row = 0
         if self._frozen:
             self.will_change(self._slots_of(batch.keys, batch.nulls))
-        while True:
+        while row < size:
+            end = row + self.memory.step(size - row)
             row, progress[0], progress[1] = accumulate_kernels.accumulate(
-                self._index, self.rows, batch.keys, batch.nulls, layout.key_mask, layout.flag_words, self.secret, row,
+                self._index, self.rows, batch.keys[:end], batch.nulls, layout.key_mask, layout.flag_words, self.secret, row,
                 batch.values, batch.valid, batch.feed.operations, batch.feed.limits, self.pool.arena, self.pool.offsets,
                 layout.initial, np.uint32(stamp), self._free, self._counters, self._index_room(), created, changed,
                 before, progress,
             )  # fmt: skip
-            if row == size:
-                break
-            self._grow(size - row)
+            if row < end:
+                self._grow(size - row)
         self._schedule(created[: progress[0]])
         if batch.feed.lists:
             slots = self._slots_of(batch.keys, batch.nulls)
@@ -145,7 +153,7 @@ class GroupTable(WordRows):
     def touch_global_group(self, stamp: int) -> Touched:
         """Write the one group of an operator without keys as it is, or as it is before any input."""
         former = self.live()
-        before = np.take(self.rows, former, axis=0)
+        before = self.taken(former)
         row = before.copy() if len(former) else self.layout.initial.reshape(1, -1).copy()
         row[0, 0] = row[0, 0] & np.uint64(0xFFFFFFFF) | np.uint64(stamp << 32)
         self.put(row)
@@ -154,19 +162,21 @@ class GroupTable(WordRows):
     def put(self, rows: Words) -> Slots:
         """Store whole rows laid out as this table's (``before`` of an undo, or :meth:`rows_of` a delta); returns their slots."""
         layout, done = self.layout, 0
+        if (order := self._order(*self.keys_of(rows))) is not None:
+            rows = rows[order]
         slots = np.empty(len(rows), np.int64)
         if self._frozen:
             self.will_change(self.find(rows))
-        while True:
+        while done < len(rows):
+            end = done + self.memory.step(len(rows) - done)
             done = row_kernels.put(
-                self._index, self.rows, rows, layout.key_mask, layout.flag_words, layout.key_words, self.secret, done,
+                self._index, self.rows, rows[:end], layout.key_mask, layout.flag_words, layout.key_words, self.secret, done,
                 self._free, self._counters, self._index_room(), slots,
             )  # fmt: skip
-            if done == len(rows):
-                break
-            self._grow(len(rows) - done)
+            if done < end:
+                self._grow(len(rows) - done)
         self._schedule(slots)
-        return slots
+        return slots if order is None else _put_back(slots, order)
 
     def upsert(self, rows: Words, stamp: int) -> tuple[Slots, Words]:
         """Write whole rows as the version that ``stamp`` (uint32) names; of rows with one key the last one stays.
@@ -178,18 +188,20 @@ class GroupTable(WordRows):
         """
         layout, size = self.layout, len(rows)
         keys, nulls = self.keys_of(rows)
+        if (order := self._order(keys, nulls)) is not None:
+            rows, keys, nulls = rows[order], keys[order], nulls[order]
         created, before = np.empty(size, np.int64), np.empty((size, layout.row_words), np.uint64)
         progress, row = np.zeros(2, np.int64), 0
         if self._frozen:
             self.will_change(self._slots_of(keys, nulls))
-        while True:
+        while row < size:
+            end = row + self.memory.step(size - row)
             row, progress[0], progress[1] = row_kernels.upsert(
-                self._index, self.rows, rows, keys, nulls, layout.key_mask, layout.flag_words, self.secret, row,
+                self._index, self.rows, rows, keys[:end], nulls, layout.key_mask, layout.flag_words, self.secret, row,
                 np.uint32(stamp), self._free, self._counters, self._index_room(), created, before, progress,
             )  # fmt: skip
-            if row == size:
-                break
-            self._grow(size - row)
+            if row < end:
+                self._grow(size - row)
         self._schedule(created[: progress[0]])
         return created[: progress[0]].copy(), before[: progress[1]].copy()
 
@@ -203,17 +215,22 @@ class GroupTable(WordRows):
         """
         layout, size = self.layout, len(rows)
         keys, nulls = self.keys_of(rows)
+        if (order := self._order(keys, nulls)) is not None:
+            rows, keys, nulls = rows[order], keys[order], nulls[order]
         created, sources = np.empty(size, np.int64), np.empty(size, np.int64)
         row = made = 0
-        while True:
+        while row < size:
+            end = row + self.memory.step(size - row)
             row, made = row_kernels.insert(
-                self._index, self.rows, rows, keys, nulls, layout.key_mask, layout.flag_words, self.secret, row,
+                self._index, self.rows, rows, keys[:end], nulls, layout.key_mask, layout.flag_words, self.secret, row,
                 np.uint32(stamp), self._free, self._counters, self._index_room(), created, sources, made,
             )  # fmt: skip
-            if row == size:
-                break
-            self._grow(size - row)
+            if row < end:
+                self._grow(size - row)
         self._schedule(created[:made])
+        if order is not None:
+            came = np.argsort(order[sources[:made]])
+            return created[:made][came], order[sources[:made]][came]
         return created[:made].copy(), sources[:made].copy()
 
     def _schedule(self, slots: Slots) -> None:
@@ -223,7 +240,7 @@ class GroupTable(WordRows):
             self._calendar.add(self.rows[slots, word].view(np.int64), slots.copy())
             if self._calendar.is_cluttered(len(self)):
                 live = self.live()
-                self._calendar = ExpiryCalendar()
+                self._calendar = ExpiryCalendar(self.memory)
                 self._calendar.add(self.rows[live, word].view(np.int64), live)
 
     def keys_of(self, rows: Words) -> tuple[Words, Words]:
@@ -238,11 +255,32 @@ class GroupTable(WordRows):
 
     def _slots_of(self, keys: Words, nulls: Words) -> Slots:
         """Slot of each key; -1 where there is none."""
+        if (order := self._order(keys, nulls)) is not None:
+            keys, nulls = keys[order], nulls[order]
         out = np.empty(len(nulls), np.int64)
-        index_kernels.lookup(
-            self._index, self.rows, keys, nulls, self.layout.key_mask, self.layout.flag_words, self.secret, out
-        )
-        return out
+        for some in steps(self.memory, len(nulls)):
+            index_kernels.lookup(
+                self._index,
+                self.rows,
+                keys[some],
+                nulls[some],
+                self.layout.key_mask,
+                self.layout.flag_words,
+                self.secret,
+                out[some],
+            )
+        return out if order is None else _put_back(out, order)
+
+    def _order(self, keys: Words, nulls: Words) -> Slots | None:
+        """Order in which keys are best looked at, equal ones as they come; None for the order that they have.
+
+        That of the index; and rows that were made in it lie in it, too. So no page of either is looked at twice.
+        """
+        if not self.memory.is_slow_at_random or len(nulls) < _SORTED:
+            return None
+        tags = np.empty(len(nulls), np.uint64)
+        index_kernels.hash_tags(keys, nulls, self.secret, tags)
+        return np.argsort(tags, kind="stable")
 
     # -- out ------------------------------------------------------------------------------------------------------
 
@@ -252,26 +290,43 @@ class GroupTable(WordRows):
         keys, nulls = self.keys_of(rows)
         if self._frozen:
             self.will_change(self._slots_of(keys, nulls))
+        if (order := self._order(keys, nulls)) is not None:
+            keys, nulls = keys[order], nulls[order]
         self._reserve_free(len(rows))
         out = np.empty(len(rows), np.int64)
-        count = index_kernels.remove(
-            self._index, self.rows, keys, nulls, layout.key_mask, layout.flag_words, self.secret, self._free,
-            self._counters, out,
-        )  # fmt: skip
+        count = 0
+        for some in steps(self.memory, len(rows)):
+            count += index_kernels.remove(
+                self._index, self.rows, keys[some], nulls[some], layout.key_mask, layout.flag_words, self.secret,
+                self._free, self._counters, out[count:],
+            )  # fmt: skip
         return out[:count]
 
     def evict(self, limit: int) -> Slots:
         """Remove every group whose expiry is at most ``limit`` (microseconds); returns their slots, words intact."""
         layout = self.layout
         candidates = self._calendar.due(limit)
+        if self.memory.is_slow_at_random:
+            candidates.sort()
         self.will_change(candidates)
         self._reserve_free(len(candidates))
         out = np.empty(len(candidates), np.int64)
-        count = index_kernels.evict(
-            self._index, self.rows, candidates, layout.key_mask, layout.flag_words, layout.key_words,
-            self.secret, layout.expiry_word, limit, self._free, self._counters, out,
-        )  # fmt: skip
+        count = 0
+        for some in steps(self.memory, len(candidates)):
+            count += index_kernels.evict(
+                self._index, self.rows, candidates[some], layout.key_mask, layout.flag_words, layout.key_words,
+                self.secret, layout.expiry_word, limit, self._free, self._counters, out[count:],
+            )  # fmt: skip
         return out[:count].copy()
+
+    def taken(self, slots: Slots) -> Words:
+        """Copies of the rows at these slots."""
+        if self.memory.step(len(slots)) >= len(slots):
+            return np.take(self.rows, slots, axis=0)
+        out = np.empty((len(slots), self.layout.row_words), np.uint64)
+        for some in steps(self.memory, len(slots)):
+            out[some] = np.take(self.rows, slots[some], axis=0)
+        return out
 
     def used_rows(self) -> Words:
         """Every row that was ever used, live or not (word 0 tells)."""
@@ -280,7 +335,9 @@ class GroupTable(WordRows):
     def live(self) -> Slots:
         """Slots of all groups."""
         out = np.empty(len(self), np.int64)
-        index_kernels.live_slots(self.rows, int(self._counters[0]), out)
+        count = 0
+        for some in blocks(self.memory, self.used_rows()):
+            count += index_kernels.live_slots(self.rows, some.start, some.stop, out[count:])
         return out
 
     # -- readers that outlive changes -----------------------------------------------------------------------------
@@ -328,15 +385,11 @@ class GroupTable(WordRows):
         """Make the index anew, after key words changed in place."""
         layout = self.layout
         self._index[:] = 0
-        index_kernels.reindex(
-            self._index,
-            self.rows,
-            len(self.used_rows()),
-            layout.key_mask,
-            layout.flag_words,
-            layout.key_words,
-            self.secret,
-        )
+        for some in blocks(self.memory, self.used_rows()):
+            index_kernels.reindex(
+                self._index, self.rows, some.start, some.stop, layout.key_mask, layout.flag_words, layout.key_words,
+                self.secret,
+            )  # fmt: skip
 
     # -- room -----------------------------------------------------------------------------------------------------
 
@@ -353,14 +406,10 @@ class GroupTable(WordRows):
         """Make room at once for what a table of the same rows had (:meth:`room`), so that nothing is moved while they come."""
         rows = room["rows"]
         if rows > len(self.rows):
-            used = self.used_rows()
-            self.rows = np.empty((rows, self.layout.row_words), np.uint64)
-            self.rows[: len(used)] = used
+            self.rows = self.memory.larger(self.rows, int(self._counters[0]), rows)
         size = 1 << int(rows / _FULL).bit_length()
         if size > len(self._index):
-            index = np.zeros(size, np.uint64)
-            index_kernels.grow_index(self._index, index)
-            self._index = index
+            self._index = larger_index(self.memory, self._index, size)
         self.pool.reserve(room["texts"], room["text_bytes"])
         self.lists.reserve(room["list_words"])
 
@@ -371,20 +420,21 @@ class GroupTable(WordRows):
     def _grow(self, wanted: int) -> None:
         """Make room for at least one more key; for `wanted` (the rest of a batch) as far as doubling goes."""
         if self._index_room() <= 0:
-            index = np.zeros(len(self._index) * 2, np.uint64)
-            index_kernels.grow_index(self._index, index)
-            self._index = index
+            self._index = larger_index(self.memory, self._index, 2 * len(self._index))
         used, capacity = int(self._counters[0]), len(self.rows)
         if used == capacity and self._counters[1] == 0:
             # Half more, not double, once large: at most a third of a big shard's rows are spare.
             extra = capacity if capacity < 1 << 20 else capacity // 2
-            rows = np.empty((capacity + max(extra, min(wanted, 1 << 16)), self.layout.row_words), np.uint64)
-            rows[:used] = self.rows
-            self.rows = rows
+            self.rows = self.memory.larger(self.rows, used, capacity + max(extra, min(wanted, 1 << 16)))
 
     def _reserve_free(self, more: int) -> None:
         needed = int(self._counters[1]) + more
         if needed > len(self._free):
-            free = np.empty(max(needed, 2 * len(self._free)), np.int64)
-            free[: self._counters[1]] = self._free[: self._counters[1]]
-            self._free = free
+            self._free = self.memory.larger(self._free, int(self._counters[1]), max(needed, 2 * len(self._free)))
+
+
+def _put_back(slots: Slots, order: Slots) -> Slots:
+    """What was found in an order, as it was asked for."""
+    back = np.empty_like(slots)
+    back[order] = slots
+    return back

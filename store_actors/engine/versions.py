@@ -21,6 +21,7 @@ from coordinator.errors import InvalidRequestError, VersionNotFoundError
 from store_actors.engine.arrays import Words
 from store_actors.engine.compaction import compact_together
 from store_actors.engine.frozen import FrozenRows
+from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.pieces import batches
 from store_actors.engine.table import GroupTable
 from store_actors.schema import StateSchema
@@ -104,6 +105,10 @@ class UndoPart:
     def nbytes(self) -> int:
         return self.created.nbytes + self.before.nbytes
 
+    def kept(self, memory: Memory) -> UndoPart:
+        """The same, for as long as the version can be gone back from."""
+        return UndoPart(memory.kept(self.created), memory.kept(self.before))
+
 
 @dataclass(slots=True)
 class VersionStep:
@@ -129,17 +134,21 @@ class VersionedTable:
     ----------
     schema
         Schema of the rows.
-    seed
+    seed, memory
         As :class:`GroupTable`.
     table
         Makes the table that holds them.
     """
 
     def __init__(
-        self, schema: StateSchema, seed: int = 0, table: Callable[[StateSchema, int], GroupTable] = GroupTable
+        self,
+        schema: StateSchema,
+        seed: int = 0,
+        memory: Memory = HEAP,
+        table: Callable[[StateSchema, int, Memory], GroupTable] = GroupTable,
     ) -> None:
         self.schema = schema
-        self.table = table(schema, seed)
+        self.table = table(schema, seed, memory)
         self.version = 0
         self.watermark_ms = 0
         #: Rows up to it are late for the version that is being made.
@@ -203,6 +212,7 @@ class VersionedTable:
     def commit(self) -> int:
         """Make the pending change the newest version; returns its number."""
         step = self._take_pending()
+        step.parts = [part.kept(self.table.memory) for part in step.parts]
         if len(self._steps) == RETAINED_VERSIONS:
             self._origin = self._steps.popleft().serial
         self._steps.append(step)
@@ -284,7 +294,7 @@ class VersionedTable:
 
     def snapshot(self) -> pa.Table:
         """All rows of the newest version, with a pending change if there is one; ``row_schema``."""
-        return self.table.decode(self.table.rows[self.table.live()])
+        return self.table.decode(self.table.taken(self.table.live()))
 
     def frozen(self) -> Frozen:
         """:meth:`snapshot` of now, in pieces."""

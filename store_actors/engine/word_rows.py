@@ -12,14 +12,18 @@ from store_actors.engine.arrays import Bytes, Mask, Slots, Words
 from store_actors.engine.calendar import NEVER
 from store_actors.engine.layout import Feed, FieldSlot, RowLayout, words_of
 from store_actors.engine.lists import ListPool, element_words
+from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.nested import decode_nested
-from store_actors.engine.pieces import PIECE_BYTES, batches, cut
+from store_actors.engine.pieces import batches, cut
 from store_actors.engine.strings import StringPool
 from store_actors.engine.words import decode_column, encode_column, is_text, validity
 from store_actors.schema import StateSchema
 from store_actors.type_names import is_growing, string_to_type
 
 __all__ = ["EncodedBatch", "WordRows"]
+
+#: Times the bytes of words that rows take on their way out: as Arrow data, in a file, and as the bytes of that.
+_DECODED = 3
 
 
 @dataclass(slots=True)
@@ -37,7 +41,7 @@ class EncodedBatch:
     def __len__(self) -> int:
         return len(self.nulls)
 
-    def take(self, rows: Mask | slice) -> EncodedBatch:
+    def take(self, rows: Mask | Slots | slice) -> EncodedBatch:
         """Some of the rows."""
         return EncodedBatch(
             self.feed,
@@ -72,15 +76,18 @@ class WordRows:
         The operator's schema.
     seed
         128 bits that nobody else knows, where others choose the keys: see :mod:`store_actors.engine.hash_kernels`.
+    memory
+        Where arrays come from that are as large as the state.
     """
 
-    def __init__(self, schema: StateSchema, seed: int = 0) -> None:
+    def __init__(self, schema: StateSchema, seed: int = 0, memory: Memory = HEAP) -> None:
         self.layout = RowLayout(schema)
         self.seed = seed
-        self.pool = StringPool(seed)
-        self.lists = ListPool(seed)
+        self.memory = memory
+        self.pool = StringPool(seed, memory)
+        self.lists = ListPool(seed, memory)
         #: Bytes of Arrow data that are read or made at once, in all columns together.
-        self.piece_bytes = PIECE_BYTES
+        self.piece_bytes = memory.piece_bytes
 
     # -- in -------------------------------------------------------------------------------------------------------
 
@@ -167,6 +174,7 @@ class WordRows:
         It has as many chunks as :meth:`cut` makes pieces.
         """
         fields, schema = (*self.layout.keys, *self.layout.state), self.layout.schema.row_schema()
+        self.memory.check(_DECODED * rows.nbytes)
         pieces = [
             pa.Table.from_arrays([self.decode_field(slot, rows[some], pool) for slot in fields], schema=schema)
             for some in self.cut(rows, fields, pool)

@@ -22,6 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from coordinator.errors import InvalidRequestError, VersionNotFoundError, WriterBusyError
+from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.versions import CHANGE_COLUMN, Frozen, frozen_pieces
 from store_actors.keyed.checks import checked_table
 from store_actors.keyed.read_handle import BATCH_ROWS, FOUND_COLUMN, HandleState, KeyedMetrics, ReadHandle
@@ -57,7 +58,7 @@ class KeyedShard:
         Value columns; may be empty (a set of keys).
     due
         Value column by which rows fall due (:meth:`UpdateHandle.due`), of type int64; none by default.
-    seed
+    seed, memory
         As :class:`~store_actors.engine.table.GroupTable`.
 
     Raises
@@ -68,12 +69,17 @@ class KeyedShard:
     """
 
     def __init__(
-        self, keys: tuple[Field, ...], values: tuple[Field, ...], due: str | None = None, seed: int = 0
+        self,
+        keys: tuple[Field, ...],
+        values: tuple[Field, ...],
+        due: str | None = None,
+        seed: int = 0,
+        memory: Memory = HEAP,
     ) -> None:
         _check_fields(keys, values)
         if due is not None and (due, "int64") not in [(field.name, field.type) for field in values]:
             raise InvalidRequestError("rows fall due by a value column of type int64", column=due)
-        self._table = KeyedTable(keys, values, due, seed)
+        self._table = KeyedTable(keys, values, due, seed, memory)
         self._writer: UpdateHandle | None = None
         #: Version that was loaded last; nothing was made on top of it.
         self._loaded: int | None = None

@@ -18,6 +18,7 @@ from store_actors.engine.arrays import Slots, Words
 from store_actors.engine.calendar import NEVER, ExpiryCalendar
 from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.layout import FieldSlot, words_of
+from store_actors.engine.memory import HEAP, Memory, blocks
 from store_actors.engine.pieces import batches
 from store_actors.engine.strings import StringPool
 from store_actors.engine.table import GroupTable
@@ -70,7 +71,7 @@ class RowScan(Iterator[pa.RecordBatch]):
     def _take(self, limit: int) -> Words:
         begin = self._position
         if self._slots is not None and begin < len(self._slots):
-            rows = np.take(self._table.rows, self._slots[begin : begin + limit], axis=0)
+            rows = self._table.taken(self._slots[begin : begin + limit])
         else:
             done = 0 if self._slots is None else len(self._slots)
             rows = self._rows[begin - done : begin - done + limit]
@@ -85,9 +86,10 @@ class RowScan(Iterator[pa.RecordBatch]):
     def freeze(self) -> None:
         """Copy what is left, because the table is about to change."""
         if self._slots is not None:
-            left = np.take(self._table.rows, self._slots[self._position :], axis=0)
+            left = self._table.taken(self._slots[self._position :])
             done = max(0, self._position - len(self._slots))
-            self._rows, self._slots, self._position = np.concatenate([left, self._rows[done:]]), None, 0
+            rows = self._table.memory.kept(np.concatenate([left, self._rows[done:]]))
+            self._rows, self._slots, self._position = rows, None, 0
 
     def read_all(self) -> pa.Table:
         """Everything that is left, as one table."""
@@ -144,7 +146,7 @@ class DueRows:
 
     def __init__(self, table: GroupTable, slot: FieldSlot) -> None:
         self._table, self._slot = table, slot
-        self._calendar = ExpiryCalendar()
+        self._calendar = ExpiryCalendar(table.memory)
 
     @property
     def nbytes(self) -> int:
@@ -159,9 +161,9 @@ class DueRows:
     def add(self, rows: Words) -> None:
         """Enter rows (in words) that are in the table."""
         if self._calendar.is_cluttered(len(self._table)):
-            self._calendar = ExpiryCalendar()
+            self._calendar = ExpiryCalendar(self._table.memory)
             slots = self._table.live()
-            self._enter(self._times(np.take(self._table.rows, slots, axis=0)), slots)
+            self._enter(self._times(self._table.taken(slots)), slots)
         self._enter(self._times(rows), self._table.find(rows))
 
     def _enter(self, times: Slots, slots: Slots) -> None:
@@ -171,7 +173,7 @@ class DueRows:
     def find(self, limit: int) -> Slots:
         """Slots of the rows that are due at or before `limit` as they are now; the same if asked again."""
         slots = np.unique(self._calendar.due(limit))
-        rows = np.take(self._table.rows, slots, axis=0)
+        rows = self._table.taken(slots)
         times = self._times(rows)
         is_due = (rows[:, 0] & LIVE != 0) & (times <= limit)
         # Whoever asked may leave a row as it is, or abort: it stays due.
@@ -181,7 +183,7 @@ class DueRows:
 
     def earliest(self) -> int | None:
         """When the first row falls due as the rows are now; None if none does."""
-        times = self._times(np.take(self._table.rows, self._table.live(), axis=0))
+        times = self._times(self._table.taken(self._table.live()))
         least = int(times.min(initial=NEVER))
         return None if least == NEVER else least
 
@@ -195,14 +197,19 @@ class KeyedTable(VersionedTable):
         Columns of the store.
     due
         Value column (int64) by which rows fall due.
-    seed
+    seed, memory
         As :class:`~store_actors.engine.table.GroupTable`.
     """
 
     def __init__(
-        self, keys: tuple[Field, ...], values: tuple[Field, ...], due: str | None = None, seed: int = 0
+        self,
+        keys: tuple[Field, ...],
+        values: tuple[Field, ...],
+        due: str | None = None,
+        seed: int = 0,
+        memory: Memory = HEAP,
     ) -> None:
-        super().__init__(StateSchema.keyed(keys, values), seed)
+        super().__init__(StateSchema.keyed(keys, values), seed, memory)
         layout = self.table.layout
         self._due: DueRows | None = None
         if due is not None:
@@ -257,18 +264,19 @@ class KeyedTable(VersionedTable):
         self.freeze_scans()
         with self.changing():
             slots, before = self.table.upsert(rows, step.version & 0xFFFFFFFF)
-            step.parts.append(UndoPart(np.take(self.table.rows, slots, axis=0)[:, : self.key_end].copy(), before))
+            created = self.table.taken(slots)[:, : self.key_end].copy()
+            step.parts.append(UndoPart(created, before).kept(self.table.memory))
             self._note_due(rows)
 
     def remove_rows(self, keys: Words, step: VersionStep) -> int:
         """Remove the rows with these keys as part of a pending version; returns how many were there."""
         self.freeze_scans()
         with self.changing():
-            gone = np.take(self.table.rows, self.table.remove_rows(keys), axis=0)
+            gone = self.table.taken(self.table.remove_rows(keys))
             # Rows that this version wrote are no part of the base, or were kept when it first wrote them.
             before = gone[gone[:, 0] >> _S32 != np.uint64(step.version & 0xFFFFFFFF)]
             before[:, 0] |= LIVE
-            step.parts.append(UndoPart(np.empty((0, self.key_end), np.uint64), before))
+            step.parts.append(UndoPart(np.empty((0, self.key_end), np.uint64), before).kept(self.table.memory))
         return len(gone)
 
     def net_change(self, step: VersionStep) -> NetChange:
@@ -280,14 +288,14 @@ class KeyedTable(VersionedTable):
         created = np.concatenate([np.empty((0, self.key_end), np.uint64), *(part.created for part in step.parts)])
         slots, new = table.find(before), np.unique(table.find(created))
         # A key of the base that was removed and put again is among both; a created one may be gone again.
-        in_base = np.zeros(len(table.rows), np.bool_)
+        in_base = table.memory.zeros(len(table.rows), np.bool_)
         in_base[slots[slots >= 0]] = True
         new = new[new >= 0]
         new = new[~in_base[new]]
         kept = slots >= 0
-        now, then = np.take(table.rows, slots[kept], axis=0), before[kept]
+        now, then = table.taken(slots[kept]), before[kept]
         differs = ((now[:, 0] ^ then[:, 0]) & _LOW32 != 0) | (now[:, 1:] != then[:, 1:]).any(axis=1)
-        return NetChange(np.take(table.rows, new, axis=0), now[differs], before[~kept], len(new) + len(now))
+        return NetChange(table.taken(new), now[differs], before[~kept], len(new) + len(now))
 
     def begin(self, version: int) -> VersionStep:
         """See :meth:`VersionedTable.begin`."""
@@ -331,11 +339,12 @@ class KeyedTable(VersionedTable):
         assert not self.steps(), "nobody goes back to what a store was loaded from"
         self.freeze_scans()
         with self.changing():
-            rows = self.table.used_rows()
-            for slot in self.table.layout.state:
-                if slot.name in names:
-                    rows[:, slot.word : slot.word + words_of(slot.type)] = 0
-                    rows[:, slot.flag_word] &= ~np.uint64(slot.flag)
+            used = self.table.used_rows()
+            dropped = [slot for slot in self.table.layout.state if slot.name in names]
+            for some in blocks(self.table.memory, used):
+                for slot in dropped:
+                    used[some, slot.word : slot.word + words_of(slot.type)] = 0
+                    used[some, slot.flag_word] &= ~np.uint64(slot.flag)
 
     # -- rows that fall due ---------------------------------------------------------------------------------------
 
@@ -347,7 +356,7 @@ class KeyedTable(VersionedTable):
     def due(self, limit: int) -> Words:
         """Rows whose due column is at most `limit` now, as words; what is not due is not looked at."""
         with self.changing():  # what is found is out of the calendar until it is entered again
-            return np.take(self.table.rows, self._due_rows().find(limit), axis=0)
+            return self.table.taken(self._due_rows().find(limit))
 
     def earliest_due(self) -> int | None:
         """Least value of the due column; None if no row falls due."""

@@ -48,6 +48,11 @@ class UpdateHandle(Reads):
         """Whether the version was made."""
         return self.state is HandleState.COMMITTED
 
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of rows that the version overwrote, and of keys that it made, so far."""
+        return self._step.nbytes
+
     # -- updates --------------------------------------------------------------------------------------------------
 
     def put(self, rows: Rows) -> None:
@@ -132,10 +137,10 @@ class UpdateHandle(Reads):
         slots, chosen = table.live(), [np.empty(0, np.int64)]
         for begin in range(0, len(slots), BATCH_ROWS):
             some = slots[begin : begin + BATCH_ROWS]
-            for batch in table.decode(np.take(table.rows, some, axis=0)).to_batches():
+            for batch in table.decode(table.taken(some)).to_batches():
                 chosen.append(some[: batch.num_rows][matches(condition, batch)])
                 some = some[batch.num_rows :]
-        return self._store.remove_rows(np.take(table.rows, np.concatenate(chosen), axis=0), self._step)
+        return self._store.remove_rows(table.taken(np.concatenate(chosen)), self._step)
 
     def due(self, limit: int) -> pa.Table:
         """Rows whose due column is at most `limit`, puts and removes of this handle included, in no particular order.

@@ -100,7 +100,7 @@ class VersionView:
         self._catch_up()
         slots = self._table.find(keys)
         found = slots >= 0
-        rows = np.take(self._table.rows, np.where(found, slots, 0), axis=0)
+        rows = self._table.taken(np.where(found, slots, 0))
         if len(self._overlay):
             hidden = self._overlay.find(keys)
             changed = hidden >= 0
@@ -115,7 +115,7 @@ class VersionView:
         """Every row of the version: slots of the table, and rows that are no longer in it."""
         self._catch_up()
         slots = self._table.live()
-        changed = np.take(self._overlay.rows, self._overlay.live(), axis=0)
+        changed = self._overlay.taken(self._overlay.live())
         if not len(changed):
             return slots, changed
         hidden = self._table.find(changed)
@@ -181,7 +181,7 @@ class VersionView:
         """
         slots, extra = self._all()
         if words_of(slot.type) == 2 or pa.types.is_string(slot.type) or pa.types.is_binary(slot.type):
-            rows = np.concatenate([np.take(self._table.rows, slots, axis=0), extra])
+            rows = np.concatenate([self._table.taken(slots), extra])
             large = _LARGE_TYPES.get(slot.type, slot.type)
             values = self._table.decode_field(slot, rows, data_type=large)
             order = _order_of_values(values, slot, start, end)
@@ -192,7 +192,7 @@ class VersionView:
             order = _order_of_words(words[:, 0], null, slot, start, end)
         if not len(extra):
             return self._scan(slots[order], extra, batch_rows)
-        rows = np.concatenate([np.take(self._table.rows, slots, axis=0), extra])
+        rows = np.concatenate([self._table.taken(slots), extra])
         return self._scan(np.empty(0, np.int64), np.take(rows, order, axis=0), batch_rows)
 
 

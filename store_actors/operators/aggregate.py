@@ -98,7 +98,7 @@ class AggregateShard(VersionedTable):
     def _check_sums(self, touched: Touched) -> None:
         # Without such sums no row is copied.
         if self.table.layout.fails_on_overflow:
-            check_overflow(self.table.layout, self.table.rows[np.concatenate([touched.created, touched.changed])])
+            check_overflow(self.table.layout, self.table.taken(np.concatenate([touched.created, touched.changed])))
 
     def _drop_late(self, batch: EncodedBatch) -> EncodedBatch:
         word = self.table.layout.expiry_word
@@ -113,15 +113,15 @@ class AggregateShard(VersionedTable):
     ) -> tuple[Change, UndoPart]:
         """Close groups, and describe what the batch did; returns the change and the way back from it."""
         table = self.table
-        created = np.take(table.rows, touched.created, axis=0)
+        created = table.taken(touched.created)
         gone = table.evict(watermark_ms * 1000)
-        removed = table.rows[gone]
+        removed = table.taken(gone)
         removed[:, 0] |= LIVE
         just_touched = (removed[:, 0] >> np.uint64(32)) == np.uint64(version & 0xFFFFFFFF)
         slots = np.concatenate([touched.created, touched.changed])
         if len(gone):
             slots = slots[(table.rows[slots, 0] & LIVE) != 0]
-        rows = np.take(table.rows, slots, axis=0)
+        rows = table.taken(slots)
         if len(gone):
             rows = np.concatenate([rows, removed])
         kinds = np.concatenate(

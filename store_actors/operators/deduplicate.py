@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from store_actors.engine.arrays import Mask, Slots, Words
 from store_actors.engine.index_kernels import LIVE
+from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.pieces import batches
 from store_actors.engine.versions import (
     CHANGE_COLUMN,
@@ -40,12 +41,12 @@ class DeduplicateShard(VersionedTable):
     ----------
     schema
         As the module says.
-    seed
+    seed, memory
         As :class:`~store_actors.engine.table.GroupTable`.
     """
 
-    def __init__(self, schema: StateSchema, seed: int = 0) -> None:
-        super().__init__(schema, seed)
+    def __init__(self, schema: StateSchema, seed: int = 0, memory: Memory = HEAP) -> None:
+        super().__init__(schema, seed, memory)
         state = {field.name for field in schema.state_fields}
         self._payload = [field.name for field in schema.inputs if field.name not in state]
 
@@ -58,9 +59,9 @@ class DeduplicateShard(VersionedTable):
         words = self._dated(batch, words)
         late = len(words) - len(on_time)
         created, sources = self.table.insert(words[on_time], version & 0xFFFFFFFF)
-        made = self.table.rows[created]
+        made = self.table.taken(created)
         gone = self.table.evict(watermark_ms * 1000)
-        removed = self.table.rows[gone]
+        removed = self.table.taken(gone)
         removed[:, 0] |= LIVE
         # A new row may take a slot of its own only, so the slots tell which of the removed keys this batch made.
         is_new = np.isin(gone, created)

@@ -21,9 +21,9 @@ import pyarrow as pa
 
 from coordinator.errors import InvalidRequestError
 from store_actors.engine.arrays import Slots, Words
-from store_actors.engine.chain_kernels import largest_number
 from store_actors.engine.frozen import FrozenRows
 from store_actors.engine.layout import FieldSlot
+from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.pieces import cut
 from store_actors.engine.strings import StringPool
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, Change, Compaction, Frozen, frozen_pieces
@@ -44,7 +44,7 @@ class JoinShard:
     ----------
     schema
         Of :func:`~store_actors.operators.join_schema.join_schema`.
-    seed
+    seed, memory
         As :class:`~store_actors.engine.table.GroupTable`.
 
     Raises
@@ -53,11 +53,14 @@ class JoinShard:
         The options name unknown columns, or the condition cannot be evaluated.
     """
 
-    def __init__(self, schema: StateSchema, seed: int = 0) -> None:
+    def __init__(self, schema: StateSchema, seed: int = 0, memory: Memory = HEAP) -> None:
         self.schema = schema
         self._options = options = JoinOptions.of(schema.options)
         stored = options.stored()
-        self._sides = JoinSide(schema, options, 0, stored[0], seed), JoinSide(schema, options, 1, stored[1], seed)
+        self._sides = (
+            JoinSide(schema, options, 0, stored[0], seed, memory),
+            JoinSide(schema, options, 1, stored[1], seed, memory),
+        )
         # One pool, so that equal keys are equal words on both sides.
         self._sides[1].table.pool = self._sides[0].table.pool
         types = {field.name: string_to_type(field.type) for field in (*schema.keys, *schema.inputs)}
@@ -154,7 +157,7 @@ class JoinShard:
             side = self._sides[place]
             for some in self._cut_pairs(place, rows, places, slots, (side.output_fields, other.output_fields)):
                 mine = np.take(rows.words, places[some], axis=0)
-                theirs = np.take(other.table.rows, slots[some], axis=0)
+                theirs = other.table.taken(slots[some])
                 emitted.append(self._table(place, side.output(mine), other.output(theirs)))
         return emitted
 
@@ -258,7 +261,7 @@ class JoinShard:
         if self._next_number is None:
             largest = np.array([-1], np.int64)
             for side in self._sides:
-                largest_number(side.table.used_rows(), side.table.layout.keys[-1].word, largest)
+                side.table.largest_number(largest)
             self._next_number = int(largest[0]) + 1
         return self._next_number
 

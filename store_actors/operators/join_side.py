@@ -15,6 +15,7 @@ from store_actors.engine.chains import ROW_COLUMN, MultiTable
 from store_actors.engine.frozen import FrozenRows
 from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.layout import FieldSlot
+from store_actors.engine.memory import Memory
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import UndoPart, VersionStep
 from store_actors.engine.words import decode_column
@@ -62,12 +63,18 @@ class JoinSide(MultiTable):
         0 left, 1 right.
     stored
         Columns of the side that state holds.
-    seed
+    seed, memory
         As :class:`~store_actors.engine.table.GroupTable`.
     """
 
     def __init__(
-        self, schema: StateSchema, options: JoinOptions, side: int, stored: tuple[str, ...], seed: int
+        self,
+        schema: StateSchema,
+        options: JoinOptions,
+        side: int,
+        stored: tuple[str, ...],
+        seed: int,
+        memory: Memory,
     ) -> None:
         named = {field.name: field for field in schema.inputs}
         values = [
@@ -84,6 +91,7 @@ class JoinSide(MultiTable):
                 output_mode="append",
             ),
             seed,
+            memory,
         )
         self._compacts_itself = False  # it is for the join to say, which holds the strings of both sides in one pool
         layout = self.table.layout
@@ -173,14 +181,14 @@ class JoinSide(MultiTable):
         word = self._matched.word
         slots = np.unique(slots[self.table.rows[slots, word] == 0])
         older = slots[self.table.rows[slots, self._number].view(np.int64) < self._first_number]
-        self._keep(np.take(self.table.rows, older, axis=0))
+        self._keep(self.table.taken(older))
         self.table.will_change(slots)
         self.table.rows[slots, word] = 1
         self._marked.append(older)
 
     def take_out(self, slots: Slots) -> Words:
         """Remove kept rows; returns them."""
-        return self._gone(self.table.remove_rows(np.take(self.table.rows, slots, axis=0)))
+        return self._gone(self.table.remove_rows(self.table.taken(slots)))
 
     def expire(self, watermark_ms: int) -> Words:
         """Remove the rows whose time is over; returns them."""
@@ -191,7 +199,7 @@ class JoinSide(MultiTable):
         return int(np.count_nonzero(rows[:, self._number].view(np.int64) >= self._first_number))
 
     def _gone(self, slots: Slots) -> Words:
-        rows = np.take(self.table.rows, slots, axis=0)
+        rows = self.table.taken(slots)
         rows[:, 0] |= LIVE
         older = rows[rows[:, self._number].view(np.int64) < self._first_number]
         self._keep(older)
@@ -207,7 +215,7 @@ class JoinSide(MultiTable):
     def changed(self) -> tuple[Words, Words]:
         """Rows of a pending version that are new or newly matched, and rows of the version before that are gone."""
         slots = np.concatenate([self._new, *self._marked])
-        rows = np.take(self.table.rows, slots, axis=0)
+        rows = self.table.taken(slots)
         return rows[(rows[:, 0] & LIVE) != 0], np.concatenate([rows[:0], *self._removed])
 
     # -- columns --------------------------------------------------------------------------------------------------

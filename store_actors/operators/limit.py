@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from coordinator.errors import InvalidRequestError
 from store_actors.engine.arrays import Slots
 from store_actors.engine.index_kernels import LIVE
+from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change, UndoPart, VersionedTable
 from store_actors.messages import ShardInput
 from store_actors.schema import StateSchema
@@ -31,7 +32,7 @@ class LimitShard(VersionedTable):
     ----------
     schema
         As the module says.
-    seed
+    seed, memory
         As :class:`~store_actors.engine.table.GroupTable`.
 
     Raises
@@ -40,8 +41,8 @@ class LimitShard(VersionedTable):
         The limit is negative.
     """
 
-    def __init__(self, schema: StateSchema, seed: int = 0) -> None:
-        super().__init__(schema, seed)
+    def __init__(self, schema: StateSchema, seed: int = 0, memory: Memory = HEAP) -> None:
+        super().__init__(schema, seed, memory)
         self._limit = int(schema.options["n"])
         if self._limit < 0:
             raise InvalidRequestError("a limit is at least 0; nothing was changed; give another one", n=self._limit)
@@ -52,7 +53,7 @@ class LimitShard(VersionedTable):
         """Let the first rows of a batch through, up to the limit; see :meth:`AggregateShard.apply`. No row is ever late."""
         step = self.begin(version)
         step.watermark_ms = watermark_ms
-        before = self.table.rows[self.table.live()]
+        before = self.table.taken(self.table.live())
         count = int(before[0, self.table.layout.state[0].word]) if len(before) else 0
         counts = np.arange(count, min(self._limit, count + rows.raw.num_rows)) + 1
         delta = self._delta(rows.raw.slice(0, len(counts)), counts)

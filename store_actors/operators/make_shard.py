@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.versions import Change, Frozen
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard
@@ -67,7 +68,7 @@ class OperatorShard(Protocol):
         """Make room for what another shard of the same rows had."""
 
 
-_SHARDS: dict[OperatorKind, Callable[[StateSchema, int], OperatorShard]] = {
+_SHARDS: dict[OperatorKind, Callable[[StateSchema, int, Memory], OperatorShard]] = {
     OperatorKind.AGGREGATE: AggregateShard,
     OperatorKind.SESSION: SessionShard,
     OperatorKind.DEDUPLICATE: DeduplicateShard,
@@ -77,6 +78,6 @@ _SHARDS: dict[OperatorKind, Callable[[StateSchema, int], OperatorShard]] = {
 }
 
 
-def make_shard(schema: StateSchema, seed: int) -> OperatorShard:
-    """An empty shard of an operator; `seed` as of :class:`~store_actors.engine.table.GroupTable`."""
-    return _SHARDS[schema.operator](schema, seed)
+def make_shard(schema: StateSchema, seed: int, memory: Memory = HEAP) -> OperatorShard:
+    """An empty shard of an operator; `seed` and `memory` as of :class:`~store_actors.engine.table.GroupTable`."""
+    return _SHARDS[schema.operator](schema, seed, memory)

@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 from store_actors.engine import chain_kernels
 from store_actors.engine.arrays import Mask, Slots, Words
 from store_actors.engine.index_kernels import LIVE
+from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.ordering import RowOrder
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, UPDATED_AND_REMOVED, VersionedTable
 from store_actors.operators.top_schema import RANK_COLUMN
@@ -24,12 +25,12 @@ class OrderedRows(VersionedTable):
     ----------
     schema
         As :func:`store_actors.operators.top_schema.top_schema` makes it.
-    seed
+    seed, memory
         As :class:`~store_actors.engine.table.GroupTable`.
     """
 
-    def __init__(self, schema: StateSchema, seed: int = 0) -> None:
-        super().__init__(schema, seed)
+    def __init__(self, schema: StateSchema, seed: int = 0, memory: Memory = HEAP) -> None:
+        super().__init__(schema, seed, memory)
         layout, options = self.table.layout, schema.options
         self._n = int(options["n"])
         self._last_wins = options.get("ties", "first") == "last"
@@ -89,7 +90,7 @@ class OrderedRows(VersionedTable):
     def _evict(self, watermark_ms: int) -> tuple[Slots, Words]:
         """Take out what the watermark has passed: the slots, and the rows as an undo puts them back."""
         gone = self.table.evict(watermark_ms * 1000)
-        rows = self.table.rows[gone]
+        rows = self.table.taken(gone)
         rows[:, 0] |= LIVE
         return gone, rows
 

@@ -27,6 +27,7 @@ from store_actors.engine.arrays import Bytes, Mask, Slots, Words
 from store_actors.engine.chains import ROW_COLUMN, MultiTable
 from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.layout import Feed, words_of
+from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.overflow import check_overflow
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, UPDATED_AND_REMOVED, Change, UndoPart
@@ -103,12 +104,12 @@ class SessionShard(MultiTable):
     ----------
     schema
         As the module says.
-    seed
+    seed, memory
         As :class:`~store_actors.engine.table.GroupTable`.
     """
 
-    def __init__(self, schema: StateSchema, seed: int = 0) -> None:
-        super().__init__(schema, seed)
+    def __init__(self, schema: StateSchema, seed: int = 0, memory: Memory = HEAP) -> None:
+        super().__init__(schema, seed, memory)
         assert tuple(field.name for field in schema.inputs[:2]) == _TIMES, "the first inputs are a session's times"
         assert tuple(field.name for field in schema.state_fields[:2]) == _TIMES, (
             "a session's state begins with its times"
@@ -128,7 +129,7 @@ class SessionShard(MultiTable):
         # enters it in the calendar anew, and eviction asks the row itself whether an earlier entry still holds.
         table.remove_rows(merged.absorbed)
         slots = table.put(merged.rows)
-        gone = np.take(table.rows, table.evict(watermark_ms * 1000), axis=0)
+        gone = table.taken(table.evict(watermark_ms * 1000))
         gone[:, 0] |= LIVE
         removed = gone[gone[:, 0] >> _S32 != np.uint64(stamp)]
         closed = table.rows[slots, 0] & LIVE == 0
@@ -184,7 +185,8 @@ class SessionShard(MultiTable):
         start, end = (slot.word for slot in table.layout.state[:2])
         distinct = GroupTable(self._key_schema, table.seed)
         named = np.column_stack([batch.nulls, batch.keys[:, :-1]])
-        firsts = distinct.insert(named, 1)[1]
+        numbers, sources = distinct.insert(named, 1)
+        firsts = sources[np.argsort(numbers)]
         keys, nulls = np.ascontiguousarray(named[firsts, 1:]), named[firsts, 0]
         state_places, slots = table.match(keys, nulls)
         places = np.concatenate([state_places, distinct.find(named)])
@@ -209,7 +211,7 @@ class SessionShard(MultiTable):
     def _merge(self, line: _Timeline, batch: EncodedBatch, stamp: int) -> _Merged:
         table, layout = self.table, self.table.layout
         of_state = np.flatnonzero(line.piece_slot >= 0)
-        former, owners = np.take(table.rows, line.piece_slot[of_state], axis=0), line.piece_session[of_state]
+        former, owners = table.taken(line.piece_slot[of_state]), line.piece_session[of_state]
         is_first = np.diff(owners, prepend=-1) != 0
         rows = self._fold(line, batch, of_state, former)
         number = layout.keys[-1].word

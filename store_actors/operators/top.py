@@ -30,6 +30,7 @@ from store_actors.engine import chain_kernels
 from store_actors.engine.arrays import Mask, Slots, Words
 from store_actors.engine.chains import ROW_COLUMN, MultiTable
 from store_actors.engine.index_kernels import LIVE
+from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.ordering import sorts_before
 from store_actors.engine.versions import Change, UndoPart
 from store_actors.messages import ShardInput
@@ -43,10 +44,10 @@ __all__ = ["FirstShard", "TopShard", "top_shard"]
 _NEW = np.int64(1 << 62)
 
 
-def top_shard(schema: StateSchema, seed: int = 0) -> FirstShard | TopShard:
+def top_shard(schema: StateSchema, seed: int = 0, memory: Memory = HEAP) -> FirstShard | TopShard:
     """An empty shard: the one for a single row of each partition, where that will do."""
     single = int(schema.options["n"]) == 1 and not schema.options.get("emit_removed", False)
-    return FirstShard(schema, seed) if single else TopShard(schema, seed)
+    return FirstShard(schema, seed, memory) if single else TopShard(schema, seed, memory)
 
 
 class FirstShard(OrderedRows):
@@ -102,7 +103,7 @@ class FirstShard(OrderedRows):
         ids, firsts = self._number_partitions(words)
         slots = self.table.find(words[firsts])
         held = np.flatnonzero(slots >= 0)
-        existing = np.take(self.table.rows, slots[held], axis=0)
+        existing = self.table.taken(slots[held])
         order = self._order.words([existing, words], self.table.pool)
         winners = np.full(len(firsts), -1, np.int64)
         chain_kernels.first_of_each(order, np.concatenate([held, ids]), self._last_wins, winners)
@@ -156,7 +157,7 @@ class TopShard(OrderedRows, MultiTable):
             version=version,
             base_version=self.version,
             delta=self._delta(
-                np.take(self.table.rows, kept, axis=0),
+                self.table.taken(kept),
                 former[is_final],
                 np.concatenate([self._without_rank(left), removed]),
             ),
@@ -180,7 +181,7 @@ class TopShard(OrderedRows, MultiTable):
         """Compare the rows of a batch with those of their partitions."""
         ids, firsts = self._number_partitions(words)
         owners, slots = self._match(words, firsts)
-        existing = np.take(self.table.rows, slots, axis=0)
+        existing = self.table.taken(slots)
         order = self._order.words([existing, words], self.table.pool)
         chosen = self._contenders(order, owners, ids, len(firsts))
         arrival = np.concatenate([existing[:, self._row_word].view(np.int64), _NEW + np.arange(len(words))])
@@ -231,8 +232,8 @@ class TopShard(OrderedRows, MultiTable):
     def _replace(self, words: Words, picked: _Picked, parts: list[UndoPart]) -> tuple[Slots, Words]:
         """Take out the rows that leave, move others, put in those that enter: slots of these, and the rows that left."""
         table = self.table
-        left = np.take(table.rows, picked.leaving, axis=0)
-        moved = np.take(table.rows, picked.moved, axis=0)
+        left = table.taken(picked.leaving)
+        moved = table.taken(picked.moved)
         new = np.take(words, picked.entering, axis=0)
         # Before any row is gone: a number that is taken out and used again in one version could not be told apart in its delta.
         new[:, self._row_word] = self.numbers(len(new))
@@ -260,7 +261,7 @@ class TopShard(OrderedRows, MultiTable):
         slots, ranks, places = slots[sequence], ranks[sequence], _places(owners[sequence])
         differs = ranks != places.view(np.uint64) + 1
         slots, ranks = slots[differs], ranks[differs]
-        parts.append(UndoPart(self._nothing(), np.take(table.rows, slots, axis=0)))
+        parts.append(UndoPart(self._nothing(), table.taken(slots)))
         table.will_change(slots)
         table.rows[slots, word] = places[differs] + 1
         # A row may be back at the rank that it had: of the two ranks that it had so far in this batch the first one counts.

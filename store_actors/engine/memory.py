@@ -1,0 +1,110 @@
+"""Where the large arrays of a state come from: who holds the state says, the engine only asks.
+
+Arrays that are as large as the state (rows, indexes, strings, lists, calendars, what versions overwrote) are made and grow here. By
+default they are NumPy's; a store actor with a memory limit gives arrays that lie in files (:mod:`store_actors.spilling`). What a batch
+needs for itself is no part of the state, and is NumPy's anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from store_actors.engine.pieces import PIECE_BYTES
+
+__all__ = ["HEAP", "Memory", "blocks", "steps"]
+
+Item = TypeVar("Item", bound=np.generic)
+Shape = int | tuple[int, ...]
+
+
+class Memory(Protocol):
+    """Makes arrays. Whatever it raises, what is there already stays as it is.
+
+    Attributes
+    ----------
+    piece_bytes
+        Bytes of Arrow data that are read or made at once, in all columns together.
+    snapshot_bytes
+        Bytes of words, and then of Arrow data, in a piece of a snapshot.
+    is_slow_at_random
+        Whether it pays to put what is looked at in order first: arrays may be in files, a page of 4 KiB at a time.
+    """
+
+    piece_bytes: int
+    snapshot_bytes: int
+    is_slow_at_random: bool
+
+    def zeros(self, shape: Shape, dtype: type[Item]) -> npt.NDArray[Item]:
+        """An array of zeros, in C order."""
+
+    def larger(self, array: npt.NDArray[Item], used: int, length: int) -> npt.NDArray[Item]:
+        """An array of `length` lines whose first `used` are those of an array from here; the others are anything.
+
+        The old array may share its memory with the new one: its used lines can be read as long as anybody has it.
+        """
+
+    def copied(self, array: npt.NDArray[Item]) -> npt.NDArray[Item]:
+        """A copy that shares nothing."""
+
+    def step(self, left: int) -> int:
+        """How many of so many places of its arrays, anywhere in them, may be looked at before this is asked again; at least one."""
+
+    def check(self, more: int) -> None:
+        """Refuse, by an error, to go on where a batch needs so many more bytes for itself than there are."""
+
+    def kept(self, array: npt.NDArray[Item]) -> npt.NDArray[Item]:
+        """An array that is seldom looked at from now on, or a copy in its place; it need not be from here."""
+
+
+class _Heap:
+    """Memory of the process, as NumPy takes it."""
+
+    piece_bytes = PIECE_BYTES
+    snapshot_bytes = 1 << 25
+    is_slow_at_random = False
+
+    def zeros(self, shape: Shape, dtype: type[Item]) -> npt.NDArray[Item]:
+        return np.zeros(shape, dtype)
+
+    def larger(self, array: npt.NDArray[Item], used: int, length: int) -> npt.NDArray[Item]:
+        # What is spare is not touched, so that it takes no memory yet.
+        larger = np.zeros((length, *array.shape[1:]), array.dtype)
+        larger[:used] = array[:used]
+        return larger
+
+    def copied(self, array: npt.NDArray[Item]) -> npt.NDArray[Item]:
+        return array.copy()
+
+    def step(self, left: int) -> int:
+        return left
+
+    def check(self, more: int) -> None:
+        pass
+
+    def kept(self, array: npt.NDArray[Item]) -> npt.NDArray[Item]:
+        return array
+
+
+def steps(memory: Memory, size: int) -> Iterator[slice]:
+    """All of `size` places, in pieces of :meth:`Memory.step`."""
+    begin = 0
+    while begin < size:
+        end = begin + memory.step(size - begin)
+        yield slice(begin, end)
+        begin = end
+
+
+def blocks(memory: Memory, rows: npt.NDArray[Item], count: int | None = None) -> Iterator[slice]:
+    """All lines of an array (or the first so many), in pieces of about :attr:`Memory.piece_bytes`, one after the other."""
+    count = len(rows) if count is None else count
+    size = max(1, memory.piece_bytes // max(1, rows.strides[0]))
+    for begin in range(0, count, size):
+        memory.step(1)
+        yield slice(begin, min(begin + size, count))
+
+
+HEAP: Memory = _Heap()
