@@ -11,6 +11,7 @@ from coordinator.core import Counted, LeaseGrant
 from coordinator.deploy import coordinator_name, deploy_coordinator
 from coordinator.errors import CredentialsNeededError, InvalidRequestError, StateStoreError
 from coordinator.maintenance import Maintenance
+from coordinator.memory_options import MemoryUse
 from coordinator.model import (
     ActorLocation,
     InstancePlans,
@@ -261,6 +262,10 @@ class CoordinatorClient:
     def report_store_actor(self, location: ActorLocation) -> None:
         """See :meth:`Coordinator.report_store_actor <coordinator.service.Coordinator.report_store_actor>`."""
         self._call("report_store_actor", location)
+
+    def report_memory(self, instance_id: str, use: MemoryUse) -> None:
+        """See :meth:`Coordinator.report_memory <coordinator.service.Coordinator.report_memory>`."""
+        self._call("report_memory", instance_id, use)
 
     def report_store_actor_lost(self, instance_id: str) -> None:
         """See :meth:`Coordinator.report_store_actor_lost <coordinator.service.Coordinator.report_store_actor_lost>`."""

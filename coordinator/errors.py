@@ -16,6 +16,7 @@
     ├── LogConflictError         another coordinator appended first: read the log, decide again
     ├── CorruptStateError        a file is damaged or missing: an operator must look
     ├── StoreUnavailableError    no store actor or coordinator answered in time
+    ├── MemoryLimitError         it does not fit a store actor's memory or spill folder: give it more, or use more shards and nodes
     └── SetupError               Ray, Java or the fleet is not there
 
 Messages say what happened, what is safe and what to do next, and end with the variables as ``key=`value```.
@@ -30,6 +31,7 @@ __all__ = [
     "FencedError",
     "InvalidRequestError",
     "LogConflictError",
+    "MemoryLimitError",
     "OperationOutOfOrderError",
     "SetupError",
     "StateMismatchError",
@@ -121,6 +123,10 @@ class CorruptStateError(StateStoreError):
 
 class StoreUnavailableError(StateStoreError):
     """A store actor or the coordinator did not answer before the deadline."""
+
+
+class MemoryLimitError(StateStoreError):
+    """What is asked for does not fit a store actor's memory limit or its spill folder. Nothing of it was counted, nothing was lost."""
 
 
 class SetupError(StateStoreError):

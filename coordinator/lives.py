@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from coordinator.memory_options import MemoryUse
 from coordinator.model import ActorLocation
 
 __all__ = ["StoreActorLives"]
@@ -19,17 +20,27 @@ class StoreActorLives:
     def __init__(self) -> None:
         self._newest: dict[str, ActorLocation] = {}
         self._over: set[str] = set()
+        self._memory: dict[str, MemoryUse] = {}
 
     def begun(self, location: ActorLocation) -> None:
         """A store actor reported itself: the former life of its name is over."""
         former = self._newest.get(location.actor_name)
         if former is not None and former.instance_id != location.instance_id:
             self._over.add(former.instance_id)
+            self._memory.pop(former.instance_id, None)
         self._newest[location.actor_name] = location
 
     def ended(self, instance_id: str) -> None:
         """A life was lost under a call."""
         self._over.add(instance_id)
+
+    def takes(self, instance_id: str, memory: MemoryUse) -> None:
+        """A store actor told what memory it takes now."""
+        self._memory[instance_id] = memory
+
+    def memory(self, location: ActorLocation) -> MemoryUse | None:
+        """What a life told last of its memory; None if it told nothing, as it does without a limit."""
+        return self._memory.get(location.instance_id)
 
     def is_over(self, location: ActorLocation) -> bool:
         """Whether a life is known to be over; a life that nobody spoke of may go on."""

@@ -25,6 +25,7 @@ from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.lives import StoreActorLives
 from coordinator.maintenance import Maintenance
 from coordinator.manifest_log import CHECKPOINT_INTERVAL
+from coordinator.memory_options import MemoryUse
 from coordinator.model import (
     ActorLocation,
     CommitEntry,
@@ -348,6 +349,10 @@ class Coordinator:
     async def report_store_actor(self, location: ActorLocation) -> None:
         """A store actor has started; a former life of the same name is over."""
         self._lives.begun(location)
+
+    async def report_memory(self, instance_id: str, use: MemoryUse) -> None:
+        """A life of a store actor with a memory limit tells what it takes."""
+        self._lives.takes(instance_id, use)
 
     async def report_store_actor_lost(self, instance_id: str) -> None:
         """A store actor died under a call; its shards go elsewhere at their next lease."""

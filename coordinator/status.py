@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, fields
 from typing import Any
 
 from coordinator.core import StateLedger
 from coordinator.lives import StoreActorLives
+from coordinator.memory_options import MemoryUse
 from coordinator.model import CommitEntry, StateMetadata
 from coordinator.names import fleet_id_of
 from coordinator.placing import LOCAL, Placing
@@ -47,6 +49,7 @@ def fleet_status(
                 "host": actor.host,
                 "pid": actor.pid,
                 "alive": not lives.is_over(actor),
+                **_memory(lives.memory(actor)),
             }
             for actor in lives.all()
         ],
@@ -55,6 +58,13 @@ def fleet_status(
             for ledger, metadata in states
         ],
     }
+
+
+def _memory(use: MemoryUse | None) -> dict[str, int | None]:
+    """A store actor's memory as it told it last; of one without a limit, nothing is known."""
+    if use is None:
+        return dict.fromkeys(field.name for field in fields(MemoryUse))
+    return asdict(use)
 
 
 def query_status(ledger: StateLedger, metadata: StateMetadata, placing: Placing, *, active: bool) -> dict[str, Any]:

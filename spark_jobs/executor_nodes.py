@@ -62,7 +62,7 @@ class ExecutorNodes:
                 continue
             for number, share in enumerate(self._shares(cores)):
                 handle = ensure_store_actor(
-                    self._actors, fleet.uri, fleet.storage_options, fleet.maintenance, node, number
+                    self._actors, fleet.uri, fleet.storage_options, fleet.maintenance, node, fleet.memory, number
                 )
                 starting.append((handle, handle.location.remote(), share))
         found = []

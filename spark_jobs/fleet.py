@@ -15,8 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from coordinator.calls import RayActors, unwrapped
 from coordinator.client import CoordinatorClient
-from coordinator.errors import InvalidRequestError, SetupError
+from coordinator.errors import InvalidRequestError, MemoryLimitError, SetupError
 from coordinator.maintenance import Maintenance
+from coordinator.memory_options import MemoryOptions
 from coordinator.model import PYTHON_QUERY_ID, StateMetadata, TaskIdentity
 from coordinator.names import check_state_name
 from coordinator.placing import PlacementExplanation
@@ -54,6 +55,8 @@ def connect(
     maintenance: Maintenance | None = None,
     standbys: int = 0,
     store_actors_per_node: int | None = None,
+    memory_limit: int | str | None = None,
+    spill_dir: str | None = None,
 ) -> Fleet:
     """Start the fleet of an object-store URI on this Ray cluster, or attach to it.
 
@@ -74,6 +77,12 @@ def connect(
         the object store when a node is lost. Each needs the memory of a copy.
     store_actors_per_node
         Store actors on each node that has executors of this driver. By default one for each eight cores, or part of eight.
+    memory_limit
+        Bytes of memory that each store actor's process may have, or text such as ``"2GiB"``, for store actors that are started by this
+        call or by its queries; by default as much as its state takes. State that does not fit is on the node's disk, and what neither
+        has room for is refused. Ray's shared object store is not part of it, and needs memory of its own.
+    spill_dir
+        Folder for that on a local disk of every node; by default in Ray's session folder of the node.
 
     Returns
     -------
@@ -83,12 +92,14 @@ def connect(
     Raises
     ------
     InvalidRequestError
-        The URI's scheme is not supported.
+        The URI's scheme is not supported, or an option is not valid.
     StorageUnavailableError
         The store cannot be reached or written, or cannot put if absent.
     SetupError
         There is no Ray cluster to attach to and none can be started here; or this node does not see the storage that the
         coordinator's node sees under the same URI.
+    MemoryLimitError
+        The memory limit is too small for a process, or the spill folder is not on a disk that can be written.
 
     Examples
     --------
@@ -102,7 +113,8 @@ def connect(
     if store_actors_per_node is not None and store_actors_per_node < 1:
         raise InvalidRequestError("a node has one store actor or more", store_actors_per_node=store_actors_per_node)
     options = PlacementOptions(standbys, store_actors_per_node)
-    return Fleet(normalized, storage_options, maintenance or Maintenance(), options)
+    memory = MemoryOptions.of(memory_limit, spill_dir)
+    return Fleet(normalized, storage_options, maintenance or Maintenance(), options, memory)
 
 
 class Fleet:
@@ -114,6 +126,7 @@ class Fleet:
         storage_options: Mapping[str, str] | None,
         maintenance: Maintenance,
         placement: PlacementOptions,
+        memory: MemoryOptions,
     ) -> None:
         self.uri = uri
         self._placement = placement
@@ -125,14 +138,19 @@ class Fleet:
             hand_over(self._actors, self._coordinator.status(), given)
         # Those of whoever started the fleet: all its processes use the same.
         options = self._coordinator.storage_options()
-        self._address = FleetAddress(uri, ray.get_runtime_context().gcs_address, options, maintenance)
+        self._address = FleetAddress(uri, ray.get_runtime_context().gcs_address, options, maintenance, memory)
         # Start-up (imports, compiled code) happens here, not in a batch.
-        local = ensure_store_actor(self._actors, uri, options, maintenance, self._actors.node_id())
+        local = ensure_store_actor(self._actors, uri, options, maintenance, self._actors.node_id(), memory)
         started = local.location.remote()
         while not self._actors.wait([started], _START_S):
             # However long it takes: one that starts answers no ping, and is not hung.
             log.warning("the store actor of this node is still starting: %s", uri)
-        unwrapped(self._actors, local, started)
+        try:
+            unwrapped(self._actors, local, started)
+        except MemoryLimitError:
+            # It holds nothing, and refuses all work: one with other options is to take its place.
+            self._actors.kill(local, restart=False)
+            raise
         self._readied: set[str] = set()
         self._run_id = f"python-{uuid.uuid4().hex}"
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+#: What a store actor with a memory limit tells of its memory.
+_MEMORY = ("resident_bytes", "memory_limit", "spilled_bytes")
+
 
 def _find(options: argparse.Namespace) -> CoordinatorClient:
     """The running coordinator of the URI asked for."""
@@ -43,7 +46,16 @@ def _status(options: argparse.Namespace) -> str:
     status = coordinator.status()
     if options.json:
         return json.dumps(status, indent=2)
-    actors = [(a["actor_name"], a["host"], a["pid"], "alive" if a["alive"] else "lost") for a in status["store_actors"]]
+    actors = [
+        (
+            a["actor_name"],
+            a["host"],
+            a["pid"],
+            *(None if a[name] is None else size_text(a[name]) for name in _MEMORY),
+            "alive" if a["alive"] else "lost",
+        )
+        for a in status["store_actors"]
+    ]
     queries = [
         (
             q["name"],
@@ -60,7 +72,7 @@ def _status(options: argparse.Namespace) -> str:
         [
             f"fleet {status['fleet_id']} at {status['uri']}",
             "",
-            format_table(("store actor", "host", "pid", "state"), actors),
+            format_table(("store actor", "host", "pid", "memory", "of", "spilled", "state"), actors),
             "",
             format_table(("state", "version", "shards", "rows", "memory", "mode", "active"), queries),
         ]

@@ -11,11 +11,14 @@ from typing import Any
 
 import pyarrow as pa
 import ray
+from ray._private import worker
 
 from coordinator.calls import Actors, RayActors, unwrapped
 from coordinator.client import CoordinatorClient
 from coordinator.core import LeaseGrant
+from coordinator.errors import MemoryLimitError
 from coordinator.maintenance import Maintenance
+from coordinator.memory_options import MemoryOptions
 from coordinator.model import (
     ActorLocation,
     CommitEntry,
@@ -37,6 +40,7 @@ from store_actors.serving.grouped_commits import GroupedCommits
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards
+from store_actors.spilling.store_memory import LimitedMemory, StoreMemory, UnlimitedMemory
 
 __all__ = ["ProvenStoreProcess", "StoreActor", "StoreProcess"]
 
@@ -86,6 +90,8 @@ class StoreProcess:
         The fleet's coordinator.
     actors
         How it reaches other store actors.
+    memory
+        Of the process; as much as the state takes by default.
     """
 
     def __init__(
@@ -96,7 +102,10 @@ class StoreProcess:
         maintenance: Maintenance,
         surroundings: Surroundings,
         actors: Actors,
+        memory: StoreMemory | None = None,
     ) -> None:
+        self._memory = memory or UnlimitedMemory()
+        self._coordinator = coordinator
         self._actors = actors
         self._location = location
         self._maintenance = maintenance
@@ -105,8 +114,10 @@ class StoreProcess:
         located = _LocatedCoordinator(coordinator, location, surroundings.threads.lock)
         self._carried = located.carried
         standbys = Followers(actors, location.actor_name, self._metrics, surroundings.threads.lock())
-        self._shards = OperatorShards(objects, located, self._metrics, surroundings, standbys=standbys)
-        self._keyed = KeyedStores(objects, located, self._metrics, surroundings, standbys=standbys)
+        self._shards = OperatorShards(
+            objects, located, self._metrics, surroundings, standbys=standbys, memory=self._memory
+        )
+        self._keyed = KeyedStores(objects, located, self._metrics, surroundings, standbys=standbys, memory=self._memory)
         self._copying: set[StateStoreId] = set()
         self._copiers = surroundings.threads.pool(_COPIES_AT_ONCE, "statefleet-copy")
         coordinator.report_store_actor(location)
@@ -118,8 +129,14 @@ class StoreProcess:
             try:
                 self._shards.maintain(self._maintenance.min_deltas_for_snapshot)
                 self._keyed.maintain(self._maintenance.min_deltas_for_snapshot)
+                self._report_memory()
             except Exception:  # the thread must outlive any round; failures that are known are counted
                 log.exception("a round of maintenance failed; the next one tries again")
+
+    def _report_memory(self) -> None:
+        use = self._memory.use()
+        if use.memory_limit is not None:
+            self._coordinator.report_memory(self._location.instance_id, use)
 
     @ray.method(concurrency_group="control")
     def ping(self) -> str:
@@ -231,7 +248,7 @@ class StoreProcess:
             {"path": store_id.path(), "version": version, "rows": rows}
             for store_id, version, rows in self._shards.loaded()
         ]
-        return {**asdict(self._metrics), "loaded": loaded}
+        return {**asdict(self._metrics), **asdict(self._memory.use()), "loaded": loaded}
 
 
 class ProvenStoreProcess(StoreProcess):
@@ -248,12 +265,13 @@ class ProvenStoreProcess(StoreProcess):
         maintenance: Maintenance,
         surroundings: Surroundings,
         actors: Actors,
+        memory: StoreMemory | None = None,
     ) -> None:
         self._objects = objects
         self._look = coordinator.look_into
         self._proving = surroundings.threads.lock()
         self._proven = False
-        super().__init__(location, objects, coordinator, maintenance, surroundings, actors)
+        super().__init__(location, objects, coordinator, maintenance, surroundings, actors, memory)
 
     def _prove(self) -> None:
         with self._proving:
@@ -286,7 +304,14 @@ class ProvenStoreProcess(StoreProcess):
 class StoreActor(ProvenStoreProcess):
     """The store actor as Ray makes it, anew after each death; :mod:`store_actors.deploy` has the options and their reasons."""
 
-    def __init__(self, actor_name: str, uri: str, storage_options: StorageOptions, maintenance: Maintenance) -> None:
+    def __init__(
+        self,
+        actor_name: str,
+        uri: str,
+        storage_options: StorageOptions,
+        maintenance: Maintenance,
+        memory: MemoryOptions,
+    ) -> None:
         surroundings = Surroundings()
         location = ActorLocation(
             actor_name=actor_name,
@@ -297,7 +322,18 @@ class StoreActor(ProvenStoreProcess):
         )
         coordinator = CoordinatorClient.connect(uri, storage_options, maintenance)
         objects = open_travelled_store(uri, storage_options, coordinator.handed_over)
-        super().__init__(location, objects, coordinator, maintenance, surroundings, RayActors())
+        self._unfit: MemoryLimitError | None = None
+        try:
+            of_process = _memory_of(memory)
+        except MemoryLimitError as error:
+            # An error here would be Ray's to tell, in words of its own.
+            self._unfit, of_process = error, UnlimitedMemory()
+        super().__init__(location, objects, coordinator, maintenance, surroundings, RayActors(), of_process)
+
+    def _prove(self) -> None:
+        if self._unfit is not None:
+            raise self._unfit
+        super()._prove()
 
     @ray.method(concurrency_group="control")
     def handed_over(self) -> Secrets | None:
@@ -309,3 +345,17 @@ class StoreActor(ProvenStoreProcess):
         """Work with other credentials from now on; see ``CoordinatorActor.hand_over``."""
         if isinstance(self._objects, HandedOverObjectStore):
             self._objects.hand_over(secrets)
+
+
+def _memory_of(options: MemoryOptions) -> StoreMemory:
+    """The process's memory: what it spills goes into Ray's folder of this node's session by default."""
+    if options.limit is None:
+        return UnlimitedMemory()
+    folder = options.spill_dir or os.path.join(_session_folder(), "statefleet-spill")
+    return LimitedMemory(options.limit, folder)
+
+
+def _session_folder() -> str:
+    """Ray's folder of this node's session: on a disk of the node, and known to whoever runs it."""
+    node: Any = worker._global_node
+    return str(node.get_session_dir_path())

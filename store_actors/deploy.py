@@ -13,6 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from coordinator.calls import NAMESPACE, Actors, unwrapped
 from coordinator.client import CoordinatorClient
 from coordinator.maintenance import Maintenance
+from coordinator.memory_options import MemoryOptions
 from coordinator.names import store_actors_prefix
 from coordinator.storage.options import Secrets, StorageOptions
 
@@ -52,16 +53,27 @@ def store_actor_name(uri: str, node_id: str, number: int = 0) -> str:
 
 
 def ensure_store_actor(
-    actors: Actors, uri: str, storage_options: StorageOptions, maintenance: Maintenance, node_id: str, number: int = 0
+    actors: Actors,
+    uri: str,
+    storage_options: StorageOptions,
+    maintenance: Maintenance,
+    node_id: str,
+    memory: MemoryOptions,
+    number: int = 0,
 ) -> Any:
     """Handle of one of the node's store actors, started (with these options) if it isn't there."""
     name = store_actor_name(uri, node_id, number)
     handle = actors.find(name)
-    return handle or deploy_store_actor(name, uri, storage_options, maintenance, node_id)
+    return handle or deploy_store_actor(name, uri, storage_options, maintenance, node_id, memory)
 
 
 def deploy_store_actor(
-    name: str, uri: str, storage_options: StorageOptions, maintenance: Maintenance, node_id: str
+    name: str,
+    uri: str,
+    storage_options: StorageOptions,
+    maintenance: Maintenance,
+    node_id: str,
+    memory: MemoryOptions,
 ) -> Any:
     """Handle of a store actor on a node, started if there is none of this name.
 
@@ -90,7 +102,7 @@ def deploy_store_actor(
         # shards go to others.
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node_id, soft=False),
     )
-    return actor.remote(name, uri, storage_options, maintenance)
+    return actor.remote(name, uri, storage_options, maintenance, memory)
 
 
 def store_metrics(actors: Actors, status: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

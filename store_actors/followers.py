@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 #: Commits on their way to one standby. One that falls further behind is told of no more until it has caught up: it takes a new copy
 #: then, so neither side's memory grows.
 _ON_THEIR_WAY = 32
+#: Their bytes, unless it is one alone: they are in Ray's object store until the standby has applied them.
+_BYTES_ON_THEIR_WAY = 1 << 28
 
 
 class Followers:
@@ -48,7 +50,7 @@ class Followers:
         self._own_name = own_name
         self._metrics = metrics
         self._handles: dict[str, Any] = {}
-        self._on_their_way: defaultdict[str, deque[Any]] = defaultdict(deque)
+        self._on_their_way: defaultdict[str, deque[tuple[Any, int]]] = defaultdict(deque)
 
     def tell(
         self,
@@ -66,23 +68,23 @@ class Followers:
         base_attempt, entries, files
             See :class:`~store_actors.messages.Followed`.
         """
-        if not lease.standbys:
-            return
-        followed = Followed(lease.store_id, self._own_name, is_keyed, base_attempt, tuple(entries), tuple(files))
-        told = self._actors.put(followed)
+        size = sum(len(file) for file in files)
         with self._guard:
-            for name in lease.standbys:
-                if self._has_room(name):
-                    self._on_their_way[name].append(self._handles[name].follow.remote(told))
-                else:
-                    self._metrics.standbys_left_behind += 1
+            ready = [name for name in lease.standbys if self._has_room(name, size)]
+            self._metrics.standbys_left_behind += len(lease.standbys) - len(ready)
+            if not ready:
+                return
+            followed = Followed(lease.store_id, self._own_name, is_keyed, base_attempt, tuple(entries), tuple(files))
+            told = self._actors.put(followed)
+            for name in ready:
+                self._on_their_way[name].append((self._handles[name].follow.remote(told), size))
 
-    def _has_room(self, name: str) -> bool:
-        """Whether a standby is there, and not too far behind."""
+    def _has_room(self, name: str, size: int) -> bool:
+        """Whether a standby is there, and not too far behind for so many bytes more."""
         under_way = self._on_their_way[name]
-        while under_way and self._actors.wait([under_way[0]], 0.0):
+        while under_way and self._actors.wait([under_way[0][0]], 0.0):
             try:
-                self._actors.get(under_way.popleft())
+                self._actors.get(under_way.popleft()[0])
             except (RayError, StateStoreError) as error:
                 log.warning("a standby did not take a commit, and takes a new copy with one of the next: %s", error)
                 self._handles.pop(name, None)
@@ -91,4 +93,5 @@ class Followers:
             if handle is None:
                 return False
             self._handles[name] = handle
-        return len(under_way) < _ON_THEIR_WAY
+        behind = sum(one for _, one in under_way)
+        return not under_way or (len(under_way) < _ON_THEIR_WAY and behind + size <= _BYTES_ON_THEIR_WAY)

@@ -20,6 +20,7 @@ from coordinator.core import LeaseGrant
 from coordinator.deploy import join_cluster
 from coordinator.errors import FencedError, StoreUnavailableError, VersionNotFoundError
 from coordinator.maintenance import Maintenance
+from coordinator.memory_options import MemoryOptions
 from coordinator.model import ActorLocation, Lease, LoadPlan, StateMetadata, StateStoreId, TaskIdentity
 from coordinator.storage.options import StorageOptions
 from coordinator.surroundings import Surroundings
@@ -53,6 +54,7 @@ class FleetAddress:
     ray_address: str
     storage_options: StorageOptions = field(default_factory=StorageOptions)
     maintenance: Maintenance = field(default_factory=Maintenance)
+    memory: MemoryOptions = field(default_factory=MemoryOptions)
 
 
 @cache
@@ -301,7 +303,7 @@ class FleetClient:
         if self._local is None:
             address, node_id = self._address, self._actors.node_id()
             handle = ensure_store_actor(
-                self._actors, address.uri, address.storage_options, address.maintenance, node_id
+                self._actors, address.uri, address.storage_options, address.maintenance, node_id, address.memory
             )
             local: ActorLocation = unwrapped(self._actors, handle, handle.location.remote())
             self._handles[local.instance_id] = handle

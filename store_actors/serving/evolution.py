@@ -17,6 +17,7 @@ import pyarrow as pa
 from coordinator.compatibility import continued, is_wider, same_state
 from coordinator.errors import StateMismatchError
 from coordinator.model import LoadPlan
+from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.keyed.shard import KeyedShard
@@ -58,17 +59,17 @@ class EvolvingStore:
     ----------
     spec
         The store's present columns.
-    hash_seed
+    hash_seed, memory
         See :class:`~store_actors.engine.table.GroupTable`.
     """
 
-    def __init__(self, spec: StoreSpec, hash_seed: int = 0) -> None:
-        self._spec, self._hash_seed = spec, hash_seed
+    def __init__(self, spec: StoreSpec, hash_seed: int = 0, memory: Memory = HEAP) -> None:
+        self._spec, self._hash_seed, self._memory = spec, hash_seed, memory
 
     def anew(self) -> EvolvingStore:
         """The store before any file was loaded; what was loaded until now counts no more."""
         spec = self._spec
-        self._shard = KeyedShard(spec.keys, spec.values, spec.due, self._hash_seed)
+        self._shard = KeyedShard(spec.keys, spec.values, spec.due, self._hash_seed, self._memory)
         #: Columns that the file at hand does not have, and those that the files before had.
         self._gone: set[str] = set()
         self._held: set[str] = set()

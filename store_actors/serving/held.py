@@ -23,6 +23,7 @@ from store_actors.serving.handing_over import Given, Offers
 from store_actors.serving.lineage import Lineage, Stand
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
+from store_actors.spilling.store_memory import StoreMemory
 
 __all__ = ["Held", "HeldPartitions", "ServedPartitions"]
 
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 _LOOKED_AT = 64
 #: See :meth:`HeldPartitions.take`.
 _AWAITED_ROUNDS = 10
+#: Times the bytes of a delta's file that applying it takes: files are compressed.
+_APPLIED = 8
 
 
 class Held(Locked, Protocol):
@@ -81,6 +84,8 @@ class HeldPartitions(Generic[Kind]):
         Makes an empty partition with a lock.
     coordinator, commits, loader, metrics
         Who says where partitions are; who writes; who reads; what is counted.
+    memory
+        The process's memory.
     """
 
     def __init__(
@@ -91,7 +96,9 @@ class HeldPartitions(Generic[Kind]):
         commits: Commits,
         loader: Loader,
         metrics: StoreMetrics,
+        memory: StoreMemory,
     ) -> None:
+        self._memory = memory
         self._make = make
         self._new_lock = surroundings.threads.lock
         self._guard = self._new_lock()
@@ -136,7 +143,8 @@ class HeldPartitions(Generic[Kind]):
         opened = self._coordinator.open_instance(provider_id, self._others(store_id, run_id), base, store_names)
         for stale in opened.stale:
             self.unload(stale.store_id, wait=False)
-        self._bring(held, base, opened.loading)
+        with self._memory.using(store_id):
+            self._bring(held, base, opened.loading)
         return opened.loading
 
     def _bring(self, held: Kind, base: int, loading: LoadPlans) -> None:
@@ -227,7 +235,8 @@ class HeldPartitions(Generic[Kind]):
             self._awaited[store_id] = _AWAITED_ROUNDS
             names = [store.name for store in offer.stores]
             loading = self._coordinator.load_plans(store_id.state_name, store_id.partition_id, sys.maxsize, names)
-            self._bring(held, loading.newest_version(), loading)
+            with self._memory.using(store_id):
+                self._bring(held, loading.newest_version(), loading)
             return held.lineage.version if held.lineage.is_held else 0
 
     def follow(self, told: Followed) -> bool:
@@ -241,12 +250,14 @@ class HeldPartitions(Generic[Kind]):
             builds_on = lineage.version == first.base_version and lineage.knows(lineage.version, told.base_attempt)
             if held.is_busy or not builds_on:
                 return False
-            try:
-                rows = [decode_file(file, entry) for file, entry in zip(told.files, told.entries, strict=True)]
-                is_applied = held.follow(told.entries, rows)
-            except BaseException:
-                held.forget()
-                raise
+            size = sum(len(file) for file in told.files)
+            with self._memory.working(told.store_id, first.version, 2 * size, _APPLIED * size):
+                try:
+                    rows = [decode_file(file, entry) for file, entry in zip(told.files, told.entries, strict=True)]
+                    is_applied = held.follow(told.entries, rows)
+                except BaseException:
+                    held.forget()
+                    raise
             if is_applied:
                 lineage.went_on(first.version, first.attempt_id, 1)
                 lineage.unleased()
@@ -332,7 +343,7 @@ class HeldPartitions(Generic[Kind]):
             due = held.frozen() if held.lineage.is_held else ()
             deltas = held.lineage.deltas
         for one in due:
-            with closing(tables_of(held, one.pieces)) as tables:
+            with self._memory.using(store_id), closing(tables_of(held, one.pieces)) as tables:
                 self._commits.write_snapshot(
                     replace(store_id, store_name=one.entry.store_name), one.entry, tables, one.schema, one.room
                 )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from coordinator.errors import FencedError, OperationOutOfOrderError
-from coordinator.model import CommitEntry, LoadPlan, LoadPlans
+from coordinator.model import CommitEntry, LoadPlan, LoadPlans, StateStoreId
 from coordinator.surroundings import Lock
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.keyed.shard import KeyedShard, ReadHandle, UpdateHandle
@@ -23,6 +23,7 @@ from store_actors.serving.handing_over import Given
 from store_actors.serving.held import HeldPartitions
 from store_actors.serving.lineage import Lineage
 from store_actors.serving.loading import Loader
+from store_actors.spilling.store_memory import StoreMemory
 
 __all__ = ["Ended", "Partition", "Positioner", "Session"]
 
@@ -240,6 +241,8 @@ class Positioner:
         Reads files.
     hash_seed
         Of :class:`~coordinator.surroundings.Surroundings`.
+    memory
+        The process's memory.
     """
 
     def __init__(
@@ -248,8 +251,10 @@ class Positioner:
         coordinator: CoordinatorRef,
         loader: Loader,
         hash_seed: int,
+        memory: StoreMemory,
     ) -> None:
         self._hash_seed = hash_seed
+        self._memory = memory
         self._held = held
         self._coordinator = coordinator
         self._loader = loader
@@ -266,7 +271,8 @@ class Positioner:
             if is_there and base in partition.shards[spec.name].retained:
                 handles[spec.name] = partition.shards[spec.name].read(base)
             else:
-                handles[spec.name] = self._loaded(spec, loading.plans[spec.name])[0].read()
+                store_id = request.lease.store_id
+                handles[spec.name] = self._loaded(store_id, base, spec, loading.plans[spec.name])[0].read()
         return handles
 
     def position(self, partition: Partition, request: OpenRequest) -> None:
@@ -285,16 +291,18 @@ class Positioner:
         base, deltas = request.base_version, 0
         for spec in request.stores:
             if partition.specs.get(spec.name) != spec:
-                shard, replayed = self._loaded(spec, loading.plans[spec.name])
+                store_id = request.lease.store_id
+                shard, replayed = self._loaded(store_id, base, spec, loading.plans[spec.name])
                 _reach(shard, base)
                 partition.shards[spec.name], partition.specs[spec.name] = shard, spec
                 deltas = max(deltas, replayed)
         if not partition.lineage.is_held:
             partition.lineage.loaded(base, loading.attempt_id, deltas)
 
-    def _loaded(self, spec: StoreSpec, plan: LoadPlan) -> tuple[KeyedShard, int]:
-        store = EvolvingStore(spec, self._hash_seed)
-        _, replayed = self._loader.load(store.anew, plan, store.adapted)
+    def _loaded(self, store_id: StateStoreId, base: int, spec: StoreSpec, plan: LoadPlan) -> tuple[KeyedShard, int]:
+        store = EvolvingStore(spec, self._hash_seed, self._memory.region(store_id))
+        with self._memory.loading(store_id, base):
+            _, replayed = self._loader.load(store.anew, plan, store.adapted)
         return store.loaded(), replayed
 
 

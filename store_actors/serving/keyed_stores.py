@@ -7,6 +7,7 @@ its stores commit together, as one version) or reads (any number, any retained v
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +28,7 @@ from store_actors.serving.keyed_partition import Ended, Partition, Positioner, S
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.sessions import IDLE_S, Sessions
+from store_actors.spilling.store_memory import StoreMemory, UnlimitedMemory
 
 __all__ = ["KeyedStores"]
 
@@ -35,6 +37,10 @@ _CALLS = frozenset(
     {"get", "multi_get", "put", "put_row", "remove", "remove_key", "remove_where", "due", "updates", "metrics"}
 )
 _SCANS = frozenset({"iterator", "prefix_scan", "range_scan"})
+#: Times the bytes of rows that are given: as words, their keys, and what they overwrite.
+_GIVEN = 4
+#: Times the bytes that a version overwrote: its rows as they are, what of them differs, as Arrow data, and in a delta.
+_CHANGED = 6
 
 
 class KeyedStores(ServedPartitions[Partition]):
@@ -48,7 +54,7 @@ class KeyedStores(ServedPartitions[Partition]):
         Who counts commits.
     metrics
         Counters shared with the process's other stores.
-    piece_bytes
+    piece_bytes, memory
         As of :class:`~store_actors.serving.operator_shards.OperatorShards`.
     """
 
@@ -60,18 +66,21 @@ class KeyedStores(ServedPartitions[Partition]):
         surroundings: Surroundings | None = None,
         piece_bytes: int = PIECE_BYTES,
         standbys: Standbys | None = None,
+        memory: StoreMemory | None = None,
     ) -> None:
+        self._memory = memory = memory or UnlimitedMemory()
+        piece_bytes = min(piece_bytes, memory.file_bytes)
         surroundings = surroundings or Surroundings()
         self._clock = surroundings.clock
         self._new_id = surroundings.new_id
         self._hash_seed = surroundings.hash_seed
-        loader = Loader(objects, metrics, surroundings.threads)
+        loader = Loader(objects, metrics, surroundings.threads, memory.ahead_bytes)
         lock = surroundings.threads.lock
         self._commits = Commits(
             objects, coordinator, loader, metrics, surroundings, piece_bytes, is_keyed=True, standbys=standbys
         )
-        self._held = HeldPartitions(Partition, surroundings, coordinator, self._commits, loader, metrics)
-        self._positioner = Positioner(self._held, coordinator, loader, surroundings.hash_seed)
+        self._held = HeldPartitions(Partition, surroundings, coordinator, self._commits, loader, metrics, memory)
+        self._positioner = Positioner(self._held, coordinator, loader, surroundings.hash_seed, memory)
         self._sessions = Sessions(lock(), self._new_id, self._clock.elapsed_s)
 
     # -- opening --------------------------------------------------------------------------------------------------
@@ -154,7 +163,7 @@ class KeyedStores(ServedPartitions[Partition]):
             There is no such store or method in this session.
         """
         session = self._session(session_id)
-        with session.partition.lock:
+        with session.partition.lock, self._working(session, [*writes, (store_name, method, args)]):
             for write in writes:
                 self._do(session, *write)
             if method in _SCANS:
@@ -162,6 +171,12 @@ class KeyedStores(ServedPartitions[Partition]):
                 session.scans[scan_id] = iter(getattr(self._handle(session, store_name), method)(*args))
                 return scan_id
             return self._do(session, store_name, method, args)
+
+    def _working(self, session: Session, calls: Sequence[Write]) -> AbstractContextManager[None]:
+        """Memory for calls, by the rows that are given to them."""
+        request = session.request
+        given = sum(arg.nbytes for _, _, args in calls for arg in args if isinstance(arg, pa.RecordBatch | pa.Table))
+        return self._memory.working(request.lease.store_id, request.task.batch_id + 1, 2 * given, _GIVEN * given)
 
     def _do(self, session: Session, store_name: str, method: str, args: tuple[Any, ...]) -> Any:
         handle = self._handle(session, store_name)
@@ -238,9 +253,13 @@ class KeyedStores(ServedPartitions[Partition]):
                 return _version_made(session.ended)
             if partition.writer is not session:
                 raise InvalidRequestError("a read handle cannot commit; release it")
-            for write in writes:
-                self._do(session, *write)
-            return self._commit(session, facts)
+            with self._working(session, writes):
+                for write in writes:
+                    self._do(session, *write)
+            changed = sum(handle.pending_bytes for handle in session.updates.values())
+            request = session.request
+            with self._memory.working(request.lease.store_id, request.task.batch_id + 1, 0, _CHANGED * changed):
+                return self._commit(session, facts)
 
     def _commit(self, session: Session, facts: BatchFacts | int | None) -> int:
         partition = session.partition
@@ -290,8 +309,12 @@ class KeyedStores(ServedPartitions[Partition]):
     def take(self, store_id: StateStoreId, offer: Offer, pieces: Iterable[tuple[int, pa.Table]]) -> tuple[int, int]:
         """See :meth:`HeldPartitions.take`; returns the version that is held then, and the bytes of the pieces."""
         specs = {store.name: store.spec for store in offer.stores if store.spec is not None}
-        shards = {name: KeyedShard(spec.keys, spec.values, spec.due, self._hash_seed) for name, spec in specs.items()}
-        size = fill(list(shards.values()), offer, pieces)
+        memory = self._memory.region(store_id)
+        shards = {
+            name: KeyedShard(spec.keys, spec.values, spec.due, self._hash_seed, memory) for name, spec in specs.items()
+        }
+        with self._memory.using(store_id):
+            size = fill(list(shards.values()), offer, pieces)
 
         def put(partition: Partition) -> None:
             partition.shards.update(shards)

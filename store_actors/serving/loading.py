@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
@@ -49,9 +52,14 @@ class Loader:
         Where reads are counted.
     threads
         Where files are fetched side by side.
+    ahead_bytes
+        Bytes of files that are fetched before they are used, at most; one file may be larger.
     """
 
-    def __init__(self, objects: ObjectStore, metrics: StoreMetrics, threads: Threads) -> None:
+    def __init__(
+        self, objects: ObjectStore, metrics: StoreMetrics, threads: Threads, ahead_bytes: int = sys.maxsize
+    ) -> None:
+        self._ahead_bytes = ahead_bytes
         self._objects = objects
         self._metrics = metrics
         self._pool = threads.pool(_AHEAD, "statefleet-load")
@@ -124,12 +132,18 @@ class Loader:
 
     def _ahead(self, entries: Sequence[CommitEntry]) -> Iterator[pa.Table]:
         """Tables of the entries in order; the next few are on their way while one is used."""
-        pending = [self._pool.submit(self.read, entry) for entry in entries[:_AHEAD]]
-        for place in range(len(entries)):
-            table = pending[place].result()
-            if place + _AHEAD < len(entries):
-                pending.append(self._pool.submit(self.read, entries[place + _AHEAD]))
-            yield table
+        waiting: deque[tuple[Future[pa.Table], int]] = deque()
+        left, under_way = deque(entries), 0
+        while left or waiting:
+            while left and (
+                not waiting or (len(waiting) < _AHEAD and under_way + left[0].file_bytes <= self._ahead_bytes)
+            ):
+                entry = left.popleft()
+                waiting.append((self._pool.submit(self.read, entry), entry.file_bytes))
+                under_way += entry.file_bytes
+            table, size = waiting.popleft()
+            yield table.result()
+            under_way -= size
 
     def read(self, entry: CommitEntry | SnapshotEntry, piece: StoredFile | None = None) -> pa.Table:
         """One file, checked; of a snapshot this `piece` (by default the first).

@@ -7,6 +7,7 @@ files), apply, commit (:mod:`store_actors.serving.commits`). A repeated request 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -29,8 +30,12 @@ from store_actors.serving.held import HeldPartitions, ServedPartitions
 from store_actors.serving.lineage import Lineage
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
+from store_actors.spilling.store_memory import StoreMemory, UnlimitedMemory
 
 __all__ = ["OperatorShards"]
+
+#: Times the bytes of rows that a batch changes: as they were, as they are, as Arrow data, in a delta, and for the task that gets them.
+_CHANGED = 6
 
 
 @dataclass(slots=True)
@@ -139,6 +144,8 @@ class OperatorShards(ServedPartitions[_HeldShard]):
         Counters of the process.
     piece_bytes
         Bytes of rows from which on a file of a snapshot is closed, and another one begun.
+    memory
+        The process's memory.
     """
 
     def __init__(
@@ -149,16 +156,21 @@ class OperatorShards(ServedPartitions[_HeldShard]):
         surroundings: Surroundings | None = None,
         piece_bytes: int = PIECE_BYTES,
         standbys: Standbys | None = None,
+        memory: StoreMemory | None = None,
     ) -> None:
+        self._memory = memory = memory or UnlimitedMemory()
+        piece_bytes = min(piece_bytes, memory.file_bytes)
         surroundings = surroundings or Surroundings()
         self.metrics = metrics or StoreMetrics()
         self._coordinator = coordinator
         self._hash_seed = surroundings.hash_seed
-        self._loader = Loader(objects, self.metrics, surroundings.threads)
+        self._loader = Loader(objects, self.metrics, surroundings.threads, memory.ahead_bytes)
         self._commits = Commits(
             objects, coordinator, self._loader, self.metrics, surroundings, piece_bytes, standbys=standbys
         )
-        self._held = HeldPartitions(_HeldShard, surroundings, coordinator, self._commits, self._loader, self.metrics)
+        self._held = HeldPartitions(
+            _HeldShard, surroundings, coordinator, self._commits, self._loader, self.metrics, memory
+        )
 
     def apply(self, request: ApplyRequest, rows: ShardInput) -> tuple[pa.Table, CommitEntry]:
         """Fold a task's rows into its shard, commit, and return what the batch emits with its manifest entry.
@@ -180,13 +192,25 @@ class OperatorShards(ServedPartitions[_HeldShard]):
                 # A retried or doubled task.
                 self.metrics.replayed_answers += 1
             else:
-                self._commit(held, self._position(held, request), request, rows)
+                shard = self._position(held, request)
+                with self._working(shard, request, rows):
+                    self._commit(held, shard, request, rows)
             assert held.shard is not None
             assert held.emitted is not None
             (entry,) = held.lineage.newest
             if request.schema.output_mode == "complete":
-                return results_of(held.shard.snapshot(), request.schema), entry
+                with self._memory.using(request.lease.store_id):
+                    return results_of(held.shard.snapshot(), request.schema), entry
             return held.emitted, entry
+
+    def _working(self, shard: OperatorShard, request: ApplyRequest, rows: ShardInput) -> AbstractContextManager[None]:
+        """Memory for a batch: for its rows as words, and what it changes as it was, as it is, and on its way out."""
+        given, count = (sum(of(table) for table in rows.tables) for of in (_bytes, len))
+        size = given // max(1, count)
+        if len(shard) > count:
+            size = max(size, shard.nbytes // len(shard))
+        version = request.task.batch_id + 1
+        return self._memory.working(request.lease.store_id, version, 2 * given, 3 * given + _CHANGED * count * size)
 
     def _position(self, held: _HeldShard, request: ApplyRequest) -> OperatorShard:
         """The shard at the version that the batch reads."""
@@ -198,16 +222,21 @@ class OperatorShards(ServedPartitions[_HeldShard]):
         if not held.lineage.is_hot(lease.epoch, run_id, base):
             loading = self._held.bring_to(held, lease.store_id, run_id, base, (DEFAULT_STORE,))
             if not held.lineage.is_held:
-                held.shard, deltas = self._loaded(loading, request.schema)
+                with self._memory.loading(lease.store_id, base):
+                    held.shard, deltas = self._loaded(lease.store_id, loading, request.schema)
                 held.lineage.loaded(base, loading.attempt_id, deltas)
             held.lineage.leased(lease.epoch, run_id)
         assert held.shard is not None
         return held.shard
 
-    def _loaded(self, loading: LoadPlans, schema: StateSchema) -> tuple[OperatorShard, int]:
+    def _loaded(self, store_id: StateStoreId, loading: LoadPlans, schema: StateSchema) -> tuple[OperatorShard, int]:
         """A shard from its files, and how many deltas were replayed."""
         plan = loading.plans[DEFAULT_STORE]
-        return self._loader.load(lambda: make_shard(schema, self._hash_seed), plan, groups_adapter(plan, schema))
+        return self._loader.load(lambda: self._made(store_id, schema), plan, groups_adapter(plan, schema))
+
+    def _made(self, store_id: StateStoreId, schema: StateSchema) -> OperatorShard:
+        """An empty shard."""
+        return make_shard(schema, self._hash_seed, self._memory.region(store_id))
 
     def _commit(self, held: _HeldShard, shard: OperatorShard, request: ApplyRequest, rows: ShardInput) -> None:
         pending = _PendingChange(shard)
@@ -237,7 +266,8 @@ class OperatorShards(ServedPartitions[_HeldShard]):
             # The shard may be half changed, or the commit counted after all: memory is no longer the truth, so it goes.
             held.forget()
             raise
-        held.emitted = pending.emitted
+        assert pending.emitted is not None
+        held.emitted = self._memory.kept(request.lease.store_id, pending.emitted)
 
     def read(self, store_id: StateStoreId, version: int, schema: StateSchema) -> pa.Table:
         """All rows of any retained version, in ``row_schema``, from storage; what is in memory is not touched.
@@ -250,13 +280,15 @@ class OperatorShards(ServedPartitions[_HeldShard]):
             A file that it needs is missing or damaged.
         """
         loading = self._coordinator.load_plans(store_id.state_name, store_id.partition_id, version, (DEFAULT_STORE,))
-        return self._loaded(loading, schema)[0].snapshot()
+        with self._memory.loading(store_id, version):
+            return self._loaded(store_id, loading, schema)[0].snapshot()
 
     def take(self, store_id: StateStoreId, offer: Offer, pieces: Iterable[tuple[int, pa.Table]]) -> tuple[int, int]:
         """See :meth:`HeldPartitions.take`; returns the version that is held then, and the bytes of the pieces."""
         (store,) = offer.stores
-        shard = make_shard(store.schema, self._hash_seed)
-        size = fill([shard], offer, pieces)
+        shard = self._made(store_id, store.schema)
+        with self._memory.using(store_id):
+            size = fill([shard], offer, pieces)
 
         def put(held: _HeldShard) -> None:
             held.shard = shard
@@ -270,3 +302,7 @@ class OperatorShards(ServedPartitions[_HeldShard]):
     def loaded(self) -> list[tuple[StateStoreId, int, int]]:
         """(shard, version, rows) of every shard in memory."""
         return [(key, one.shard.version, len(one.shard)) for key, one in self._held.items() if one.shard is not None]
+
+
+def _bytes(table: pa.Table) -> int:
+    return int(table.nbytes)

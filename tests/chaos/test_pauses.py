@@ -25,6 +25,7 @@ from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.lives import StoreActorLives
 from coordinator.maintenance import Maintenance
 from coordinator.manifest_log import ManifestLog
+from coordinator.memory_options import MemoryOptions
 from coordinator.model import ActorLocation, CommitEntry
 from coordinator.placement import Choice, FleetView, PlacementRequest
 from coordinator.storage.options import StorageOptions
@@ -96,7 +97,9 @@ def test_an_owner_that_wakes_up_after_its_shard_moved_cannot_commit(fleet: Fleet
     tasks.apply(0, [1, 2])
     former = only_actor(fleet)
     node_id = ray.get_runtime_context().get_node_id()
-    successor = deploy_store_actor(f"{former['actor_name']}-2", fleet.uri, StorageOptions(), Maintenance(), node_id)
+    successor = deploy_store_actor(
+        f"{former['actor_name']}-2", fleet.uri, StorageOptions(), Maintenance(), node_id, MemoryOptions()
+    )
     place: ActorLocation = ray.get(successor.location.remote())
     coordinator = coordinator_of(fleet)
     announcing = Announcing()

@@ -50,6 +50,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "operators": ("store_actors.operators",),
     "keyed stores": ("store_actors.keyed",),
     "messages": ("store_actors.messages",),
+    "spilling": ("store_actors.spilling",),
     "engine": ("store_actors.engine",),
     "schema": (
         "store_actors.accumulators",
@@ -97,6 +98,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "words": (
         "coordinator.errors",
         "coordinator.maintenance",
+        "coordinator.memory_options",
         "coordinator.model",
         "coordinator.names",
         "coordinator.text",

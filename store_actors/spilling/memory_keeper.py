@@ -1,0 +1,197 @@
+"""Keeps a process below its memory limit: what was used longest ago leaves it first.
+
+What leaves is in its file: the operating system writes it to disk, and keeps it in its own cache for as long as nobody else needs
+that memory. So there is no second copy to keep in step, and which pages of a shard are used often is known to the one who sees every
+access. The process itself only says which shards it is done with.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count
+from typing import Any, Protocol
+
+from coordinator.errors import MemoryLimitError
+from coordinator.text import size_text
+from store_actors.spilling.resident_memory import ResidentMemory, give_back
+
+__all__ = ["MemoryKeeper", "Spillable"]
+
+#: Bytes a second that a process may take more of, at most, as it touches its files: how soon the keeper looks again goes by that.
+_FASTEST = 16 << 30
+_SHORTEST_S, _LONGEST_S = 0.002, 0.05
+#: Bytes that the process may have more once it has looked at one place: the operating system maps what lies round it, 64 KiB at most
+#: (``fault_around_bytes``), of a row, of its place in an index and of one of its strings.
+_A_PLACE = 3 << 16
+#: Fewest places of a step: so few that asking takes long beside them.
+_FEWEST = 256
+#: Seconds between two times that allocators are asked to give back what they keep.
+_GIVE_BACK_S = 1.0
+
+
+class Resident(Protocol):
+    """What a process has of memory; see :class:`~store_actors.spilling.resident_memory.ResidentMemory`."""
+
+    def read(self) -> tuple[int, int]:
+        """Bytes of its own, and bytes of files that it has mapped."""
+
+
+class Spillable(Protocol):
+    """Part of a process's state."""
+
+    def drop(self) -> None:
+        """Leave the process's memory; see :meth:`Mapping.drop <store_actors.spilling.mapped_files.Mapping.drop>`."""
+
+
+class MemoryKeeper:
+    """What of the state stays in a process's memory. Thread-safe.
+
+    Parameters
+    ----------
+    limit
+        Bytes that the process may have.
+    resident
+        What it has.
+    """
+
+    def __init__(self, limit: int, resident: Resident | None = None) -> None:
+        self.limit = limit
+        self._resident = resident or ResidentMemory()
+        own, self._other_files = self._resident.read()
+        #: What it has before any state.
+        self.base = own + self._other_files
+        #: Shards leave from here on; between here and the limit is what is touched until the keeper looks again.
+        self.high = limit - limit // 8
+        self._ticks = count(1)
+        self._guard = threading.Lock()
+        self._keeping = threading.Lock()
+        self._used: dict[Spillable, int] = {}
+        self._busy: dict[Spillable, int] = {}
+        #: Those that nobody said to use since they left.
+        self._out: set[Spillable] = set()
+        self._given_back_s = -_GIVE_BACK_S
+
+    def resident(self) -> int:
+        """Bytes of memory that the process has."""
+        return sum(self._resident.read())
+
+    def resident_of_files(self) -> int:
+        """Bytes of memory that are of files with state in them."""
+        return max(0, self._resident.read()[1] - self._other_files)
+
+    @contextmanager
+    def using(self, one: Spillable) -> Iterator[None]:
+        """Work with a part of the state, which leaves last meanwhile."""
+        with self._guard:
+            self._used[one] = next(self._ticks)
+            self._busy[one] = self._busy.get(one, 0) + 1
+            self._out.discard(one)
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._busy[one] -= 1
+                if not self._busy[one]:
+                    del self._busy[one]
+            self.keep()
+
+    def run(self) -> None:
+        """Look again and again, for ever."""
+        while True:
+            time.sleep(self.keep())
+
+    def keep(self, above: int | None = None) -> float:
+        """Have shards leave if the process has more than so many bytes (:attr:`high`); returns in how many seconds to look again."""
+        if not self._keeping.acquire(blocking=False):
+            return _SHORTEST_S
+        try:
+            self._keep(self.high if above is None else above)
+        finally:
+            self._keeping.release()
+        return min(_LONGEST_S, max(_SHORTEST_S, (self.limit - self.resident()) / _FASTEST))
+
+    def step(self, left: int) -> int:
+        """See :meth:`Memory.step <store_actors.engine.memory.Memory.step>`."""
+        most, slack = self.limit - self.limit // 16, self.limit // 8
+        room = most - self.resident()
+        if room < min(slack, left * _A_PLACE):
+            self.keep(above=most - slack)
+            room = most - self.resident()
+        return min(left, max(_FEWEST, room // (_A_PLACE * max(1, len(self._busy)))))
+
+    def make_room(self, more: int) -> None:
+        """Have shards leave until there is room for so many bytes that cannot be spilled."""
+        most = self.limit - self.limit // 16
+        if self.resident() + more > most:
+            self.keep(above=max(0, most - more))
+
+    def _keep(self, above: int) -> None:
+        if self.resident() <= above:
+            return
+        for one in self._idle():
+            one.drop()
+            with self._guard:
+                self._out.add(one)
+            if self.resident() <= above - self.limit // 8:
+                return
+        if self.resident() <= above:
+            return
+        if self._may_give_back():
+            give_back()
+        # What is worked with comes back page by page as it is touched: which of it is, nobody knows but the operating system.
+        for one in list(self._busy):
+            if self.resident() <= above:
+                return
+            one.drop()
+
+    def _idle(self) -> list[Spillable]:
+        """Parts that nobody works with, the one that was used longest ago first; last those that have left already.
+
+        Of these some may be back: who only reads, as a copy for another store actor, need not say so.
+        """
+        with self._guard:
+            idle = [one for one in self._used if one not in self._busy]
+            return sorted(idle, key=lambda one: (one in self._out, self._used[one]))
+
+    def _may_give_back(self) -> bool:
+        now = time.monotonic()
+        if now - self._given_back_s < _GIVE_BACK_S:
+            return False
+        self._given_back_s = now
+        return True
+
+    def check(self, more: int, facts: Mapping[str, Any]) -> None:
+        """Refuse to go on where the process would have more memory of its own, which cannot be spilled, than the limit leaves.
+
+        Parameters
+        ----------
+        more
+            Bytes that are about to be taken.
+
+        Raises
+        ------
+        MemoryLimitError
+            They do not fit.
+        """
+        if self._own() + more <= self.high:
+            self.make_room(more)
+            return
+        give_back()
+        own = self._own()
+        if own + more <= self.high:
+            self.make_room(more)
+            return
+        raise MemoryLimitError(
+            f"a batch of a shard needs {size_text(more)} more for itself, beside {size_text(own)} that its store actor has and cannot "
+            "spill, which is beyond the limit; the batch was not counted, and nothing that was is lost; make batches smaller "
+            "(maxOffsetsPerTrigger, maxFilesPerTrigger), use more shards, or raise memory_limit, and start the query again",
+            **facts,
+            bytes=more,
+            memory_limit=self.limit,
+        )
+
+    def _own(self) -> int:
+        return self._resident.read()[0] + self._other_files

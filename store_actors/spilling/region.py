@@ -1,0 +1,197 @@
+"""The large arrays of one partition's state, in files."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from dataclasses import dataclass
+from math import prod
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from coordinator.errors import MemoryLimitError
+from coordinator.model import StateStoreId
+from coordinator.text import size_text
+from store_actors.engine.arrays import Bytes
+from store_actors.engine.memory import blocks
+from store_actors.spilling.mapped_files import MappedFile, Mapping, mapping_of
+from store_actors.spilling.memory_keeper import MemoryKeeper
+from store_actors.spilling.spill_folder import free_bytes
+
+__all__ = ["PieceSizes", "Region"]
+
+Item = TypeVar("Item", bound=np.generic)
+
+_NO_FILES = (errno.EMFILE, errno.ENFILE)
+
+
+@dataclass(frozen=True, slots=True)
+class PieceSizes:
+    """How much is worked on at once under a limit.
+
+    Attributes
+    ----------
+    array
+        Bytes from which on an array lies in a file.
+    piece, snapshot
+        As in :class:`~store_actors.engine.memory.Memory`.
+    """
+
+    array: int
+    piece: int
+    snapshot: int
+
+
+class Region:
+    """Memory of the engine (:class:`~store_actors.engine.memory.Memory`) for one partition, under a limit.
+
+    Parameters
+    ----------
+    store_id
+        The partition.
+    folder
+        Where its files are.
+    sizes
+        How much is worked on at once.
+    keeper
+        Who says what stays in memory.
+    """
+
+    def __init__(self, store_id: StateStoreId, folder: str, sizes: PieceSizes, keeper: MemoryKeeper) -> None:
+        self._store_id = store_id
+        self._folder = folder
+        self._keeper = keeper
+        self._threshold = sizes.array
+        self.piece_bytes = sizes.piece
+        self.snapshot_bytes = sizes.snapshot
+        self.is_slow_at_random = True
+        #: Version that is being made.
+        self.version = 0
+        # Threads of one partition may make arrays side by side: one that applies, and one that reads an older version.
+        self._guard = threading.Lock()
+        self._mappings: WeakSet[Mapping] = WeakSet()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What errors tell of it."""
+        return {
+            "state": self._store_id.state_name,
+            "shard": self._store_id.partition_id,
+            "version": self.version,
+        }
+
+    def zeros(self, shape: int | tuple[int, ...], dtype: type[Item]) -> npt.NDArray[Item]:
+        """See :meth:`Memory.zeros <store_actors.engine.memory.Memory.zeros>`."""
+        shape = (shape,) if isinstance(shape, int) else shape
+        size = prod(shape) * np.dtype(dtype).itemsize
+        if size < self._threshold:
+            return np.zeros(shape, dtype)
+        return _shaped(self._grown(None, size), shape, dtype)
+
+    def larger(self, array: npt.NDArray[Item], used: int, length: int) -> npt.NDArray[Item]:
+        """See :meth:`Memory.larger <store_actors.engine.memory.Memory.larger>`; nothing is copied once it lies in a file."""
+        mapping, shape = mapping_of(array), (length, *array.shape[1:])
+        if mapping is None:
+            made = self.zeros(shape, array.dtype.type)
+            made[:used] = array[:used]
+            return made
+        return _shaped(self._grown(mapping.file, prod(shape) * array.itemsize), shape, array.dtype.type)
+
+    def copied(self, array: npt.NDArray[Item]) -> npt.NDArray[Item]:
+        """See :meth:`Memory.copied <store_actors.engine.memory.Memory.copied>`."""
+        made = self.zeros(array.shape, array.dtype.type)
+        for some in blocks(self, array):
+            made[some] = array[some]
+        return made
+
+    def kept(self, array: npt.NDArray[Item]) -> npt.NDArray[Item]:
+        """See :meth:`Memory.kept <store_actors.engine.memory.Memory.kept>`."""
+        if array.nbytes < self._threshold or mapping_of(array) is not None:
+            return array
+        made = self.copied(array)
+        mapping = mapping_of(made)
+        assert mapping is not None, "an array of this size lies in a file"
+        mapping.drop()
+        return made
+
+    def kept_table(self, table: pa.Table) -> pa.Table:
+        """A table that is seldom looked at from now on, or a copy in its place."""
+        if table.nbytes < self._threshold:
+            return table
+        size = pa.MockOutputStream()
+        _write(size, table)
+        try:
+            room = self.zeros(size.size(), np.uint8)
+        except MemoryLimitError:
+            # Its batch is counted: too late to refuse it.
+            return table
+        _write(pa.FixedSizeBufferWriter(pa.py_buffer(room)), table)
+        mapping = mapping_of(room)
+        if mapping is not None:
+            mapping.drop()
+        return pa.ipc.open_stream(pa.py_buffer(room)).read_all()
+
+    def step(self, left: int) -> int:
+        """See :meth:`Memory.step <store_actors.engine.memory.Memory.step>`."""
+        return self._keeper.step(left)
+
+    def check(self, more: int) -> None:
+        """See :meth:`Memory.check <store_actors.engine.memory.Memory.check>`."""
+        self._keeper.check(more, self.facts)
+
+    def drop(self) -> None:
+        """See :class:`~store_actors.spilling.memory_keeper.Spillable`."""
+        for mapping in self._all():
+            mapping.drop()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its files."""
+        return sum({mapping.file: mapping.file.size for mapping in self._all()}.values())
+
+    def _all(self) -> list[Mapping]:
+        with self._guard:
+            return list(self._mappings)
+
+    def _grown(self, file: MappedFile | None, size: int) -> Bytes:
+        """All of a file (or of a new one), once it has so many bytes."""
+        try:
+            file = MappedFile(self._folder) if file is None else file
+            file.grow(size)
+            mapping = Mapping(file)
+        except OSError as error:
+            raise self._no_room(size, error) from error
+        with self._guard:
+            self._mappings.add(mapping)
+        return mapping.array()
+
+    def _no_room(self, size: int, error: OSError) -> MemoryLimitError:
+        remedy = (
+            "raise the limit of open files of the store actors (ulimit -n)"
+            if error.errno in _NO_FILES
+            else "give the spill folder more room (spill_dir), or use more nodes"
+        )
+        return MemoryLimitError(
+            f"a shard's state does not fit its store actor's spill folder: an array of {size_text(size)} has no room there "
+            f"({error.strerror}); the batch was not counted, and nothing that was is lost; {remedy}, or raise memory_limit, "
+            "and start the query again",
+            **self.facts,
+            bytes=size,
+            spill_dir=self._folder,
+            free_bytes=free_bytes(self._folder),
+            memory_limit=self._keeper.limit,
+        )
+
+
+def _shaped(content: Bytes, shape: tuple[int, ...], dtype: type[Item]) -> npt.NDArray[Item]:
+    size = prod(shape) * np.dtype(dtype).itemsize
+    return content[:size].view(dtype).reshape(shape)
+
+
+def _write(sink: Any, table: pa.Table) -> None:
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)

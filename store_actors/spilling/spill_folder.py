@@ -1,0 +1,59 @@
+"""The folder that state is spilled to: there, on a disk, and with room."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from coordinator.errors import MemoryLimitError
+
+__all__ = ["checked_folder", "free_bytes"]
+
+#: File systems that lie in memory: what is spilled there takes the memory that it was to free.
+_IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
+
+
+def checked_folder(folder: str) -> str:
+    """A folder that can be spilled to, made if it is not there.
+
+    Raises
+    ------
+    MemoryLimitError
+        It cannot be written, or lies in memory.
+    """
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise MemoryLimitError(
+            "the spill folder of a store actor cannot be written; nothing was changed; name another one with spill_dir",
+            spill_dir=folder,
+            cause=error,
+        ) from error
+    kind = _file_system(folder)
+    if kind in _IN_MEMORY:
+        raise MemoryLimitError(
+            f"the spill folder of a store actor lies in memory ({kind}): what is spilled there takes the memory that it was to free; "
+            "nothing was changed; name a folder on a local disk with spill_dir",
+            spill_dir=folder,
+        )
+    return folder
+
+
+def free_bytes(folder: str) -> int:
+    """Bytes that can be written there yet."""
+    room = os.statvfs(folder)
+    return room.f_bavail * room.f_frsize
+
+
+def _file_system(folder: str) -> str:
+    """Type of the file system that a folder lies on; empty if the system does not tell."""
+    device = os.stat(folder).st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        mount, _, about = line.partition(" - ")
+        if mount.split()[2] == wanted:
+            return about.split()[0]
+    return ""

@@ -1,0 +1,188 @@
+"""The memory of a store actor's process: with a limit, or as much as its state takes."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Protocol
+
+import pyarrow as pa
+
+from coordinator.errors import MemoryLimitError
+from coordinator.memory_options import MemoryUse
+from coordinator.model import StateStoreId
+from coordinator.surroundings import MachineThreads, Threads
+from store_actors.engine.memory import HEAP, Memory
+from store_actors.spilling.memory_keeper import MemoryKeeper
+from store_actors.spilling.region import PieceSizes, Region
+from store_actors.spilling.resident_memory import ResidentMemory
+from store_actors.spilling.spill_folder import checked_folder
+from store_actors.spilling.work_budget import WorkBudget
+
+__all__ = ["LimitedMemory", "StoreMemory", "UnlimitedMemory"]
+
+#: Seconds that a request waits for memory that others have.
+_PATIENCE_S = 60.0
+#: Bytes that there must be beside what a process has before any state.
+_LEAST_ROOM = 1 << 26
+#: Part of the room beside the base that requests may have: the rest is for the state that they work on.
+_WORK = 0.75
+
+
+class StoreMemory(Protocol):
+    """What a process's partitions ask of its memory.
+
+    Attributes
+    ----------
+    file_bytes
+        Bytes of rows from which on a file of a snapshot is closed, at most.
+    ahead_bytes
+        Bytes of files, as they are stored, that are fetched before they are used, at most; one file may be larger.
+    """
+
+    file_bytes: int
+    ahead_bytes: int
+
+    def region(self, store_id: StateStoreId) -> Memory:
+        """Where the arrays of a partition come from: the same each time."""
+
+    def working(self, store_id: StateStoreId, version: int, certain: int, likely: int) -> AbstractContextManager[None]:
+        """Work on a partition; see :meth:`WorkBudget.admitted <store_actors.spilling.work_budget.WorkBudget.admitted>`."""
+
+    def loading(self, store_id: StateStoreId, version: int) -> AbstractContextManager[None]:
+        """Read a partition from its files; whoever does waits for nobody."""
+
+    def using(self, store_id: StateStoreId) -> AbstractContextManager[None]:
+        """Work on a partition with no more than a piece of it beside it."""
+
+    def kept(self, store_id: StateStoreId, table: pa.Table) -> pa.Table:
+        """A partition's table that is seldom looked at from now on, or a copy in its place."""
+
+    def use(self) -> MemoryUse:
+        """What the process has."""
+
+
+class UnlimitedMemory:
+    """As much memory as the state takes."""
+
+    file_bytes = sys.maxsize
+    ahead_bytes = sys.maxsize
+
+    def region(self, store_id: StateStoreId) -> Memory:
+        return HEAP
+
+    def working(self, store_id: StateStoreId, version: int, certain: int, likely: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def loading(self, store_id: StateStoreId, version: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def using(self, store_id: StateStoreId) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def kept(self, store_id: StateStoreId, table: pa.Table) -> pa.Table:
+        return table
+
+    def use(self) -> MemoryUse:
+        return MemoryUse(None, sum(ResidentMemory().read()), 0)
+
+
+class LimitedMemory:
+    """Memory of a process that stays below a limit.
+
+    Parameters
+    ----------
+    limit
+        Bytes that the process may have, without Ray's shared object store.
+    folder
+        Where state is put that does not fit.
+    patience_s
+        Seconds that a request waits for memory that others have.
+
+    Raises
+    ------
+    MemoryLimitError
+        The limit leaves no room, or the folder cannot be used.
+    """
+
+    def __init__(
+        self, limit: int, folder: str, threads: Threads | None = None, patience_s: float = _PATIENCE_S
+    ) -> None:
+        self._folder = checked_folder(folder)
+        self._keeper = keeper = MemoryKeeper(limit)
+        room = keeper.high - keeper.base
+        if room < _LEAST_ROOM:
+            raise MemoryLimitError(
+                "a store actor's memory limit is too small: its process has so much before any state; nothing was changed; raise "
+                "memory_limit",
+                memory_limit=limit,
+                process_bytes=keeper.base,
+                least=(keeper.base + _LEAST_ROOM) * 8 // 7 + 1,
+            )
+        self.budget = WorkBudget(int(room * _WORK), patience_s)
+        self._sizes = PieceSizes(
+            array=_between(limit >> 13, 1 << 16, 1 << 20),
+            piece=_between(room >> 4, 1 << 20, HEAP.piece_bytes),
+            snapshot=_between(room >> 6, 1 << 18, HEAP.snapshot_bytes),
+        )
+        self.file_bytes = self.ahead_bytes = max(room >> 4, 1 << 20)
+        self._regions: dict[StateStoreId, Region] = {}
+        self._guard = threading.Lock()
+        self._loading = threading.Lock()
+        _open_many_files()
+        (threads or MachineThreads()).start(keeper.run, "statefleet-memory")
+
+    def region(self, store_id: StateStoreId) -> Region:
+        """See :class:`StoreMemory`."""
+        with self._guard:
+            found = self._regions.get(store_id)
+            if found is None:
+                found = self._regions[store_id] = Region(store_id, self._folder, self._sizes, self._keeper)
+            return found
+
+    @contextmanager
+    def working(self, store_id: StateStoreId, version: int, certain: int, likely: int) -> Iterator[None]:
+        """See :class:`StoreMemory`."""
+        region = self.region(store_id)
+        with self.budget.admitted(certain, likely, region.facts | {"version": version}):
+            region.version = version
+            self._keeper.make_room(min(likely, self.budget.capacity))
+            with self._keeper.using(region):
+                yield
+
+    @contextmanager
+    def loading(self, store_id: StateStoreId, version: int) -> Iterator[None]:
+        """See :class:`StoreMemory`; one partition after the other, as each has some of its files in memory."""
+        region = self.region(store_id)
+        with self._loading:
+            region.version = version
+            with self._keeper.using(region):
+                yield
+
+    def using(self, store_id: StateStoreId) -> AbstractContextManager[None]:
+        """See :class:`StoreMemory`."""
+        return self._keeper.using(self.region(store_id))
+
+    def kept(self, store_id: StateStoreId, table: pa.Table) -> pa.Table:
+        """See :class:`StoreMemory`."""
+        return self.region(store_id).kept_table(table)
+
+    def use(self) -> MemoryUse:
+        """See :class:`StoreMemory`."""
+        with self._guard:
+            regions = list(self._regions.values())
+        spilled = sum(region.nbytes for region in regions) - self._keeper.resident_of_files()
+        return MemoryUse(self._keeper.limit, self._keeper.resident(), max(0, spilled))
+
+
+def _between(size: int, least: int, most: int) -> int:
+    return max(least, min(most, size))
+
+
+def _open_many_files() -> None:
+    """Have as many files open as the machine lets this process: each large array is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

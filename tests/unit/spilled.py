@@ -1,0 +1,46 @@
+"""The engine with all of its arrays in files, which leave the process's memory again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+from unittest.mock import patch
+
+from coordinator.model import StateStoreId
+from store_actors.engine import table
+from store_actors.engine.memory import HEAP
+from store_actors.spilling.memory_keeper import MemoryKeeper
+from store_actors.spilling.region import PieceSizes, Region
+
+__all__ = ["everything_spilled", "tiny_region"]
+
+
+def tiny_region(folder: str, limit: int = 1 << 50) -> Region:
+    """Memory in which every array, however small, is a file, and pieces are of few rows."""
+    sizes = PieceSizes(array=1, piece=1 << 10, snapshot=1 << 10)
+    return Region(StateStoreId("s", 0, 3), folder, sizes, MemoryKeeper(limit))
+
+
+@contextmanager
+def everything_spilled(folder: str) -> Iterator[Region]:
+    """Every array that the engine makes by default is in a file: it leaves memory now and then, in the middle of everything."""
+    region, asked = tiny_region(folder), count(1)
+
+    def step(_: Any, left: int) -> int:
+        number = next(asked)
+        if number % 20 == 0:
+            region.drop()
+        return max(1, min(left, 1 + number % 4))
+
+    def of_region(name: str) -> Any:
+        return lambda _, *args: getattr(region, name)(*args)
+
+    replaced = {name: of_region(name) for name in ("zeros", "larger", "copied", "kept", "check")}
+    kind = type(HEAP)
+    with (
+        patch.multiple(kind, step=step, piece_bytes=1 << 10, is_slow_at_random=True, **replaced),
+        patch.object(table, "_SORTED", 1),
+    ):
+        yield region

@@ -1,0 +1,322 @@
+"""A store actor's process with a memory limit: what it takes, what it refuses, and what is left of what it refused."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from coordinator.errors import InvalidRequestError, MemoryLimitError
+from coordinator.memory_options import MemoryOptions
+from coordinator.model import StateStoreId
+from store_actors.engine.memory import Memory
+from store_actors.messages import ShardInput
+from store_actors.serving.keyed_stores import KeyedStores
+from store_actors.serving.operator_shards import OperatorShards
+from store_actors.spilling import memory_keeper
+from store_actors.spilling.memory_keeper import MemoryKeeper
+from store_actors.spilling.spill_folder import checked_folder
+from store_actors.spilling.store_memory import LimitedMemory, UnlimitedMemory
+from store_actors.spilling.work_budget import WorkBudget
+from tests.unit.spilled import tiny_region
+from tests.unit.test_keyed_stores import Fleet as KeyedFleet
+from tests.unit.test_operator_shards import SCHEMA, Fleet, rows
+
+MIB = 1 << 20
+#: Beside what Python and the engine take themselves.
+LIMIT = 416 * MIB
+
+
+@pytest.mark.parametrize(
+    ("given", "size"), [(4096, 4096), ("2GiB", 2 << 30), ("500 MB", 500_000_000), ("1.5KiB", 1536), ("77", 77)]
+)
+def test_a_limit_is_bytes_or_text_with_a_unit(given: int | str, size: int) -> None:
+    assert MemoryOptions.of(given, None).limit == size
+
+
+@pytest.mark.parametrize("given", [0, -1, "", "2 gigs", "GiB", "-2GiB", 2.5, True])
+def test_what_is_no_size_is_refused(given: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="a memory limit is"):
+        MemoryOptions.of(given, None)
+
+
+def test_a_spill_folder_needs_a_limit() -> None:
+    assert MemoryOptions.of(None, None) == MemoryOptions()
+    with pytest.raises(InvalidRequestError, match="give memory_limit"):
+        MemoryOptions.of(None, "/var/spill")
+
+
+def test_a_folder_in_memory_or_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    assert checked_folder(str(tmp_path / "made")) == str(tmp_path / "made")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MemoryLimitError, match="cannot be written"):
+        checked_folder(str(tmp_path / "file"))
+    if Path("/dev/shm").is_dir():
+        with pytest.raises(MemoryLimitError, match="lies in memory"):
+            checked_folder("/dev/shm")
+
+
+def test_a_limit_below_what_the_process_takes_itself_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MemoryLimitError, match="too small") as caught:
+        LimitedMemory(64 * MIB, str(tmp_path))
+    LimitedMemory(caught.value.context["least"] + 16 * MIB, str(tmp_path))  # type: ignore[operator]
+
+
+# -- who works when ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_that_never_fits_is_refused_at_once() -> None:
+    budget = WorkBudget(100, 60)
+    with (
+        pytest.raises(MemoryLimitError, match="make batches smaller") as caught,
+        budget.admitted(101, 101, {"state": "clicks", "shard": 3, "version": 8}),
+    ):
+        raise AssertionError("it was let in")
+    assert caught.value.context["shard"] == 3
+    with budget.admitted(100, 10**9, {}):
+        pass
+    assert (budget.waits, budget.refusals) == (0, 1)
+
+
+def test_requests_wait_for_their_turn_and_are_let_in_in_order() -> None:
+    budget, came = WorkBudget(100, 60), []
+    first = budget.admitted(80, 80, {})
+    first.__enter__()
+
+    def work(number: int, size: int) -> None:
+        with budget.admitted(size, size, {}):
+            came.append(number)
+
+    # The second would fit at once, but the first one came before it and would wait for ever if small ones passed it.
+    threads = [threading.Thread(target=work, args=one) for one in [(1, 90), (2, 10)]]
+    for expected, thread in enumerate(threads, start=1):
+        thread.start()
+        while len(budget._queue) < expected:
+            pass
+    assert came == []
+    first.__exit__(None, None, None)
+    for thread in threads:
+        thread.join()
+    assert came == [1, 2]
+    assert budget.waits == 2
+
+
+def test_a_request_waits_only_so_long_and_others_go_on_after_it() -> None:
+    budget = WorkBudget(100, 0.01)
+    with budget.admitted(80, 80, {}):
+        with pytest.raises(MemoryLimitError, match="waited 0 s"), budget.admitted(30, 30, {"shard": 1}):
+            raise AssertionError("it was let in")
+        with budget.admitted(20, 20, {}):
+            pass
+    with budget.admitted(100, 100, {}):
+        pass
+
+
+class Part:
+    """State of so many bytes in memory, until it leaves."""
+
+    def __init__(self, process: Process, size: int) -> None:
+        self._process, self.size = process, size
+        process.parts.append(self)
+
+    def drop(self) -> None:
+        self.size = 0
+
+
+class Process:
+    """A process's memory as the system tells it."""
+
+    def __init__(self) -> None:
+        self.own, self.parts = 0, list[Part]()
+
+    def read(self) -> tuple[int, int]:
+        return self.own, sum(part.size for part in self.parts)
+
+
+def test_what_was_used_longest_ago_leaves_first_and_what_is_worked_with_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_keeper, "give_back", lambda: None)
+    process = Process()
+    keeper = MemoryKeeper(800, process)
+    old, busy, new = (Part(process, 0) for _ in range(3))
+    for part in (busy, old, new):
+        with keeper.using(part):
+            part.size = 200
+    with keeper.using(busy):
+        assert [old.size, busy.size, new.size] == [200, 200, 200]
+        process.own = 150
+        keeper.keep()
+        assert [old.size, busy.size, new.size] == [0, 200, 200]
+        process.own = 450
+        keeper.keep()
+        assert [old.size, busy.size, new.size] == [0, 200, 0]
+        # A part that is read without a word is found, too.
+        old.size, process.own = 200, 320
+        keeper.keep()
+        assert [old.size, busy.size, new.size] == [0, 200, 0]
+        process.own = 650
+        keeper.keep()
+        assert [old.size, busy.size, new.size] == [0, 0, 0]
+
+
+def test_steps_are_small_where_there_is_little_room() -> None:
+    process = Process()
+    keeper = MemoryKeeper(1 << 30, process)
+    assert keeper.step(100) == 100
+    assert 256 < keeper.step(10**9) < 10_000
+    process.own = 1 << 30
+    assert keeper.step(10**9) == 256
+    assert keeper.step(3) == 3
+
+
+# -- no room -------------------------------------------------------------------------------------------------------------------------
+
+
+class TinyMemory(UnlimitedMemory):
+    """Every array of every partition is a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._region = tiny_region(str(folder))
+
+    def region(self, store_id: StateStoreId) -> Memory:
+        return self._region
+
+    def kept(self, store_id: StateStoreId, table: pa.Table) -> pa.Table:
+        return self._region.kept_table(table)
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Files that may yet grow, in a list of one: none beyond."""
+    left, allocate = [10**9], os.posix_fallocate
+
+    def posix_fallocate(descriptor: int, begin: int, size: int) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        allocate(descriptor, begin, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", posix_fallocate)
+    return left
+
+
+class SpillingFleet(Fleet):
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        super().__init__()
+
+    def new_store(self) -> OperatorShards:
+        return OperatorShards(self.objects, self.coordinator, memory=TinyMemory(self._folder))
+
+
+def test_a_disk_that_is_full_at_any_moment_costs_a_batch_and_nothing_else(tmp_path: Path, full: list[int]) -> None:
+    """Room for one more file each time, until the batch goes through: whenever it ends, no batch is lost or counted twice."""
+    fleet, expected = SpillingFleet(tmp_path), {"a": 0, "b": 0}
+    told: list[MemoryLimitError] = []
+    for batch in range(6):
+        # More of both, and of others, so that everything has to grow.
+        values = "ab" + "".join(chr(0x100 + 40 * batch + number) for number in range(40))
+        room = 0
+        while True:
+            full[0] = room
+            try:
+                emitted = fleet.apply(batch, values)
+                break
+            except MemoryLimitError as error:
+                told.append(error)
+                room += 1
+        expected = {name: number + 1 for name, number in expected.items()}
+        assert {name: emitted[name] for name in expected} == expected
+        assert len(emitted) == 42
+    full[0] = 10**9
+    assert len(told) > 20
+    for error in told:
+        assert {"state", "shard", "version", "bytes", "spill_dir", "free_bytes"} <= error.context.keys()
+        assert "No space left" in str(error)
+        assert "give the spill folder more room" in str(error)
+    # Another process reads the same from what was stored.
+    fleet.store = fleet.new_store()
+    assert fleet.apply(6, "ab") == {"a": 7, "b": 7}
+
+
+def test_a_keyed_store_without_room_is_loaded_anew(tmp_path: Path, full: list[int]) -> None:
+    fleet = KeyedFleet()
+    fleet.stores = KeyedStores(fleet.objects, fleet.coordinator, fleet.metrics, memory=TinyMemory(tmp_path))
+    fleet.write(0, a=1)
+    for room in range(100):
+        full[0] = room
+        try:
+            fleet.write(1, a=2, b=3)
+            break
+        except MemoryLimitError:
+            full[0] = 10**9
+    else:
+        raise AssertionError("it never went through")
+    full[0] = 10**9
+    assert room > 3
+    assert fleet.read(2) == [{"k": "a", "n": 2}, {"k": "b", "n": 3}]
+
+
+def test_a_retry_gets_the_rows_that_were_put_aside(tmp_path: Path) -> None:
+    fleet = SpillingFleet(tmp_path)
+    first = fleet.apply(0, "aab")
+    assert fleet.apply(0, "aab") == first == {"a": 2, "b": 1}
+    assert fleet.store.metrics.replayed_answers == 1
+
+
+def test_a_batch_that_needs_more_than_there_is_is_refused_before_anything_is_changed(tmp_path: Path) -> None:
+    fleet = Fleet()
+    memory = LimitedMemory(MemoryKeeper(1 << 40).base * 8 // 7 + 160 * MIB, str(tmp_path))
+    fleet.store = OperatorShards(fleet.objects, fleet.coordinator, memory=memory)
+    assert fleet.apply(0, "ab") == {"a": 1, "b": 1}
+    large = pa.array(["x" * 1000]).take(pa.array(np.zeros(100_000, np.int64)))
+    with pytest.raises(MemoryLimitError, match="make batches smaller") as caught:
+        fleet.store.apply(fleet.request(1), ShardInput.of_raw(SCHEMA, pa.record_batch({"v": large})))
+    assert caught.value.context["shard"] == 0
+    assert caught.value.context["version"] == 2
+    # The shard is in memory as it was, and nothing was read for it.
+    assert fleet.store.apply(fleet.request(1), rows("a"))[0].to_pylist() == [{"v": "a", "n": 2}]
+    assert fleet.store.metrics.deltas_loaded == 0
+    assert memory.budget.refusals == 1
+
+
+# -- a process -----------------------------------------------------------------------------------------------------------------------
+
+
+def ran(what: str, folder: Path, times: int) -> tuple[dict[str, int], str]:
+    """What a process of its own tells of itself, and what it printed before."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.unit.spilling_process", what, str(folder), str(LIMIT), str(times)],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    *before, last = ended.stdout.splitlines()
+    return {name: int(value) for name, value in (part.split("=") for part in last.split())}, "\n".join(before)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the highest memory of a process is Linux's to tell")
+def test_eight_times_the_limit_is_held_changed_stored_and_loaded_below_it(tmp_path: Path) -> None:
+    told, _ = ran("fill", tmp_path, 8)
+    assert told["state"] >= 8 * LIMIT
+    assert told["peak"] <= LIMIT
+    assert told["spilled"] >= 7 * LIMIT
+    assert not list((tmp_path / "spill").iterdir())
+    told, _ = ran("load", tmp_path, 8)
+    assert told["state"] >= 8 * LIMIT
+    assert told["peak"] <= LIMIT
+
+
+@pytest.mark.timeout(600)
+def test_a_process_without_room_refuses_and_goes_on_with_more(tmp_path: Path) -> None:
+    told, before = ran("full", tmp_path, 1)
+    assert before.startswith("refused: a shard's state does not fit its store actor's spill folder")
+    assert "File too large" in before
+    assert told["peak"] <= LIMIT
