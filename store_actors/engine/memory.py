@@ -17,6 +17,8 @@ from store_actors.engine.pieces import PIECE_BYTES
 
 __all__ = ["HEAP", "Memory", "blocks", "steps"]
 
+#: Bytes of an array that are as much as one place of a step, when they are looked at one after the other.
+_PIECE_OF_A_STEP = 1 << 16
 Item = TypeVar("Item", bound=np.generic)
 Shape = int | tuple[int, ...]
 
@@ -103,7 +105,7 @@ def blocks(memory: Memory, rows: npt.NDArray[Item], count: int | None = None) ->
     count = len(rows) if count is None else count
     size = max(1, memory.piece_bytes // max(1, rows.strides[0]))
     for begin in range(0, count, size):
-        memory.step(1)
+        memory.step(max(1, memory.piece_bytes // _PIECE_OF_A_STEP))
         yield slice(begin, min(begin + size, count))
 
 

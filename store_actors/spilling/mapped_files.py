@@ -75,6 +75,8 @@ class Mapping:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
         self._address = address
+        # Or the system reads and maps up to megabytes round each page: :meth:`fetch` asks for what is wanted as a whole.
+        self._advise(mmap.MADV_RANDOM)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -90,7 +92,14 @@ class Mapping:
         Whoever reads or writes it meanwhile is not disturbed: the file and its mapping are one to the operating system, which keeps
         what was written, and takes the access up again.
         """
-        _libc.madvise(self._address, self.size, mmap.MADV_DONTNEED)
+        self._advise(mmap.MADV_DONTNEED)
+
+    def fetch(self) -> None:
+        """Have the operating system read all of it that it does not have, in order and ahead of who uses it."""
+        self._advise(mmap.MADV_WILLNEED)
+
+    def _advise(self, advice: int) -> None:
+        _libc.madvise(self._address, self.size, advice)
 
     def __del__(self) -> None:
         if self._address is not None:

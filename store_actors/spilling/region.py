@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import threading
 from dataclasses import dataclass
 from math import prod
@@ -26,6 +27,10 @@ __all__ = ["PieceSizes", "Region"]
 
 Item = TypeVar("Item", bound=np.generic)
 
+#: Fewest places that may be a batch's.
+_DENSE = 1 << 10
+#: A batch that may look at this part of the state's pages, or more, has all of them read in order: that is as fast as some at random.
+_SPARSE = 16
 _NO_FILES = (errno.EMFILE, errno.ENFILE)
 
 
@@ -71,6 +76,8 @@ class Region:
         self.is_slow_at_random = True
         #: Version that is being made.
         self.version = 0
+        #: Whether a batch has begun of which nobody knows yet how much of the state it looks at.
+        self.is_new_batch = False
         # Threads of one partition may make arrays side by side: one that applies, and one that reads an older version.
         self._guard = threading.Lock()
         self._mappings: WeakSet[Mapping] = WeakSet()
@@ -137,6 +144,11 @@ class Region:
 
     def step(self, left: int) -> int:
         """See :meth:`Memory.step <store_actors.engine.memory.Memory.step>`."""
+        if self.is_new_batch and left >= _DENSE:
+            self.is_new_batch = False
+            if 2 * mmap.PAGESIZE * left >= self.nbytes // _SPARSE:
+                for mapping in self._all():
+                    mapping.fetch()
         return self._keeper.step(left)
 
     def check(self, more: int) -> None:

@@ -148,7 +148,7 @@ class LimitedMemory:
         """See :class:`StoreMemory`."""
         region = self.region(store_id)
         with self.budget.admitted(certain, likely, region.facts | {"version": version}):
-            region.version = version
+            region.version, region.is_new_batch = version, True
             self._keeper.make_room(min(likely, self.budget.capacity))
             with self._keeper.using(region):
                 yield

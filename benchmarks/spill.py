@@ -1,0 +1,258 @@
+"""Batch times of a state that is as large as its store actor's memory limit, and up to eight times as large; no Ray and no Spark.
+
+``python -m benchmarks.spill --json result.json``
+
+Each side has a process of its own, with four shards of one aggregation (15 sums a group), which it fills to 1, 2, 4 and 8 times the
+limit. At each size it is given batches whose keys come from all groups alike, and batches of which most rows are of few groups
+(Zipf, 1.2), one shard after the other. ``limit`` has the memory limit, ``heap`` none.
+
+What is in files only may still be in the operating system's page cache, which no limit counts and which everybody's memory comes
+before. What a machine without memory to spare does is seen by running this on one, or in a container with little more memory than
+the limit.
+
+``--engines rocksdict,lmdb`` adds embedded engines, where they are installed: the same groups under the same keys, read and written
+back once a batch, as many at once as the engine takes, with a cache of a third of the limit (RocksDB) or the page cache (LMDB), without
+logs and syncs, since a store actor's commits are elsewhere. Their values cross into Python one by one, which is part of what
+they cost here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from coordinator.memory_options import MemoryOptions
+from coordinator.model import StateStoreId
+from coordinator.text import size_text
+from store_actors.accumulators import AccumulatorKind
+from store_actors.engine.arrays import Slots, Words
+from store_actors.messages import ShardInput
+from store_actors.operators.aggregate import AggregateShard
+from store_actors.schema import Accumulator, Field, StateSchema
+from store_actors.spilling.resident_memory import ResidentMemory
+from store_actors.spilling.store_memory import LimitedMemory, StoreMemory, UnlimitedMemory
+
+SUMS = 15
+SCHEMA = StateSchema(
+    keys=(Field("k", "int64"),),
+    inputs=(Field("v", "int64"),),
+    accumulators=tuple(
+        Accumulator(AccumulatorKind.SUM_INT, ("v",), (Field(f"a{number}_sum", "int64"),)) for number in range(SUMS)
+    ),
+    expiry_key=None,
+    delay_ms=None,
+    output_mode="update",
+)
+SHARDS = 4
+#: Bytes of a group: its words, and its place in an index that is about half full.
+GROUP_BYTES = 8 * (2 + SUMS) + 16
+_FILLED_AT_ONCE = 1 << 17
+
+
+class Side(Protocol):
+    """What holds the groups."""
+
+    def fold(self, shard: int, keys: Slots) -> None:
+        """Add 1 to all sums of each key."""
+
+    def facts(self) -> dict[str, int]:
+        """What it takes."""
+
+
+class Fleet:
+    """Shards of a store actor."""
+
+    def __init__(self, memory: StoreMemory) -> None:
+        self._memory = memory
+        self._ids = [StateStoreId("bench", 0, shard) for shard in range(SHARDS)]
+        self._shards = [AggregateShard(SCHEMA, 1, memory.region(one)) for one in self._ids]
+
+    def fold(self, shard: int, keys: Slots) -> None:
+        rows = ShardInput.of_raw(SCHEMA, pa.record_batch({"k": keys, "v": np.ones(len(keys), np.int64)}))
+        held = self._shards[shard]
+        version, size = held.version + 1, rows.raw.nbytes
+        with self._memory.working(self._ids[shard], version, 2 * size, 6 * len(keys) * GROUP_BYTES):
+            held.apply(rows, 0, version)
+            held.commit()
+
+    def facts(self) -> dict[str, int]:
+        use = self._memory.use()
+        return {"spilled_bytes": use.spilled_bytes, "state_bytes": sum(one.nbytes for one in self._shards)}
+
+
+class _Engine:
+    """Groups under their keys in an embedded engine."""
+
+    def fold(self, shard: int, keys: Slots) -> None:
+        groups, counts = np.unique(keys, return_counts=True)
+        named = (groups * SHARDS + shard).astype(">i8").tobytes()
+        names = [named[begin : begin + 8] for begin in range(0, len(named), 8)]
+        nothing = bytes(8 * SUMS)
+        values: Words = np.frombuffer(b"".join(one or nothing for one in self._get(names)), np.int64).copy()
+        values.reshape(-1, SUMS)[:] += counts[:, np.newaxis]
+        written, width = values.tobytes(), 8 * SUMS
+        self._put(zip(names, (written[begin : begin + width] for begin in range(0, len(written), width)), strict=True))
+
+    def facts(self) -> dict[str, int]:
+        return {}
+
+    def _get(self, names: list[bytes]) -> list[bytes | None]:
+        raise NotImplementedError
+
+    def _put(self, items: Iterator[tuple[bytes, bytes]]) -> None:
+        raise NotImplementedError
+
+
+class RocksDB(_Engine):
+    """By way of rocksdict."""
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self._rocks: Any = importlib.import_module("rocksdict")
+        options = self._rocks.Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.set_write_buffer_size(limit // 6)
+        table = self._rocks.BlockBasedOptions()
+        table.set_block_cache(self._rocks.Cache(limit // 3))
+        table.set_bloom_filter(10, False)
+        options.set_block_based_table_factory(table)
+        self._db = self._rocks.Rdict(str(folder / "rocksdb"), options)
+        self._unlogged = self._rocks.WriteOptions()
+        self._unlogged.disable_wal = True
+
+    def _get(self, names: list[bytes]) -> list[bytes | None]:
+        found: list[bytes | None] = self._db.get(names)
+        return found
+
+    def _put(self, items: Iterator[tuple[bytes, bytes]]) -> None:
+        batch = self._rocks.WriteBatch(raw_mode=True)
+        for name, value in items:
+            batch.put(name, value)
+        self._db.write(batch, self._unlogged)
+
+
+class Lmdb(_Engine):
+    """LMDB, which maps its file as this does."""
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        lmdb = importlib.import_module("lmdb")
+        self._db: Any = lmdb.open(str(folder / "lmdb"), map_size=32 * limit, sync=False, writemap=True, map_async=True)
+
+    def _get(self, names: list[bytes]) -> list[bytes | None]:
+        with self._db.begin() as reading, reading.cursor() as cursor:
+            found = dict(cursor.getmulti(names))
+        return [found.get(name) for name in names]
+
+    def _put(self, items: Iterator[tuple[bytes, bytes]]) -> None:
+        with self._db.begin(write=True) as writing, writing.cursor() as cursor:
+            cursor.putmulti(items)
+
+
+_SIDES: dict[str, Callable[[Path, int], Side]] = {
+    "limit": lambda folder, limit: Fleet(LimitedMemory(limit, str(folder / "spill"))),
+    "heap": lambda folder, limit: Fleet(UnlimitedMemory()),
+    "rocksdict": RocksDB,
+    "lmdb": Lmdb,
+}
+
+
+def _uniform(random: np.random.Generator, groups: int, rows: int) -> Slots:
+    return random.integers(0, groups, rows)
+
+
+def _skewed(random: np.random.Generator, groups: int, rows: int) -> Slots:
+    # The hot groups are of all ages: neighbours in this order are none in another.
+    return (random.zipf(1.2, rows).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) % np.uint64(groups)).astype(
+        np.int64
+    )
+
+
+_KEYS = {"uniform": _uniform, "skewed": _skewed}
+
+
+def _run(name: str, folder: Path, limit: int, sizes: Sequence[int], rows: int, batches: int) -> list[dict[str, Any]]:
+    """All sizes of one side, in the process that it is called in."""
+    side, random, resident = _SIDES[name](folder, limit), np.random.default_rng(7), ResidentMemory()
+    told: list[dict[str, Any]] = []
+    filled = 0
+    for size in sizes:
+        groups = size * limit // GROUP_BYTES // SHARDS
+        for begin in range(filled, groups, _FILLED_AT_ONCE):
+            for shard in range(SHARDS):
+                side.fold(shard, np.arange(begin, min(begin + _FILLED_AT_ONCE, groups)))
+        filled = groups
+        one: dict[str, Any] = {"size": size, "groups": groups * SHARDS}
+        for kind, keys in _KEYS.items():
+            seconds = []
+            for _ in range(batches + 1):
+                chosen = [keys(random, groups, rows // SHARDS) for _ in range(SHARDS)]
+                begun = time.perf_counter()
+                for shard, some in enumerate(chosen):
+                    side.fold(shard, some)
+                seconds.append(time.perf_counter() - begun)
+            # The first one finds what filling left in memory.
+            one[kind] = seconds[1:]
+        told.append({**one, **side.facts(), "resident_bytes": sum(resident.read()), "peak_bytes": _peak()})
+    return told
+
+
+def _peak() -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return 1024 * int(line.split()[1])
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.spill", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--limit", default="512MiB", help="memory limit (%(default)s)")
+    parser.add_argument("--sizes", default=(1, 2, 4, 8), type=_numbers, help="state by the limit (1,2,4,8)")
+    parser.add_argument("--rows", type=int, default=200_000, help="rows a batch (%(default)s)")
+    parser.add_argument("--batches", type=int, default=7, help="measured batches of each kind (%(default)s)")
+    parser.add_argument("--engines", type=lambda text: text.split(","), default=[], help="rocksdict,lmdb: sides to add")
+    parser.add_argument("--json", type=Path, help="file for all figures")
+    parser.add_argument("--folder", type=Path, help="where to put state, on a disk (default: the temporary folder)")
+    return parser.parse_args(argv)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(sorted(int(one) for one in text.split(",")))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run all sides and print the medians."""
+    options = _parse(argv)
+    limit = MemoryOptions.of(options.limit, None).limit
+    assert limit is not None, "an option with a default"
+    result: dict[str, list[dict[str, Any]]] = {}
+    print(f"limit {size_text(limit)}, {options.rows:,} rows a batch, {GROUP_BYTES} bytes a group; medians in ms")
+    for name in ["limit", "heap", *options.engines]:
+        context = multiprocessing.get_context("spawn")
+        with (
+            tempfile.TemporaryDirectory(prefix="statefleet-bench-", dir=options.folder) as folder,
+            ProcessPoolExecutor(1, context) as process,
+        ):
+            told = process.submit(
+                _run, name, Path(folder), limit, options.sizes, options.rows, options.batches
+            ).result()
+        result[name] = told
+        for one in told:
+            medians = "  ".join(f"{kind} {1000 * statistics.median(one[kind]):8.1f}" for kind in _KEYS)
+            print(f"  {name:<9} {one['size']:>2}x  {medians}  highest {size_text(one['peak_bytes'])}")
+    if options.json is not None:
+        options.json.write_text(json.dumps({"limit": limit, "rows": options.rows, "sides": result}, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
