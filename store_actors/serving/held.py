@@ -154,11 +154,20 @@ class HeldPartitions(Generic[Kind]):
             case Stand.GO_ON:
                 self._go_on(held, base, loading)
             case stand:
-                if not held.rollback(base):
-                    held.forget()
-                elif stand is Stand.GO_BACK:
-                    held.lineage.went_back(base)
-                    self._metrics.rollbacks += 1
+                self._go_back(held, base, stand)
+
+    def _go_back(self, held: Kind, base: int, stand: Stand) -> None:
+        try:
+            is_there = held.rollback(base)
+        except BaseException:
+            # Half way back is no version.
+            held.forget()
+            raise
+        if not is_there:
+            held.forget()
+        elif stand is Stand.GO_BACK:
+            held.lineage.went_back(base)
+            self._metrics.rollbacks += 1
 
     def _go_on(self, held: Kind, base: int, loading: LoadPlans) -> None:
         try:

@@ -112,9 +112,11 @@ class Loader:
             shard.load(adapt(rows, snapshot.file) if adapt else rows, snapshot.version, snapshot.watermark_ms)
 
         for piece in further:
-            waiting = self._pool.submit(self.read, snapshot, piece)
+            waiting = None
+            if piece.file_bytes <= self._ahead_bytes:
+                waiting = self._pool.submit(self.read, snapshot, piece)
             enter()
-            rows = waiting.result()
+            rows = self.read(snapshot, piece) if waiting is None else waiting.result()
         enter()
 
     def replay(self, shard: Loadable, plan: LoadPlan, version: int, adapt: Adapt | None = None) -> int:

@@ -158,7 +158,8 @@ class LimitedMemory:
         """See :class:`StoreMemory`; one partition after the other, as each has some of its files in memory."""
         region = self.region(store_id)
         with self._loading:
-            region.version = version
+            region.version, region.is_new_batch = version, False
+            self._keeper.make_room(4 * self.file_bytes)
             with self._keeper.using(region):
                 yield
 

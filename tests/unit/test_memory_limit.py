@@ -246,6 +246,23 @@ def test_a_disk_that_is_full_at_any_moment_costs_a_batch_and_nothing_else(tmp_pa
     assert fleet.apply(6, "ab") == {"a": 7, "b": 7}
 
 
+def test_a_disk_that_is_full_on_the_way_back_to_a_version_costs_a_load(tmp_path: Path, full: list[int]) -> None:
+    fleet = SpillingFleet(tmp_path)
+    fleet.apply(0, "ab")
+    fleet.apply(1, "".join(chr(0x100 + number) for number in range(300)))
+    room = 0
+    while True:
+        full[0] = room
+        try:
+            assert fleet.apply(1, "a", "run-2") == {"a": 2}
+            break
+        except MemoryLimitError:
+            room += 1
+    full[0] = 10**9
+    assert room > 0
+    assert fleet.apply(2, "ab", "run-2") == {"a": 3, "b": 2}
+
+
 def test_a_keyed_store_without_room_is_loaded_anew(tmp_path: Path, full: list[int]) -> None:
     fleet = KeyedFleet()
     fleet.stores = KeyedStores(fleet.objects, fleet.coordinator, fleet.metrics, memory=TinyMemory(tmp_path))
