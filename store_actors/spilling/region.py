@@ -31,7 +31,12 @@ Item = TypeVar("Item", bound=np.generic)
 _DENSE = 1 << 10
 #: A batch that may look at this part of the state's pages, or more, has all of them read in order: that is as fast as some at random.
 _SPARSE = 16
-_NO_FILES = (errno.EMFILE, errno.ENFILE)
+#: What to do about errors that are not of the folder's room.
+_REMEDIES = {
+    errno.EMFILE: "raise the limit of open files of the store actors (ulimit -n)",
+    errno.ENFILE: "raise the machine's limit of open files (fs.file-max)",
+    errno.ENOMEM: "raise the machine's limit of mappings of a process (vm.max_map_count)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +187,7 @@ class Region:
         return mapping.array()
 
     def _no_room(self, size: int, error: OSError) -> MemoryLimitError:
-        remedy = (
-            "raise the limit of open files of the store actors (ulimit -n)"
-            if error.errno in _NO_FILES
-            else "give the spill folder more room (spill_dir), or use more nodes"
-        )
+        remedy = _REMEDIES.get(error.errno or 0, "give the spill folder more room (spill_dir), or use more nodes")
         return MemoryLimitError(
             f"a shard's state does not fit its store actor's spill folder: an array of {size_text(size)} has no room there "
             f"({error.strerror}); the batch was not counted, and nothing that was is lost; {remedy}, or raise memory_limit, "

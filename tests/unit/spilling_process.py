@@ -74,9 +74,10 @@ class Process:
             keys = np.random.default_rng(batch + shard).choice(groups, BATCH, replace=False)
             emitted = self.apply(batch, shard, keys, bit)
             assert sorted(emitted.column("k").to_pylist()) == sorted(keys.tolist())
-            expected = np.zeros(8 * WORDS, np.uint8)
-            expected[0] = 1 << 1 | 1 << bit
-            assert set(emitted.column("bits").to_pylist()) == {expected.tobytes()}
+            bits = np.frombuffer(b"".join(emitted.column("bits").to_pylist()), np.uint8).reshape(BATCH, 8 * WORDS)
+            # Some have the one of an earlier change, too.
+            assert np.isin(bits[:, 0], [1 << 1 | 1 << bit, 1 << 1 | 1 << 2 | 1 << bit]).all()
+            assert not bits[:, 1:].any()
 
 
 def main(what: str, folder: Path, limit: int, times: int) -> None:
