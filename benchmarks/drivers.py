@@ -18,15 +18,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import ray
 from ray.cluster_utils import Cluster
 
 from benchmarks.harness import add_files, report_json
-from coordinator.deploy import QUIET
+from benchmarks.ray_driver import deploy, drive
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 #: Processes that connect at the same time, as the tasks of a first wave do.
@@ -34,18 +32,9 @@ _AT_ONCE = 8
 #: Below this much memory no more drivers are started.
 _LEFT_MIB = 3000
 _SERVERS = ("gcs_server", "raylet")
-_NAMESPACE = "drivers"
 #: Forks from a process that has imported and nothing else, as Spark's workers are forked: this one has a cluster's clients in it.
 _FORK = multiprocessing.get_context("forkserver")
-_FORK.set_forkserver_preload(["ray", "pyarrow", "benchmarks.drivers"])
-
-
-class Echo:
-    """An actor that answers."""
-
-    async def ping(self) -> int:
-        """A small answer."""
-        return 1
+_FORK.set_forkserver_preload(["ray", "pyarrow", "benchmarks.ray_driver"])
 
 
 @dataclass(frozen=True)
@@ -77,27 +66,6 @@ def _available_mib() -> float:
     return int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]) / 1024
 
 
-def _deploy(address: str) -> None:
-    """Start the actor, from a process of its own, so that this one is no driver."""
-    ray.init(address=address, namespace=_NAMESPACE, **QUIET)  # type: ignore[arg-type]
-    echo: Any = ray.remote(Echo).options(name="echo", max_concurrency=1000, num_cpus=0, lifetime="detached").remote()
-    ray.get(echo.ping.remote())
-
-
-def _drive(address: str, calls: int, pipe: Connection) -> None:
-    """One driver: joins, tells how long that took, and then calls as often as it is told."""
-    started = time.perf_counter()
-    ray.init(address=address, **QUIET)  # type: ignore[arg-type]
-    actor: Any = ray.get_actor("echo", namespace=_NAMESPACE)
-    ray.get(actor.ping.remote())
-    pipe.send(time.perf_counter() - started)
-    while pipe.recv():
-        started = time.perf_counter()
-        for _ in range(calls):
-            ray.get(actor.ping.remote())
-        pipe.send((time.perf_counter() - started) / calls)
-
-
 class _Drivers:
     """Drivers that are there."""
 
@@ -112,7 +80,7 @@ class _Drivers:
             new = []
             for _ in range(min(_AT_ONCE, count - len(self._running))):
                 here, there = _FORK.Pipe()
-                process = _FORK.Process(target=_drive, args=(self._address, self._calls, there), daemon=True)
+                process = _FORK.Process(target=drive, args=(self._address, self._calls, there), daemon=True)
                 process.start()
                 new.append((process, here))
             took += [pipe.recv() for _, pipe in new]
@@ -207,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Connected to by its drivers only.
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
     pids = {name: cluster.head_node.all_processes[name][0].process.pid for name in _SERVERS}
-    deploying = _FORK.Process(target=_deploy, args=(cluster.address,))
+    deploying = _FORK.Process(target=deploy, args=(cluster.address,))
     deploying.start()
     deploying.join()
     rows: list[dict[str, Any]] = []
