@@ -13,12 +13,13 @@ from tests.simulation.world import Outcome, run_seed
 FIRST_SEED = {
     "keyed stores in memory are used under another epoch": 330,
     "a standby applies a commit to whatever it has": 273,
-    "keyed stores in memory are used without a look at their lineage": 300,
+    "keyed stores in memory are used without a look at their lineage": 459,
     "memory is used without a look at its lineage": 518,
     "memory is used under another epoch": 518,
     "files of failed commits are deleted": 139,
     "the age of a commit is checked before it waits": 199,
-    "ages are measured by a clock that stands still while the machine sleeps": 799,
+    "ages are measured by a clock that stands still while the machine sleeps": 1534,
+    "a snapshot of what was rolled back to is taken for the newest version": 290,
 }
 
 
