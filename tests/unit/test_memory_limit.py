@@ -9,14 +9,18 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from coordinator.errors import InvalidRequestError, MemoryLimitError
+from coordinator.maintenance import Maintenance
 from coordinator.memory_options import MemoryOptions
 from coordinator.model import StateStoreId
+from coordinator.storage.options import StorageOptions
+from store_actors.actor import StoreActor
 from store_actors.engine.memory import Memory
 from store_actors.messages import ShardInput
 from store_actors.serving.keyed_stores import KeyedStores
@@ -302,6 +306,44 @@ def test_a_batch_that_needs_more_than_there_is_is_refused_before_anything_is_cha
     assert fleet.store.apply(fleet.request(1), rows("a"))[0].to_pylist() == [{"v": "a", "n": 2}]
     assert fleet.store.metrics.deltas_loaded == 0
     assert memory.budget.refusals == 1
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Session folder of a Ray node, on which store actors are made as if Ray made them."""
+    monkeypatch.setattr("ray.get_runtime_context", MagicMock())
+    monkeypatch.setattr("store_actors.actor.CoordinatorClient.connect", MagicMock())
+    session = MagicMock(get_session_dir_path=lambda: str(tmp_path / "session"))
+    monkeypatch.setattr("ray._private.worker._global_node", session)
+    return tmp_path
+
+
+def made(node: Path, options: MemoryOptions) -> StoreActor:
+    rarely = Maintenance(interval_s=10**6)
+    return StoreActor("store", f"file://{node}/fleet", StorageOptions(), rarely, options)
+
+
+def test_a_store_actor_that_cannot_keep_its_limit_refuses_all_work(node: Path) -> None:
+    unfit = made(node, MemoryOptions(64 * MIB))
+    for ask in (unfit.location, lambda: unfit.apply(MagicMock(), MagicMock()), lambda: unfit.open_read(MagicMock())):
+        with pytest.raises(MemoryLimitError, match="too small"):
+            ask()
+
+
+def test_a_store_actor_spills_into_its_nodes_session_folder_and_tells_what_it_takes(node: Path) -> None:
+    limit = MemoryKeeper(1 << 40).base * 8 // 7 + 160 * MIB
+    limited, unlimited = made(node, MemoryOptions(limit)), made(node, MemoryOptions())
+    assert (node / "session" / "statefleet-spill").is_dir()
+    told = limited.metrics()
+    assert told["memory_limit"] == limit
+    assert 0 < told["resident_bytes"] < limit
+    assert told["spilled_bytes"] == 0
+    assert unlimited.metrics()["memory_limit"] is None
+    named = made(node, MemoryOptions(limit, str(node / "named")))
+    assert (node / "named").is_dir()
+    assert named.metrics()["memory_limit"] == limit
+    limited._report_memory()
+    limited._coordinator.report_memory.assert_called_once()  # type: ignore[attr-defined]
 
 
 # -- a process -----------------------------------------------------------------------------------------------------------------------
