@@ -416,6 +416,7 @@ def test_null_safe_equality_is_never_null() -> None:
 FLOATS = st.one_of(st.none(), st.sampled_from([math.nan, 0.0, -0.0, 1.5, -2.0, math.inf, -math.inf]))
 
 
+@settings(deadline=None)  # compiled at the first call
 @given(FLOATS, FLOATS)
 def test_floats_are_ordered_with_nan_last_and_one_zero(x: float | None, y: float | None) -> None:
     def rank(value: float) -> tuple[bool, float]:
