@@ -170,6 +170,11 @@ class VersionedTable:
         """Memory held, in bytes, with what the retained versions need."""
         return self.table.nbytes + sum(step.nbytes for step in self._steps)
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row's words."""
+        return 8 * self.table.layout.row_words
+
     def output_watermark_ms(self, watermark_ms: int) -> int:
         """How far event time has come in what is emitted once the operator's watermark is there."""
         return watermark_ms

@@ -83,6 +83,11 @@ class JoinShard:
         """Memory held, in bytes, with what the retained versions need."""
         return self._sides[0].nbytes + self._sides[1].nbytes - self._pool.nbytes
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the words of a row of either side, at most."""
+        return max(side.row_bytes for side in self._sides)
+
     def output_watermark_ms(self, watermark_ms: int) -> int:
         """How far event time has come in what is emitted once the operator's watermark is there.
 

@@ -34,6 +34,10 @@ class OperatorShard(Protocol):
     def nbytes(self) -> int:
         """Memory held, in bytes."""
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row's words, at most; strings and lists are beside it."""
+
     def output_watermark_ms(self, watermark_ms: int) -> int:
         """How far event time has come in what is emitted once the operator's watermark is there."""
 

@@ -206,7 +206,7 @@ class OperatorShards(ServedPartitions[_HeldShard]):
     def _working(self, shard: OperatorShard, request: ApplyRequest, rows: ShardInput) -> AbstractContextManager[None]:
         """Memory for a batch: for its rows as words, and what it changes as it was, as it is, and on its way out."""
         given, count = (sum(of(table) for table in rows.tables) for of in (_bytes, len))
-        size = given // max(1, count)
+        size = shard.row_bytes + given // max(1, count)
         if len(shard) > count:
             size = max(size, shard.nbytes // len(shard))
         version = request.task.batch_id + 1

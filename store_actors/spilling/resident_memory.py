@@ -7,9 +7,13 @@ import os
 
 import pyarrow as pa
 
-__all__ = ["ResidentMemory", "give_back"]
+__all__ = ["ResidentMemory", "give_back", "keep_nothing_back"]
 
 _libc = ctypes.CDLL(None)
+#: Of ``mallopt``: from which size on a block is a mapping of its own, which goes back as it is freed; and how many arenas there are, of
+#: which each keeps what its threads freed.
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
+_OWN_MAPPING, _ARENAS = 1 << 18, 2
 _KINDS = (b"RssAnon:", b"RssFile:")
 
 
@@ -27,6 +31,16 @@ class ResidentMemory:
 
     def __del__(self) -> None:
         os.close(self._file)
+
+
+def keep_nothing_back() -> None:
+    """Have what is freed go back to the operating system at once, whichever thread freed it, rather than be kept for the next use.
+
+    Arrow's own allocators keep what each thread freed for that thread; of so many that take turns, each has the most it ever needed.
+    """
+    pa.set_memory_pool(pa.system_memory_pool())
+    _libc.mallopt(_M_MMAP_THRESHOLD, _OWN_MAPPING)
+    _libc.mallopt(_M_ARENA_MAX, _ARENAS)
 
 
 def give_back() -> None:

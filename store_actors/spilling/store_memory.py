@@ -18,7 +18,7 @@ from coordinator.surroundings import MachineThreads, Threads
 from store_actors.engine.memory import HEAP, Memory
 from store_actors.spilling.memory_keeper import MemoryKeeper
 from store_actors.spilling.region import PieceSizes, Region
-from store_actors.spilling.resident_memory import ResidentMemory
+from store_actors.spilling.resident_memory import ResidentMemory, keep_nothing_back
 from store_actors.spilling.spill_folder import checked_folder
 from store_actors.spilling.work_budget import WorkBudget
 
@@ -133,6 +133,7 @@ class LimitedMemory:
         self._guard = threading.Lock()
         self._loading = threading.Lock()
         _open_many_files()
+        keep_nothing_back()
         (threads or MachineThreads()).start(keeper.run, "statefleet-memory")
 
     def region(self, store_id: StateStoreId) -> Region:

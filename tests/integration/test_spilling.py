@@ -19,7 +19,7 @@ from tests.integration.test_maintenance import wait_for
 
 ROWS = pa.schema([("k", pa.int64()), ("bit", pa.int64())])
 #: Keys a batch, of 4 KiB of state each, and batches.
-KEYS, BATCHES = 5000, 10
+KEYS, BATCHES = 10_000, 14
 
 
 def test_a_state_larger_than_the_limit_gives_what_it_gives_without_one(
@@ -28,7 +28,7 @@ def test_a_state_larger_than_the_limit_gives_what_it_gives_without_one(
     uri = new_uri()
     with pytest.raises(MemoryLimitError, match="too small") as caught:
         connect(uri, memory_limit="64MiB")
-    limit = int(caught.value.context["least"]) + (64 << 20)  # type: ignore[call-overload]
+    limit = int(caught.value.context["least"]) + (256 << 20)  # type: ignore[call-overload]
     often = Maintenance(interval_s=1, min_deltas_for_snapshot=4)
     fleet = connect(uri, memory_limit=limit, maintenance=often)
     feed = Feed(spark, tmp_path / "in", ROWS)
