@@ -93,6 +93,12 @@ class Assignments:
     def _tell(self, partition_id: int, move: ShardMove) -> None:
         self._moves[partition_id] = (*self.moves(partition_id), move)[-_MOVES_TOLD:]
 
+    def forget(self, partitions: Iterable[int]) -> None:
+        """There are no such partitions any more."""
+        for partition in partitions:
+            self._present.pop(partition, None)
+            self._moves.pop(partition, None)
+
     def copy(self) -> Assignments:
         """The same, for good: this one may go on."""
         other = Assignments()

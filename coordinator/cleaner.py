@@ -43,10 +43,7 @@ class Cleaner:
 
     def pin(self, loading: LoadPlans) -> None:
         """Leave the files of plans alone for the grace period: somebody was told to read them."""
-        plans = loading.plans.values()
-        files = [file for plan in plans for one in plan.snapshots for file in one.files] + [
-            one.file for plan in plans for one in plan.deltas
-        ]
+        files = [file for plan in loading.plans.values() for file in plan.files()]
         self._pins.add(files, self._clock.elapsed_s())
 
     async def round(self, keeper: LedgerKeeper, state_name: str) -> None:

@@ -26,6 +26,7 @@ from coordinator.model import (
 from coordinator.placements import Placement
 from coordinator.placing import PlacementExplanation, PlannedMove
 from coordinator.preparation import Preparation
+from coordinator.rescaling import BatchShards, RescalePlan
 from coordinator.spreading import Place
 from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.probe import Sighting
@@ -174,21 +175,29 @@ class CoordinatorClient:
         outcomes: list[Counted | StateStoreError] = self._call("commit_partitions", state_name, list(commits))
         return outcomes
 
-    def batch_result(
-        self, state_name: str, run_id: str, batch_id: int, num_shards: int
-    ) -> tuple[BatchResult, Placement]:
+    def begin_batch(self, task: TaskIdentity, planned: int, asked: int | None) -> BatchShards:
+        """See :meth:`Coordinator.begin_batch <coordinator.service.Coordinator.begin_batch>`."""
+        shards: BatchShards = self._call("begin_batch", task, planned, asked)
+        return shards
+
+    def batch_result(self, task: TaskIdentity, shards: BatchShards) -> tuple[BatchResult, Placement, BatchShards]:
         """See :meth:`Coordinator.batch_result <coordinator.service.Coordinator.batch_result>`."""
-        found: tuple[BatchResult, Placement] = self._call("batch_result", state_name, run_id, batch_id, num_shards)
+        found: tuple[BatchResult, Placement, BatchShards] = self._call("batch_result", task, shards)
         return found
 
+    def rescale(self, state_name: str, num_shards: int, *, dry_run: bool) -> RescalePlan:
+        """See :meth:`Coordinator.rescale <coordinator.service.Coordinator.rescale>`."""
+        plan: RescalePlan = self._call("rescale", state_name, num_shards, dry_run)
+        return plan
+
     def place_shards(
-        self, state_name: str, query_id: str, num_shards: int, places: Sequence[Place], standbys: int = 0
+        self, state_name: str, query_id: str, shards: BatchShards, places: Sequence[Place], standbys: int = 0
     ) -> Placement:
         """See :meth:`Coordinator.place_shards <coordinator.service.Coordinator.place_shards>`."""
-        placement: Placement = self._call("place_shards", state_name, query_id, num_shards, list(places), standbys)
+        placement: Placement = self._call("place_shards", state_name, query_id, shards, list(places), standbys)
         return placement
 
-    def check_shard(self, state_name: str, partition_id: int) -> None:
+    def check_shard(self, state_name: str, shard: int) -> None:
         """Refuse the number of a shard that no state has.
 
         Raises
@@ -198,22 +207,22 @@ class CoordinatorClient:
         """
         described = self.describe_state(state_name)
         num_shards = 0 if described is None else described.num_shards
-        if not 0 <= partition_id < num_shards:
+        if not 0 <= shard < num_shards:
             raise InvalidRequestError(
                 "there is no such shard; fleet.status() and `statefleet shards` list states and their shards",
                 state=state_name,
-                shard=partition_id,
+                shard=shard,
                 shards=num_shards,
             )
 
-    def explain_placement(self, state_name: str, partition_id: int) -> PlacementExplanation:
+    def explain_placement(self, state_name: str, shard: int) -> PlacementExplanation:
         """See :meth:`Coordinator.explain_placement <coordinator.service.Coordinator.explain_placement>`."""
-        explained: PlacementExplanation = self._call("explain_placement", state_name, partition_id)
+        explained: PlacementExplanation = self._call("explain_placement", state_name, shard)
         return explained
 
-    def plan_move(self, state_name: str, partition_id: int, node_id: str) -> tuple[PlannedMove, ...]:
+    def plan_move(self, state_name: str, shard: int, node_id: str) -> tuple[PlannedMove, ...]:
         """See :meth:`Coordinator.plan_move <coordinator.service.Coordinator.plan_move>`."""
-        moves: tuple[PlannedMove, ...] = self._call("plan_move", state_name, partition_id, node_id)
+        moves: tuple[PlannedMove, ...] = self._call("plan_move", state_name, shard, node_id)
         return moves
 
     def plan_rebalance(self, state_names: Sequence[str]) -> tuple[PlannedMove, ...]:
@@ -243,9 +252,9 @@ class CoordinatorClient:
         loading: LoadPlans = self._call("load_plans", state_name, partition_id, version, list(store_names))
         return loading
 
-    def locate(self, state_name: str, partition_id: int) -> ShardLocation:
+    def locate(self, state_name: str, shard: int, version: int | None = None) -> ShardLocation:
         """See :meth:`Coordinator.locate <coordinator.service.Coordinator.locate>`."""
-        located: ShardLocation = self._call("locate", state_name, partition_id)
+        located: ShardLocation = self._call("locate", state_name, shard, version)
         return located
 
     def elsewhere(self, state_name: str, actor_name: str, partition_ids: Sequence[int]) -> list[int]:

@@ -1,9 +1,9 @@
 """Whether a query fits an existing state, and how its aggregates continue those that are there.
 
-Fixed for the life of a state: the operator, the output mode, the number of shards, the keys and the key that groups expire by. The
-aggregates may change from one run of the query to the next: new ones start from nothing, those that are gone are left out, the order
-does not matter, and a state field may take a wider type. They are matched by their meaning, not by their place. Schemas are in
-JSON form here (``store_actors.schema.StateSchema.to_json``).
+Fixed for the life of a state: the operator, the output mode, the keys (without any, the number of shards, too) and the key that groups
+expire by. The aggregates may change from one run of the query to the next: new ones start from nothing, those that are gone are left
+out, the order does not matter, and a state field may take a wider type. They are matched by their meaning, not by their place. Schemas
+are in JSON form here (``store_actors.schema.StateSchema.to_json``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from coordinator.errors import StateMismatchError
 from coordinator.model import StateMetadata
 
-__all__ = ["changes", "check_metadata", "continued", "fitting", "is_wider", "same_state"]
+__all__ = ["changes", "check_metadata", "continued", "fitting", "is_wider", "routing_keys", "same_state", "unroutable"]
 
 #: Types that hold every value of another one.
 _WIDER = {
@@ -70,11 +70,11 @@ def check_metadata(existing: StateMetadata, asked: StateMetadata) -> None:
     for part, brief in (("keys", _brief), ("expiry_key", str), ("options", str)):
         if _fixed_part(existing, part) != _fixed_part(asked, part):
             raise _mismatch(f"the query's {part} differ from those of the existing state", part, existing, asked, brief)
-    # After the keys: a query without any has one shard, and is another query.
-    if existing.num_shards != asked.num_shards:
+    # After the keys: a query without any has one shard, and is another query. Where rows are partitioned by their keys, any number will
+    # do: the state is rescaled.
+    if existing.num_shards != asked.num_shards and not routing_keys(existing):
         raise StateMismatchError(
-            "the number of shards is fixed for the life of a state; ask for the existing number (or leave it out), or use "
-            "another name",
+            unroutable(existing),
             existing=existing.num_shards,
             asked=asked.num_shards,
             **facts,
@@ -89,6 +89,27 @@ def check_metadata(existing: StateMetadata, asked: StateMetadata) -> None:
             asked,
             _brief,
         ) from error
+
+
+def routing_keys(metadata: StateMetadata) -> tuple[str, ...]:
+    """Columns of a state's rows by whose hash they are partitioned.
+
+    None where the user's own partitions hold what they like, or one shard holds all.
+    """
+    if metadata.output_mode == "keyed":
+        return ()
+    names = (field["name"] for field in metadata.schema.get("keys", ()))
+    return tuple(name for name in names if not name.startswith("__"))
+
+
+def unroutable(metadata: StateMetadata) -> str:
+    """Why a state without such columns cannot be rescaled, and what to do."""
+    if metadata.output_mode == "keyed":
+        return (
+            "the number of partitions is fixed for the life of a state whose partitions are a function's or a program's own: nobody "
+            "else knows which of its rows belong where; nothing was changed; use the existing number, or another name"
+        )
+    return "an operator without keys has one shard by nature; nothing was changed; leave shards out"
 
 
 def fitting(

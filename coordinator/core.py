@@ -22,12 +22,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, assert_never
 
 from coordinator.assignments import Assignments
 from coordinator.compatibility import check_metadata, same_state
 from coordinator.errors import FencedError, InvalidRequestError, StateMismatchError
+from coordinator.generations import Generation
 from coordinator.history import StateHistory
 from coordinator.model import (
     ActorLocation,
@@ -45,6 +46,8 @@ from coordinator.records import (
     Committed,
     MoveFailed,
     Record,
+    RescaleAsked,
+    Rescaled,
     RunStarted,
     SchemaChanged,
     ShardsAssigned,
@@ -107,9 +110,12 @@ class StateLedger(StateHistory):
         #: Runs that a newer run has replaced; they may not lease or commit any more.
         self.retired: set[str] = set()
         self.assignments = Assignments()
-        #: Run and batch whose base was found on every shard; run and query that were found to fit the state and its newest schema.
-        self._whole: tuple[str, int] | None = None
+        #: Run, batch and generation (its first partition) whose base was found on every shard; run and query that were found to fit the
+        #: state and its newest schema.
+        self._whole: tuple[str, int, int] | None = None
         self._fitting: tuple[str, StateMetadata] | None = None
+        #: Run that was asked, while it goes on, to go on with so many shards.
+        self.asked: RescaleAsked | None = None
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -126,6 +132,17 @@ class StateLedger(StateHistory):
     def assigned(self) -> dict[int, ActorLocation]:
         """Store actor of each partition's present lease."""
         return self.assignments.locations()
+
+    def inherited(self, partitions: Iterable[int]) -> dict[int, ActorLocation]:
+        """Store actor of a shard that each of some partitions is made of, of those that somebody holds."""
+        found = {}
+        for partition in partitions:
+            own = self.generations.of(partition)
+            holders = map(self.holder, () if own is None else own.parents(partition))
+            holder = next((one for one in holders if one is not None), None)
+            if holder is not None:
+                found[partition] = holder
+        return found
 
     # -- deciding -------------------------------------------------------------------------------------------------
 
@@ -165,7 +182,7 @@ class StateLedger(StateHistory):
                 batch_id=task.batch_id,
             )
 
-    def check_whole(self, task: TaskIdentity, num_shards: int) -> None:
+    def check_whole(self, task: TaskIdentity, generation: Generation) -> None:
         """Refuse a batch unless the one before it is counted on every shard, and is the one that the checkpoint tells of.
 
         Spark's rule: a store is opened at exactly the batch's number, and a version that was never made is an error.
@@ -175,17 +192,23 @@ class StateLedger(StateHistory):
         StateMismatchError
             The batch before ran on some shards only, or the state is older than the checkpoint, or of another history of the query.
         """
-        if task.batch_id == 0 or task.is_of_python or self._whole == (task.run_id, task.batch_id):
+        looked_at = task.run_id, task.batch_id, generation.first_partition
+        if task.batch_id == 0 or task.is_of_python or self._whole == looked_at:
             return
         missing, strange = [], []
-        for partition_id in range(num_shards):
+        for shard, partition_id in enumerate(generation.partitions):
             if self.base_version(partition_id, task.batch_id) != task.batch_id:
-                missing.append(partition_id)
+                missing.append(shard)
                 continue
             made_ms = self._batch_time_ms(partition_id, task.batch_id)
             if None not in (made_ms, task.former_time_ms) and made_ms != task.former_time_ms:
-                strange.append(partition_id)
-        facts = {"state": self.state_name, "query_id": task.query_id, "batch_id": task.batch_id, "shards": num_shards}
+                strange.append(shard)
+        facts = {
+            "state": self.state_name,
+            "query_id": task.query_id,
+            "batch_id": task.batch_id,
+            "shards": generation.num_shards,
+        }
         former = task.batch_id - 1
         if missing:
             raise StateMismatchError(
@@ -204,7 +227,25 @@ class StateLedger(StateHistory):
                 strange=strange,
                 **facts,
             )
-        self._whole = (task.run_id, task.batch_id)
+        self._whole = looked_at
+
+    def check_generation(self, task: TaskIdentity, generation: Generation) -> None:
+        """Refuse a task of a shard that its batch does not have.
+
+        Raises
+        ------
+        FencedError
+            The state was rescaled: the batch was planned for other shards.
+        """
+        if task.partition_id not in generation.partitions:
+            raise FencedError(
+                "the batch was planned for other shards than the state has in it: another run rescaled the state meanwhile; nothing of "
+                "this batch was committed by this task; restart the query",
+                state=self.state_name,
+                batch_id=task.batch_id,
+                partition=task.partition_id,
+                shards=generation.num_shards,
+            )
 
     def decide_lease(
         self, task: TaskIdentity, asking: ActorLocation, fleet: FleetView, policy: PlacementPolicy
@@ -220,7 +261,7 @@ class StateLedger(StateHistory):
         records: list[Record] = []
         epoch = self.epoch
         if task.run_id != self.run_id:
-            self._check_not_of_the_past(task)
+            self.check_not_of_the_past(task)
             epoch += 1
             records.append(RunStarted(task.run_id, task.query_id, task.batch_id, epoch))
         assignment = self.assignments.get(task.partition_id)
@@ -235,7 +276,7 @@ class StateLedger(StateHistory):
         store_id = StateStoreId(self.root, 0, task.partition_id)
         lease = Lease(store_id=store_id, run_id=task.run_id, epoch=lease_epoch, location=location)
         base = self.base_version(task.partition_id, task.batch_id)
-        read = self.entry_of(base, task.partition_id)
+        read = self.made_by(base, task.partition_id)
         return records, LeaseGrant(lease, base, Watermarks() if read is None else read.watermarks)
 
     def decide_schema(self, task: TaskIdentity, created: StateMetadata, asked: StateMetadata) -> list[Record]:
@@ -262,7 +303,7 @@ class StateLedger(StateHistory):
         # As it will be read from the log: lists for tuples.
         return [SchemaChanged(task.run_id, self.epoch + is_new, json.loads(json.dumps(asked.schema)))]
 
-    def _check_not_of_the_past(self, task: TaskIdentity) -> None:
+    def check_not_of_the_past(self, task: TaskIdentity) -> None:
         """Refuse a new run whose first batch the state has left behind.
 
         A batch starts only after the one before it is in Spark's commit log, so a shard with version ``v`` proves that batch ``v - 2``
@@ -307,6 +348,14 @@ class StateLedger(StateHistory):
                 version=entry.version,
                 epoch=entry.epoch,
                 newest_epoch=None if assignment is None else assignment.epoch,
+            )
+        in_force = self.generations.further_in_force(entry.run_id, entry.version - 1)
+        if self.generations.of(entry.partition_id) is not in_force:
+            raise FencedError(
+                "the state was rescaled, and the version is one of other shards; the commit was not counted and no version changed",
+                state=self.state_name,
+                partition=entry.partition_id,
+                version=entry.version,
             )
         others = tuple(one for one in known if one.run_id == entry.run_id)
         if others:
@@ -362,6 +411,9 @@ class StateLedger(StateHistory):
                     self.retired.add(self.run_id)
                 self.run_id, self.query_id, self.epoch = record.run_id, record.query_id, record.epoch
                 self.assignments.renew(self.epoch)
+                self.asked = None
+                for generation in self.generations.start_run(record.run_id):
+                    self.forget(generation.partitions)
             case ShardsAssigned():
                 self.epoch = record.epoch
                 self.assignments.assign(record, self.newest_version(record.partition_id))
@@ -372,6 +424,11 @@ class StateLedger(StateHistory):
                 self.take(record)
             case Committed() | SnapshotAdded() | Truncated():
                 self.take(record)
+            case RescaleAsked():
+                self.asked = record
+            case Rescaled():
+                self.asked = None
+                self.take(record)
             case _:
                 assert_never(record)
 
@@ -381,8 +438,18 @@ class StateLedger(StateHistory):
         other.epoch, other.run_id, other.query_id = self.epoch, self.run_id, self.query_id
         other.retired = set(self.retired)
         other.assignments = self.assignments.copy()
+        other.asked = self.asked
         other.copy_history(self, records)
         return other
+
+    def forget(self, partitions: Iterable[int]) -> None:
+        """See :meth:`StateHistory.forget`; nobody has them any more."""
+        super().forget(partitions)
+        self.assignments.forget(partitions)
+
+    def leave(self, partition_id: int) -> None:
+        """See :meth:`StateHistory.leave`."""
+        self.assignments.forget([partition_id])
 
     def to_json(self) -> dict[str, Any]:
         """The ledger as data, for a checkpoint of the log."""
@@ -393,6 +460,7 @@ class StateLedger(StateHistory):
             "retired": sorted(self.retired),
             **self.assignments.to_json(),
             **self.history_to_json(),
+            **({} if self.asked is None else {"rescale_asked": asdict(self.asked)}),
         }
 
     @classmethod
@@ -405,4 +473,6 @@ class StateLedger(StateHistory):
         ledger.retired = set(data["retired"])
         ledger.assignments = Assignments.from_json(data)
         ledger.load_history(data, earlier)
+        if "rescale_asked" in data:
+            ledger.asked = RescaleAsked(**data["rescale_asked"])
         return ledger

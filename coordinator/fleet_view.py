@@ -45,6 +45,6 @@ class KnownFleet:
             ledger.held(partition)
             for ledger in self._ledgers()
             for partition, where in ledger.assigned().items()
-            if where.instance_id == location.instance_id
+            if where.instance_id == location.instance_id and not ledger.is_taken_over(partition)
         ]
         return ActorLoad(len(held), sum(rows for rows, _ in held), sum(size for _, size in held))

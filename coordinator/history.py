@@ -14,16 +14,19 @@ from typing import Any
 
 from coordinator.batch_result import BatchResult
 from coordinator.errors import InvalidRequestError, StateMismatchError
+from coordinator.generations import Generation, Generations
 from coordinator.model import (
     DEFAULT_STORE,
     CommitEntry,
     LoadPlan,
     LoadPlans,
+    Origin,
+    Parent,
     ShardKey,
     SnapshotEntry,
     StateMetadata,
 )
-from coordinator.records import Committed, SchemaChanged, SnapshotAdded, Truncated
+from coordinator.records import Committed, Rescaled, SchemaChanged, SnapshotAdded, Truncated
 from coordinator.watermarks import Watermarks
 
 __all__ = ["StateHistory"]
@@ -51,6 +54,7 @@ class StateHistory:
         self._late_before: dict[ShardKey, int] = {}
         #: Schemas that runs asked for after that of ``metadata.json``, each with the epoch from which on commits are in it.
         self._schemas: list[tuple[int, dict[str, Any]]] = []
+        self.generations = Generations()
 
     @property
     def state_name(self) -> str:
@@ -92,13 +96,22 @@ class StateHistory:
         return [entry for entry in self._newest_of(partition_id, version) if entry.version == version]
 
     def newest_version(self, partition_id: int) -> int:
-        """Newest counted version of a partition; 0 without any."""
-        return max((chain[-1].version for chain in self._partition_chains(partition_id) if chain), default=0)
+        """Newest counted version of a partition; the one that it was made with if none was counted."""
+        newest = (chain[-1].version for chain in self._partition_chains(partition_id) if chain)
+        own = self.generations.of(partition_id)
+        return max(newest, default=0 if own is None else own.version)
 
     def rows_late(self, partition_id: int) -> int:
         """Late rows of a shard since the state began."""
         before = self._late_before.get((partition_id, DEFAULT_STORE), 0)
         return before + sum(entry.rows_late for entry in self.entries(partition_id))
+
+    def total_rows_late(self) -> int:
+        """Late rows of all shards since the state began, of those of former generations, too."""
+        before = sum(late for (_, store_name), late in self._late_before.items() if store_name == DEFAULT_STORE)
+        return before + sum(
+            entry.rows_late for (_, name), chain in self._chains.items() if name == DEFAULT_STORE for entry in chain
+        )
 
     def has_versions(self) -> bool:
         return any(self._chains.values())
@@ -117,9 +130,22 @@ class StateHistory:
             {name: self._load_plan((partition_id, name), version) for name in store_names},
         )
 
+    def _origin(self, shard: ShardKey, generation: Generation) -> Origin:
+        """What a shard of a further generation is made of."""
+        partition_id, store_name = shard
+        parents = []
+        for parent in generation.parents(partition_id):
+            loading = self.load_plans(parent, generation.version, (store_name,))
+            number = parent - generation.former_partition
+            parents.append(
+                Parent(parent, number, generation.former_shards, loading.attempt_id, loading.plans[store_name])
+            )
+        number = partition_id - generation.first_partition
+        return Origin(generation.version, number, generation.num_shards, generation.keys, tuple(parents))
+
     def _load_plan(self, shard: ShardKey, version: int) -> LoadPlan:
-        floor = self._floors.get(shard, 0)
-        if version < floor:
+        floor, own = self._floors.get(shard, 0), self.generations.of(shard[0])
+        if version < max(floor, 0 if own is None else own.version):
             raise InvalidRequestError(
                 "this version is older than the oldest one that is retained; nothing was changed; ask for a newer one, and "
                 "raise min_versions_to_retain to keep more",
@@ -127,12 +153,15 @@ class StateHistory:
                 partition=shard[0],
                 store=shard[1],
                 version=version,
-                oldest=floor,
+                oldest=max(floor, 0 if own is None else own.version),
             )
         snapshots = [one for one in self._snapshots.get(shard, ()) if one.version <= version]
         deltas = tuple(entry for entry in self._chains.get(shard, ()) if entry.version <= version)
         schemas = sorted({place for entry in deltas if (place := self._schema_at(entry.epoch)) >= 0})
-        return LoadPlan(tuple(reversed(snapshots)), deltas, floor, tuple(self._schemas[place] for place in schemas))
+        origin = None if own is None or floor else self._origin(shard, own)
+        return LoadPlan(
+            tuple(reversed(snapshots)), deltas, floor, tuple(self._schemas[place] for place in schemas), origin
+        )
 
     def _schema_at(self, epoch: int) -> int:
         """Place of the schema that commits of an epoch are in; -1 for the one that the state was made with."""
@@ -152,15 +181,13 @@ class StateHistory:
         return created.schema if place < 0 else self._schemas[place][1]
 
     def described(self, created: StateMetadata) -> StateMetadata:
-        """The state's metadata (as `created`) with the schema of its newest commit."""
-        return replace(created, schema=dict(self.committed_schema(created) or created.schema))
+        """The state's metadata (as `created`) with the schema of its newest commit, and its present number of shards."""
+        shards = self.generations.newest(Generation(created.num_shards)).num_shards
+        return replace(created, schema=dict(self.committed_schema(created) or created.schema), num_shards=shards)
 
-    def finished_version(self, num_shards: int) -> int:
+    def finished_version(self, generation: Generation) -> int:
         """Newest version that every shard has, or is behind of; 0 where one has none."""
-        newest: dict[int, int] = {}
-        for (partition, _), chain in self._chains.items():
-            newest[partition] = max(newest.get(partition, 0), chain[-1].version)
-        return min(newest.values()) if len(newest) >= num_shards else 0
+        return min(map(self.newest_version, generation.partitions))
 
     def referenced_files(self) -> set[str]:
         """Every delta and snapshot file that a retained version needs."""
@@ -179,28 +206,40 @@ class StateHistory:
         found = self._newest_of(partition_id, batch_id)
         if found:
             return max(entry.version for entry in found)
+        own = self.generations.of(partition_id)
+        first = 0 if own is None else own.version
         floor = max((floor for (partition, _), floor in self._floors.items() if partition == partition_id), default=0)
-        if floor:
+        if floor or batch_id < first:
             raise StateMismatchError(
                 "the checkpoint is older than the oldest retained version of the state; nothing was changed; restore the "
                 "checkpoint that belongs to the state, or start a new state under another name",
                 state=self.state_name,
                 partition=partition_id,
                 batch_id=batch_id,
-                oldest=floor,
+                oldest=floor or first,
             )
-        return 0
+        return first
+
+    def made_by(self, version: int, partition_id: int) -> CommitEntry | None:
+        """Entry that made a version of a partition, or of one of those that it is made of; None if none is retained."""
+        found, own = self.entry_of(version, partition_id), self.generations.of(partition_id)
+        if found is None and own is not None and own.version == version:
+            return self.made_by(version, own.parents(partition_id)[0])
+        return found
 
     def _batch_time_ms(self, partition_id: int, version: int) -> int | None:
         """When Spark planned the batch that made a version; None if nobody said."""
+        own = self.generations.of(partition_id)
+        if own is not None and own.version == version:
+            return self._batch_time_ms(own.parents(partition_id)[0], version)
         made = self._made(partition_id, version)
         return next((entry.batch_time_ms for entry in made if entry.batch_time_ms is not None), None)
 
-    def batch_result(self, run_id: str, batch_id: int, num_shards: int) -> BatchResult:
-        """What a batch of a run did to the state, and which shards have not counted it."""
+    def batch_result(self, run_id: str, batch_id: int, generation: Generation) -> BatchResult:
+        """What a batch of a run did to the state, and which shards of a generation have not counted it."""
         made: list[CommitEntry] = []
         missing: list[int] = []
-        for partition_id in range(num_shards):
+        for shard, partition_id in enumerate(generation.partitions):
             found = [
                 chain[-1]
                 for chain in self._partition_chains(partition_id)
@@ -208,7 +247,7 @@ class StateHistory:
             ]
             made += found
             if not found:
-                missing.append(partition_id)
+                missing.append(shard)
         return BatchResult.of(tuple(missing), made)
 
     def batch_watermarks(self, run_id: str, batch_id: int) -> Watermarks:
@@ -232,7 +271,7 @@ class StateHistory:
 
     # -- folding --------------------------------------------------------------------------------------------------
 
-    def take(self, record: Committed | SnapshotAdded | SchemaChanged | Truncated) -> None:
+    def take(self, record: Committed | SnapshotAdded | SchemaChanged | Truncated | Rescaled) -> None:
         """Take in a record of the log that changes what counts."""
         match record:
             case Committed():
@@ -243,6 +282,9 @@ class StateHistory:
                 self._schemas.append((record.epoch, dict(record.schema)))
             case Truncated():
                 self._truncate((record.partition_id, record.store_name), record.floor)
+                self._let_go_of_parents(record.partition_id)
+            case Rescaled():
+                self.generations.add(record.generation)
 
     def _count(self, entry: CommitEntry) -> None:
         own = self._chain(entry.shard)
@@ -251,6 +293,9 @@ class StateHistory:
         self._supersede_siblings(entry)
         self._drop_snapshots_ahead(entry.partition_id)
         own.append(entry)
+        gone = self.generations.count(entry.partition_id, lambda partition: bool(self._stores.get(partition)))
+        if gone is not None:
+            self._supersede_generations(entry.partition_id, gone)
 
     def _chain(self, shard: ShardKey) -> list[CommitEntry]:
         """Entries of a shard, to be changed."""
@@ -271,10 +316,13 @@ class StateHistory:
             while chain and chain[-1].version >= entry.version and chain[-1].epoch < entry.epoch:
                 chain.pop()
             if not chain:
-                # As if it had never been.
-                del self._chains[shard]
-                self._snapshots.pop(shard, None)
-                self._stores[entry.partition_id].remove(name)
+                self._forget_store(shard)
+
+    def _forget_store(self, shard: ShardKey) -> None:
+        """Let go of a store that has no version left, as if it had never been."""
+        del self._chains[shard]
+        self._snapshots.pop(shard, None)
+        self._stores[shard[0]].remove(shard[1])
 
     def _drop_snapshots_ahead(self, partition_id: int) -> None:
         """Let go of snapshots whose versions do not count any more."""
@@ -292,6 +340,62 @@ class StateHistory:
         self._chains[shard] = [entry for entry in chain if entry.version >= floor]
         self._snapshots[shard] = [one for one in self._snapshots[shard] if one.version >= floor]
         self._floors[shard] = floor
+
+    # -- generations ----------------------------------------------------------------------------------------------
+
+    def _supersede_generations(self, partition_id: int, gone: Iterable[Generation]) -> None:
+        """A partition's generation is the newest that counts: let go of others, and of what its forebears counted after it was made."""
+        for generation in gone:
+            self.forget(generation.partitions)
+        for generation in self.generations.line(partition_id):
+            for former in range(generation.former_partition, generation.former_partition + generation.former_shards):
+                for name in list(self._stores.get(former, ())):
+                    chain = self._chains[former, name]
+                    while chain and chain[-1].version > generation.version:
+                        chain.pop()
+                    if not chain:
+                        self._forget_store((former, name))
+                if former in self._stores:
+                    self._drop_snapshots_ahead(former)
+
+    def is_taken_over(self, partition_id: int) -> bool:
+        """Whether the shards that were made of a partition have all gone on, or it is none of the state's any more."""
+        own = self.generations.of(partition_id)
+        if own is None and self.generations.was_given(partition_id):
+            return True
+        return any(map(self.generations.counts, self.generations.made_of(partition_id)))
+
+    def forget(self, partitions: Iterable[int]) -> None:
+        """Let go of partitions as if they had never been."""
+        for partition in partitions:
+            for name in self._stores.pop(partition, ()):
+                shard = partition, name
+                for kept in (self._chains, self._snapshots, self._floors, self._late_before):
+                    kept.pop(shard, None)
+
+    def _let_go_of_parents(self, partition_id: int) -> None:
+        """Let go of the shards that a partition is made of, as far as all that are made of these do without them."""
+        own = self.generations.of(partition_id)
+        for parent in () if own is None else own.parents(partition_id):
+            children = [child for one in self.generations.made_of(parent) for child in one.children(parent)]
+            for name in list(self._stores.get(parent, ())):
+                if all(self._floors.get((child, name)) for child in children):
+                    assert own is not None
+                    self._let_go((parent, name), own.version + 1)
+                    self._let_go_of_parents(parent)
+
+    def _let_go(self, shard: ShardKey, floor: int) -> None:
+        """Retain no version of a shard any more."""
+        late = sum(entry.rows_late for entry in self._chains.pop(shard))
+        self._late_before[shard] = self._late_before.get(shard, 0) + late
+        self._snapshots.pop(shard, None)
+        self._floors[shard] = floor
+        self._stores[shard[0]].remove(shard[1])
+        if not self._stores[shard[0]]:
+            self.leave(shard[0])
+
+    def leave(self, partition_id: int) -> None:
+        """No version of a partition is retained any more."""
 
     # -- for checkpoints of the log -------------------------------------------------------------------------------
 
@@ -321,6 +425,7 @@ class StateHistory:
         self._floors = dict(other._floors)
         self._late_before = dict(other._late_before)
         self._schemas = list(other._schemas)
+        self.generations = other.generations.copy()
         self._hold(records)
 
     def _hold(self, records: Iterable[Committed | SnapshotAdded]) -> None:
@@ -339,6 +444,7 @@ class StateHistory:
             "floors": [[*shard, floor] for shard, floor in self._floors.items()],
             "late_before": [[*shard, late] for shard, late in self._late_before.items()],
             "schemas": [list(one) for one in self._schemas],
+            **self.generations.to_json(),
         }
 
     def load_history(self, data: Mapping[str, Any], earlier: Iterable[Committed | SnapshotAdded] | None = None) -> None:
@@ -361,8 +467,19 @@ class StateHistory:
         self._floors = {(partition, store): floor for partition, store, floor in data["floors"]}
         self._late_before = {(partition, store): late for partition, store, late in data["late_before"]}
         self._schemas = [(epoch, schema) for epoch, schema in data.get("schemas", ())]
+        self.generations = Generations.from_json(data)
         if earlier is not None:
             self._forget_below_floors()
+            self._forget_superseded_generations()
+
+    def _forget_superseded_generations(self) -> None:
+        """Let go of what is of no generation, or was counted of one after another was made of it, though it was read."""
+        self.forget(
+            [one for one in self._stores if self.generations.of(one) is None and self.generations.was_given(one)]
+        )
+        newest = next((one for one in reversed(self.generations.made) if self.generations.counts(one)), None)
+        if newest is not None:
+            self._supersede_generations(newest.first_partition, ())
 
     def _forget_below_floors(self) -> None:
         """Let go of what is retained no more, though it was read."""

@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from coordinator.batch_result import BatchResult
 from coordinator.compatibility import changes, fitting
 from coordinator.core import LeaseGrant, StateLedger
+from coordinator.generations import Generation
 from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.model import (
     DEFAULT_STORE,
@@ -21,13 +23,26 @@ from coordinator.model import (
     TaskIdentity,
 )
 from coordinator.placement import FleetView, PlacementRequest
+from coordinator.placements import Placement, Placements
 from coordinator.placing import Placing
 from coordinator.records import Record
+from coordinator.rescaling import BatchShards, decide_shards, first_generation
 from coordinator.watermarks import Watermarks
 
 __all__ = ["Leasing"]
 
 log = logging.getLogger(__name__)
+
+
+def told_of_rescale(state_name: str, generation: Generation) -> None:
+    """Tell that a state was rescaled."""
+    log.warning(
+        "%s: from version %d on it has %d shards instead of %d; no file was rewritten",
+        state_name,
+        generation.version,
+        generation.num_shards,
+        generation.former_shards,
+    )
 
 
 class Leasing:
@@ -59,7 +74,7 @@ class Leasing:
             return
 
         def look(ledger: StateLedger) -> tuple[list[Record], Mapping[str, Any] | None]:
-            newest = ledger.finished_version(created.num_shards)
+            newest = ledger.finished_version(ledger.generations.newest(first_generation(created)))
             schemas = (ledger.committed_schema(created, version) for version in (newest, max(0, newest - 1)))
             return [], fitting(schemas, created, metadata)
 
@@ -71,6 +86,55 @@ class Leasing:
                 log.warning(
                     "%s: starting from nothing: %s; left out: %s", metadata.state_name, begun or "-", gone or "-"
                 )
+
+    async def begin_batch(self, task: TaskIdentity, planned: int, asked: int | None) -> BatchShards:
+        """The shards of a batch that is about to be planned.
+
+        Parameters
+        ----------
+        task
+            Any of the batch's.
+        planned
+            How many a state has that is yet to be made.
+        asked
+            See :func:`~coordinator.rescaling.decide_shards`.
+        """
+        keeper = await self._keeper(task.state_name)
+        created = keeper.metadata
+        if created is None:
+            return BatchShards(0, planned)
+
+        def decide(ledger: StateLedger) -> tuple[list[Record], tuple[bool, Generation]]:
+            records, generation = decide_shards(ledger, created, task, asked)
+            return records, (bool(records), generation)
+
+        is_new, generation = await keeper.submit(decide)
+        if is_new:
+            told_of_rescale(task.state_name, generation)
+        return BatchShards.of(generation)
+
+    async def end_batch(
+        self, task: TaskIdentity, shards: BatchShards, placements: Placements
+    ) -> tuple[BatchResult, Placement, BatchShards]:
+        """See :meth:`Coordinator.batch_result <coordinator.service.Coordinator.batch_result>`."""
+        keeper = await self._keeper(task.state_name)
+        created = keeper.metadata
+        following = replace(task, batch_id=task.batch_id + 1, batch_time_ms=None, former_time_ms=task.batch_time_ms)
+
+        def decide(ledger: StateLedger) -> tuple[list[Record], tuple[BatchResult, Placement, Generation, bool]]:
+            of_batch = Generation(shards.num_shards, shards.first_partition)
+            result = ledger.batch_result(task.run_id, task.batch_id, of_batch)
+            records, generation = list[Record](), of_batch
+            if created is not None and not result.missing:
+                # Here, so that the next batch need not ask.
+                records, generation = decide_shards(ledger, created, following, None)
+            placement = placements.next_batch(ledger, shards.partitions, is_whole=not result.missing)
+            return records, (result, placement, generation, bool(records))
+
+        result, placement, generation, is_new = await keeper.submit(decide)
+        if is_new:
+            told_of_rescale(task.state_name, generation)
+        return result, placement, BatchShards.of(generation)
 
     async def lease(self, task: TaskIdentity, metadata: StateMetadata, local: ActorLocation) -> tuple[LeaseGrant, bool]:
         """The store actor that may commit a task's shard and the version its batch reads; and whether the task's run is new.
@@ -96,7 +160,10 @@ class Leasing:
         def decide(ledger: StateLedger) -> tuple[list[Record], tuple[LeaseGrant, bool, ActorLocation | None]]:
             # First whose the state is: a run that was replaced is told so, whatever became of the state since.
             ledger.check_query(task)
-            ledger.check_whole(task, created.num_shards)
+            generation = ledger.generations.in_force(first_generation(created), task.run_id, task.batch_id)
+            if not task.is_of_python:
+                ledger.check_generation(task, generation)
+            ledger.check_whole(task, generation)
             is_new = task.run_id != ledger.run_id
             former = ledger.holder(task.partition_id)
             records, grant = ledger.decide_lease(task, local, self._fleet, self._placing)

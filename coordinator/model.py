@@ -7,7 +7,7 @@ the format (``docs/format.md``).
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from typing import Any, NewType
@@ -23,6 +23,8 @@ __all__ = [
     "InstancePlans",
     "LoadPlan",
     "LoadPlans",
+    "Origin",
+    "Parent",
     "PartitionCommit",
     "ShardKey",
     "ShardLocation",
@@ -298,12 +300,73 @@ class LoadPlan(Travelling):
         Oldest retained version; 0 if the deltas go back to the empty version.
     schemas
         Schemas after the first one that the deltas are in, oldest first, each with the epoch from which on commits are in it.
+    origin
+        What the deltas build on, of a shard of a state that was rescaled; None if that is the empty version, or not needed any more.
     """
 
     snapshots: tuple[SnapshotEntry, ...]
     deltas: tuple[CommitEntry, ...]
     floor: int
     schemas: tuple[tuple[int, dict[str, Any]], ...] = ()
+    origin: Origin | None = None
+
+    def parts(self) -> Iterator[LoadPlan]:
+        """The plan itself, and those of the shards that it is made of, theirs, and so on."""
+        yield self
+        for parent in () if self.origin is None else self.origin.parents:
+            yield from parent.plan.parts()
+
+    def may_have_rows(self) -> bool:
+        """Whether the version is not known to be empty."""
+        if self.deltas:
+            return self.deltas[-1].state_rows > 0
+        return self.origin is not None and any(parent.plan.may_have_rows() for parent in self.origin.parents)
+
+    def files(self) -> Iterator[str]:
+        """Paths of all files that loading may read."""
+        for plan in self.parts():
+            yield from (file for one in plan.snapshots for file in one.files)
+            yield from (one.file for one in plan.deltas)
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """A shard of the generation before, of which another one is made.
+
+    Attributes
+    ----------
+    shard, num_shards
+        Which of how many: all its rows are of keys with ``pmod(hash, num_shards) == shard``.
+    attempt_id
+        The attempt that made the version that is taken over; empty for the empty one, and for one that was itself made of others.
+    """
+
+    partition_id: int
+    shard: int
+    num_shards: int
+    attempt_id: str
+    plan: LoadPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a shard of a rescaled state was at first: rows of other shards.
+
+    Attributes
+    ----------
+    version
+        The version that was taken over.
+    shard, num_shards
+        Which of how many it is: its rows are those with ``pmod(hash, num_shards) == shard``.
+    keys
+        Columns that are hashed.
+    """
+
+    version: int
+    shard: int
+    num_shards: int
+    keys: tuple[str, ...]
+    parents: tuple[Parent, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,8 +385,10 @@ class LoadPlans(Travelling):
     plans: Mapping[str, LoadPlan]
 
     def newest_version(self) -> int:
-        """Newest version that the plans' deltas make; 0 without any."""
-        return max((plan.deltas[-1].version for plan in self.plans.values() if plan.deltas), default=0)
+        """Newest version that the plans' deltas make, or build on; 0 without any."""
+        made = [plan.deltas[-1].version for plan in self.plans.values() if plan.deltas]
+        taken_over = [plan.origin.version for plan in self.plans.values() if plan.origin is not None]
+        return max([*made, *taken_over], default=0)
 
     def made(self) -> dict[int, str]:
         """Attempts that made versions from which deltas of the plans, all of one schema, lead to the version planned for."""
@@ -387,7 +452,7 @@ class StateMetadata:
     """What is fixed for the life of a state; ``<state>/metadata.json``, written once with put-if-absent.
 
     ``schema`` is the JSON form of ``store_actors.schema.StateSchema``; the coordinator only compares it. That of the file is the first
-    one: later ones are in the log (``SCHEMA_CHANGED``).
+    one, as is ``num_shards``: later ones are in the log (``SCHEMA_CHANGED``, ``RESCALED``).
     """
 
     state_name: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.core import StateLedger
@@ -16,6 +16,7 @@ from coordinator.placement import PlacementPolicy
 from coordinator.placing import PlacementExplanation, Placing, PlannedMove
 from coordinator.preparation import Preparation
 from coordinator.records import MoveFailed, Record
+from coordinator.rescaling import BatchShards
 from coordinator.spreading import Place
 
 __all__ = ["Placement", "Placements"]
@@ -50,6 +51,8 @@ class Placements:
         Gives the keeper of a state's ledger.
     drained
         Keeps what was drained.
+    partitions
+        Gives the partitions of a state's shards.
     """
 
     def __init__(
@@ -58,25 +61,32 @@ class Placements:
         fleet: KnownFleet,
         keeper: Callable[[str], Awaitable[LedgerKeeper]],
         drained: DrainedNodes,
+        partitions: Callable[[str], Awaitable[range]],
     ) -> None:
         self.placing = Placing(otherwise)
         self._fleet = fleet
         self._keeper = keeper
         self._drained = drained
+        self._partitions = partitions
 
     async def open(self) -> None:
         """Learn which nodes were drained before this coordinator started."""
         self.placing.drained |= await asyncio.to_thread(self._drained.node_ids)
 
     async def place(
-        self, state_name: str, query_id: str, num_shards: int, places: Sequence[Place], standbys: int
+        self, state_name: str, query_id: str, shards: BatchShards, places: Sequence[Place], standbys: int
     ) -> Placement:
         """See :meth:`Coordinator.place_shards <coordinator.service.Coordinator.place_shards>`."""
-        assigned = await (await self._keeper(state_name)).submit(lambda ledger: ([], ledger.assigned()))
-        moves = self.placing.plan(state_name, query_id, num_shards, places, assigned, self._fleet, standbys)
-        return Placement(self.placing.nodes(state_name, num_shards, assigned, self._fleet), moves)
+        partitions = shards.partitions
 
-    def next_batch(self, ledger: StateLedger, num_shards: int, *, is_whole: bool) -> Placement:
+        def look(ledger: StateLedger) -> tuple[list[Record], tuple[dict[int, ActorLocation], dict[int, ActorLocation]]]:
+            return [], (_of(ledger.assigned(), partitions), ledger.inherited(partitions))
+
+        assigned, inherited = await (await self._keeper(state_name)).submit(look)
+        moves = self.placing.plan(state_name, query_id, partitions, places, assigned, self._fleet, standbys, inherited)
+        return Placement(self.placing.nodes(state_name, partitions, assigned, self._fleet), moves)
+
+    def next_batch(self, ledger: StateLedger, partitions: range, *, is_whole: bool) -> Placement:
         """Where the tasks of the next batch should run, and what is to be moved meanwhile.
 
         Parameters
@@ -84,15 +94,17 @@ class Placements:
         is_whole
             Whether no task of the batch at hand is to come.
         """
-        name, assigned = ledger.state_name, ledger.assigned()
+        name, assigned = ledger.state_name, _of(ledger.assigned(), partitions)
         if is_whole:
             self.placing.batch_ended(name)
-        nodes = self.placing.nodes(name, num_shards, assigned, self._fleet)
-        moves = self.placing.repairs(name, ledger.query_id, num_shards, assigned, self._fleet)
+        nodes = self.placing.nodes(name, partitions, assigned, self._fleet)
+        moves = self.placing.repairs(name, ledger.query_id, partitions, assigned, self._fleet)
         return Placement(nodes, moves)
 
-    async def explain(self, state_name: str, partition_id: int) -> PlacementExplanation:
+    async def explain(self, state_name: str, shard: int) -> PlacementExplanation:
         """See :meth:`Coordinator.explain_placement <coordinator.service.Coordinator.explain_placement>`."""
+
+        partition_id = (await self._checked(state_name, shard))[shard]
 
         def look(ledger: StateLedger) -> tuple[list[Record], PlacementExplanation]:
             holder = ledger.holder(partition_id)
@@ -106,7 +118,7 @@ class Placements:
 
         return await (await self._keeper(state_name)).submit(look)
 
-    async def move(self, state_name: str, partition_id: int, node_id: str) -> tuple[PlannedMove, ...]:
+    async def move(self, state_name: str, shard: int, node_id: str) -> tuple[PlannedMove, ...]:
         """The move that brings one shard to a node; none if it is there.
 
         Raises
@@ -114,8 +126,9 @@ class Placements:
         InvalidRequestError
             No living store actor has the shard, or none is on the node.
         """
-        giver = await self._holder(state_name, partition_id)
-        facts = {"state": state_name, "shard": partition_id, "node": node_id}
+        partitions = await self._checked(state_name, shard)
+        giver = await self._holder(state_name, partitions[shard])
+        facts = {"state": state_name, "shard": shard, "node": node_id}
         if giver is None or not self._fleet.is_alive(giver):
             raise InvalidRequestError(
                 "no living store actor has the shard, so there is nothing to move; it is placed with its next batch",
@@ -131,18 +144,21 @@ class Placements:
         if giver.node_id == node_id:
             return ()
         taker = min(takers, key=lambda one: (self._fleet.load(one).partitions, one.actor_name))
-        return (PlannedMove(state_name, partition_id, giver, taker, "asked for by `statefleet move`"),)
+        reason = "asked for by `statefleet move`"
+        return (PlannedMove(state_name, partitions[shard], giver, taker, reason, partitions.start),)
 
-    async def rebalance(self, states: Sequence[tuple[str, int]]) -> tuple[PlannedMove, ...]:
-        """Moves that spread the shards of some states (names, numbers of shards) evenly."""
+    async def rebalance(self, states: Sequence[tuple[str, range]]) -> tuple[PlannedMove, ...]:
+        """Moves that spread the shards of some states (names, partitions) evenly."""
         moves: list[PlannedMove] = []
-        for name, num_shards in states:
+        for name, partitions in states:
             keeper = await self._keeper(name)
             query_id, assigned = await keeper.submit(lambda ledger: ([], (ledger.query_id, ledger.assigned())))
-            moves += self.placing.moves(name, query_id, num_shards, assigned, self._fleet)
+            moves += self.placing.moves(name, query_id, partitions, _of(assigned, partitions), self._fleet)
         return tuple(moves)
 
-    async def drain(self, states: Sequence[tuple[str, int]], node_id: str, *, dry_run: bool) -> tuple[PlannedMove, ...]:
+    async def drain(
+        self, states: Sequence[tuple[str, range]], node_id: str, *, dry_run: bool
+    ) -> tuple[PlannedMove, ...]:
         """Have no shard placed on a node from now on; returns the moves that empty it.
 
         Raises
@@ -184,5 +200,22 @@ class Placements:
         record = MoveFailed(move.partition_id, move.taker, move.reason, error)
         await (await self._keeper(move.state_name)).submit(lambda ledger: ([record], None))
 
+    async def _checked(self, state_name: str, shard: int) -> range:
+        """Partitions of a state's shards, of which there is this one: it may have been rescaled since somebody looked."""
+        partitions = await self._partitions(state_name)
+        if not 0 <= shard < len(partitions):
+            raise InvalidRequestError(
+                "there is no such shard (any more); nothing was changed; see `statefleet shards`",
+                state=state_name,
+                shard=shard,
+                shards=len(partitions),
+            )
+        return partitions
+
     async def _holder(self, state_name: str, partition_id: int) -> ActorLocation | None:
         return await (await self._keeper(state_name)).submit(lambda ledger: ([], ledger.holder(partition_id)))
+
+
+def _of(assigned: Mapping[int, ActorLocation], partitions: range) -> dict[int, ActorLocation]:
+    """Where some of a state's partitions are."""
+    return {partition: where for partition, where in assigned.items() if partition in partitions}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from coordinator.assignments import ShardMove
 from coordinator.model import ActorLocation
@@ -20,6 +21,7 @@ from coordinator.spreading import Place, place_order, spread
 __all__ = [
     "ELSEWHERE",
     "LOCAL",
+    "MADE_THERE",
     "MOVED",
     "NO_EXECUTOR",
     "UNPLACED",
@@ -34,6 +36,8 @@ MOVED = "the shard was moved to another node with this batch"
 NO_EXECUTOR = "the shard's node has no executor"
 ELSEWHERE = "Spark ran the task on another node than it was asked to"
 UNPLACED = "the driver told of no executors"
+#: Why a shard of a rescaled state is where it is.
+MADE_THERE = "the shards that it is made of were there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,8 @@ class PlannedMove:
     ----------
     giver, taker
         Who has it, and who shall.
+    first_partition
+        Partition of the state's shard 0.
     """
 
     state_name: str
@@ -51,6 +57,12 @@ class PlannedMove:
     giver: ActorLocation
     taker: ActorLocation
     reason: str
+    first_partition: int = 0
+
+    @property
+    def shard(self) -> int:
+        """Number of the shard, as people are told it."""
+        return self.partition_id - self.first_partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +142,23 @@ class Placing:
         self,
         state_name: str,
         query_id: str,
-        num_shards: int,
+        partitions: range,
         places: Sequence[Place],
         present: Mapping[int, ActorLocation],
         fleet: FleetView,
         standbys: int = 0,
+        inherited: Mapping[int, ActorLocation] = MappingProxyType({}),
     ) -> tuple[PlannedMove, ...]:
         """Spread a state's shards over the nodes that have executors; returns the moves of those that somebody holds.
 
         Shards of a store actor that was lost go to their standbys.
+
+        Parameters
+        ----------
+        partitions
+            Of the state's shards.
+        inherited
+            Where the rows are of which shards that nobody holds yet will be made.
         """
         plan = self._plans[state_name]
         # By the places that were told before, at which standbys have their copies.
@@ -152,8 +172,10 @@ class Placing:
         plan.end_batch()
         plan.wanted = {partition: one for partition, one in plan.wanted.items() if fleet.is_alive(one.location)}
         plan.wanted |= promoted
-        choices = self._spread(state_name, query_id, num_shards, places, present, fleet)
-        moves = _moves(state_name, choices, present, fleet)
+        born = {one: where for one, where in inherited.items() if one not in present and fleet.is_alive(where)}
+        choices = {one: Choice(where, MADE_THERE) for one, where in born.items()}
+        choices |= self._spread(state_name, query_id, partitions, places, {**born, **present}, fleet)
+        moves = _moves(state_name, partitions, choices, present, fleet)
         free = choices.keys() - {move.partition_id for move in moves}
         # What a standby is about to take over is spread evenly later.
         plan.is_skewed = any(partition in plan.wanted for partition in free)
@@ -164,7 +186,7 @@ class Placing:
         self,
         state_name: str,
         query_id: str,
-        num_shards: int,
+        partitions: range,
         present: Mapping[int, ActorLocation],
         fleet: FleetView,
     ) -> tuple[PlannedMove, ...]:
@@ -174,14 +196,18 @@ class Placing:
         """
         places = self._plans[state_name].places or [Place(location, 1) for location in fleet.actors()]
         return _moves(
-            state_name, self._spread(state_name, query_id, num_shards, places, present, fleet), present, fleet
+            state_name,
+            partitions,
+            self._spread(state_name, query_id, partitions, places, present, fleet),
+            present,
+            fleet,
         )
 
     def repairs(
         self,
         state_name: str,
         query_id: str,
-        num_shards: int,
+        partitions: range,
         present: Mapping[int, ActorLocation],
         fleet: FleetView,
     ) -> tuple[PlannedMove, ...]:
@@ -193,25 +219,30 @@ class Placing:
             # A store actor that was lost is on its way back, or the driver will tell that its executor is gone.
             return ()
         plan.is_skewed = False
-        return self.moves(state_name, query_id, num_shards, present, fleet)
+        return self.moves(state_name, query_id, partitions, present, fleet)
 
     def _spread(
         self,
         state_name: str,
         query_id: str,
-        num_shards: int,
+        partitions: range,
         places: Iterable[Place],
         present: Mapping[int, ActorLocation],
         fleet: FleetView,
     ) -> dict[int, Choice]:
         going = {partition: choice.location for partition, choice in self._plans[state_name].wanted.items()}
-        there = {partition: where for partition, where in {**present, **going}.items() if fleet.is_alive(where)}
+        there = {
+            partition - partitions.start: where
+            for partition, where in {**present, **going}.items()
+            if partition in partitions and fleet.is_alive(where)
+        }
         open_places = [
             replace(place, location=living)
             for place in places
             if place.location.node_id not in self.drained and (living := _living(place.location, fleet)) is not None
         ]
-        return spread(num_shards, open_places, there, query_id)
+        choices = spread(len(partitions), open_places, there, query_id)
+        return {partitions[shard]: choice for shard, choice in choices.items()}
 
     def prepared(self, move: PlannedMove, preparation: Preparation | None) -> None:
         """The taker is ready: it has the shard from the end of the batch at hand on."""
@@ -260,7 +291,7 @@ class Placing:
         return None if anew is None else Choice(anew, "the store actor of its node started anew")
 
     def nodes(
-        self, state_name: str, num_shards: int, assigned: Mapping[int, ActorLocation], fleet: FleetView
+        self, state_name: str, partitions: range, assigned: Mapping[int, ActorLocation], fleet: FleetView
     ) -> tuple[str | None, ...]:
         """Ray node on which each shard will be at its next lease; None for one that goes to whoever asks for it."""
 
@@ -272,7 +303,7 @@ class Placing:
             location = holder if choice is None else choice.location
             return location.node_id if location is not None and fleet.is_alive(location) else None
 
-        return tuple(node(partition_id) for partition_id in range(num_shards))
+        return tuple(map(node, partitions))
 
     # -- standbys -------------------------------------------------------------------------------------------------
 
@@ -351,11 +382,15 @@ def _living(location: ActorLocation, fleet: FleetView) -> ActorLocation | None:
 
 
 def _moves(
-    state_name: str, choices: Mapping[int, Choice], present: Mapping[int, ActorLocation], fleet: FleetView
+    state_name: str,
+    partitions: range,
+    choices: Mapping[int, Choice],
+    present: Mapping[int, ActorLocation],
+    fleet: FleetView,
 ) -> tuple[PlannedMove, ...]:
     """Those choices that are about shards which a living store actor has."""
     return tuple(
-        PlannedMove(state_name, partition, present[partition], choice.location, choice.reason)
+        PlannedMove(state_name, partition, present[partition], choice.location, choice.reason, partitions.start)
         for partition, choice in choices.items()
         if partition in present and fleet.is_alive(present[partition])
     )

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, assert_never
 
+from coordinator.generations import Generation
 from coordinator.model import ActorLocation, CommitEntry, SnapshotEntry
 from coordinator.preparation import Preparation
 
@@ -18,6 +19,8 @@ __all__ = [
     "MoveFailed",
     "Record",
     "RecordKind",
+    "RescaleAsked",
+    "Rescaled",
     "RunStarted",
     "SchemaChanged",
     "ShardsAssigned",
@@ -44,6 +47,10 @@ class RecordKind(StrEnum):
     COMMITTED = "committed"
     #: A snapshot of a counted version was written.
     SNAPSHOT = "snapshot"
+    #: Somebody asked for another number of shards while a run goes on.
+    RESCALE_ASKED = "rescale_asked"
+    #: From a version on the state has other shards.
+    RESCALED = "rescaled"
     #: Versions older than a snapshot are no longer retained; their files may be deleted.
     TRUNCATED = "truncated"
 
@@ -111,7 +118,32 @@ class Truncated:
     floor: int
 
 
-Record = RunStarted | SchemaChanged | ShardsAssigned | MoveFailed | Committed | SnapshotAdded | Truncated
+@dataclass(frozen=True, slots=True)
+class RescaleAsked:
+    """A run is to go on with so many shards, from one of its next batches on."""
+
+    run_id: str
+    num_shards: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rescaled:
+    """From a version on a run works on other shards. Without a commit of these it says nothing."""
+
+    generation: Generation
+
+
+Record = (
+    RunStarted
+    | SchemaChanged
+    | ShardsAssigned
+    | MoveFailed
+    | Committed
+    | SnapshotAdded
+    | Truncated
+    | RescaleAsked
+    | Rescaled
+)
 
 
 def record_to_json(record: Record) -> dict[str, Any]:
@@ -133,6 +165,10 @@ def record_to_json(record: Record) -> dict[str, Any]:
             return {"kind": RecordKind.SNAPSHOT, "snapshot": record.snapshot.to_json()}
         case Truncated():
             kind = RecordKind.TRUNCATED
+        case RescaleAsked():
+            kind = RecordKind.RESCALE_ASKED
+        case Rescaled(generation):
+            return {"kind": RecordKind.RESCALED, **generation.to_json()}
         case _:
             assert_never(record)
     return {"kind": kind, **asdict(record)}
@@ -148,6 +184,8 @@ _READERS: dict[RecordKind, Callable[[dict[str, Any]], Record]] = {
     RecordKind.COMMITTED: lambda fields: Committed(CommitEntry.from_json(fields["entry"])),
     RecordKind.SNAPSHOT: lambda fields: SnapshotAdded(SnapshotEntry.from_json(fields["snapshot"])),
     RecordKind.TRUNCATED: lambda fields: Truncated(**fields),
+    RecordKind.RESCALE_ASKED: lambda fields: RescaleAsked(**fields),
+    RecordKind.RESCALED: lambda fields: Rescaled(Generation.from_json(fields)),
 }
 
 

@@ -18,7 +18,7 @@ from coordinator.cleaning_rules import check_age
 from coordinator.core import Counted, LeaseGrant, StateLedger
 from coordinator.dashboard import Dashboard
 from coordinator.drained_nodes import DrainedNodes
-from coordinator.errors import StateStoreError
+from coordinator.errors import InvalidRequestError, StateStoreError
 from coordinator.fleet_view import KnownFleet
 from coordinator.leasing import Leasing
 from coordinator.ledger_keeper import LedgerKeeper
@@ -45,6 +45,7 @@ from coordinator.placements import Placement, Placements
 from coordinator.placing import PlacementExplanation, PlannedMove
 from coordinator.preparation import Preparation
 from coordinator.records import Record
+from coordinator.rescaling import BatchShards, RescalePlan, decide_ask, first_generation
 from coordinator.spreading import Place
 from coordinator.status import fleet_status
 from coordinator.storage.probe import Sighting, look_into, probe, remove_left_over
@@ -120,7 +121,9 @@ class Coordinator:
         self._instances = ActiveInstances(self._lives, self._keeper)
         self._fleet = KnownFleet(self._lives, self._states.ledgers)
         drained = DrainedNodes(store)
-        self._placements = Placements(placement or StayElseLocal(), self._fleet, self._keeper, drained)
+        self._placements = Placements(
+            placement or StayElseLocal(), self._fleet, self._keeper, drained, self._partitions
+        )
         self._leasing = Leasing(self._fleet, self._placements.placing, self._keeper)
         self._maintenance = maintenance
         self._cleaner = Cleaner(self._store, maintenance, self._clock)
@@ -196,7 +199,9 @@ class Coordinator:
                 check_age(entry.file, entry.committed_at_ms, now_ms(self._clock), self._maintenance.grace_s)
             if created is None:
                 return records, Counted(counted)
-            ledger.check_whole(_task_of(ledger, commit.entries[0]), created.num_shards)
+            entry, first = commit.entries[0], first_generation(created)
+            generation = ledger.generations.in_force(first, entry.run_id, entry.version - 1)
+            ledger.check_whole(_task_of(ledger, entry), generation)
             return records, Counted(counted, self._leasing.following(ledger, created, commit.entries))
 
         counted = await keeper.submit(decide)
@@ -204,22 +209,48 @@ class Coordinator:
             self._leasing.count_carried(state_name, commit.entries[0].partition_id)
         return counted
 
-    async def batch_result(
-        self, state_name: str, run_id: str, batch_id: int, num_shards: int
-    ) -> tuple[BatchResult, Placement]:
-        """What a batch of a run did to a state, which of its shards have not counted it, and where its next tasks should run."""
+    async def begin_batch(self, task: TaskIdentity, planned: int, asked: int | None) -> BatchShards:
+        """See :meth:`Leasing.begin_batch`."""
+        return await self._leasing.begin_batch(task, planned, asked)
+
+    async def batch_result(self, task: TaskIdentity, shards: BatchShards) -> tuple[BatchResult, Placement, BatchShards]:
+        """What a batch of a run did to a state, which of its shards have not counted it, where its next tasks should run, and on how
+        many shards.
+
+        Parameters
+        ----------
+        task
+            Any of the batch's.
+        shards
+            Those of the batch.
+        """
+        return await self._leasing.end_batch(task, shards, self._placements)
+
+    async def rescale(self, state_name: str, num_shards: int, dry_run: bool) -> RescalePlan:
+        """Have the run of a state's query that goes on rescaled with one of its next batches, or only say what that would do.
+
+        Raises
+        ------
+        InvalidRequestError
+            There is no such state, it cannot be rescaled, no run goes on, or the number is none.
+        """
         keeper = await self._keeper(state_name)
+        created = keeper.metadata
+        if created is None:
+            raise InvalidRequestError(
+                "there is no such state; nothing was changed; see `statefleet status`", state=state_name
+            )
 
-        def look(ledger: StateLedger) -> tuple[list[Record], tuple[BatchResult, Placement]]:
-            result = ledger.batch_result(run_id, batch_id, num_shards)
-            return [], (result, self._placements.next_batch(ledger, num_shards, is_whole=not result.missing))
+        def decide(ledger: StateLedger) -> tuple[list[Record], RescalePlan]:
+            is_active = bool(ledger.run_id) and ledger.run_id not in self._instances.ended_runs
+            return decide_ask(ledger, created, num_shards, is_active=is_active, dry_run=dry_run)
 
-        return await keeper.submit(look)
+        return await keeper.submit(decide)
 
     # -- places ---------------------------------------------------------------------------------------------------
 
     async def place_shards(
-        self, state_name: str, query_id: str, num_shards: int, places: Sequence[Place], standbys: int = 0
+        self, state_name: str, query_id: str, shards: BatchShards, places: Sequence[Place], standbys: int = 0
     ) -> Placement:
         """Spread a state's shards over the nodes that have executors, before the first task of a run and whenever these change.
 
@@ -228,15 +259,15 @@ class Coordinator:
         standbys
             How many store actors on other nodes follow what each shard commits.
         """
-        return await self._placements.place(state_name, query_id, num_shards, places, standbys)
+        return await self._placements.place(state_name, query_id, shards, places, standbys)
 
-    async def explain_placement(self, state_name: str, partition_id: int) -> PlacementExplanation:
+    async def explain_placement(self, state_name: str, shard: int) -> PlacementExplanation:
         """Why a shard is where it is: its newest moves, and where its tasks ran."""
-        return await self._placements.explain(state_name, partition_id)
+        return await self._placements.explain(state_name, shard)
 
-    async def plan_move(self, state_name: str, partition_id: int, node_id: str) -> tuple[PlannedMove, ...]:
+    async def plan_move(self, state_name: str, shard: int, node_id: str) -> tuple[PlannedMove, ...]:
         """See :meth:`Placements.move`."""
-        return await self._placements.move(state_name, partition_id, node_id)
+        return await self._placements.move(state_name, shard, node_id)
 
     async def plan_rebalance(self, state_names: Sequence[str]) -> tuple[PlannedMove, ...]:
         """See :meth:`Placements.rebalance`."""
@@ -251,10 +282,19 @@ class Coordinator:
         """See :meth:`Placements.undrain`."""
         await self._placements.undrain(node_id)
 
-    async def _sizes(self, state_names: Sequence[str]) -> list[tuple[str, int]]:
-        """Those of some states that exist, each with its number of shards."""
-        found = [(await self._keeper(name)).metadata for name in state_names]
-        return [(one.state_name, one.num_shards) for one in found if one is not None]
+    async def _sizes(self, state_names: Sequence[str]) -> list[tuple[str, range]]:
+        """Those of some states that exist, each with the partitions of its shards."""
+        existing = [name for name in state_names if (await self._keeper(name)).metadata is not None]
+        return [(name, await self._partitions(name)) for name in existing]
+
+    async def _partitions(self, state_name: str) -> range:
+        """Partitions of a state's shards, in their order; of one that does not exist none."""
+        keeper = await self._keeper(state_name)
+        created = keeper.metadata
+        if created is None:
+            return range(0)
+        first = first_generation(created)
+        return await keeper.submit(lambda ledger: ([], ledger.generations.newest(first).partitions))
 
     async def move_prepared(self, move: PlannedMove, preparation: Preparation | None) -> bool:
         """The taker of a shard has a copy: it has the shard from the end of the batch at hand on.
@@ -282,11 +322,23 @@ class Coordinator:
         self._cleaner.pin(loading)
         return loading
 
-    async def locate(self, state_name: str, partition_id: int) -> ShardLocation:
-        """Where a partition is, and its newest counted version."""
+    async def locate(self, state_name: str, shard: int, version: int | None = None) -> ShardLocation:
+        """Where a shard is, and its newest counted version.
+
+        Parameters
+        ----------
+        version
+            Shards are those that the state had at this version; at the newest by default.
+        """
         keeper = await self._keeper(state_name)
+        created = keeper.metadata
 
         def look(ledger: StateLedger) -> tuple[list[Record], ShardLocation]:
+            partition_id = shard
+            if created is not None:
+                wanted = sys.maxsize if version is None else version
+                generation = ledger.generations.with_version(first_generation(created), wanted)
+                partition_id = generation.first_partition + shard
             store_id = StateStoreId(ledger.root, 0, partition_id)
             newest = ledger.base_version(partition_id, sys.maxsize)
             return [], ShardLocation(store_id, newest, ledger.holder(partition_id))
@@ -294,13 +346,15 @@ class Coordinator:
         return await keeper.submit(look)
 
     async def elsewhere(self, state_name: str, actor_name: str, partition_ids: Sequence[int]) -> list[int]:
-        """Those of some partitions that are leased to another store actor: one look at the log, however many they are."""
+        """Those of some partitions that are leased to another store actor, or are shards no more: one look at the log, however many."""
         keeper = await self._keeper(state_name)
 
         def look(ledger: StateLedger) -> tuple[list[Record], list[int]]:
             holders = ((one, ledger.holder(one)) for one in partition_ids)
             # By name: a shard that a former life was given is this one's.
-            return [], [one for one, holder in holders if holder is not None and holder.actor_name != actor_name]
+            gone = {one for one, holder in holders if holder is not None and holder.actor_name != actor_name}
+            # Nobody has a shard of a generation that others were made of, once all of these have a version of their own.
+            return [], [one for one in partition_ids if one in gone or ledger.is_taken_over(one)]
 
         return await keeper.submit(look)
 

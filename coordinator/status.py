@@ -8,6 +8,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from coordinator.core import StateLedger
+from coordinator.generations import Generation
 from coordinator.lives import StoreActorLives
 from coordinator.memory_options import MemoryUse
 from coordinator.model import CommitEntry, StateMetadata
@@ -74,13 +75,18 @@ def query_status(ledger: StateLedger, metadata: StateMetadata, placing: Placing,
     last few batches; ``locality`` is the part of state operations since the coordinator started whose task ran on the node of its
     shard; None where nothing is known yet.
     """
-    entries = {shard: ledger.newest(shard) for shard in range(metadata.num_shards)}
+    generation = ledger.generations.newest(Generation(metadata.num_shards))
+    entries = {partition: ledger.newest(partition) for partition in generation.partitions}
     present = [entry for entry in entries.values() if entry is not None]
-    complete = len(present) == metadata.num_shards
-    version = min(entry.version for entry in present) if complete else 0
+    complete = len(present) == generation.num_shards
+    version = ledger.finished_version(generation)
     shards = [
-        {**_shard_status(ledger, shard, entry), **_locality(placing.operations(metadata.state_name, shard))}
-        for shard, entry in entries.items()
+        {
+            **_shard_status(ledger, partition, entry),
+            "partition_id": partition - generation.first_partition,
+            **_locality(placing.operations(metadata.state_name, partition)),
+        }
+        for partition, entry in entries.items()
     ]
     operations = sum(shard["operations"] for shard in shards)
     return {
@@ -88,15 +94,15 @@ def query_status(ledger: StateLedger, metadata: StateMetadata, placing: Placing,
         "query_id": ledger.query_id,
         "run_id": ledger.run_id,
         "output_mode": metadata.output_mode,
-        "num_shards": metadata.num_shards,
+        "num_shards": generation.num_shards,
         "batch_id": version - 1 if version else None,
         "version": version,
         "watermark_ms": min(entry.watermark_ms for entry in present) if complete and _has_watermark(metadata) else None,
-        "rows_per_second": _rows_per_second(ledger, metadata.num_shards),
+        "rows_per_second": _rows_per_second(ledger, generation.partitions),
         "state_rows": sum(shard["state_rows"] for shard in shards),
         "state_bytes": sum(shard["state_bytes"] for shard in shards),
         "locality": sum(shard["operations_local"] for shard in shards) / operations if operations else None,
-        "rows_late": sum(ledger.rows_late(shard) for shard in entries),
+        "rows_late": ledger.total_rows_late(),
         "last_commit_ms": max((entry.committed_at_ms for entry in present), default=None),
         "active": active,
         "shards": shards,
@@ -107,16 +113,15 @@ def _has_watermark(metadata: StateMetadata) -> bool:
     return metadata.schema.get("delay_ms") is not None
 
 
-def _shard_status(ledger: StateLedger, shard: int, entry: CommitEntry | None) -> dict[str, Any]:
-    located = ledger.location(shard)
-    rows, size = ledger.held(shard)
+def _shard_status(ledger: StateLedger, partition_id: int, entry: CommitEntry | None) -> dict[str, Any]:
+    located = ledger.location(partition_id)
+    rows, size = ledger.held(partition_id)
     return {
-        "partition_id": shard,
         "actor_name": located[1].actor_name if located else None,
         "node_id": located[1].node_id if located else None,
         "epoch": located[0] if located else None,
         "executor": entry.executor if entry else None,
-        "version": entry.version if entry else 0,
+        "version": ledger.newest_version(partition_id),
         "state_rows": rows,
         "state_bytes": size,
         "rows_in": entry.rows_in if entry else 0,
@@ -133,11 +138,11 @@ def _locality(operations: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def _rows_per_second(ledger: StateLedger, num_shards: int) -> float | None:
+def _rows_per_second(ledger: StateLedger, partitions: range) -> float | None:
     rows: dict[int, int] = defaultdict(int)
     finished_ms: dict[int, int] = defaultdict(int)
-    for shard in range(num_shards):
-        for entry in ledger.newest_entries(shard, _RATE_VERSIONS):
+    for partition in partitions:
+        for entry in ledger.newest_entries(partition, _RATE_VERSIONS):
             rows[entry.version] += entry.rows_in
             finished_ms[entry.version] = max(finished_ms[entry.version], entry.committed_at_ms)
     versions = sorted(rows)

@@ -15,6 +15,8 @@ from coordinator.calls import RayActors
 from coordinator.client import CoordinatorClient
 from coordinator.deploy import coordinator_name
 from coordinator.errors import StateStoreError
+from coordinator.model import TaskIdentity
+from coordinator.rescaling import BatchShards
 from spark_jobs.executor_nodes import ExecutorNodes
 from spark_jobs.node_watch import NodeWatch, WatchedFleet
 from spark_jobs.plan.executors import Executors
@@ -76,17 +78,22 @@ class DriverCalls:
         Parameters
         ----------
         told
-            JSON: ``asked`` (``place`` or ``settle``), ``operator`` (what the route column says), ``query_id``, ``run_id``,
-            ``batch_id``, ``shards``; to place, ``executors``: ``cores`` by host, how many are ``present`` and were ``asked`` for.
+            JSON: ``asked`` (``begin``, ``place`` or ``settle``), ``operator`` (what the route column says), ``query_id``, ``run_id``,
+            ``batch_id``, ``time_ms`` and ``former_time_ms`` of the batch; to begin it, with how many ``shards`` its query was built;
+            else, how many it has, and the ``first_partition`` of these; to place, ``executors``: ``cores`` by host, how many are
+            ``present`` and were ``asked`` for.
 
         Returns
         -------
         str
-            JSON: ``hosts``, one a shard, null for one that may be anywhere. Of a batch that is settled also ``missing``, shards that
-            have not committed it, and figures, by the names of ``StatefulExchange.java``.
+            JSON: of a batch that begins its ``shards`` and ``first_partition``. Else ``hosts``, one a shard, null for one that may be
+            anywhere. Of a batch that is settled also ``missing``, shards that have not committed it, the ``next`` batch's shards, and
+            figures, by the names of ``StatefulExchange.java``.
         """
         try:
             batch = json.loads(told)
+            if batch["asked"] == "begin":
+                return json.dumps(self._begun(batch))
             if batch["asked"] == "place":
                 return json.dumps({"hosts": self._placed(batch)})
             return json.dumps(self._settled(batch))
@@ -94,6 +101,13 @@ class DriverCalls:
             # Py4J shows the other side of an error of Python's badly.
             log.exception("the exchange of an operator could not be answered: %s", told)
             raise
+
+    def _begun(self, batch: Mapping[str, Any]) -> dict[str, int]:
+        operator = batch["operator"]
+        shards = self._fleets[operator["uri"]].coordinator.begin_batch(
+            _task(batch), batch["shards"], operator["shards"]
+        )
+        return {"shards": shards.num_shards, "first_partition": shards.first_partition}
 
     def _placed(self, batch: Mapping[str, Any]) -> Sequence[str | None]:
         operator = batch["operator"]
@@ -109,7 +123,7 @@ class DriverCalls:
         try:
             places = fleet.nodes.places(executors["cores"])
             found = fleet.coordinator.place_shards(
-                operator["state"], batch["query_id"], batch["shards"], places, fleet.options.standbys
+                operator["state"], batch["query_id"], _shards(batch), places, fleet.options.standbys
             )
             fleet.moves.begin(found.moves)
             return fleet.nodes.hosts(found.nodes)
@@ -125,13 +139,34 @@ class DriverCalls:
     def _settled(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         operator = batch["operator"]
         fleet = self._fleets[operator["uri"]]
-        result, following = fleet.coordinator.batch_result(
-            operator["state"], batch["run_id"], batch["batch_id"], batch["shards"]
-        )
+        result, following, shards = fleet.coordinator.batch_result(_task(batch), _shards(batch))
         fleet.moves.begin(following.moves)
         for watch in self._watches.values():
             watch.batch_ended()
-        return {**_figures(result, batch["shards"]), "hosts": fleet.nodes.hosts(following.nodes)}
+        return {
+            **_figures(result, batch["shards"]),
+            "hosts": fleet.nodes.hosts(following.nodes),
+            "next": {"shards": shards.num_shards, "first_partition": shards.first_partition},
+        }
+
+
+def _shards(batch: Mapping[str, Any]) -> BatchShards:
+    return BatchShards(batch["first_partition"], batch["shards"])
+
+
+def _task(batch: Mapping[str, Any]) -> TaskIdentity:
+    """Whoever asks for a batch as a whole."""
+    return TaskIdentity(
+        state_name=batch["operator"]["state"],
+        query_id=batch["query_id"],
+        run_id=batch["run_id"],
+        batch_id=batch["batch_id"],
+        partition_id=0,
+        attempt=0,
+        executor="driver",
+        batch_time_ms=batch["time_ms"],
+        former_time_ms=batch.get("former_time_ms"),
+    )
 
 
 def _figures(result: BatchResult, shards: int) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from coordinator.memory_options import MemoryOptions
 from coordinator.model import PYTHON_QUERY_ID, StateMetadata, TaskIdentity
 from coordinator.names import check_state_name
 from coordinator.placing import PlacementExplanation
+from coordinator.rescaling import RescalePlan
 from coordinator.storage.options import split_options
 from coordinator.storage.uris import normalize_uri
 from spark_jobs.driver_calls import DriverCalls, PlacementOptions
@@ -179,8 +180,8 @@ class Fleet:
             ``update``, ``append`` or ``complete``, as in Spark, in any case; the query's own. By default the operator's usual one:
             ``append`` where rows stand once they are emitted (duplicates, joins, ``limit``), else ``update``.
         shards
-            Number of shards; fixed once the state exists. By default that of the existing state, else the cluster's
-            parallelism, and at least four.
+            Number of shards. By default that of the existing state, else the cluster's parallelism, and at least four. A state that
+            exists with another number is rescaled with the first batch of the query; see :meth:`rescale`.
         closing
             By which watermark groups are closed and state is let go. ``spark``: that of the batches before, as in Spark, which runs a
             batch without data for what it closes. ``early``: that which includes the batch, so results come one batch earlier; rows
@@ -204,28 +205,28 @@ class Fleet:
         def run_plan(plan: OperatorPlan) -> DataFrame:
             existing = self._coordinator.describe_state(name)
             operator = RoutedOperator.of(plan, name, self.uri, existing, closes_early=closing == "early")
+            asked = shards if operator.schema.keys else 1  # one global group has one place
+            operator = replace(operator, upstream=replace(operator.upstream, shards=asked))
             return self.attach(
                 df,
                 name,
                 operator.schema.output_mode,
                 operator.schema.to_json(),
-                shards if operator.schema.keys else 1,  # one global group has one place
-                lambda metadata, address: route_plan(
-                    self._collected(operator, metadata, exists=existing is not None), metadata, address
-                ),
+                asked,
+                lambda metadata, address: route_plan(self._collected(operator, metadata, existing), metadata, address),
             )
 
         return StatefulDataFrame(df, Target(name, outputMode, shards, closing, run_plan))
 
-    def _collected(self, operator: RoutedOperator, metadata: StateMetadata, *, exists: bool) -> RoutedOperator:
+    def _collected(
+        self, operator: RoutedOperator, metadata: StateMetadata, existing: StateMetadata | None
+    ) -> RoutedOperator:
         """The operator with what its tasks need besides the stream."""
         if not isinstance(operator.plan, Collector):
             return operator
-        newest = [
-            self._coordinator.locate(metadata.state_name, shard).newest_version if exists else 0
-            for shard in range(metadata.num_shards)
-        ]
-        return replace(operator, plan=operator.plan.collected(newest))
+        shards = 0 if existing is None else existing.num_shards
+        newest = (self._coordinator.locate(metadata.state_name, shard).newest_version for shard in range(shards))
+        return replace(operator, plan=operator.plan.collected(min(newest, default=0), metadata.num_shards))
 
     def attach(
         self,
@@ -261,6 +262,13 @@ class Fleet:
         metadata = StateMetadata(name, "", shards, output_mode, schema)
         # Refused now, when the query is built, rather than in its first batch.
         self._coordinator.check_state(metadata)
+        if existing is not None and existing.num_shards != shards:
+            log.warning(
+                "%s has %d shards and is asked for with %d: it is rescaled with the first batch of the query",
+                name,
+                existing.num_shards,
+                shards,
+            )
         return route(metadata, self._address)
 
     # -- keyed state from plain Python ----------------------------------------------------------------------------
@@ -369,6 +377,35 @@ class Fleet:
         check_state_name(name)
         self._coordinator.check_shard(name, shard)
         return self._coordinator.explain_placement(name, shard)
+
+    def rescale(self, name: str, shards: int, *, dry_run: bool = False) -> RescalePlan:
+        """Give a state another number of shards while its query runs, from one of its next batches on.
+
+        No file is rewritten: new shards begin as the rows of the old ones whose keys are theirs. The query's program keeps its own
+        number for the next start, unless it leaves `shards` out.
+
+        Parameters
+        ----------
+        name
+            The state.
+        shards
+            A multiple or a divisor of the present number. Any number can be given to :meth:`stateful` when a query is started.
+        dry_run
+            Only say what would be done.
+
+        Returns
+        -------
+        RescalePlan
+            For each new shard the old ones that it is made of.
+
+        Raises
+        ------
+        InvalidRequestError
+            There is no such state, no run of its query goes on, its partitions are the user's own, it has one shard by nature, or the
+            number is none.
+        """
+        check_state_name(name)
+        return self._coordinator.rescale(name, shards, dry_run=dry_run)
 
     def status(self) -> dict[str, Any]:
         """Where everything is: store actors, queries, shards, versions, watermarks; what the dashboard shows."""

@@ -137,6 +137,10 @@ def _rebalance(options: argparse.Namespace) -> str:
     return moves.rebalance(_find(options), options)
 
 
+def _rescale(options: argparse.Namespace) -> str:
+    return moves.rescale(_find(options), options)
+
+
 def _stop(options: argparse.Namespace) -> str:
     from coordinator.calls import RayActors
     from store_actors.deploy import end_fleet
@@ -154,11 +158,12 @@ _COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], str], str]] = {
     "move": (_move, "bring a shard to a node while its query runs"),
     "drain": (_drain, "take all shards off a node, and have none placed there"),
     "rebalance": (_rebalance, "spread shards evenly over the nodes that have executors"),
+    "rescale": (_rescale, "give a state other shards while its query runs"),
     "stop": (_stop, "end the fleet's actors; state stays in the object store"),
 }
 
 
-_MOVING = ("move", "drain", "rebalance")
+_MOVING = ("move", "drain", "rebalance", "rescale")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -168,8 +173,13 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("uri", help="the fleet's URI, as given to statefleet.connect")
         command.add_argument("--address", default="auto", help="Ray cluster (default: the one running on this machine)")
-        if name == "move":
+        if name in ("move", "rescale"):
             command.add_argument("state", help="name of the state")
+        if name == "rescale":
+            command.add_argument(
+                "--shards", type=int, required=True, help="how many; a multiple or a divisor of the present number"
+            )
+        if name == "move":
             command.add_argument("shard", type=int, help="number of the shard")
         if name in ("move", "drain"):
             command.add_argument("node", help="a Ray node: its address, or its id or the beginning of that")

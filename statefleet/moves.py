@@ -1,4 +1,4 @@
-"""The commands that move shards: ``move``, ``drain`` and ``rebalance``."""
+"""The commands that move shards: ``move``, ``drain`` and ``rebalance``; and the one that makes others of them, ``rescale``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from coordinator.placing import PlannedMove
     from store_actors.moving import MoveOutcome
 
-__all__ = ["MovesFailedError", "drain", "move", "rebalance"]
+__all__ = ["MovesFailedError", "drain", "move", "rebalance", "rescale"]
 
 
 class MovesFailedError(StateStoreError):
@@ -49,6 +49,18 @@ def rebalance(coordinator: CoordinatorClient, options: argparse.Namespace) -> st
     if not chosen:
         raise InvalidRequestError("the fleet has no such state", name=options.name, states=states)
     return _told(coordinator, coordinator.plan_rebalance(chosen), options, "shards are spread evenly")
+
+
+def rescale(coordinator: CoordinatorClient, options: argparse.Namespace) -> str:
+    """Give a state other shards while its query runs."""
+    plan = coordinator.rescale(options.state, options.shards, dry_run=options.dry_run)
+    if options.json:
+        return json.dumps(asdict(plan), indent=2)
+    if plan.new_shards == plan.num_shards:
+        return f"{plan.state_name} has {plan.num_shards} shards already"
+    rows = [(shard, ", ".join(map(str, sources))) for shard, sources in enumerate(plan.sources)]
+    what = "nothing was changed" if options.dry_run else "one of the next batches has them; no file is rewritten"
+    return f"{format_table(('new shard', 'made of'), rows)}\n{plan.num_shards} to {plan.new_shards} shards: {what}"
 
 
 def _node_id(asked: str) -> str:
@@ -98,7 +110,7 @@ def _table(outcomes: Sequence[MoveOutcome], dry_run: bool) -> str:
     rows: list[tuple[object, ...]] = []
     for one in outcomes:
         what = one.move
-        row = (what.state_name, what.partition_id, what.giver.node_id[:12], what.taker.node_id[:12], what.reason)
+        row = (what.state_name, what.shard, what.giver.node_id[:12], what.taker.node_id[:12], what.reason)
         rows.append(row if dry_run else (*row, *_taken(one)))
     if dry_run:
         return format_table(columns, rows) + "\n(nothing was moved)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ray.exceptions import RayError
@@ -68,7 +68,8 @@ def _begun(actors: Actors, coordinator: CoordinatorClient, move: PlannedMove) ->
         handle = actors.find(move.taker.actor_name)
         if handle is None:
             return _Started(error="the store actor that was to have the shard is gone")
-        store_id = coordinator.locate(move.state_name, move.partition_id).store_id
+        # Its own partition, also where the state was rescaled since the move was planned.
+        store_id = replace(coordinator.locate(move.state_name, move.shard).store_id, partition_id=move.partition_id)
         return _Started(handle, handle.prepare.remote(store_id, move.giver.actor_name))
     except (StateStoreError, RayError) as failure:
         return _Started(error=f"{type(failure).__name__}: {failure}")
@@ -92,7 +93,7 @@ def _tell(coordinator: CoordinatorClient, outcome: MoveOutcome) -> None:
     """Log a move that failed, here and in the state's log."""
     move = outcome.move
     log.warning(
-        "shard %d of %s stays where it is, and its batches go on: %s", move.partition_id, move.state_name, outcome.error
+        "shard %d of %s stays where it is, and its batches go on: %s", move.shard, move.state_name, outcome.error
     )
     try:
         coordinator.move_failed(move, outcome.error)

@@ -31,6 +31,7 @@ import org.apache.spark.scheduler.TaskSchedulerImpl;
 import org.apache.spark.sql.ExperimentalMethods;
 import org.apache.spark.sql.SparkSession;
 import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.Alias;
 import org.apache.spark.sql.catalyst.expressions.Attribute;
 import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
 import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
@@ -70,8 +71,8 @@ public class Sessions {
     /**
      * Makes a session plan the fleet's exchanges as StatefulExchangeExec; once is enough, twice does no harm.
      *
-     * driver: what the driver's Python answers, from JSON to JSON: where the shards of an operator shall be ("place"), and of a finished
-     * batch which shards lack it and what the others did ("settle").
+     * driver: what the driver's Python answers, from JSON to JSON: how many shards an operator has in a batch ("begin"), where they shall
+     * be ("place"), and of a finished batch which shards lack it and what the others did ("settle").
      */
     public void install(SparkSession session, Function driver) {
         Batch.driver = driver;
@@ -145,6 +146,27 @@ class Batch {
         }
     }
 
+    /** What a task, or Python on the driver, is told of a batch. */
+    static ObjectNode told(IncrementalExecution execution) {
+        ObjectNode told = Route.JSON.createObjectNode();
+        told.put("query_id", execution.queryId().toString());
+        told.put("run_id", execution.runId().toString());
+        told.put("batch_id", execution.currentBatchId());
+        told.put("time_ms", execution.offsetSeqMetadata().batchTimestampMs());
+        if (execution.prevOffsetSeqMetadata().isDefined()) {
+            told.put("former_time_ms", ((OffsetSeqMetadata) execution.prevOffsetSeqMetadata().get()).batchTimestampMs());
+        }
+        return told;
+    }
+
+    /** What Python is asked of an operator in a batch. */
+    static ObjectNode described(IncrementalExecution execution, JsonNode operator, String asked) {
+        ObjectNode told = told(execution);
+        told.put("asked", asked);
+        told.set("operator", operator);
+        return told;
+    }
+
     /** Null outside a streaming query, as for explain() before it starts. */
     static IncrementalExecution current(SparkContext context, SparkSession session) {
         String id = context.getLocalProperty("sql.streaming.queryId");
@@ -195,10 +217,21 @@ class ExchangeStrategy extends SparkStrategy {
     public Seq apply(LogicalPlan plan) {
         if (plan instanceof RepartitionByExpression) {
             RepartitionByExpression wanted = (RepartitionByExpression) plan;
-            if (Route.nameIn(wanted.partitionExpressions()) != null) {
+            String route = Route.nameIn(wanted.partitionExpressions());
+            if (route != null) {
+                SparkSession session = SparkSession.active();
+                IncrementalExecution execution = Batch.current(session.sparkContext(), session);
+                int planned = ((Number) wanted.optNumPartitions().get()).intValue();
+                int shards = execution == null ? planned : Shards.of(execution, Route.facts(route), planned).number;
+                LogicalPlan below = wanted.child();
+                if (shards != planned) {
+                    below = renumbered(below, shards);
+                    wanted = new RepartitionByExpression(
+                        wanted.partitionExpressions(), below, new Some(Integer.valueOf(shards)), wanted.optAdvisoryPartitionSize());
+                }
                 StatefulExchangeExec exchange = new StatefulExchangeExec(
                     wanted.partitioning(),
-                    planLater(wanted.child()),
+                    planLater(below),
                     REPARTITION_BY_NUM$.MODULE$,
                     wanted.optAdvisoryPartitionSize());
                 exchange.find();
@@ -206,6 +239,78 @@ class ExchangeStrategy extends SparkStrategy {
             }
         }
         return Lists.seq(new ArrayList());
+    }
+
+    /** The rows for so many shards: the functions above them read that off the name of a column (spark_jobs/worker/exchange.py). */
+    private static LogicalPlan renumbered(LogicalPlan node, int shards) {
+        ArrayList changed = new ArrayList();
+        Seq children = node.children();
+        boolean isMapped = node.getClass().getSimpleName().endsWith("MapInArrow");
+        for (int i = 0; i < children.size(); i++) {
+            LogicalPlan child = (LogicalPlan) children.apply(i);
+            changed.add(isMapped ? renamed(child, shards) : renumbered(child, shards));
+        }
+        return (LogicalPlan) node.withNewChildren(Lists.seq(changed));
+    }
+
+    private static LogicalPlan renamed(LogicalPlan rows, int shards) {
+        ArrayList columns = new ArrayList();
+        Seq output = rows.output();
+        for (int i = 0; i < output.size(); i++) {
+            Attribute one = (Attribute) output.apply(i);
+            Seq none = Lists.seq(new ArrayList());
+            columns.add(!one.name().equals("__hash") ? one
+                : (Object) new Alias(one, "__hash/" + shards, one.exprId(), none, Option.apply(null), none));
+        }
+        return new Project(Lists.seq(columns), rows);
+    }
+}
+
+/** The shards of a batch, as the coordinator has decided: how many, and the partition id of the first. */
+class Shards {
+    private static final ConcurrentHashMap PRESENT = new ConcurrentHashMap();
+    private static final ConcurrentHashMap NEXT = new ConcurrentHashMap();
+
+    final int first;
+    final int number;
+    private final String runId;
+    private final long batchId;
+
+    Shards(int first, int number, String runId, long batchId) {
+        this.first = first;
+        this.number = number;
+        this.runId = runId;
+        this.batchId = batchId;
+    }
+
+    private static Shards told(Map answer, String runId, long batchId) {
+        int first = ((Number) answer.get("first_partition")).intValue();
+        return new Shards(first, ((Number) answer.get("shards")).intValue(), runId, batchId);
+    }
+
+    private boolean areOf(IncrementalExecution execution) {
+        return batchId == execution.currentBatchId() && runId.equals(execution.runId().toString());
+    }
+
+    /** Those of the batch after one that is at its end. */
+    static void putNext(String state, IncrementalExecution execution, Map answer) {
+        NEXT.put(state, told(answer, execution.runId().toString(), execution.currentBatchId() + 1));
+    }
+
+    /** Those of a batch: as was told at the end of the one before, or else as the coordinator says now. Once known they stay so. */
+    static Shards of(IncrementalExecution execution, JsonNode facts, int planned) {
+        String state = facts.get("uri").asText() + "/" + facts.get("state").asText();
+        Shards shards = (Shards) PRESENT.get(state);
+        if (shards == null || !shards.areOf(execution)) {
+            shards = (Shards) NEXT.get(state);
+            if (shards == null || !shards.areOf(execution)) {
+                ObjectNode told = Batch.described(execution, facts, "begin");
+                told.put("shards", planned);
+                shards = told(Batch.ask(told), execution.runId().toString(), execution.currentBatchId());
+            }
+            PRESENT.put(state, shards);
+        }
+        return shards;
     }
 }
 
@@ -244,11 +349,16 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
         return facts;
     }
 
-    /** Which batch this is a part of. */
+    /** Which batch this is a part of. Not only when it is planned: Spark makes copies of a node, which do not know. */
     void find() {
         if (execution == null) {
             execution = Batch.current(session().sparkContext(), session());
         }
+    }
+
+    /** Partition id of shard 0 in this batch. */
+    private int firstPartition() {
+        return Shards.of(execution, facts(), shards()).first;
     }
 
     public ShuffleExchangeExec withNewChildInternal(SparkPlan child) {
@@ -369,13 +479,10 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
         }
         ArrayList rows = new ArrayList();
         UnsafeProjection projection = UnsafeProjection.create(schema());
-        ObjectNode told = batch();
+        ObjectNode told = Batch.told(execution);
         told.put("late_ms", execution.watermarkPropagator().getInputWatermarkForLateEvents(execution.currentBatchId(), operatorId()));
         told.put("evict_ms", evictMs);
-        told.put("time_ms", execution.offsetSeqMetadata().batchTimestampMs());
-        if (execution.prevOffsetSeqMetadata().isDefined()) {
-            told.put("former_time_ms", ((OffsetSeqMetadata) execution.prevOffsetSeqMetadata().get()).batchTimestampMs());
-        }
+        told.put("first_partition", firstPartition());
         for (int i = 0; i < chosen.length; i++) {
             told.put("shard", chosen[i]);
             rows.add(projection.apply(header(told.toString())).copy());
@@ -391,7 +498,8 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
     private void place() {
         ObjectNode executors = executors();
         String state = stateId();
-        String runId = execution.runId().toString();
+        // Other shards are placed anew.
+        String runId = execution.runId().toString() + "/" + firstPartition();
         String present = executors.toString();
         if (!Places.arePlaced(state, runId, present)) {
             ObjectNode told = described("place");
@@ -476,20 +584,11 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
         return new GenericInternalRow(values);
     }
 
-    /** What Python is asked of this operator and batch. */
+    /** What Python is asked of this operator and batch, whose shards are decided. */
     private ObjectNode described(String asked) {
-        ObjectNode told = batch();
-        told.put("asked", asked);
-        told.set("operator", facts());
+        ObjectNode told = Batch.described(execution, facts(), asked);
         told.put("shards", shards());
-        return told;
-    }
-
-    private ObjectNode batch() {
-        ObjectNode told = Route.JSON.createObjectNode();
-        told.put("query_id", execution.queryId().toString());
-        told.put("run_id", execution.runId().toString());
-        told.put("batch_id", execution.currentBatchId());
+        told.put("first_partition", firstPartition());
         return told;
     }
 
@@ -535,6 +634,7 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
     private int[] ask() {
         figures = Batch.ask(described("settle"));
         Places.renew(stateId(), (List) figures.get("hosts"));
+        Shards.putNext(stateId(), execution, (Map) figures.get("next"));
         List missing = (List) figures.get("missing");
         int[] shards = new int[missing.size()];
         for (int i = 0; i < shards.length; i++) {

@@ -55,6 +55,8 @@ class Upstream:
         Whether it emits its whole result in each batch.
     modes
         Output modes of a query whose last operator it is.
+    shards
+        How many shards the program asks for; None if it takes what is there.
     """
 
     state: str
@@ -67,6 +69,7 @@ class Upstream:
     lag_ms: int
     complete: bool
     modes: tuple[str, ...]
+    shards: int | None = None
 
     def route_column(self) -> str:
         """Name of the column by which the operator's exchange is partitioned; ``StatefulExchange.java`` reads it, too."""

@@ -62,13 +62,15 @@ class TaskMaker(Protocol):
 class Collector(Protocol):
     """A plan whose tasks need rows besides those of the stream: they are collected once the state is known, before it is routed."""
 
-    def collected(self, newest: Sequence[int]) -> OperatorPlan:
+    def collected(self, newest: int, num_shards: int) -> OperatorPlan:
         """The plan with these rows. It runs Spark jobs.
 
         Parameters
         ----------
         newest
-            Newest version of each of the state's shards; 0 for one that has none yet.
+            Newest version that every shard of the state has; 0 for one that has none yet.
+        num_shards
+            How many shards its first batch has.
         """
 
 

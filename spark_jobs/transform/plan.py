@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -131,10 +130,10 @@ class StartedPlan(TransformPlan):
 
     state: InitialState
 
-    def collected(self, newest: Sequence[int]) -> StartedPlan:
+    def collected(self, newest: int, num_shards: int) -> StartedPlan:
         """The plan with the initial state, if it may still be needed: until the first batch of every shard is over."""
         # At version 1 the first batch may have failed elsewhere, and be done again.
-        return self if min(newest) > 1 else replace(self, initial=self.state.collect(len(newest)))
+        return self if newest > 1 else replace(self, initial=self.state.collect(num_shards))
 
 
 def build_transform(grouped: GroupedData, given: Transformation, stateful_mode: str | None) -> TransformPlan:

@@ -122,20 +122,23 @@ class TransformTask:
                 on_time = rows_on_time(rows, times.late_ms) if is_timed else rows
                 block.open(store, task.batch_time_ms or 0)
                 work = TransformWork(processor, handle, block, self.view, self.form)
-                emitted = list(self._emitted(work, on_time, grant, times))
+                assert received.header is not None, "who the task is was told by it"
+                emitted = list(self._emitted(work, on_time, grant, times, received.header.shard))
                 self._check_event_times(emitted, times.seen_ms)
                 due_per_ms = 1 if self.time_mode is TimeMode.PROCESSING_TIME else None
                 late = rows.num_rows - on_time.num_rows
                 store.commit(BatchFacts(times.after, received.rows.rows_read, late, due_per_ms))
         return emitted
 
-    def _emitted(self, work: TransformWork, rows: pa.Table, grant: LeaseGrant, times: EventTimes) -> Iterator[pa.Table]:
+    def _emitted(
+        self, work: TransformWork, rows: pa.Table, grant: LeaseGrant, times: EventTimes, shard: int
+    ) -> Iterator[pa.Table]:
         """Do a batch in Spark's order."""
         now_ms = work.block.now_ms
         before = self._times(now_ms, times.seen_ms)
         if grant.base_version == 0 and self.initial is not None:
             initial = self.initial
-            work.take_initial(initial.groups(grant.lease.store_id.partition_id), initial.view, initial.form, before)
+            work.take_initial(initial.groups(shard), initial.view, initial.form, before)
         yield from work.process(rows, before)
         if self.time_mode is TimeMode.EVENT_TIME:
             watermark_ms = times.after.input_ms
@@ -164,7 +167,7 @@ class TransformTask:
         if not asked or task.batch_id == 0:
             return ()
         plans = client.load_plans(task, asked)
-        found = [store for store in asked if (deltas := plans[store].deltas) and deltas[-1].state_rows]
+        found = [store for store in asked if plans[store].may_have_rows()]
         _EMPTY_STORES.update(self._known(task, store) for store in asked if store not in found)
         keys = self.schema.keys
         return tuple(

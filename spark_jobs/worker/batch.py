@@ -20,7 +20,9 @@ class BatchHeader:
     Attributes
     ----------
     shard
-        Which shard the task has; its partition may have another number, in a stage with a union.
+        Which shard the task has; its partition in Spark may have another number, in a stage with a union.
+    first_partition
+        Partition id of the state's shard 0 in this batch (:mod:`coordinator.generations`).
     late_ms, evict_ms
         Spark's own watermarks of this operator and batch: rows up to the first are late, state up to the second is closed.
     time_ms
@@ -37,6 +39,7 @@ class BatchHeader:
     evict_ms: int
     time_ms: int
     former_time_ms: int | None = None
+    first_partition: int = 0
 
     @classmethod
     def of_json(cls, text: bytes) -> BatchHeader:

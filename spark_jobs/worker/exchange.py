@@ -104,12 +104,15 @@ def _hash_seed() -> int:
 class ExchangeTask:
     """Map side, a ``mapInArrow`` function: rows with ``__hash`` (and event time) in, :data:`EXCHANGE_SCHEMA` out.
 
+    Where a batch has another number of shards than the query was built with, the name of the column of hashes tells
+    (``StatefulExchange.java``): ``__hash/8``.
+
     Parameters
     ----------
     schema
         The operator's schema.
     num_shards
-        Number of its shards.
+        Number of its shards when the query was built.
     source
         Which of the operator's own sources the rows come from, with its delay; None if no watermark stands between the rows and the
         operator that they come from.
@@ -128,30 +131,33 @@ class ExchangeTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         max_event_ms: int | None = None
+        num_shards = self.num_shards
         for block in _blocks(batches):
+            hashed = next(name for name in block.schema.names if name.startswith(HASH_COLUMN))
+            num_shards = int(hashed.partition("/")[2] or num_shards)
             if self.source is not None:
                 largest = pc.max(block.column(EVENT_TIME_COLUMN)).as_py()
                 if largest is not None:
                     max_event_ms = largest if max_event_ms is None else max(max_event_ms, largest)
             if KEEP_COLUMN in block.schema.names:
                 block = block.filter(block.column(KEEP_COLUMN))
-            yield self._exchange(block)
+            yield self._exchange(block, hashed, num_shards)
         if max_event_ms is not None:
             assert self.source is not None
             number, delay_ms = self.source
-            yield self._markers(number, [max_event_ms - delay_ms] * self.num_shards)
+            yield self._markers(number, [max_event_ms - delay_ms] * num_shards)
 
-    def _exchange(self, block: pa.RecordBatch) -> pa.RecordBatch:
-        hashes = block.column(HASH_COLUMN).to_numpy()
+    def _exchange(self, block: pa.RecordBatch, hashed: str, num_shards: int) -> pa.RecordBatch:
+        hashes = block.column(hashed).to_numpy()
         partial = self._combines(hashes)
         wanted = self.schema.input_schemas()[self.input]
         rows = block.select(wanted.names)
-        if self.num_shards == 1:
+        if num_shards == 1:
             bounds = np.array([0, len(hashes)])
         else:
-            shards = np.mod(hashes, np.int32(self.num_shards)).astype(np.uint16)
+            shards = np.mod(hashes, np.int32(num_shards)).astype(np.uint16)
             rows = rows.take(pa.array(np.argsort(shards, kind="stable")))
-            bounds = np.concatenate([[0], np.cumsum(np.bincount(shards, minlength=self.num_shards))])
+            bounds = np.concatenate([[0], np.cumsum(np.bincount(shards, minlength=num_shards))])
         rows_read = np.diff(bounds)
         if partial:
             rows, bounds = self._combine(rows, bounds)
@@ -191,7 +197,7 @@ class ExchangeTask:
         self, rows: pa.RecordBatch, bounds: npt.NDArray[np.int64], rows_read: npt.NDArray[np.int64], kind: int
     ) -> pa.RecordBatch:
         per_chunk = max(1, _CHUNK_BYTES * rows.num_rows // max(1, rows.nbytes))
-        routes = marker_routes(self.num_shards)
+        routes = marker_routes(len(rows_read))
         sink = pa.BufferOutputStream()
         ends, chunk_routes, counts = [0], [], []
         for shard in np.flatnonzero(np.diff(bounds)):
@@ -218,7 +224,7 @@ class ExchangeTask:
 
     def _markers(self, number: int, told: Sequence[int]) -> pa.RecordBatch:
         """What every shard is told: the own watermark of a source."""
-        size = self.num_shards
+        size = len(told)
         columns = [
             pa.array(marker_routes(size), pa.int32()),
             pa.array(np.zeros(size, np.int64)),

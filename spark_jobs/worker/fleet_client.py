@@ -239,9 +239,11 @@ class FleetClient:
         return self._on_lease(task, metadata, open_session)
 
     def open_read(
-        self, state_name: str, partition_id: int, stores: tuple[StoreSpec, ...], version: int | None
+        self, state_name: str, shard: int, stores: tuple[StoreSpec, ...], version: int | None
     ) -> ReadStateStore:
-        """A handle that reads a retained version of a partition's keyed stores, the newest by default.
+        """A handle that reads a retained version of a shard's keyed stores, the newest by default.
+
+        Of a state that was rescaled the shard is one of those that it had at the version.
 
         Raises
         ------
@@ -250,7 +252,7 @@ class FleetClient:
         """
         deadline = self._clock.elapsed_s() + _DEADLINE_S
         while True:
-            located = self._coordinator.locate(state_name, partition_id)
+            located = self._coordinator.locate(state_name, shard, version)
             store_id, newest = located.store_id, located.newest_version
             where = located.location or self._local_location()
             wanted = newest if version is None else version
@@ -258,11 +260,11 @@ class FleetClient:
                 raise VersionNotFoundError(
                     "the state has no such version",
                     state=state_name,
-                    partition=partition_id,
+                    shard=shard,
                     version=wanted,
                     newest=newest,
                 )
-            task = TaskIdentity(state_name, "", "", wanted, partition_id, 0, executor_name())
+            task = TaskIdentity(state_name, "", "", wanted, store_id.partition_id, 0, executor_name())
             request = OpenRequest(task, Lease(store_id, "", -1, where), wanted, stores)
             try:
                 return ReadStateStore(self._session(where, "open_read", request), _default(store_id, stores), wanted)

@@ -56,7 +56,7 @@ def task_identity(metadata: StateMetadata, header: BatchHeader | None) -> TaskId
         query_id=header.query_id,
         run_id=header.run_id,
         batch_id=header.batch_id,
-        partition_id=header.shard,
+        partition_id=header.first_partition + header.shard,
         attempt=context.taskAttemptId(),
         executor=executor_name(),
         batch_time_ms=header.time_ms,

@@ -9,6 +9,7 @@ row.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from store_actors.keyed.shard import KeyedShard
 from store_actors.messages import StoreSpec
 from store_actors.schema import Accumulator, Field, StateSchema
 from store_actors.serving.files import schema_of
+from store_actors.serving.loading import IN_MEMORY
 from store_actors.type_names import type_to_string
 
 __all__ = ["EvolvingStore", "evolve", "evolve_groups", "groups_adapter"]
@@ -35,12 +37,18 @@ def groups_adapter(plan: LoadPlan, schema: StateSchema) -> Callable[[pa.Table, s
     It goes the way that the query went, one schema after the other: an aggregate that was gone for a while starts from nothing when
     it is back, wherever its group was written last.
     """
-    later = [(epoch, StateSchema.from_json(data)) for epoch, data in plan.schemas]
-    made = {entry.version: entry.epoch for entry in plan.deltas}
-    epochs = {entry.file: entry.epoch for entry in plan.deltas}
-    epochs |= {snapshot.file: made[snapshot.version] for snapshot in plan.snapshots}
+    later: list[tuple[int, StateSchema]] = []
+    epochs: dict[str, int] = {}
+    for part in plan.parts():
+        later += [(epoch, StateSchema.from_json(data)) for epoch, data in part.schemas if epoch not in dict(later)]
+        made = {entry.version: entry.epoch for entry in part.deltas}
+        epochs |= {entry.file: entry.epoch for entry in part.deltas}
+        epochs |= {snapshot.file: made[snapshot.version] for snapshot in part.snapshots}
+    later.sort(key=itemgetter(0))
 
     def adapt(rows: pa.Table, file: str) -> pa.Table:
+        if file == IN_MEMORY:
+            return rows
         written = schema_of(rows)
         for step in [*(one for epoch, one in later if epoch > epochs[file]), schema]:
             rows, written = evolve_groups(rows, written, step, file), step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
@@ -12,17 +12,19 @@ from typing import Generic, Protocol, TypeVar
 import pyarrow as pa
 
 from coordinator.errors import CorruptStateError
-from coordinator.model import CommitEntry, LoadPlans, StateStoreId, StateStoreProviderId
+from coordinator.model import CommitEntry, LoadPlans, Parent, StateStoreId, StateStoreProviderId
 from coordinator.surroundings import Lock, Surroundings
-from store_actors.messages import Followed, Offer
+from store_actors.engine.versions import Frozen
+from store_actors.messages import Followed, GivenStore, Offer
 from store_actors.serving.commits import Commits
 from store_actors.serving.coordinator_ref import CoordinatorRef
-from store_actors.serving.files import decode_file
+from store_actors.serving.files import as_snapshot, decode_file
 from store_actors.serving.frozen_store import FrozenStore, Locked, tables_of
 from store_actors.serving.handing_over import Given, Offers
 from store_actors.serving.lineage import Lineage, Stand
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
+from store_actors.serving.reading_order import MemoryRows
 from store_actors.spilling.store_memory import StoreMemory
 
 __all__ = ["Held", "HeldPartitions", "ServedPartitions"]
@@ -201,6 +203,37 @@ class HeldPartitions(Generic[Kind]):
             if other != store_id and held.lineage.is_held and held.lineage.run_id == run_id
         ]
 
+    def shard_in_memory(
+        self,
+        state: StateStoreId,
+        store_name: str,
+        is_wanted: Callable[[GivenStore], bool],
+        parent: Parent,
+        version: int,
+    ) -> MemoryRows | None:
+        """Rows of a store of another partition of a state, if it is held at just this version of the counted history.
+
+        Parameters
+        ----------
+        is_wanted
+            Whether its rows have the columns that are wanted.
+        """
+        held = self._held.get(replace(state, partition_id=parent.partition_id))
+        if held is None:
+            return None
+        with held.lock:
+            lineage = held.lineage
+            if lineage.version != version or not lineage.knows(version, parent.attempt_id) or held.is_busy:
+                return None
+            given = held.given()
+        found = None
+        for store, rows in given:
+            if store.name == store_name and is_wanted(store):
+                found = MemoryRows(store.watermark_ms, _as_snapshot(held, store, rows))
+            else:
+                rows.close()
+        return found
+
     # -- from one store actor to another --------------------------------------------------------------------------
 
     def offer(self, store_id: StateStoreId) -> Offer | None:
@@ -360,6 +393,13 @@ class HeldPartitions(Generic[Kind]):
             # One that was not counted is of no use any more, or is there already: neither is tried again.
             with held.lock:
                 held.lineage.snapshot_written(deltas)
+
+
+def _as_snapshot(held: Held, store: GivenStore, rows: Frozen) -> Iterator[pa.Table]:
+    # A store may have no rows, and is at the version nevertheless.
+    yield as_snapshot(store.schema.row_schema().empty_table(), store.schema)
+    for table in tables_of(held, rows):
+        yield as_snapshot(table, store.schema)
 
 
 class ServedPartitions(Generic[Kind]):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import pyarrow as pa
 
@@ -23,6 +24,7 @@ from store_actors.serving.handing_over import Given
 from store_actors.serving.held import HeldPartitions
 from store_actors.serving.lineage import Lineage
 from store_actors.serving.loading import Loader
+from store_actors.serving.reading_order import InMemory, nothing_in_memory
 from store_actors.spilling.store_memory import StoreMemory
 
 __all__ = ["Ended", "Partition", "Positioner", "Session"]
@@ -292,18 +294,31 @@ class Positioner:
         for spec in request.stores:
             if partition.specs.get(spec.name) != spec:
                 store_id = request.lease.store_id
-                shard, replayed = self._loaded(store_id, base, spec, loading.plans[spec.name])
+                in_memory = partial(self._held.shard_in_memory, store_id, spec.name, _has(spec))
+                shard, replayed = self._loaded(store_id, base, spec, loading.plans[spec.name], in_memory)
                 _reach(shard, base)
                 partition.shards[spec.name], partition.specs[spec.name] = shard, spec
                 deltas = max(deltas, replayed)
         if not partition.lineage.is_held:
             partition.lineage.loaded(base, loading.attempt_id, deltas)
 
-    def _loaded(self, store_id: StateStoreId, base: int, spec: StoreSpec, plan: LoadPlan) -> tuple[KeyedShard, int]:
+    def _loaded(
+        self,
+        store_id: StateStoreId,
+        base: int,
+        spec: StoreSpec,
+        plan: LoadPlan,
+        in_memory: InMemory = nothing_in_memory,
+    ) -> tuple[KeyedShard, int]:
         store = EvolvingStore(spec, self._hash_seed, self._memory.region(store_id))
         with self._memory.loading(store_id, base):
-            _, replayed = self._loader.load(store.anew, plan, store.adapted)
+            _, replayed = self._loader.load(store.anew, plan, store.adapted, in_memory)
         return store.loaded(), replayed
+
+
+def _has(spec: StoreSpec) -> Callable[[GivenStore], bool]:
+    """Whether a store that is held has just these columns."""
+    return lambda store: store.spec == spec
 
 
 def _has_columns(delta: pa.Table, shard: KeyedShard) -> bool:

@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from itertools import groupby
 from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
@@ -17,13 +18,16 @@ from coordinator.storage.protocol import ObjectStore
 from coordinator.surroundings import Threads
 from store_actors.serving.files import corrupt_file, decode_file, room_of
 from store_actors.serving.metrics import StoreMetrics
+from store_actors.serving.reading_order import InMemory, NoSnapshotError, Step, nothing_in_memory, reading_order
 
-__all__ = ["Loadable", "Loader"]
+__all__ = ["IN_MEMORY", "Loadable", "Loader"]
 
 log = logging.getLogger(__name__)
 
 Adapt = Callable[[pa.Table, str], pa.Table]
 
+#: In place of a file's name.
+IN_MEMORY = "(memory)"
 #: Files that are fetched ahead of the one that is being applied.
 _AHEAD = 8
 
@@ -64,7 +68,13 @@ class Loader:
         self._metrics = metrics
         self._pool = threads.pool(_AHEAD, "statefleet-load")
 
-    def load(self, make: Callable[[], Kind], plan: LoadPlan, adapt: Adapt | None = None) -> tuple[Kind, int]:
+    def load(
+        self,
+        make: Callable[[], Kind],
+        plan: LoadPlan,
+        adapt: Adapt | None = None,
+        in_memory: InMemory = nothing_in_memory,
+    ) -> tuple[Kind, int]:
         """A shard at the plan's version, and how many deltas were applied after the snapshot.
 
         A snapshot that is missing or damaged is passed over, with a warning: an older one and more deltas give the same.
@@ -76,48 +86,69 @@ class Loader:
         plan
             What to read.
         adapt
-            Turns the rows of a file (named second) into the columns of the shard.
+            Turns the rows of a file (named second; :data:`IN_MEMORY` of those that are no file's) into the columns of the shard.
+        in_memory
+            Rows of a shard that the plan's is made of, as ``__change`` last has them, if memory has them.
 
         Raises
         ------
         CorruptStateError
             A delta that is needed is missing or damaged, or no snapshot is left where deltas do not go back to the start.
         """
+        skipped: set[str] = set()
         failed: CorruptStateError | None = None
-        for snapshot in plan.snapshots:
+        while True:
+            try:
+                steps = reading_order(plan, skipped, in_memory)
+            except NoSnapshotError:
+                assert failed is not None, "a floor has a snapshot"
+                raise failed from None
             shard = make()
             try:
-                self._load_snapshot(shard, snapshot, adapt)
-            except CorruptStateError as error:
+                for run in _runs(steps):
+                    self._enter(shard, run, adapt)
+            except _SnapshotError as error:
                 self._metrics.snapshots_skipped += 1
-                log.warning("falling back to older files: %s", error)
-                failed = failed or error
+                log.warning("falling back to older files: %s", error.cause)
+                failed = failed or error.cause
+                skipped.add(error.file)
                 continue
-            self._metrics.snapshots_loaded += 1
-            return shard, self.replay(shard, plan, snapshot.version, adapt)
-        if plan.floor > 0:
-            assert failed is not None, "a floor has a snapshot"
-            raise failed
-        shard = make()
-        return shard, self.replay(shard, plan, 0, adapt)
+            self._metrics.snapshots_loaded += sum(isinstance(step.entry, SnapshotEntry) for step in steps)
+            self._metrics.made_of_memory += sum(step.entry is None for step in steps)
+            return shard, sum(isinstance(step.entry, CommitEntry) for step in steps)
 
-    def _load_snapshot(self, shard: Loadable, snapshot: SnapshotEntry, adapt: Adapt | None) -> None:
+    def _enter(self, shard: Loadable, run: Sequence[Step], adapt: Adapt | None) -> None:
+        """Enter a snapshot, or rows of memory, or the deltas of a run of steps."""
+        first = run[0]
+        if first.entry is None:
+            for rows in first.rows:
+                _load(shard, first, rows, IN_MEMORY, adapt)
+        elif isinstance(first.entry, SnapshotEntry):
+            self._enter_snapshot(shard, first, first.entry, adapt)
+        else:
+            entries = [step.entry for step in run if isinstance(step.entry, CommitEntry)]
+            for step, entry, rows in zip(run, entries, self._ahead(entries), strict=True):
+                _load(shard, step, rows, entry.file, adapt)
+
+    def _enter_snapshot(self, shard: Loadable, step: Step, snapshot: SnapshotEntry, adapt: Adapt | None) -> None:
         """Load the files of a snapshot one by one; the next one is on its way while one is entered."""
         first, *further = snapshot.pieces
-        rows = self.read(snapshot, first)
-        if further:
+        rows = self._read_snapshot(snapshot, first)
+        if further and step.split is None:
             shard.reserve(room_of(rows))
-
-        def enter() -> None:
-            shard.load(adapt(rows, snapshot.file) if adapt else rows, snapshot.version, snapshot.watermark_ms)
-
         for piece in further:
             waiting = None
             if piece.file_bytes <= self._ahead_bytes:
-                waiting = self._pool.submit(self.read, snapshot, piece)
-            enter()
-            rows = self.read(snapshot, piece) if waiting is None else waiting.result()
-        enter()
+                waiting = self._pool.submit(self._read_snapshot, snapshot, piece)
+            _load(shard, step, rows, snapshot.file, adapt)
+            rows = self._read_snapshot(snapshot, piece) if waiting is None else waiting.result()
+        _load(shard, step, rows, snapshot.file, adapt)
+
+    def _read_snapshot(self, snapshot: SnapshotEntry, piece: StoredFile) -> pa.Table:
+        try:
+            return self.read(snapshot, piece)
+        except CorruptStateError as error:
+            raise _SnapshotError(snapshot.file, error) from error
 
     def replay(self, shard: Loadable, plan: LoadPlan, version: int, adapt: Adapt | None = None) -> int:
         """Bring a shard from a version to that of a plan, by its deltas; returns how many these were.
@@ -163,3 +194,26 @@ class Loader:
         self._metrics.bytes_loaded += len(data)
         self._metrics.deltas_loaded += isinstance(entry, CommitEntry)
         return decode_file(data, entry, piece)
+
+
+class _SnapshotError(Exception):
+    """A file of a snapshot is missing or damaged."""
+
+    def __init__(self, file: str, cause: CorruptStateError) -> None:
+        super().__init__(file)
+        self.file, self.cause = file, cause
+
+
+def _runs(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
+    """Steps one by one, but for deltas that follow each other, which are fetched ahead."""
+    for is_delta, run in groupby(steps, key=lambda step: isinstance(step.entry, CommitEntry)):
+        if is_delta:
+            yield list(run)
+        else:
+            yield from ([step] for step in run)
+
+
+def _load(shard: Loadable, step: Step, rows: pa.Table, file: str, adapt: Adapt | None) -> None:
+    wanted = rows if step.split is None else step.split.rows(rows, file)
+    watermark_ms = step.watermark_ms if step.entry is None else step.entry.watermark_ms
+    shard.load(adapt(wanted, file) if adapt else wanted, step.version, watermark_ms)

@@ -21,6 +21,8 @@ class StoreMetrics:
         Rows that tasks of operators on other nodes gave and got.
     followed
         Commits of other store actors that were applied to copies here.
+    made_of_memory
+        Shards in memory of whose rows a shard of a rescaled state was made, which then were not read.
     standbys_left_behind
         Times that a standby was not told of a commit, as it was lost or had too many to apply.
     failing
@@ -45,6 +47,7 @@ class StoreMetrics:
     standbys_left_behind: int = 0
     snapshots_written: int = 0
     shards_unloaded: int = 0
+    made_of_memory: int = 0
     maintenance_failures: int = 0
     failing: dict[str, str] = field(default_factory=dict)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pyarrow as pa
 
@@ -30,6 +31,7 @@ from store_actors.serving.held import HeldPartitions, ServedPartitions
 from store_actors.serving.lineage import Lineage
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
+from store_actors.serving.reading_order import InMemory, nothing_in_memory
 from store_actors.spilling.store_memory import StoreMemory, UnlimitedMemory
 
 __all__ = ["OperatorShards"]
@@ -223,16 +225,31 @@ class OperatorShards(ServedPartitions[_HeldShard]):
             loading = self._held.bring_to(held, lease.store_id, run_id, base, (DEFAULT_STORE,))
             if not held.lineage.is_held:
                 with self._memory.loading(lease.store_id, base):
-                    held.shard, deltas = self._loaded(lease.store_id, loading, request.schema)
+                    in_memory = self._in_memory(request)
+                    held.shard, deltas = self._loaded(lease.store_id, loading, request.schema, in_memory)
                 held.lineage.loaded(base, loading.attempt_id, deltas)
             held.lineage.leased(lease.epoch, run_id)
         assert held.shard is not None
         return held.shard
 
-    def _loaded(self, store_id: StateStoreId, loading: LoadPlans, schema: StateSchema) -> tuple[OperatorShard, int]:
-        """A shard from its files, and how many deltas were replayed."""
+    def _in_memory(self, request: ApplyRequest) -> InMemory:
+        """What memory has of the shards that one of a rescaled state is made of, in the request's schema."""
+
+        def is_wanted(store: GivenStore) -> bool:
+            return store.schema == request.schema
+
+        return partial(self._held.shard_in_memory, request.lease.store_id, DEFAULT_STORE, is_wanted)
+
+    def _loaded(
+        self,
+        store_id: StateStoreId,
+        loading: LoadPlans,
+        schema: StateSchema,
+        in_memory: InMemory = nothing_in_memory,
+    ) -> tuple[OperatorShard, int]:
+        """A shard from its files, and from what memory has of others; and how many deltas were replayed."""
         plan = loading.plans[DEFAULT_STORE]
-        return self._loader.load(lambda: self._made(store_id, schema), plan, groups_adapter(plan, schema))
+        return self._loader.load(lambda: self._made(store_id, schema), plan, groups_adapter(plan, schema), in_memory)
 
     def _made(self, store_id: StateStoreId, schema: StateSchema) -> OperatorShard:
         """An empty shard."""

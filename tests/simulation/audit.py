@@ -11,12 +11,14 @@ import io
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import gcd
 from typing import Any
 
 import pyarrow as pa
 
 from coordinator.model import ActorLocation, TaskIdentity
+from coordinator.rescaling import BatchShards
 from coordinator.service import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
 from tests.simulation.event_loop import SimulatedLoop
@@ -75,8 +77,10 @@ def audit_state(
     newcomer: Any = _Newcomer(objects, make)
     metadata = workload.metadata(state, query)
     try:
-        for shard in range(workload.shards):
-            task = TaskIdentity(state, query, "audit", version, shard, 0, "auditor")
+        whole = TaskIdentity(state, query, "audit", version, 0, 0, "auditor")
+        shards: BatchShards = newcomer.ask("begin_batch", whole, workload.shards, None)
+        for shard in shards.partitions:
+            task = replace(whole, partition_id=shard)
             grant = newcomer.ask("attach_and_lease", task, metadata, _AUDITOR)
             if grant.base_version != version:
                 raise Violation(
@@ -106,6 +110,11 @@ class _History:
     floors: dict[Place, int] = field(default_factory=dict)
     #: (shard, store) -> counted snapshots
     snapshots: dict[Place, list[Entry]] = field(default_factory=dict)
+    #: Rescales, by the first of the partitions that they made.
+    made: dict[int, Entry] = field(default_factory=dict)
+    given: int = 0
+    #: Those (by the same) that are more than a wish of their run.
+    counting: set[int] = field(default_factory=set)
 
     def take(self, record: Entry) -> None:
         match record["kind"]:
@@ -116,6 +125,12 @@ class _History:
                 )
                 self.ended |= {self.run}
                 self.run = record["run_id"]
+                void = [one for one in self.made if one not in self.counting and self.made[one]["run_id"] != self.run]
+                for first in void:
+                    made = self.made.pop(first)
+                    for place in [one for one in self.chains if first <= one[0] < first + made["num_shards"]]:
+                        for kept in (self.chains, self.snapshots, self.floors):
+                            kept.pop(place, None)
                 self.leases = dict.fromkeys(self.leases, self.epoch)
             case "shards_assigned":
                 self._newer_epoch(record["epoch"])
@@ -138,8 +153,66 @@ class _History:
                 _require(
                     record["error"] and record["partition_id"] in self.leases, "a move that nobody could try", record
                 )
+            case "rescale_asked":
+                _require(record["run_id"] == self.run, "a run is asked that does not go on", record)
+            case "rescaled":
+                _require(record["first_partition"] >= self.given, "a partition is given twice", record)
+                self.given = record["first_partition"] + record["num_shards"]
+                self.made[record["first_partition"]] = record
             case _:
                 raise Violation(f"a record that no document knows: {record}")
+
+    def _made_of(self, partition: int) -> Entry | None:
+        """The rescale that made a partition."""
+        return next((one for first, one in self.made.items() if first <= partition < first + one["num_shards"]), None)
+
+    def _line(self, partition: int) -> list[Entry]:
+        """The rescales that led to a partition, newest first."""
+        found, made = [], self._made_of(partition)
+        while made is not None:
+            found.append(made)
+            made = self._made_of(made["former_partition"])
+        return found
+
+    def _supersede_generations(self, partition: int) -> None:
+        """Shards of which all have a commit are the end of all that are not of their line, and of what this one left behind."""
+        ends = {one["former_partition"]: one["version"] for one in self._line(partition)}
+        own = self._made_of(partition)
+        alive = {0 if own is None else own["first_partition"]: None, **ends}
+        for place in list(self.chains):
+            made = self._made_of(place[0])
+            first = 0 if made is None else made["first_partition"]
+            if first not in alive:
+                del self.chains[place]
+                self.snapshots.pop(place, None)
+                self.floors.pop(place, None)
+            elif (end := alive[first]) is not None:
+                self.chains[place] = [one for one in self.chains[place] if one["version"] <= end]
+                self.snapshots[place] = [one for one in self.snapshots.get(place, ()) if one["version"] <= end]
+                if not self.chains[place]:
+                    del self.chains[place], self.snapshots[place]
+        self.made = {one: made for one, made in self.made.items() if one in alive or one not in self.counting}
+
+    def needs(self, place: Place) -> bool:
+        """Whether a retained version of any shard is read from the files of a place."""
+        partition, store = place
+        made = self._made_of(partition)
+        first = 0 if made is None else made["first_partition"]
+        later = [
+            one
+            for one in self.made.values()
+            if one["former_partition"] == first and one["first_partition"] in self.counting
+        ]
+        if not later:
+            return True
+        children = [
+            child
+            for one in later
+            for child in range(one["first_partition"], one["first_partition"] + one["num_shards"])
+            # Numbers that leave both remainders exist.
+            if (child - one["first_partition"] - partition + first) % gcd(one["num_shards"], one["former_shards"]) == 0
+        ]
+        return any(not self.floors.get((child, store)) and self.needs((child, store)) for child in children)
 
     def _newer_epoch(self, epoch: int) -> None:
         _require(epoch > self.epoch, f"epoch {epoch} was given out before", {})
@@ -153,7 +226,12 @@ class _History:
         _require(entry["epoch"] == self.leases.get(place[0]), "a commit of an owner that was replaced counts", entry)
         _require(attempt not in self.attempts, "an attempt counts twice", entry)
         _require((place, version, self.run) not in self.counted, "two attempts of one run count for a version", entry)
-        _require(entry["base_version"] == (below[-1]["version"] if below else 0), "a version forks the chain", entry)
+        made = self._made_of(place[0])
+        first = 0 if made is None else made["version"]
+        _require(
+            entry["base_version"] == (below[-1]["version"] if below else first), "a version forks the chain", entry
+        )
+        _require(made is None or version > first, "a shard has a version from before it was made", entry)
         self.attempts.add(attempt)
         self.counted.add((place, version, self.run))
         self.chains[place] = [*below, entry]
@@ -164,6 +242,13 @@ class _History:
             gone = {one["version"] for one in self.chains[other]} - {one["version"] for one in kept}
             self.chains[other] = kept
             self.snapshots[other] = [one for one in self.snapshots.get(other, ()) if one["version"] not in gone]
+        if made is not None and made["first_partition"] not in self.counting and self._is_whole(made):
+            self.counting |= {one["first_partition"] for one in self._line(place[0])}
+            self._supersede_generations(place[0])
+
+    def _is_whole(self, made: Entry) -> bool:
+        partitions = range(made["first_partition"], made["first_partition"] + made["num_shards"])
+        return {one for (one, _), chain in self.chains.items() if chain} >= set(partitions)
 
     def _snapshot(self, snapshot: Entry) -> None:
         place, shown = _place(snapshot), (snapshot["version"], snapshot["attempt_id"])
@@ -235,6 +320,8 @@ def audit_log(objects: RememberedObjects, workload: Workload, state: str, form_o
         chains = {store: chain for (one, store), chain in history.chains.items() if one == shard}
         workload.check_history(shard, chains, read, form_of)
     for place, chain in history.chains.items():
+        if not history.needs(place):
+            continue
         floor = history.floors.get(place, 0)
         retained = [one for one in history.snapshots.get(place, ()) if one["version"] >= floor]
         for snapshot in retained:

@@ -12,6 +12,7 @@ from coordinator.calls import unwrapped
 from coordinator.client import CoordinatorClient
 from coordinator.errors import CorruptStateError, StateMismatchError, StateStoreError
 from coordinator.model import TaskIdentity
+from coordinator.rescaling import BatchShards
 from coordinator.spreading import Place
 from spark_jobs.worker.fleet_client import FleetClient
 from tests.simulation.scheduler import Party, Scheduler, Violation
@@ -90,6 +91,8 @@ class Driver(Party):
         self._lives = 0
         self.executors = [self._new_executor(node) for node in world.nodes]
         self.stopped = False
+        self._shards = BatchShards(0, self._workload.shards)
+        self._next: BatchShards | None = None
         self._coordinator: CoordinatorClient | None = None
         self._scheduler.spawn(self, self._run)
 
@@ -112,11 +115,16 @@ class Driver(Party):
         """One run of the query; True if there is no point in another."""
         run_id = self._world.begin_run()
         self._scheduler.pause(f"starts run {run_id[:4]}")
-        if self._world.moves_shards:
-            self._place()
+        asked = self._world.asked_shards()
         batch = self._world.commit_log.newest() + 1
+        self._shards = BatchShards(0, self._workload.shards)
+        self._next = None
+        if self._world.moves_shards:
+            self._place(self._shards)
         while batch < self._workload.batches:
             self._scheduler.pause(f"runs batch {batch}")
+            if not self._begin(run_id, batch, asked):
+                return False
             if not self._run_batch(run_id, batch):
                 return False
             self._scheduler.pause(f"records batch {batch}")
@@ -127,9 +135,26 @@ class Driver(Party):
             batch += 1
         return True
 
+    def _begin(self, run_id: str, batch: int, asked: int | None) -> bool:
+        """Learn how many shards a batch has, as the driver does where it is planned; False if nobody says."""
+        if not self._world.rescales:
+            return True
+        if self._next is None:
+            task = TaskIdentity(STATE, QUERY, run_id, batch, 0, 0, self.name)
+            try:
+                self._next = self._to_coordinator().begin_batch(task, self._workload.shards, asked)
+            except StateStoreError as error:
+                self._scheduler.log(self.name, f"batch {batch} is not planned: {type(error).__name__}")
+                return False
+        if self._next != self._shards:
+            self._scheduler.fault(self.name, "rescaled", f"from {self._shards} to {self._next} for batch {batch}")
+        self._shards, self._next = self._next, None
+        self._world.shards_of_batch(self._shards)
+        return True
+
     def _run_batch(self, run_id: str, batch: int) -> bool:
         """Whatever the user's function has Spark run of the batch, and then what it left out; False if the query fails."""
-        rng, shards = self._scheduler.rng, range(self._workload.shards)
+        rng, shards = self._scheduler.rng, range(self._shards.num_shards)
         if rng.random() >= self._world.weather.partial_batches:
             return self._run_shards(run_id, batch, set(shards)) and self._settle(run_id, batch)
         # It shows some rows, writes, or fails at its sink and goes on: any number of actions, each on some of the shards.
@@ -142,14 +167,14 @@ class Driver(Party):
             done |= some
         return self._complete(run_id, batch, set(shards) - done) and self._settle(run_id, batch)
 
-    def _place(self) -> None:
+    def _place(self, shards: BatchShards) -> None:
         """Tell the coordinator which nodes have executors, and how many standbys there shall be."""
         actors, places = self._world.actors, []
         try:
             for name in self._world.store_actor_names():
                 handle = actors.find(name)
                 places.append(Place(unwrapped(actors, handle, handle.location.remote()), 2))
-            self._to_coordinator().place_shards(STATE, QUERY, self._workload.shards, places, self._world.standbys)
+            self._to_coordinator().place_shards(STATE, QUERY, shards, places, self._world.standbys)
         except (StateStoreError, RayError) as error:
             self._scheduler.log(self.name, f"shards are not placed: {type(error).__name__}")
 
@@ -160,10 +185,14 @@ class Driver(Party):
 
     def _settle(self, run_id: str, batch: int) -> bool:
         """Ask what the batch did, as the driver does where it is told so: shards that are being moved may go then."""
-        if not self._world.moves_shards:
+        if not self._world.moves_shards and not self._world.rescales:
             return True
         try:
-            self._to_coordinator().batch_result(STATE, run_id, batch, self._workload.shards)
+            task = TaskIdentity(STATE, QUERY, run_id, batch, 0, 0, self.name)
+            result, _, following = self._to_coordinator().batch_result(task, self._shards)
+            if self._world.rescales:
+                # Another driver may have gone on from an earlier batch.
+                self._next = None if result.missing else following
         except StateStoreError as error:
             self._scheduler.log(self.name, f"the end of batch {batch} fails: {type(error).__name__}")
             return False
@@ -194,7 +223,8 @@ class Driver(Party):
             executor = self._scheduler.rng.choice(self.executors)
         attempt = Attempt(shard, number, executor)
         self._world.attempts.append(attempt)
-        task = TaskIdentity(STATE, QUERY, run_id, batch, shard, len(self._world.attempts), executor.name)
+        partition = self._shards.first_partition + shard
+        task = TaskIdentity(STATE, QUERY, run_id, batch, partition, len(self._world.attempts), executor.name)
         self._scheduler.spawn(executor, lambda: self._attempt(attempt, task))
         return attempt
 

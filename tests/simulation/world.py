@@ -13,6 +13,7 @@ from coordinator.client import CoordinatorClient
 from coordinator.deploy import coordinator_name
 from coordinator.maintenance import Maintenance
 from coordinator.model import ActorLocation
+from coordinator.rescaling import BatchShards
 from coordinator.service import Coordinator
 from coordinator.storage.options import StorageOptions
 from coordinator.storage.protocol import ObjectStore
@@ -25,6 +26,7 @@ from tests.simulation.clock import ProcessClock, SimulatedClock, SimulatedIds, S
 from tests.simulation.cluster import AsyncLife, Cluster, Life, SimulatedActors
 from tests.simulation.keyed import KeyedWorkload
 from tests.simulation.moves import Mover
+from tests.simulation.rescaling import NUMBERS, RescaledWorkload, Rescaler
 from tests.simulation.scheduler import Party, Scheduler, Violation
 from tests.simulation.spark import QUERY, STATE, CommitLog, Driver
 from tests.simulation.storage import RememberedObjects, SimulatedObjects
@@ -113,11 +115,24 @@ class World:
         Coordinators stop just before they write, and often; nothing else goes wrong.
     moves
         Shards are moved all the time, and processes are killed and frozen; messages and storage do as they should.
+    rescales
+        The state is rescaled, by runs that ask for other numbers and while they go on.
     """
 
     def __init__(
-        self, seed: int, *, harsh: bool = False, keyed: bool | None = None, stops: bool = False, moves: bool = False
+        self,
+        seed: int,
+        *,
+        harsh: bool = False,
+        keyed: bool | None = None,
+        stops: bool = False,
+        moves: bool = False,
+        rescales: bool = False,
     ) -> None:
+        self.rescales = rescales
+        #: Of its own, as that of moves.
+        self._rescales_rng = random.Random(seed + 3)
+        self._rescaler: Rescaler | None = None
         self.rng = random.Random(seed)
         self.weather = Weather.draw(self.rng)
         #: Of its own, so that schedules in which nothing is moved are what they were.
@@ -148,9 +163,10 @@ class World:
         if moves:
             self.weather = replace(self.weather, storage_faults=0.0, message_faults=0.0, strikes=0.02, deploys=0.0)
             self._move_rate = 0.1
-        self.workload: Workload = (
-            KeyedWorkload if (is_keyed(seed) if keyed is None else keyed) else AggregationWorkload
-        )(self.rng, 5 if moves else 0)
+        if rescales:
+            self.weather = replace(self.weather, deploys=0.0)
+        kind = KeyedWorkload if (is_keyed(seed) if keyed is None else keyed) else AggregationWorkload
+        self.workload: Workload = (RescaledWorkload if rescales else kind)(self.rng, 5 if moves or rescales else 0)
         self.scheduler = Scheduler(self.rng, self.weather.stickiness)
         self.ids = SimulatedIds(random.Random(seed + 1))
         self.clock = SimulatedClock(self.scheduler, self.weather.seconds_a_step)
@@ -171,6 +187,7 @@ class World:
         #: Form of the query that each run has.
         self.forms: dict[str, int] = {}
         self.records = 0
+        self._present = BatchShards(0, self.workload.shards)
         self._lives = 0
         self._drivers: list[Driver] = []
 
@@ -185,7 +202,8 @@ class World:
             grace_s=(
                 self.rng.choice((150, 400)) * len(self.workload.stores)
                 if self._harsh
-                else self.rng.choice((800, 2000, 10**6))
+                # With many shards there is more to do at once, and what was read late is read later.
+                else self.rng.choice((800, 2000, 10**6)) * (4 if self.rescales else 1)
             )
             * step_s,
         )
@@ -261,6 +279,8 @@ class World:
             self._strike()
         if self.moves_shards and self._moves_rng.random() < self._rate(self._move_rate):
             self._move()
+        if self.rescales and self._rescales_rng.random() < self._rate(0.02):
+            self._rescale()
         active = [one for one in self._drivers if not one.dead and not one.stopped]
         awake = [one for one in active if one.frozen_until <= self.scheduler.now]
         unfinished = len(self.commit_log.finished) < self.workload.batches
@@ -276,9 +296,25 @@ class World:
             if self._moves_rng.random() < 0.01:
                 self._kill(self._mover, "mover")
             return
-        shard = self._moves_rng.randrange(self.workload.shards)
+        shard = self._moves_rng.randrange(self._present.num_shards)
         node = self._moves_rng.choice(self.nodes)
         self._mover = Mover(self, self._label("mover"), STATE, shard, node)
+
+    def _rescale(self) -> None:
+        """Somebody asks for more shards, or fewer, while a query runs."""
+        if self._rescaler is None or self._rescaler.is_over or self._rescaler.dead:
+            factor = self._rescales_rng.choice((2, 3, -2, -3))
+            self._rescaler = Rescaler(self, self._label("rescaler"), STATE, self._present.num_shards, factor)
+
+    def asked_shards(self) -> int | None:
+        """How many shards a run asks for as it begins."""
+        return self._rescales_rng.choice(NUMBERS) if self.rescales else None
+
+    def shards_of_batch(self, shards: BatchShards) -> None:
+        """A batch is planned with these."""
+        assert isinstance(self.workload, RescaledWorkload)
+        self.workload.begun(shards)
+        self._present = shards
 
     def _strike(self) -> None:
         """Kill a party, or freeze it and perhaps replace it meanwhile."""
@@ -387,10 +423,16 @@ class World:
 
 
 def run_seed(
-    seed: int, *, harsh: bool = False, keyed: bool | None = None, stops: bool = False, moves: bool = False
+    seed: int,
+    *,
+    harsh: bool = False,
+    keyed: bool | None = None,
+    stops: bool = False,
+    moves: bool = False,
+    rescales: bool = False,
 ) -> Outcome:
     """Run one schedule, in the weather of its seed or the worst there is; its error, if any, is part of the outcome."""
-    world = World(seed, harsh=harsh, keyed=keyed, stops=stops, moves=moves)
+    world = World(seed, harsh=harsh, keyed=keyed, stops=stops, moves=moves, rescales=rescales)
     error: BaseException | None = None
     # What the project tells operators is told to nobody here.
     logging.disable(logging.CRITICAL)

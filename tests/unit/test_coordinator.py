@@ -250,7 +250,6 @@ METADATA = StateMetadata("clicks", "query", 4, "update", {"keys": [FIELD], "accu
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (replace(METADATA, num_shards=8), "number of shards.*existing=`4` asked=`8`"),
         (replace(METADATA, output_mode="append"), "output mode.*existing=`update` asked=`append`"),
         (replace(METADATA, schema={**METADATA.schema, "keys": [{**FIELD, "type": "int64"}]}), "keys.*string.*int64"),
         (replace(METADATA, schema={**METADATA.schema, "accumulators": [{**SUM, "kind": "max"}]}), "sum_int.*max"),

@@ -11,6 +11,7 @@ import pytest
 from coordinator.errors import CorruptStateError, InvalidRequestError
 from coordinator.maintenance import Maintenance
 from coordinator.model import PartitionCommit, StateMetadata, StateStoreProviderId
+from coordinator.rescaling import BatchShards
 from coordinator.service import Coordinator
 from coordinator.spreading import Place
 from coordinator.storage.memory import MemoryObjectStore
@@ -217,8 +218,8 @@ def test_a_drain_outlives_the_coordinator_until_it_is_taken_back() -> None:
 
     async def spread_over(coordinator: Coordinator) -> list[Place]:
         places = [Place(actor(name), 1) for name in "abc"]
-        await coordinator.place_shards("other", "query", 3, places)
-        nodes = (await coordinator.place_shards("other", "query", 3, places)).nodes
+        await coordinator.place_shards("other", "query", BatchShards(0, 3), places)
+        nodes = (await coordinator.place_shards("other", "query", BatchShards(0, 3), places)).nodes
         return [place for place in places if place.location.node_id in nodes]
 
     asyncio.run(scenario())

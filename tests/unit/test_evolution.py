@@ -168,8 +168,17 @@ def test_a_query_without_keys_is_told_of_its_keys_and_not_of_its_one_shard() -> 
     existing = replace(metadata(schema(COUNT)), num_shards=4)
     with pytest.raises(StateMismatchError, match=r"keys differ.*existing=`k string` asked=``"):
         check_metadata(existing, metadata(replace(schema(COUNT), keys=())))
-    with pytest.raises(StateMismatchError, match="number of shards is fixed"):
-        check_metadata(existing, replace(existing, num_shards=1))
+
+
+def test_a_number_of_shards_binds_only_where_rows_are_not_partitioned_by_keys() -> None:
+    by_key = metadata(schema(COUNT))
+    check_metadata(by_key, replace(by_key, num_shards=1))
+    global_group = metadata(replace(schema(COUNT), keys=()))
+    with pytest.raises(StateMismatchError, match=r"one shard by nature.*existing=`4` asked=`1`"):
+        check_metadata(replace(global_group, num_shards=4), replace(global_group, num_shards=1))
+    partitions = replace(by_key, output_mode="keyed", schema={})
+    with pytest.raises(StateMismatchError, match=r"a function's or a program's own.*existing=`4` asked=`8`"):
+        check_metadata(replace(partitions, num_shards=4), replace(partitions, num_shards=8))
 
 
 def test_another_output_mode_is_told_so() -> None:

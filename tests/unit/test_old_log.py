@@ -100,7 +100,7 @@ def plain(rows: list[dict[str, Any]]) -> list[list[Any]]:
 
 
 #: What the log tells of since then.
-LATER_KINDS = {RecordKind.MOVE_FAILED}
+LATER_KINDS = {RecordKind.MOVE_FAILED, RecordKind.RESCALE_ASKED, RecordKind.RESCALED}
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------

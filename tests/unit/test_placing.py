@@ -41,7 +41,7 @@ class Town:
 
     def plan(self, *names: str, standbys: int = 0) -> tuple[PlannedMove, ...]:
         places = [Place(self.lives[name], 2) for name in names]
-        return self.placing.plan("s", "query", SHARDS, places, self.assigned, self, standbys)  # type: ignore[arg-type]
+        return self.placing.plan("s", "query", range(SHARDS), places, self.assigned, self, standbys)  # type: ignore[arg-type]
 
     def standbys(self) -> list[list[str]]:
         """Names of the standbys of each shard."""
@@ -62,7 +62,7 @@ class Town:
 
     def repairs(self) -> tuple[PlannedMove, ...]:
         self.placing.batch_ended("s")
-        return self.placing.repairs("s", "query", SHARDS, self.assigned, self)  # type: ignore[arg-type]
+        return self.placing.repairs("s", "query", range(SHARDS), self.assigned, self)  # type: ignore[arg-type]
 
 
 def test_shards_that_nobody_holds_go_to_their_places_at_once() -> None:
@@ -128,7 +128,7 @@ def test_a_drained_node_is_given_nothing() -> None:
     town.plan("a", "b", "c")
     town.run_batch()
     town.placing.drained.add(town.lives["b"].node_id)
-    moves = town.placing.moves("s", "query", SHARDS, town.assigned, town)  # type: ignore[arg-type]
+    moves = town.placing.moves("s", "query", range(SHARDS), town.assigned, town)  # type: ignore[arg-type]
     assert {move.giver.actor_name for move in moves} == {"b"}
     assert sorted(move.taker.actor_name for move in moves) == ["a", "c"]
     assert all(move.taker.actor_name != "b" for move in town.plan("a", "b", "c"))
@@ -194,7 +194,7 @@ def test_a_lost_store_actors_shards_go_to_their_standbys(told: bool) -> None:
     town.dead.add(town.lives["b"].instance_id)
     if told:
         assert town.plan("a", "c", standbys=1) == ()
-    nodes = town.placing.nodes("s", SHARDS, town.assigned, town)  # type: ignore[arg-type]
+    nodes = town.placing.nodes("s", range(SHARDS), town.assigned, town)  # type: ignore[arg-type]
     after = town.run_batch("a")
     assert after == [standby if was == "b" else was for was, (standby,) in zip(before, standbys, strict=True)]
     assert list(nodes) == [town.lives[name].node_id for name in after], "tasks are sent there at once"

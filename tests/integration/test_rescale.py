@@ -1,0 +1,221 @@
+"""Rescales beside Spark: every operator's results are the same while its state gets other shards, at restarts and in between."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from coordinator.errors import InvalidRequestError, StateMismatchError
+from spark_jobs.fleet import Fleet
+from spark_jobs.map_partitions import map_partitions_with_state_store
+from statefleet.cli import main
+from tests.integration.operator_cases import RESTART
+from tests.integration.streams import Feed, Run, short_list
+from tests.integration.test_operators import ALL_CASES, Inputs, System, configured, own
+
+SHORT_LIST = {
+    "A1 count by value, update",
+    "E1 windows, append",
+    "W1 within the watermark",
+    "SW sessions, append",
+    "topN",
+    "F1 running count",
+    "JO1 left outer of windows",
+}
+#: Numbers of shards, one after the other; online steps take the factor that comes next.
+RESTARTS = (3, 5, 1, 4, 6, 2)
+FACTORS = (2, 2, -2, 3, -4)
+
+
+class Rescaler:
+    """States of one query, given other shards again and again."""
+
+    def __init__(self, fleet: Fleet, prefix: str) -> None:
+        self.fleet, self.prefix = fleet, prefix
+        self.shards = 2
+        self.names: set[str] = set()
+        self.refused: list[tuple[int, str]] = []
+        self._factors = itertools.cycle(FACTORS)
+        self._numbers = itertools.cycle(RESTARTS)
+
+    def operators(self, frame: DataFrame, operator: str, mode: str = "append") -> Any:
+        name = f"{self.prefix}-{operator}"
+        self.names.add(name)
+        return self.fleet.stateful(frame, name=name, outputMode=mode, shards=self.shards)
+
+    def number(self, name: str) -> int:
+        return next(int(one["num_shards"]) for one in self.fleet.status()["queries"] if one["name"] == name)
+
+    def for_the_next_start(self) -> None:
+        self.shards = next(self._numbers)
+
+    def online(self) -> None:
+        """Ask for another number of shards of each state."""
+        factor = next(self._factors)
+        for name in sorted(self.names):
+            has = self.number(name)
+            asked = has * factor if factor > 0 else max(1, has // -factor) if has % -factor == 0 else has
+            try:
+                plan = self.fleet.rescale(name, asked)
+            except InvalidRequestError as error:
+                self.refused.append((has, str(error)))
+            else:
+                assert (plan.num_shards, plan.new_shards, len(plan.sources)) == (has, asked, asked)
+
+
+@pytest.mark.parametrize("case_name", short_list(ALL_CASES, SHORT_LIST))
+def test_case_with_rescales(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case_name: str) -> None:
+    case = ALL_CASES[case_name]
+    rescaler, inputs = Rescaler(fleet, name), Inputs(spark, tmp_path / "in", case.inputs)
+    with configured(spark, case.conf):
+        systems = {"the fleet": System(case, inputs, rescaler.operators, tmp_path / "ck-fleet")}
+        if case.spark:
+            systems["Spark"] = System(case, inputs, own, tmp_path / "ck-spark")
+        try:
+            for place, step in enumerate(case.steps):
+                if isinstance(step, str):
+                    assert step == RESTART
+                    for system in systems.values():
+                        system.restart()
+                    continue
+                if place % 2:
+                    rescaler.online()
+                elif place:
+                    systems["the fleet"].stop()
+                    rescaler.for_the_next_start()
+                    systems["the fleet"].start()
+                inputs.add(step.rows)
+                results = {who: system.take() for who, system in systems.items()}
+                where = f"{case_name}, step {place}, {[rescaler.number(one) for one in sorted(rescaler.names)]} shards"
+                rows = sorted(itertools.chain(*results["the fleet"].values()), key=repr)
+                assert step.out is None or rows == sorted(step.out, key=repr), f"{where}: {results}"
+                assert len({repr(batches) for batches in results.values()}) == 1, f"{where}: {results}"
+        finally:
+            for system in systems.values():
+                system.run.stop()
+    # By a factor of the number that the next batch has already, which is not told before the batch is over.
+    assert all((has == 1 and "one shard by nature" in why) or "by a factor" in why for has, why in rescaler.refused)
+
+
+ROWS = pa.schema([("k", pa.string()), ("v", pa.int64())])
+
+
+def numbers(first: int) -> list[tuple[str, int]]:
+    return [(f"k{i % 37}", i) for i in range(first, first + 200)]
+
+
+def totals(fleet: Fleet, feed: Feed, name: str, shards: int | None) -> DataFrame:
+    grouped = fleet.stateful(feed.stream(), name=name, shards=shards).groupBy("k")
+    return grouped.agg(F.count("*").alias("n"), F.sum("v").alias("s"))
+
+
+def seen(rows: list[Any]) -> dict[str, tuple[int, int]]:
+    return {row["k"]: (row["n"], row["s"]) for row in rows}
+
+
+def expected(feed: Feed) -> dict[str, tuple[int, int]]:
+    return seen(feed.batch().groupBy("k").agg(F.count("*").alias("n"), F.sum("v").alias("s")).collect())
+
+
+def shards_of(fleet: Fleet, name: str) -> list[dict[str, Any]]:
+    return next(one["shards"] for one in fleet.status()["queries"] if one["name"] == name)
+
+
+def test_a_state_goes_on_with_any_number_after_restarts_and_online_and_says_so(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    feed = Feed(spark, tmp_path / "in", ROWS)
+    found: dict[str, tuple[int, int]] = {}
+    for round_, shards in enumerate((4, None, 3, 5, 1, None)):
+        feed.add(numbers(round_ * 1000))
+        run = Run(totals(fleet, feed, name, shards), "update", tmp_path / "ck")
+        try:
+            found |= seen(run.take())
+            assert found == expected(feed)
+            present = len(shards_of(fleet, name))
+            assert shards is None or present == shards
+            # Online: from one of the next batches on, of which the second is one for sure.
+            dry = fleet.rescale(name, 2 * present, dry_run=True)
+            assert dry.sources == tuple((shard % present,) for shard in range(2 * present))
+            assert main(["rescale", fleet.uri, name, "--shards", str(2 * present)]) == 0
+            assert f"{present} to {2 * present} shards" in capsys.readouterr().out
+            for more in (1, 2, 3):
+                feed.add(numbers(round_ * 1000 + more * 200))
+                found |= seen(run.take())
+                assert found == expected(feed)
+            told = shards_of(fleet, name)
+            assert [one["partition_id"] for one in told] == list(range(2 * present))
+            assert sum(one["state_rows"] for one in told) == len(found)
+            progress = run.query.recentProgress[-1]["stateOperators"][0]
+            assert (progress["numShufflePartitions"], progress["numRowsTotal"]) == (2 * present, len(found))
+            assert fleet.explain_placement(name, 2 * present - 1).location is not None
+            with pytest.raises(InvalidRequestError, match="no such shard"):
+                fleet.explain_placement(name, 2 * present)
+        finally:
+            run.stop()
+
+
+def test_new_shards_outlive_the_store_actors_that_made_them_and_a_backlog(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Restarted with a backlog of several batches and other shards; each time every store actor is killed right after the first one."""
+    feed = Feed(spark, tmp_path / "in", ROWS)
+    found: dict[str, tuple[int, int]] = {}
+    for round_, shards in enumerate((2, 6, 4, 5)):
+        for part in range(3):
+            feed.add(numbers(round_ * 1000 + part * 200))
+
+        def lose_all(batch_id: int, first: int = 3 * round_) -> None:
+            if batch_id == first:
+                for one in fleet.status()["store_actors"]:
+                    if one["alive"]:
+                        os.kill(one["pid"], signal.SIGKILL)
+
+        run = Run(totals(fleet, feed, name, shards), "update", tmp_path / "ck", on_batch=lose_all, available_now=True)
+        try:
+            found |= seen(run.take())
+        finally:
+            run.stop()
+        assert found == expected(feed)
+        assert len(shards_of(fleet, name)) == shards
+    # Nobody runs it now, of which Spark tells when it comes to it.
+    deadline = time.monotonic() + 30
+    while main(["rescale", fleet.uri, name, "--shards", "10"]) == 0 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert "no run of the state's query goes on" in capsys.readouterr().err
+
+
+def test_what_cannot_be_routed_by_key_is_refused(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(spark, tmp_path / "in", ROWS)
+    feed.add(numbers(0))
+
+    def count(store: Any, batches: Any) -> Any:
+        store.put(k="rows", n=(store.get("rows") or {"n": 0})["n"] + sum(batch.num_rows for batch in batches))
+        yield from ()
+
+    def mapped(shards: int | None) -> DataFrame:
+        return map_partitions_with_state_store(
+            feed.stream(), count, "n BIGINT", fleet=fleet, name=name, partition_by=["k"], shards=shards,
+            keys=pa.schema([("k", pa.string())]), values=pa.schema([("n", pa.int64())]),
+        )  # fmt: skip
+
+    run = Run(mapped(2), "append", tmp_path / "ck")
+    try:
+        run.wait()
+        with pytest.raises(InvalidRequestError, match="function's or a program's own"):
+            fleet.rescale(name, 4)
+        with pytest.raises(StateMismatchError, match="function's or a program's own"):
+            mapped(4)
+    finally:
+        run.stop()
+    with pytest.raises(InvalidRequestError, match="no such state"):
+        fleet.rescale(f"{name}-none", 4)

@@ -1,0 +1,224 @@
+"""Rescales of a state in the ledger alone: what counts of which generation, how its versions are loaded, which files they need."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from coordinator.core import StateLedger
+from coordinator.errors import InvalidRequestError
+from coordinator.generations import Generation
+from coordinator.model import DEFAULT_STORE, LoadPlan, SnapshotEntry, StateMetadata
+from coordinator.placement import StayElseLocal
+from coordinator.records import Committed, Record, SnapshotAdded
+from coordinator.rescaling import decide_ask, decide_shards, first_generation
+from tests.unit.test_coordinator import ROOT, Living, actor, entry, task, through_json
+
+CREATED = StateMetadata(
+    "clicks", "query", 4, "update", {"keys": [{"name": "k0", "type": "int32"}, {"name": "__row", "type": "int64"}]}
+)
+FIRST = first_generation(CREATED)
+#: The hash of a key is the key.
+KEYS = range(-12, 24)
+Rows = dict[int, int]
+
+
+@pytest.mark.parametrize("new", range(1, 13))
+@pytest.mark.parametrize("old", range(1, 13))
+def test_each_shard_is_made_of_those_that_may_have_its_rows(old: int, new: int) -> None:
+    made = Generation(new, 100, 3, "run", 50, old)
+    for shard in range(new):
+        sources = {50 + key % old for key in range(old * new) if key % new == shard}
+        assert set(made.parents(100 + shard)) == sources
+        for source in sources:
+            assert 100 + shard in made.children(source)
+    assert sum(len(made.children(50 + shard)) for shard in range(old)) == sum(
+        len(made.parents(100 + shard)) for shard in range(new)
+    )
+
+
+def loaded(plan: LoadPlan, files: dict[str, Rows]) -> Rows:
+    """Rows of a plan, read as a store actor reads them."""
+    start, rows = 0, Rows()
+    if plan.snapshots:
+        start, rows = plan.snapshots[0].version, dict(files[plan.snapshots[0].file])
+    elif plan.origin is not None:
+        for parent in plan.origin.parents:
+            found = loaded(parent.plan, files)
+            assert all(key % parent.num_shards == parent.shard for key in found)
+            rows |= {key: value for key, value in found.items() if key % plan.origin.num_shards == plan.origin.shard}
+    else:
+        assert plan.floor == 0
+    for one in plan.deltas:
+        if one.version > start:
+            rows |= files[one.file]
+    return rows
+
+
+class RescaleMachine(RuleBasedStateMachine):
+    """Runs of one query over a state that is rescaled again and again, beside a dict a version."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = StateLedger(ROOT)
+        self.files: dict[str, Rows] = {}
+        #: Rows of each version in the history that counts.
+        self.truth: list[Rows] = [{}]
+        self.logged: list[Committed | SnapshotAdded] = []
+        self.serial = 0
+        self.run = ""
+        self.generation = FIRST
+        self.asked: int | None = None
+        self.start(None)
+
+    # -- what a driver does -------------------------------------------------------------------------------------------
+
+    def fold(self, records: list[Record]) -> None:
+        for record in records:
+            self.ledger.fold(through_json(record))
+            if isinstance(record, Committed | SnapshotAdded):
+                self.logged.append(record)
+
+    def start(self, asked: int | None) -> None:
+        self.serial += 1
+        self.run = f"run-{self.serial}"
+        self.asked = asked
+        self.begin()
+
+    def begin(self) -> None:
+        """The batch after the newest version that was finished."""
+        batch = len(self.truth) - 1
+        records, self.generation = decide_shards(self.ledger, CREATED, task(self.run, batch), self.asked)
+        self.fold(records)
+        again = decide_shards(self.ledger, CREATED, task(self.run, batch), self.asked)
+        assert again == ([], self.generation)
+
+    def commit(self, partition: int, rows: Rows) -> None:
+        batch = len(self.truth) - 1
+        who = task(self.run, batch, partition)
+        self.ledger.check_query(who)
+        self.ledger.check_generation(who, self.ledger.generations.in_force(FIRST, self.run, batch))
+        self.ledger.check_whole(who, self.generation)
+        records, grant = self.ledger.decide_lease(who, actor("a"), Living(), StayElseLocal())
+        self.fold(records)
+        assert grant.base_version == batch
+        assert grant.watermarks.input_ms == batch
+        self.serial += 1
+        made = replace(
+            entry(grant, batch + 1),
+            attempt_id=str(self.serial),
+            file=f"{self.serial}.delta",
+            watermark_ms=batch + 1,
+            rows_late=1,
+        )
+        self.files[made.file] = rows
+        records, counted = self.ledger.decide_commits([made])
+        self.fold(records)
+        assert self.ledger.newest(partition) == counted[0]
+
+    @rule(some=st.dictionaries(st.sampled_from(KEYS), st.integers(0, 9), max_size=8), part=st.integers(0, 16))
+    def batch(self, some: Rows, part: int) -> None:
+        """A batch on all shards, or on the first ones only, after which another run does it again."""
+        partitions = list(self.generation.partitions)
+        for shard, partition in enumerate(partitions[:part] if part < len(partitions) else partitions):
+            self.commit(
+                partition, {key: value for key, value in some.items() if key % self.generation.num_shards == shard}
+            )
+        if part < len(partitions):
+            self.start(None)
+            return
+        self.truth.append({**self.truth[-1], **some})
+        assert self.ledger.finished_version(self.generation) == len(self.truth) - 1
+        self.begin()
+
+    @rule(asked=st.sampled_from((None, 1, 2, 3, 4, 5, 6, 8, 12)))
+    def restart(self, asked: int | None) -> None:
+        self.start(asked)
+        if asked is not None and self.ledger.has_versions():
+            assert self.generation.num_shards == asked
+
+    @precondition(lambda self: self.ledger.run_id == self.run)
+    @rule(factor=st.sampled_from((2, 3)), up=st.booleans())
+    def rescale_online(self, factor: int, up: bool) -> None:
+        present = self.generation.num_shards
+        wanted = present * factor if up else present // factor
+        if wanted < 1 or wanted > 24 or (not up and present % factor):
+            return
+        records, plan = decide_ask(self.ledger, CREATED, wanted, is_active=True, dry_run=False)
+        self.fold(records)
+        assert (plan.num_shards, plan.new_shards) == (present, wanted)
+        batch = len(self.truth) - 1
+        if self.ledger.finished_version(self.generation) == batch and not any(
+            one.version > batch for partition in self.generation.partitions for one in self.ledger.entries(partition)
+        ):
+            # As at the end of the batch before.
+            self.begin()
+            assert self.generation.num_shards == wanted
+
+    # -- what store actors and maintenance do ------------------------------------------------------------------------
+
+    @rule(pick=st.integers(0, 100))
+    def snapshot(self, pick: int) -> None:
+        partitions = sorted(partition for partition, _ in self.ledger._chains)
+        if not partitions:
+            return
+        partition = partitions[pick % len(partitions)]
+        entries = self.ledger.entries(partition)
+        if not entries:
+            return
+        shown = entries[pick % len(entries)]
+        rows = loaded(self.ledger.load_plans(partition, shown.version).plans[DEFAULT_STORE], self.files)
+        self.serial += 1
+        made = SnapshotEntry(partition, shown.version, shown.attempt_id, f"{self.serial}.snapshot", 1, 2, 3, 0, 5)
+        self.files[made.file] = rows
+        self.fold(self.ledger.decide_snapshot(made)[0])
+
+    @rule(keep=st.integers(2, 4))
+    def truncate(self, keep: int) -> None:
+        self.fold(self.ledger.decide_truncation(keep)[0])
+
+    @rule()
+    def reload(self) -> None:
+        self.ledger = StateLedger.from_json(ROOT, json.loads(json.dumps(self.ledger.to_json())))
+
+    # -- what holds ---------------------------------------------------------------------------------------------------
+
+    @invariant()
+    def every_retained_version_is_there(self) -> None:
+        newest = len(self.truth) - 1
+        told = json.loads(json.dumps(self.ledger.to_json()))
+        assert json.loads(json.dumps(self.ledger.copy(self.ledger.retained()).to_json())) == told
+        # As from a checkpoint in parts, beside which all records of the log are read that say what counts, or did.
+        parts = json.loads(json.dumps(self.ledger.copy(()).to_json()))
+        again = StateLedger.from_json(ROOT, parts, self.logged)
+        assert sorted(map(repr, again.retained())) == sorted(map(repr, self.ledger.retained()))
+        assert again.generations.to_json() == self.ledger.generations.to_json()
+        for version in range(newest + 1):
+            generation = self.ledger.generations.with_version(FIRST, version)
+            rows: Rows | None = {}
+            for partition in generation.partitions:
+                try:
+                    plan = self.ledger.load_plans(partition, version).plans[DEFAULT_STORE]
+                except InvalidRequestError:
+                    assert version < newest, "the newest version is always retained"
+                    rows = None
+                    break
+                assert set(plan.files()) <= self.ledger.referenced_files()
+                rows |= loaded(plan, self.files)
+            assert rows is None or rows == self.truth[version]
+
+    @invariant()
+    def what_the_next_batch_reads_is_there(self) -> None:
+        rows: Rows = {}
+        for partition in self.generation.partitions:
+            rows |= loaded(self.ledger.load_plans(partition, len(self.truth) - 1).plans[DEFAULT_STORE], self.files)
+        assert rows == self.truth[-1]
+
+
+RescaleMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestRescale = RescaleMachine.TestCase

@@ -1,0 +1,152 @@
+"""What the coordinator answers of rescales: shards of batches, numbers that people and store actors use, and what a restart knows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from coordinator.core import Counted
+from coordinator.errors import FencedError, InvalidRequestError
+from coordinator.maintenance import Maintenance
+from coordinator.model import PartitionCommit, StateMetadata
+from coordinator.rescaling import BatchShards
+from coordinator.service import Coordinator
+from coordinator.spreading import Place
+from coordinator.storage.memory import MemoryObjectStore
+from coordinator.surroundings import MachineClock, now_ms
+from tests.unit.test_coordinator import actor, entry, task
+
+METADATA = StateMetadata(
+    "clicks", "query", 2, "update", {"keys": [{"name": "k0", "type": "string"}], "accumulators": []}
+)
+
+
+class Town:
+    """A coordinator, and a query whose batches all run on store actor ``a``."""
+
+    def __init__(self) -> None:
+        self.store = MemoryObjectStore()
+        self.coordinator = self.restarted()
+
+    def restarted(self) -> Coordinator:
+        self.coordinator = Coordinator("memory://", self.store, Maintenance(), "node")
+        return self.coordinator
+
+    async def commit(self, run: str, batch: int, partition: int) -> None:
+        grant = await self.coordinator.attach_and_lease(task(run, batch, partition), METADATA, actor("a"))
+        made = entry(grant, batch + 1, f"attempt-{partition}")
+        made = replace(made, committed_at_ms=now_ms(MachineClock()))
+        (outcome,) = await self.coordinator.commit_partitions("clicks", [PartitionCommit((made,))])
+        assert isinstance(outcome, Counted)
+
+    async def batch(self, run: str, batch: int, shards: BatchShards) -> BatchShards:
+        for partition in shards.partitions:
+            await self.commit(run, batch, partition)
+        result, placement, following = await self.coordinator.batch_result(task(run, batch), shards)
+        assert result.missing == ()
+        assert len(placement.nodes) == shards.num_shards
+        return following
+
+
+def scenario(steps: Callable[[Town], Awaitable[None]]) -> Callable[[], None]:
+    def run() -> None:
+        async def all_steps() -> None:
+            await steps(Town())
+
+        asyncio.run(all_steps())
+
+    run.__name__ = steps.__name__  # type: ignore[attr-defined]
+    return run
+
+
+@scenario
+async def test_a_state_that_is_yet_to_be_made_has_the_shards_that_its_query_was_built_with(town: Town) -> None:
+    assert await town.coordinator.begin_batch(task(), 7, None) == BatchShards(0, 7)
+    assert await town.coordinator.begin_batch(task(), 7, 7) == BatchShards(0, 7)
+    with pytest.raises(InvalidRequestError, match="no such state"):
+        await town.coordinator.rescale("clicks", 4, False)
+
+
+@scenario
+async def test_a_run_begins_with_what_it_asks_for_and_has_that_whoever_is_asked_again(town: Town) -> None:
+    await town.batch("run-1", 0, BatchShards(0, 2))
+    assert await town.coordinator.begin_batch(task("run-2", 1), 2, None) == BatchShards(0, 2)
+    rescaled = await town.coordinator.begin_batch(task("run-2", 1), 2, 3)
+    assert rescaled == BatchShards(2, 3)
+    assert await town.coordinator.begin_batch(task("run-2", 1), 2, 3) == rescaled
+    assert await town.restarted().begin_batch(task("run-2", 1), 2, 3) == rescaled
+    # Another run is not bound by it, nor does it get its partitions.
+    assert await town.coordinator.begin_batch(task("run-3", 1), 2, None) == BatchShards(0, 2)
+    assert await town.coordinator.begin_batch(task("run-3", 1), 2, 3) == BatchShards(5, 3)
+    assert (await town.coordinator.describe_state("clicks")).num_shards == 2  # type: ignore[union-attr]
+    assert await town.batch("run-2", 1, rescaled) == rescaled
+    assert (await town.coordinator.describe_state("clicks")).num_shards == 3  # type: ignore[union-attr]
+    with pytest.raises(FencedError, match="planned for other shards"):
+        await town.commit("run-2", 2, 0)
+
+
+@scenario
+async def test_a_rescale_is_asked_for_while_a_run_goes_on_and_outlives_the_coordinator(town: Town) -> None:
+    first = BatchShards(0, 2)
+    await town.batch("run-1", 0, first)
+    for wrong, message in ((3, "by a factor"), (0, "from 1 to"), (1 << 16, "from 1 to")):
+        with pytest.raises(InvalidRequestError, match=message):
+            await town.coordinator.rescale("clicks", wrong, False)
+    plan = await town.coordinator.rescale("clicks", 6, True)
+    assert plan.sources == ((0,), (1,), (0,), (1,), (0,), (1,))
+    assert await town.batch("run-1", 1, first) == first, "it was a dry run"
+    await town.coordinator.rescale("clicks", 6, False)
+    town.restarted()
+    following = await town.batch("run-1", 2, first)
+    assert following == BatchShards(2, 6)
+    assert await town.restarted().begin_batch(task("run-1", 3), 2, 2) == following, (
+        "its program's number is that of its start"
+    )
+    assert await town.batch("run-1", 3, following) == following
+    await town.coordinator.deactivate_instances("run-1")
+    with pytest.raises(InvalidRequestError, match="no run of the state's query goes on"):
+        await town.coordinator.rescale("clicks", 3, False)
+
+
+@scenario
+async def test_shards_are_told_by_their_numbers_and_old_ones_are_let_go_of_once_the_new_ones_have_gone_on(
+    town: Town,
+) -> None:
+    await town.batch("run-1", 0, BatchShards(0, 2))
+    shards = await town.coordinator.begin_batch(task("run-2", 1), 2, 4)
+    places = [Place(actor(name), 2) for name in "ab"]
+    for name in "ab":
+        await town.coordinator.report_store_actor(actor(name))
+    placed = await town.coordinator.place_shards("clicks", "query", shards, places)
+    assert sorted(filter(None, placed.nodes)) == ["node-a", "node-a", "node-b", "node-b"]
+    assert placed.moves == ()
+    for partition in (2, 3, 4):
+        await town.commit("run-2", 1, partition)
+    assert await town.coordinator.elsewhere("clicks", "a", [0, 1]) == []
+    await town.commit("run-2", 1, 5)
+    assert await town.coordinator.elsewhere("clicks", "a", [0, 1]) == [0, 1]
+    located = await town.coordinator.locate("clicks", 3)
+    assert (located.store_id.partition_id, located.newest_version) == (5, 2)
+    # A shard of an earlier version is one of those that there were.
+    assert (await town.coordinator.locate("clicks", 1, 0)).store_id.partition_id == 1
+    assert (await town.coordinator.explain_placement("clicks", 3)).location is not None
+    for wrong in (-1, 4):
+        with pytest.raises(InvalidRequestError, match="no such shard"):
+            await town.coordinator.explain_placement("clicks", wrong)
+    (told,) = (await town.coordinator.status())["queries"]
+    assert [one["partition_id"] for one in told["shards"]] == [0, 1, 2, 3]
+    assert (told["num_shards"], told["version"]) == (4, 2)
+
+
+@scenario
+async def test_a_state_without_keys_is_not_rescaled(town: Town) -> None:
+    keyless = replace(METADATA, num_shards=1, schema={"keys": [], "accumulators": []})
+    grant = await town.coordinator.attach_and_lease(task(), keyless, actor("a"))
+    made = replace(entry(grant, 1), committed_at_ms=now_ms(MachineClock()))
+    await town.coordinator.commit_partitions("clicks", [PartitionCommit((made,))])
+    with pytest.raises(InvalidRequestError, match="one shard by nature"):
+        await town.coordinator.rescale("clicks", 2, False)
+    assert await town.coordinator.begin_batch(task("run-2", 1), 2, 2) == BatchShards(0, 1)

@@ -1,0 +1,368 @@
+"""Shards of rescaled states in store actors, made of others in memory or of their files: every operator beside one shard of it."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from coordinator.errors import CorruptStateError
+from coordinator.generations import Generation
+from coordinator.model import DEFAULT_STORE, LoadPlans, StateMetadata, TaskIdentity
+from coordinator.rescaling import decide_shards
+from coordinator.watermarks import Watermarks
+from store_actors.engine.spark_hash import shards_of
+from store_actors.messages import ApplyRequest, OpenRequest, ShardInput, StoreSpec
+from store_actors.operators.join_schema import join_schema
+from store_actors.operators.top_schema import top_schema
+from store_actors.schema import ROW_COLUMN, Accumulator, AccumulatorKind, Field, StateSchema
+from store_actors.serving.keyed_stores import KeyedStores
+from store_actors.serving.metrics import StoreMetrics
+from store_actors.serving.operator_shards import OperatorShards
+from store_actors.serving.reading_order import Split
+from tests.unit.test_deduplicate import WITHIN
+from tests.unit.test_deduplicate import input_of as dedup_input
+from tests.unit.test_join import table_of
+from tests.unit.test_operator_shards import Fleet
+from tests.unit.test_session_windows import COUNT, schema_of
+from tests.unit.test_session_windows import input_of as session_input
+from tests.unit.test_top import at, by
+from tests.unit.test_top import input_of as top_input
+
+SECOND = 1_000_000
+WORD = Field("k", "string")
+SUMS = StateSchema(
+    keys=(WORD, Field("f", "float64")),
+    inputs=(Field("v", "int64"),),
+    accumulators=(
+        Accumulator(AccumulatorKind.SUM_INT, ("v",), (Field("a0_sum", "int64"), Field("a0_is_empty", "bool", False))),
+        Accumulator(AccumulatorKind.COLLECT_LIST, ("v",), (Field("a1_values", "list<int64>", False),)),
+    ),
+    expiry_key=None,
+    delay_ms=None,
+    output_mode="update",
+)
+SESSIONS = schema_of((WORD,), (), (COUNT,), "append")
+BEST = top_schema((WORD,), (Field("id", "int64"), Field("t", "timestamp")), 2, [by("id", descending=True)])
+PAIRS = join_schema(
+    (WORD,),
+    (Field("l0", "int64"), Field("lt", "timestamp")),
+    (Field("r0", "int64"), Field("rt", "timestamp")),
+    {"join_type": "full_outer", "expiry": ["lt", "rt"], "event_time": ["lt", "rt"]},
+)
+KEYS = [None, "", *"abcdefghijklmnop"]
+
+
+def sums(chance: random.Random, _: int) -> ShardInput:
+    rows = [
+        {"k": chance.choice(KEYS), "f": chance.choice([-0.0, 0.0, 1.5, None]), "v": chance.randint(0, 9)}
+        for _ in range(30)
+    ]
+    return ShardInput.of_raw(SUMS, pa.RecordBatch.from_pylist(rows, schema=SUMS.raw_schema()))
+
+
+def sessions(chance: random.Random, batch: int) -> ShardInput:
+    starts = [10 * batch + chance.randint(0, 40) for _ in range(20)]
+    return session_input(SESSIONS, [[chance.choice(KEYS[2:]) for _ in starts], starts, [one + 5 for one in starts]])
+
+
+def first_rows(chance: random.Random, batch: int) -> ShardInput:
+    return dedup_input([(chance.choice(KEYS), 10 * batch + chance.randint(0, 20), 1) for _ in range(20)])
+
+
+def best(chance: random.Random, batch: int) -> ShardInput:
+    return top_input(
+        BEST, [{"k": chance.choice(KEYS), "id": chance.randint(0, 10**6), "t": at(batch)} for _ in range(20)]
+    )
+
+
+def pairs(chance: random.Random, batch: int) -> ShardInput:
+    tables = []
+    for side, schema in zip("lr", PAIRS.input_schemas(), strict=True):
+        rows = [
+            {
+                "k": chance.choice(KEYS),
+                f"{side}0": chance.randint(0, 99),
+                f"{side}t": (10 * batch + chance.randint(0, 30)) * SECOND,
+            }
+            for _ in range(8)
+        ]
+        tables.append(table_of(schema, rows))
+    return ShardInput(tuple(tables), 16)
+
+
+@dataclass(frozen=True)
+class Kind:
+    schema: StateSchema
+    rows: Callable[[random.Random, int], ShardInput]
+
+
+KINDS = {
+    "aggregation": Kind(SUMS, sums),
+    "sessions": Kind(SESSIONS, sessions),
+    "dropDuplicatesWithinWatermark": Kind(WITHIN, first_rows),
+    "topN": Kind(BEST, best),
+    "full outer join": Kind(PAIRS, pairs),
+}
+
+
+def routed(rows: ShardInput, schema: StateSchema, shard: int, num_shards: int) -> ShardInput:
+    names = [field.name for field in schema.input_keys]
+    tables = tuple(table.filter(pa.array(shards_of(table, names, num_shards) == shard)) for table in rows.tables)
+    return ShardInput(tables, sum(table.num_rows for table in tables))
+
+
+def counted(table: pa.Table) -> Counter[str]:
+    """Rows whatever their order, without their number in the shard; lists whatever theirs."""
+    shown = table.drop_columns([name for name in table.column_names if name == ROW_COLUMN])
+    rows = (
+        {name: sorted(one, key=str) if isinstance(one, list) else one for name, one in row.items()}
+        for row in shown.to_pylist()
+    )
+    return Counter(repr(sorted(row.items())) for row in rows)
+
+
+class Query:
+    """Batches of a query whose state is rescaled."""
+
+    def __init__(self, schema: StateSchema, num_shards: int) -> None:
+        self.fleet, self.schema, self.run, self.batch = Fleet(), schema, "run-0", 0
+        self.created = StateMetadata("s", "query", num_shards, schema.output_mode, schema.to_json())
+        self.generation = Generation(num_shards)
+
+    def submit(self, decide: Any) -> Any:
+        coordinator = self.fleet.coordinator
+        return coordinator._do(coordinator._keeper.submit(decide))
+
+    def task(self, partition: int) -> TaskIdentity:
+        return TaskIdentity("s", "query", self.run, self.batch, partition, 0, "executor")
+
+    def rescale(self, num_shards: int) -> None:
+        """Start a run with another number."""
+        self.run += "+"
+        self.generation = self.submit(lambda ledger: decide_shards(ledger, self.created, self.task(0), num_shards))
+        assert self.generation.num_shards == num_shards
+
+    def apply(self, rows: ShardInput, watermark_ms: int, store: OperatorShards) -> Counter[str]:
+        emitted: Counter[str] = Counter()
+        for shard, partition in enumerate(self.generation.partitions):
+            task = self.task(partition)
+            grant = self.fleet.coordinator.lease(task, "a")
+            assert grant.base_version == self.batch
+            marks = Watermarks(watermark_ms, watermark_ms)
+            request = ApplyRequest(task, grant.lease, grant.base_version, self.schema, marks, grant.watermarks.input_ms)
+            emitted += counted(store.apply(request, routed(rows, self.schema, shard, self.generation.num_shards))[0])
+        self.batch += 1
+        return emitted
+
+    def state(self) -> Counter[str]:
+        """What is stored of the newest version."""
+        found: Counter[str] = Counter()
+        for partition in self.generation.partitions:
+            store_id = self.fleet.coordinator.lease(self.task(partition), "a").lease.store_id
+            found += counted(self.fleet.new_store().read(store_id, self.batch, self.schema))
+        return found
+
+
+@pytest.mark.parametrize("way", ["memory", "files", "snapshots", "some of each"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rescaled_shards_go_on_as_one_shard_does(kind: str, way: str) -> None:
+    chance, schema = random.Random(f"{kind} {way}"), KINDS[kind].schema
+    query, alone = Query(schema, 4), Query(schema, 1)
+    store, its_store = query.fleet.new_store(), alone.fleet.new_store()
+    for step, num_shards in enumerate((4, 8, 3, 1, 6)):
+        if step:
+            if way == "files" or (way == "some of each" and step % 2):
+                store = query.fleet.new_store()
+            if way in ("snapshots", "some of each") and step % 3:
+                store.maintain(1)
+            query.rescale(num_shards)
+        before = store.metrics.bytes_loaded
+        for _ in range(2 if step % 2 else 3):
+            rows = KINDS[kind].rows(chance, query.batch)
+            watermark_ms = 0 if schema.delay_ms is None else max(0, 10 * query.batch - 10) * 1000
+            assert query.apply(rows, watermark_ms, store) == alone.apply(rows, watermark_ms, its_store)
+            if way == "memory":
+                assert store.metrics.bytes_loaded == before, "all was in memory"
+        assert query.state() == alone.state()
+    if way == "memory":
+        assert store.metrics.made_of_memory > 0
+
+
+def test_a_shard_that_was_made_of_others_is_made_again_after_the_loss_of_its_store_actor_and_without_their_snapshots() -> (
+    None
+):
+    chance, query = random.Random(1), Query(SUMS, 4)
+    alone, its_store = Query(SUMS, 1), None
+    its_store = alone.fleet.new_store()
+    store = query.fleet.new_store()
+
+    def batch() -> None:
+        rows = sums(chance, query.batch)
+        assert query.apply(rows, 0, store) == alone.apply(rows, 0, its_store)
+
+    batch()
+    batch()
+    store.maintain(1)
+    batch()
+    query.rescale(6)
+    batch()
+    # Damaged snapshots of the old shards: their deltas give the same.
+    for info in query.fleet.objects.list(""):
+        if info.path.endswith(".snapshot"):
+            query.fleet.objects.delete(info.path)
+    store = query.fleet.new_store()
+    batch()
+    assert store.metrics.snapshots_skipped > 0
+    query.rescale(4)
+    store = query.fleet.new_store()
+    batch()
+    assert query.state() == alone.state()
+
+
+def test_a_new_run_that_replays_the_first_batch_of_new_shards_takes_them_from_the_old_ones_again() -> None:
+    chance, query, alone = random.Random(2), Query(SUMS, 4), Query(SUMS, 1)
+    store, its_store = query.fleet.new_store(), alone.fleet.new_store()
+    for _ in range(2):
+        rows = sums(chance, query.batch)
+        assert query.apply(rows, 0, store) == alone.apply(rows, 0, its_store)
+    query.rescale(8)
+    query.apply(sums(chance, query.batch), 0, store)
+    query.batch -= 1
+    for num_shards in (8, 2):
+        query.rescale(num_shards) if num_shards != 8 else None
+    rows = sums(chance, query.batch)
+    assert query.apply(rows, 0, store) == alone.apply(rows, 0, its_store)
+    assert query.state() == alone.state()
+
+
+def test_rows_of_another_shard_than_their_key_says_are_an_error_and_not_lost() -> None:
+    table = pa.table({"k": ["a", "b", "c"]})
+    shard = int(shards_of(table, ["k"], 5)[0])
+    with pytest.raises(CorruptStateError, match=r"belong to another shard.*s\.delta"):
+        Split(("k",), (shard, 5), ((0, 10),)).rows(table, "s.delta")
+
+
+# -- keyed stores -----------------------------------------------------------------------------------------------------
+
+COUNTS = StoreSpec("default", (WORD,), (Field("n", "int64"), Field("due", "int64")), "due")
+LISTS = StoreSpec("list.of", (WORD, Field("place", "int64")), (Field("x", "float64"),))
+
+
+class KeyedQuery(Query):
+    """A function with state, in two stores; the second has more key columns than rows are partitioned by."""
+
+    def __init__(self, num_shards: int) -> None:
+        super().__init__(replace(SUMS, keys=(WORD,)), num_shards)
+        self.model: dict[str | None, tuple[int, list[float]]] = {}
+
+    def new_stores(self) -> KeyedStores:
+        return KeyedStores(self.fleet.objects, self.fleet.coordinator, StoreMetrics())
+
+    def write(self, stores: KeyedStores, changes: dict[str | None, int], counts: StoreSpec = COUNTS) -> None:
+        for shard, partition in enumerate(self.generation.partitions):
+            names = pa.table({"k": pa.array(list(changes), pa.string())})
+            mine = [
+                key
+                for key, of in zip(changes, shards_of(names, ["k"], self.generation.num_shards), strict=True)
+                if of == shard
+            ]
+            task = self.task(partition)
+            grant = self.fleet.coordinator.lease(task, "a")
+            session, _ = stores.open_update(OpenRequest(task, grant.lease, grant.base_version, (counts, LISTS)))
+            for key in mine:
+                found = stores.call(session, "default", "get", ((key,),))
+                n = (0 if found is None else found["n"] or 0) + changes[key]
+                row = {"k": key, "n": n, "due": n}
+                fields = pa.schema([field.arrow() for field in (*counts.keys, *counts.values)])
+                stores.call(session, "default", "put", (pa.RecordBatch.from_pylist([row], schema=fields),))
+                fields = pa.schema([field.arrow() for field in (*LISTS.keys, *LISTS.values)])
+                row = {"k": key, "place": self.batch, "x": float(n)}
+                stores.call(session, "list.of", "put", (pa.RecordBatch.from_pylist([row], schema=fields),))
+                _, of_key = self.model.get(key, (0, []))
+                self.model[key] = n, [*of_key, float(n)]
+            assert stores.commit(session) == self.batch + 1
+        self.batch += 1
+
+    def check(self, stores: KeyedStores, counts: StoreSpec = COUNTS) -> None:
+        found: dict[str | None, tuple[int, list[float]]] = {}
+        for partition in self.generation.partitions:
+            task = self.task(partition)
+            grant = self.fleet.coordinator.lease(task, "a")
+            session, _ = stores.open_read(OpenRequest(task, grant.lease, self.batch, (counts, LISTS)))
+            for row in rows_of(stores, session, "default"):
+                assert row["k"] not in found
+                found[row["k"]] = row["n"], []
+            for row in sorted(rows_of(stores, session, "list.of"), key=lambda one: one["place"]):
+                found[row["k"]][1].append(row["x"])
+        assert found == self.model
+
+
+def rows_of(stores: KeyedStores, session: str, store: str) -> Iterator[dict[str, Any]]:
+    scan = stores.call(session, store, "iterator", ())
+    while (batch := stores.next_batch(session, scan)) is not None:
+        yield from batch.to_pylist()
+
+
+@pytest.mark.parametrize("way", ["memory", "files", "snapshots"])
+def test_keyed_stores_are_rescaled_together(way: str) -> None:
+    chance, query = random.Random(way), KeyedQuery(4)
+
+    new_stores = query.new_stores
+    stores = new_stores()
+    for step, num_shards in enumerate((4, 8, 3, 1, 6)):
+        if step:
+            if way == "files":
+                stores = new_stores()
+            if way == "snapshots":
+                stores.maintain(1)
+                stores = new_stores()
+            query.rescale(num_shards)
+        for _ in range(2):
+            query.write(stores, {chance.choice(KEYS): chance.randint(1, 9) for _ in range(6)})
+        query.check(stores)
+        query.check(new_stores())
+
+
+def test_a_column_that_was_dropped_before_a_rescale_stays_dropped_when_shards_are_put_together() -> None:
+    query = KeyedQuery(4)
+    new_stores = query.new_stores
+    without = replace(COUNTS, values=COUNTS.values[:1], due=None)
+    query.write(new_stores(), dict.fromkeys(KEYS, 1))
+    query.run += "+"
+    query.write(new_stores(), {"a": 1, "b": 1}, without)
+    query.run += "+"
+    query.write(new_stores(), {"b": 5, "c": 7})
+    query.rescale(2)
+    query.write(new_stores(), {"d": 3})
+    due = {}
+    stores = new_stores()
+    for partition in query.generation.partitions:
+        task = query.task(partition)
+        grant = query.fleet.coordinator.lease(task, "a")
+        session, _ = stores.open_read(OpenRequest(task, grant.lease, query.batch, (COUNTS,)))
+        due |= {row["k"]: row["due"] for row in rows_of(stores, session, "default") if row["due"] is not None}
+    assert due == {"b": 7, "c": 8, "d": 4}
+
+
+def test_what_is_told_of_a_parent_in_memory_is_of_just_the_version_that_is_taken_over() -> None:
+    chance, query = random.Random(3), Query(SUMS, 2)
+    store = query.fleet.new_store()
+    query.apply(sums(chance, 0), 0, store)
+    store_id = query.fleet.coordinator.lease(query.task(0), "a").lease.store_id
+    query.rescale(4)
+    loading: LoadPlans = query.submit(lambda ledger: ([], ledger.load_plans(query.generation.first_partition, 1)))
+    origin = loading.plans[DEFAULT_STORE].origin
+    assert origin is not None
+    (parent,) = origin.parents
+    held = store._held
+    assert held.shard_in_memory(store_id, DEFAULT_STORE, lambda _: True, parent, 1) is not None
+    assert held.shard_in_memory(store_id, DEFAULT_STORE, lambda _: True, parent, 2) is None
+    assert held.shard_in_memory(store_id, DEFAULT_STORE, lambda _: True, replace(parent, attempt_id="other"), 1) is None
+    assert held.shard_in_memory(store_id, DEFAULT_STORE, lambda _: False, parent, 1) is None
+    assert not any(one.shard.table.is_frozen for _, one in held.items() if one.shard is not None)
