@@ -20,15 +20,16 @@ def main() -> int:
     parser.add_argument("--from", type=int, default=0, dest="first", help="first of --seeds")
     parser.add_argument("--jobs", type=int, help="processes (default: one a core)")
     parser.add_argument("--harsh", action="store_true", help="with --seed: the worst weather there is")
+    parser.add_argument("--rescales", action="store_true", help="with --seed: a state that is rescaled")
     arguments = parser.parse_args()
     if arguments.seed is not None:
-        return replay(arguments.seed, harsh=arguments.harsh)
+        return replay(arguments.seed, harsh=arguments.harsh, rescales=arguments.rescales)
     return survey(range(arguments.first, arguments.first + arguments.seeds), arguments.jobs)
 
 
-def replay(seed: int, *, harsh: bool) -> int:
+def replay(seed: int, *, harsh: bool, rescales: bool) -> int:
     """Run one schedule and tell all of it."""
-    outcome = run_seed(seed, harsh=harsh)
+    outcome = run_seed(seed, harsh=harsh, keyed=False if rescales else None, rescales=rescales)
     print(outcome.told())
     if outcome.error is None:
         return 0

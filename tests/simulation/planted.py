@@ -11,6 +11,7 @@ from typing import Any
 from coordinator.cleaning_rules import check_age
 from coordinator.core import Counted, StateLedger
 from coordinator.errors import CommitUnknownError, FencedError, LogConflictError, StateStoreError
+from coordinator.generations import Generation, Generations
 from coordinator.history import StateHistory
 from coordinator.manifest_log import ManifestLog, Needed
 from coordinator.model import CommitEntry, LoadPlan, LoadPlans, PartitionCommit
@@ -18,12 +19,13 @@ from coordinator.records import Committed
 from coordinator.service import Coordinator
 from store_actors.messages import Followed
 from store_actors.serving.commits import Commits
-from store_actors.serving.held import HeldPartitions
+from store_actors.serving.held import HeldPartitions, _as_snapshot
 from store_actors.serving.lineage import Lineage, Stand
+from store_actors.serving.reading_order import MemoryRows, Split
 from tests.simulation.clock import ProcessClock
 from tests.simulation.spark import Driver
 
-__all__ = ["BUGS", "KEYED_BUGS", "MOVE_BUGS", "STOPPED_BUGS", "planted"]
+__all__ = ["BUGS", "KEYED_BUGS", "MOVE_BUGS", "RESCALE_BUGS", "STOPPED_BUGS", "planted"]
 
 
 def _conflicts_ignored(append: Callable[..., None]) -> Callable[..., None]:
@@ -182,6 +184,51 @@ def _ages_stand_still_asleep(_: Callable[..., float]) -> Callable[..., float]:
     return ProcessClock.awake_s
 
 
+def _rows_not_split(_: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda split, table, file: table
+
+
+def _only_the_newest_shards_referenced(_: Callable[..., set[str]]) -> Callable[..., set[str]]:
+    def careless(ledger: StateLedger) -> set[str]:
+        tip = max((one.first_partition for one in ledger.generations.made if ledger.generations.counts(one)), default=0)
+        files = {entry.file for (partition, _), chain in ledger._chains.items() if partition >= tip for entry in chain}
+        shown = (one for (partition, _), some in ledger._snapshots.items() if partition >= tip for one in some)
+        return files | {file for one in shown for file in one.files}
+
+    return careless
+
+
+def _one_parent_will_do(parents: Callable[..., range]) -> Callable[..., range]:
+    return lambda generation, partition_id: parents(generation, partition_id)[:1]
+
+
+def _any_memory_will_do(_: Callable[..., Any]) -> Callable[..., Any]:
+    def careless(partitions: Any, state: Any, store_name: str, is_wanted: Any, parent: Any, version: int) -> Any:
+        held = partitions._held.get(replace(state, partition_id=parent.partition_id))
+        if held is None or not held.lineage.is_held or held.is_busy:
+            return None
+        ((store, rows),) = held.given()
+        return MemoryRows(store.watermark_ms, _as_snapshot(held, store, rows))
+
+    return careless
+
+
+def _first_commit_takes_over(count: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda generations, partition_id, has_commits: count(generations, partition_id, lambda _: True)
+
+
+#: Those that are sought where states are rescaled; see BUGS.
+RESCALE_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
+    "a shard takes over rows that are another one's": (Split, "rows", _rows_not_split),
+    "files of the shards that others were made of are deleted": (
+        StateHistory,
+        "referenced_files",
+        _only_the_newest_shards_referenced,
+    ),
+    "a shard is made of one of those that have its rows": (Generation, "parents", _one_parent_will_do),
+    "a shard is made of whatever memory has of another": (HeldPartitions, "shard_in_memory", _any_memory_will_do),
+    "new shards count with their first commit": (Generations, "count", _first_commit_takes_over),
+}
 #: Those that are sought where there are keyed stores; see BUGS.
 KEYED_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "records that belong together are appended one by one": (ManifestLog, "append", _records_one_by_one),
@@ -234,6 +281,7 @@ BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     # What the first of the two leaves out, the second would refuse.
     "batches count by halves": (StateLedger, "check_whole", _any_base_will_do),
     **KEYED_BUGS,
+    **RESCALE_BUGS,
 }
 #: Bugs that are only one together with another.
 WITH = {"batches count by halves": "shards that no action asked for are left out of their batch"}

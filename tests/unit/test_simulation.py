@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from tests.simulation.many import Totals, run_many
-from tests.simulation.planted import BUGS, KEYED_BUGS, MOVE_BUGS, STOPPED_BUGS, planted
+from tests.simulation.planted import BUGS, KEYED_BUGS, MOVE_BUGS, RESCALE_BUGS, STOPPED_BUGS, planted
 from tests.simulation.scheduler import NoEndError
 from tests.simulation.world import Outcome, run_seed
 
@@ -16,6 +18,7 @@ FIRST_SEED = {
     "keyed stores in memory are used without a look at their lineage": 459,
     "memory is used without a look at its lineage": 518,
     "memory is used under another epoch": 518,
+    "files of the shards that others were made of are deleted": 40,
     "files of failed commits are deleted": 139,
     "the age of a commit is checked before it waits": 199,
     "ages are measured by a clock that stands still while the machine sleeps": 1534,
@@ -45,11 +48,24 @@ def test_two_thousand_schedules_keep_every_batch_exactly_once() -> None:
     assert kinds >= {"kill", "message", "pause", "second_driver", "storage", "zombie"}
 
 
+def test_schedules_with_rescales_keep_every_batch_exactly_once() -> None:
+    faults: Counter[str] = Counter()
+    for seed in range(60):
+        outcome = run_seed(seed, keyed=False, rescales=True)
+        assert outcome.error is None, outcome.told()
+        faults += outcome.faults
+    kinds = {kind.partition(".")[0] for kind in faults}
+    assert kinds >= {"kill", "message", "pause", "rescale_asked", "rescaled", "second_driver", "storage", "zombie"}
+    assert faults["rescaled"] > 200
+
+
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_found_and_nothing_without_it(bug: str) -> None:
     first = FIRST_SEED.get(bug, 0)
 
     def run(seed: int) -> Outcome:
+        if bug in RESCALE_BUGS:
+            return run_seed(seed, keyed=False, rescales=True)
         moves = bug in MOVE_BUGS
         return run_seed(seed, harsh=not moves, keyed=bug in KEYED_BUGS, stops=bug in STOPPED_BUGS, moves=moves)
 
