@@ -16,7 +16,7 @@ from greenlet import getcurrent, greenlet
 
 __all__ = ["Crashed", "Event", "Fiber", "NoEndError", "Party", "Scheduler", "Violation"]
 
-_MAX_STEPS = 20_000
+_MAX_STEPS = 40_000
 
 
 class Violation(AssertionError):
