@@ -124,7 +124,7 @@ def test_a_shard_that_is_about_to_move_goes_to_its_next_store_actor() -> None:
         assert await coordinator.move_prepared(move, None)
         found = await following(coordinator, grants, 1)
         assert [one is None for one in found] == [True, False, False, False]
-        await coordinator.batch_result("clicks", "run-1", 0, SHARDS)
+        await coordinator.batch_result(task(), BatchShards(0, SHARDS))
         moved = await coordinator.attach_and_lease(task(batch=1), METADATA, actor("b"))
         assert (moved.lease.location, moved.base_version) == (actor("b"), 1)
 
