@@ -15,6 +15,7 @@ from benchmarks.loading import SCHEMA
 from coordinator.core import Counted, LeaseGrant
 from coordinator.errors import StateStoreError
 from coordinator.model import ActorLocation, CommitEntry, PartitionCommit, StateMetadata, TaskIdentity
+from coordinator.rescaling import BatchShards
 from coordinator.service import Coordinator
 from coordinator.spreading import Place
 from coordinator.storage.memory import MemoryObjectStore
@@ -99,7 +100,7 @@ class Query:
         for one in self.actors:
             await self._coordinator.report_store_actor(one)
         places = [Place(one, _CORES) for one in self.actors]
-        placement = await self._coordinator.place_shards(self.name, self.query_id, self.shards, places)
+        placement = await self._coordinator.place_shards(self.name, self.query_id, BatchShards(0, self.shards), places)
         self._where = [self._nodes[node] for node in placement.nodes if node is not None]
 
     def leases(self, batch: int) -> Iterator[Awaitable[None]]:
@@ -142,7 +143,7 @@ class Query:
 
     async def settle(self, batch: int) -> None:
         """The end of a batch."""
-        result, placement = await self._coordinator.batch_result(self.name, self.run_id, batch, self.shards)
+        result, placement, _ = await self._coordinator.batch_result(self.task_of(0, batch), BatchShards(0, self.shards))
         if result.missing:
             raise AssertionError(f"{len(result.missing)} shards have not committed batch {batch}")
         self._where = [self._nodes[node] for node in placement.nodes if node is not None]

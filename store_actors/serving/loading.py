@@ -6,7 +6,6 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from itertools import groupby
 from typing import Any, Protocol, TypeVar
 
@@ -165,7 +164,7 @@ class Loader:
 
     def _ahead(self, entries: Sequence[CommitEntry]) -> Iterator[pa.Table]:
         """Tables of the entries in order; the next few are on their way while one is used."""
-        waiting: deque[tuple[Future[pa.Table], int]] = deque()
+        waiting: deque[tuple[Any, int]] = deque()
         left, under_way = deque(entries), 0
         while left or waiting:
             while left and (

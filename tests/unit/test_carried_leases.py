@@ -11,6 +11,7 @@ from coordinator.core import Counted, LeaseGrant
 from coordinator.errors import FencedError, StateMismatchError, StateStoreError
 from coordinator.maintenance import Maintenance
 from coordinator.model import CommitEntry, PartitionCommit, StateMetadata
+from coordinator.rescaling import BatchShards
 from coordinator.service import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.surroundings import MachineClock, now_ms
