@@ -11,8 +11,9 @@ import pytest
 from coordinator.surroundings import MachineClock, MachineThreads, Surroundings
 
 ROOT = Path(__file__).parents[2]
-#: Who may use the machine's clock, ids and threads themselves: their home, object stores (which wait between attempts), and Ray's side.
-EXCEPT = {"coordinator/surroundings.py", "coordinator/storage"}
+#: Who may use the machine's clock, ids and threads themselves: their home, object stores (which wait between attempts),
+#: and who watches over this process's memory and its disk, which a simulation has none of.
+EXCEPT = {"coordinator/surroundings.py", "coordinator/storage", "store_actors/spilling"}
 
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="only Linux has such a clock")
