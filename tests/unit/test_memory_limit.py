@@ -360,6 +360,7 @@ def ran(what: str, folder: Path, times: int) -> tuple[dict[str, int], str]:
     return {name: int(value) for name, value in (part.split("=") for part in last.split())}, "\n".join(before)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the highest memory of a process is Linux's to tell")
 def test_eight_times_the_limit_is_held_changed_and_stored_below_it(tmp_path: Path) -> None:
