@@ -74,20 +74,21 @@ def only_actor(fleet: Fleet) -> dict[str, Any]:
 
 
 class Announcing(RayActors):
-    """Tells when a task that has its lease has called the store actor of it, and waits."""
+    """Tells when a task has its lease, lets it go on when it may, and tells when it has called the store actor of it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.called = threading.Event()
-        self._granted = False
+        self.granted, self.may_go_on, self.called = threading.Event(), threading.Event(), threading.Event()
 
     def get(self, reference: Any) -> Any:
         value = super().get(reference)
-        self._granted = self._granted or isinstance(value, LeaseGrant)
+        if isinstance(value, LeaseGrant):
+            self.granted.set()
+            assert self.may_go_on.wait(60)
         return value
 
     def wait(self, references: Sequence[Any], timeout_s: float) -> bool:
-        if self._granted:
+        if self.granted.is_set():
             self.called.set()
         return super().wait(references, timeout_s)
 
@@ -106,8 +107,10 @@ def test_an_owner_that_wakes_up_after_its_shard_moved_cannot_commit(fleet: Fleet
     sleeping = Tasks(fleet, "moved", announcing)
     sleeping.client.connect()
     with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(sleeping.apply, 1, [2, 3])
+        assert announcing.granted.wait(60)
         with paused(former["pid"]):
-            waiting = pool.submit(sleeping.apply, 1, [2, 3])
+            announcing.may_go_on.set()
             assert announcing.called.wait(60)
             coordinator.report_store_actor_lost(former["instance_id"])
             task = tasks.identity(1, attempt=1)
