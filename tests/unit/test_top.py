@@ -470,7 +470,7 @@ class TopMachine(FreezingMachine):
         fresh.load(rows.append_column(CHANGE_COLUMN, changes), self.shard.version, self.newest.watermark_ms)
         self.shard = fresh
 
-    @precondition(lambda self: self.pending is None)
+    @precondition(lambda self: self.pending is None and self._frozen is None)
     @rule()
     def compact(self) -> None:
         Compaction().run(self.shard)
