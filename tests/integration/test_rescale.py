@@ -23,7 +23,6 @@ from tests.integration.streams import Feed, Run, short_list
 from tests.integration.test_operators import ALL_CASES, Inputs, System, configured, own
 
 SHORT_LIST = {
-    "A1 count by value, update",
     "F1 running count",
 }
 #: Numbers of shards, one after the other; online steps take the factor that comes next.
@@ -166,6 +165,7 @@ def test_a_state_goes_on_with_any_number_after_restarts_and_online_and_says_so(
             run.stop()
 
 
+@pytest.mark.replay
 def test_new_shards_outlive_the_store_actors_that_made_them_and_a_backlog(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,7 @@ ROWS = pa.schema([("k", pa.int64()), ("bit", pa.int64())])
 KEYS, BATCHES = 10_000, 14
 
 
+@pytest.mark.replay
 def test_a_state_larger_than_the_limit_gives_what_it_gives_without_one(
     spark: SparkSession, new_uri: NewUri, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
