@@ -61,6 +61,7 @@ def is_alive(node_id: str) -> bool:
     return any(node["Alive"] for node in ray.nodes() if node["NodeID"] == node_id)
 
 
+@pytest.mark.replay
 def test_a_node_that_joins_gets_an_executor_and_its_shards_and_is_emptied_before_it_ends(
     query: Query, cluster: Cluster, joined: Callable[[], Any], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -131,6 +131,7 @@ def shards_of(fleet: Fleet, name: str) -> list[dict[str, Any]]:
     return next(one["shards"] for one in fleet.status()["queries"] if one["name"] == name)
 
 
+@pytest.mark.replay
 def test_a_state_goes_on_with_any_number_after_restarts_and_online_and_says_so(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,7 +18,7 @@ FIRST_SEED = {
     "keyed stores in memory are used without a look at their lineage": 459,
     "memory is used without a look at its lineage": 518,
     "memory is used under another epoch": 518,
-    "files of the shards that others were made of are deleted": 40,
+    "files of the shards that others were made of are deleted": 100,
     "files of failed commits are deleted": 139,
     "the age of a commit is checked before it waits": 199,
     "ages are measured by a clock that stands still while the machine sleeps": 1534,
@@ -38,12 +38,12 @@ def test_a_seed_is_a_schedule() -> None:
 
 
 @pytest.mark.timeout(600)
-def test_two_thousand_schedules_keep_every_batch_exactly_once() -> None:
+def test_a_thousand_schedules_keep_every_batch_exactly_once() -> None:
     totals = Totals()
-    for totals in run_many(range(2000)):
+    for totals in run_many(range(1000)):
         if totals.failed:
             pytest.fail(next(iter(totals.failed.values())))
-    assert totals.schedules == 2000
+    assert totals.schedules == 1000
     kinds = {kind.partition(".")[0] for kind in totals.faults}
     assert kinds >= {"kill", "message", "pause", "second_driver", "storage", "zombie"}
 
