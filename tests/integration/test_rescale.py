@@ -38,6 +38,7 @@ class Rescaler:
         self.shards = 2
         self.names: set[str] = set()
         self.refused: list[tuple[int, str]] = []
+        self._asked: dict[str, int] = {}
         self._factors = itertools.cycle(FACTORS)
         self._numbers = itertools.cycle(RESTARTS)
 
@@ -63,7 +64,10 @@ class Rescaler:
             except InvalidRequestError as error:
                 self.refused.append((has, str(error)))
             else:
-                assert (plan.num_shards, plan.new_shards, len(plan.sources)) == (has, asked, asked)
+                # Of a run whose end nobody has told yet, the next batch may have been given what was asked for last.
+                assert plan.num_shards in (has, self._asked.get(name))
+                assert (plan.new_shards, len(plan.sources)) == (asked, asked)
+                self._asked[name] = asked
 
 
 @pytest.mark.parametrize("case_name", short_list(ALL_CASES, SHORT_LIST))
