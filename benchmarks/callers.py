@@ -20,6 +20,8 @@ from coordinator.service import Coordinator
 from coordinator.spreading import Place
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
+from coordinator.surroundings import MachineClock
+from store_actors.actor import SHARDS_AT_ONCE
 from store_actors.serving.grouped_commits import GroupedCommits
 
 __all__ = ["FLEET_URI", "CountedObjects", "Node", "Query", "actors", "commit_of", "metadata_of"]
@@ -108,7 +110,8 @@ class Query:
         return (self._lease(partition, batch) for partition in range(self.shards))
 
     async def _lease(self, partition: int, batch: int) -> None:
-        self._grants[partition] = await self.ask_for_lease(self.task_of(partition, batch))
+        task = self.task_of(partition, batch)
+        self._grants[partition] = await self._coordinator.attach_and_lease(task, self._metadata, self._where[partition])
 
     def task_of(self, partition: int, batch: int) -> TaskIdentity:
         """The task of a shard, on the node that the coordinator named."""
@@ -125,9 +128,10 @@ class Query:
             1000 * batch - 1000,
         )
 
-    async def ask_for_lease(self, task: TaskIdentity) -> LeaseGrant:
-        """The lease of a task."""
-        return await self._coordinator.attach_and_lease(task, self._metadata, self._where[task.partition_id])
+    async def ask_for_leases(self, partitions: Sequence[int], batch: int) -> list[LeaseGrant]:
+        """The leases of a task with several shards."""
+        tasks = [self.task_of(partition, batch) for partition in partitions]
+        return await self._coordinator.attach_and_lease_all(tasks, self._metadata, self._where[partitions[0]])
 
     def commits(self, batch: int) -> Iterator[Awaitable[object]]:
         """Each shard's commit."""
@@ -189,7 +193,7 @@ def commit_of(query: Query, partition: int, version: int, epoch: int) -> CommitE
 
 
 class Node:
-    """A node whose tasks run in threads, so many at once as it has cores, with its store actor's way to the coordinator.
+    """A node with as many tasks at once as it has cores, each for several shards, and its store actors' way to the coordinator.
 
     Parameters
     ----------
@@ -206,8 +210,12 @@ class Node:
         cores: int,
     ) -> None:
         self._query, self._coordinator, self._objects, self._loop = query, coordinator, objects, loop
-        self._pool = ThreadPoolExecutor(cores)
-        self._commits = GroupedCommits(self._send, threading.RLock)
+        self._tasks = ThreadPoolExecutor(cores)
+        self._shares = [range(first, query.shards, cores) for first in range(min(cores, query.shards))]
+        self._appliers = {one.instance_id: ThreadPoolExecutor(SHARDS_AT_ONCE) for one in query.actors}
+        self._commits = {
+            one.instance_id: GroupedCommits(self._send, threading.RLock, MachineClock()) for one in query.actors
+        }
         #: Calls of the coordinator.
         self.calls: Counter[str] = Counter()
 
@@ -219,22 +227,33 @@ class Node:
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()
 
     async def batch(self, batch: int) -> None:
-        """A task for each shard, and the end of the batch."""
+        """The tasks, and the end of the batch."""
         await asyncio.gather(
-            *(
-                self._loop.run_in_executor(self._pool, self._task, partition, batch)
-                for partition in range(self._query.shards)
-            )
+            *(self._loop.run_in_executor(self._tasks, self._task, share, batch) for share in self._shares)
         )
         self.calls["end of batch"] += 1
         await self._query.settle(batch)
 
-    def _task(self, partition: int, batch: int) -> None:
-        """What a task waits for: its lease, unless that came with the commit before; its delta; its commit."""
+    def _task(self, share: Sequence[int], batch: int) -> None:
+        """What a task waits for: leases, unless these came with the commits before; then for each shard its delta and its commit."""
         query = self._query
-        task = query.task_of(partition, batch)
-        grant = self._commits.carried(task)
-        if grant is None:
-            grant = self._ask("lease", query.ask_for_lease(task))
-        self._objects.put(f"{query.name}/0/{partition}/{batch + 1}.delta", b"")
-        self._commits.commit_all(query.name, [commit_of(query, partition, batch + 1, grant.lease.epoch)])
+        of = [query.actor_of(partition).instance_id for partition in share]
+        grants = [
+            self._commits[actor].carried(query.task_of(partition, batch))
+            for actor, partition in zip(of, share, strict=True)
+        ]
+        if None in grants:
+            grants = self._ask("lease", query.ask_for_leases(share, batch))
+        for actor in set(of):
+            self._commits[actor].expect(query.name, [p for a, p in zip(of, share, strict=True) if a == actor])
+        waiting = [
+            self._appliers[actor].submit(self._shard, actor, partition, batch, grant)
+            for actor, partition, grant in zip(of, share, grants, strict=True)
+        ]
+        for one in waiting:
+            one.result()
+
+    def _shard(self, actor: str, partition: int, batch: int, grant: LeaseGrant) -> None:
+        name = self._query.name
+        self._objects.put(f"{name}/0/{partition}/{batch + 1}.delta", b"")
+        self._commits[actor].commit_all(name, [commit_of(self._query, partition, batch + 1, grant.lease.epoch)])

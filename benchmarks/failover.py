@@ -35,6 +35,8 @@ STANDBYS, RELOAD = "standbys", "reload"
 SIDES = (STATELESS, STANDBYS, RELOAD)
 #: How long after its input came a batch is in the middle, in seconds.
 _INTO_THE_BATCH_S = 0.4
+#: What store actors count of shards that they load: bytes, rows, and the seconds that it takes.
+_LOADED = ("bytes_loaded", "rows_loaded", "loading_s")
 
 
 def _query(spark: SparkSession, fleet: Fleet, side: str, root: Path, shards: int) -> Variant:
@@ -44,11 +46,14 @@ def _query(spark: SparkSession, fleet: Fleet, side: str, root: Path, shards: int
     return Variant.start(side, root, aggregate(fleet.stateful(source, name="bench", shards=shards)), "update")
 
 
-def _total(fleet: Fleet, node_ids: set[str], *counters: str) -> int:
-    """Sum of counters of the store actors of some nodes."""
+def _total(fleet: Fleet, node_ids: set[str], counter: str) -> float:
+    """Sum of a counter of the store actors of some nodes."""
     actors = [one for one in fleet.status()["store_actors"] if one["node_id"] in node_ids]
-    told = store_metrics(RayActors(), {"store_actors": actors}).values()
-    return sum(one[counter] for one in told for counter in counters)
+    return sum(one[counter] for one in store_metrics(RayActors(), {"store_actors": actors}).values())
+
+
+def _loaded(fleet: Fleet, node_ids: set[str]) -> dict[str, float]:
+    return {counter: _total(fleet, node_ids, counter) for counter in _LOADED}
 
 
 def _wait_for_standbys(fleet: Fleet, query: Variant, file: Path, nodes: set[str], shards: int) -> None:
@@ -83,12 +88,12 @@ def _lose_a_node(cluster: Cluster, side: str, number: int, options: argparse.Nam
             survivors = workers - {lost.node_id}
             if side == STANDBYS:
                 _wait_for_standbys(fleet, query, file("followed"), workers, options.shards)
-            read = _total(fleet, survivors, "bytes_loaded")
+            before = _loaded(fleet, survivors)
             took_s = _killed_in_a_batch(cluster, lost, query, file("killed"))
             return {
                 "batch_s": statistics.median(before_s),
                 "kill_to_batch_s": took_s,
-                "bytes_read": _total(fleet, survivors, "bytes_loaded") - read,
+                **{kind: count - before[kind] for kind, count in _loaded(fleet, survivors).items()},
             }
         finally:
             query.query.stop()
@@ -123,9 +128,10 @@ def _report(results: dict[str, list[dict[str, Any]]], options: argparse.Namespac
     )
     for side, runs in results.items():
         each = ", ".join(f"{one['kill_to_batch_s']:.1f}" for one in runs)
-        read = statistics.median(one["bytes_read"] for one in runs)
+        read, rows, seconds = (statistics.median(one[kind] for one in runs) for kind in _LOADED)
+        rate = f" of {rows:,.0f} rows at {rows / seconds:,.0f} rows/s a store actor" if rows else ""
         print(
-            f"  {side:<10} {medians[side]:6.1f} s ({each}); {read / 1e6:.1f} MB read; batches before {runs[0]['batch_s']:.1f} s"
+            f"  {side:<10} {medians[side]:6.1f} s ({each}); {read / 1e6:.1f} MB read{rate}; batches before {runs[0]['batch_s']:.1f} s"
         )
     added = {side: medians[side] - medians[STATELESS] for side in medians if side != STATELESS}
     for side, seconds in added.items():

@@ -24,7 +24,7 @@ import pyarrow as pa
 from coordinator.model import CommitEntry, LoadPlan, SnapshotEntry, StateStoreId, StoredFile
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_object_store
-from coordinator.surroundings import MachineThreads
+from coordinator.surroundings import Surroundings
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         files = [*plan.snapshots[0].files, *(entry.file for entry in plan.deltas)]
         read_s = _median_s(lambda: [objects.get(file) for file in files], options.times)
         load_s = _median_s(
-            lambda: Loader(objects, StoreMetrics(), MachineThreads()).load(lambda: AggregateShard(SCHEMA), plan),
+            lambda: Loader(objects, StoreMetrics(), Surroundings()).load(lambda: AggregateShard(SCHEMA), plan),
             options.times,
         )
         for file in files:

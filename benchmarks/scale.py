@@ -36,6 +36,8 @@ from coordinator.maintenance import Maintenance
 from coordinator.manifest_log import ManifestLog
 from coordinator.records import Committed, Record, RunStarted, ShardsAssigned
 from coordinator.service import Coordinator
+from coordinator.surroundings import freeze_imports
+from store_actors.deploy import actors_for
 
 Result = TypeVar("Result")
 
@@ -244,7 +246,7 @@ async def _slow(options: argparse.Namespace) -> dict[str, Any]:
     """A query's batches over a store that takes so long for each request; what a task does beside the requests takes nothing."""
     objects = CountedObjects(delay_s=options.request_s)
     coordinator = _coordinator(objects)
-    query = Query(coordinator, "slow", options.query_shards, actors(1))
+    query = Query(coordinator, "slow", options.query_shards, actors(actors_for(options.cores)))
     await query.place()
     node = Node(query, coordinator, objects, asyncio.get_running_loop(), options.cores)
     seconds, requests, calls = [], [], []
@@ -254,14 +256,13 @@ async def _slow(options: argparse.Namespace) -> dict[str, Any]:
         seconds.append(time.perf_counter() - started)
         requests.append(dict(objects.requests - before))
         calls.append(dict(node.calls - called))
-    waves = -(-options.query_shards // options.cores)
     times = [one / options.request_s for one in seconds]
     print(
-        f"a batch of {options.query_shards} shards, {options.cores} tasks at a time ({waves} waves), "
+        f"a batch of {options.query_shards} shards, {options.cores} tasks, "
         f"{1000 * options.request_s:.0f} ms a request: {statistics.median(times[1:]):.1f} request times, the first one of a run "
         f"{times[0]:.1f}; requests {requests[-1]}, calls of the coordinator {calls[-1]}, of the first one {calls[0]}"
     )
-    return {"batch_s": seconds, "request_s": options.request_s, "waves": waves, "requests": requests, "calls": calls}
+    return {"batch_s": seconds, "request_s": options.request_s, "requests": requests, "calls": calls}
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
@@ -284,6 +285,8 @@ def main() -> int:
     parser.add_argument("--cores", type=int, default=16, help="tasks at once over the slow store (%(default)s)")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
+    # As the processes of a fleet do.
+    freeze_imports()
     results = {name: asyncio.run(_PARTS[name](options)) for name in options.only or _PARTS}
     report_json(options, settings={k: v for k, v in vars(options).items() if k not in ("json", "folder")}, **results)
     return 0

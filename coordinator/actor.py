@@ -17,6 +17,7 @@ from coordinator.service import Coordinator
 from coordinator.storage.handed_over import HandedOverObjectStore
 from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.uris import open_travelled_store
+from coordinator.surroundings import freeze_imports
 
 __all__ = ["CoordinatorActor"]
 
@@ -38,6 +39,7 @@ class CoordinatorActor(Coordinator):
     """
 
     def __init__(self, uri: str, storage_options: StorageOptions, maintenance: Maintenance, namespace: str) -> None:
+        freeze_imports()
         self._storage_options = storage_options
         self._namespace = namespace
         self._handed = open_travelled_store(uri, storage_options, self._ask_store_actors)

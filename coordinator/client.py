@@ -165,10 +165,12 @@ class CoordinatorClient:
         """See :meth:`Coordinator.check_state <coordinator.service.Coordinator.check_state>`."""
         self._call("check_state", metadata)
 
-    def attach_and_lease(self, task: TaskIdentity, metadata: StateMetadata, local: ActorLocation) -> LeaseGrant:
-        """See :meth:`Coordinator.attach_and_lease <coordinator.service.Coordinator.attach_and_lease>`."""
-        grant: LeaseGrant = self._call("attach_and_lease", task, metadata, local)
-        return grant
+    def attach_and_lease_all(
+        self, tasks: Sequence[TaskIdentity], metadata: StateMetadata, local: ActorLocation
+    ) -> list[LeaseGrant]:
+        """See :meth:`Coordinator.attach_and_lease_all <coordinator.service.Coordinator.attach_and_lease_all>`."""
+        grants: list[LeaseGrant] = self._call("attach_and_lease_all", list(tasks), metadata, local)
+        return grants
 
     def commit_partitions(self, state_name: str, commits: Sequence[PartitionCommit]) -> list[Counted | StateStoreError]:
         """See :meth:`Coordinator.commit_partitions <coordinator.service.Coordinator.commit_partitions>`."""

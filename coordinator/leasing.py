@@ -131,7 +131,11 @@ class Leasing:
             placement = placements.next_batch(ledger, shards.partitions, is_whole=not result.missing)
             return records, (result, placement, generation, bool(records))
 
-        result, placement, generation, is_new = await keeper.submit(decide)
+        # What the batch's commits have told is true, whoever may have written since; only what is missing may have been told to others.
+        found = await keeper.submit(decide, is_recent=True)
+        if found[0].missing:
+            found = await keeper.submit(decide)
+        result, placement, generation, is_new = found
         if is_new:
             told_of_rescale(task.state_name, generation)
         return result, placement, BatchShards.of(generation)

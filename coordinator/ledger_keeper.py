@@ -22,6 +22,11 @@ log = logging.getLogger(__name__)
 
 #: Lost races for the log's next place before a group of decisions fails.
 _DECIDE_ATTEMPTS = 20
+#: For how long a look at the log counts for answers that may be as of a moment ago.
+_RECENT_S = 1.0
+#: How long one of many waits for the others: as a part of what an append takes, and in seconds.
+_MOST_OF_AN_APPEND = 0.1
+_LONGEST_MOMENT_S = 0.01
 
 Result = TypeVar("Result")
 Decide = Callable[[StateLedger], tuple[list[Record], Result]]
@@ -31,8 +36,8 @@ class LedgerKeeper:
     """Decides by one state's ledger and makes decisions durable before answering; one task at a time, in groups.
 
     While an append is on its way, further decisions queue and go out together in the next one, so a batch costs a few
-    appends however many shards it has. Answers that need no append are given only after a look that nobody else has appended, so
-    a coordinator that was replaced without noticing tells nothing out of date.
+    appends however many shards it has. Answers that need no append are given only after a look
+    that nobody else has appended, so a coordinator that was replaced without noticing tells nothing out of date.
 
     Parameters
     ----------
@@ -56,6 +61,11 @@ class LedgerKeeper:
         self._queue: list[tuple[Decide[Any], asyncio.Future[Any]]] = []
         #: Whether the next group is appended even if it has no records.
         self._fence = False
+        #: Whether a group that has no records is answered only once the log was looked at.
+        self._must_look = False
+        #: Ones of many that came since the queue was begun with; whether any did, the last time that it began with one of many; how
+        #: long an append took.
+        self._came, self._is_crowded, self._append_s = 0, False, 0.0
         self._draining: asyncio.Task[None] | None = None
         self._checkpointing: asyncio.Task[None] | None = None
 
@@ -83,7 +93,9 @@ class LedgerKeeper:
                 self.metadata = await asyncio.to_thread(self._log.create_metadata, metadata)
         return self.metadata
 
-    async def submit(self, decide: Decide[Result], *, fence: bool = False) -> Result:
+    async def submit(
+        self, decide: Decide[Result], *, fence: bool = False, is_recent: bool = False, is_one_of_many: bool = False
+    ) -> Result:
         """Result of a decision once its records are durable; whatever `decide` raises otherwise.
 
         `decide` may run several times: it is repeated when another coordinator's records came in between.
@@ -94,8 +106,16 @@ class LedgerKeeper:
             From the ledger to records and an answer.
         fence
             Append even if there are no records: afterwards nothing can land in the log that was decided before.
+        is_recent
+            Whether an answer without records may be as of a moment ago, by the log as it was last read or written: then nobody asks
+            the object store whether another coordinator has written since.
+        is_one_of_many
+            Whether others like it may come at about the same time: where they did the last time, it waits a moment for them, a small
+            part of what an append takes.
         """
         self._fence = self._fence or fence
+        self._must_look = self._must_look or not is_recent
+        self._came += is_one_of_many
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._queue.append((decide, future))
         if self._draining is None or self._draining.done():
@@ -103,11 +123,22 @@ class LedgerKeeper:
         return await future
 
     async def _drain(self) -> None:
+        came, self._came = self._came, 0
+        if came and self._is_crowded:
+            # They would else wait for this append, and then for theirs.
+            await asyncio.sleep(min(_MOST_OF_AN_APPEND * self._append_s, _LONGEST_MOMENT_S))
+        await self._answer_all()
+        if came:
+            self._is_crowded = self._came > 0
+        self._came = 0
+
+    async def _answer_all(self) -> None:
         while self._queue:
             group, self._queue = self._queue, []
             fence, self._fence = self._fence, False
+            must_look, self._must_look = self._must_look, False
             try:
-                outcomes = await self._decide_group([decide for decide, _ in group], fence)
+                outcomes = await self._decide_group([decide for decide, _ in group], fence, must_look)
             except Exception as error:  # noqa: BLE001 - every waiting caller gets it
                 self._ledger = None
                 outcomes = [error] * len(group)
@@ -119,13 +150,15 @@ class LedgerKeeper:
                 else:
                     future.set_result(outcome[0])
 
-    async def _decide_group(self, group: list[Decide[Any]], fence: bool) -> list[tuple[Any] | Exception]:
+    async def _decide_group(
+        self, group: list[Decide[Any]], fence: bool, must_look: bool
+    ) -> list[tuple[Any] | Exception]:
         for _ in range(_DECIDE_ATTEMPTS):
             ledger = self._ledger
             if ledger is None or (self._is_old() and not await self._compared()):
                 ledger = await self._load()
             records, outcomes = self._decide_all(ledger, group)
-            if await self._settle(records, ledger, fence):
+            if await self._settle(records, ledger, fence, must_look):
                 return outcomes
             self._ledger = None
         raise StorageUnavailableError(
@@ -134,10 +167,12 @@ class LedgerKeeper:
             attempts=_DECIDE_ATTEMPTS,
         )
 
-    async def _settle(self, records: list[Record], ledger: StateLedger, fence: bool) -> bool:
+    async def _settle(self, records: list[Record], ledger: StateLedger, fence: bool, must_look: bool) -> bool:
         """Make a group's answers true; False if they were decided by an old ledger."""
         now_s = self._clock.elapsed_s()
         if not records and not fence:
+            if not must_look and now_s - self._compared_s < _RECENT_S:
+                return True
             current = await asyncio.to_thread(self._log.is_newest)
         else:
             try:
@@ -146,6 +181,7 @@ class LedgerKeeper:
             except LogConflictError as conflict:
                 log.warning("reloading a manifest log that another coordinator wrote to: %s", conflict)
                 current = False
+            self._append_s = self._clock.elapsed_s() - now_s
         if current and self._is_old():
             # Too slow, in reading the log or just now: the place that was free may be one that was cleaned away.
             current = await self._compared()

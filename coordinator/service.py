@@ -166,6 +166,12 @@ class Coordinator:
             self._instances.registry.forget_former_runs(grant.lease.store_id.checkpoint_root_location, task.run_id)
         return grant
 
+    async def attach_and_lease_all(
+        self, tasks: Sequence[TaskIdentity], metadata: StateMetadata, local: ActorLocation
+    ) -> list[LeaseGrant]:
+        """:meth:`attach_and_lease` for tasks of one batch; what one is refused with, all are."""
+        return await asyncio.gather(*(self.attach_and_lease(task, metadata, local) for task in tasks))
+
     async def commit_partitions(
         self, state_name: str, commits: Sequence[PartitionCommit]
     ) -> list[Counted | StateStoreError]:
@@ -204,7 +210,7 @@ class Coordinator:
             ledger.check_whole(_task_of(ledger, entry), generation)
             return records, Counted(counted, self._leasing.following(ledger, created, commit.entries))
 
-        counted = await keeper.submit(decide)
+        counted = await keeper.submit(decide, is_one_of_many=True)
         if commit.is_carried:
             self._leasing.count_carried(state_name, commit.entries[0].partition_id)
         return counted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,7 +16,7 @@ from ray._private import worker
 from coordinator.calls import Actors, RayActors, unwrapped
 from coordinator.client import CoordinatorClient
 from coordinator.core import LeaseGrant
-from coordinator.errors import MemoryLimitError
+from coordinator.errors import MemoryLimitError, StateStoreError
 from coordinator.maintenance import Maintenance
 from coordinator.memory_options import MemoryOptions
 from coordinator.model import (
@@ -33,7 +33,7 @@ from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.probe import prove_shared
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_travelled_store
-from coordinator.surroundings import Lock, Surroundings
+from coordinator.surroundings import Surroundings, freeze_imports
 from store_actors.followers import Followers
 from store_actors.messages import ApplyRequest, BatchFacts, Followed, Offer, OpenRequest, ShardInput, Write
 from store_actors.serving.grouped_commits import GroupedCommits
@@ -42,10 +42,12 @@ from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.spilling.store_memory import LimitedMemory, StoreMemory, UnlimitedMemory
 
-__all__ = ["ProvenStoreProcess", "StoreActor", "StoreProcess"]
+__all__ = ["SHARDS_AT_ONCE", "ProvenStoreProcess", "StoreActor", "StoreProcess"]
 
 log = logging.getLogger(__name__)
 
+#: Shards of tasks with several that are worked on at once. Most of the time each waits for the object store.
+SHARDS_AT_ONCE = 256
 #: Copies that a standby takes at once.
 _COPIES_AT_ONCE = 2
 
@@ -53,12 +55,11 @@ _COPIES_AT_ONCE = 2
 class _LocatedCoordinator:
     """The coordinator for the store actor of one location; see :class:`~store_actors.serving.coordinator_ref.CoordinatorRef`."""
 
-    def __init__(self, client: CoordinatorClient, location: ActorLocation, new_lock: Callable[[], Lock]) -> None:
+    def __init__(self, client: CoordinatorClient, location: ActorLocation, surroundings: Surroundings) -> None:
         self._client = client
         self._location = location
-        self._grouped = GroupedCommits(client.commit_partitions, new_lock)
-        self.commit_all = self._grouped.commit_all
-        self.carried = self._grouped.carried
+        self.grouped = GroupedCommits(client.commit_partitions, surroundings.threads.lock, surroundings.clock)
+        self.commit_all = self.grouped.commit_all
         self.load_plans = client.load_plans
         self.add_snapshot = client.add_snapshot
 
@@ -111,13 +112,14 @@ class StoreProcess:
         self._maintenance = maintenance
         self._clock = surroundings.clock
         self._metrics = StoreMetrics()
-        located = _LocatedCoordinator(coordinator, location, surroundings.threads.lock)
-        self._carried = located.carried
+        located = _LocatedCoordinator(coordinator, location, surroundings)
+        self._grouped = located.grouped
         standbys = Followers(actors, location.actor_name, self._metrics, surroundings.threads.lock())
         self._shards = OperatorShards(
             objects, located, self._metrics, surroundings, standbys=standbys, memory=self._memory
         )
         self._keyed = KeyedStores(objects, located, self._metrics, surroundings, standbys=standbys, memory=self._memory)
+        self._appliers = surroundings.threads.pool(SHARDS_AT_ONCE, "statefleet-apply")
         self._copying: set[StateStoreId] = set()
         self._copiers = surroundings.threads.pool(_COPIES_AT_ONCE, "statefleet-copy")
         coordinator.report_store_actor(location)
@@ -148,13 +150,33 @@ class StoreProcess:
         return self._location
 
     @ray.method(concurrency_group="control")
-    def carried(self, task: TaskIdentity) -> LeaseGrant | None:
+    def carried(self, tasks: Sequence[TaskIdentity]) -> list[LeaseGrant | None]:
         """See :meth:`GroupedCommits.carried <store_actors.serving.grouped_commits.GroupedCommits.carried>`."""
-        return self._carried(task)
+        return [self._grouped.carried(task) for task in tasks]
 
-    def apply(self, request: ApplyRequest, rows: ShardInput) -> tuple[pa.Table, CommitEntry]:
-        """See :meth:`OperatorShards.apply`."""
-        emitted, entry = self._shards.apply(request, rows)
+    def apply(
+        self, requests: Sequence[ApplyRequest], rows: Sequence[ShardInput]
+    ) -> list[tuple[pa.Table, CommitEntry] | StateStoreError]:
+        """:meth:`OperatorShards.apply` for some shards, side by side: each of their commits waits for the object store.
+
+        Returns
+        -------
+        list
+            What came of each: one that fails does not keep the others from being committed.
+        """
+        if len(requests) == 1:
+            return [self._apply(requests[0], rows[0])]
+        self._grouped.expect(requests[0].task.state_name, [one.task.partition_id for one in requests])
+        waiting = [self._appliers.submit(self._apply, *one) for one in zip(requests, rows, strict=True)]
+        return [one.result() for one in waiting]
+
+    def _apply(self, request: ApplyRequest, rows: ShardInput) -> tuple[pa.Table, CommitEntry] | StateStoreError:
+        try:
+            emitted, entry = self._shards.apply(request, rows)
+        except StateStoreError as error:
+            return error
+        finally:
+            self._grouped.expect_no_more(request.task.state_name, request.task.partition_id)
         if request.node_id not in ("", self._location.node_id):
             self._metrics.bytes_between_nodes += sum(table.nbytes for table in rows.tables) + emitted.nbytes
         return emitted, entry
@@ -284,9 +306,11 @@ class ProvenStoreProcess(StoreProcess):
         self._prove()
         return super().location()
 
-    def apply(self, request: ApplyRequest, rows: ShardInput) -> tuple[pa.Table, CommitEntry]:
+    def apply(
+        self, requests: Sequence[ApplyRequest], rows: Sequence[ShardInput]
+    ) -> list[tuple[pa.Table, CommitEntry] | StateStoreError]:
         self._prove()
-        return super().apply(request, rows)
+        return super().apply(requests, rows)
 
     def prepare(self, store_id: StateStoreId, giver: str) -> Preparation:
         self._prove()
@@ -312,6 +336,7 @@ class StoreActor(ProvenStoreProcess):
         maintenance: Maintenance,
         memory: MemoryOptions,
     ) -> None:
+        freeze_imports()
         surroundings = Surroundings()
         location = ActorLocation(
             actor_name=actor_name,

@@ -11,7 +11,7 @@ from coordinator.calls import Actors, RayActors
 from coordinator.client import CoordinatorClient
 from coordinator.model import DEFAULT_STORE, CommitEntry, StateMetadata, StateStoreId, TaskIdentity
 from spark_jobs.fleet import Fleet
-from spark_jobs.worker.fleet_client import FleetAddress, FleetClient
+from spark_jobs.worker.fleet_client import FleetAddress, FleetClient, ShardWork
 from store_actors.messages import ShardInput
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
 
@@ -68,7 +68,7 @@ class Tasks:
         self, batch_id: int, values: list[int], *, run_id: str = "run-1", attempt: int = 0, query_id: str = "query"
     ) -> list[dict[str, int]]:
         task = self.identity(batch_id, run_id, attempt, query_id)
-        emitted = self.client.apply(task, self.metadata(query_id), SCHEMA, shard_input(values), {})
+        (emitted,) = self.client.apply_all([ShardWork(task, shard_input(values), {})], self.metadata(query_id), SCHEMA)
         return sorted(emitted.to_pylist(), key=lambda row: row["v"])
 
     def chain(self) -> list[Any]:

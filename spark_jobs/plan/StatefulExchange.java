@@ -23,6 +23,8 @@ import java.util.function.Function;
 import org.apache.spark.Partition;
 import org.apache.spark.Partitioner;
 import org.apache.spark.SparkContext;
+import org.apache.spark.rdd.CoalescedRDD;
+import org.apache.spark.rdd.CoalescedRDDPartition;
 import org.apache.spark.rdd.ParallelCollectionRDD;
 import org.apache.spark.rdd.PartitionerAwareUnionRDD;
 import org.apache.spark.rdd.RDD;
@@ -315,8 +317,8 @@ class Shards {
 }
 
 /**
- * An exchange that gives each task of the operator behind it, as its first row, what the task must know of its batch: which it is, whose,
- * which shard, and Spark's watermarks of this operator and batch. Spark runs its batches without data for it, and its progress has the
+ * An exchange that gives each task of the operator behind it, as the first row of each of its shards, what it must know of its batch: which it
+ * is, whose, which shard, and Spark's watermarks of this operator and batch. Spark runs its batches without data for it, and its progress has the
  * operator's figures. Once Spark is done with a batch, and before it says so in its commit log, shards that no task of the batch ran
  * for (a sink that read some rows only) are run here.
  */
@@ -489,13 +491,14 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
         }
         ClassTag tag = ClassTag$.MODULE$.apply(InternalRow.class);
         RDD headers = new HeaderRDD(sparkContext(), Lists.seq(rows), rows.size(), tag, (Partitioner) shuffled.partitioner().get());
-        place();
         Seq both = Lists.seq(Arrays.asList(new Object[] {headers, shuffled}));
-        return new PlacedRDD(sparkContext(), both, tag, stateId(), chosen);
+        JsonNode cores = place();
+        RDD placed = new PlacedRDD(sparkContext(), both, tag, stateId(), chosen);
+        return facts().get("together").asBoolean() ? new Together(stateId(), chosen, cores, sparkContext()).of(placed, tag) : placed;
     }
 
-    /** Has the shards placed before the first task of a run, and whenever other executors are there than before. */
-    private void place() {
+    /** Has the shards placed before the first task of a run, and whenever other executors are there than before. Returns cores by host. */
+    private JsonNode place() {
         ObjectNode executors = executors();
         String state = stateId();
         // Other shards are placed anew.
@@ -506,6 +509,7 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
             told.set("executors", executors);
             Places.put(state, runId, present, (List) Batch.ask(told).get("hosts"));
         }
+        return executors.get("cores");
     }
 
     /** Executors that are there ("present") and that were asked for ("asked", 0 if nobody said), and the cores of those on each host ("cores"). */
@@ -689,19 +693,110 @@ public class PlacedRDD extends PartitionerAwareUnionRDD {
         ArrayList places = new ArrayList();
         String host = Places.host(state, shards[split.index()]);
         // A stage waits for a place that it prefers, also for one that is gone.
-        if (host != null && isAlive(host)) {
+        if (host != null && isAlive(context(), host)) {
             places.add(host);
         }
         return Lists.seq(places);
     }
 
-    private boolean isAlive(String host) {
-        TaskScheduler scheduler = context().taskScheduler();
+    static boolean isAlive(SparkContext context, String host) {
+        TaskScheduler scheduler = context.taskScheduler();
         return !(scheduler instanceof TaskSchedulerImpl) || ((TaskSchedulerImpl) scheduler).hasExecutorsAliveOnHost(host);
     }
 
     protected Object writeReplace() {
         return new PartitionerAwareUnionRDD(context(), rdds(), tag);
+    }
+}
+
+/**
+ * Puts shards together to tasks where there are more of them than cores: each task waits for the object store once, and has the commits of
+ * all of its shards under way meanwhile. Shards of one host only, and as many tasks there as it has cores for.
+ */
+class Together {
+    private final ArrayList groups = new ArrayList();
+    private final ArrayList hosts = new ArrayList();
+
+    Together(String state, int[] shards, JsonNode cores, SparkContext context) {
+        int each = Math.max(1, context.conf().getInt("spark.task.cpus", 1));
+        int all = Math.max(1, context.defaultParallelism() / each);
+        // A place that nobody has is anywhere.
+        HashMap byHost = new HashMap();
+        for (int i = 0; i < shards.length; i++) {
+            String host = Places.host(state, shards[i]);
+            host = host != null && cores.has(host) ? host : null;
+            ArrayList there = (ArrayList) byHost.get(host);
+            if (there == null) {
+                there = new ArrayList();
+                byHost.put(host, there);
+            }
+            there.add(Integer.valueOf(i));
+        }
+        for (Object host : byHost.keySet()) {
+            int tasks = host == null ? all : Math.max(1, cores.get((String) host).asInt() / each);
+            add((String) host, (ArrayList) byHost.get(host), tasks);
+        }
+    }
+
+    private void add(String host, ArrayList places, int tasks) {
+        int number = Math.min(tasks, places.size());
+        for (int i = 0; i < number; i++) {
+            int[] group = new int[(places.size() - i + number - 1) / number];
+            for (int j = 0; j < group.length; j++) {
+                group[j] = ((Integer) places.get(i + j * number)).intValue();
+            }
+            groups.add(group);
+            hosts.add(host);
+        }
+    }
+
+    /** The rows, with several shards in a task where it has several; else as they were. */
+    RDD of(RDD placed, ClassTag tag) {
+        int shards = 0;
+        for (int i = 0; i < groups.size(); i++) {
+            shards += ((int[]) groups.get(i)).length;
+        }
+        return shards == groups.size() ? placed : new TogetherRDD(placed, groups, hosts, tag);
+    }
+}
+
+/** Shards put together to tasks, each on the host that has them. Only the driver knows of it. */
+public class TogetherRDD extends CoalescedRDD {
+    private final transient RDD placed;
+    private final transient ArrayList groups;
+    private final transient ArrayList hosts;
+    private final transient ClassTag tag;
+
+    TogetherRDD(RDD placed, ArrayList groups, ArrayList hosts, ClassTag tag) {
+        super(placed, groups.size(), (Option) Option.apply(null), tag);
+        this.placed = placed;
+        this.groups = groups;
+        this.hosts = hosts;
+        this.tag = tag;
+    }
+
+    public Partition[] getPartitions() {
+        Partition[] partitions = new Partition[groups.size()];
+        for (int i = 0; i < partitions.length; i++) {
+            partitions[i] = new CoalescedRDDPartition(i, placed, (int[]) groups.get(i), (Option) Option.apply(hosts.get(i)));
+        }
+        return partitions;
+    }
+
+    public Seq getPreferredLocations(Partition split) {
+        ArrayList places = new ArrayList();
+        String host = (String) hosts.get(split.index());
+        if (host != null && PlacedRDD.isAlive(context(), host)) {
+            places.add(host);
+        }
+        return Lists.seq(places);
+    }
+
+    protected Object writeReplace() {
+        CoalescedRDD plain = new CoalescedRDD(placed, groups.size(), (Option) Option.apply(null), tag);
+        // An executor has none but those that it is sent.
+        plain.dependencies();
+        return plain;
     }
 }
 

@@ -55,6 +55,8 @@ class Upstream:
         Whether it emits its whole result in each batch.
     modes
         Output modes of a query whose last operator it is.
+    together
+        Whether a task may have several shards.
     shards
         How many shards the program asks for; None if it takes what is there.
     """
@@ -69,6 +71,7 @@ class Upstream:
     lag_ms: int
     complete: bool
     modes: tuple[str, ...]
+    together: bool
     shards: int | None = None
 
     def route_column(self) -> str:

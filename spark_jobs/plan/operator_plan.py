@@ -158,6 +158,8 @@ class RoutedOperator:
             lag_ms=output_lag_ms(schema),
             complete=schema.output_mode == "complete",
             modes=query_modes(schema),
+            # A function of the user's sees one partition of its state.
+            together=not isinstance(plan, TaskMaker),
         )
         return cls(plan, schema, branches, upstream)
 

@@ -50,6 +50,9 @@ _CLUSTER_CONFIGS = {
     "spark.executor.heartbeatInterval": "5s",
     # Idle executors would take tasks from where their shards are; see docs/performance.md.
     "spark.locality.wait": "1s",
+    # Of an executor that is gone nothing can be fetched; by default whoever is at it tries three times, five seconds apart.
+    "spark.shuffle.io.retryWait": "500ms",
+    "spark.shuffle.io.maxRetries": "6",
 }
 _LOOPBACK = "127.0.0.1"
 #: Resource of which each node offers 1 that may have executors and store actors.

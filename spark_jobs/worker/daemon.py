@@ -6,8 +6,9 @@ A worker forked from it starts with everything loaded, in memory that all worker
 
 from __future__ import annotations
 
-import gc
 import sys
+
+from coordinator.surroundings import freeze_imports
 
 __all__ = ["main", "settle_process"]
 
@@ -17,14 +18,13 @@ def settle_process() -> None:
 
     - It invalidates the import caches, and Spark puts a jar of its own on the workers' path, whose directory of thousands of
       entries Python's zip importer then reads again: 0.05 to 0.2 s a task. No Python module is in it.
-    - It runs a full garbage collection. Frozen objects (all that was imported so far) are never looked at again.
+    - It runs a full garbage collection, which need not look at what was imported.
     """
     sys.path[:] = [path for path in sys.path if not path.endswith(".jar")]
     # The cache has entries for folders inside the jar, too.
     for path in [path for path in sys.path_importer_cache if ".jar" in path]:
         del sys.path_importer_cache[path]
-    gc.collect()
-    gc.freeze()
+    freeze_imports()
 
 
 def main() -> None:

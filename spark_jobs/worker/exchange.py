@@ -45,6 +45,7 @@ __all__ = [
     "ExchangeTask",
     "Received",
     "unpack",
+    "unpack_shards",
 ]
 
 #: Columns that the map side reads besides the keys and inputs: Spark's ``hash(keys)``, and event time in milliseconds, if the
@@ -258,7 +259,7 @@ def _blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What one partition of the exchange received of a micro-batch.
+    """What one shard received of a micro-batch.
 
     Attributes
     ----------
@@ -276,7 +277,7 @@ class Received:
 
 
 def unpack(batches: Iterable[pa.RecordBatch], schema: StateSchema, piece_bytes: int = pieces.PIECE_BYTES) -> Received:
-    """Reduce side: what the map tasks sent.
+    """Reduce side: what the map tasks sent to one shard.
 
     Parameters
     ----------
@@ -308,3 +309,23 @@ def unpack(batches: Iterable[pa.RecordBatch], schema: StateSchema, piece_bytes: 
         for some, kind in zip(chunks, schemas, strict=True)
     )
     return Received(ShardInput(tables, rows_read), told, header)
+
+
+def unpack_shards(batches: Iterable[pa.RecordBatch], schema: StateSchema) -> Iterator[Received]:
+    """Reduce side: what the map tasks sent to each shard of a task, one after the other.
+
+    Parameters
+    ----------
+    batches
+        What one task of the exchange received: for each of its shards a header, and then as for :func:`unpack`.
+    """
+    of_shard: list[pa.RecordBatch] = []
+    for batch in batches:
+        begun = 0
+        for header in np.flatnonzero(batch.column("source").to_numpy() == HEADER).tolist():
+            of_shard.append(batch.slice(begun, header - begun))
+            if any(len(one) for one in of_shard):
+                yield unpack(of_shard, schema)
+            of_shard, begun = [], header
+        of_shard.append(batch.slice(begun))
+    yield unpack(of_shard, schema)

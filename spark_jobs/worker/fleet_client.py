@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 from ray.exceptions import RayActorError
@@ -18,7 +17,7 @@ from coordinator.calls import Actors, RayActors, unwrapped
 from coordinator.client import CoordinatorClient
 from coordinator.core import LeaseGrant
 from coordinator.deploy import join_cluster
-from coordinator.errors import FencedError, StoreUnavailableError, VersionNotFoundError
+from coordinator.errors import StateStoreError, StoreUnavailableError, VersionNotFoundError
 from coordinator.maintenance import Maintenance
 from coordinator.memory_options import MemoryOptions
 from coordinator.model import ActorLocation, Lease, LoadPlan, StateMetadata, StateStoreId, TaskIdentity
@@ -26,21 +25,16 @@ from coordinator.storage.options import StorageOptions
 from coordinator.surroundings import Surroundings
 from spark_jobs.worker.batch import BatchHeader, event_times
 from spark_jobs.worker.daemon import settle_process
+from spark_jobs.worker.leased_calls import DEADLINE_S, PAUSE_S, LeasedCalls, unavailable
 from spark_jobs.worker.state_store import Ask, ReadStateStore, StateStore
 from store_actors.deploy import ensure_store_actor
 from store_actors.messages import ApplyRequest, OpenRequest, ShardInput, StoreSpec
 from store_actors.schema import StateSchema
 
-__all__ = ["ConnectTask", "FleetAddress", "FleetClient", "executor_name", "fleet_client"]
+__all__ = ["ConnectTask", "FleetAddress", "FleetClient", "ShardWork", "executor_name", "fleet_client"]
 
-Result = TypeVar("Result")
-
-log = logging.getLogger(__name__)
-
-#: How long a task waits for a store actor or the coordinator to come back before it fails (Spark then retries it).
-_DEADLINE_S = 120.0
-#: How long it waits before it asks again, at first.
-_PAUSE_S = 0.05
+#: Bytes of rows from which on a task hands over what it has before it reads on.
+_GROUP_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +49,24 @@ class FleetAddress:
     storage_options: StorageOptions = field(default_factory=StorageOptions)
     maintenance: Maintenance = field(default_factory=Maintenance)
     memory: MemoryOptions = field(default_factory=MemoryOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardWork:
+    """What a task has for one shard.
+
+    Attributes
+    ----------
+    watermarks_ms
+        Own watermark of each of the operator's own sources (by number) that the batch had rows of.
+    header
+        What Spark's driver tells of the batch.
+    """
+
+    task: TaskIdentity
+    rows: ShardInput
+    watermarks_ms: Mapping[int, int]
+    header: BatchHeader | None = None
 
 
 @cache
@@ -123,30 +135,14 @@ class FleetClient:
         self._coordinator = CoordinatorClient.connect(
             address.uri, address.storage_options, address.maintenance, actors=self._actors, surroundings=surroundings
         )
-        self._handles: dict[str, Any] = {}
-        self._local: ActorLocation | None = None
-        #: Store actor that had each partition of a state when a task here asked last.
-        self._holders: dict[tuple[str, int], ActorLocation] = {}
+        self._calls = LeasedCalls(self._actors, self._coordinator, self._clock, self._find_local)
 
-    def apply(
-        self,
-        task: TaskIdentity,
-        metadata: StateMetadata,
-        schema: StateSchema,
-        rows: ShardInput,
-        watermarks_ms: Mapping[int, int],
-        header: BatchHeader | None = None,
-    ) -> pa.Table:
-        """Hand a shard its rows; returns what the batch emits once the commit is durable.
+    def apply_all(self, works: Iterable[ShardWork], metadata: StateMetadata, schema: StateSchema) -> Iterator[pa.Table]:
+        """Hand shards of one operator and batch their rows; yields what each emits, in their order, once its commit is durable.
 
-        Repeated after the loss of a store actor or of a lease: the commit protocol makes that safe.
-
-        Parameters
-        ----------
-        watermarks_ms
-            Own watermark of each of the operator's own sources (by number) that the batch had rows of.
-        header
-            What Spark's driver tells of the batch.
+        Their commits go on side by side, so a task waits for the object store once, however many shards it has; of a large batch only
+        some shards at a time, so that their rows need not be in memory together. Repeated after the loss of a store actor or of a
+        lease: the commit protocol makes that safe.
 
         Raises
         ------
@@ -155,64 +151,33 @@ class FleetClient:
         StateStoreError
             Whatever the coordinator or the store refused.
         """
-        payload = self._actors.put(rows)
+        # In complete mode each of them emits all that it has.
+        is_large = schema.output_mode == "complete" and self._address.memory.limit is not None
+        for group in _groups(works, 0 if is_large else _GROUP_BYTES):
+            yield from self._apply(group, metadata, schema)
 
-        def hand_over(grant: LeaseGrant) -> pa.Table:
-            times = event_times(schema, grant, header, watermarks_ms)
-            node_id = self._local_location().node_id
-            request = ApplyRequest(task, grant.lease, grant.base_version, schema, times.after, times.late_ms, node_id)
-            handle = self._handle(grant.lease.location)
-            emitted, _ = unwrapped(self._actors, handle, handle.apply.remote(request, payload))
-            return emitted
+    def _apply(self, works: Sequence[ShardWork], metadata: StateMetadata, schema: StateSchema) -> list[pa.Table]:
+        def begin(
+            location: ActorLocation, some: Sequence[tuple[int, LeaseGrant]]
+        ) -> Callable[[], Sequence[pa.Table | StateStoreError]]:
+            node_id, requests = self._calls.local_location().node_id, []
+            for number, grant in some:
+                work = works[number]
+                times = event_times(schema, grant, work.header, work.watermarks_ms)
+                requests.append(
+                    ApplyRequest(
+                        work.task, grant.lease, grant.base_version, schema, times.after, times.late_ms, node_id
+                    )
+                )
+            handle = self._calls.handle(location)
+            rows = self._actors.put([works[number].rows for number, _ in some])
+            reference = handle.apply.remote(requests, rows)
+            return lambda: [
+                one if isinstance(one, StateStoreError) else one[0]
+                for one in unwrapped(self._actors, handle, reference)
+            ]
 
-        return self._on_lease(task, metadata, hand_over)
-
-    def _on_lease(self, task: TaskIdentity, metadata: StateMetadata, use: Callable[[LeaseGrant], Result]) -> Result:
-        """What `use` makes of the task's lease; a new lease is asked for if a store actor, or the lease, was lost meanwhile."""
-        # A plan is made before its query has an id.
-        metadata = replace(metadata, query_id=task.query_id)
-        deadline = self._clock.elapsed_s() + _DEADLINE_S
-        pause_s = _PAUSE_S
-        grant = self._carried(task)
-        while True:
-            location: ActorLocation | None = None
-            try:
-                # One that came with the batch before is tried once; what is wrong with it, the coordinator knows.
-                if grant is None:
-                    grant = self._coordinator.attach_and_lease(task, metadata, self._local_location())
-                location = self._holders[task.state_name, task.partition_id] = grant.lease.location
-                self._check_node(location)
-                try:
-                    return use(grant)
-                except FencedError:
-                    # A lease may have moved between being granted and being used; the next grant says whether this run may go on.
-                    if self._clock.elapsed_s() > deadline:
-                        raise
-            except RayActorError as error:
-                self._lost(location)
-                if self._clock.elapsed_s() > deadline:
-                    raise _unavailable(task, error) from error
-            grant = None
-            self._clock.sleep(pause_s)
-            pause_s = min(2 * pause_s, 2.0)
-
-    def _carried(self, task: TaskIdentity) -> LeaseGrant | None:
-        """The task's lease, if the store actor that has the shard is on this node and got it with the commit before."""
-        if task.batch_id == 0 or task.is_of_python:
-            return None
-        where: ActorLocation | None = None
-        try:
-            local = self._local_location()
-            # A node may have several; which one has the shard is known where a task of it ran before.
-            where = self._holders.get((task.state_name, task.partition_id), local)
-            if where.node_id != local.node_id:
-                return None
-            handle = self._handle(where)
-            grant: LeaseGrant | None = unwrapped(self._actors, handle, handle.carried.remote(task))
-        except RayActorError:
-            self._lost(where)
-            return None
-        return grant
+        return self._calls.under_leases([work.task for work in works], metadata, begin)
 
     def open_update(self, task: TaskIdentity, metadata: StateMetadata, stores: tuple[StoreSpec, ...]) -> StateStore:
         """A handle that makes the next version of a partition's keyed stores.
@@ -231,12 +196,20 @@ class FleetClient:
     ) -> tuple[StateStore, LeaseGrant]:
         """:meth:`open_update`, with the lease: what it says of watermarks is for operators that follow event time."""
 
-        def open_session(grant: LeaseGrant) -> tuple[StateStore, LeaseGrant]:
-            request = OpenRequest(task, grant.lease, grant.base_version, stores)
-            ask = self._session(grant.lease.location, "open_update", request)
-            return StateStore(ask, _default(grant.lease.store_id, stores), grant.base_version), grant
+        def begin(
+            location: ActorLocation, some: Sequence[tuple[int, LeaseGrant]]
+        ) -> Callable[[], Sequence[tuple[StateStore, LeaseGrant]]]:
+            ((_, grant),) = some
 
-        return self._on_lease(task, metadata, open_session)
+            def opened() -> tuple[StateStore, LeaseGrant]:
+                request = OpenRequest(task, grant.lease, grant.base_version, stores)
+                ask = self._session(location, "open_update", request)
+                return StateStore(ask, _default(grant.lease.store_id, stores), grant.base_version), grant
+
+            return lambda: [opened()]
+
+        (opened,) = self._calls.under_leases([task], metadata, begin)
+        return opened
 
     def open_read(
         self, state_name: str, shard: int, stores: tuple[StoreSpec, ...], version: int | None
@@ -250,11 +223,11 @@ class FleetClient:
         InvalidRequestError
             The version does not exist or is not retained.
         """
-        deadline = self._clock.elapsed_s() + _DEADLINE_S
+        deadline = self._clock.elapsed_s() + DEADLINE_S
         while True:
             located = self._coordinator.locate(state_name, shard, version)
             store_id, newest = located.store_id, located.newest_version
-            where = located.location or self._local_location()
+            where = located.location or self._calls.local_location()
             wanted = newest if version is None else version
             if not 0 <= wanted <= newest:
                 raise VersionNotFoundError(
@@ -269,10 +242,10 @@ class FleetClient:
             try:
                 return ReadStateStore(self._session(where, "open_read", request), _default(store_id, stores), wanted)
             except RayActorError as error:
-                self._lost(where)
+                self._calls.lost(where)
                 if self._clock.elapsed_s() > deadline:
-                    raise _unavailable(task, error) from error
-                self._clock.sleep(_PAUSE_S)
+                    raise unavailable(task, error) from error
+                self._clock.sleep(PAUSE_S)
 
     def load_plans(self, task: TaskIdentity, store_names: Sequence[str]) -> Mapping[str, LoadPlan]:
         """What makes up the version of some of a partition's stores that the task's batch reads, by store name."""
@@ -280,7 +253,7 @@ class FleetClient:
 
     def _session(self, location: ActorLocation, opening: str, request: OpenRequest) -> Ask:
         """Opens a session on a store actor; returns how to call it."""
-        handle = self._handle(location)
+        handle = self._calls.handle(location)
         session_id, _ = unwrapped(self._actors, handle, getattr(handle, opening).remote(request))
 
         def ask(method: str, *args: Any) -> Any:
@@ -299,61 +272,34 @@ class FleetClient:
 
     def connect(self) -> None:
         """Find (or start) the store actor of this node."""
-        self._local_location()
+        self._calls.local_location()
 
-    def _local_location(self) -> ActorLocation:
-        if self._local is None:
-            address, node_id = self._address, self._actors.node_id()
-            handle = ensure_store_actor(
-                self._actors, address.uri, address.storage_options, address.maintenance, node_id, address.memory
-            )
-            local: ActorLocation = unwrapped(self._actors, handle, handle.location.remote())
-            self._handles[local.instance_id] = handle
-            self._local = local
-        return self._local
+    def _find_local(self) -> Any:
+        address = self._address
+        return ensure_store_actor(
+            self._actors,
+            address.uri,
+            address.storage_options,
+            address.maintenance,
+            self._actors.node_id(),
+            address.memory,
+        )
 
-    def _handle(self, location: ActorLocation) -> Any:
-        # By life: a fleet that was shut down and connected to again has other actors of the same names.
-        if location.instance_id not in self._handles:
-            handle = self._actors.find(location.actor_name)
-            if handle is None:
-                raise RayActorError(error_msg=f"there is no actor {location.actor_name} any more")
-            self._handles[location.instance_id] = handle
-        return self._handles[location.instance_id]
 
-    def _check_node(self, location: ActorLocation) -> None:
-        """Raise what Ray would raise seconds later, if a store actor is on another node and that one cannot be reached.
-
-        Tasks run where their shards are, so most of those that meet another node's store actor have lost their own node.
-        """
-        if location.node_id == self._local_location().node_id or self._actors.node_answers(location.node_id):
-            return
-        log.warning("node %s does not answer; its store actor counts as lost", location.node_id)
-        if (handle := self._actors.find(location.actor_name)) is not None:
-            # One that is only cut off from here must not go on as a life that counts as over.
-            self._actors.kill(handle, restart=True)
-        raise RayActorError(error_msg=f"node {location.node_id} cannot be reached")
-
-    def _lost(self, location: ActorLocation | None) -> None:
-        """An actor died under a call: tell the coordinator which life of it, and look everything up anew."""
-        self._local = None
-        self._handles.clear()
-        self._holders.clear()
-        if location is not None:
-            self._coordinator.report_store_actor_lost(location.instance_id)
+def _groups(works: Iterable[ShardWork], most_bytes: int) -> Iterator[list[ShardWork]]:
+    """Works one after the other, until they have so many bytes of rows."""
+    group: list[ShardWork] = []
+    size = 0
+    for work in works:
+        group.append(work)
+        size += sum(table.nbytes for table in work.rows.tables)
+        if size >= most_bytes:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def _default(store_id: StateStoreId, stores: tuple[StoreSpec, ...]) -> StateStoreId:
     """Identity of the first store, on which a new handle works."""
     return replace(store_id, store_name=stores[0].name)
-
-
-def _unavailable(task: TaskIdentity, error: Exception) -> StoreUnavailableError:
-    return StoreUnavailableError(
-        "the store actor of a shard did not come back in time; committed versions are safe in the object store and nothing of "
-        "this batch was lost; see `ray list actors` and the actor's log, then restart the query",
-        state=task.state_name,
-        partition=task.partition_id,
-        version=task.batch_id + 1,
-        cause=error,
-    )

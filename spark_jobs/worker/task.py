@@ -1,4 +1,4 @@
-"""What runs inside Spark's tasks on the reduce side: partition p's rows go to shard p."""
+"""What runs inside Spark's tasks on the reduce side: the rows of each shard go to that shard."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pyspark import TaskContext
 from coordinator.errors import InvalidRequestError
 from coordinator.model import StateMetadata, TaskIdentity
 from spark_jobs.worker.batch import BatchHeader
-from spark_jobs.worker.exchange import unpack
-from spark_jobs.worker.fleet_client import FleetAddress, executor_name, fleet_client
+from spark_jobs.worker.exchange import unpack_shards
+from spark_jobs.worker.fleet_client import FleetAddress, ShardWork, executor_name, fleet_client
 from store_actors.schema import StateSchema
 
 __all__ = ["StateTask", "task_identity"]
@@ -20,21 +20,21 @@ __all__ = ["StateTask", "task_identity"]
 
 @dataclass(frozen=True, slots=True)
 class StateTask:
-    """Reduce side: sends partition p's rows to shard p's store actor and yields what comes back."""
+    """Reduce side: sends the rows of a task's shards to their store actors and yields what comes back."""
 
     schema: StateSchema
     metadata: StateMetadata
     address: FleetAddress
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        received = unpack(batches, self.schema)
-        task = task_identity(self.metadata, received.header)
-        emitted = fleet_client(self.address).apply(
-            task, self.metadata, self.schema, received.rows, received.watermarks_ms, received.header
+        works = (
+            ShardWork(task_identity(self.metadata, one.header), one.rows, one.watermarks_ms, one.header)
+            for one in unpack_shards(batches, self.schema)
         )
-        # The numbers of rows are the shard's own affair.
-        emitted = emitted.drop_columns([name for name in emitted.column_names if name.startswith("__")])
-        yield from emitted.to_batches(max_chunksize=1 << 16)
+        for emitted in fleet_client(self.address).apply_all(works, self.metadata, self.schema):
+            # The numbers of rows are the shard's own affair.
+            wanted = emitted.drop_columns([name for name in emitted.column_names if name.startswith("__")])
+            yield from wanted.to_batches(max_chunksize=1 << 16)
 
 
 def task_identity(metadata: StateMetadata, header: BatchHeader | None) -> TaskIdentity:

@@ -1,8 +1,9 @@
 """Commits of one process on their way to the coordinator: those of a state go together, and bring the leases of the next batch back.
 
 One call of a state is under way at a time. Whoever has a delta stored meanwhile waits, and goes with all others that wait in the next
-one: no timer, and no shard waits longer than for the call before its own. So a batch costs a store actor a few calls, however many
-shards it has.
+one. Where a task has several shards, the first one that is there waits for those that are known to come, for as long as half a
+call takes: else it would go alone, and all others would wait for its call and then for theirs. So a batch costs a store actor a call or
+two, however many shards it has.
 
 A lease that came with a commit is for the same run, the version that the commit made, and nothing else. It says what the coordinator
 would say if it were asked before that batch, but for what can only be known later: whether all other shards have the batch before,
@@ -12,18 +13,22 @@ is refused, too: a lease was never more than that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from coordinator.core import Counted, LeaseGrant
 from coordinator.errors import StateStoreError
 from coordinator.model import CommitEntry, PartitionCommit, TaskIdentity
-from coordinator.surroundings import Lock
+from coordinator.surroundings import Clock, Lock
 
 __all__ = ["GroupedCommits"]
 
 #: What the coordinator makes of commits of one state, each by itself.
 Send = Callable[[str, Sequence[PartitionCommit]], Sequence[Counted | StateStoreError]]
+
+#: How long a commit waits for others that are known to come, as a part of what the last call took, and how often it looks meanwhile.
+_MOST_OF_A_CALL = 0.5
+_LOOKS = 25
 
 
 @dataclass(slots=True, eq=False)
@@ -36,10 +41,20 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Line:
-    """Commits of a state; who has the turn sends those that wait."""
+    """Commits of a state; who has the turn sends those that wait.
+
+    Attributes
+    ----------
+    coming
+        Partitions whose commits are being made.
+    call_s
+        How long the last call took.
+    """
 
     turn: Lock
     waiting: list[_Waiting] = field(default_factory=list)
+    coming: set[int] = field(default_factory=set)
+    call_s: float = 0.0
 
 
 class GroupedCommits:
@@ -53,9 +68,10 @@ class GroupedCommits:
         Makes locks.
     """
 
-    def __init__(self, send: Send, new_lock: Callable[[], Lock]) -> None:
+    def __init__(self, send: Send, new_lock: Callable[[], Lock], clock: Clock) -> None:
         self._send = send
         self._new_lock = new_lock
+        self._clock = clock
         self._guard = new_lock()
         self._lines: dict[str, _Line] = {}
         #: Leases that came with the newest commit of a partition, and those of them that a task was given.
@@ -71,20 +87,47 @@ class GroupedCommits:
             What the coordinator refused this one with, or why it cannot be asked.
         """
         own = _Waiting(PartitionCommit(tuple(entries), self._is_carried(state_name, entries[0])))
+        line = self._line(state_name)
         with self._guard:
-            line = self._lines.get(state_name)
-            if line is None:
-                line = self._lines[state_name] = _Line(self._new_lock())
             line.waiting.append(own)
+            line.coming.discard(entries[0].partition_id)
         with line.turn:
             if own.outcome is None:
+                self._await_others(line)
                 with self._guard:
                     group, line.waiting = line.waiting, []
+                begun_s = self._clock.elapsed_s()
                 self._send_all(state_name, group)
+                line.call_s = self._clock.elapsed_s() - begun_s
         if not isinstance(own.outcome, Counted):
             assert own.outcome is not None
             raise own.outcome
         return own.outcome.entries
+
+    def _line(self, state_name: str) -> _Line:
+        with self._guard:
+            line = self._lines.get(state_name)
+            if line is None:
+                line = self._lines[state_name] = _Line(self._new_lock())
+            return line
+
+    def expect(self, state_name: str, partition_ids: Iterable[int]) -> None:
+        """Commits of some partitions are about to come; of one that does not, :meth:`expect_no_more` tells."""
+        line = self._line(state_name)
+        with self._guard:
+            line.coming.update(partition_ids)
+
+    def expect_no_more(self, state_name: str, partition_id: int) -> None:
+        """The commit of a partition has come, or will not."""
+        line = self._line(state_name)
+        with self._guard:
+            line.coming.discard(partition_id)
+
+    def _await_others(self, line: _Line) -> None:
+        most_s = _MOST_OF_A_CALL * line.call_s
+        until_s = self._clock.elapsed_s() + most_s
+        while line.coming and self._clock.elapsed_s() < until_s:
+            self._clock.sleep(most_s / _LOOKS)
 
     def _send_all(self, state_name: str, group: Sequence[_Waiting]) -> None:
         try:

@@ -74,7 +74,7 @@ class KeyedStores(ServedPartitions[Partition]):
         self._clock = surroundings.clock
         self._new_id = surroundings.new_id
         self._hash_seed = surroundings.hash_seed
-        loader = Loader(objects, metrics, surroundings.threads, memory.ahead_bytes)
+        loader = Loader(objects, metrics, surroundings, memory.ahead_bytes)
         lock = surroundings.threads.lock
         self._commits = Commits(
             objects, coordinator, loader, metrics, surroundings, piece_bytes, is_keyed=True, standbys=standbys

@@ -14,7 +14,7 @@ import pyarrow as pa
 from coordinator.errors import CorruptStateError
 from coordinator.model import CommitEntry, LoadPlan, SnapshotEntry, StoredFile
 from coordinator.storage.protocol import ObjectStore
-from coordinator.surroundings import Threads
+from coordinator.surroundings import Surroundings
 from store_actors.serving.files import corrupt_file, decode_file, room_of
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.reading_order import InMemory, NoSnapshotError, Step, nothing_in_memory, reading_order
@@ -53,19 +53,20 @@ class Loader:
         The fleet's object store.
     metrics
         Where reads are counted.
-    threads
-        Where files are fetched side by side.
+    surroundings
+        Threads, where files are fetched side by side, and a clock.
     ahead_bytes
         Bytes of files that are fetched before they are used, at most; one file may be larger.
     """
 
     def __init__(
-        self, objects: ObjectStore, metrics: StoreMetrics, threads: Threads, ahead_bytes: int = sys.maxsize
+        self, objects: ObjectStore, metrics: StoreMetrics, surroundings: Surroundings, ahead_bytes: int = sys.maxsize
     ) -> None:
         self._ahead_bytes = ahead_bytes
         self._objects = objects
         self._metrics = metrics
-        self._pool = threads.pool(_AHEAD, "statefleet-load")
+        self._clock = surroundings.clock
+        self._pool = surroundings.threads.pool(_AHEAD, "statefleet-load")
 
     def load(
         self,
@@ -94,6 +95,7 @@ class Loader:
         CorruptStateError
             A delta that is needed is missing or damaged, or no snapshot is left where deltas do not go back to the start.
         """
+        begun_s = self._clock.elapsed_s()
         skipped: set[str] = set()
         failed: CorruptStateError | None = None
         while True:
@@ -114,6 +116,7 @@ class Loader:
                 continue
             self._metrics.snapshots_loaded += sum(isinstance(step.entry, SnapshotEntry) for step in steps)
             self._metrics.made_of_memory += sum(step.entry is None for step in steps)
+            self._metrics.loading_s += self._clock.elapsed_s() - begun_s
             return shard, sum(isinstance(step.entry, CommitEntry) for step in steps)
 
     def _enter(self, shard: Loadable, run: Sequence[Step], adapt: Adapt | None) -> None:
@@ -192,7 +195,9 @@ class Loader:
             raise corrupt_file(entry, "it is missing from the object store", file) from error
         self._metrics.bytes_loaded += len(data)
         self._metrics.deltas_loaded += isinstance(entry, CommitEntry)
-        return decode_file(data, entry, piece)
+        rows = decode_file(data, entry, piece)
+        self._metrics.rows_loaded += len(rows)
+        return rows
 
 
 class _SnapshotError(Exception):

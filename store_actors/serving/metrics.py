@@ -13,6 +13,8 @@ class StoreMetrics:
 
     Attributes
     ----------
+    rows_loaded, loading_s
+        Rows of the files that were read, and how long shards took to load, one after the other.
     gone_on
         Partitions in memory that were brought to a later version by the commits since.
     handed_over, taken_over
@@ -30,6 +32,8 @@ class StoreMetrics:
     """
 
     bytes_loaded: int = 0
+    rows_loaded: int = 0
+    loading_s: float = 0.0
     deltas_loaded: int = 0
     snapshots_loaded: int = 0
     snapshots_skipped: int = 0

@@ -166,7 +166,7 @@ class OperatorShards(ServedPartitions[_HeldShard]):
         self.metrics = metrics or StoreMetrics()
         self._coordinator = coordinator
         self._hash_seed = surroundings.hash_seed
-        self._loader = Loader(objects, self.metrics, surroundings.threads, memory.ahead_bytes)
+        self._loader = Loader(objects, self.metrics, surroundings, memory.ahead_bytes)
         self._commits = Commits(
             objects, coordinator, self._loader, self.metrics, surroundings, piece_bytes, standbys=standbys
         )

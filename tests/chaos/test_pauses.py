@@ -82,7 +82,7 @@ class Announcing(RayActors):
 
     def get(self, reference: Any) -> Any:
         value = super().get(reference)
-        if isinstance(value, LeaseGrant):
+        if isinstance(value, list) and value and isinstance(value[0], LeaseGrant):
             self.granted.set()
             assert self.may_go_on.wait(60)
         return value
@@ -114,10 +114,10 @@ def test_an_owner_that_wakes_up_after_its_shard_moved_cannot_commit(fleet: Fleet
             assert announcing.called.wait(60)
             coordinator.report_store_actor_lost(former["instance_id"])
             task = tasks.identity(1, attempt=1)
-            grant = coordinator.attach_and_lease(task, tasks.metadata(), place)
+            (grant,) = coordinator.attach_and_lease_all([task], tasks.metadata(), place)
             assert grant.lease.location == place
             request = ApplyRequest(task, grant.lease, grant.base_version, SCHEMA, grant.watermarks)
-            emitted, counted = ray.get(successor.apply.remote(request, shard_input([2, 3])))
+            ((emitted, counted),) = ray.get(successor.apply.remote([request], [shard_input([2, 3])]))
         # Awake again, it commits under its old lease, is refused, and its task is given what the successor counted.
         assert waiting.result(60) == sorted(emitted.to_pylist(), key=lambda row: row["v"])
     assert [(entry.version, entry.attempt_id) for entry in tasks.chain()][1:] == [(2, counted.attempt_id)]

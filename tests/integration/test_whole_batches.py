@@ -108,7 +108,7 @@ def test_whatever_is_done_with_batches_every_row_counts_once(
     files = [[(dice.randrange(40),) for _ in range(60)] for _ in acts]
     for file in files:
         feed.add(file)
-    counts = fleet.stateful(feed.stream(), name=name, shards=4).groupBy("v").count()
+    counts = fleet.stateful(feed.stream(), name=name, shards=7).groupBy("v").count()
     ours = Acting(counts, tmp_path / "ck", acts)
     theirs = Acting(feed.stream().groupBy("v").count(), tmp_path / "ck-spark", acts)
     try:
@@ -126,6 +126,35 @@ def test_whatever_is_done_with_batches_every_row_counts_once(
     finally:
         ours.query.stop()
         theirs.query.stop()
+
+
+def test_more_shards_than_cores_are_put_together_to_as_many_tasks(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    cores = spark.sparkContext.defaultParallelism
+    feed = Feed(spark, tmp_path / "in", VALUES)
+    counts = fleet.stateful(feed.stream(), name=name, shards=5 * cores + 1).groupBy("v").count()
+    tasks: list[int] = []
+    seen: list[dict[int, int]] = []
+
+    def act(batch: DataFrame, batch_id: int) -> None:
+        rows = batch.rdd.glom().collect()
+        tasks.append(len(rows))
+        seen.append({row["v"]: row["count"] for part in rows for row in part})
+
+    writer = counts.writeStream.outputMode("update").foreachBatch(act)
+    running = writer.option("checkpointLocation", str(tmp_path / "ck")).start()
+    try:
+        for batch in range(3):
+            feed.add([(value % 100,) for value in range(200)])
+            running.processAllAvailable()
+            assert seen[batch] == dict.fromkeys(range(100), 2 * batch + 2)
+        assert tasks == [cores] * 3
+        (query,) = [one for one in fleet.status()["queries"] if one["name"] == name]
+        assert [shard["version"] for shard in query["shards"]] == [3] * (5 * cores + 1)
+        assert running.lastProgress["stateOperators"][0]["numShufflePartitions"] == 5 * cores + 1  # type: ignore[index]
+    finally:
+        running.stop()
 
 
 def test_rows_that_nobody_reads_move_the_watermark_and_reach_the_operator_that_follows(

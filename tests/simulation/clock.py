@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from coordinator.surroundings import Pool
 from tests.simulation.event_loop import run_at_once
 from tests.simulation.scheduler import Fiber, Party, Scheduler
 
@@ -108,11 +109,42 @@ class SimulatedThreads:
     def lock(self) -> FairLock:
         return FairLock(self._scheduler)
 
-    def pool(self, size: int, name: str) -> InlinePool:
-        return InlinePool()
+    def pool(self, size: int, name: str) -> Pool:
+        return FiberPool(self._scheduler) if name in _SIDE_BY_SIDE else InlinePool()
 
     def start(self, target: Callable[[], None], name: str) -> None:
         self._scheduler.spawn(self._scheduler.party, target)
+
+
+#: Pools whose work goes on side by side.
+_SIDE_BY_SIDE = {"statefleet-apply"}
+
+
+class _OfFiber(Future[Any]):
+    """What comes of a fiber; fibers wait for it."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__()
+        self._scheduler = scheduler
+
+    def result(self, timeout: float | None = None) -> Any:
+        self._scheduler.pause(wake=self.done)
+        return super().result(timeout)
+
+
+class FiberPool:
+    """Work that goes on side by side: each piece is a fiber of the process that gives it."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future = _OfFiber(self._scheduler)
+        self._scheduler.spawn(
+            self._scheduler.party,
+            lambda: run_at_once(lambda: function(*args, **kwargs), future),  # type: ignore[arg-type]
+        )
+        return future
 
 
 class InlinePool:

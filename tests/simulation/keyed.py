@@ -65,6 +65,7 @@ class KeyedWorkload:
 
     stores = tuple(spec.name for spec in _SPECS)
     forms = 1
+    together = False
 
     def __init__(self, rng: random.Random, further_batches: int = 0) -> None:
         self.batches, self.shards = rng.randint(2, 3) + further_batches, rng.choice((1, 1, 2))
@@ -93,7 +94,10 @@ class KeyedWorkload:
     def metadata(self, state: str, query: str, form: int = 0) -> StateMetadata:
         return StateMetadata(state, query, self.shards, "keyed", {})
 
-    def run_task(self, client: FleetClient, task: TaskIdentity, metadata: StateMetadata, stamp: int, form: int) -> None:
+    def run_task(
+        self, client: FleetClient, tasks: Sequence[TaskIdentity], metadata: StateMetadata, stamp: int, form: int
+    ) -> None:
+        (task,) = tasks
         looks_back = self._looks_back[task.batch_id][task.partition_id]
         if looks_back is not None and task.batch_id >= looks_back:
             # Readers are other programs: what they fail at is not the batch's trouble.

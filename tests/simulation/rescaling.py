@@ -15,7 +15,7 @@ from coordinator.errors import StateStoreError
 from coordinator.model import DEFAULT_STORE, StateMetadata, TaskIdentity
 from coordinator.rescaling import BatchShards
 from coordinator.storage.protocol import ObjectStore
-from spark_jobs.worker.fleet_client import FleetClient
+from spark_jobs.worker.fleet_client import FleetClient, ShardWork
 from store_actors.engine.spark_hash import shards_of
 from store_actors.messages import ShardInput
 from store_actors.serving.operator_shards import OperatorShards
@@ -48,6 +48,7 @@ class RescaledWorkload(AggregationWorkload):
     """
 
     forms = 1
+    together = True
 
     def __init__(self, rng: random.Random, further_batches: int = 0) -> None:
         super().__init__(rng, further_batches)
@@ -82,16 +83,21 @@ class RescaledWorkload(AggregationWorkload):
 
     # -- see Workload -------------------------------------------------------------------------------------------------
 
-    def run_task(self, client: FleetClient, task: TaskIdentity, metadata: StateMetadata, stamp: int, form: int) -> None:
-        batch, (shard, num_shards) = task.batch_id, self._partitions[task.partition_id]
+    def run_task(
+        self, client: FleetClient, tasks: Sequence[TaskIdentity], metadata: StateMetadata, stamp: int, form: int
+    ) -> None:
+        batch = tasks[0].batch_id
         rows = self.input_of(batch, 0, stamp, self.schema).raw
-        mine = rows.filter(pa.array(shards_of(rows, [key.name for key in self.schema.keys], num_shards) == shard))
-        given = ShardInput.of_raw(self.schema, *mine.combine_chunks().to_batches())
         newest = self.max_event_ms[batch]
         seen = {} if newest is None or not self.watermark else {0: newest - _DELAY_S * 1000}
-        emitted = client.apply(task, metadata, self.schema, given, seen)
-        told = f"rows emitted by batch {batch} of shard {shard} of {num_shards}"
-        compare(told, groups_of(emitted), self._own(self.emitted[0][batch], task.partition_id))
+        works = []
+        for task in tasks:
+            shard, num_shards = self._partitions[task.partition_id]
+            mine = rows.filter(pa.array(shards_of(rows, [key.name for key in self.schema.keys], num_shards) == shard))
+            works.append(ShardWork(task, ShardInput.of_raw(self.schema, *mine.combine_chunks().to_batches()), seen))
+        for task, emitted in zip(tasks, client.apply_all(works, metadata, self.schema), strict=True):
+            told = f"rows emitted by batch {batch} of shard, number {self._partitions[task.partition_id]}"
+            compare(told, groups_of(emitted), self._own(self.emitted[0][batch], task.partition_id))
 
     def check_version(
         self, objects: ObjectStore, coordinator: Any, grant: LeaseGrant, version: int, forms: Sequence[int]

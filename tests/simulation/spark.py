@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,9 +60,9 @@ class Executor(Party):
 
 @dataclass(slots=True)
 class Attempt:
-    """One attempt of the task of a shard."""
+    """One attempt of a task: of one shard, or of several."""
 
-    shard: int
+    shards: tuple[int, ...]
     number: int
     executor: Executor
     #: None while it runs.
@@ -203,37 +203,45 @@ class Driver(Party):
         return self._run_shards(run_id, batch, left_out)
 
     def _run_shards(self, run_id: str, batch: int, shards: set[int]) -> bool:
-        running = {shard: self._launch(run_id, batch, shard, 0) for shard in sorted(shards)}
+        running = [self._launch(run_id, batch, some, 0) for some in self._tasks(sorted(shards))]
         while running:
-            self._scheduler.pause(wake=lambda: any(attempt.is_over() for attempt in running.values()))
-            for attempt in [one for one in running.values() if one.is_over()]:
+            self._scheduler.pause(wake=lambda: any(attempt.is_over() for attempt in running))
+            for attempt in [one for one in running if one.is_over()]:
+                running.remove(attempt)
                 if attempt.succeeded:
-                    del running[attempt.shard]
-                elif attempt.number + 1 == _ATTEMPTS:
+                    continue
+                if attempt.number + 1 == _ATTEMPTS:
                     return False
-                else:
-                    self.replace_executor(attempt.executor) if attempt.executor.dead else None
-                    running[attempt.shard] = self._launch(run_id, batch, attempt.shard, attempt.number + 1)
+                self.replace_executor(attempt.executor) if attempt.executor.dead else None
+                running.append(self._launch(run_id, batch, attempt.shards, attempt.number + 1))
         return True
 
-    def _launch(self, run_id: str, batch: int, shard: int, number: int) -> Attempt:
+    def _tasks(self, shards: list[int]) -> list[tuple[int, ...]]:
+        """The shards of each task: one, or several where there are more of them than cores."""
+        rng = self._scheduler.rng
+        if not self._workload.together or rng.random() < 0.5:
+            return [(shard,) for shard in shards]
+        cores = rng.randint(1, 3)
+        return [tuple(shards[first::cores]) for first in range(min(cores, len(shards)))]
+
+    def _launch(self, run_id: str, batch: int, shards: tuple[int, ...], number: int) -> Attempt:
         executor = self._scheduler.rng.choice(self.executors)
         if executor.dead:
             self.replace_executor(executor)
             executor = self._scheduler.rng.choice(self.executors)
-        attempt = Attempt(shard, number, executor)
+        attempt = Attempt(shards, number, executor)
         self._world.attempts.append(attempt)
-        partition = self._shards.first_partition + shard
-        task = TaskIdentity(STATE, QUERY, run_id, batch, partition, len(self._world.attempts), executor.name)
-        self._scheduler.spawn(executor, lambda: self._attempt(attempt, task))
+        first, attempts = self._shards.first_partition, len(self._world.attempts)
+        tasks = [TaskIdentity(STATE, QUERY, run_id, batch, first + shard, attempts, executor.name) for shard in shards]
+        self._scheduler.spawn(executor, lambda: self._attempt(attempt, tasks))
         return attempt
 
-    def _attempt(self, attempt: Attempt, task: TaskIdentity) -> None:
-        batch, stamp = task.batch_id, len(self._world.attempts) * 1009
-        form, client = self._world.forms[task.run_id], attempt.executor.client
-        name = f"task {task.run_id[:4]} batch {batch} shard {attempt.shard} attempt {attempt.number}"
+    def _attempt(self, attempt: Attempt, tasks: Sequence[TaskIdentity]) -> None:
+        batch, run_id, stamp = tasks[0].batch_id, tasks[0].run_id, len(self._world.attempts) * 1009
+        form, client = self._world.forms[run_id], attempt.executor.client
+        name = f"task {run_id[:4]} batch {batch} shards {attempt.shards} attempt {attempt.number}"
         try:
-            self._workload.run_task(client(), task, self._workload.metadata(STATE, QUERY, form), stamp, form)
+            self._workload.run_task(client(), tasks, self._workload.metadata(STATE, QUERY, form), stamp, form)
         except StateMismatchError as error:
             # A driver that slept while another went on is told that its checkpoint is of the past.
             if batch > self._world.commit_log.newest():

@@ -20,7 +20,7 @@ import pyarrow as pa
 from coordinator.core import LeaseGrant
 from coordinator.model import DEFAULT_STORE, StateMetadata, TaskIdentity
 from coordinator.storage.protocol import ObjectStore
-from spark_jobs.worker.fleet_client import FleetClient
+from spark_jobs.worker.fleet_client import FleetClient, ShardWork
 from store_actors.messages import ShardInput
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from store_actors.serving.operator_shards import OperatorShards
@@ -48,11 +48,15 @@ class Workload(Protocol):
     stores: tuple[str, ...]
     #: How many forms of the query there are; the first is what audits read by.
     forms: int
+    #: Whether a task may have several shards.
+    together: bool
 
     def metadata(self, state: str, query: str, form: int = 0) -> StateMetadata:
         """What is fixed about the state."""
 
-    def run_task(self, client: FleetClient, task: TaskIdentity, metadata: StateMetadata, stamp: int, form: int) -> None:
+    def run_task(
+        self, client: FleetClient, tasks: Sequence[TaskIdentity], metadata: StateMetadata, stamp: int, form: int
+    ) -> None:
         """Do an attempt's work as a Spark task does it; a Violation if what it is given is not the model's.
 
         Parameters
@@ -137,6 +141,7 @@ class AggregationWorkload:
 
     stores = (DEFAULT_STORE,)
     forms = 2
+    together = True
 
     def __init__(self, rng: random.Random, further_batches: int = 0) -> None:
         kind = rng.choice(("plain", "update", "append"))
@@ -181,13 +186,16 @@ class AggregationWorkload:
     def metadata(self, state: str, query: str, form: int = 0) -> StateMetadata:
         return StateMetadata(state, query, self.shards, self.schema.output_mode, self._schemas[form].to_json())
 
-    def run_task(self, client: FleetClient, task: TaskIdentity, metadata: StateMetadata, stamp: int, form: int) -> None:
-        batch, shard, schema = task.batch_id, task.partition_id, self._schemas[form]
-        rows = self.input_of(batch, shard, stamp, schema)
+    def run_task(
+        self, client: FleetClient, tasks: Sequence[TaskIdentity], metadata: StateMetadata, stamp: int, form: int
+    ) -> None:
+        batch, schema = tasks[0].batch_id, self._schemas[form]
         newest = self.max_event_ms[batch]
         seen = {} if newest is None or not self.watermark else {0: newest - _DELAY_S * 1000}
-        emitted = client.apply(task, metadata, schema, rows, seen)
-        compare(f"rows emitted by batch {batch} of shard {shard}", groups_of(emitted), self.emitted[shard][batch])
+        works = [ShardWork(one, self.input_of(batch, one.partition_id, stamp, schema), seen) for one in tasks]
+        for task, emitted in zip(tasks, client.apply_all(works, metadata, schema), strict=True):
+            shard = task.partition_id
+            compare(f"rows emitted by batch {batch} of shard {shard}", groups_of(emitted), self.emitted[shard][batch])
 
     def check_version(
         self, objects: ObjectStore, coordinator: Any, grant: LeaseGrant, version: int, forms: Sequence[int]

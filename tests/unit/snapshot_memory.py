@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from coordinator.model import CommitEntry, LoadPlan, SnapshotEntry, StateStoreId
 from coordinator.storage.local import LocalObjectStore
-from coordinator.surroundings import MachineThreads, Surroundings
+from coordinator.surroundings import Surroundings
 from store_actors.accumulators import AccumulatorKind
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard
@@ -69,7 +69,7 @@ class Counting:
 
 def write(shard: AggregateShard, objects: LocalObjectStore, piece_bytes: int = PIECE_BYTES) -> SnapshotEntry:
     coordinator, metrics = Counting(), StoreMetrics()
-    loader = Loader(objects, metrics, MachineThreads())
+    loader = Loader(objects, metrics, Surroundings())
     commits = Commits(objects, coordinator, loader, metrics, Surroundings(), piece_bytes)  # type: ignore[arg-type]
     entry = CommitEntry(0, shard.version, 0, 1, "run", "a", "f", 0, 0, 0, 0, 0, len(shard), 0, 0, 0, 0, 0)
     tables = (table for made in shard.frozen() for table in made())
@@ -78,7 +78,7 @@ def write(shard: AggregateShard, objects: LocalObjectStore, piece_bytes: int = P
 
 
 def load(snapshot: SnapshotEntry, objects: LocalObjectStore, schema: StateSchema = SCHEMA) -> AggregateShard:
-    loader = Loader(objects, StoreMetrics(), MachineThreads())
+    loader = Loader(objects, StoreMetrics(), Surroundings())
     return loader.load(lambda: AggregateShard(schema), LoadPlan((snapshot,), (), snapshot.version))[0]
 
 

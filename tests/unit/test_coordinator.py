@@ -38,6 +38,7 @@ from coordinator.placement import ActorLoad, StayElseLocal
 from coordinator.records import Record, record_from_json, record_to_json
 from coordinator.registry import InstanceRegistry
 from coordinator.storage.memory import MemoryObjectStore
+from tests.clocks import LaterClock
 
 ROOT = "memory:///clicks"
 
@@ -474,6 +475,43 @@ def test_a_checkpoint_that_is_no_ledger_is_named(field: str, damage: object) -> 
     store.put(path, seal({"seq": 3, "ledger": {**StateLedger(ROOT).to_json(), field: damage}}))
     with pytest.raises(CorruptStateError, match=path):
         ManifestLog(store, "clicks", "w").load()
+
+
+class Asked(MemoryObjectStore):
+    """Counts who asks for what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gets = 0
+
+    def get(self, path: str) -> bytes:
+        self.gets += 1
+        return super().get(path)
+
+
+def test_an_answer_as_of_a_moment_ago_costs_no_request_right_after_the_log_was_written() -> None:
+    store, clock = Asked(), LaterClock()
+
+    async def scenario() -> None:
+        keeper = LedgerKeeper(ManifestLog(store, "clicks", "w"), clock=clock)
+        await keeper.open()
+        await lease(keeper, task(), actor("a"))
+
+        async def asked(**how: bool) -> int:
+            before = store.gets
+            await keeper.submit(lambda _: ([], None), **how)
+            return store.gets - before
+
+        assert await asked(is_recent=True) == 0
+        assert await asked() == 1
+        # One that may not be of a moment ago has them all look.
+        before = store.gets
+        await asyncio.gather(keeper.submit(lambda _: ([], None), is_recent=True), keeper.submit(lambda _: ([], None)))
+        assert store.gets - before == 1
+        clock.later_s += 2
+        assert await asked(is_recent=True) == 1
+
+    run(scenario)
 
 
 class SlowCheckpoints(MemoryObjectStore):

@@ -18,21 +18,12 @@ from coordinator.maintenance import Maintenance
 from coordinator.manifest_log import ManifestLog
 from coordinator.storage.local import LocalObjectStore
 from coordinator.storage.memory import MemoryObjectStore
-from coordinator.surroundings import MachineClock
 from coordinator.watermarks import Watermarks
 from store_actors.messages import ShardInput
 from store_actors.schema import Field
+from tests.clocks import LaterClock
 from tests.unit.test_coordinator import opened
 from tests.unit.test_operator_shards import SCHEMA, Fleet
-
-
-class LaterClock(MachineClock):
-    """This machine's clock, to which elapsed seconds are added."""
-
-    later_s = 0.0
-
-    def elapsed_s(self) -> float:
-        return super().elapsed_s() + self.later_s
 
 
 def test_files_that_killed_writers_left_are_no_objects_and_are_cleaned_away_once_they_are_old(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import asdict
 from typing import Any
 
@@ -22,6 +23,7 @@ from spark_jobs.worker.exchange import (
     ExchangeTask,
     Received,
     unpack,
+    unpack_shards,
 )
 from spark_jobs.worker.routing import murmur3_int
 from store_actors.messages import ShardInput
@@ -39,6 +41,7 @@ KEYED = StateSchema(
     output_mode="update",
 )
 TIMED = StateSchema(KEYED.keys, KEYED.inputs, KEYED.accumulators, expiry_key=None, delay_ms=1000, output_mode="update")
+HEADERS = [BatchHeader("query", "run", 3, shard, late_ms=5, evict_ms=7, time_ms=9) for shard in range(4)]
 Row = tuple[int | None, str | None, int | None]
 
 
@@ -135,9 +138,8 @@ def test_every_shard_learns_the_watermark_that_all_tasks_together_saw() -> None:
     assert [one.watermarks_ms for one in shuffle(TIMED, [[batch_of([row], [None])]], 5)] == [{}] * 5
 
 
-def test_the_first_row_of_a_partition_tells_of_the_batch() -> None:
-    header = BatchHeader("query", "run", 3, 1, late_ms=5, evict_ms=7, time_ms=9, former_time_ms=8)
-    told = pa.record_batch(
+def told_of(header: BatchHeader) -> pa.RecordBatch:
+    return pa.record_batch(
         {
             "rows_read": pa.array([0], pa.int64()),
             "input": pa.array([0], pa.int8()),
@@ -146,9 +148,35 @@ def test_the_first_row_of_a_partition_tells_of_the_batch() -> None:
             "chunk": pa.array([json.dumps(asdict(header)).encode()]),
         }
     )
-    received = unpack([told], KEYED)
+
+
+def test_the_first_row_of_a_partition_tells_of_the_batch() -> None:
+    header = BatchHeader("query", "run", 3, 1, late_ms=5, evict_ms=7, time_ms=9, former_time_ms=8)
+    received = unpack([told_of(header)], KEYED)
     assert (received.header, received.rows.rows_read) == (header, 0)
     assert unpack([], KEYED).header is None
+
+
+@given(st.integers(1, 60), st.randoms(use_true_random=False))
+def test_a_task_tells_its_shards_apart_wherever_arrow_batches_end(size: int, dice: random.Random) -> None:
+    rows: list[Row] = [(dice.randrange(9), None, value) for value in range(50)]
+    sent = list(ExchangeTask(KEYED, 4)(iter([batch_of(rows[:20]), batch_of(rows[20:])])))
+    of_shards = [pa.Table.from_batches([told_of(HEADERS[shard])]) for shard in range(4)]
+    for batch in sent:
+        for place, route in enumerate(batch.column(ROUTE_COLUMN).to_pylist()):
+            shard = murmur3_int(route) % 4
+            of_shards[shard] = pa.concat_tables(
+                [of_shards[shard], pa.Table.from_batches([batch.slice(place, 1).drop_columns([ROUTE_COLUMN])])],
+                promote_options="permissive",
+            )
+    order = dice.sample(range(4), 4)
+    task = pa.concat_tables([of_shards[shard] for shard in order]).combine_chunks()
+    received = list(unpack_shards(task.to_batches(max_chunksize=size), KEYED))
+    assert [one.header for one in received] == [HEADERS[shard] for shard in order]
+    alone = shuffle(KEYED, [[batch_of(rows[:20]), batch_of(rows[20:])]], 4)
+    for shard, one in zip(order, received, strict=True):
+        assert totals([one.rows]) == totals([alone[shard].rows])
+        assert one.rows.rows_read == alone[shard].rows.rows_read
 
 
 def test_rows_that_arrow_could_not_count_together_stay_in_pieces() -> None:

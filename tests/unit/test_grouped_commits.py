@@ -12,7 +12,7 @@ import pytest
 from coordinator.core import Counted, LeaseGrant
 from coordinator.errors import FencedError, StateStoreError, StoreUnavailableError
 from coordinator.model import CommitEntry, Lease, PartitionCommit, StateStoreId
-from coordinator.surroundings import MachineThreads
+from coordinator.surroundings import MachineClock, MachineThreads
 from store_actors.serving.grouped_commits import GroupedCommits
 from tests.unit.test_coordinator import actor, entry, task
 
@@ -58,7 +58,7 @@ class Desk:
 
 
 def grouped(desk: Desk) -> GroupedCommits:
-    return GroupedCommits(desk.commit_partitions, MachineThreads().lock)
+    return GroupedCommits(desk.commit_partitions, MachineThreads().lock, MachineClock())
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -84,6 +84,33 @@ def test_what_waits_while_a_call_is_under_way_goes_together_with_the_next_one() 
         assert [one.result(30) for one in [first, *others]] == [tuple(made(shard)) for shard in range(10)]
         assert aside.result(30) == tuple(made(0))
     assert sorted((state, len(some)) for state, some in desk.calls) == [("s", 1), ("s", 9), ("t", 1)]
+
+
+def test_the_first_one_waits_for_those_that_are_known_to_come_and_no_longer_than_half_a_call() -> None:
+    desk, clock = Desk(), MachineClock()
+    commits = grouped(desk)
+    with ThreadPoolExecutor(16) as pool:
+        # The first call tells how long one takes.
+        first = pool.submit(commits.commit_all, "s", made(0))
+        desk.wait_for_call()
+        clock.sleep(1.0)
+        desk.gate.release()
+        first.result(30)
+        commits.expect("s", range(5))
+        some = [pool.submit(commits.commit_all, "s", made(shard, 2)) for shard in range(3)]
+        # One of them fails before its commit; the last one comes.
+        commits.expect_no_more("s", 3)
+        some.append(pool.submit(commits.commit_all, "s", made(4, 2)))
+        desk.wait_for_call()
+        desk.gate.release()
+        assert [one.result(30) for one in some] == [tuple(made(shard, 2)) for shard in (0, 1, 2, 4)]
+        assert [len(told) for _, told in desk.calls] == [1, 4]
+        # One that never comes keeps nobody.
+        commits.expect("s", [0, 1])
+        alone = pool.submit(commits.commit_all, "s", made(0, 3))
+        desk.wait_for_call()
+        desk.gate.release()
+        assert alone.result(30) == tuple(made(0, 3))
 
 
 def test_a_commit_that_is_refused_is_no_other_commits_matter() -> None:
@@ -114,7 +141,7 @@ def test_when_the_call_fails_all_that_were_in_it_are_told_and_the_next_go_on() -
 
 
 def test_an_answer_that_is_too_short_leaves_nobody_waiting() -> None:
-    commits = GroupedCommits(lambda _state, _commits: [], MachineThreads().lock)
+    commits = GroupedCommits(lambda _state, _commits: [], MachineThreads().lock, MachineClock())
     with pytest.raises(ValueError, match="shorter"):
         commits.commit_all("s", made(0))
 

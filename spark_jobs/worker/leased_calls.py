@@ -1,0 +1,230 @@
+"""Calls of store actors under leases: who has which shard, and what is done when a store actor or a lease is lost."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from ray.exceptions import RayActorError
+
+from coordinator.calls import Actors, unwrapped
+from coordinator.client import CoordinatorClient
+from coordinator.core import LeaseGrant
+from coordinator.errors import FencedError, StateStoreError, StoreUnavailableError
+from coordinator.model import ActorLocation, StateMetadata, TaskIdentity
+from coordinator.surroundings import Clock
+
+__all__ = ["Begin", "LeasedCalls", "unavailable"]
+
+Result = TypeVar("Result")
+
+log = logging.getLogger(__name__)
+
+#: How long a task waits for a store actor or the coordinator to come back before it fails (Spark then retries it).
+DEADLINE_S = 120.0
+#: How long it waits before it asks again, at first.
+PAUSE_S = 0.05
+
+#: Begins a call of a store actor for some of the tasks (by number) with their leases; returns what waits for their outcomes, one each.
+Begin = Callable[[ActorLocation, Sequence[tuple[int, LeaseGrant]]], Callable[[], Sequence[Result | StateStoreError]]]
+
+
+class LeasedCalls:
+    """One process's way to the store actors of a fleet.
+
+    Parameters
+    ----------
+    find_local
+        Gives the handle of the store actor of this process's node, started if it isn't there.
+    """
+
+    def __init__(
+        self, actors: Actors, coordinator: CoordinatorClient, clock: Clock, find_local: Callable[[], Any]
+    ) -> None:
+        self._actors = actors
+        self._coordinator = coordinator
+        self._clock = clock
+        self._find_local = find_local
+        self._handles: dict[str, Any] = {}
+        self._local: ActorLocation | None = None
+        #: Store actor that had each partition of a state when a task here asked last.
+        self._holders: dict[tuple[str, int], ActorLocation] = {}
+
+    def under_leases(
+        self, tasks: Sequence[TaskIdentity], metadata: StateMetadata, begin: Begin[Result]
+    ) -> list[Result]:
+        """What comes of calls under the leases of some tasks of one batch, in their order.
+
+        There is one call for each store actor that has shards of them. What fails because a store actor, or a lease, was lost is
+        repeated under a new lease.
+
+        Raises
+        ------
+        StoreUnavailableError
+            A store actor did not come back before the deadline.
+        StateStoreError
+            Whatever the coordinator or the store refused.
+        """
+        # A plan is made before its query has an id.
+        metadata = replace(metadata, query_id=tasks[0].query_id)
+        deadline = self._clock.elapsed_s() + DEADLINE_S
+        pause_s = PAUSE_S
+        # One that came with the batch before is tried once; what is wrong with it, the coordinator knows.
+        grants = self._carried(tasks)
+        found: dict[int, Result] = {}
+        while True:
+            failed: tuple[TaskIdentity, Exception] | None = None
+            for number, outcome in self._round(tasks, metadata, grants, found, begin):
+                if isinstance(outcome, FencedError | RayActorError):
+                    # A lease may have moved between being granted and being used; the next one says whether this run may go on.
+                    failed = tasks[number], outcome
+                    grants.pop(number, None)
+                elif isinstance(outcome, Exception):
+                    raise outcome
+                else:
+                    found[number] = outcome
+            if failed is None:
+                return [found[number] for number in range(len(tasks))]
+            if self._clock.elapsed_s() > deadline:
+                task, error = failed
+                raise error if isinstance(error, FencedError) else unavailable(task, error) from error
+            self._clock.sleep(pause_s)
+            pause_s = min(2 * pause_s, 2.0)
+
+    def _round(
+        self,
+        tasks: Sequence[TaskIdentity],
+        metadata: StateMetadata,
+        grants: dict[int, LeaseGrant],
+        found: Mapping[int, Result],
+        begin: Begin[Result],
+    ) -> Iterator[tuple[int, Result | Exception]]:
+        """Outcomes of the tasks that have none yet: a call to each store actor concerned, all under way at once."""
+        left = [number for number in range(len(tasks)) if number not in found]
+        asked = [number for number in left if number not in grants]
+        try:
+            if asked:
+                told = self._coordinator.attach_and_lease_all(
+                    [tasks[number] for number in asked], metadata, self.local_location()
+                )
+                grants |= zip(asked, told, strict=True)
+        except RayActorError as error:
+            self.lost(None)
+            yield from ((number, error) for number in asked)
+            return
+        waiting = []
+        for location, some in self._by_location(tasks, [(number, grants[number]) for number in left]):
+            try:
+                self._check_node(location)
+                waiting.append((location, some, begin(location, some)))
+            except RayActorError as error:
+                yield from self._of_lost(location, some, error)
+        for location, some, finish in waiting:
+            outcomes: Sequence[Result | Exception]
+            try:
+                outcomes = finish()
+            except FencedError as error:
+                outcomes = [error] * len(some)
+            except RayActorError as error:
+                yield from self._of_lost(location, some, error)
+                continue
+            yield from zip((number for number, _ in some), outcomes, strict=True)
+
+    def _by_location(
+        self, tasks: Sequence[TaskIdentity], granted: Iterable[tuple[int, LeaseGrant]]
+    ) -> Iterable[tuple[ActorLocation, list[tuple[int, LeaseGrant]]]]:
+        """Tasks by the store actor that has their shards, which is remembered."""
+        grouped: dict[ActorLocation, list[tuple[int, LeaseGrant]]] = {}
+        for number, grant in granted:
+            task, location = tasks[number], grant.lease.location
+            self._holders[task.state_name, task.partition_id] = location
+            grouped.setdefault(location, []).append((number, grant))
+        return grouped.items()
+
+    def _of_lost(
+        self, location: ActorLocation, some: Sequence[tuple[int, LeaseGrant]], error: RayActorError
+    ) -> Iterator[tuple[int, RayActorError]]:
+        self.lost(location)
+        return ((number, error) for number, _ in some)
+
+    def _carried(self, tasks: Sequence[TaskIdentity]) -> dict[int, LeaseGrant]:
+        """Leases of tasks whose shards a store actor of this node has, which got them with the commits before; by number."""
+        if tasks[0].batch_id == 0 or tasks[0].is_of_python:
+            return {}
+        grants: dict[int, LeaseGrant] = {}
+        where: ActorLocation | None = None
+        try:
+            local = self.local_location()
+            # A node may have several; which one has the shard is known where a task of it ran before.
+            held: dict[ActorLocation, list[int]] = {}
+            for number, task in enumerate(tasks):
+                held.setdefault(self._holders.get((task.state_name, task.partition_id), local), []).append(number)
+            for where, numbers in held.items():
+                if where.node_id != local.node_id:
+                    continue
+                handle = self.handle(where)
+                told = unwrapped(self._actors, handle, handle.carried.remote([tasks[number] for number in numbers]))
+                grants |= {number: one for number, one in zip(numbers, told, strict=True) if one is not None}
+        except RayActorError:
+            self.lost(where)
+        return grants
+
+    def local_location(self) -> ActorLocation:
+        """The store actor of this node."""
+        if self._local is None:
+            handle = self._find_local()
+            local: ActorLocation = unwrapped(self._actors, handle, handle.location.remote())
+            self._handles[local.instance_id] = handle
+            self._local = local
+        return self._local
+
+    def handle(self, location: ActorLocation) -> Any:
+        """Handle of one life of a store actor.
+
+        Raises
+        ------
+        ray.exceptions.RayActorError
+            There is no such actor any more.
+        """
+        # By life: a fleet that was shut down and connected to again has other actors of the same names.
+        if location.instance_id not in self._handles:
+            handle = self._actors.find(location.actor_name)
+            if handle is None:
+                raise RayActorError(error_msg=f"there is no actor {location.actor_name} any more")
+            self._handles[location.instance_id] = handle
+        return self._handles[location.instance_id]
+
+    def _check_node(self, location: ActorLocation) -> None:
+        """Raise what Ray would raise seconds later, if a store actor is on another node and that one cannot be reached.
+
+        Tasks run where their shards are, so most of those that meet another node's store actor have lost their own node.
+        """
+        if location.node_id == self.local_location().node_id or self._actors.node_answers(location.node_id):
+            return
+        log.warning("node %s does not answer; its store actor counts as lost", location.node_id)
+        if (handle := self._actors.find(location.actor_name)) is not None:
+            # One that is only cut off from here must not go on as a life that counts as over.
+            self._actors.kill(handle, restart=True)
+        raise RayActorError(error_msg=f"node {location.node_id} cannot be reached")
+
+    def lost(self, location: ActorLocation | None) -> None:
+        """An actor died under a call: tell the coordinator which life of it, and look everything up anew."""
+        self._local = None
+        self._handles.clear()
+        self._holders.clear()
+        if location is not None:
+            self._coordinator.report_store_actor_lost(location.instance_id)
+
+
+def unavailable(task: TaskIdentity, error: Exception) -> StoreUnavailableError:
+    """What a task is told in the end."""
+    return StoreUnavailableError(
+        "the store actor of a shard did not come back in time; committed versions are safe in the object store and nothing of "
+        "this batch was lost; see `ray list actors` and the actor's log, then restart the query",
+        state=task.state_name,
+        partition=task.partition_id,
+        version=task.batch_id + 1,
+        cause=error,
+    )
