@@ -204,7 +204,9 @@ class StateHistory:
         """
         # The stores of a partition commit together; one that was added later has no early versions.
         found = self._newest_of(partition_id, batch_id)
-        if found:
+        # Each store is let go of by itself, and a version is one of all of them.
+        stores = self._stores.get(partition_id, ())
+        if found and batch_id >= max(self._floors.get((partition_id, name), 0) for name in stores):
             return max(entry.version for entry in found)
         own = self.generations.of(partition_id)
         first = 0 if own is None else own.version

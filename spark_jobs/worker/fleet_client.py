@@ -34,7 +34,7 @@ from store_actors.schema import StateSchema
 __all__ = ["ConnectTask", "FleetAddress", "FleetClient", "ShardWork", "executor_name", "fleet_client"]
 
 #: Bytes of rows from which on a task hands over what it has before it reads on.
-_GROUP_BYTES = 32 << 20
+_GROUP_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)

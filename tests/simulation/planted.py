@@ -17,6 +17,7 @@ from coordinator.manifest_log import ManifestLog, Needed
 from coordinator.model import CommitEntry, LoadPlan, LoadPlans, PartitionCommit
 from coordinator.records import Committed
 from coordinator.service import Coordinator
+from store_actors.actor import StoreProcess
 from store_actors.messages import Followed
 from store_actors.serving.commits import Commits
 from store_actors.serving.held import HeldPartitions, _as_snapshot
@@ -217,6 +218,10 @@ def _first_commit_takes_over(count: Callable[..., Any]) -> Callable[..., Any]:
     return lambda generations, partition_id, has_commits: count(generations, partition_id, lambda _: True)
 
 
+def _outcomes_in_another_order(apply: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda process, requests, rows: apply(process, requests, rows)[::-1]
+
+
 #: Those that are sought where states are rescaled; see BUGS.
 RESCALE_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "a shard takes over rows that are another one's": (Split, "rows", _rows_not_split),
@@ -277,6 +282,7 @@ BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     ),
     "parts that a checkpoint names are cleaned away": (ManifestLog, "needed", _parts_not_looked_for),
     "records of parts are read in another order than the log's": (ManifestLog, "_records_of", _parts_without_an_order),
+    "what came of a task's shards is told in another order": (StoreProcess, "apply", _outcomes_in_another_order),
     "shards that no action asked for are left out of their batch": (Driver, "_complete", _batches_by_halves),
     # What the first of the two leaves out, the second would refuse.
     "batches count by halves": (StateLedger, "check_whole", _any_base_will_do),

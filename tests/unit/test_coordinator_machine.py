@@ -72,7 +72,8 @@ class Model:
 
     def base(self, partition: int, batch: int) -> int | type[StateStoreError]:
         found = [one.version for one in self.of_partition(partition) if one.version <= batch]
-        if not found and any(floor for shard, floor in self.floors.items() if shard[0] == partition):
+        floors = {shard: floor for shard, floor in self.floors.items() if shard[0] == partition}
+        if any(not found or (self.chains.get(shard) and batch < floor) for shard, floor in floors.items() if floor):
             return StateMismatchError
         return max(found, default=0)
 
@@ -460,3 +461,19 @@ class CoordinatorMachine(RuleBasedStateMachine):
 
 CoordinatorMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 TestCoordinator = CoordinatorMachine.TestCase
+
+
+def test_a_version_is_gone_once_one_of_the_stores_has_let_go_of_it() -> None:
+    state = CoordinatorMachine()
+    state.start_run(who=0, partition=0, back=0, local="a", stores=STORES)
+    for _ in range(2):
+        state.run_a_batch(who=0, changes=({}, {}), local="a", then=1)
+    # Of the second store only.
+    state.snapshot(who=0, pick=1)
+    state.truncate(who=0, keep=1)
+    held = len(state.granted)
+    state.start_run(who=0, partition=0, back=1, local="a", stores=STORES)
+    assert len(state.granted) == held
+    state.both_coordinators_and_the_log_tell_the_same()
+    state.versions_are_the_models()
+    state.teardown()
