@@ -241,6 +241,7 @@ def test_a_function_with_a_store_is_run_to_its_end_on_every_partition(
         query.stop()
 
 
+@pytest.mark.replay
 def test_a_state_put_back_from_an_older_copy_is_refused_each_time_and_the_right_copy_goes_on(
     spark: SparkSession, new_uri: NewUri, tmp_path: Path, name: str
 ) -> None:
