@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -96,13 +97,19 @@ class LocalCluster:
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
 
-    def status(self) -> str:
-        """What ``ray status`` says."""
-        return self.run("./run ray status 2>&1 || true")
+    def nodes(self) -> list[dict[str, Any]]:
+        """Ray's nodes, also those that it has given up; not as the autoscaler sees them, which counts one that it is about to start."""
+        found: list[dict[str, Any]] = json.loads(self.run("./run ray list nodes --format json 2>/dev/null"))
+        return found
+
+    def living(self) -> set[str]:
+        """Addresses of Ray's nodes that are alive."""
+        return {node["node_ip"] for node in self.nodes() if node["state"] == "ALIVE"}
 
     def wait_for_workers(self, count: int, *, within_s: float) -> float:
-        """Until Ray has the places of some workers; returns for how long it took."""
-        return until(lambda: f"/{count}.0 statefleet_store" in self.status(), f"not {count} workers", within_s=within_s)
+        """Until Ray has some workers; returns for how long it took."""
+        workers = {one.address for one in self.workers}
+        return until(lambda: len(self.living() & workers) == count, f"not {count} workers", within_s=within_s)
 
     def run(self, command: str) -> str:
         """Run a command on the head, in the folder of the package."""

@@ -65,8 +65,7 @@ class MainJob:
 
     def addresses(self) -> set[str]:
         """Addresses of the nodes that have its shards."""
-        nodes = json.loads(self.cluster.run("./run ray list nodes --format json 2>/dev/null"))
-        by_id = {node["node_id"]: node["node_ip"] for node in nodes}
+        by_id = {node["node_id"]: node["node_ip"] for node in self.cluster.nodes()}
         return {by_id[shard["node_id"]] for shard in self.shards()}
 
     def run_until_used(self, machine: Machine, running: list[Job]) -> None:
@@ -148,7 +147,7 @@ def test_a_worker_that_lost_power_is_done_without_and_is_used_again(cluster: Loc
     ended = time.time()
     newest = main.newest()
     print(f"power lost: next batch after {main.wait_past(newest + 2, jobs[0], within_s=200) - ended:.1f} s")
-    until(lambda: "/1.0 statefleet_store" in cluster.status(), "Ray does not notice", within_s=100)
+    until(lambda: victim.address not in cluster.living(), "Ray does not notice", within_s=100)
     print(f"power lost: Ray had given the node up after {time.time() - ended:.0f} s at most")
     victim.boot()
     booted = time.time()
@@ -171,7 +170,7 @@ def test_a_worker_whose_link_is_down_is_given_up_and_commits_nothing_once_it_is_
     victim.cut()
     cut = time.time()
     newest = main.newest()
-    until(lambda: "/1.0 statefleet_store" in cluster.status(), "Ray does not notice", within_s=100)
+    until(lambda: victim.address not in cluster.living(), "Ray does not notice", within_s=100)
     print(f"link down: Ray has given the node up after {time.time() - cut:.0f} s")
     print(f"link down: next batch after {main.wait_past(newest + 2, jobs[0], within_s=200) - cut:.1f} s")
     assert victim.processes(STORE_ACTOR), "its processes go on"
