@@ -36,8 +36,9 @@ class LedgerKeeper:
     """Decides by one state's ledger and makes decisions durable before answering; one task at a time, in groups.
 
     While an append is on its way, further decisions queue and go out together in the next one, so a batch costs a few
-    appends however many shards it has. Answers that need no append are given only after a look
-    that nobody else has appended, so a coordinator that was replaced without noticing tells nothing out of date.
+    appends however many shards it has. Answers that need no append are given only after a look that nobody else has
+    appended, so a coordinator that was replaced without noticing tells nothing out of date. Only answers that may be as
+    of a moment ago go without that look.
 
     Parameters
     ----------

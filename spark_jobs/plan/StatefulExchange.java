@@ -690,16 +690,20 @@ public class PlacedRDD extends PartitionerAwareUnionRDD {
     }
 
     public Seq getPreferredLocations(Partition split) {
+        return preferred(context(), Places.host(state, shards[split.index()]));
+    }
+
+    /** A host as the place that a task prefers; null for "anywhere". */
+    static Seq preferred(SparkContext context, String host) {
         ArrayList places = new ArrayList();
-        String host = Places.host(state, shards[split.index()]);
         // A stage waits for a place that it prefers, also for one that is gone.
-        if (host != null && isAlive(context(), host)) {
+        if (host != null && isAlive(context, host)) {
             places.add(host);
         }
         return Lists.seq(places);
     }
 
-    static boolean isAlive(SparkContext context, String host) {
+    private static boolean isAlive(SparkContext context, String host) {
         TaskScheduler scheduler = context.taskScheduler();
         return !(scheduler instanceof TaskSchedulerImpl) || ((TaskSchedulerImpl) scheduler).hasExecutorsAliveOnHost(host);
     }
@@ -716,8 +720,10 @@ public class PlacedRDD extends PartitionerAwareUnionRDD {
 class Together {
     private final ArrayList groups = new ArrayList();
     private final ArrayList hosts = new ArrayList();
+    private final int number;
 
     Together(String state, int[] shards, JsonNode cores, SparkContext context) {
+        number = shards.length;
         int each = Math.max(1, context.conf().getInt("spark.task.cpus", 1));
         int all = Math.max(1, context.defaultParallelism() / each);
         // A place that nobody has is anywhere.
@@ -752,11 +758,7 @@ class Together {
 
     /** The rows, with several shards in a task where it has several; else as they were. */
     RDD of(RDD placed, ClassTag tag) {
-        int shards = 0;
-        for (int i = 0; i < groups.size(); i++) {
-            shards += ((int[]) groups.get(i)).length;
-        }
-        return shards == groups.size() ? placed : new TogetherRDD(placed, groups, hosts, tag);
+        return groups.size() == number ? placed : new TogetherRDD(placed, groups, hosts, tag);
     }
 }
 
@@ -784,12 +786,7 @@ public class TogetherRDD extends CoalescedRDD {
     }
 
     public Seq getPreferredLocations(Partition split) {
-        ArrayList places = new ArrayList();
-        String host = (String) hosts.get(split.index());
-        if (host != null && PlacedRDD.isAlive(context(), host)) {
-            places.add(host);
-        }
-        return Lists.seq(places);
+        return PlacedRDD.preferred(context(), (String) hosts.get(split.index()));
     }
 
     protected Object writeReplace() {

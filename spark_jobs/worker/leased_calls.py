@@ -16,7 +16,7 @@ from coordinator.errors import FencedError, StateStoreError, StoreUnavailableErr
 from coordinator.model import ActorLocation, StateMetadata, TaskIdentity
 from coordinator.surroundings import Clock
 
-__all__ = ["Begin", "LeasedCalls", "unavailable"]
+__all__ = ["DEADLINE_S", "PAUSE_S", "Begin", "LeasedCalls", "unavailable"]
 
 Result = TypeVar("Result")
 

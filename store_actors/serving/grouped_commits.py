@@ -66,6 +66,8 @@ class GroupedCommits:
         Has commits of a state counted; may be repeated.
     new_lock
         Makes locks.
+    clock
+        By which waits are measured.
     """
 
     def __init__(self, send: Send, new_lock: Callable[[], Lock], clock: Clock) -> None:
