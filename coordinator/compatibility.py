@@ -15,7 +15,17 @@ from typing import Any
 from coordinator.errors import StateMismatchError
 from coordinator.model import StateMetadata
 
-__all__ = ["changes", "check_metadata", "continued", "fitting", "is_wider", "routing_keys", "same_state", "unroutable"]
+__all__ = [
+    "changes",
+    "check_metadata",
+    "continued",
+    "fitting",
+    "is_wider",
+    "routing_keys",
+    "same_description",
+    "same_state",
+    "unroutable",
+]
 
 #: Types that hold every value of another one.
 _WIDER = {
@@ -147,6 +157,11 @@ def same_state(former: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     if not _have_meanings(first) or not _have_meanings(second):
         return [_layout(item) for item in first] == [_layout(item) for item in second]
     return [(_identity(item), _layout(item)) for item in first] == [(_identity(item), _layout(item)) for item in second]
+
+
+def same_description(former: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether a reader is shown the same of two schemas' rows; where the rows mean the same, it is no other state if not."""
+    return bool(former.get("shown", {}) == new.get("shown", {}))
 
 
 def continued(former: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[int | None]:

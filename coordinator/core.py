@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, assert_never
 
 from coordinator.assignments import Assignments
-from coordinator.compatibility import check_metadata, same_state
+from coordinator.compatibility import check_metadata, same_description, same_state
 from coordinator.errors import FencedError, InvalidRequestError, StateMismatchError
 from coordinator.generations import Generation
 from coordinator.history import StateHistory
@@ -296,7 +296,7 @@ class StateLedger(StateHistory):
         # A new run goes on from what its first batch reads: it supersedes what is later, which does not bind it.
         bound = self.committed_schema(created, task.batch_id) if is_new else asked_for
         check_metadata(replace(created, schema=asked.schema if bound is None else dict(bound)), asked)
-        if same_state(asked_for, asked.schema):
+        if same_state(asked_for, asked.schema) and same_description(asked_for, asked.schema):
             if not is_new:
                 self._fitting = task.run_id, asked
             return []

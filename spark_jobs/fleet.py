@@ -206,12 +206,16 @@ class Fleet:
             existing = self._coordinator.describe_state(name)
             operator = RoutedOperator.of(plan, name, self.uri, existing, closes_early=closing == "early")
             asked = shards if operator.schema.keys else 1  # one global group has one place
-            operator = replace(operator, upstream=replace(operator.upstream, shards=asked))
+            told = operator.schema.to_json()
+            # What readers are shown goes with the state's metadata: no task needs it.
+            operator = replace(
+                operator, schema=operator.schema.undescribed(), upstream=replace(operator.upstream, shards=asked)
+            )
             return self.attach(
                 df,
                 name,
                 operator.schema.output_mode,
-                operator.schema.to_json(),
+                told,
                 asked,
                 lambda metadata, address: route_plan(self._collected(operator, metadata, existing), metadata, address),
             )

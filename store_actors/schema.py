@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -177,6 +177,9 @@ class StateSchema:
         What else the operator needs to know (JSON values); see the operator's module.
     event_time
         What moves its event time; None if that is one source without a name, or none.
+    shown
+        What a reader is shown of the rows, as JSON (:mod:`store_actors.operators.shown`); empty in states from before there was any.
+        It makes no two schemas differ: a result that is renamed leaves the state as it is.
     """
 
     keys: tuple[Field, ...]
@@ -188,6 +191,7 @@ class StateSchema:
     operator: OperatorKind = OperatorKind.AGGREGATE
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     event_time: EventTime | None = None
+    shown: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def state_fields(self) -> tuple[Field, ...]:
@@ -257,6 +261,10 @@ class StateSchema:
         accumulators = tuple(Accumulator(AccumulatorKind.VALUE, (), (one,)) for one in values)
         return cls(keys, (), accumulators, None, None, "update")
 
+    def undescribed(self) -> StateSchema:
+        """The same without what a reader is shown: as tasks and files have it."""
+        return replace(self, shown={})
+
     def to_json(self) -> dict[str, Any]:
         # Every file carries it: not asdict(), which copies value by value.
         told = _shallow(self)
@@ -264,6 +272,8 @@ class StateSchema:
         told["inputs"] = tuple(map(_shallow, self.inputs))
         told["accumulators"] = tuple(map(_described, self.accumulators))
         del told["event_time"]
+        if not self.shown:
+            del told["shown"]
         told["options"] = copy.deepcopy(dict(self.options))
         if self.event_time is not None:
             told["options"].update(self.event_time.to_json())
@@ -296,6 +306,7 @@ class StateSchema:
             operator=OperatorKind(data.get("operator", OperatorKind.AGGREGATE)),
             options={name: value for name, value in options.items() if name not in _EVENT_TIME_KEYS},
             event_time=EventTime.of_json(options),
+            shown=data.get("shown", {}),
         )
 
 

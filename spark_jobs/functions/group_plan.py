@@ -17,6 +17,7 @@ from spark_jobs.functions.group_task import KEY_INDEX, ArrowCalls, Calls, GroupS
 from spark_jobs.functions.grouped_input import GroupedInput, function_mode, pandas_settings, struct_type
 from spark_jobs.functions.groups import EXISTS, TIMEOUT, StateColumns
 from spark_jobs.plan.operator_plan import ReduceTask
+from spark_jobs.plan.shown import ShownPart, column
 from spark_jobs.worker.fleet_client import FleetAddress
 from store_actors.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 
@@ -97,6 +98,12 @@ def build_group_state(grouped: GroupedData, given: GroupFunction, stateful_mode:
         late_times=given.timeout_conf == GroupStateTimeout.EventTimeTimeout,
         reserved=(KEY_INDEX,) if given.arrow else (),
     )
+    shown = ShownPart()
+    given_rows.view.show_keys(shown)
+    for name, tree in columns.shown_trees():
+        shown.value(name, tree, of="state")
+    shown.extra(EXISTS.name, column(EXISTS.name))
+    shown.extra("timeout", {"op": "timestamp", "unit": "us", "args": [column(TIMEOUT.name)]})
     schema = StateSchema(
         keys=given_rows.keys,
         inputs=given_rows.inputs,
@@ -106,6 +113,7 @@ def build_group_state(grouped: GroupedData, given: GroupFunction, stateful_mode:
         output_mode=mode,
         operator=OperatorKind.GROUP_STATE,
         options={"timeout_conf": given.timeout_conf},
+        shown={"": shown.to_json()},
     )
     calls = _calls(given_rows.frame.sparkSession, given, output, state)
     # As in Spark, nothing stateful can follow timeouts of event time: what they emit may be late for it.

@@ -1,23 +1,23 @@
 """Rows of many keys as Arrow: put together by key, and user-defined state in the columns of a keyed store.
 
-State of a type that a store holds is a column of the store. Values of other types (arrays, maps, structs) are held as binary: each is
-an Arrow IPC record batch of one row, without its schema, which the query's own state type gives.
+State of a type that a store holds is a column of the store. Values of other types (arrays, maps, structs) are held as binary
+(:mod:`store_actors.packed_values`), whose types the query's own state type gives.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from store_actors.packed_values import packed, unpacked
 from store_actors.schema import Field
-from store_actors.type_names import type_to_string
+from store_actors.type_names import payload_type, type_to_string
 
 __all__ = ["EXISTS", "TIMEOUT", "Groups", "StateColumns", "key_codes", "single_chunk"]
 
@@ -126,15 +126,24 @@ class StateColumns:
 
     def held(self, values: Sequence[pa.Array]) -> list[pa.Array]:
         """Columns of the store for the user's columns."""
-        return [_packed(array) if self._is_nested(place) else array for place, array in enumerate(values)]
+        return [packed(array) if self._is_nested(place) else array for place, array in enumerate(values)]
 
     def shown(self, rows: pa.Table) -> list[pa.Array]:
         """The user's columns of rows of the store."""
         columns = [single_chunk(rows.column(field.name)) for field in self.fields]
         return [
-            _unpacked(array, kind) if pa.types.is_nested(kind) else array.cast(kind)
+            unpacked(array, kind) if pa.types.is_nested(kind) else array.cast(kind)
             for array, kind in zip(columns, self.schema.types, strict=True)
         ]
+
+    def shown_trees(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Name of each of the user's columns, and how readers make it of the store's (:mod:`store_actors.operators.expressions`)."""
+        for place, (one, field) in enumerate(zip(self.schema, self.fields, strict=True)):
+            held = {"op": "column", "name": field.name}
+            yield (
+                one.name,
+                {"op": "unpacked", "type": payload_type(one.type), "args": [held]} if self._is_nested(place) else held,
+            )
 
 
 def single_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
@@ -142,19 +151,3 @@ def single_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     if isinstance(column, pa.Array):
         return column
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays([pa.array([], column.type), *column.chunks])
-
-
-def _packed(array: pa.Array) -> pa.Array:
-    schema = pa.schema([pa.field("", array.type)])
-    valid = pc.is_valid(array).to_pylist()
-    packed = [
-        pa.record_batch([array.slice(place, 1)], schema=schema).serialize().to_pybytes() if there else None
-        for place, there in enumerate(valid)
-    ]
-    return pa.array(packed, pa.binary())
-
-
-def _unpacked(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    schema, null = pa.schema([pa.field("", kind)]), pa.nulls(1, kind)
-    values = [pa.ipc.read_record_batch(one.as_buffer(), schema).column(0) if one.is_valid else null for one in array]
-    return pa.concat_arrays([pa.array([], kind), *values])

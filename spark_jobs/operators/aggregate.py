@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -20,11 +21,12 @@ from coordinator.errors import InvalidRequestError
 from spark_jobs.operators.accumulator_parts import Part
 from spark_jobs.operators.accumulators import FUNCTIONS, emitted_result, parts_of
 from spark_jobs.operators.session_windows import Session
+from spark_jobs.operators.shown_aggregates import shown_aggregation
 from spark_jobs.plan.aggregate_functions import AggregateExpression
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import event_time, event_time_column
 from spark_jobs.plan.keys import Key, key_of, leaf_field
-from spark_jobs.plan.logical import Plan, analysed, resolved
+from spark_jobs.plan.logical import Plan, analysed, empty_frame, resolved
 from spark_jobs.plan.state_types import spark_field
 from spark_jobs.plan.storable import restored, stored_type
 from spark_jobs.worker.exchange import HASH_COLUMN, KEEP_COLUMN
@@ -86,6 +88,13 @@ class AggregatePlan:
         for output, metadata in self._outputs:
             columns.append(output.unaliased.rebuilt(replacement).column().alias(output.name, metadata=metadata))
         return reduced.select(*columns)
+
+    def described(self) -> AggregatePlan:
+        """The plan with what readers are shown of its groups."""
+        empty = empty_frame(self.prepared.sparkSession, self.row_type())
+        outputs = [output for output, _ in self._outputs]
+        shown = shown_aggregation(self.schema, self._keys, outputs, partial(self._evaluate, empty))
+        return replace(self, schema=replace(self.schema, shown=shown))
 
     def _evaluate(self, reduced: DataFrame, node: AggregateExpression) -> Expression:
         """Spark's final expression of an aggregate, over the state's columns."""
@@ -167,7 +176,8 @@ def build_plan(aggregated: DataFrame, output_mode: str) -> AggregatePlan:
     )
     described = [attribute.metadata for attribute in node.output]
     named = tuple(zip(outputs, described, strict=True))
-    return AggregatePlan(prepared, schema, output_mode == "append", grouping.shown, tuple(builder.aggregates), named)
+    plan = AggregatePlan(prepared, schema, output_mode == "append", grouping.shown, tuple(builder.aggregates), named)
+    return plan.described()
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from spark_jobs.plan.keys import key_of, leaf_field
 from spark_jobs.plan.logical import analysed
 from spark_jobs.plan.operator_plan import check_output_mode
 from spark_jobs.plan.row_columns import ProjectedPlan, RowColumns
+from spark_jobs.plan.shown import ShownPart, column
 from spark_jobs.worker.exchange import HASH_COLUMN
 from store_actors.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 
@@ -45,7 +46,7 @@ def build_deduplicate(marked: DataFrame, output_mode: str, *, within_watermark: 
         )
     # Spark compares the bits of these keys: 0.0 and -0.0 are two.
     keys = [key_of(one, f"k{place}", normalised=False) for place, one in enumerate(node.keys)]
-    leaves = [column.alias(leaf.name) for key in keys for leaf, column in zip(key.leaves, key.columns, strict=True)]
+    leaves = [one.alias(leaf.name) for key in keys for leaf, one in zip(key.leaves, key.columns, strict=True)]
     rows = RowColumns.passing(attributes, keys, "c")
     selected = [*leaves, *rows.selected]
     expiry = next((key.expiry for key in keys if key.expiry is not None), None)
@@ -56,9 +57,12 @@ def build_deduplicate(marked: DataFrame, output_mode: str, *, within_watermark: 
         # What ends after the largest time there is never ends.
         ends = F.coalesce(F.try_add(F.unix_micros(time), F.lit(delay_ms * 1000).cast("long")), F.lit(2**63 - 1))
         selected.append(F.when(time.isNotNull(), F.timestamp_micros(ends)).alias(expiry))
-    hashed = F.hash(*(column for key in keys for column in key.columns)).alias(HASH_COLUMN)
+    hashed = F.hash(*(one for key in keys for one in key.columns)).alias(HASH_COLUMN)
     prepared = node.child.frame().select(*selected, *event_time_column(time), hashed)
     types = {item.name: item for item in prepared.schema.fields}
+    shown = ShownPart.of_keys(keys, attributes)
+    if within_watermark:
+        shown.extra(_EXPIRES.name, column(_EXPIRES.name))
     names_of_keys = [leaf.name for key in keys for leaf in key.leaves]
     schema = StateSchema(
         keys=tuple(leaf_field(types[name]) for name in names_of_keys),
@@ -69,6 +73,7 @@ def build_deduplicate(marked: DataFrame, output_mode: str, *, within_watermark: 
         output_mode="append",
         operator=OperatorKind.DEDUPLICATE,
         options={"late_us": delay_ms * 1000} if within_watermark and delay_ms is not None else {},
+        shown={"": shown.to_json()},
     )
     emitted = T.StructType([types[name] for name in (*names_of_keys, *(field.name for field in rows.fields))])
     return ProjectedPlan((prepared,), schema, emitted, rows.results)
@@ -90,6 +95,8 @@ def build_limit(df: DataFrame, count: int, output_mode: str) -> ProjectedPlan:
     rows = RowColumns.passing(attributes, (), "c")
     prepared = df.select(*rows.selected, *event_time_column(time), F.lit(0).alias(HASH_COLUMN))
     types = {item.name: item for item in prepared.schema.fields}
+    shown = ShownPart()
+    shown.extra(_COUNT.name, column(_COUNT.name))
     schema = StateSchema(
         keys=(),
         inputs=rows.fields,
@@ -99,6 +106,7 @@ def build_limit(df: DataFrame, count: int, output_mode: str) -> ProjectedPlan:
         output_mode="append",
         operator=OperatorKind.LIMIT,
         options={"n": count},
+        shown={"": shown.to_json()},
     )
     emitted = T.StructType([types[field.name] for field in rows.fields])
     return ProjectedPlan((prepared,), schema, emitted, rows.results)

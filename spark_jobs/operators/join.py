@@ -8,7 +8,7 @@ still match (Spark's ``StreamingSymmetricHashJoinHelper``), and the columns of t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -25,8 +25,9 @@ from spark_jobs.plan.keys import leaf_field
 from spark_jobs.plan.logical import analysed, resolved
 from spark_jobs.plan.operator_plan import check_output_mode
 from spark_jobs.plan.row_columns import RowColumns
+from spark_jobs.plan.shown import ShownPart, column
 from spark_jobs.worker.exchange import HASH_COLUMN, KEEP_COLUMN
-from store_actors.operators.join_schema import JoinType, join_schema
+from store_actors.operators.join_schema import MATCHED_COLUMN, SIDE_COLUMN, JoinType, join_schema
 from store_actors.schema import Field, StateSchema
 
 __all__ = ["JoinPlan", "build_join"]
@@ -103,9 +104,7 @@ def build_join(left: DataFrame, right: DataFrame, on: Any, how: str | None, outp
         rows[1 - owner] = RowColumns.held(node.attributes(1 - owner), shared, "lr"[1 - owner])
     if node.kind is JoinType.LEFT_SEMI:
         rows[1] = RowColumns((), (), ())
-    condition = split_condition(
-        spark, node.rest, node.sides, _held(node, rows, keys), is_inner=node.kind is JoinType.INNER
-    )
+    condition = split_condition(node.rest, node.sides, _held(node, rows, keys), is_inner=node.kind is JoinType.INNER)
     lags = lags_ms(spark, node)
     sides = [_side(node, side, keys, rows[side], condition, lags[side]) for side in (0, 1)]
     return _planned(node, keys, rows, condition, lags, sides, owner)
@@ -234,9 +233,11 @@ def _planned(
         for side in (0, 1)
         for attribute, result in zip(node.attributes(side), rows[side].results, strict=False)
     ]
+    schema = join_schema(keys.leaves, fields[0], fields[1], options, delays[0] if delays else None)
+    shown = {name: _shown(node, side, keys, rows[side], condition) for side, name in enumerate(("left", "right"))}
     return JoinPlan(
         inputs=tuple(side.prepared for side in sides),
-        schema=join_schema(keys.leaves, fields[0], fields[1], options, delays[0] if delays else None),
+        schema=replace(schema, shown=shown),
         emitted=T.StructType(emitted),
         columns=tuple(results),
         outputs=node.outputs,
@@ -253,3 +254,22 @@ def _emitted_leaves(node: JoinNode, keys: JoinKeys, owner: int) -> list[str]:
         if any(pair[side].expression.is_attribute for side in sides)
         for leaf in pair[0].leaves
     ]
+
+
+def _shown(node: JoinNode, side: int, keys: JoinKeys, rows: RowColumns, condition: JoinCondition) -> dict[str, Any]:
+    """What readers are shown of a side: the join's keys, then its other columns that state holds."""
+    number = {"op": "literal", "type": "int8", "value": side}
+    part = ShownPart(where={"op": "=", "args": [column(SIDE_COLUMN), number]})
+    expressions = node.keys[side]
+    for expression, tree in zip(expressions, keys.trees, strict=True):
+        part.key(expression.column_name, tree.shown_tree())
+    for attribute, one in zip(node.attributes(side), rows.results, strict=False):
+        if one.tree is not None and not any(attribute.matches(key) for key in expressions):
+            part.value(one.name, one.tree)
+    for field, computed in condition.computed[side]:
+        # A left semi join emits nothing of its right side, of which the condition still reads columns.
+        if (read := Expression.of(computed)).is_attribute:
+            part.value(read.name, column(field.name))
+    if node.kind.is_outer(side):
+        part.extra("matched", column(MATCHED_COLUMN))
+    return part.to_json()

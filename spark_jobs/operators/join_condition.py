@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import Column
 
 from coordinator.errors import InvalidRequestError
 from spark_jobs.plan.catalyst import Expression
+from spark_jobs.plan.expression_trees import Node, NotExpressibleError, TreeWriter
 from spark_jobs.plan.logical import Plan
 from spark_jobs.plan.state_types import state_field
 from store_actors.operators.join_condition import PairCondition
@@ -17,23 +17,6 @@ from store_actors.schema import Field
 from store_actors.type_names import string_to_type
 
 __all__ = ["JoinCondition", "split_condition"]
-
-Node = dict[str, Any]
-
-_LOGIC = {"And": "and", "Or": "or", "Not": "not", "IsNull": "isnull"}
-_COMPARISONS = {
-    "EqualTo": "=",
-    "EqualNullSafe": "<=>",
-    "LessThan": "<",
-    "LessThanOrEqual": "<=",
-    "GreaterThan": ">",
-    "GreaterThanOrEqual": ">=",
-}
-_ARITHMETIC = {"Add": "+", "Subtract": "-", "Multiply": "*", "SubtractTimestamps": "-"}
-
-
-class _NotExpressible(Exception):
-    """The fleet has no such expression over two sides."""
 
 
 @dataclass
@@ -45,7 +28,7 @@ class JoinCondition:
     pre
         What only one side decides, which Spark evaluates on that side's rows.
     tree
-        What the fleet evaluates on pairs, as :mod:`store_actors.operators.join_condition` reads it.
+        What the fleet evaluates on pairs, as :mod:`store_actors.operators.expressions` has it.
     computed
         Fields and columns that the tree reads and a side does not have as they are.
     later
@@ -59,7 +42,6 @@ class JoinCondition:
 
 
 def split_condition(
-    spark: SparkSession,
     condition: Expression | None,
     sides: tuple[Plan, Plan],
     held: Mapping[int, Field],
@@ -85,7 +67,7 @@ def split_condition(
         A part over both sides cannot be evaluated by the fleet, nor after an outer or semi join.
     """
     found = JoinCondition()
-    writer = _Writer(spark, sides, held, found)
+    writer = _Writer(sides, held, found)
     trees: list[Node] = []
     for part in condition.conjuncts() if condition is not None else []:
         side = writer.side_of(part) if part.deterministic else None
@@ -95,7 +77,7 @@ def split_condition(
         before = tuple(len(some) for some in found.computed)
         try:
             trees.append(writer.checked(part))
-        except _NotExpressible as error:
+        except NotExpressibleError as error:
             for some, size in zip(found.computed, before, strict=True):
                 del some[size:]
             if not is_inner:
@@ -114,15 +96,9 @@ def split_condition(
 class _Writer:
     """Writes expressions over both sides as trees whose leaves are columns of one side, which Spark computes."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        sides: tuple[Plan, Plan],
-        held: Mapping[int, Field],
-        found: JoinCondition,
-    ) -> None:
+    def __init__(self, sides: tuple[Plan, Plan], held: Mapping[int, Field], found: JoinCondition) -> None:
         self._sides, self._held, self._found = sides, held, found
-        self._is_ansi = spark.conf.get("spark.sql.ansi.enabled") == "true"
+        self._trees = TreeWriter(self._leaf)
 
     def side_of(self, node: Expression) -> int | None:
         """The side whose columns are all that an expression reads; the left one if it reads none."""
@@ -131,43 +107,24 @@ class _Writer:
     def checked(self, node: Expression) -> Node:
         """The tree of an expression, which the fleet is known to evaluate."""
         if not node.deterministic:
-            raise _NotExpressible(node.sql)
-        tree = self._written(node)
+            raise NotExpressibleError(node.sql)
+        tree = self._trees.written(node)
         fields = [one for some in self._found.computed for one, _ in some] + list(self._held.values())
         try:
             PairCondition(tree, {one.name: string_to_type(one.type) for one in fields})
         except InvalidRequestError as error:
-            raise _NotExpressible(node.sql) from error
+            raise NotExpressibleError(node.sql) from error
         return tree
 
-    def _written(self, node: Expression) -> Node:
-        if node.kind == "Literal":
-            return self._literal(node)
-        side = self.side_of(node)
-        if side is not None:
-            return {"op": "column", "name": self._column(node, side)}
-        if node.kind == "IsNotNull":
-            return {"op": "not", "args": [{"op": "isnull", "args": self._args(node)}]}
-        if node.kind == "Cast" and not self._is_ansi:
-            return {"op": "cast", "type": self._type(node), "args": self._args(node)}
-        operation = _LOGIC.get(node.kind) or _COMPARISONS.get(node.kind)
-        if operation is None and not self._is_ansi:
-            operation = _ARITHMETIC.get(node.kind)
-        if operation is None:
-            raise _NotExpressible(node.sql)
-        return {"op": operation, "args": self._args(node)}
-
-    def _args(self, node: Expression) -> list[Node]:
-        return [self._written(child) for child in node.children]
-
-    def _type(self, node: Expression) -> str:
-        return self._field("", node).type
+    def _leaf(self, node: Expression) -> Node | None:
+        side = None if node.kind == "Literal" else self.side_of(node)
+        return None if side is None else {"op": "column", "name": self._column(node, side)}
 
     def _field(self, name: str, node: Expression) -> Field:
         try:
             return state_field(name, node.type, nullable=True, what=node.sql)
         except InvalidRequestError as error:
-            raise _NotExpressible(node.sql) from error
+            raise NotExpressibleError(node.sql) from error
 
     def _column(self, node: Expression, side: int) -> str:
         if node.is_attribute and node.id in self._held:
@@ -178,6 +135,3 @@ class _Writer:
                 return one.name
         computed.append((self._field(f"{'lr'[side]}x{len(computed)}", node), node.column()))
         return computed[-1][0].name
-
-    def _literal(self, node: Expression) -> Node:
-        return {"op": "literal", "type": self._type(node), "value": node.literal}

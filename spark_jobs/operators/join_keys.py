@@ -27,6 +27,8 @@ class JoinKeys:
         Their leaves, named alike on both sides.
     columns
         The leaves over each side's columns.
+    trees
+        How each key is made of the leaves.
     of_side
         Those from which a side's column can be made again.
     null_safe
@@ -37,6 +39,7 @@ class JoinKeys:
 
     leaves: tuple[Field, ...]
     columns: tuple[tuple[Column, ...], tuple[Column, ...]]
+    trees: tuple[KeyTree, ...]
     of_side: tuple[tuple[Key, ...], tuple[Key, ...]]
     null_safe: tuple[str, ...]
     expiry: str | None
@@ -112,6 +115,7 @@ def join_keys(left: list[Expression], right: list[Expression]) -> JoinKeys:
     columns: tuple[list[Column], list[Column]] = ([], [])
     keys: tuple[list[Key], list[Key]] = ([], [])
     null_safe: list[str] = []
+    trees: list[KeyTree] = []
     expiry: str | None = None
     for place, pair in enumerate(zip(left, right, strict=True)):
         found = _Leaves(pair[0].sql)
@@ -119,6 +123,7 @@ def join_keys(left: list[Expression], right: list[Expression]) -> JoinKeys:
         mine, theirs = (one.column() for one in pair)
         nullable = pair[0].nullable or pair[1].nullable
         tree = found.flatten((mine, theirs), kinds, f"k{place}", nullable=nullable, top=True)
+        trees.append(tree)
         leaves += found.fields
         null_safe += found.null_safe
         if expiry is None and any(one.watermark_delay_ms is not None for one in pair):
@@ -129,4 +134,4 @@ def join_keys(left: list[Expression], right: list[Expression]) -> JoinKeys:
                 own = tuple(found.columns[side])
                 keys[side].append(Key(expression, tuple(found.fields), own, tree, None))
     both = tuple(columns[0]), tuple(columns[1])
-    return JoinKeys(tuple(leaves), both, (tuple(keys[0]), tuple(keys[1])), tuple(null_safe), expiry)
+    return JoinKeys(tuple(leaves), both, tuple(trees), (tuple(keys[0]), tuple(keys[1])), tuple(null_safe), expiry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -16,6 +17,7 @@ from spark_jobs.plan.keys import key_of, leaf_field
 from spark_jobs.plan.logical import Plan, analysed
 from spark_jobs.plan.operator_plan import check_output_mode
 from spark_jobs.plan.row_columns import ProjectedPlan, Result, RowColumns
+from spark_jobs.plan.shown import ShownPart, column
 from spark_jobs.worker.exchange import HASH_COLUMN
 from store_actors.nested_types import is_nested
 from store_actors.operators.top_schema import RANK_COLUMN, top_schema
@@ -52,9 +54,9 @@ def build_top(
     attributes = analysed(df).output
     rows = RowColumns.held(attributes, keys, "c")
     fields, columns, order = _order(df, order_by, attributes, rows)
-    leaves = [column.alias(leaf.name) for key in keys for leaf, column in zip(key.leaves, key.columns, strict=True)]
+    leaves = [one.alias(leaf.name) for key in keys for leaf, one in zip(key.leaves, key.columns, strict=True)]
     delay_ms, time = event_time(attributes)
-    hashed = [column for key in keys for column in key.columns]
+    hashed = [one for key in keys for one in key.columns]
     prepared = child.frame().select(
         *leaves,
         *rows.selected,
@@ -64,6 +66,10 @@ def build_top(
     )
     types = {item.name: item for item in prepared.schema.fields}
     names = [leaf.name for key in keys for leaf in key.leaves]
+    shown = ShownPart.of_keys(keys, attributes)
+    rows.show(shown)
+    if rank:
+        shown.value(RANK_COLUMN, column(RANK_COLUMN))
     schema = top_schema(
         [leaf_field(types[name]) for name in names],
         rows.fields,
@@ -75,6 +81,7 @@ def build_top(
         expiry=next((key.expiry for key in keys if key.expiry is not None), None),
         delay_ms=delay_ms,
     )
+    schema = replace(schema, shown={"": shown.to_json()})
     emitted = [types[name] for name in (*names, *(field.name for field in rows.fields))]
     results = rows.results
     if rank:

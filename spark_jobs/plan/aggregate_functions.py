@@ -14,10 +14,12 @@ from pyspark.sql import functions as F
 from coordinator.errors import InvalidRequestError
 from spark_jobs.plan.catalyst import CATALYST, Expression, java_class, optional, scala_list, scala_seq
 
-__all__ = ["AggregateExpression", "AggregateFunction", "CountMinTable", "Registers"]
+__all__ = ["AggregateExpression", "AggregateFunction", "CountMinTable", "Registers", "nearest_biases"]
 
 #: Precision (bits of a hash that choose a register) from which on HyperLogLog++ has no tables.
 _NO_TABLES_FROM = 19
+#: Its method that looks an estimate up in them.
+_BIAS = "estimateBias"
 
 
 class CountMinTable(NamedTuple):
@@ -67,7 +69,7 @@ class Registers:
         helper = java_class(f"{expressions}.Literal").fromObject(self._helper)
         double = Expression.of(F.lit(0.0))._java.dataType()
         arguments, none = scala_seq([Expression.of(raw)._java]), scala_seq([])
-        return Expression(invoke(helper, "estimateBias", double, arguments, none, True, False, True)).column()
+        return Expression(invoke(helper, _BIAS, double, arguments, none, True, False, True)).column()
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,11 +147,6 @@ class AggregateFunction(Expression):
         """Whether ``first`` or ``last`` does."""
         return bool(self._java.ignoreNulls())
 
-    @property
-    def eval_mode(self) -> str:
-        """What a sum or an average does on overflow: ``LEGACY`` (integers wrap), ``ANSI`` (it fails), ``TRY`` (it is null)."""
-        return str(self._java.evalMode().toString())
-
 
 @dataclass(frozen=True, eq=False)
 class AggregateExpression(Expression):
@@ -174,3 +171,15 @@ class AggregateExpression(Expression):
         """The condition of its FILTER."""
         found = optional(self._java.filter())
         return None if found is None else Expression(found)
+
+
+def nearest_biases(node: Expression) -> tuple[list[float], list[float]] | None:
+    """The tables in which an expression of :meth:`Registers.estimate` looks up how much an estimate is too large by.
+
+    None of any other expression: estimates, and biases. It is that of its second child.
+    """
+    if node._java.functionName() != _BIAS:
+        return None
+    helper = node._java.targetObject().value()
+    place = Registers(int(helper.numWords()), helper).precision - 4
+    return list(helper.RAW_ESTIMATE_DATA()[place]), list(helper.BIAS_DATA()[place])

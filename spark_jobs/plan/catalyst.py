@@ -8,6 +8,7 @@ Spark's, not a copy of them. What is the JVM's is touched in this package only: 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property, reduce
@@ -122,6 +123,13 @@ class Expression:
         return str(self._java.sql())
 
     @property
+    def column_name(self) -> str:
+        """The name that Spark gives a column of it."""
+        if self.is_attribute:
+            return self.name
+        return str(java_class(f"{CATALYST}.util.package").toPrettySQL(self._java))
+
+    @property
     def canonical(self) -> str:
         """Text that is the same for expressions that differ in looks only."""
         return str(self._java.canonicalized().toString())
@@ -175,9 +183,9 @@ class Expression:
 
     @property
     def literal(self) -> Any:
-        """A literal's value, as JSON has it."""
+        """A literal's value, as JSON has it: a number that is none in words."""
         value = self._java.value()
-        if value is None or isinstance(value, bool | int | float):
+        if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
             return value
         return bytes(value).hex() if isinstance(value, bytes | bytearray) else str(value)
 
@@ -186,6 +194,25 @@ class Expression:
         """Whether a cast stands in the query, rather than being Spark's own."""
         tag = java_class(f"{_EXPRESSIONS}.Cast").USER_SPECIFIED_CAST()
         return bool(self._java.getTagValue(tag).isDefined())
+
+    @property
+    def is_widening_cast(self) -> bool:
+        """Whether a cast holds every value of what it casts."""
+        cast = java_class(f"{_EXPRESSIONS}.Cast")
+        return bool(cast.canUpCast(self._java.child().dataType(), self._java.dataType()))
+
+    @property
+    def eval_mode(self) -> str:
+        """What arithmetic, a cast, a sum or an average does with what cannot be computed.
+
+        ``LEGACY`` (integers wrap, else null), ``ANSI`` (it fails), ``TRY`` (it is null).
+        """
+        return str(self._java.evalMode().toString())
+
+    @property
+    def field_name(self) -> str:
+        """The field that is taken out of a struct."""
+        return str(self._java.extractFieldName())
 
     # -- trees ----------------------------------------------------------------------------------------------------
 

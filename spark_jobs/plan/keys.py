@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
@@ -63,6 +64,14 @@ class KeyTree:
             return F.col(self.leaf) if self.shown is None else restored(F.col(self.leaf), self.shown)
         struct = F.struct(*(tree._field().alias(name) for name, tree in self.fields))
         return struct if self.null_leaf is None else F.when(~F.col(self.null_leaf), struct)
+
+    def shown_tree(self) -> dict[str, Any]:
+        """The value as readers compute it (:mod:`store_actors.operators.expressions`); intervals of months are their number."""
+        if self.leaf is not None:
+            return {"op": "column", "name": self.leaf}
+        null = {} if self.null_leaf is None else {"null": self.null_leaf}
+        names, args = [name for name, _ in self.fields], [tree.shown_tree() for _, tree in self.fields]
+        return {"op": "struct", "names": names, "args": args, **null}
 
     def _field(self) -> Column:
         # The leaves of a struct that is null are null, whatever its type says of them.

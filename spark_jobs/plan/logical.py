@@ -8,10 +8,11 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from spark_jobs.plan.catalyst import CATALYST, Expression, java_class, optional, scala_list, scala_seq
 
-__all__ = ["Plan", "SortOrder", "analysed", "resolved"]
+__all__ = ["Plan", "SortOrder", "analysed", "empty_frame", "resolved"]
 
 
 class SortOrder(NamedTuple):
@@ -178,6 +179,13 @@ class Plan:
 def analysed(frame: DataFrame) -> Plan:
     """The plan of a DataFrame, as Spark analysed it."""
     return Plan(frame._jdf.queryExecution().analyzed(), frame.sparkSession)
+
+
+def empty_frame(spark: SparkSession, kind: StructType) -> DataFrame:
+    """A DataFrame of a type, without rows."""
+    session = spark._jsparkSession
+    rows = java_class("java.util.ArrayList")()
+    return DataFrame(session.createDataFrame(rows, session.parseDataType(kind.json())), spark)
 
 
 def resolved(frame: DataFrame, name: str) -> Expression:

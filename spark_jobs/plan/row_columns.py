@@ -12,7 +12,9 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
 from spark_jobs.plan.catalyst import Expression
+from spark_jobs.plan.expression_trees import Node
 from spark_jobs.plan.keys import Key, key_of
+from spark_jobs.plan.shown import ShownPart
 from spark_jobs.plan.storable import restored, stored, stored_type
 from store_actors.schema import Field, StateSchema
 from store_actors.type_names import payload_type
@@ -22,11 +24,21 @@ __all__ = ["ProjectedPlan", "Result", "RowColumns"]
 
 @dataclass(frozen=True)
 class Result:
-    """A column of the results over the rows that shards emit."""
+    """A column of the results over the rows that shards emit.
+
+    Attributes
+    ----------
+    tree
+        The same over the state's rows (:mod:`store_actors.operators.expressions`), if they have it.
+    key
+        The key that it is, if it is one.
+    """
 
     column: Column
     name: str
     metadata: dict[str, Any]
+    tree: Node | None = None
+    key: Key | None = None
 
 
 @dataclass(frozen=True)
@@ -82,7 +94,7 @@ class RowColumns:
         results: list[Result] = []
         leaves: list[str | None] = []
         for place, attribute in enumerate(attributes):
-            own = next((key for key in keys if key.expression.matches(attribute)), None)
+            own = key = next((key for key in keys if key.expression.matches(attribute)), None)
             if own is None:
                 own = key_of(attribute, f"{prefix}{place}", normalised=False)
                 fields += own.leaves
@@ -90,8 +102,14 @@ class RowColumns:
                 leaves.append(own.tree.leaf if own.is_atomic else None)
             else:
                 leaves.append(None)
-            results.append(Result(own.tree.column(), attribute.name, attribute.metadata))
+            results.append(Result(own.tree.column(), attribute.name, attribute.metadata, own.tree.shown_tree(), key))
         return cls(tuple(fields), tuple(selected), tuple(results), tuple(leaves))
+
+    def show(self, part: ShownPart) -> None:
+        """Show readers the columns that a state holds and that are not among the part's keys."""
+        for one in self.results:
+            if one.tree is not None and one.key is None:
+                part.value(one.name, one.tree)
 
 
 @dataclass(frozen=True)

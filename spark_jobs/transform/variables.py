@@ -16,9 +16,11 @@ rows. A head expires when its last element does. ``expiry_ms`` is there with a t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import types as T
@@ -27,8 +29,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from coordinator.errors import InvalidRequestError
 from coordinator.model import DEFAULT_STORE
 from coordinator.names import check_store_name
+from spark_jobs.functions.group_task import GroupView
 from spark_jobs.functions.groups import StateColumns
 from spark_jobs.functions.values import RowValues
+from spark_jobs.plan.expression_trees import Node
+from spark_jobs.plan.shown import ShownPart, column
 from store_actors.messages import StoreSpec
 from store_actors.schema import Accumulator, AccumulatorKind, Field
 
@@ -44,6 +49,7 @@ __all__ = [
     "Variable",
     "VariableKind",
     "accumulators_of",
+    "shown_of",
     "store_name",
     "timer_spec",
 ]
@@ -203,6 +209,22 @@ class Variable:
         )
         return named, *columns
 
+    def shown(self, keys: tuple[Field, ...], view: GroupView) -> ShownPart:
+        """What readers are shown of its store, under an operator's keys."""
+        part = ShownPart(store=self.spec(keys))
+        view.show_keys(part)
+        if self.kind is not VariableKind.VALUE:
+            # Heads are no elements.
+            zero = {"op": "literal", "type": PLACE.type, "value": 0}
+            part.where = {"op": ">=", "args": [column(PLACE.name), zero]}
+        for name, tree in (*self.key_columns.shown_trees(), *self.columns.shown_trees()):
+            part.value(name, tree, of=self.name)
+        if self.kind is VariableKind.LIST:
+            part.extra(PLACE.name, column(PLACE.name))
+        if self.ttl_ms is not None:
+            part.extra("expiry", _time(EXPIRY.name))
+        return part
+
 
 def store_name(kind: VariableKind, name: str) -> str:
     """Name of a variable's store."""
@@ -212,6 +234,21 @@ def store_name(kind: VariableKind, name: str) -> str:
 def timer_spec(keys: tuple[Field, ...]) -> StoreSpec:
     """The timers' store, which every processor has: what the coordinator knows of the operator's batches goes with it."""
     return StoreSpec(DEFAULT_STORE, (*keys, TIMER), (DUE,), DUE.name)
+
+
+def shown_of(variables: tuple[Variable, ...], keys: tuple[Field, ...], view: GroupView) -> dict[str, Mapping[str, Any]]:
+    """What readers are shown of an operator's state: its timers, and each variable, by the names of their stores."""
+    timers = ShownPart(store=timer_spec(keys))
+    view.show_keys(timers)
+    timers.extra("timer", _time(TIMER.name))
+    return {
+        DEFAULT_STORE: timers.to_json(),
+        **{variable.store_name: variable.shown(keys, view).to_json() for variable in variables},
+    }
+
+
+def _time(name: str) -> Node:
+    return {"op": "timestamp", "unit": "ms", "args": [column(name)]}
 
 
 def accumulators_of(variables: tuple[Variable, ...]) -> tuple[Accumulator, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Bytes", "Mask", "Slots", "Words"]
+__all__ = ["Bytes", "Mask", "Slots", "Words", "whole_numbers"]
 
 #: Rows, keys and values as 64-bit words (``words.py``).
 Words = npt.NDArray[np.uint64]
@@ -15,3 +15,11 @@ Slots = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 #: Which of some rows.
 Mask = npt.NDArray[np.bool_]
+
+
+def whole_numbers(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Numbers cut off to whole ones of 64 bits, as Java does it: NaN is 0, and what is beyond them the last one."""
+    # Where Java stops at the last number numpy wraps.
+    large, is_number = numbers >= 2.0**63, ~np.isnan(numbers)
+    cut = np.where(is_number & ~large, np.maximum(numbers, -(2.0**63)), 0.0).astype(np.int64)
+    return np.where(large, np.iinfo(np.int64).max, cut)

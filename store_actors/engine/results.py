@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from store_actors.engine import count_kernels, fold_kernels
-from store_actors.engine.arrays import Mask, Words
+from store_actors.engine.arrays import Mask, Words, whole_numbers
 from store_actors.engine.nested import nested_keys
 from store_actors.engine.sketches import sketch_bytes
 from store_actors.schema import Accumulator, AccumulatorKind, StateSchema
@@ -100,17 +100,11 @@ def _of_doubles(numbers: npt.NDArray[np.float64], valid: Mask, kind: pa.DataType
     elif pa.types.is_date32(element):
         values = pa.array(flat.astype(np.int32)).cast(element)
     else:
-        values = pa.array(_truncated(flat)).cast(pa.int64()).cast(element)
+        values = pa.array(whole_numbers(flat)).cast(pa.int64()).cast(element)
     if not is_list:
         return pc.if_else(pa.array(valid), values, pa.scalar(None, element))
     ends = np.arange(len(numbers) + 1, dtype=np.int32) * numbers.shape[1]
     return pa.ListArray.from_arrays(pa.array(ends), values, type=kind, mask=pa.array(~valid))
-
-
-def _truncated(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    # Beyond 64 bits Java stops at the last number, where numpy wraps.
-    large = numbers >= 2.0**63
-    return np.where(large, np.iinfo(np.int64).max, np.where(large, 0.0, numbers).astype(np.int64))
 
 
 def _sketch(accumulator: Accumulator, state: pa.Array) -> list[pa.Array]:

@@ -15,7 +15,7 @@ Options, as JSON; pairs are [left, right], and null or missing is none:
 ``expiry``         timestamp column of each side, or a key: a row is removed once the watermark is there; null never
 ``pre``            boolean column of each side; a row of which it is not true cannot match: it is not kept, and on an
                    outer side emitted with nulls at once
-``condition``      tree over columns of both sides and keys (:mod:`store_actors.operators.join_condition`)
+``condition``      tree over columns of both sides and keys (:mod:`store_actors.operators.expressions`)
 ``output_lag_us``  how far behind the watermark the event times of each side's kept rows may be, in microseconds
                    (Spark: watermark less state watermark, 0 if the key has the event time); null if they may not be kept
                    by event time
@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from store_actors.operators.expressions import columns_of
 from store_actors.schema import ROW_COLUMN, Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 
 __all__ = ["MATCHED_COLUMN", "SIDE_COLUMN", "JoinOptions", "JoinType", "join_schema"]
@@ -47,6 +48,10 @@ class JoinType(StrEnum):
     RIGHT_OUTER = "right_outer"
     FULL_OUTER = "full_outer"
     LEFT_SEMI = "left_semi"
+
+    def is_outer(self, side: int) -> bool:
+        """Whether rows of a side that match nothing are emitted with nulls."""
+        return _OUTER.get(self, (False, False))[side]
 
 
 _OUTER = {
@@ -93,11 +98,11 @@ class JoinOptions:
 
     def is_outer(self, side: int) -> bool:
         """Whether rows of a side that match nothing are emitted with nulls."""
-        return _OUTER.get(self.join_type, (False, False))[side]
+        return self.join_type.is_outer(side)
 
     def stored(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Columns of either side that are needed after their batch: of the output, the condition, and the expiry."""
-        read = _columns_of(self.condition) if self.condition is not None else set()
+        read = columns_of(self.condition) if self.condition is not None else set()
         needed = [{*self.output[side], *read, self.expiry[side]} for side in (0, 1)]
         left, right = (tuple(name for name in self.sides[side] if name in needed[side]) for side in (0, 1))
         return left, right
@@ -137,9 +142,3 @@ def join_schema(
         operator=OperatorKind.JOIN,
         options=told,
     )
-
-
-def _columns_of(node: Mapping[str, Any]) -> set[str]:
-    if node.get("op") == "column":
-        return {node["name"]}
-    return set().union(*(_columns_of(one) for one in node.get("args", ())))

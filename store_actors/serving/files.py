@@ -138,7 +138,7 @@ def _encode(rows: pa.Table, facts: dict[str, Any], schema: StateSchema) -> tuple
 
 @lru_cache(maxsize=64)
 def _described(schema: StateSchema) -> dict[str, Any]:
-    return {"schema": schema.to_json(), "spark": schema.spark_schema()}
+    return {"schema": schema.undescribed().to_json(), "spark": schema.spark_schema()}
 
 
 def schema_of(rows: pa.Table) -> StateSchema:

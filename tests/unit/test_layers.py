@@ -55,6 +55,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "schema": (
         "store_actors.accumulators",
         "store_actors.nested_types",
+        "store_actors.packed_values",
         "store_actors.schema",
         "store_actors.type_names",
     ),

@@ -1,0 +1,166 @@
+"""Spark's expressions as trees that the fleet evaluates without Spark (:mod:`store_actors.operators.expressions`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pyspark.sql import types as T
+
+from coordinator.errors import InvalidRequestError
+from spark_jobs.plan.aggregate_functions import nearest_biases
+from spark_jobs.plan.catalyst import Expression
+from spark_jobs.plan.state_types import state_field
+from spark_jobs.plan.storable import stored_type
+
+__all__ = ["Node", "NotExpressibleError", "TreeWriter"]
+
+Node = dict[str, Any]
+
+_PLAIN = {
+    "And": "and", "Or": "or", "Not": "not", "IsNull": "isnull", "Coalesce": "coalesce",
+    "EqualTo": "=", "EqualNullSafe": "<=>", "LessThan": "<", "LessThanOrEqual": "<=", "GreaterThan": ">", "GreaterThanOrEqual": ">=",
+    "Abs": "abs", "UnaryMinus": "negate", "Sqrt": "sqrt", "Log": "ln", "Floor": "floor", "Ceil": "ceil",
+}  # fmt: skip
+_ARITHMETIC = {
+    "Add": "+",
+    "Subtract": "-",
+    "Multiply": "*",
+    "Divide": "/",
+    "SubtractTimestamps": "-",
+    "DecimalDivideWithOverflowCheck": "/",
+}
+#: What only tells Spark something, or what becomes of an error where there is none here.
+_TRANSPARENT = frozenset({"Alias", "KnownNotNull", "KnownNullable", "KnownFloatingPointNormalized", "TryEval"})
+_INTERVAL_DIVISIONS = frozenset({"DivideDTInterval", "DivideYMInterval"})
+_MONTH = T.YearMonthIntervalType.MONTH
+
+
+class NotExpressibleError(Exception):
+    """The fleet has no such expression; its text is the expression in SQL."""
+
+
+class TreeWriter:
+    """Writes expressions as trees.
+
+    Parameters
+    ----------
+    leaf
+        The tree of a node that is none of these operations, such as a column; None of any other.
+    """
+
+    def __init__(self, leaf: Callable[[Expression], Node | None]) -> None:
+        self._leaf = leaf
+        self._others: Mapping[str, Callable[[Expression], Node]] = {
+            "Literal": self._literal,
+            "IsNotNull": lambda node: {"op": "not", "args": [{"op": "isnull", "args": self._args(node)}]},
+            "Cast": self._cast,
+            "CheckOverflowInSum": lambda node: self._typed("cast", node),
+            "If": lambda node: {"op": "case", "args": self._args(node)},
+            "CaseWhen": self._case,
+            "CreateNamedStruct": self._struct,
+            "GetStructField": lambda node: {"op": "field", "name": node.field_name, "args": self._args(node)},
+            "ArrayTransform": self._transform,
+            "Invoke": self._invoke,
+        }
+
+    def written(self, node: Expression) -> Node:
+        """The tree of an expression.
+
+        Raises
+        ------
+        NotExpressibleError
+            A part of it is not known.
+        """
+        found = self._leaf(node)
+        if found is not None:
+            return found
+        kind = node.kind
+        if kind in _TRANSPARENT:
+            return self.written(node.child)
+        if kind in _PLAIN:
+            return {"op": _PLAIN[kind], "args": self._args(node)}
+        if kind in _ARITHMETIC:
+            return self._arithmetic(node)
+        if kind in _INTERVAL_DIVISIONS:
+            return {"op": "rounded /", "args": self._args(node)}
+        if kind not in self._others:
+            raise NotExpressibleError(node.sql)
+        return self._others[kind](node)
+
+    def _args(self, node: Expression) -> list[Node]:
+        return [self.written(child) for child in node.children]
+
+    def _typed(self, op: str, node: Expression) -> Node:
+        return {"op": op, "type": held_type(node), "args": self._args(node)}
+
+    def _literal(self, node: Expression) -> Node:
+        return {"op": "literal", "type": held_type(node), "value": node.literal}
+
+    def _cast(self, node: Expression) -> Node:
+        if node.eval_mode != "LEGACY" and not node.is_widening_cast:
+            raise NotExpressibleError(node.sql)
+        wanted, former = node.type, node.child.type
+        if isinstance(former, T.NullType):
+            return {"op": "literal", "type": held_type(node), "value": None}
+        if isinstance(wanted, T.YearMonthIntervalType) or isinstance(former, T.YearMonthIntervalType):
+            # Held as months: a number of years, or months cut off to years, would be another number.
+            is_made = node.child.kind == "Cast" and isinstance(node.child.child.type, T.IntegerType)
+            is_of_months = isinstance(former, T.IntegerType) and getattr(wanted, "endField", None) == _MONTH
+            if not (is_of_months or (is_made and isinstance(former, T.YearMonthIntervalType)) or wanted == former):
+                raise NotExpressibleError(node.sql)
+            return self.written(node.child)
+        return self._typed("cast", node)
+
+    def _arithmetic(self, node: Expression) -> Node:
+        kind, operation = node.type, _ARITHMETIC[node.kind]
+        if isinstance(kind, T.DecimalType):
+            return self._typed(operation, node)
+        is_floating = isinstance(kind, T.FloatType | T.DoubleType)
+        if not is_floating and node.kind != "SubtractTimestamps" and node.eval_mode != "LEGACY":
+            # It fails, or is null, where it wraps around here.
+            raise NotExpressibleError(node.sql)
+        return {"op": operation, "args": self._args(node)}
+
+    def _case(self, node: Expression) -> Node:
+        args = self._args(node)
+        if len(args) % 2 == 0:
+            args.append({"op": "literal", "type": held_type(node), "value": None})
+        return {"op": "case", "args": args}
+
+    def _struct(self, node: Expression) -> Node:
+        names, values = node.children[::2], node.children[1::2]
+        return {"op": "struct", "names": [one.literal for one in names], "args": [self.written(one) for one in values]}
+
+    def _transform(self, node: Expression) -> Node:
+        array, function = node.children
+        body, *variables = function.children
+        if len(variables) != 1:
+            raise NotExpressibleError(node.sql)
+        variable = variables[0].id
+
+        def element(one: Expression) -> Node | None:
+            return {"op": "element"} if one.kind == "NamedLambdaVariable" and one.id == variable else None
+
+        return {"op": "each", "of": TreeWriter(element).written(body), "args": [self.written(array)]}
+
+    def _invoke(self, node: Expression) -> Node:
+        found = nearest_biases(node)
+        if found is None:
+            raise NotExpressibleError(node.sql)
+        raw, biases = found
+        return {"op": "bias", "raw": raw, "bias": biases, "args": [self.written(node.children[1])]}
+
+
+def held_type(node: Expression) -> str:
+    """Name of the type that an expression's values are held in.
+
+    Raises
+    ------
+    NotExpressibleError
+        No state holds them.
+    """
+    try:
+        return state_field("", stored_type(node.type), what=node.sql, nested=True).type
+    except InvalidRequestError as error:
+        raise NotExpressibleError(node.sql) from error

@@ -1,0 +1,296 @@
+"""Arithmetic and casts of :mod:`store_actors.operators.expressions`, with Spark's meaning without ANSI mode. Pure logic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from store_actors.engine.arrays import whole_numbers
+
+__all__ = [
+    "Datum",
+    "UnfitError",
+    "absolute",
+    "as_array",
+    "bias",
+    "cast",
+    "ceiling",
+    "check_alike",
+    "computed",
+    "divided_to_nearest",
+    "floor",
+    "logarithm",
+    "negated",
+    "square_root",
+    "timestamp",
+]
+
+#: One value for each row, or one for all.
+Datum: TypeAlias = "pa.Array | pa.Scalar"
+
+#: Digits that a decimal has at most while it is computed with.
+_DIGITS = 76
+#: Neighbours in its tables of which HyperLogLog++ takes the mean.
+_NEIGHBOURS = 6
+
+
+class UnfitError(Exception):
+    """An operation is not for these types; says why."""
+
+
+def as_array(value: Datum, size: int) -> pa.Array:
+    """One value for each of `size` rows."""
+    return pa.repeat(value, size) if isinstance(value, pa.Scalar) else value
+
+
+def check_alike(left: Datum, right: Datum) -> None:
+    """Refuse two values of different types.
+
+    Raises
+    ------
+    UnfitError
+        They have.
+    """
+    if left.type != right.type:
+        raise UnfitError(f"its sides have the types {left.type} and {right.type}")
+
+
+# -- casts ------------------------------------------------------------------------------------------------------------
+
+
+def cast(value: Datum, wanted: pa.DataType) -> Datum:
+    """A value as one of another type.
+
+    Raises
+    ------
+    UnfitError
+        Not from this type to that one.
+    """
+    former = value.type
+    if former == wanted:
+        return value
+    if pa.types.is_decimal(wanted) and pa.types.is_decimal(former):
+        return _fitted(_wide(value), wanted)
+    if pa.types.is_decimal(wanted) and pa.types.is_integer(former):
+        return _fitted(pc.cast(value, pa.decimal256(20, 0)), wanted)
+    if pa.types.is_decimal(wanted) and pa.types.is_floating(former):
+        return _decimal_of_float(value, wanted)
+    if pa.types.is_floating(wanted) and pa.types.is_decimal(former):
+        # By way of its digits, so that the nearest double comes out, as in Java.
+        return pc.cast(pc.cast(value, pa.string()), wanted)
+    if not _may_cast(former, wanted):
+        raise UnfitError(f"{former} is not cast to {wanted} here")
+    return pc.cast(value, wanted, safe=False)
+
+
+def _may_cast(former: pa.DataType, wanted: pa.DataType) -> bool:
+    if pa.types.is_date32(former) and pa.types.is_int32(wanted):
+        return True
+    if pa.types.is_floating(wanted):
+        is_narrower = pa.types.is_float64(former) and pa.types.is_float32(wanted)
+        return bool(pa.types.is_integer(former) or (pa.types.is_floating(former) and not is_narrower))
+    return bool(pa.types.is_integer(former) and pa.types.is_integer(wanted) and wanted.bit_width >= former.bit_width)
+
+
+def timestamp(value: Datum, unit: str) -> Datum:
+    """An integer since the epoch, in `unit`, as an instant; null beyond those that microseconds reach."""
+    if not pa.types.is_integer(value.type):
+        raise UnfitError(f"{value.type} is no count of {unit}")
+    if unit == "ms":
+        is_near = pc.less_equal(pc.abs(value), (2**63 - 1) // 1000)
+        value = pc.if_else(is_near, pc.multiply(value, 1000), pa.scalar(None, pa.int64()))
+    return pc.cast(value, pa.timestamp("us", "UTC"))
+
+
+# -- decimals ---------------------------------------------------------------------------------------------------------
+
+
+def _wide(value: Datum, more: int = 0) -> Datum:
+    """A decimal with room, and as many more digits after the point."""
+    kind = value.type
+    return pc.cast(value, pa.decimal256(kind.precision + more, kind.scale + more))
+
+
+def _fitted(value: Datum, wanted: pa.DataType) -> Datum:
+    """A decimal rounded to a type's scale, halves away from zero; null if it has too many digits."""
+    if value.type.scale > wanted.scale:
+        value = pc.round(value, ndigits=wanted.scale, round_mode="half_towards_infinity")
+    whole = wanted.precision - wanted.scale
+    if value.type.precision - value.type.scale >= whole:
+        limit = pa.scalar(Decimal(10) ** whole).cast(pa.decimal256(_DIGITS, value.type.scale))
+        value = pc.if_else(pc.less(pc.abs(value), limit), value, pa.scalar(None, value.type))
+    return pc.cast(value, wanted)
+
+
+def _decimal_of_float(value: Datum, wanted: pa.DataType) -> Datum:
+    """By the fewest digits that tell it, as Java writes it."""
+    whole, scale = wanted.precision - wanted.scale, wanted.scale
+    # What is as small as this is 0, however it is rounded; what is as large is null, as are NaN and infinities.
+    is_small = pc.less(pc.abs(value), 10.0 ** -(scale + 2))
+    is_near = pc.less(pc.abs(value), 10.0**whole)
+    zero, null = pa.scalar(0.0, value.type), pa.scalar(None, value.type)
+    near = pc.if_else(is_small, zero, pc.if_else(is_near, value, null))
+    return _fitted(pc.cast(pc.cast(near, pa.string()), pa.decimal256(_DIGITS, scale + 20)), wanted)
+
+
+def _of_decimals(op: str, left: Datum, right: Datum, wanted: pa.DataType | None) -> Datum:
+    if wanted is None or not pa.types.is_decimal(wanted):
+        raise UnfitError("it does not say what decimal it gives")
+    if op != "/":
+        return _fitted(_COMPUTED[op](_wide(left), _wide(right)), wanted)
+    # Arrow cuts the quotient off: one digit more than is kept is enough to round it by.
+    digits = left.type.scale + right.type.precision - right.type.scale + 1
+    return _fitted(pc.divide(_wide(left, max(0, wanted.scale + 1 - digits)), _without_zero(_wide(right))), wanted)
+
+
+def _without_zero(value: Datum) -> Datum:
+    zero = pa.scalar(0).cast(value.type)
+    return pc.if_else(pc.equal(value, zero), pa.scalar(None, value.type), value)
+
+
+# -- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+def computed(op: str, left: Datum, right: Datum, wanted: pa.DataType | None) -> Datum:
+    """``left op right``.
+
+    Parameters
+    ----------
+    wanted
+        Type of the result, of decimals.
+
+    Raises
+    ------
+    UnfitError
+        Not of these types.
+    """
+    if pa.types.is_decimal(left.type) and pa.types.is_decimal(right.type):
+        return _of_decimals(op, left, right, wanted)
+    if not _may_compute(op, left.type, right.type):
+        raise UnfitError(f"{left.type} {op} {right.type} is not computed here")
+    return _COMPUTED[op](left, right)
+
+
+def _may_compute(op: str, left: pa.DataType, right: pa.DataType) -> bool:
+    if op == "/":
+        return bool(pa.types.is_floating(left) and left == right)
+    if pa.types.is_integer(left) or pa.types.is_floating(left):
+        return bool(left == right or (op == "*" and pa.types.is_integer(left) and pa.types.is_duration(right)))
+    if pa.types.is_duration(left):
+        if op == "*":
+            return bool(pa.types.is_integer(right))
+        return bool(pa.types.is_duration(right) or (op == "+" and pa.types.is_timestamp(right)))
+    if pa.types.is_timestamp(left):
+        return bool((op != "*" and pa.types.is_duration(right)) or (op == "-" and left == right))
+    return False
+
+
+def _times(left: Datum, right: Datum) -> Datum:
+    # Arrow multiplies durations by 64-bit integers only.
+    if pa.types.is_duration(left.type):
+        return pc.multiply(left, right.cast(pa.int64()))
+    return pc.multiply(left.cast(pa.int64()), right) if pa.types.is_duration(right.type) else pc.multiply(left, right)
+
+
+_COMPUTED: Mapping[str, Callable[[Datum, Datum], Datum]] = {
+    "+": pc.add,
+    "-": pc.subtract,
+    "*": _times,
+    "/": lambda left, right: pc.divide(left, _without_zero(right)),
+}
+
+
+def divided_to_nearest(left: Datum, right: Datum) -> Datum:
+    """A duration or integer by an integer, rounded to the nearest, halves away from zero; null by 0.
+
+    Raises
+    ------
+    UnfitError
+        Not of these types.
+    """
+    if not ((pa.types.is_duration(left.type) or pa.types.is_integer(left.type)) and pa.types.is_integer(right.type)):
+        raise UnfitError(f"{left.type} / {right.type} is not rounded here")
+    size = max(len(one) if isinstance(one, pa.Array) else 1 for one in (left, right))
+    divisors = as_array(_without_zero(pc.cast(right, pa.int64())), size)
+    dividends = as_array(pc.cast(left, pa.int64()), size)
+    is_null = np.asarray(pc.or_(pc.is_null(dividends), pc.is_null(divisors)))
+    numbers, by = (np.asarray(pc.fill_null(one, 1)) for one in (dividends, divisors))
+    sizes, steps = (np.abs(one).view(np.uint64) for one in (numbers, by))
+    quotients = sizes // steps
+    quotients += (sizes - quotients * steps) >= steps - steps // np.uint64(2)
+    signed = np.where((numbers < 0) != (by < 0), -quotients.view(np.int64), quotients.view(np.int64))
+    return pc.cast(pa.array(signed, mask=is_null), left.type, safe=False)
+
+
+def _number(value: Datum, what: str, *, floating: bool = False) -> Datum:
+    kind = value.type
+    is_other = pa.types.is_integer(kind) or pa.types.is_decimal(kind) or pa.types.is_duration(kind)
+    if not (pa.types.is_floating(kind) or (is_other and not floating)):
+        raise UnfitError(f"there is no {what} of {kind} here")
+    return value
+
+
+def negated(value: Datum) -> Datum:
+    """The number with the other sign."""
+    return pc.negate(_number(value, "negative"))
+
+
+def absolute(value: Datum) -> Datum:
+    """The number without its sign."""
+    if pa.types.is_duration(value.type):
+        return pc.cast(pc.abs(pc.cast(value, pa.int64())), value.type)
+    return pc.abs(_number(value, "absolute value"))
+
+
+def square_root(value: Datum) -> Datum:
+    """The square root; NaN of what is less than 0."""
+    return pc.sqrt(_number(value, "square root", floating=True))
+
+
+def logarithm(value: Datum) -> Datum:
+    """The natural logarithm; null of what is not more than 0."""
+    _number(value, "logarithm", floating=True)
+    return pc.ln(pc.if_else(pc.less_equal(value, 0.0), pa.scalar(None, value.type), value))
+
+
+def floor(value: Datum) -> Datum:
+    """The next smaller whole number, of 64 bits."""
+    return _whole(pc.floor(_number(value, "floor", floating=True)))
+
+
+def ceiling(value: Datum) -> Datum:
+    """The next larger whole number, of 64 bits."""
+    return _whole(pc.ceil(_number(value, "ceiling", floating=True)))
+
+
+def _whole(value: Datum) -> pa.Array:
+    array = as_array(value, 1)
+    whole = whole_numbers(np.asarray(pc.fill_null(array, 0.0), np.float64))
+    return pa.array(whole, mask=np.asarray(pc.is_null(array)))
+
+
+def bias(value: Datum, raw: Sequence[float], biases: Sequence[float]) -> pa.Array:
+    """What HyperLogLog++ says that estimates are too large by: the mean over the estimates of `raw` that are nearest to each."""
+    _number(value, "bias", floating=True)
+    array = as_array(value, 1)
+    estimates, table = np.asarray(raw, np.float64), np.asarray(biases, np.float64)
+    given = np.asarray(pc.fill_null(array, 0.0), np.float64)
+    low = np.maximum(np.searchsorted(estimates, given) - _NEIGHBOURS + 1, 0)
+    high = np.minimum(low + _NEIGHBOURS, len(estimates))
+    while True:
+        # The window moves up for as long as the number above it is nearer than its lowest.
+        above = estimates[np.minimum(high, len(estimates) - 1)]
+        moves = (high < len(estimates)) & (np.abs(given - above) < np.abs(given - estimates[low]))
+        if not moves.any():
+            break
+        low, high = low + moves, high + moves
+    total = np.zeros(len(given))
+    for place in range(_NEIGHBOURS):
+        inside = low + place < high
+        total += np.where(inside, table[np.minimum(low + place, len(table) - 1)], 0.0)
+    return pa.array(total / (high - low), mask=np.asarray(pc.is_null(array)))

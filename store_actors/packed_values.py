@@ -1,0 +1,26 @@
+"""Values of types that a keyed store has no columns for, as binaries: each an Arrow IPC record batch of one row, without its schema."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["packed", "unpacked"]
+
+
+def packed(array: pa.Array) -> pa.Array:
+    """Values as binaries; null stays null."""
+    schema = pa.schema([pa.field("", array.type)])
+    valid = pc.is_valid(array).to_pylist()
+    made = [
+        pa.record_batch([array.slice(place, 1)], schema=schema).serialize().to_pybytes() if there else None
+        for place, there in enumerate(valid)
+    ]
+    return pa.array(made, pa.binary())
+
+
+def unpacked(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Values of a type again, of what :func:`packed` made of them."""
+    schema, null = pa.schema([pa.field("", kind)]), pa.nulls(1, kind)
+    values = [pa.ipc.read_record_batch(one.as_buffer(), schema).column(0) if one.is_valid else null for one in array]
+    return pa.concat_arrays([pa.array([], kind), *values])
