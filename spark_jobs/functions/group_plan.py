@@ -98,7 +98,7 @@ def build_group_state(grouped: GroupedData, given: GroupFunction, stateful_mode:
         late_times=given.timeout_conf == GroupStateTimeout.EventTimeTimeout,
         reserved=(KEY_INDEX,) if given.arrow else (),
     )
-    shown = ShownPart()
+    shown = ShownPart(store=columns.group_store(given_rows.keys))
     given_rows.view.show_keys(shown)
     for name, tree in columns.shown_trees():
         shown.value(name, tree, of="state")

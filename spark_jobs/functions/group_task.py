@@ -17,7 +17,7 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 
 from coordinator.core import LeaseGrant
 from coordinator.errors import InvalidRequestError, StoreUnavailableError
-from coordinator.model import DEFAULT_STORE, StateMetadata
+from coordinator.model import StateMetadata
 from spark_jobs.functions.groups import EXISTS, TIMEOUT, Groups, StateColumns, single_chunk
 from spark_jobs.functions.state_batch import NO_TIMEOUT, BatchFunction, Mask, Moment, StateBatch
 from spark_jobs.plan.keys import KeyTree
@@ -27,7 +27,7 @@ from spark_jobs.worker.exchange import Received, unpack
 from spark_jobs.worker.fleet_client import FleetAddress, fleet_client
 from spark_jobs.worker.state_store import StateStore
 from spark_jobs.worker.task import task_identity
-from store_actors.messages import BatchFacts, StoreSpec
+from store_actors.messages import BatchFacts
 from store_actors.schema import Field, StateSchema
 
 __all__ = [
@@ -247,7 +247,7 @@ class GroupStateTask:
 
     def _run(self, received: Received) -> list[pa.Table]:
         task, rows = task_identity(self.metadata, received.header), received.rows.raw
-        spec = StoreSpec(DEFAULT_STORE, self.schema.keys, (*self.columns.fields, EXISTS, TIMEOUT), TIMEOUT.name)
+        spec = self.columns.group_store(self.schema.keys)
         store, grant = fleet_client(self.address).open_granted(task, self.metadata, (spec,))
         with store:
             times = times_of_function(self.schema, grant, received)

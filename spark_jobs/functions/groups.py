@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from coordinator.model import DEFAULT_STORE
+from store_actors.messages import StoreSpec
 from store_actors.packed_values import packed, unpacked
 from store_actors.schema import Field
 from store_actors.type_names import payload_type, type_to_string
@@ -123,6 +125,10 @@ class StateColumns:
             else:
                 named.append(Field(f"{self.prefix}_{one.name}", type_to_string(one.type)))
         return tuple(named)
+
+    def group_store(self, keys: tuple[Field, ...]) -> StoreSpec:
+        """The store of a function with state: the state of each key, whether it has any, and its timeout."""
+        return StoreSpec(DEFAULT_STORE, keys, (*self.fields, EXISTS, TIMEOUT), TIMEOUT.name)
 
     def held(self, values: Sequence[pa.Array]) -> list[pa.Array]:
         """Columns of the store for the user's columns."""

@@ -84,9 +84,10 @@ class ShownPart:
         if self._not_shown:
             told["not_shown"] = self._not_shown
         if self.store is not None:
-            told["store"] = {
-                "keys": list(map(asdict, self.store.keys)),
-                "values": list(map(asdict, self.store.values)),
-                "due": self.store.due,
-            }
+            # Lists, as they are read again.
+            told["store"] = asdict(self.store, dict_factory=_with_lists)
         return told
+
+
+def _with_lists(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in items}

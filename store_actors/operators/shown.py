@@ -9,7 +9,8 @@ join; the name of a store of ``transformWithState``) an object with
                tree is made of columns and structs only
 ``where``      tree: which rows are of this part; missing: all
 ``not_shown``  results that are not among the columns: ``name`` and ``why``; missing: none
-``store``      of a keyed store, its columns: ``keys``, ``values`` (fields as in the schema), ``due``
+``store``      the keyed store that has the rows: ``name``, ``keys``, ``values`` (fields as in the schema), ``due``; missing: they are
+               an operator's own
 =============  ============================================================================================
 
 Without a description, as in states from before there was any, a reader is shown the columns of ``row_schema``.
@@ -44,8 +45,6 @@ class ShownColumns:
         The state's schema.
     described
         A part of its description, as the module says.
-    part
-        The part's name.
 
     Raises
     ------
@@ -53,11 +52,11 @@ class ShownColumns:
         A tree cannot be evaluated.
     """
 
-    def __init__(self, schema: StateSchema, described: Mapping[str, Any], part: str = "") -> None:
+    def __init__(self, schema: StateSchema, described: Mapping[str, Any]) -> None:
         self._schema = schema
         store = described.get("store")
         #: The keyed store that the rows are of; None if they are an operator's own.
-        self.store: StoreSpec | None = None if store is None else _spec(part, **store)
+        self.store: StoreSpec | None = None if store is None else _spec(store)
         own = (*schema.keys, *schema.emitted_fields)
         fields = own if self.store is None else (*self.store.keys, *self.store.values)
         types = {field.name: string_to_type(field.type) for field in fields}
@@ -92,7 +91,7 @@ class ShownColumns:
                 asked=part,
                 there_are=list(described),
             )
-        return cls(schema, described[part], part)
+        return cls(schema, described[part])
 
     @staticmethod
     def parts_of(schema: StateSchema) -> tuple[str, ...]:
@@ -220,10 +219,9 @@ class ShownColumns:
         return leaves_of_keys(keys, self._key_trees, types, self._schema.input_keys, normalised=normalised)
 
 
-def _spec(
-    name: str, keys: Sequence[Mapping[str, Any]], values: Sequence[Mapping[str, Any]], due: str | None = None
-) -> StoreSpec:
-    return StoreSpec(name, tuple(Field(**one) for one in keys), tuple(Field(**one) for one in values), due)
+def _spec(store: Mapping[str, Any]) -> StoreSpec:
+    keys, values = (tuple(Field(**one) for one in store[part]) for part in ("keys", "values"))
+    return StoreSpec(store["name"], keys, values, store["due"])
 
 
 def _as_they_are(schema: StateSchema) -> Mapping[str, Any]:

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-from coordinator.model import StateStoreId
+from coordinator.errors import InvalidRequestError
 from coordinator.storage.uris import open_object_store
 from spark_jobs.fleet import Fleet
 from spark_jobs.operators.accumulators import held_functions
+from spark_jobs.operators.aggregate import build_plan
+from spark_jobs.worker.fleet_client import fleet_client
+from statefleet import StatefulProcessor
 from store_actors.operators.shown import ShownColumns
 from store_actors.schema import StateSchema
 from store_actors.serving.operator_shards import OperatorShards
-from tests.integration.streams import Feed
+from tests.integration.streams import Feed, short_list
 from tests.integration.test_aggregates import COARSE, ROWS, row, stream
 
 pytestmark = pytest.mark.filterwarnings("ignore::statefleet.UnboundedStateWarning")
@@ -82,20 +88,17 @@ OVER_AGGREGATES = [
     "floor(avg(f64)) + ceil(avg(f32))",
     "sum(dti) / 3",
 ]
-#: Not known without Spark: the aggregates in them are shown.
-OTHERS = {
-    "concat(max(s), '!')": ["max(concat(s, x))"],
-    "upper(k)": [],
-}
 
 
 class Emitted:
-    """What a query in complete mode gives its sink, as Arrow has it."""
+    """What a query in complete mode gives its sink after its second and last batch, as Arrow has it."""
 
     def __init__(self, frame: DataFrame, checkpoint: Path) -> None:
         self.table: pa.Table = pa.table({})
 
-        def keep(emitted: DataFrame, _: int) -> None:
+        def keep(emitted: DataFrame, batch: int) -> None:
+            if batch == 0:
+                return
             months = [
                 F.col(f"`{one.name}`").cast("interval month").cast("int").alias(one.name)
                 if isinstance(one.dataType, T.YearMonthIntervalType)
@@ -108,17 +111,22 @@ class Emitted:
         writer.option("checkpointLocation", str(checkpoint)).start().awaitTermination()
 
 
-def state_of(fleet: Fleet, name: str) -> tuple[StateSchema, pa.Table]:
-    """Schema and all rows of an operator's state, as they are stored."""
+def read(fleet: Fleet, name: str, part: str = "") -> tuple[ShownColumns, pa.Table]:
+    """What is shown of a state, and all of its rows as they are stored."""
     told = fleet._coordinator.describe_state(name)
     assert told is not None
     schema = StateSchema.from_json(told.schema)
+    shown = ShownColumns.of(schema, part)
     shards = OperatorShards(open_object_store(fleet.uri), fleet._coordinator)  # type: ignore[arg-type]
     tables = []
     for shard in range(told.num_shards):
-        version = fleet._coordinator.locate(name, shard).newest_version
-        tables.append(shards.read(StateStoreId(f"{fleet.uri}/{name}", 0, shard), version, schema))
-    return schema, pa.concat_tables(tables)
+        located = fleet._coordinator.locate(name, shard)
+        if shown.store is None:
+            tables.append(shards.read(located.store_id, located.newest_version, schema))
+        else:
+            held = fleet_client(fleet._address).open_read(name, shard, (shown.store,), None).store(shown.store.name)
+            tables += [pa.Table.from_batches([batch]) for batch in held.iterator()]
+    return shown, pa.concat_tables(tables)
 
 
 def plain(table: pa.Table, keys: Sequence[str]) -> list[tuple[Any, ...]]:
@@ -155,6 +163,15 @@ def assert_shown_as(shown: pa.Table, expected: pa.Table, keys: Sequence[str]) ->
     assert not differ
 
 
+def assert_found_by_keys(shown: ShownColumns, state: pa.Table) -> None:
+    """The keys that are shown lead to the rows that they are shown of."""
+    keys = shown.rows(state.select(shown.needed(shown.keys)), shown.keys)
+    leaves = shown.key_leaves(keys.select(keys.column_names[::-1]))
+    of_state = state.select(leaves.schema.names)
+    assert {repr(one) for one in leaves.to_pylist()} <= {repr(one) for one in of_state.to_pylist()}
+    assert leaves.schema.types == of_state.schema.types
+
+
 def test_every_aggregate_is_shown_as_spark_emits_it(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
@@ -162,7 +179,7 @@ def test_every_aggregate_is_shown_as_spark_emits_it(
     told = {re.match(r"\w+", text)[0] for text in texts} | {"product"}  # type: ignore[index]
     assert told >= set(held_functions())
     feed = Feed(spark, tmp_path / "in", ROWS)
-    for begin, end in ((0, 1), (1, 24), (24, 48)):
+    for begin, end in ((0, 24), (24, 48)):
         feed.add([row(n) for n in range(begin, end)])
     columns = [F.expr(text).alias(f"{place} {text}") for place, text in enumerate(texts)]
     query = (
@@ -171,7 +188,258 @@ def test_every_aggregate_is_shown_as_spark_emits_it(
         .agg(*columns, F.product("f64"))
     )
     emitted = Emitted(query, tmp_path / "ck")
-    schema, state = state_of(fleet, name)
-    shown = ShownColumns.of(schema)
+    shown, state = read(fleet, name)
     assert shown.not_shown == {}
     assert_shown_as(shown.rows(state, None), emitted.table, shown.keys)
+    assert_found_by_keys(shown, state)
+
+
+# -- what Spark alone computes ------------------------------------------------------------------------------------------
+
+
+def test_what_readers_cannot_compute_is_told_and_its_aggregates_are_shown(spark: SparkSession) -> None:
+    rows = spark.createDataFrame([], "k string, a int, t timestamp, s string")
+    grouped = rows.groupBy("k", F.window("t", "1 minute").alias("w"))
+    results = [
+        F.concat(F.max("s"), F.lit("!")).alias("loud"),
+        F.max("s").alias("quiet"),
+        F.expr("upper(hex(sum(a)))").alias("text"),
+        F.count("*").alias("k"),
+        F.sum("a"),
+        F.upper("k"),
+    ]
+    shown = ShownColumns.of(build_plan(grouped.agg(*results), "update").schema)
+    assert shown.schema.names == ["k", "w", "quiet", "sum(a)"]
+    assert shown.keys == ("k", "w")
+    assert {name: why.partition("(")[0] for name, why in shown.not_shown.items()} == {
+        "loud": "readers cannot compute concat",
+        "text": "readers cannot compute upper",
+        "k": "another column has this name",
+        "upper(k)": "readers cannot compute upper",
+    }
+    assert shown.needed(["quiet"]) == ("a0_value",)
+
+
+def test_all_keys_are_shown_also_those_that_a_query_leaves_out(spark: SparkSession) -> None:
+    rows = spark.createDataFrame([], "k string, a int, b double")
+    rolled = ShownColumns.of(build_plan(rows.rollup("k", "a").count(), "update").schema)
+    assert rolled.schema.names == ["k", "a", "spark_grouping_id", "count"]
+    assert rolled.keys == ("k", "a", "spark_grouping_id")
+    computed = ShownColumns.of(build_plan(rows.groupBy(F.col("b") * 2, F.col("a").alias("x")).count(), "update").schema)
+    assert computed.keys == ("(b * 2)", "x")
+
+
+# -- operators ----------------------------------------------------------------------------------------------------------
+
+CLICKS = pa.schema(
+    [
+        pa.field("user", pa.string()),
+        pa.field("page", pa.string()),
+        pa.field("ts", pa.timestamp("us", tz="UTC")),
+        pa.field("ms", pa.int64()),
+        pa.field("x", pa.float64()),
+    ]
+)
+START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
+
+
+def at(seconds: int) -> dt.datetime:
+    return START + dt.timedelta(seconds=seconds)
+
+
+#: Two batches.
+BATCHES: list[list[tuple[Any, ...]]] = [
+    [("ann", "/", at(0), 30, -0.0), ("ann", "/a", at(5), 70, 0.0), ("bob", None, at(20), 10, 1.5)],
+    [("ann", "/", at(0), 30, 2.5), ("bob", "/b", at(21), 20, 3.5)],
+]
+
+
+def run(frame: DataFrame, mode: str, checkpoint: Path) -> None:
+    writer = frame.writeStream.outputMode(mode).format("noop").trigger(availableNow=True)
+    writer.option("checkpointLocation", str(checkpoint)).start().awaitTermination()
+
+
+def timed(ops: Any) -> Any:
+    return ops.withWatermark("ts", "1 minute")
+
+
+#: Columns, keys first; how many are keys; rows.
+Part = tuple[list[str], int, list[tuple[Any, ...]]]
+#: By operator: the query over ``fleet.stateful``'s frame, its output mode, and what is shown of each part of its state.
+OPERATORS: dict[str, tuple[Callable[[Any], DataFrame], str, dict[str, Part]]] = {
+    "windows": (
+        lambda frame: timed(frame).groupBy(F.window("ts", "10 seconds"), "user").agg(F.count("*").alias("n"), F.avg("ms")),
+        "update",
+        {"": (["window", "user", "n", "avg(ms)"], 2, [
+            ({"start": at(0), "end": at(10)}, "ann", 3, 130 / 3),
+            ({"start": at(20), "end": at(30)}, "bob", 2, 15.0),
+        ])},
+    ),
+    "sessions": (
+        lambda frame: timed(frame).groupBy(F.session_window("ts", "10 seconds").alias("visit"), "user").agg(F.max("ms")),
+        "append",
+        {"": (["user", "visit", "max(ms)"], 1, [
+            ("ann", {"start": at(0), "end": at(15)}, 70),
+            ("bob", {"start": at(20), "end": at(31)}, 20),
+        ])},
+    ),
+    "duplicates": (
+        lambda frame: frame.select("page", "user", "x").dropDuplicates(["user", "x"]),
+        "append",
+        {"": (["user", "x"], 2, [("ann", -0.0), ("ann", 0.0), ("ann", 2.5), ("bob", 1.5), ("bob", 3.5)])},
+    ),
+    "within the watermark": (
+        lambda frame: timed(frame).dropDuplicatesWithinWatermark(["user"]),
+        "append",
+        {"": (["user", "expires"], 1, [("ann", at(60)), ("bob", at(80))])},
+    ),
+    "limit": (lambda frame: frame.limit(3), "append", {"": (["count"], 0, [(3,)])}),
+    "topN": (
+        lambda frame: frame.select("ms", F.struct("user").alias("who"), "page").topN(1, "who", F.desc(F.col("ms") + 1)),
+        "update",
+        {"": (["who", "ms", "page", "rank"], 1, [({"user": "ann"}, 70, "/a", 1), ({"user": "bob"}, 20, "/b", 1)])},
+    ),
+    "keepLast": (
+        lambda frame: frame.select("user", "page", "ts").keepLast(F.upper("user"), "ts"),
+        "update",
+        {"": (["upper(user)", "user", "page", "ts"], 1, [("ANN", "ann", "/a", at(5)), ("BOB", "bob", "/b", at(21))])},
+    ),
+    "function": (
+        lambda frame: with_state(timed(frame)),
+        "update",
+        {"": (["user", "n", "pages", "state.user", "exists", "timeout"], 1, [
+            ("ann", 3, ["/", "/a", "/"], 1, True, at(120)),
+            ("bob", None, None, None, False, at(120)),
+        ])},
+    ),
+    "processor": (
+        lambda frame: frame.groupBy("user").transformWithState(remembering(), "user string", "update", "ProcessingTime"),
+        "update",
+        {
+            "default": (["user", "timer"], 1, [("ann", dt.datetime(2100, 1, 1, tzinfo=dt.UTC))] ),
+            "value.last": (["user", "last.user", "at"], 1, [("ann", {"p": "/"}, at(0)), ("bob", {"p": "/b"}, at(21))]),
+            "list.all": (["user", "ms", "place"], 1, [("ann", 30, 0), ("ann", 70, 1), ("ann", 30, 2), ("bob", 10, 0), ("bob", 20, 1)]),
+            "map.pages": (["user", "page", "n"], 1, [("ann", "/", 2), ("ann", "/a", 1), ("bob", "", 1), ("bob", "/b", 1)]),
+        },
+    ),
+}  # fmt: skip
+
+
+def with_state(frame: Any) -> DataFrame:
+    def remember(key: Any, pdfs: Any, state: GroupState) -> Any:
+        before = state.get if state.exists else (0, [], 1)
+        new = [page for pdf in pdfs for page in pdf["page"]]
+        if key[0] == "ann":
+            state.update((before[0] + len(new), [*before[1], *new], 1))
+        state.setTimeoutTimestamp(1_704_067_320_000)
+        yield pd.DataFrame({"user": [key[0]]})
+
+    grouped = frame.groupBy("user")
+    return grouped.applyInPandasWithState(  # type: ignore[no-any-return]
+        remember, "user string", "n long, pages array<string>, user int", "update", GroupStateTimeout.EventTimeTimeout
+    )
+
+
+def remembering() -> StatefulProcessor:
+    # Made in a function, so that Spark's workers get it by value.
+    class Remembering(StatefulProcessor):
+        def init(self, handle: Any) -> None:
+            self.handle = handle
+            self.last = handle.getValueState("last", "user struct<p: string>, at timestamp")
+            self.all = handle.getListState("all", "ms long")
+            self.pages = handle.getMapState("pages", "page string", "n int")
+
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+            for one in rows:
+                self.last.update(({"p": one.page}, one.ts))
+                self.all.appendValue((one.ms,))
+                page = (one.page or "",)
+                self.pages.updateValue(page, ((self.pages.getValue(page) or (0,))[0] + 1,))
+            if key[0] == "ann":
+                self.handle.registerTimer(4_102_444_800_000)
+            return []
+
+    return Remembering()
+
+
+@pytest.mark.parametrize("operator", short_list(OPERATORS, {"sessions", "topN", "function", "processor"}))
+def test_rows_of_an_operator_are_shown_under_the_users_names(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, operator: str
+) -> None:
+    query, mode, parts = OPERATORS[operator]
+    feed = Feed(spark, tmp_path / "in", CLICKS)
+    for rows in BATCHES:
+        feed.add(rows)
+    run(query(fleet.stateful(feed.stream(), name=name, outputMode=mode, shards=2)), mode, tmp_path / "ck")
+    for part, (names, keys, expected) in parts.items():
+        shown, state = read(fleet, name, part)
+        table = shown.rows(state, None)
+        assert table.column_names == names
+        assert shown.keys == tuple(names[:keys])
+        assert table.schema == shown.schema
+        assert plain(table, names) == sorted(expected, key=repr)
+        assert_found_by_keys(shown, state)
+    told = fleet._coordinator.describe_state(name)
+    assert told is not None
+    assert ShownColumns.parts_of(StateSchema.from_json(told.schema)) == (() if "" in parts else tuple(parts))
+
+
+def test_both_sides_of_a_join_are_shown(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(spark, tmp_path / "in", CLICKS)
+    feed.add(BATCHES[0])
+    rows = feed.stream().withWatermark("ts", "1 minute").withColumn("at", F.struct("page"))
+    clicks = rows.select("user", "at", "ts", "x", "ms").alias("c")
+    buys = rows.where("user = 'ann'").select(
+        F.col("user").alias("buyer"), "at", "ts", F.col("x").alias("y"), F.col("ms").alias("matched")
+    )
+    on = F.expr("user = buyer and c.at = b.at and x = y and b.ts between c.ts and c.ts + interval 1 minute and ms < 50")
+    run(fleet.stateful(clicks, name=name, shards=2).join(buys.alias("b"), on, "full_outer"), "append", tmp_path / "ck")
+    left, state = read(fleet, name, "left")
+    assert (left.schema.names, left.keys) == (["user", "at", "x", "ts", "ms", "matched"], ("user", "at", "x"))
+    assert plain(left.rows(state, None), left.keys) == [
+        ("ann", {"page": "/"}, 0.0, at(0), 30, True),
+        ("bob", {"page": None}, 1.5, at(20), 10, False),
+    ]
+    right, state = read(fleet, name, "right")
+    assert (right.schema.names, right.keys) == (
+        ["buyer", "at", "y", "ts", "matched", "__matched"],
+        ("buyer", "at", "y"),
+    )
+    assert plain(right.rows(state, None), right.keys) == [
+        ("ann", {"page": "/"}, 0.0, at(0), 30, True),
+        ("ann", {"page": "/a"}, 0.0, at(5), 70, False),
+    ]
+    for side in (left, right):
+        assert_found_by_keys(side, state)
+    with pytest.raises(InvalidRequestError, match="say which one"):
+        read(fleet, name)
+
+
+def test_a_result_that_is_renamed_is_another_description_of_the_same_state(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", CLICKS)
+
+    def batch(alias: str, rows: Sequence[tuple[Any, ...]]) -> list[str]:
+        feed.add(rows)
+        run(
+            fleet.stateful(feed.stream(), name=name, shards=2).groupBy("user").agg(F.sum("ms").alias(alias)),
+            "update",
+            tmp_path / "ck",
+        )
+        return list(read(fleet, name)[0].schema.names)
+
+    assert batch("total", BATCHES[0]) == ["user", "total"]
+    loaded = sum(metrics["bytes_loaded"] for metrics in fleet.metrics().values())
+    assert batch("sum", BATCHES[1]) == ["user", "sum"]
+    assert batch("sum", BATCHES[1]) == ["user", "sum"]
+    assert batch("total", BATCHES[1]) == ["user", "total"]
+    # What is in memory is the same state.
+    assert sum(metrics["bytes_loaded"] for metrics in fleet.metrics().values()) == loaded
+    shown, state = read(fleet, name)
+    assert plain(shown.rows(state, None), shown.keys) == [("ann", 190), ("bob", 70)]
+    folder = f"{name}/0/0/"
+    objects = open_object_store(fleet.uri)
+    files = [objects.get(one.path) for one in objects.list(folder) if one.path.endswith(".delta")]
+    assert files
+    assert not any(b"shown" in one for one in files)
