@@ -26,6 +26,7 @@ from coordinator.model import (
 from coordinator.placements import Placement
 from coordinator.placing import PlacementExplanation, PlannedMove
 from coordinator.preparation import Preparation
+from coordinator.reading import ReadView, ViewId
 from coordinator.rescaling import BatchShards, RescalePlan
 from coordinator.spreading import Place
 from coordinator.storage.options import Secrets, StorageOptions
@@ -258,6 +259,11 @@ class CoordinatorClient:
         """See :meth:`Coordinator.locate <coordinator.service.Coordinator.locate>`."""
         located: ShardLocation = self._call("locate", state_name, shard, version)
         return located
+
+    def read_view(self, state_name: str, version: int | None, known: ViewId | None) -> ReadView | None:
+        """See :meth:`Coordinator.read_view <coordinator.service.Coordinator.read_view>`."""
+        view: ReadView | None = self._call("read_view", state_name, version, known)
+        return view
 
     def elsewhere(self, state_name: str, actor_name: str, partition_ids: Sequence[int]) -> list[int]:
         """See :meth:`Coordinator.elsewhere <coordinator.service.Coordinator.elsewhere>`."""

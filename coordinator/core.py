@@ -31,6 +31,7 @@ from coordinator.errors import FencedError, InvalidRequestError, StateMismatchEr
 from coordinator.generations import Generation
 from coordinator.history import StateHistory
 from coordinator.model import (
+    PYTHON_QUERY_ID,
     ActorLocation,
     CommitEntry,
     Lease,
@@ -128,6 +129,11 @@ class StateLedger(StateHistory):
         """Store actor of a shard's present lease."""
         assignment = self.assignments.get(partition_id)
         return None if assignment is None else assignment.location
+
+    @property
+    def is_of_python(self) -> bool:
+        """Whether Python programs own the state, which have no batches."""
+        return self.query_id == PYTHON_QUERY_ID
 
     def assigned(self) -> dict[int, ActorLocation]:
         """Store actor of each partition's present lease."""

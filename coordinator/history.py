@@ -78,6 +78,10 @@ class StateHistory:
         found = _newest(self._chains.get((partition_id, store_name), ()), version)
         return found if found is not None and found.version == version else None
 
+    def store_names(self, partitions: Iterable[int]) -> tuple[str, ...]:
+        """Names of the stores of some partitions that have a version."""
+        return tuple(sorted({name for one in partitions for name in self._stores.get(one, ())}))
+
     def held(self, partition_id: int) -> tuple[int, int]:
         """Rows and bytes of a partition's newest version, all its stores together."""
         newest = [chain[-1] for chain in self._partition_chains(partition_id) if chain]
@@ -98,8 +102,24 @@ class StateHistory:
     def newest_version(self, partition_id: int) -> int:
         """Newest counted version of a partition; the one that it was made with if none was counted."""
         newest = (chain[-1].version for chain in self._partition_chains(partition_id) if chain)
+        return max(newest, default=self._first_version(partition_id))
+
+    def counted(self, partition_id: int, version: int) -> tuple[int, str]:
+        """Newest version of a partition up to one, and the attempt that made it; the version that it was made with, and no attempt, if
+        none was counted.
+        """
+        newest = max(self._newest_of(partition_id, version), key=lambda entry: entry.version, default=None)
+        return (self._first_version(partition_id), "") if newest is None else (newest.version, newest.attempt_id)
+
+    def oldest_readable(self, partition_id: int) -> int:
+        """Oldest version that a partition can be loaded at, with all its stores."""
+        floors = (self._floors.get((partition_id, name), 0) for name in self._stores.get(partition_id, ()))
+        return max([self._first_version(partition_id), *floors])
+
+    def _first_version(self, partition_id: int) -> int:
+        """Version that a partition was made with."""
         own = self.generations.of(partition_id)
-        return max(newest, default=0 if own is None else own.version)
+        return 0 if own is None else own.version
 
     def rows_late(self, partition_id: int) -> int:
         """Late rows of a shard since the state began."""
@@ -124,9 +144,8 @@ class StateHistory:
         InvalidRequestError
             The version is not retained any more.
         """
-        newest = max(self._newest_of(partition_id, version), key=lambda entry: entry.version, default=None)
         return LoadPlans(
-            "" if newest is None else newest.attempt_id,
+            self.counted(partition_id, version)[1],
             {name: self._load_plan((partition_id, name), version) for name in store_names},
         )
 
@@ -145,7 +164,8 @@ class StateHistory:
 
     def _load_plan(self, shard: ShardKey, version: int) -> LoadPlan:
         floor, own = self._floors.get(shard, 0), self.generations.of(shard[0])
-        if version < max(floor, 0 if own is None else own.version):
+        oldest = max(floor, self._first_version(shard[0]))
+        if version < oldest:
             raise InvalidRequestError(
                 "this version is older than the oldest one that is retained; nothing was changed; ask for a newer one, and "
                 "raise min_versions_to_retain to keep more",
@@ -153,7 +173,7 @@ class StateHistory:
                 partition=shard[0],
                 store=shard[1],
                 version=version,
-                oldest=max(floor, 0 if own is None else own.version),
+                oldest=oldest,
             )
         snapshots = [one for one in self._snapshots.get(shard, ()) if one.version <= version]
         deltas = tuple(entry for entry in self._chains.get(shard, ()) if entry.version <= version)
@@ -208,8 +228,7 @@ class StateHistory:
         stores = self._stores.get(partition_id, ())
         if found and batch_id >= max(self._floors.get((partition_id, name), 0) for name in stores):
             return max(entry.version for entry in found)
-        own = self.generations.of(partition_id)
-        first = 0 if own is None else own.version
+        first = self._first_version(partition_id)
         floor = max((floor for (partition, _), floor in self._floors.items() if partition == partition_id), default=0)
         if floor or batch_id < first:
             raise StateMismatchError(

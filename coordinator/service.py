@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from coordinator.active_instances import ActiveInstances
@@ -27,6 +28,7 @@ from coordinator.maintenance import Maintenance
 from coordinator.manifest_log import CHECKPOINT_INTERVAL
 from coordinator.memory_options import MemoryUse
 from coordinator.model import (
+    PYTHON_QUERY_ID,
     ActorLocation,
     CommitEntry,
     InstancePlans,
@@ -44,6 +46,7 @@ from coordinator.placement import PlacementPolicy, StayElseLocal
 from coordinator.placements import Placement, Placements
 from coordinator.placing import PlacementExplanation, PlannedMove
 from coordinator.preparation import Preparation
+from coordinator.reading import ReadView, ViewId, cut_of, finished, read_view
 from coordinator.records import Record
 from coordinator.rescaling import BatchShards, RescalePlan, decide_ask, first_generation
 from coordinator.spreading import Place
@@ -128,6 +131,8 @@ class Coordinator:
         self._maintenance = maintenance
         self._cleaner = Cleaner(self._store, maintenance, self._clock)
         self._rounds: asyncio.Task[None] | None = None
+        #: Whether the states that were there when this coordinator began are open; those that are made later are, anyway.
+        self._all_are_open = False
         # The loop's own has a few threads more than this node has cores, for which requests of many states would wait.
         self._requests: Any = surroundings.threads.pool(_REQUESTS, "statefleet-requests")
         self._dashboard = Dashboard()
@@ -350,6 +355,62 @@ class Coordinator:
             return [], ShardLocation(store_id, newest, ledger.holder(partition_id))
 
         return await keeper.submit(look)
+
+    async def read_view(self, state_name: str, version: int | None, known: ViewId | None) -> ReadView | None:
+        """How a version of a state is read, by the log as it was a moment ago at most.
+
+        Parameters
+        ----------
+        version
+            The newest by default: one cut across the shards of all operators of its query.
+        known
+            Of a view that the caller has.
+
+        Returns
+        -------
+        ReadView or None
+            None if that one is still what it would be given.
+
+        Raises
+        ------
+        InvalidRequestError
+            There is no such state.
+        VersionNotFoundError
+            There is no such version, or it is not retained any more.
+        """
+        keeper = await self._keeper(state_name)
+        created = keeper.metadata
+        if created is None:
+            raise InvalidRequestError(
+                "there is no such state; nothing was changed; `statefleet status` lists those that there are",
+                state=state_name,
+            )
+        others = await self._finished_beside(keeper) if version is None else []
+
+        def look(ledger: StateLedger) -> tuple[list[Record], ReadView | None]:
+            cut = cut_of(finished(ledger, created), others)
+            view = read_view(ledger, created, cut, version)
+            return [], None if view.id == known else view
+
+        return await keeper.submit(look, is_recent=True)
+
+    async def _finished_beside(self, keeper: LedgerKeeper) -> list[int]:
+        """Newest version that every shard has of each other state of a state's query."""
+        if not self._all_are_open:
+            await self.load_all_states()
+            self._all_are_open = True
+        query_id = "" if keeper.ledger is None else keeper.ledger.query_id
+
+        def look(created: StateMetadata, ledger: StateLedger) -> tuple[list[Record], int]:
+            return [], finished(ledger, created)
+
+        beside = [
+            (one, created)
+            for _, one in self._states.keepers()
+            if one is not keeper and (created := one.metadata) is not None and one.ledger is not None
+            and one.ledger.query_id == query_id != PYTHON_QUERY_ID
+        ]  # fmt: skip
+        return await asyncio.gather(*(one.submit(partial(look, created), is_recent=True) for one, created in beside))
 
     async def elsewhere(self, state_name: str, actor_name: str, partition_ids: Sequence[int]) -> list[int]:
         """Those of some partitions that are leased to another store actor, or are shards no more: one look at the log, however many."""

@@ -24,6 +24,7 @@ from coordinator.placing import PlacementExplanation
 from coordinator.rescaling import RescalePlan
 from coordinator.storage.options import split_options
 from coordinator.storage.uris import normalize_uri
+from coordinator.surroundings import Surroundings
 from spark_jobs.driver_calls import DriverCalls, PlacementOptions
 from spark_jobs.plan.catalyst import JOB_FAILURES
 from spark_jobs.plan.operator_plan import Collector, OperatorPlan, RoutedOperator
@@ -36,6 +37,9 @@ from spark_jobs.target import Target
 from spark_jobs.worker.fleet_client import ConnectTask, FleetAddress, fleet_client
 from spark_jobs.worker.state_store import ReadStateStore, StateStore, store_specs
 from store_actors.deploy import end_fleet, ensure_store_actor, hand_over, store_metrics
+from store_actors.live.fleet import LiveFleet
+from store_actors.live.sources import FleetSource
+from store_actors.live.state import LiveState
 
 __all__ = ["Fleet", "connect"]
 
@@ -153,6 +157,8 @@ class Fleet:
             self._actors.kill(local, restart=False)
             raise
         self._readied: set[str] = set()
+        surroundings = Surroundings()
+        self._live = LiveFleet(FleetSource(self._coordinator, self._actors, surroundings.clock), surroundings)
         self._run_id = f"python-{uuid.uuid4().hex}"
 
     def __repr__(self) -> str:
@@ -274,6 +280,17 @@ class Fleet:
                 shards,
             )
         return route(metadata, self._address)
+
+    def state(self, name: str, part: str = "", *, consistency: str = "committed") -> LiveState:
+        """The state of one operator as a table, also while its query runs; see
+        :meth:`LiveFleet.state <store_actors.live.fleet.LiveFleet.state>`.
+
+        Raises
+        ------
+        InvalidRequestError
+            The name cannot be a state's, or the consistency is none.
+        """
+        return self._live.state(name, part, consistency=consistency)
 
     # -- keyed state from plain Python ----------------------------------------------------------------------------
 

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from spark_jobs.transform.processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
     from spark_jobs.transform.states import ListState, MapState, ValueState
     from spark_jobs.worker.state_store import ReadStateStore, StateStore
+    from store_actors.live.fleet import LiveFleet, attach
+    from store_actors.live.rows import Rows
+    from store_actors.live.state import LiveState
 
 __all__ = [
     "CommitUnknownError",
@@ -48,10 +51,13 @@ __all__ = [
     "Fleet",
     "InvalidRequestError",
     "ListState",
+    "LiveFleet",
+    "LiveState",
     "Maintenance",
     "MapState",
     "OperationOutOfOrderError",
     "ReadStateStore",
+    "Rows",
     "SetupError",
     "StateBatch",
     "StateMismatchError",
@@ -68,6 +74,7 @@ __all__ = [
     "ValueState",
     "VersionNotFoundError",
     "WriterBusyError",
+    "attach",
     "connect",
     "map_partitions_with_state_store",
     "start_session",
@@ -109,6 +116,10 @@ _HOMES = {
     "ValueState": "spark_jobs.transform.states",
     "ReadStateStore": "spark_jobs.worker.state_store",
     "StateStore": "spark_jobs.worker.state_store",
+    "LiveFleet": "store_actors.live.fleet",
+    "attach": "store_actors.live.fleet",
+    "Rows": "store_actors.live.rows",
+    "LiveState": "store_actors.live.state",
 }
 
 _IMPORTING = RLock()

@@ -35,11 +35,23 @@ from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_travelled_store
 from coordinator.surroundings import Surroundings, freeze_imports
 from store_actors.followers import Followers
-from store_actors.messages import ApplyRequest, BatchFacts, Followed, Offer, OpenRequest, ShardInput, Write
+from store_actors.messages import (
+    ApplyRequest,
+    BatchFacts,
+    Followed,
+    FoundRows,
+    Offer,
+    OpenRequest,
+    ReadRequest,
+    ShardInput,
+    Write,
+)
+from store_actors.schema import StateSchema
 from store_actors.serving.grouped_commits import GroupedCommits
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards
+from store_actors.serving.reads import Reads
 from store_actors.spilling.store_memory import LimitedMemory, StoreMemory, UnlimitedMemory
 
 __all__ = ["SHARDS_AT_ONCE", "ProvenStoreProcess", "StoreActor", "StoreProcess"]
@@ -119,6 +131,7 @@ class StoreProcess:
             objects, located, self._metrics, surroundings, standbys=standbys, memory=self._memory
         )
         self._keyed = KeyedStores(objects, located, self._metrics, surroundings, standbys=standbys, memory=self._memory)
+        self._reads = Reads(self._shards, self._keyed, located, surroundings)
         self._appliers = surroundings.threads.pool(SHARDS_AT_ONCE, "statefleet-apply")
         self._copying: set[StateStoreId] = set()
         self._copiers = surroundings.threads.pool(_COPIES_AT_ONCE, "statefleet-copy")
@@ -131,6 +144,7 @@ class StoreProcess:
             try:
                 self._shards.maintain(self._maintenance.min_deltas_for_snapshot)
                 self._keyed.maintain(self._maintenance.min_deltas_for_snapshot)
+                self._reads.maintain()
                 self._report_memory()
             except Exception:  # the thread must outlive any round; failures that are known are counted
                 log.exception("a round of maintenance failed; the next one tries again")
@@ -259,6 +273,43 @@ class StoreProcess:
         while (piece := unwrapped(self._actors, handle, waiting)) is not None:
             waiting = handle.next_piece.remote(offer.offer_id, offer.is_keyed)
             yield piece
+
+    # -- reads beside the batches: see Reads, method by method --------------------------------------------------------
+
+    @ray.method(concurrency_group="reading")
+    def find_rows(
+        self, requests: Sequence[ReadRequest], keys: Sequence[pa.RecordBatch]
+    ) -> list[FoundRows | StateStoreError | None]:
+        """:meth:`Reads.find <store_actors.serving.reads.Reads.find>` for some stores; one that fails does not keep the others from
+        being read.
+        """
+        return [self._found(*one) for one in zip(requests, keys, strict=True)]
+
+    def _found(self, request: ReadRequest, keys: pa.RecordBatch) -> FoundRows | StateStoreError | None:
+        try:
+            found = self._reads.find(request, keys)
+        except StateStoreError as error:
+            return error
+        self._metrics.look_ups += keys.num_rows
+        return found
+
+    @ray.method(concurrency_group="reading")
+    def scan_rows(self, request: ReadRequest, limit: int | None) -> str | None:
+        return self._reads.scan(request, limit)
+
+    @ray.method(concurrency_group="reading")
+    def next_rows(self, scan_id: str) -> pa.Table | None:
+        rows = self._reads.next_rows(scan_id)
+        self._metrics.bytes_scanned += 0 if rows is None else rows.nbytes
+        return rows
+
+    @ray.method(concurrency_group="reading")
+    def end_scan(self, scan_id: str) -> None:
+        self._reads.end_scan(scan_id)
+
+    @ray.method(concurrency_group="reading")
+    def describe_store(self, request: ReadRequest) -> StateSchema | None:
+        return self._reads.describe(request)
 
     def unload(self, store_id: StateStoreId) -> bool:
         """See :meth:`OperatorShards.unload`."""

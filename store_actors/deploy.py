@@ -83,8 +83,8 @@ def deploy_store_actor(
     from store_actors.actor import StoreActor
 
     # A ping must be answered while all threads work; so must a store actor that takes partitions, or two that take from each other
-    # would wait for ever.
-    remote = ray.remote(concurrency_groups={"control": 1, "giving": 4})(StoreActor)  # type: ignore[call-overload]
+    # would wait for ever. Readers wait for each other only.
+    remote = ray.remote(concurrency_groups={"control": 1, "giving": 4, "reading": 8})(StoreActor)  # type: ignore[call-overload]
     actor = remote.options(
         name=name,
         namespace=NAMESPACE,

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from coordinator.model import CommitEntry, Lease, StateStoreId, TaskIdentity
+from coordinator.model import CommitEntry, Lease, StateStoreId, TaskIdentity, Travelling
 from coordinator.watermarks import Watermarks
 from store_actors.schema import Field, StateSchema
 
@@ -16,9 +19,12 @@ __all__ = [
     "ApplyRequest",
     "BatchFacts",
     "Followed",
+    "FoundRows",
     "GivenStore",
     "Offer",
     "OpenRequest",
+    "ReadForm",
+    "ReadRequest",
     "ShardInput",
     "StoreSpec",
     "Write",
@@ -164,6 +170,77 @@ class Followed:
     base_attempt: str
     entries: tuple[CommitEntry, ...]
     files: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadForm:
+    """What a reader wants of the rows of a store, the same for each of its partitions.
+
+    Attributes
+    ----------
+    schema
+        Of an operator's state; None of keyed stores that only their user knows, which are shown as they are.
+    is_keyed
+        Whether the rows are in keyed stores.
+    part
+        Which part of an operator's state is shown (``ShownColumns.of``).
+    columns
+        Names of columns as they are shown; all by default.
+    filter
+        Rows for which it is true, over columns as they are shown; all by default.
+    filtered
+        Names of the columns that the filter looks at; None if nobody knows.
+    """
+
+    schema: StateSchema | None
+    is_keyed: bool
+    part: str = ""
+    columns: tuple[str, ...] | None = None
+    filter: pc.Expression | None = None
+    filtered: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest(Travelling):
+    """A wish to read a version of one store.
+
+    Attributes
+    ----------
+    version, attempt_id
+        The version, and the attempt that made it; what counted when the reader asked the coordinator.
+    is_latest
+        Whether a newer version will do that the store actor has in memory: the newest one is read then.
+    form
+        A pickled :class:`ReadForm`: as bytes, of which a store actor knows most already.
+    """
+
+    store_id: StateStoreId
+    version: int
+    attempt_id: str
+    form: bytes
+    is_latest: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRows(Travelling):
+    """Answer to a look-up.
+
+    Attributes
+    ----------
+    version
+        That was read.
+    newest
+        Newest counted version that the store actor has in memory; -1 if it has none.
+    places
+        Of each row the place of its key among those asked for, in ascending order.
+    rows
+        As they are shown.
+    """
+
+    version: int
+    newest: int
+    places: npt.NDArray[np.int64]
+    rows: pa.Table
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 from numba import njit, void
 from numba.types import Tuple, int64, uint8, uint64
@@ -26,6 +28,40 @@ u8_1 = uint8[::1]
 
 
 @njit(
+    Tuple((int64, uint64, uint64))(u8_1, int64, int64, u64_1, u64_1, u8_1, i64_1),
+    cache=True,
+    nogil=True,
+    inline="always",
+)
+def _look_up(data, begin, end, secret, index, arena, offsets):
+    """Look for the string ``data[begin:end]``.
+
+    Returns
+    -------
+    tuple
+        (its id, or -1; place in the index where it is, or where it belongs; its tag)
+    """
+    shift = index_shift(index.shape[0])
+    mask = np.uint64(index.shape[0] - 1)
+    tag = hash_string(data, begin, end, secret)
+    place = tag >> shift
+    while index[place] != _ZERO:
+        if index[place] >> _S32 == tag:
+            candidate = np.int64(index[place] & _LOW32) - 1
+            length = offsets[candidate + 1] - offsets[candidate]
+            if length == end - begin:
+                same = True
+                for step in range(length):
+                    if arena[offsets[candidate] + step] != data[begin + step]:
+                        same = False
+                        break
+                if same:
+                    return candidate, place, tag
+        place = (place + _ONE) & mask
+    return np.int64(-1), place, tag
+
+
+@njit(
     Tuple((int64, int64, int64))(u8_1, i64_1, u8_1, int64, u64_1, u64_1, u8_1, i64_1, int64, int64, int64, u64_1),
     cache=True, nogil=True,
 )  # fmt: skip
@@ -39,31 +75,13 @@ def _intern(data, ends, valid, start, secret, index, arena, offsets, count, used
     tuple
         (first row not done, strings in the arena, bytes in the arena)
     """
-    shift = index_shift(index.shape[0])
-    mask = np.uint64(index.shape[0] - 1)
     room = index_room
     for row in range(start, valid.shape[0]):
         if valid[row] == 0:
             out[row] = _ZERO
             continue
         begin, end = ends[row], ends[row + 1]
-        tag = hash_string(data, begin, end, secret)
-        place = tag >> shift
-        found = np.int64(-1)
-        while index[place] != _ZERO:
-            if index[place] >> _S32 == tag:
-                candidate = np.int64(index[place] & _LOW32) - 1
-                length = offsets[candidate + 1] - offsets[candidate]
-                if length == end - begin:
-                    same = True
-                    for step in range(length):
-                        if arena[offsets[candidate] + step] != data[begin + step]:
-                            same = False
-                            break
-                    if same:
-                        found = candidate
-                        break
-            place = (place + _ONE) & mask
+        found, place, tag = _look_up(data, begin, end, secret, index, arena, offsets)
         if found < 0:
             if room <= 0 or count + 1 >= offsets.shape[0] or used + (end - begin) > arena.shape[0]:
                 return row, count, used
@@ -77,6 +95,17 @@ def _intern(data, ends, valid, start, secret, index, arena, offsets, count, used
             room -= 1
         out[row] = np.uint64(found)
     return valid.shape[0], count, used
+
+
+@njit(void(u8_1, i64_1, u8_1, u64_1, u64_1, u8_1, i64_1, u64_1), cache=True, nogil=True)
+def _find(data, ends, valid, secret, index, arena, offsets, out):
+    """Give each string its id, if it has one already; else one that no string ever has."""
+    for row in range(valid.shape[0]):
+        if valid[row] == 0:
+            out[row] = _ZERO
+            continue
+        found, _, _ = _look_up(data, ends[row], ends[row + 1], secret, index, arena, offsets)
+        out[row] = np.uint64(found)
 
 
 @njit(void(i64_1, i64_1, u8_1, i64_1), cache=True, nogil=True)
@@ -122,6 +151,8 @@ class StringPool:
         self._used = 0
         #: Bytes of the longest value that it ever had.
         self.longest = 0
+        #: Whether values that it does not have are taken in.
+        self._takes_in = True
 
     @property
     def nbytes(self) -> int:
@@ -130,6 +161,8 @@ class StringPool:
 
     def ids(self, data: Bytes, ends: Slots, valid: Bytes) -> Words:
         """Ids of n values given as Arrow data and n + 1 offsets; 0 where ``valid`` is 0."""
+        if not self._takes_in:
+            return self._known_ids(data, ends, valid)
         out = np.empty(len(valid), np.uint64)
         row, before = 0, self.count
         while row < len(valid):
@@ -142,6 +175,19 @@ class StringPool:
                 self._grow(int(ends[row + 1] - ends[row]))
         lengths = np.diff(self.offsets[before : self.count + 1])
         self.longest = max(self.longest, int(lengths.max(initial=0)))
+        return out
+
+    def looking(self) -> StringPool:
+        """The pool as it is now, for whoever only looks for values: those that it does not have get an id that nothing has."""
+        other = copy.copy(self)
+        other._takes_in = False
+        return other
+
+    def _known_ids(self, data: Bytes, ends: Slots, valid: Bytes) -> Words:
+        out = np.empty(len(valid), np.uint64)
+        for some in steps(self.memory, len(valid)):
+            bounds = ends[some.start : some.stop + 1]
+            _find(data, bounds, valid[some], self._secret, self._index, self.arena, self.offsets, out[some])
         return out
 
     @property

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -165,6 +167,12 @@ class WordRows:
         if len(pieces) == 1:
             return pieces[0]
         return np.concatenate([np.empty((0, self.layout.row_words), np.uint64), *pieces])
+
+    def looking(self) -> Self:
+        """The rows as they are now, for whoever only looks for keys: no string is taken in."""
+        other = copy.copy(self)
+        other.pool = self.pool.looking()
+        return other
 
     # -- out ------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from coordinator.errors import InvalidRequestError, OperationOutOfOrderError
 from store_actors.keyed.checks import Rows, checked_table, key_batch
 from store_actors.keyed.table import KeyedTable, RowScan
-from store_actors.keyed.view import VersionView
+from store_actors.keyed.view import KeyedView
 
 __all__ = ["BATCH_ROWS", "FOUND_COLUMN", "HandleState", "KeyedMetrics", "ReadHandle", "Reads"]
 
@@ -67,7 +67,7 @@ class Reads:
         #: The version that is read; of an update handle the one before its updates.
         self.version = version
         self.state = state
-        self._view = VersionView(store, version if state is HandleState.READING else None)
+        self._view = KeyedView(store, version if state is HandleState.READING else None)
 
     def _require(self, operation: str, *states: HandleState) -> None:
         if self.state not in (states or self._ALIVE):

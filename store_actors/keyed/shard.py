@@ -23,12 +23,13 @@ import pyarrow as pa
 
 from coordinator.errors import InvalidRequestError, VersionNotFoundError, WriterBusyError
 from store_actors.engine.memory import HEAP, Memory
+from store_actors.engine.table_view import ShardView, TableView
 from store_actors.engine.versions import CHANGE_COLUMN, Frozen, frozen_pieces
 from store_actors.keyed.checks import checked_table
 from store_actors.keyed.read_handle import BATCH_ROWS, FOUND_COLUMN, HandleState, KeyedMetrics, ReadHandle
 from store_actors.keyed.table import KeyedTable
 from store_actors.keyed.update_handle import ADDED, CHANGED, GONE, UpdateHandle
-from store_actors.keyed.view import VersionView
+from store_actors.keyed.view import KeyedView
 from store_actors.nested_types import has_map
 from store_actors.schema import Field, StateSchema
 from store_actors.type_names import string_to_type, type_to_string
@@ -236,7 +237,18 @@ class KeyedShard:
     def frozen(self) -> Frozen:
         """:meth:`snapshot` of the newest committed version as it is now, in pieces."""
         self._table.check_whole()
-        return frozen_pieces(VersionView(self._table, self.version).frozen(), self._table.table.decode_frozen)
+        return frozen_pieces(KeyedView(self._table, self.version).frozen(), self._table.table.decode_frozen)
+
+    def view(self, version: int) -> ShardView:
+        """A retained version, to be read without a handle.
+
+        Raises
+        ------
+        VersionNotFoundError
+            The version is negative, or not in memory.
+        """
+        self._check_version(version)
+        return TableView(self._table, version)
 
     def room(self) -> Mapping[str, Any]:
         """See :meth:`VersionedTable.room`."""

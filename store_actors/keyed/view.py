@@ -1,8 +1,4 @@
-"""Reading one version of a keyed store: by key, all of it, by leading key columns, by a range of one.
-
-A view lays the steps that were made since its version (:class:`~store_actors.engine.versions.VersionStep`) over the table, so an
-older version is read without copying it, also while the next one is being written.
-"""
+"""Scans of one version of a keyed store: all of it, by leading key columns, by a range of one."""
 
 from __future__ import annotations
 
@@ -12,130 +8,43 @@ import pyarrow.compute as pc
 
 from store_actors.engine import index_kernels, row_kernels
 from store_actors.engine.arrays import Mask, Slots, Words
-from store_actors.engine.frozen import FrozenRows
 from store_actors.engine.layout import FieldSlot, words_of
 from store_actors.engine.strings import StringPool
-from store_actors.engine.table import GroupTable
+from store_actors.engine.version_view import VersionView
 from store_actors.engine.words import encode_column, validity
 from store_actors.keyed.checks import value_array
 from store_actors.keyed.table import KeyedTable, RowScan
 
-__all__ = ["VersionView"]
+__all__ = ["KeyedView"]
 
 
 #: Forms of strings that count in 64 bits: all keys of a column at once may be more than 2 GiB.
 _LARGE_TYPES = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
-_LOW32 = np.uint64(0xFFFFFFFF)
-_S32 = np.uint64(32)
 _ALL_BITS = np.uint64((1 << 64) - 1)
-#: Version stamp of an overlay's row whose key the version does not have.
-_ABSENT = np.uint64(1 << 32)
 
 
-class VersionView:
-    """One version of a keyed store, or (`version` None) what its table holds at each moment, pending changes included.
+class KeyedView(VersionView):
+    """A version of a keyed store, with scans that outlive changes.
 
     Parameters
     ----------
     store
         The store.
     version
-        A retained version.
+        A retained version; None for what its table holds at each moment.
     """
 
     def __init__(self, store: KeyedTable, version: int | None) -> None:
-        self._store = store
-        self._table = store.table
-        self._version = version
-        self._serial = -1 if version is None else store.retained()[version]
-        self._forget()
+        super().__init__(store, version)
+        self._watch = store.watch
         store.read_by(self)
 
-    @property
-    def nbytes(self) -> int:
-        """Memory held besides the store's, in bytes."""
-        return self._overlay.nbytes - self._overlay.pool.nbytes
-
-    def _forget(self) -> None:
-        #: Keys that changed since the version, with what they were in it.
-        self._overlay = GroupTable(self._store.schema, self._table.seed)
-        self._overlay.pool = self._table.pool
-        #: Parts of each step (by serial) that are in the overlay.
-        self._seen: dict[int, int] = {}
-
-    def _catch_up(self) -> None:
-        """Lay what changed since the last look over the version.
-
-        Raises
-        ------
-        VersionNotFoundError
-            Memory no longer holds the version.
-        """
-        if self._version is None:
-            return
-        if self._overlay.pool is not self._table.pool:
-            self._forget()
-        for step in self._store.steps_since(self._version, self._serial):
-            for part in step.parts[self._seen.get(step.serial, 0) :]:
-                self._lay_over(part.before, np.uint64(0))
-                self._lay_over(part.created, _ABSENT)
-            self._seen[step.serial] = len(step.parts)
-
-    def _lay_over(self, rows: Words, mark: np.uint64) -> None:
-        # The oldest change of a key tells what it was in the version; later ones do not count.
-        new = rows[self._overlay.find(rows) < 0]
-        whole = np.zeros((len(new), self._table.layout.row_words), np.uint64)
-        whole[:, : new.shape[1]] = new
-        whole[:, 0] = (whole[:, 0] & _LOW32) | mark
-        self._overlay.put(whole)
-
-    def __len__(self) -> int:
-        slots, extra = self._all()
-        return len(slots) + len(extra)
-
-    # -- by key ---------------------------------------------------------------------------------------------------
-
-    def rows_of_keys(self, keys: Words) -> tuple[Words, Mask]:
-        """Rows with these keys (zeros where there is none), and whether each was found."""
-        self._catch_up()
-        slots = self._table.find(keys)
-        found = slots >= 0
-        rows = self._table.taken(np.where(found, slots, 0))
-        if len(self._overlay):
-            hidden = self._overlay.find(keys)
-            changed = hidden >= 0
-            rows[changed] = self._overlay.rows[hidden[changed]]
-            found[changed] = rows[changed, 0] >> _S32 == 0
-        rows[~found] = 0
-        return rows, found
-
-    # -- scans ----------------------------------------------------------------------------------------------------
-
-    def _all(self) -> tuple[Slots, Words]:
-        """Every row of the version: slots of the table, and rows that are no longer in it."""
-        self._catch_up()
-        slots = self._table.live()
-        changed = self._overlay.taken(self._overlay.live())
-        if not len(changed):
-            return slots, changed
-        hidden = self._table.find(changed)
-        shown = np.ones(len(self._table.rows), np.bool_)
-        shown[hidden[hidden >= 0]] = False
-        return slots[shown[slots]], changed[changed[:, 0] >> _S32 == 0]
-
     def _scan(self, slots: Slots, extra: Words, batch_rows: int) -> RowScan:
-        return self._store.watch(RowScan(self._table, slots, extra, batch_rows))
+        return self._watch(RowScan(self._table, slots, extra, batch_rows))
 
     def scan(self, batch_rows: int) -> RowScan:
         """All rows, in no particular order."""
         return self._scan(*self._all(), batch_rows)
-
-    def frozen(self) -> FrozenRows:
-        """All rows, in no particular order, as copies of their words that are made little by little."""
-        slots, extra = self._all()
-        shown = np.zeros(len(self._table.used_rows()), np.bool_)
-        shown[slots] = True
-        return FrozenRows(self._table, shown, extra)
 
     def prefix_scan(self, prefixes: Words, columns: int, batch_rows: int) -> RowScan:
         """Rows whose first `columns` key columns are as in one of the `prefixes` (rows of this table's layout).

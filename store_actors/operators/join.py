@@ -26,6 +26,7 @@ from store_actors.engine.layout import FieldSlot
 from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.pieces import cut
 from store_actors.engine.strings import StringPool
+from store_actors.engine.table_view import Found, ShardView, TableView
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, Change, Compaction, Frozen, frozen_pieces
 from store_actors.messages import ShardInput
 from store_actors.operators.join_condition import PairCondition
@@ -327,6 +328,10 @@ class JoinShard:
         parts = [frozen_pieces(FrozenRows(side.table), partial(side.frozen_state, schema)) for side in self._sides]
         return (piece for part in parts for piece in part)
 
+    def view(self, version: int) -> ShardView:
+        """A retained version of both sides, to be read."""
+        return _JoinView(self._sides, self.schema, version)
+
     def room(self) -> Mapping[str, Any]:
         """See :meth:`VersionedTable.room`."""
         return {"sides": [dict(side.room()) for side in self._sides]}
@@ -340,3 +345,37 @@ class JoinShard:
         """Drop strings that no version of either side holds any more, if it is time to."""
         if self._compaction.is_due(*(side.table for side in self._sides)):
             self._compaction.run(*self._sides)
+
+
+class _JoinView:
+    """A version of both sides; see :class:`~store_actors.engine.table_view.ShardView`."""
+
+    def __init__(self, sides: Sequence[JoinSide], schema: StateSchema, version: int) -> None:
+        self._sides = [(side, TableView(side, version)) for side in sides]
+        self.schema = schema
+        self._schema = schema.row_schema()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(view.nbytes for _, view in self._sides)
+
+    @property
+    def is_there(self) -> bool:
+        return all(view.is_there for _, view in self._sides)
+
+    def find(self, keys: pa.RecordBatch, columns: Sequence[str]) -> Found:
+        """Rows of the left side, then those of the right one, of each key."""
+        places, tables = [], [self._schema.empty_table()]
+        for side, view in self._sides:
+            found, rows = view.words_of(keys)
+            places.append(found)
+            tables += [side.state(some, self._schema) for some in side.stored_pieces(rows)]
+        order = np.argsort(np.concatenate(places), kind="stable")
+        return np.concatenate(places)[order], pa.concat_tables(tables).take(pa.array(order)).select(list(columns))
+
+    def frozen(self, columns: Sequence[str]) -> Frozen:
+        def shown(side: JoinSide, rows: Words, frozen: FrozenRows) -> Iterator[pa.Table]:
+            return (table.select(list(columns)) for table in side.frozen_state(self._schema, rows, frozen))
+
+        parts = [frozen_pieces(view.frozen_rows(), partial(shown, side)) for side, view in self._sides]
+        return (piece for part in parts for piece in part)

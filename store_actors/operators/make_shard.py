@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from store_actors.engine.memory import HEAP, Memory
-from store_actors.engine.versions import Change, Frozen
+from store_actors.engine.table_view import ShardView, TableView
+from store_actors.engine.versions import Change, Frozen, VersionedTable
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.operators.deduplicate import DeduplicateShard
@@ -18,7 +19,7 @@ from store_actors.operators.session_windows import SessionShard
 from store_actors.operators.top import top_shard
 from store_actors.schema import OperatorKind, StateSchema
 
-__all__ = ["OperatorShard", "make_shard"]
+__all__ = ["OperatorShard", "make_shard", "view_of"]
 
 
 class OperatorShard(Protocol):
@@ -65,6 +66,9 @@ class OperatorShard(Protocol):
     def frozen(self) -> Frozen:
         """:meth:`snapshot` of now, in pieces."""
 
+    def retained(self) -> Mapping[int, int]:
+        """Versions in memory, oldest first, each with the serial number of the history that made it."""
+
     def room(self) -> Mapping[str, Any]:
         """How much it holds, as JSON values, for :meth:`reserve`."""
 
@@ -85,3 +89,11 @@ _SHARDS: dict[OperatorKind, Callable[[StateSchema, int, Memory], OperatorShard]]
 def make_shard(schema: StateSchema, seed: int, memory: Memory = HEAP) -> OperatorShard:
     """An empty shard of an operator; `seed` and `memory` as of :class:`~store_actors.engine.table.GroupTable`."""
     return _SHARDS[schema.operator](schema, seed, memory)
+
+
+def view_of(shard: OperatorShard, version: int) -> ShardView:
+    """A version of a shard that memory retains, to be read."""
+    if isinstance(shard, JoinShard):
+        return shard.view(version)
+    assert isinstance(shard, VersionedTable)
+    return TableView(shard, version)

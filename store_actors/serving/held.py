@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
@@ -14,6 +14,7 @@ import pyarrow as pa
 from coordinator.errors import CorruptStateError
 from coordinator.model import CommitEntry, LoadPlans, Parent, StateStoreId, StateStoreProviderId
 from coordinator.surroundings import Lock, Surroundings
+from store_actors.engine.table_view import ShardView
 from store_actors.engine.versions import Frozen
 from store_actors.messages import Followed, GivenStore, Offer
 from store_actors.serving.commits import Commits
@@ -24,6 +25,7 @@ from store_actors.serving.handing_over import Given, Offers
 from store_actors.serving.lineage import Lineage, Stand
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
+from store_actors.serving.readable_rows import ReadableRows
 from store_actors.serving.reading_order import MemoryRows
 from store_actors.spilling.store_memory import StoreMemory
 
@@ -43,7 +45,14 @@ class Held(Locked, Protocol):
     """What memory holds of one partition; `lock` is taken by whoever looks at or changes anything else of it."""
 
     @property
+    def changing(self) -> Lock:
+        """Taken, after `lock`, for as long as rows change; who reads counted versions takes only this one, and waits for no commit."""
+
+    @property
     def lineage(self) -> Lineage: ...
+
+    def view(self, store_name: str, version: int) -> ShardView | None:
+        """A version of a store, to be read; None if memory does not have it. The caller holds `changing`."""
 
     @property
     def is_busy(self) -> bool:
@@ -83,7 +92,7 @@ class HeldPartitions(Generic[Kind]):
     Parameters
     ----------
     make
-        Makes an empty partition with a lock.
+        Makes an empty partition with its two locks.
     coordinator, commits, loader, metrics
         Who says where partitions are; who writes; who reads; what is counted.
     memory
@@ -92,7 +101,7 @@ class HeldPartitions(Generic[Kind]):
 
     def __init__(
         self,
-        make: Callable[[Lock], Kind],
+        make: Callable[[Lock, Lock], Kind],
         surroundings: Surroundings,
         coordinator: CoordinatorRef,
         commits: Commits,
@@ -120,7 +129,7 @@ class HeldPartitions(Generic[Kind]):
         with self._guard:
             held = self._held.get(store_id)
             if held is None:
-                held = self._held[store_id] = self._make(self._new_lock())
+                held = self._held[store_id] = self._make(self._new_lock(), self._new_lock())
             return held
 
     def items(self) -> list[tuple[StateStoreId, Kind]]:
@@ -233,6 +242,35 @@ class HeldPartitions(Generic[Kind]):
             else:
                 rows.close()
         return found
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    def newest(self, store_id: StateStoreId) -> tuple[int, str]:
+        """Newest counted version of a partition that memory has, and the attempt that made it; -1 if it has none."""
+        held = self._held.get(store_id)
+        if held is None:
+            return -1, ""
+        with held.changing:
+            lineage = held.lineage
+            return (lineage.version, lineage.attempt_of(lineage.version)) if lineage.is_held else (-1, "")
+
+    def view(self, store_id: StateStoreId, store_name: str, version: int, attempt_id: str) -> ReadableRows | None:
+        """A version of a store as a counted attempt made it, from memory; None if memory does not have it."""
+        held = self._held.get(store_id)
+        if held is None:
+            return None
+        found = self._viewed(held, store_name, version, attempt_id)
+        if found is None:
+            # A commit that was counted a moment ago is about to be told here.
+            with held.lock:
+                found = self._viewed(held, store_name, version, attempt_id)
+        return found
+
+    @staticmethod
+    def _viewed(held: Kind, store_name: str, version: int, attempt_id: str) -> ReadableRows | None:
+        with held.changing:
+            view = held.view(store_name, version) if held.lineage.knows(version, attempt_id) else None
+            return None if view is None else ReadableRows(held.changing, view)
 
     # -- from one store actor to another --------------------------------------------------------------------------
 
@@ -406,6 +444,7 @@ class ServedPartitions(Generic[Kind]):
     """What is asked of the partitions of one process alike, whatever their kind; see :class:`HeldPartitions`."""
 
     _held: HeldPartitions[Kind]
+    _memory: StoreMemory
 
     def offer(self, store_id: StateStoreId) -> Offer | None:
         """See :meth:`HeldPartitions.offer`."""
@@ -414,6 +453,18 @@ class ServedPartitions(Generic[Kind]):
     def next_piece(self, offer_id: str) -> tuple[int, pa.Table] | None:
         """See :meth:`HeldPartitions.next_piece`."""
         return self._held.next_piece(offer_id)
+
+    def newest(self, store_id: StateStoreId) -> tuple[int, str]:
+        """See :meth:`HeldPartitions.newest`."""
+        return self._held.newest(store_id)
+
+    def using(self, store_id: StateStoreId) -> AbstractContextManager[None]:
+        """Memory of the process for whoever reads a partition, a piece at a time."""
+        return self._memory.using(store_id)
+
+    def view(self, store_id: StateStoreId, store_name: str, version: int, attempt_id: str) -> ReadableRows | None:
+        """See :meth:`HeldPartitions.view`."""
+        return self._held.view(store_id, store_name, version, attempt_id)
 
     def follow(self, told: Followed) -> bool:
         """See :meth:`HeldPartitions.follow`."""

@@ -14,6 +14,7 @@ import pyarrow as pa
 from coordinator.errors import FencedError, OperationOutOfOrderError
 from coordinator.model import CommitEntry, LoadPlan, LoadPlans, StateStoreId
 from coordinator.surroundings import Lock
+from store_actors.engine.table_view import ShardView
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.keyed.shard import KeyedShard, ReadHandle, UpdateHandle
 from store_actors.messages import GivenStore, OpenRequest, StoreSpec
@@ -24,6 +25,7 @@ from store_actors.serving.handing_over import Given
 from store_actors.serving.held import HeldPartitions
 from store_actors.serving.lineage import Lineage
 from store_actors.serving.loading import Loader
+from store_actors.serving.readable_rows import Views
 from store_actors.serving.reading_order import InMemory, nothing_in_memory
 from store_actors.spilling.store_memory import StoreMemory
 
@@ -47,7 +49,9 @@ class Partition:
     """
 
     lock: Lock
+    changing: Lock
     lineage: Lineage = field(default_factory=Lineage)
+    views: Views = field(default_factory=Views)
     shards: dict[str, KeyedShard] = field(default_factory=dict)
     specs: dict[str, StoreSpec] = field(default_factory=dict)
     writer: Session | None = None
@@ -77,11 +81,22 @@ class Partition:
             if shard.version == self.lineage.version
         ]
 
+    def view(self, store_name: str, version: int) -> ShardView | None:
+        shard = self.shards.get(store_name)
+        if shard is None or shard.is_broken or version not in shard.retained:
+            return None
+        return self.views.of(store_name, version, lambda: shard.view(version))
+
     def rollback(self, version: int) -> bool:
         # Every store goes along, also those that nobody asks for now.
-        return all(shard.rollback(version) for shard in self.shards.values())
+        with self.changing:
+            return all(shard.rollback(version) for shard in self.shards.values())
 
     def go_on(self, loading: LoadPlans, base: int, loader: Loader) -> int | None:
+        with self.changing:
+            return self._gone_on(loading, base, loader)
+
+    def _gone_on(self, loading: LoadPlans, base: int, loader: Loader) -> int | None:
         deltas = 0
         for name, shard in list(self.shards.items()):
             if name not in loading.plans:
@@ -109,6 +124,10 @@ class Partition:
             return None
 
     def follow(self, entries: Sequence[CommitEntry], rows: Sequence[pa.Table]) -> bool:
+        with self.changing:
+            return self._followed(entries, rows)
+
+    def _followed(self, entries: Sequence[CommitEntry], rows: Sequence[pa.Table]) -> bool:
         for entry, delta in zip(entries, rows, strict=True):
             shard = self.shards.get(entry.store_name)
             if shard is None or not _has_columns(delta, shard):
@@ -119,9 +138,11 @@ class Partition:
         return True
 
     def forget(self) -> None:
-        self.shards.clear()
-        self.specs.clear()
-        self.lineage.forget()
+        with self.changing:
+            self.shards.clear()
+            self.specs.clear()
+            self.views.clear()
+            self.lineage.forget()
 
     def taken_away(self) -> None:
         if self.writer is not None:
@@ -193,11 +214,12 @@ class Session:
         handles = self.handles
         self.leave(reason, fenced=fenced)
         try:
-            for handle in handles.values():
-                if isinstance(handle, UpdateHandle):
-                    handle.abort()
-                else:
-                    handle.release()
+            with self.partition.changing:
+                for handle in handles.values():
+                    if isinstance(handle, UpdateHandle):
+                        handle.abort()
+                    else:
+                        handle.release()
         except BaseException:
             # Half put back, or still being written: no memory to go on from.
             self.partition.forget()
@@ -217,17 +239,20 @@ class Session:
     # -- its changes, as a commit sees them: see store_actors.serving.commits.Pending ----------------------------------
 
     def commit(self) -> None:
-        for handle in self.updates.values():
-            handle.commit()
+        with self.partition.changing:
+            for handle in self.updates.values():
+                handle.commit()
 
     def abort(self) -> None:
-        for handle in self.updates.values():
-            handle.abort()
+        with self.partition.changing:
+            for handle in self.updates.values():
+                handle.abort()
 
     def adopt(self, entry: CommitEntry, rows: pa.Table) -> None:
         spec = self.partition.specs[entry.store_name]
         adapted = evolve(rows, spec.keys, spec.values, entry.file)
-        self.partition.shards[entry.store_name].load(adapted, entry.version, entry.watermark_ms)
+        with self.partition.changing:
+            self.partition.shards[entry.store_name].load(adapted, entry.version, entry.watermark_ms)
 
 
 class Positioner:
@@ -297,7 +322,9 @@ class Positioner:
                 in_memory = partial(self._held.shard_in_memory, store_id, spec.name, _has(spec))
                 shard, replayed = self._loaded(store_id, base, spec, loading.plans[spec.name], in_memory)
                 _reach(shard, base)
-                partition.shards[spec.name], partition.specs[spec.name] = shard, spec
+                with partition.changing:
+                    partition.views.clear()
+                    partition.shards[spec.name], partition.specs[spec.name] = shard, spec
                 deltas = max(deltas, replayed)
         if not partition.lineage.is_held:
             partition.lineage.loaded(base, loading.attempt_id, deltas)

@@ -14,11 +14,13 @@ from typing import Any
 import pyarrow as pa
 
 from coordinator.errors import InvalidRequestError, OperationOutOfOrderError, WriterBusyError
-from coordinator.model import StateStoreId
+from coordinator.model import LoadPlans, StateStoreId
 from coordinator.storage.protocol import ObjectStore
 from coordinator.surroundings import Surroundings
+from store_actors.engine.table_view import ShardView
 from store_actors.keyed.shard import KeyedShard, ReadHandle, UpdateHandle
 from store_actors.messages import BatchFacts, Offer, OpenRequest, Write
+from store_actors.schema import StateSchema
 from store_actors.serving.commits import Commits, Delta, Standbys, describe_commit
 from store_actors.serving.coordinator_ref import CoordinatorRef
 from store_actors.serving.files import PIECE_BYTES
@@ -28,6 +30,7 @@ from store_actors.serving.keyed_partition import Ended, Partition, Positioner, S
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.sessions import IDLE_S, Sessions
+from store_actors.serving.stored_rows import store_view
 from store_actors.spilling.store_memory import StoreMemory, UnlimitedMemory
 
 __all__ = ["KeyedStores"]
@@ -74,7 +77,7 @@ class KeyedStores(ServedPartitions[Partition]):
         self._clock = surroundings.clock
         self._new_id = surroundings.new_id
         self._hash_seed = surroundings.hash_seed
-        loader = Loader(objects, metrics, surroundings, memory.ahead_bytes)
+        self._loader = loader = Loader(objects, metrics, surroundings, memory.ahead_bytes)
         lock = surroundings.threads.lock
         self._commits = Commits(
             objects, coordinator, loader, metrics, surroundings, piece_bytes, is_keyed=True, standbys=standbys
@@ -102,10 +105,11 @@ class KeyedStores(ServedPartitions[Partition]):
             self._take_over(partition, request)
             try:
                 self._positioner.position(partition, request)
-                handles = {
-                    spec.name: partition.shards[spec.name].begin(request.base_version, request.task.batch_id + 1)
-                    for spec in request.stores
-                }
+                with partition.changing:
+                    handles = {
+                        spec.name: partition.shards[spec.name].begin(request.base_version, request.task.batch_id + 1)
+                        for spec in request.stores
+                    }
             except BaseException:
                 partition.forget()
                 raise
@@ -183,7 +187,8 @@ class KeyedStores(ServedPartitions[Partition]):
         if method not in _CALLS or not hasattr(handle, method):
             raise InvalidRequestError("this handle has no such operation", operation=method, store=store_name)
         try:
-            return getattr(handle, method)(*args)
+            with session.partition.changing:
+                return getattr(handle, method)(*args)
         except BaseException:
             partition = session.partition
             if any(shard.is_broken for shard in partition.shards.values()):
@@ -265,9 +270,10 @@ class KeyedStores(ServedPartitions[Partition]):
         partition = session.partition
 
         def describe(attempt_id: str, now_ms: int) -> Sequence[Delta]:
-            return [
-                _delta(session, name, handle, facts, attempt_id, now_ms) for name, handle in session.updates.items()
-            ]
+            with partition.changing:
+                return [
+                    _delta(session, name, handle, facts, attempt_id, now_ms) for name, handle in session.updates.items()
+                ]
 
         try:
             counted = self._commits.commit(session.request.lease, partition.lineage, session, describe)
@@ -303,6 +309,16 @@ class KeyedStores(ServedPartitions[Partition]):
                 session = session.ended
         if session is not None and session.committed is not None:
             raise OperationOutOfOrderError("the handle is committed and cannot be aborted", version=session.committed)
+
+    def loaded_view(
+        self, store_id: StateStoreId, version: int, loading: LoadPlans, schema: StateSchema | None
+    ) -> ShardView:
+        """See :meth:`OperatorShards.loaded_view <store_actors.serving.operator_shards.OperatorShards.loaded_view>`; the columns are
+        those of the store's newest file, whatever the operator's `schema` is.
+        """
+        with self._memory.loading(store_id, version):
+            region = self._memory.region(store_id)
+            return store_view(self._loader, store_id, loading, self._hash_seed, region)
 
     # -- from one store actor to another --------------------------------------------------------------------------
 

@@ -21,6 +21,8 @@ class StoreMetrics:
         Partitions whose rows were given to another store actor, and taken from one.
     bytes_between_nodes
         Rows that tasks of operators on other nodes gave and got.
+    look_ups, bytes_scanned
+        Keys that readers looked up, and bytes of rows that they were given in scans.
     followed
         Commits of other store actors that were applied to copies here.
     made_of_memory
@@ -47,6 +49,8 @@ class StoreMetrics:
     taken_over: int = 0
     bytes_taken_over: int = 0
     bytes_between_nodes: int = 0
+    look_ups: int = 0
+    bytes_scanned: int = 0
     followed: int = 0
     standbys_left_behind: int = 0
     snapshots_written: int = 0

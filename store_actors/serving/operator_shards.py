@@ -17,9 +17,10 @@ from coordinator.model import DEFAULT_STORE, CommitEntry, LoadPlans, StateStoreI
 from coordinator.storage.protocol import ObjectStore
 from coordinator.surroundings import Lock, Surroundings
 from store_actors.engine.results import results_of
+from store_actors.engine.table_view import ShardView
 from store_actors.engine.versions import Change
 from store_actors.messages import ApplyRequest, GivenStore, Offer, ShardInput
-from store_actors.operators.make_shard import OperatorShard, make_shard
+from store_actors.operators.make_shard import OperatorShard, make_shard, view_of
 from store_actors.schema import StateSchema
 from store_actors.serving.commits import Commits, Delta, Standbys, describe_commit
 from store_actors.serving.coordinator_ref import CoordinatorRef
@@ -31,7 +32,9 @@ from store_actors.serving.held import HeldPartitions, ServedPartitions
 from store_actors.serving.lineage import Lineage
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
+from store_actors.serving.readable_rows import Views
 from store_actors.serving.reading_order import InMemory, nothing_in_memory
+from store_actors.serving.stored_rows import operator_view
 from store_actors.spilling.store_memory import StoreMemory, UnlimitedMemory
 
 __all__ = ["OperatorShards"]
@@ -51,7 +54,9 @@ class _HeldShard:
     """
 
     lock: Lock
+    changing: Lock
     lineage: Lineage = field(default_factory=Lineage)
+    views: Views = field(default_factory=Views)
     shard: OperatorShard | None = None
     emitted: pa.Table | None = None
     #: A shard is changed under its lock only.
@@ -72,25 +77,36 @@ class _HeldShard:
         described = GivenStore(DEFAULT_STORE, None, shard.schema, shard.room(), shard.watermark_ms)
         return [(described, shard.frozen())]
 
+    def view(self, store_name: str, version: int) -> ShardView | None:
+        shard = self.shard
+        if shard is None or version not in shard.retained():
+            return None
+        return self.views.of(store_name, version, lambda: view_of(shard, version))
+
     def rollback(self, version: int) -> bool:
-        return self.shard is not None and self.shard.rollback(version)
+        with self.changing:
+            return self.shard is not None and self.shard.rollback(version)
 
     def go_on(self, loading: LoadPlans, base: int, loader: Loader) -> int | None:
         assert self.shard is not None
         plan, schema = loading.plans[DEFAULT_STORE], self.shard.schema
-        return loader.replay(self.shard, plan, self.lineage.version, groups_adapter(plan, schema))
+        with self.changing:
+            return loader.replay(self.shard, plan, self.lineage.version, groups_adapter(plan, schema))
 
     def follow(self, entries: Sequence[CommitEntry], rows: Sequence[pa.Table]) -> bool:
         assert self.shard is not None
         (entry,), (delta,) = entries, rows
         if schema_of(delta) != self.shard.schema:
             return False
-        self.shard.load(delta, entry.version, entry.watermark_ms)
+        with self.changing:
+            self.shard.load(delta, entry.version, entry.watermark_ms)
         return True
 
     def forget(self) -> None:
-        self.shard = self.emitted = None
-        self.lineage.forget()
+        with self.changing:
+            self.shard = self.emitted = None
+            self.views.clear()
+            self.lineage.forget()
 
     taken_away = forget
 
@@ -108,19 +124,23 @@ class _PendingChange:
     """
 
     shard: OperatorShard
+    changing: Lock
     change: Change | None = None
     emitted: pa.Table | None = None
 
     def commit(self) -> None:
         assert self.change is not None
-        self.shard.commit()
+        with self.changing:
+            self.shard.commit()
         self.emitted = self._emitted(self.change.delta)
 
     def abort(self) -> None:
-        self.shard.abort()
+        with self.changing:
+            self.shard.abort()
 
     def adopt(self, entry: CommitEntry, rows: pa.Table) -> None:
-        self.shard.load(rows, entry.version, entry.watermark_ms)
+        with self.changing:
+            self.shard.load(rows, entry.version, entry.watermark_ms)
         self.emitted = self._emitted(rows)
 
     def _emitted(self, delta: pa.Table) -> pa.Table:
@@ -256,11 +276,17 @@ class OperatorShards(ServedPartitions[_HeldShard]):
         return make_shard(schema, self._hash_seed, self._memory.region(store_id))
 
     def _commit(self, held: _HeldShard, shard: OperatorShard, request: ApplyRequest, rows: ShardInput) -> None:
-        pending = _PendingChange(shard)
+        pending = _PendingChange(shard, held.changing)
 
         def describe(attempt_id: str, now_ms: int) -> Sequence[Delta]:
             watermarks = request.watermarks
-            pending.change = shard.apply(rows, watermarks.input_ms, request.task.batch_id + 1, request.late_ms)
+            with held.changing:
+                try:
+                    pending.change = shard.apply(rows, watermarks.input_ms, request.task.batch_id + 1, request.late_ms)
+                except BaseException:
+                    # Nobody reads what is half changed.
+                    held.forget()
+                    raise
             delta = describe_commit(
                 pending.change,
                 task=request.task,
@@ -299,6 +325,21 @@ class OperatorShards(ServedPartitions[_HeldShard]):
         loading = self._coordinator.load_plans(store_id.state_name, store_id.partition_id, version, (DEFAULT_STORE,))
         with self._memory.loading(store_id, version):
             return self._loaded(store_id, loading, schema)[0].snapshot()
+
+    def loaded_view(
+        self, store_id: StateStoreId, version: int, loading: LoadPlans, schema: StateSchema | None
+    ) -> ShardView:
+        """A retained version from storage, to be read; what is in memory is not touched.
+
+        Raises
+        ------
+        CorruptStateError
+            A file that it needs is missing or damaged.
+        """
+        assert schema is not None, "an operator's state says what its rows are"
+        with self._memory.loading(store_id, version):
+            region = self._memory.region(store_id)
+            return operator_view(self._loader, store_id, loading, schema, self._hash_seed, region)
 
     def take(self, store_id: StateStoreId, offer: Offer, pieces: Iterable[tuple[int, pa.Table]]) -> tuple[int, int]:
         """See :meth:`HeldPartitions.take`; returns the version that is held then, and the bytes of the pieces."""

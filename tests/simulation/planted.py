@@ -8,6 +8,7 @@ from copy import copy
 from dataclasses import replace
 from typing import Any
 
+from coordinator import service
 from coordinator.cleaning_rules import check_age
 from coordinator.core import Counted, StateLedger
 from coordinator.errors import CommitUnknownError, FencedError, LogConflictError, StateStoreError
@@ -18,7 +19,10 @@ from coordinator.model import CommitEntry, LoadPlan, LoadPlans, PartitionCommit
 from coordinator.records import Committed
 from coordinator.service import Coordinator
 from store_actors.actor import StoreProcess
+from store_actors.engine.version_view import VersionView
+from store_actors.live.shard_reads import ShardReads
 from store_actors.messages import Followed
+from store_actors.serving import reads
 from store_actors.serving.commits import Commits
 from store_actors.serving.held import HeldPartitions, _as_snapshot
 from store_actors.serving.lineage import Lineage, Stand
@@ -26,7 +30,7 @@ from store_actors.serving.reading_order import MemoryRows, Split
 from tests.simulation.clock import ProcessClock
 from tests.simulation.spark import Driver
 
-__all__ = ["BUGS", "KEYED_BUGS", "MOVE_BUGS", "RESCALE_BUGS", "STOPPED_BUGS", "planted"]
+__all__ = ["BUGS", "KEYED_BUGS", "MOVE_BUGS", "READ_BUGS", "RESCALE_BUGS", "STOPPED_BUGS", "planted"]
 
 
 def _conflicts_ignored(append: Callable[..., None]) -> Callable[..., None]:
@@ -222,6 +226,29 @@ def _outcomes_in_another_order(apply: Callable[..., Any]) -> Callable[..., Any]:
     return lambda process, requests, rows: apply(process, requests, rows)[::-1]
 
 
+def _newest_of_each_shard(wanted: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda request, newest: wanted(replace(request, is_latest=True), newest)
+
+
+def _any_view_believed(_: Callable[..., bool]) -> Callable[..., bool]:
+    return lambda reads, view, found, pinned: True
+
+
+def _pending_change_shown(_: Callable[..., None]) -> Callable[..., None]:
+    return lambda view: None
+
+
+def _shards_not_waited_for(_: Callable[..., int]) -> Callable[..., int]:
+    return lambda ledger, created: max(map(ledger.newest_version, range(created.num_shards)))
+
+
+#: Those that are sought where the state is read all the time; see BUGS.
+READ_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
+    "a reader is given the newest version of each shard": (reads, "_wanted", _newest_of_each_shard),
+    "a reader believes whatever it knew": (ShardReads, "_is_newest", _any_view_believed),
+    "a reader sees the change that is being made": (VersionView, "_catch_up", _pending_change_shown),
+    "a version is read before all shards have it": (service, "finished", _shards_not_waited_for),
+}
 #: Those that are sought where states are rescaled; see BUGS.
 RESCALE_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "a shard takes over rows that are another one's": (Split, "rows", _rows_not_split),
@@ -288,6 +315,7 @@ BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "batches count by halves": (StateLedger, "check_whole", _any_base_will_do),
     **KEYED_BUGS,
     **RESCALE_BUGS,
+    **READ_BUGS,
 }
 #: Bugs that are only one together with another.
 WITH = {"batches count by halves": "shards that no action asked for are left out of their batch"}

@@ -181,6 +181,15 @@ class AggregationWorkload:
         names = schema.raw_schema().names
         return ShardInput.of_raw(schema, pa.record_batch([columns[name] for name in names], schema=schema.raw_schema()))
 
+    def all_keys(self, schema: StateSchema) -> pa.RecordBatch:
+        """Every key that a row of any batch has."""
+        rows = sorted({row for batch in self._rows for some in batch for row in some}, key=str)
+        columns = {"name": pa.array([row.name for row in rows], pa.string())}
+        ends = [None if row.end is None else row.end * _SECOND_US for row in rows]
+        columns["end"] = pa.array(ends, pa.timestamp("us", tz="UTC"))
+        fields = [one.arrow() for one in schema.input_keys]
+        return pa.record_batch([columns[one.name] for one in fields], schema=pa.schema(fields))
+
     # -- see Workload -------------------------------------------------------------------------------------------------
 
     def metadata(self, state: str, query: str, form: int = 0) -> StateMetadata:

@@ -26,6 +26,7 @@ from tests.simulation.clock import ProcessClock, SimulatedClock, SimulatedIds, S
 from tests.simulation.cluster import AsyncLife, Cluster, Life, SimulatedActors
 from tests.simulation.keyed import KeyedWorkload
 from tests.simulation.moves import Mover
+from tests.simulation.reading import Reader
 from tests.simulation.rescaling import NUMBERS, RescaledWorkload, Rescaler
 from tests.simulation.scheduler import Party, Scheduler, Violation
 from tests.simulation.spark import QUERY, STATE, CommitLog, Driver
@@ -117,6 +118,8 @@ class World:
         Shards are moved all the time, and processes are killed and frozen; messages and storage do as they should.
     rescales
         The state is rescaled, by runs that ask for other numbers and while they go on.
+    reads
+        Somebody reads the state all the time.
     """
 
     def __init__(
@@ -128,8 +131,14 @@ class World:
         stops: bool = False,
         moves: bool = False,
         rescales: bool = False,
+        reads: bool = False,
     ) -> None:
         self.rescales = rescales
+        self._reads = reads
+        self._reads_rng = random.Random(seed + 4)
+        self._reader: Reader | None = None
+        #: When each batch was finished.
+        self._finished_s: list[float] = []
         #: Of its own, as that of moves.
         self._rescales_rng = random.Random(seed + 3)
         self._rescaler: Rescaler | None = None
@@ -281,6 +290,12 @@ class World:
             self._move()
         if self.rescales and self._rescales_rng.random() < self._rate(0.02):
             self._rescale()
+        if (
+            self._reads
+            and (self._reader is None or self._reader.is_over)
+            and self._reads_rng.random() < self._rate(0.02)
+        ):
+            self._reader = Reader(self, self._label("reader"), STATE)
         active = [one for one in self._drivers if not one.dead and not one.stopped]
         awake = [one for one in active if one.frozen_until <= self.scheduler.now]
         unfinished = len(self.commit_log.finished) < self.workload.batches
@@ -394,8 +409,13 @@ class World:
         """Spark has recorded a batch: from here on it must never be lost."""
         if self.commit_log.finished != list(range(batch + 1)):
             raise Violation(f"batches were recorded in the order {self.commit_log.finished}")
+        self._finished_s.append(self.clock.elapsed_s())
         if self._audits_each_batch:
             self._audit_state(f"after batch {batch}")
+
+    def finished_by(self, elapsed_s: float) -> int:
+        """How many batches were finished at a time."""
+        return sum(one <= elapsed_s for one in self._finished_s)
 
     def _audit_state(self, when: str) -> None:
         copy = RememberedObjects(self.clock.now_s)
@@ -418,6 +438,7 @@ class World:
         parties: list[Party] = [*self.cluster.current.values(), *self._drivers]
         parties += [one for lives in self.cluster.zombies.values() for one in lives]
         parties += [attempt.executor for attempt in self.attempts]
+        parties += [] if self._reader is None else [self._reader]
         for party in parties:
             self.scheduler.kill(party)
 
@@ -430,9 +451,10 @@ def run_seed(
     stops: bool = False,
     moves: bool = False,
     rescales: bool = False,
+    reads: bool = False,
 ) -> Outcome:
     """Run one schedule, in the weather of its seed or the worst there is; its error, if any, is part of the outcome."""
-    world = World(seed, harsh=harsh, keyed=keyed, stops=stops, moves=moves, rescales=rescales)
+    world = World(seed, harsh=harsh, keyed=keyed, stops=stops, moves=moves, rescales=rescales, reads=reads)
     error: BaseException | None = None
     # What the project tells operators is told to nobody here.
     logging.disable(logging.CRITICAL)

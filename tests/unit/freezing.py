@@ -6,9 +6,12 @@ from typing import Any
 
 import pyarrow as pa
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from store_actors.engine.table_view import ShardView
 from store_actors.engine.versions import Frozen
+from store_actors.operators.make_shard import view_of
+from store_actors.serving.readable_rows import Views
 
 __all__ = ["FreezingMachine", "read_frozen", "tables_of"]
 
@@ -25,11 +28,22 @@ def read_frozen(frozen: Frozen, schema: pa.Schema) -> pa.Table:
     return pa.concat_tables([schema.empty_table(), *(table for made in frozen for table in made())])
 
 
+def view_of_any(shard: Any, version: int) -> ShardView:
+    """A version of any kind of shard, to be read."""
+    return shard.view(version) if hasattr(shard, "view") else view_of(shard, version)
+
+
 class FreezingMachine(RuleBasedStateMachine):
-    """Its shard is frozen at any moment, and what was frozen is read a few rows at a time, whatever happens meanwhile."""
+    """Its shard is frozen at any moment, and what was frozen is read a few rows at a time, whatever happens meanwhile.
+
+    Every version that it retains is read, too, also while the next one is pending.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        #: Rows of each version, by the serial number of the history that made it.
+        self._noted: dict[int, pa.Table] = {}
+        self._views, self._viewed = Views(), None
         self._frozen: Frozen | None = None
         self._then: list[str] = []
         self._read: list[str] = []
@@ -65,6 +79,54 @@ class FreezingMachine(RuleBasedStateMachine):
         assert self._frozen is not None
         self._frozen.close()
         self._frozen = None
+
+    def _retained(self) -> tuple[dict[int, int], bool]:
+        """Versions in memory, and whether another one is pending."""
+        shard = self.frozen_shard()
+        store = shard._sides[0] if hasattr(shard, "_sides") else getattr(shard, "_table", shard)
+        if store is not self._viewed:
+            self._views.clear()
+            self._viewed = store
+        return store.retained(), store._pending is not None
+
+    @invariant()
+    def note_version(self) -> None:
+        retained, is_pending = self._retained()
+        newest = list(retained.values())[-1]
+        if not is_pending and newest not in self._noted:
+            self._noted[newest] = self.frozen_shard().snapshot()
+
+    @rule(place=st.integers(0, 2), some=st.integers(0, 3))
+    def read_version(self, place: int, some: int) -> None:
+        shard = self.frozen_shard()
+        retained, _ = self._retained()
+        version, serial = list(retained.items())[place % len(retained)]
+        if serial not in self._noted:
+            return
+        noted = self._noted[serial]
+        view = self._views.of("", version, lambda: view_of_any(shard, version))
+        rows = read_frozen(view.frozen(noted.column_names), noted.schema)
+        assert sorted(map(repr, rows.to_pylist())) == sorted(map(repr, noted.to_pylist()))
+        names = [field.name for field in shard.schema.input_keys]
+        if names:
+            ever = pa.concat_tables([one.select(names) for one in self._noted.values()]).combine_chunks()
+            self._check_found(
+                view, ever.slice(some).to_batches() or [pa.RecordBatch.from_pylist([], ever.schema)], noted
+            )
+
+    @staticmethod
+    def _check_found(view: ShardView, asked: list[pa.RecordBatch], noted: pa.Table) -> None:
+        (keys,) = asked
+        places, found = view.find(keys, noted.column_names)
+        assert list(places) == sorted(places)
+        told = [repr(key) for key in keys.to_pylist()]
+        of_key: dict[str, list[str]] = {key: [] for key in told}
+        for key, row in zip(noted.select(keys.schema.names).to_pylist(), noted.to_pylist(), strict=True):
+            if repr(key) in of_key:
+                of_key[repr(key)].append(repr(row))
+        expected = [row for key in told for row in sorted(of_key[key])]
+        in_order = sorted(zip(places, map(repr, found.to_pylist()), strict=True))
+        assert [row for _, row in in_order] == expected
 
     def teardown(self) -> None:
         while self._frozen is not None:

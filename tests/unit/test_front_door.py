@@ -18,7 +18,7 @@ def test_every_public_name_is_found() -> None:
     assert set(statefleet._HOMES) == set(statefleet.__all__)
     for name in statefleet.__all__:
         assert getattr(statefleet, name).__name__ == name
-        assert getattr(statefleet, name).__module__.startswith(("coordinator", "spark_jobs"))
+        assert getattr(statefleet, name).__module__.startswith(("coordinator", "spark_jobs", "store_actors.live"))
     assert set(statefleet.__all__) <= set(dir(statefleet))
 
 

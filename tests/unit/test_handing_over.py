@@ -13,9 +13,9 @@ from coordinator.model import StateStoreId, TaskIdentity
 from coordinator.surroundings import MachineClock, Surroundings
 from store_actors.messages import Offer, StoreSpec
 from store_actors.schema import Field
-from store_actors.serving.handing_over import _IDLE_S
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.operator_shards import OperatorShards
+from store_actors.serving.pulled import _IDLE_S
 from tests.unit.test_keyed_stores import COUNTS, NAMES
 from tests.unit.test_keyed_stores import Fleet as KeyedFleet
 from tests.unit.test_operator_shards import Coordinator, Fleet, counts, rows

@@ -231,7 +231,7 @@ def test_a_session_that_ended_is_known_for_a_while_and_then_forgotten() -> None:
     task = fleet.request(0)
 
     def opened() -> tuple[str, Session]:
-        session = Session(task, Partition(threading.Lock()), {}, now)
+        session = Session(task, Partition(threading.RLock(), threading.RLock()), {}, now)
         session.partition.writer = session
         return sessions.add(session), session
 

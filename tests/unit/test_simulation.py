@@ -7,12 +7,13 @@ from collections import Counter
 import pytest
 
 from tests.simulation.many import Totals, run_many
-from tests.simulation.planted import BUGS, KEYED_BUGS, MOVE_BUGS, RESCALE_BUGS, STOPPED_BUGS, planted
+from tests.simulation.planted import BUGS, KEYED_BUGS, MOVE_BUGS, READ_BUGS, RESCALE_BUGS, STOPPED_BUGS, planted
 from tests.simulation.scheduler import NoEndError
 from tests.simulation.world import Outcome, run_seed
 
 #: Where the search for a planted bug begins, so that it is short as long as little changes.
 FIRST_SEED = {
+    "a reader believes whatever it knew": 150,
     "keyed stores in memory are used under another epoch": 106,
     "a standby applies a commit to whatever it has": 282,
     "keyed stores in memory are used without a look at their lineage": 737,
@@ -51,6 +52,15 @@ def test_five_hundred_schedules_keep_every_batch_exactly_once() -> None:
     assert kinds >= {"kill", "message", "pause", "second_driver", "storage", "zombie"}
 
 
+def test_every_read_beside_the_batches_is_one_finished_version() -> None:
+    faults: Counter[str] = Counter()
+    for seed in range(60):
+        outcome = run_seed(seed, keyed=False, reads=True, moves=seed % 3 == 1, harsh=seed % 3 == 2)
+        assert outcome.error is None, outcome.told()
+        faults += outcome.faults
+    assert faults["read"] > 300
+
+
 def test_schedules_with_rescales_keep_every_batch_exactly_once() -> None:
     faults: Counter[str] = Counter()
     for seed in range(60):
@@ -69,6 +79,8 @@ def test_a_planted_bug_is_found_and_nothing_without_it(bug: str) -> None:
     def run(seed: int) -> Outcome:
         if bug in RESCALE_BUGS:
             return run_seed(seed, keyed=False, rescales=True)
+        if bug in READ_BUGS:
+            return run_seed(seed, keyed=False, reads=True)
         moves = bug in MOVE_BUGS
         return run_seed(seed, harsh=not moves, keyed=bug in KEYED_BUGS, stops=bug in STOPPED_BUGS, moves=moves)
 

@@ -1,0 +1,127 @@
+"""One version of a shard's rows as Arrow tables, for whoever only reads: by key, and all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from store_actors.engine.arrays import Slots, Words
+from store_actors.engine.chains import ChainedTable
+from store_actors.engine.frozen import FrozenRows
+from store_actors.engine.layout import FieldSlot
+from store_actors.engine.table import GroupTable
+from store_actors.engine.version_view import VersionView
+from store_actors.engine.versions import Frozen, VersionedTable, frozen_pieces
+from store_actors.schema import ROW_COLUMN, StateSchema
+
+__all__ = ["Found", "ShardView", "TableView"]
+
+#: Of each row the place of its key among those that were asked for, in ascending order; and the rows.
+Found = tuple[Slots, pa.Table]
+
+
+class ShardView(Protocol):
+    """A version of a shard. Whoever owns the shard locks while anything is called."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held besides the shard's, in bytes."""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether memory still holds the version."""
+
+    @property
+    def schema(self) -> StateSchema:
+        """Of the rows."""
+
+    def find(self, keys: pa.RecordBatch, columns: Sequence[str]) -> Found:
+        """Rows with some keys.
+
+        Parameters
+        ----------
+        keys
+            The columns of the schema's ``input_keys``.
+        columns
+            Those of ``row_schema`` that are wanted.
+        """
+
+    def frozen(self, columns: Sequence[str]) -> Frozen:
+        """All rows, in no particular order, in pieces that need no lock once they are taken."""
+
+
+class TableView:
+    """A version of one table.
+
+    Parameters
+    ----------
+    store
+        The table with its versions.
+    version
+        A retained version.
+    """
+
+    def __init__(self, store: VersionedTable, version: int) -> None:
+        self._store = store
+        self._view = VersionView(store, version)
+        self.schema = store.schema
+
+    @property
+    def nbytes(self) -> int:
+        """See :class:`ShardView`."""
+        return self._view.nbytes
+
+    @property
+    def is_there(self) -> bool:
+        """See :class:`ShardView`."""
+        return self._view.is_there
+
+    def find(self, keys: pa.RecordBatch, columns: Sequence[str]) -> Found:
+        """See :class:`ShardView`."""
+        places, rows = self.words_of(keys)
+        table = self._store.table
+        return places, _decoded(table, rows, self._fields(columns), table.piece_bytes)
+
+    def words_of(self, keys: pa.RecordBatch) -> tuple[Slots, Words]:
+        """Rows with some keys as words, each with the place of its key."""
+        table = self._store.table
+        looking = table.looking()
+        if isinstance(looking, ChainedTable):
+            return self._view.rows_of_chains(*looking.chain_keys(keys))
+        # Where each key has one row, a last key that numbers rows is 0.
+        given = tuple(slot for slot in table.layout.keys if slot.name != ROW_COLUMN)
+        rows, found = self._view.rows_of_keys(looking.rows_of(keys, given))
+        places = np.flatnonzero(found)
+        return places, rows[places]
+
+    def frozen(self, columns: Sequence[str]) -> Frozen:
+        """See :class:`ShardView`."""
+        return frozen_pieces(self.frozen_rows(), partial(self._of_piece, self._fields(columns)))
+
+    def frozen_rows(self) -> FrozenRows:
+        """All rows as words, made little by little."""
+        return self._view.frozen()
+
+    def _of_piece(self, fields: Sequence[FieldSlot], rows: Words, frozen: FrozenRows) -> Iterator[pa.Table]:
+        past = self._store.table.as_of(frozen)
+        yield _decoded(past, rows, fields, past.snapshot_bytes)
+
+    def _fields(self, columns: Sequence[str]) -> list[FieldSlot]:
+        layout = self._store.table.layout
+        named = {slot.name: slot for slot in (*layout.keys, *layout.state)}
+        return [named[name] for name in columns]
+
+
+def _decoded(table: GroupTable, rows: Words, fields: Sequence[FieldSlot], limit: int) -> pa.Table:
+    """Some columns of rows that are given as words."""
+    types = {field.name: field for field in table.layout.schema.row_schema()}
+    schema = pa.schema([types[slot.name] for slot in fields])
+    pieces = [
+        pa.Table.from_arrays([table.decode_field(slot, rows[some]) for slot in fields], schema=schema)
+        for some in table.cut(rows, fields, limit=limit)
+    ]
+    return pieces[0] if len(pieces) == 1 else pa.concat_tables([schema.empty_table(), *pieces])

@@ -1,0 +1,163 @@
+"""One version of a table, read while later ones are made: by key, by leading key columns, all of it.
+
+A view lays the steps that were made since its version (:class:`~store_actors.engine.versions.VersionStep`) over the table, so an
+older version is read without copying it, also while the next one is being written.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from store_actors.engine.arrays import Mask, Slots, Words
+from store_actors.engine.chains import ChainedTable
+from store_actors.engine.frozen import FrozenRows
+from store_actors.engine.table import GroupTable
+from store_actors.engine.versions import VersionedTable
+
+__all__ = ["VersionView"]
+
+_LOW32 = np.uint64(0xFFFFFFFF)
+_S32 = np.uint64(32)
+#: Version stamp of an overlay's row whose key the version does not have.
+_ABSENT = np.uint64(1 << 32)
+
+
+class VersionView:
+    """One version of a table, or (`version` None) what it holds at each moment, pending changes included.
+
+    Whoever owns the table locks while anything here is called.
+
+    Parameters
+    ----------
+    store
+        The table with its versions.
+    version
+        A retained version.
+    """
+
+    def __init__(self, store: VersionedTable, version: int | None) -> None:
+        self._store = store
+        self._version = version
+        self._serial = -1 if version is None else store.retained()[version]
+        self._forget()
+
+    @property
+    def _table(self) -> GroupTable:
+        return self._store.table
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held besides the store's, in bytes."""
+        return self._overlay.nbytes - self._overlay.pool.nbytes
+
+    @property
+    def is_there(self) -> bool:
+        """Whether memory still holds the version, and not one of the same number that was made anew."""
+        return self._version is None or self._store.retained().get(self._version) == self._serial
+
+    def _forget(self) -> None:
+        #: Keys that changed since the version, with what they were in it.
+        self._overlay = type(self._table)(self._store.schema, self._table.seed, self._table.memory)
+        self._overlay.pool = self._table.pool
+        self._lists = self._table.lists
+        #: Parts of each step (by serial) that are in the overlay.
+        self._seen: dict[int, int] = {}
+
+    def _catch_up(self) -> None:
+        """Lay what changed since the last look over the version.
+
+        Raises
+        ------
+        VersionNotFoundError
+            Memory no longer holds the version.
+        """
+        if self._version is None:
+            return
+        steps = self._store.steps_since(self._version, self._serial)
+        if self._overlay.pool is not self._table.pool or self._lists is not self._table.lists:
+            # What was compacted has other words.
+            self._forget()
+        for step in steps:
+            for part in step.parts[self._seen.get(step.serial, 0) :]:
+                self._lay_over(part.before, np.uint64(0))
+                self._lay_over(part.created, _ABSENT)
+            self._seen[step.serial] = len(step.parts)
+
+    def _lay_over(self, rows: Words, mark: np.uint64) -> None:
+        # The oldest change of a key tells what it was in the version; later ones do not count.
+        new = rows[self._overlay.find(rows) < 0]
+        whole = np.zeros((len(new), self._table.layout.row_words), np.uint64)
+        whole[:, : new.shape[1]] = new
+        whole[:, 0] = (whole[:, 0] & _LOW32) | mark
+        self._overlay.put(whole)
+
+    def __len__(self) -> int:
+        slots, extra = self._all()
+        return len(slots) + len(extra)
+
+    # -- by key ---------------------------------------------------------------------------------------------------
+
+    def rows_of_keys(self, keys: Words) -> tuple[Words, Mask]:
+        """Rows with these keys (zeros where there is none), and whether each was found."""
+        self._catch_up()
+        slots = self._table.find(keys)
+        found = slots >= 0
+        rows = self._table.taken(np.where(found, slots, 0))
+        if len(self._overlay):
+            hidden = self._overlay.find(keys)
+            changed = hidden >= 0
+            rows[changed] = self._overlay.rows[hidden[changed]]
+            found[changed] = rows[changed, 0] >> _S32 == 0
+        rows[~found] = 0
+        return rows, found
+
+    def rows_of_chains(self, keys: Words, nulls: Words) -> tuple[Slots, Words]:
+        """All rows that have one of some leading keys, of a table whose rows share them.
+
+        Parameters
+        ----------
+        keys, nulls
+            As :meth:`ChainedTable.chain_keys <store_actors.engine.chains.ChainedTable.chain_keys>` gives them.
+
+        Returns
+        -------
+        tuple
+            For each row the place of its key, in ascending order, and the row.
+        """
+        self._catch_up()
+        table, overlay = self._table, self._overlay
+        assert isinstance(table, ChainedTable)
+        assert isinstance(overlay, ChainedTable)
+        places, slots = table.match(keys, nulls)
+        rows = table.taken(slots)
+        if not len(overlay):
+            return places, rows
+        unchanged = overlay.find(rows) < 0
+        then_places, then_slots = overlay.match(keys, nulls)
+        then = overlay.taken(then_slots)
+        was_there = then[:, 0] >> _S32 == 0
+        places = np.concatenate([places[unchanged], then_places[was_there]])
+        rows = np.concatenate([rows[unchanged], then[was_there]])
+        order = np.argsort(places, kind="stable")
+        return places[order], rows[order]
+
+    # -- all ------------------------------------------------------------------------------------------------------
+
+    def _all(self) -> tuple[Slots, Words]:
+        """Every row of the version: slots of the table, and rows that are no longer in it."""
+        self._catch_up()
+        slots = self._table.live()
+        changed = self._overlay.taken(self._overlay.live())
+        if not len(changed):
+            return slots, changed
+        hidden = self._table.find(changed)
+        shown = np.ones(len(self._table.rows), np.bool_)
+        shown[hidden[hidden >= 0]] = False
+        return slots[shown[slots]], changed[changed[:, 0] >> _S32 == 0]
+
+    def frozen(self) -> FrozenRows:
+        """All rows, in no particular order, as copies of their words that are made little by little."""
+        slots, extra = self._all()
+        shown = np.zeros(len(self._table.used_rows()), np.bool_)
+        shown[slots] = True
+        return FrozenRows(self._table, shown, extra)

@@ -1,0 +1,156 @@
+"""How the rows of a state are asked for, and where the rows of a key are."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from coordinator.compatibility import routing_keys
+from coordinator.errors import InvalidRequestError
+from coordinator.model import DEFAULT_STORE
+from coordinator.reading import ReadView
+from store_actors.engine.spark_hash import shards_of
+from store_actors.messages import ReadForm
+from store_actors.operators.shown import ShownColumns
+from store_actors.schema import ROW_COLUMN, OperatorKind, StateSchema
+
+__all__ = ["Form", "form_of", "parts_of"]
+
+_KEYED = (OperatorKind.GROUP_STATE, OperatorKind.TRANSFORM, OperatorKind.PARTITIONS)
+
+
+@dataclass(frozen=True)
+class Form:
+    """What readers of one part of a state go by.
+
+    Attributes
+    ----------
+    store_name
+        Store that has the rows.
+    shown
+        Columns of the rows.
+    routing
+        Key columns, as state holds them, by whose hash rows are on shards; none where any shard may have any row.
+    has_one
+        Whether a key has one row at most.
+    """
+
+    read: ReadForm
+    store_name: str
+    shown: ShownColumns
+    routing: tuple[str, ...]
+    has_one: bool
+    _pickled: dict[tuple[str, ...] | None, bytes] = field(default_factory=dict)
+
+    def asking(self, columns: Sequence[str] | None) -> bytes:
+        """The form for some columns, as it is sent.
+
+        Raises
+        ------
+        InvalidRequestError
+            There are no such columns.
+        """
+        wanted = None if columns is None else tuple(columns)
+        if wanted not in self._pickled:
+            self._check(wanted or ())
+            self._pickled[wanted] = pickle.dumps(replace(self.read, columns=wanted))
+        return self._pickled[wanted]
+
+    def filtering(
+        self, columns: Sequence[str] | None, chosen: pc.Expression | None, filtered: Sequence[str] | None
+    ) -> bytes:
+        """The form of a scan, as it is sent."""
+        if chosen is None:
+            return self.asking(columns)
+        self._check((*(columns or ()), *(filtered or ())))
+        wanted = None if columns is None else tuple(columns)
+        of_filter = None if filtered is None else tuple(filtered)
+        return pickle.dumps(replace(self.read, columns=wanted, filter=chosen, filtered=of_filter))
+
+    def _check(self, columns: Sequence[str]) -> None:
+        unknown = [name for name in columns if name not in self.shown.schema.names]
+        if unknown:
+            raise InvalidRequestError(
+                "the state has no such columns",
+                unknown=", ".join(unknown),
+                columns=", ".join(self.shown.schema.names),
+            )
+
+    def by_shard(
+        self, view: ReadView, leaves: pa.RecordBatch
+    ) -> dict[int, tuple[npt.NDArray[np.int64], pa.RecordBatch]]:
+        """For each shard that may have rows of some keys: places of its keys, and these."""
+        every = np.arange(leaves.num_rows)
+        there = [shard for shard, attempt_id in enumerate(view.attempts) if attempt_id]
+        if not self.routing or len(view.versions) == 1:
+            return {shard: (every, leaves) for shard in there if leaves.num_rows}
+        shards = shards_of(leaves, self.routing, len(view.versions))
+        order = np.argsort(shards, kind="stable")
+        begins = np.searchsorted(shards[order], np.arange(len(view.versions) + 1))
+        found = {}
+        for shard in there:
+            places = order[begins[shard] : begins[shard + 1]]
+            if len(places):
+                found[shard] = places, leaves.take(pa.array(places))
+        return found
+
+
+def parts_of(view: ReadView) -> tuple[str, ...]:
+    """Names of the parts of a state, one of which is read; none if there is only one."""
+    if not view.metadata.schema:
+        return view.stores if view.stores != (DEFAULT_STORE,) else ()
+    schema = StateSchema.from_json(view.metadata.schema)
+    if schema.operator is OperatorKind.PARTITIONS:
+        return view.stores if view.stores != (DEFAULT_STORE,) else ()
+    return ShownColumns.parts_of(schema)
+
+
+def form_of(view: ReadView, part: str, described: StateSchema | None) -> Form | None:
+    """How a part of a state is read.
+
+    Parameters
+    ----------
+    described
+        Columns of a keyed store that only its user knows.
+
+    Returns
+    -------
+    Form or None
+        None if these must be known first.
+
+    Raises
+    ------
+    InvalidRequestError
+        The state has no such part, or has several and none is named.
+    """
+    _check_part(view, part)
+    schema = StateSchema.from_json(view.metadata.schema) if view.metadata.schema else None
+    if schema is None or schema.operator is OperatorKind.PARTITIONS:
+        if described is None:
+            return None
+        read = ReadForm(None, is_keyed=True)
+        return Form(read, part or DEFAULT_STORE, ShownColumns.of(described), (), True)
+    is_keyed = schema.operator in _KEYED
+    store_name = part if schema.operator is OperatorKind.TRANSFORM else DEFAULT_STORE
+    has_one = not any(key.name == ROW_COLUMN for key in schema.keys)
+    read = ReadForm(schema, is_keyed, part)
+    return Form(read, store_name, ShownColumns.of(schema, part), routing_keys(view.metadata), has_one)
+
+
+def _check_part(view: ReadView, part: str) -> None:
+    parts = parts_of(view)
+    if part not in (parts or ("",)):
+        raise InvalidRequestError(
+            "the state has several parts; name one: fleet.state(name, part)"
+            if parts
+            else "the state has only one part; name none",
+            state=view.metadata.state_name,
+            part=part,
+            parts=", ".join(parts),
+        )

@@ -1,0 +1,228 @@
+"""Reads of the shards of one state at one version: who has them, and what is done when that changed meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pyarrow as pa
+
+from coordinator.errors import StateStoreError, StoreUnavailableError, VersionNotFoundError
+from coordinator.model import ActorLocation, StateStoreId
+from coordinator.reading import ReadView
+from coordinator.surroundings import Clock
+from store_actors.live.sources import Lost, Source
+from store_actors.messages import FoundRows, ReadRequest
+from store_actors.schema import StateSchema
+
+__all__ = ["Pinned", "Plan", "ShardReads"]
+
+Result = TypeVar("Result")
+#: By a view, what is wanted of each row (a pickled :class:`~store_actors.messages.ReadForm`), and the keys to look for in each shard.
+Plan = Callable[[ReadView], tuple[bytes, Mapping[int, pa.RecordBatch]]]
+
+#: How long the place of a shard is believed without a question, in seconds: a store actor that lost a shard without noticing may be
+#: behind for so long.
+_BELIEVED_S = 1.0
+#: How long it is tried when store actors are lost, in seconds; and the pause between, at first.
+_DEADLINE_S = 60.0
+_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """Which version is read.
+
+    Attributes
+    ----------
+    version
+        None for the newest one.
+    is_latest
+        Whether each shard is read at the newest version that it has, for which others may not be ready.
+    """
+
+    version: int | None = None
+    is_latest: bool = False
+
+
+class ShardReads:
+    """The way to the shards of one state.
+
+    Parameters
+    ----------
+    source
+        Where they are read.
+    name
+        The state.
+    """
+
+    def __init__(self, source: Source, name: str, clock: Clock) -> None:
+        self._source = source
+        self._name = name
+        self._clock = clock
+        #: The newest view, and when it was known to be.
+        self._newest: ReadView | None = None
+        self._seen_s = 0.0
+
+    # -- views ----------------------------------------------------------------------------------------------------
+
+    def view(self, version: int | None = None) -> ReadView:
+        """The view of a version, or the newest one, as it is now."""
+        if version is not None:
+            view = self._source.view(self._name, version, None)
+            assert view is not None
+            return view
+        known = self._newest
+        now_s = self._clock.elapsed_s()
+        found = self._source.view(self._name, None, None if known is None else known.id)
+        self._newest, self._seen_s = found or known, now_s
+        assert self._newest is not None
+        return self._newest
+
+    def believed(self, pinned: Pinned) -> ReadView:
+        """A view of now, or of a moment ago."""
+        return self._begin(pinned)[0]
+
+    def _begin(self, pinned: Pinned) -> tuple[ReadView, bool]:
+        """A view to read by, and whether it is as of now."""
+        if pinned.version is not None:
+            return self.view(pinned.version), True
+        known = self._newest
+        if known is not None and self._clock.elapsed_s() - self._seen_s < _BELIEVED_S:
+            return known, False
+        return self.view(), True
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    def find(self, pinned: Pinned, store_name: str, plan: Plan) -> tuple[ReadView, dict[int, FoundRows]]:
+        """Rows of some keys, by shard: all of one version, unless the latest ones are asked for.
+
+        A shard that has nothing newer than the version proves that it is the newest: then nobody else is asked.
+        """
+
+        def look(view: ReadView) -> dict[int, FoundRows] | None:
+            return self._found(view, pinned, store_name, plan)
+
+        return self._read(pinned, look)
+
+    def scan(
+        self, view: ReadView, pinned: Pinned, store_name: str, form: bytes, shard: int, limit: int | None
+    ) -> Iterator[pa.Table]:
+        """All rows of a shard, a piece at a time.
+
+        Raises
+        ------
+        StoreUnavailableError
+            A store actor was lost, or the version was made anew, when some rows had been given out.
+        """
+        request = self._request(view, shard, pinned, store_name, form)
+        given = False
+        deadline, pause_s = self._clock.elapsed_s() + _DEADLINE_S, _PAUSE_S
+        while True:
+            try:
+                pieces = self._source.scan(view.location(shard), request, limit)
+                if pieces is None:
+                    raise _superseded(view)
+                for piece in pieces:
+                    given = True
+                    yield piece
+            except Lost as error:
+                if given:
+                    raise _lost(view, error) from error
+                self._wait(view, deadline, pause_s, error)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                view = self.view(view.version)
+            else:
+                return
+
+    def describe(self, pinned: Pinned, store_name: str, form: bytes) -> StateSchema | None:
+        """Columns of a store that only its user knows; None if no partition has it."""
+
+        def look(view: ReadView) -> tuple[StateSchema | None] | None:
+            for shard, attempt_id in enumerate(view.attempts):
+                if attempt_id:
+                    request = self._request(view, shard, pinned, store_name, form)
+                    try:
+                        found = self._source.describe(view.location(shard), request)
+                    except VersionNotFoundError:  # a partition need not have every store
+                        continue
+                    return None if found is None else (found,)
+            return (None,)
+
+        return self._read(pinned, look)[1][0]
+
+    def _read(self, pinned: Pinned, look: Callable[[ReadView], Result | None]) -> tuple[ReadView, Result]:
+        """What is found by a view of now, or by one that proves to be; None asks for another one."""
+        deadline, pause_s = self._clock.elapsed_s() + _DEADLINE_S, _PAUSE_S
+        view, is_now = self._begin(pinned)
+        while True:
+            try:
+                found = look(view)
+                if found is not None and (is_now or self._is_newest(view, found, pinned)):
+                    return view, found
+                error: Exception = _superseded(view)
+            except Lost as lost:
+                error = lost
+            if is_now:
+                self._wait(view, deadline, pause_s, error)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            view, is_now = self.view(pinned.version), True
+
+    def _is_newest(self, view: ReadView, found: object, pinned: Pinned) -> bool:
+        """Whether a view is still the newest: as all that was found in memory proves, else by a question."""
+        if isinstance(found, dict) and found:
+            newest = {shard: one.newest for shard, one in found.items()}
+            if pinned.is_latest and min(newest.values()) >= 0:
+                return True
+            if all(version == view.versions[shard] for shard, version in newest.items()):
+                return True
+        return self.view() is view
+
+    def _found(self, view: ReadView, pinned: Pinned, store_name: str, plan: Plan) -> dict[int, FoundRows] | None:
+        """Outcomes of a view, with a call to each store actor concerned, all under way at once; None if some are of no use."""
+        form, keys = plan(view)
+        grouped: dict[ActorLocation | None, list[int]] = {}
+        for shard in keys:
+            grouped.setdefault(view.location(shard), []).append(shard)
+        waiting = []
+        for where, shards in grouped.items():
+            requests = [self._request(view, shard, pinned, store_name, form) for shard in shards]
+            waiting.append((shards, self._source.find(where, requests, [keys[shard] for shard in shards])))
+        found: dict[int, FoundRows] = {}
+        for shards, outcomes in waiting:
+            for shard, outcome in zip(shards, outcomes(), strict=True):
+                if isinstance(outcome, StateStoreError):
+                    raise outcome
+                if outcome is None:
+                    return None
+                found[shard] = outcome
+        return found
+
+    def _request(self, view: ReadView, shard: int, pinned: Pinned, store_name: str, form: bytes) -> ReadRequest:
+        store_id = StateStoreId(view.root, 0, view.partitions[shard], store_name)
+        return ReadRequest(store_id, view.versions[shard], view.attempts[shard], form, pinned.is_latest)
+
+    def _wait(self, view: ReadView, deadline: float, pause_s: float, error: Exception) -> None:
+        if self._clock.elapsed_s() > deadline:
+            raise _lost(view, error) from error
+        self._clock.sleep(pause_s)
+
+
+def _lost(view: ReadView, error: Exception) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        "a store actor that has shards of the state was lost while they were read; nothing was changed; read again: the shards are "
+        "given to others, or loaded from storage",
+        state=view.metadata.state_name,
+        version=view.version,
+        cause=error,
+    )
+
+
+def _superseded(view: ReadView) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        "the version was made anew while it was read, as its batch was repeated; nothing was changed; read again",
+        state=view.metadata.state_name,
+        version=view.version,
+    )

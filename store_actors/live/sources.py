@@ -1,0 +1,151 @@
+"""Where state is read: in the store actors of a fleet that runs, or in this process from object storage. Neither writes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+import pyarrow as pa
+from ray.exceptions import RayActorError, RayTaskError
+
+from coordinator.calls import Actors
+from coordinator.client import CoordinatorClient
+from coordinator.errors import StateStoreError, StoreUnavailableError
+from coordinator.model import ActorLocation
+from coordinator.reading import ReadView, ViewId
+from coordinator.surroundings import Clock
+from store_actors.messages import FoundRows, ReadRequest
+from store_actors.schema import StateSchema
+
+__all__ = ["FleetSource", "Lost", "Outcome", "Source"]
+
+Result = TypeVar("Result")
+#: What came of a look-up; None if the version was made anew by another attempt meanwhile.
+Outcome = FoundRows | StateStoreError | None
+
+#: How long an answer may take, in seconds: a version that nobody has in memory is loaded first.
+_DEADLINE_S = 300.0
+
+
+class Lost(Exception):
+    """A store actor was lost under a call: ask the coordinator who has its shards now."""
+
+
+class Source(Protocol):
+    """Where state is read. Every method raises what the coordinator or the store raises."""
+
+    def names(self) -> list[str]:
+        """Names of all states."""
+
+    def view(self, name: str, version: int | None, known: ViewId | None) -> ReadView | None:
+        """See :meth:`Coordinator.read_view <coordinator.service.Coordinator.read_view>`."""
+
+    def find(
+        self, where: ActorLocation | None, requests: Sequence[ReadRequest], keys: Sequence[pa.RecordBatch]
+    ) -> Callable[[], Sequence[Outcome]]:
+        """Begin look-ups where some shards are; returns what waits for their outcomes.
+
+        Raises
+        ------
+        Lost
+            Also by what is returned.
+        """
+
+    def scan(self, where: ActorLocation | None, request: ReadRequest, limit: int | None) -> Iterator[pa.Table] | None:
+        """All rows of a store, a piece at a time; None as of an outcome."""
+
+    def describe(self, where: ActorLocation | None, request: ReadRequest) -> StateSchema | None:
+        """Columns of a store; None as of an outcome."""
+
+
+class FleetSource:
+    """The store actors of a fleet that runs.
+
+    Parameters
+    ----------
+    coordinator
+        The fleet's coordinator.
+    """
+
+    def __init__(self, coordinator: CoordinatorClient, actors: Actors, clock: Clock) -> None:
+        self._coordinator = coordinator
+        self._actors = actors
+        self._clock = clock
+        self._handles: dict[str, Any] = {}
+
+    def names(self) -> list[str]:
+        """See :class:`Source`."""
+        return self._coordinator.load_all_states()
+
+    def view(self, name: str, version: int | None, known: ViewId | None) -> ReadView | None:
+        """See :class:`Source`."""
+        return self._coordinator.read_view(name, version, known)
+
+    def find(
+        self, where: ActorLocation | None, requests: Sequence[ReadRequest], keys: Sequence[pa.RecordBatch]
+    ) -> Callable[[], Sequence[Outcome]]:
+        """See :class:`Source`."""
+        reference = self._handle(where).find_rows.remote(list(requests), list(keys))
+        return lambda: self._answer(reference)
+
+    def scan(self, where: ActorLocation | None, request: ReadRequest, limit: int | None) -> Iterator[pa.Table] | None:
+        """See :class:`Source`."""
+        handle = self._handle(where)
+        scan_id = self._answer(handle.scan_rows.remote(request, limit))
+        return None if scan_id is None else self._pieces(handle, scan_id)
+
+    def _pieces(self, handle: Any, scan_id: str) -> Iterator[pa.Table]:
+        try:
+            waiting = handle.next_rows.remote(scan_id)
+            while (piece := self._answer(waiting)) is not None:
+                # The next one is made while this one is used.
+                waiting = handle.next_rows.remote(scan_id)
+                yield piece
+        finally:
+            handle.end_scan.remote(scan_id)
+
+    def describe(self, where: ActorLocation | None, request: ReadRequest) -> StateSchema | None:
+        """See :class:`Source`."""
+        schema: StateSchema | None = self._answer(self._handle(where).describe_store.remote(request))
+        return schema
+
+    def _handle(self, where: ActorLocation | None) -> Any:
+        """Handle of the store actor that has a shard, or of any if none has.
+
+        Raises
+        ------
+        Lost
+            It is gone.
+        StoreUnavailableError
+            There is none.
+        """
+        name = self._any() if where is None else where.actor_name
+        handle = self._handles.get(name) or self._actors.find(name)
+        if handle is None:
+            raise Lost(name)
+        self._handles[name] = handle
+        return handle
+
+    def _any(self) -> str:
+        living = [one["actor_name"] for one in self._coordinator.status()["store_actors"] if one["alive"]]
+        if not living:
+            raise StoreUnavailableError(
+                "the fleet has no store actor to read with now; state is safe in the object store; start a query, or read with "
+                "statefleet.attach(uri, offline=True)"
+            )
+        return str(living[0])
+
+    def _answer(self, reference: Any) -> Any:
+        if not self._actors.wait([reference], _DEADLINE_S):
+            raise StoreUnavailableError(
+                "a store actor did not answer a read in time; nothing was changed; see its log, or read with "
+                "statefleet.attach(uri, offline=True)",
+                seconds=_DEADLINE_S,
+            )
+        try:
+            return self._actors.get(reference)
+        except RayTaskError as error:
+            raise (error.cause if isinstance(error.cause, StateStoreError) else error) from None
+        except RayActorError as error:
+            self._handles.clear()
+            raise Lost(str(error)) from error

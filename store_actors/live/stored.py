@@ -1,0 +1,103 @@
+"""State read from object storage, in this process: with no fleet running, and nothing written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pyarrow as pa
+
+from coordinator.core import StateLedger
+from coordinator.errors import InvalidRequestError, StateStoreError
+from coordinator.manifest_log import ManifestLog
+from coordinator.model import PYTHON_QUERY_ID, ActorLocation, LoadPlans, StateMetadata
+from coordinator.names import is_state_name
+from coordinator.reading import ReadView, ViewId, cut_of, finished, read_view
+from coordinator.storage.protocol import ObjectStore
+from coordinator.surroundings import Surroundings
+from store_actors.live.sources import Outcome
+from store_actors.messages import ReadRequest
+from store_actors.schema import StateSchema
+from store_actors.serving.loading import Loader
+from store_actors.serving.metrics import StoreMetrics
+from store_actors.serving.reads import Reads
+from store_actors.serving.stored_rows import StoredRows
+
+__all__ = ["StoredSource"]
+
+
+class StoredSource:
+    """See :class:`~store_actors.live.sources.Source`.
+
+    Parameters
+    ----------
+    objects
+        The fleet's object store.
+    """
+
+    def __init__(self, objects: ObjectStore, surroundings: Surroundings) -> None:
+        self._objects = objects
+        self._logs: dict[str, ManifestLog] = {}
+        self._ledgers: dict[str, StateLedger] = {}
+        loader = Loader(objects, StoreMetrics(), surroundings)
+        operators, keyed = (StoredRows(loader, surroundings.hash_seed, is_keyed=one) for one in (False, True))
+        self._reads = Reads(operators, keyed, self, surroundings)
+
+    def names(self) -> list[str]:
+        return [name for name in self._objects.folders() if is_state_name(name) and self._log(name).load_metadata()]
+
+    def view(self, name: str, version: int | None, known: ViewId | None) -> ReadView | None:
+        created = self._log(name).load_metadata()
+        if created is None:
+            raise InvalidRequestError("there is no such state in the object store; nothing was changed", state=name)
+        ledger = self._ledger(name)
+        others = [] if version is not None else [finished(*one) for one in self._beside(name, ledger.query_id)]
+        view = read_view(ledger, created, cut_of(finished(ledger, created), others), version)
+        return None if view.id == known else view
+
+    def _beside(self, name: str, query_id: str) -> Iterator[tuple[StateLedger, StateMetadata]]:
+        """The other states of a state's query."""
+        for other in self.names() if query_id != PYTHON_QUERY_ID else ():
+            created, ledger = self._log(other).load_metadata(), self._ledger(other)
+            if other != name and created is not None and ledger.query_id == query_id:
+                yield ledger, created
+
+    def load_plans(self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]) -> LoadPlans:
+        """See :class:`~store_actors.serving.reads.Planner`."""
+        return self._ledger(state_name).load_plans(partition_id, version, store_names)
+
+    def find(
+        self, where: ActorLocation | None, requests: Sequence[ReadRequest], keys: Sequence[pa.RecordBatch]
+    ) -> Callable[[], Sequence[Outcome]]:
+        def found(request: ReadRequest, some: pa.RecordBatch) -> Outcome:
+            try:
+                return self._reads.find(request, some)
+            except StateStoreError as error:
+                return error
+
+        return lambda: [found(*one) for one in zip(requests, keys, strict=True)]
+
+    def scan(self, where: ActorLocation | None, request: ReadRequest, limit: int | None) -> Iterator[pa.Table] | None:
+        scan_id = self._reads.scan(request, limit)
+        return None if scan_id is None else self._pieces(scan_id)
+
+    def _pieces(self, scan_id: str) -> Iterator[pa.Table]:
+        try:
+            while (piece := self._reads.next_rows(scan_id)) is not None:
+                yield piece
+        finally:
+            self._reads.end_scan(scan_id)
+
+    def describe(self, where: ActorLocation | None, request: ReadRequest) -> StateSchema | None:
+        return self._reads.describe(request)
+
+    def _log(self, name: str) -> ManifestLog:
+        if name not in self._logs:
+            self._logs[name] = ManifestLog(self._objects, name, "")
+        return self._logs[name]
+
+    def _ledger(self, name: str) -> StateLedger:
+        """The ledger as the log has it now."""
+        log = self._log(name)
+        if name not in self._ledgers or not log.is_newest():
+            self._ledgers[name] = log.load()
+        return self._ledgers[name]

@@ -1,0 +1,83 @@
+"""Rows that somebody takes a piece at a time, over several calls. No Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from coordinator.errors import OperationOutOfOrderError
+from coordinator.surroundings import Lock
+
+__all__ = ["Pulled"]
+
+Piece = TypeVar("Piece")
+
+#: Seconds without a call after which a taker is taken for dead: what is kept for it takes memory.
+_IDLE_S = 60.0
+
+
+@dataclass(slots=True)
+class _Open(Generic[Piece]):
+    pieces: Generator[Piece]
+    used_s: float
+
+
+class Pulled(Generic[Piece]):
+    """Generators by id. Thread-safe.
+
+    Parameters
+    ----------
+    guard
+        Lock of the list itself.
+    new_id, elapsed_s
+        Makes ids; a clock that only elapses, in seconds.
+    """
+
+    def __init__(self, guard: Lock, new_id: Callable[[], str], elapsed_s: Callable[[], float]) -> None:
+        self._guard = guard
+        self._new_id = new_id
+        self._elapsed_s = elapsed_s
+        self._open: dict[str, _Open[Piece]] = {}
+
+    def add(self, pieces: Generator[Piece]) -> str:
+        """Have pieces taken; returns the id to ask for them by."""
+        pulled_id = self._new_id()
+        with self._guard:
+            self._open[pulled_id] = _Open(pieces, self._elapsed_s())
+        return pulled_id
+
+    def next_piece(self, pulled_id: str) -> Piece | None:
+        """The next piece; None after the last.
+
+        Raises
+        ------
+        OperationOutOfOrderError
+            Nobody asked for long, or the process has begun anew.
+        """
+        with self._guard:
+            found = self._open.get(pulled_id)
+            if found is None:
+                raise OperationOutOfOrderError(
+                    "the rows that were offered are not given any more: nobody asked for them for long; nothing was lost; ask anew"
+                )
+            found.used_s = self._elapsed_s()
+        piece = next(found.pieces, None)
+        if piece is None:
+            self.close(pulled_id)
+        return piece
+
+    def close_idle(self) -> None:
+        """Let go of what nobody takes."""
+        horizon = self._elapsed_s() - _IDLE_S
+        with self._guard:
+            idle = [pulled_id for pulled_id, one in self._open.items() if one.used_s < horizon]
+        for pulled_id in idle:
+            self.close(pulled_id)
+
+    def close(self, pulled_id: str) -> None:
+        """Give no more of one; closing twice is harmless."""
+        with self._guard:
+            found = self._open.pop(pulled_id, None)
+        if found is not None:
+            found.pieces.close()

@@ -1,0 +1,70 @@
+"""Versions of stores that are read beside the batches. No Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from coordinator.surroundings import Lock
+from store_actors.engine.table_view import Found, ShardView
+from store_actors.serving.frozen_store import tables_of
+
+__all__ = ["ReadableRows", "Views"]
+
+#: Keys that are looked for under the lock at once: a batch waits for no more than these.
+_KEYS_AT_ONCE = 1 << 14
+
+
+class Views:
+    """Views of the versions of a partition's stores. They are kept: what changes since is laid over each once."""
+
+    def __init__(self) -> None:
+        self._views: dict[tuple[str, int], ShardView] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held besides the stores', in bytes."""
+        return sum(view.nbytes for view in self._views.values())
+
+    def of(self, store_name: str, version: int, make: Callable[[], ShardView]) -> ShardView:
+        """A view that memory still has the version of."""
+        found = self._views.get((store_name, version))
+        if found is None or not found.is_there:
+            self._views = {which: view for which, view in self._views.items() if view.is_there}
+            found = self._views[store_name, version] = make()
+        return found
+
+    def clear(self) -> None:
+        """Let go of all: their stores are others now."""
+        self._views.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadableRows:
+    """A version of a store.
+
+    Attributes
+    ----------
+    lock
+        Taken while rows are looked for or copied, and never for longer.
+    """
+
+    lock: Lock
+    view: ShardView
+
+    def find(self, keys: pa.RecordBatch, columns: Sequence[str]) -> Iterator[Found]:
+        """See :meth:`ShardView.find <store_actors.engine.table_view.ShardView.find>`; some keys at a time."""
+        for begin in range(0, keys.num_rows, _KEYS_AT_ONCE):
+            with self.lock:
+                places, rows = self.view.find(keys.slice(begin, _KEYS_AT_ONCE), columns)
+            yield places + begin, rows
+
+    def scan(self, columns: Sequence[str]) -> Generator[pa.Table]:
+        """All rows, a piece at a time, as they are now."""
+        with self.lock:
+            pieces = self.view.frozen(columns)
+        with closing(tables_of(self, pieces)) as tables:
+            yield from tables

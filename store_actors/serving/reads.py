@@ -1,0 +1,247 @@
+"""Answers to whoever reads versions of the shards and keyed stores of one process, beside its batches. No Ray.
+
+A version that memory has is read there, under a lock that batches take only while rows change. Any other one that is retained is loaded
+for its readers, and kept for as long as they come.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import OrderedDict
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from coordinator.model import DEFAULT_STORE, LoadPlans, StateStoreId
+from coordinator.surroundings import Lock, Surroundings
+from store_actors.engine.table_view import ShardView
+from store_actors.messages import FoundRows, ReadForm, ReadRequest
+from store_actors.operators.shown import ShownColumns
+from store_actors.schema import StateSchema
+from store_actors.serving.pulled import Pulled
+from store_actors.serving.readable_rows import ReadableRows
+
+__all__ = ["Planner", "Readable", "Reads"]
+
+#: Versions that are kept loaded for readers, and for how long after the last of them, in seconds.
+_LOADED = 32
+_IDLE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    rows: ReadableRows
+    used_s: float
+
+
+class Readable(Protocol):
+    """Partitions of one kind."""
+
+    def newest(self, store_id: StateStoreId) -> tuple[int, str]:
+        """See :meth:`HeldPartitions.newest <store_actors.serving.held.HeldPartitions.newest>`."""
+
+    def view(self, store_id: StateStoreId, store_name: str, version: int, attempt_id: str) -> ReadableRows | None:
+        """See :meth:`HeldPartitions.view <store_actors.serving.held.HeldPartitions.view>`."""
+
+    def using(self, store_id: StateStoreId) -> AbstractContextManager[None]:
+        """Memory of the process for whoever reads a partition, a piece at a time."""
+
+    def loaded_view(
+        self, store_id: StateStoreId, version: int, loading: LoadPlans, schema: StateSchema | None
+    ) -> ShardView:
+        """A version of a store from its files; of a keyed store in the columns of the newest one, else in a schema."""
+
+
+class Planner(Protocol):
+    """Who knows the files of versions."""
+
+    def load_plans(self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]) -> LoadPlans:
+        """See :meth:`Coordinator.load_plans <coordinator.service.Coordinator.load_plans>`."""
+
+
+class Reads:
+    """Reads of one process. Thread-safe.
+
+    Parameters
+    ----------
+    operators, keyed
+        What the process holds.
+    coordinator
+        Knows the files of versions.
+    """
+
+    def __init__(
+        self,
+        operators: Readable,
+        keyed: Readable,
+        coordinator: Planner,
+        surroundings: Surroundings,
+    ) -> None:
+        self._operators, self._keyed = operators, keyed
+        self._coordinator = coordinator
+        self._elapsed_s = surroundings.clock.elapsed_s
+        self._new_lock = surroundings.threads.lock
+        self._guard = self._new_lock()
+        self._loading: dict[tuple[StateStoreId, int, str], Lock] = {}
+        self._loaded: OrderedDict[tuple[StateStoreId, int, str], _Loaded] = OrderedDict()
+        self._scans: Pulled[pa.Table] = Pulled(self._new_lock(), surroundings.new_id, self._elapsed_s)
+        #: The next rows of a scan; None after the last.
+        self.next_rows = self._scans.next_piece
+        self.end_scan = self._scans.close
+
+    # -- answers --------------------------------------------------------------------------------------------------
+
+    def find(self, request: ReadRequest, keys: pa.RecordBatch) -> FoundRows | None:
+        """Rows with some keys.
+
+        Parameters
+        ----------
+        keys
+            Columns of the schema's ``input_keys``, as state holds them.
+
+        Returns
+        -------
+        FoundRows or None
+            None if the version was made anew by another attempt, since the reader asked the coordinator.
+        """
+        form, newest = _form(request.form), self._newest(request)
+        version, attempt_id = _wanted(request, newest)
+        rows = self._rows(request, form, version, attempt_id)
+        if rows is None:
+            return None
+        shown = _shown(request, rows)
+        places, tables = [np.empty(0, np.int64)], []
+        with self._kind(form).using(_partition(request.store_id)):
+            for found, table in rows.find(keys, shown.needed(form.columns)):
+                places.append(found)
+                tables.append(shown.rows(table, form.columns))
+        return FoundRows(version, newest[0], np.concatenate(places), pa.concat_tables(tables))
+
+    def scan(self, request: ReadRequest, limit: int | None) -> str | None:
+        """Begin to give out all rows, up to so many; returns what to ask for them by, or None as :meth:`find`."""
+        form = _form(request.form)
+        rows = self._rows(request, form, *_wanted(request, self._newest(request)))
+        return None if rows is None else self._scans.add(_scanned(rows, _shown(request, rows), form, limit))
+
+    def describe(self, request: ReadRequest) -> StateSchema | None:
+        """Columns of a store; None as :meth:`find`."""
+        rows = self._rows(request, _form(request.form), *_wanted(request, self._newest(request)))
+        return None if rows is None else rows.view.schema
+
+    def maintain(self) -> None:
+        """Let go of what nobody reads any more."""
+        self._scans.close_idle()
+        horizon = self._elapsed_s() - _IDLE_S
+        with self._guard:
+            while self._loaded and next(iter(self._loaded.values())).used_s < horizon:
+                self._loaded.popitem(last=False)
+
+    def _kind(self, form: ReadForm) -> Readable:
+        return self._keyed if form.is_keyed else self._operators
+
+    # -- rows of a version ----------------------------------------------------------------------------------------
+
+    def _newest(self, request: ReadRequest) -> tuple[int, str]:
+        return self._kind(_form(request.form)).newest(_partition(request.store_id))
+
+    def _rows(self, request: ReadRequest, form: ReadForm, version: int, attempt_id: str) -> ReadableRows | None:
+        store_id = request.store_id
+        found = self._kind(form).view(_partition(store_id), store_id.store_name, version, attempt_id)
+        # Of an operator whose query was changed since, rows are shown as the version had them.
+        if found is not None and (form.is_keyed or found.view.schema == form.schema):
+            return found
+        key = store_id, version, attempt_id
+        with self._guard:
+            one = self._loading.setdefault(key, self._new_lock())
+        try:
+            with one:
+                return self._kept(key) or self._load(key, form)
+        finally:
+            with self._guard:
+                self._loading.pop(key, None)
+
+    def _kept(self, key: tuple[StateStoreId, int, str]) -> ReadableRows | None:
+        with self._guard:
+            kept = self._loaded.pop(key, None)
+            if kept is None:
+                return None
+            self._loaded[key] = replace(kept, used_s=self._elapsed_s())
+            return kept.rows
+
+    def _load(self, key: tuple[StateStoreId, int, str], form: ReadForm) -> ReadableRows | None:
+        store_id, version, attempt_id = key
+        loading = self._coordinator.load_plans(
+            store_id.state_name, store_id.partition_id, version, (store_id.store_name,)
+        )
+        if loading.attempt_id != attempt_id:
+            return None
+        kind = self._kind(form)
+        rows = ReadableRows(self._new_lock(), kind.loaded_view(store_id, version, loading, form.schema))
+        with self._guard:
+            self._loaded[key] = _Loaded(rows, self._elapsed_s())
+            while len(self._loaded) > _LOADED:
+                self._loaded.popitem(last=False)
+        return rows
+
+
+@lru_cache(maxsize=256)
+def _form(pickled: bytes) -> ReadForm:
+    """A form as it was told; readers ask with one for many keys."""
+    form: ReadForm = pickle.loads(pickled)
+    return form
+
+
+@lru_cache(maxsize=256)
+def _columns(pickled: bytes) -> ShownColumns:
+    form = _form(pickled)
+    assert form.schema is not None
+    return ShownColumns.of(form.schema, form.part)
+
+
+def _shown(request: ReadRequest, rows: ReadableRows) -> ShownColumns:
+    """How rows are shown: as the state's description says, else as they are."""
+    return ShownColumns.of(rows.view.schema) if _form(request.form).schema is None else _columns(request.form)
+
+
+def _partition(store_id: StateStoreId) -> StateStoreId:
+    return replace(store_id, store_name=DEFAULT_STORE)
+
+
+def _wanted(request: ReadRequest, newest: tuple[int, str]) -> tuple[int, str]:
+    """Version to read, and the attempt that made it."""
+    if request.is_latest and newest[0] > request.version:
+        return newest
+    return request.version, request.attempt_id
+
+
+def _scanned(rows: ReadableRows, shown: ShownColumns, form: ReadForm, limit: int | None) -> Generator[pa.Table]:
+    """All rows for which the filter is true, as they are shown; a piece at a time, none of them empty."""
+    left = limit
+    for piece in _filtered(rows, shown, form):
+        some = piece if left is None else piece.slice(0, left)
+        if left is not None:
+            left -= some.num_rows
+        if some.num_rows:
+            yield some
+        if left == 0:
+            return
+
+
+def _filtered(rows: ReadableRows, shown: ShownColumns, form: ReadForm) -> Iterator[pa.Table]:
+    wanted: Sequence[str] | None = form.columns
+    if form.filter is not None:
+        # Without the names of those that the filter looks at it may be any of them.
+        wanted = (
+            None if form.columns is None or form.filtered is None else [*dict.fromkeys((*form.columns, *form.filtered))]
+        )
+    with closing(rows.scan(shown.needed(wanted))) as tables:
+        for table in tables:
+            made = shown.rows(table, wanted)
+            if form.filter is not None:
+                made = made.filter(form.filter)
+            yield made if form.columns is None else made.select(list(form.columns))

@@ -1,0 +1,92 @@
+"""Versions of shards and keyed stores made of their files, to be read; whoever holds the partitions is not concerned. No Ray."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+from coordinator.errors import VersionNotFoundError
+from coordinator.model import CommitEntry, LoadPlan, LoadPlans, SnapshotEntry, StateStoreId
+from store_actors.engine.memory import HEAP, Memory
+from store_actors.engine.table_view import ShardView
+from store_actors.messages import StoreSpec
+from store_actors.operators.make_shard import make_shard, view_of
+from store_actors.schema import StateSchema
+from store_actors.serving.evolution import EvolvingStore, groups_adapter
+from store_actors.serving.files import schema_of
+from store_actors.serving.loading import Loader
+from store_actors.serving.readable_rows import ReadableRows
+
+__all__ = ["StoredRows", "operator_view", "store_view"]
+
+
+def operator_view(
+    loader: Loader, store_id: StateStoreId, loading: LoadPlans, schema: StateSchema, seed: int, memory: Memory = HEAP
+) -> ShardView:
+    """An operator's shard at the version that was planned for, with its rows in a schema.
+
+    Raises
+    ------
+    CorruptStateError
+        A file that it needs is missing or damaged.
+    """
+    plan = loading.plans[store_id.store_name]
+    shard, _ = loader.load(lambda: make_shard(schema, seed, memory), plan, groups_adapter(plan, schema))
+    return view_of(shard, shard.version)
+
+
+def store_view(
+    loader: Loader, store_id: StateStoreId, loading: LoadPlans, seed: int, memory: Memory = HEAP
+) -> ShardView:
+    """A keyed store at the version that was planned for, in the columns of its newest file.
+
+    Raises
+    ------
+    CorruptStateError
+        A file that it needs is missing or damaged.
+    VersionNotFoundError
+        The partition has no such store at the version.
+    """
+    plan = loading.plans[store_id.store_name]
+    written = schema_of(loader.read(_newest_file(plan, store_id)))
+    store = EvolvingStore(StoreSpec(store_id.store_name, written.keys, written.state_fields), seed, memory)
+    loader.load(store.anew, plan, store.adapted)
+    shard = store.loaded()
+    return shard.view(shard.version)
+
+
+def _newest_file(plan: LoadPlan, store_id: StateStoreId) -> CommitEntry | SnapshotEntry:
+    files: tuple[CommitEntry | SnapshotEntry, ...] = (*plan.deltas, *plan.snapshots)
+    for parent in () if files or plan.origin is None else plan.origin.parents:
+        files += (*parent.plan.deltas, *parent.plan.snapshots)
+    if not files:
+        raise VersionNotFoundError(
+            "the partition has no such store at this version",
+            state=store_id.state_name,
+            partition=store_id.partition_id,
+            store=store_id.store_name,
+        )
+    return max(files, key=lambda entry: entry.version)
+
+
+class StoredRows:
+    """Partitions of one kind of which nothing is held, where no fleet runs; see :class:`~store_actors.serving.reads.Readable`."""
+
+    def __init__(self, loader: Loader, seed: int, *, is_keyed: bool) -> None:
+        self._loader, self._seed, self._is_keyed = loader, seed, is_keyed
+
+    def newest(self, store_id: StateStoreId) -> tuple[int, str]:
+        return -1, ""
+
+    def view(self, store_id: StateStoreId, store_name: str, version: int, attempt_id: str) -> ReadableRows | None:
+        return None
+
+    def using(self, store_id: StateStoreId) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def loaded_view(
+        self, store_id: StateStoreId, version: int, loading: LoadPlans, schema: StateSchema | None
+    ) -> ShardView:
+        if self._is_keyed:
+            return store_view(self._loader, store_id, loading, self._seed)
+        assert schema is not None
+        return operator_view(self._loader, store_id, loading, schema, self._seed)
