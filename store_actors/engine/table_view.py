@@ -45,7 +45,7 @@ class ShardView(Protocol):
         Parameters
         ----------
         keys
-            The columns of the schema's ``input_keys``.
+            The columns of the schema's ``input_keys``; of keyed stores also only the leading ones, of which none is given twice.
         columns
             Those of ``row_schema`` that are wanted.
         """
@@ -93,7 +93,10 @@ class TableView:
         if isinstance(looking, ChainedTable):
             return self._view.rows_of_chains(*looking.chain_keys(keys))
         # Where each key has one row, a last key that numbers rows is 0.
-        given = tuple(slot for slot in table.layout.keys if slot.name != ROW_COLUMN)
+        own = tuple(slot for slot in table.layout.keys if slot.name != ROW_COLUMN)
+        given = own[: keys.num_columns]
+        if len(given) < len(own):
+            return self._view.rows_of_prefixes(looking.rows_of(keys, given), len(given))
         rows, found = self._view.rows_of_keys(looking.rows_of(keys, given))
         places = np.flatnonzero(found)
         return places, rows[places]

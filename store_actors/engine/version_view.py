@@ -11,6 +11,7 @@ import numpy as np
 from store_actors.engine.arrays import Mask, Slots, Words
 from store_actors.engine.chains import ChainedTable
 from store_actors.engine.frozen import FrozenRows
+from store_actors.engine.prefixes import PrefixMatch
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import VersionedTable
 
@@ -140,6 +141,28 @@ class VersionView:
         rows = np.concatenate([rows[unchanged], then[was_there]])
         order = np.argsort(places, kind="stable")
         return places[order], rows[order]
+
+    def rows_of_prefixes(self, prefixes: Words, columns: int) -> tuple[Slots, Words]:
+        """All rows whose first `columns` key columns are as in one of some distinct prefixes; in one pass over the keys.
+
+        Returns
+        -------
+        tuple
+            As :meth:`rows_of_chains`.
+        """
+        matching = PrefixMatch(self._table, prefixes, columns)
+        slots, extra = self._all()
+        at_slots, at_extra = (
+            matching.places(self._words(slots, matching.words)),
+            matching.places(extra[:, matching.words]),
+        )
+        rows = np.concatenate([self._table.taken(slots[at_slots >= 0]), extra[at_extra >= 0]])
+        places = np.concatenate([at_slots[at_slots >= 0], at_extra[at_extra >= 0]])
+        order = np.argsort(places, kind="stable")
+        return places[order], rows[order]
+
+    def _words(self, slots: Slots, words: list[int]) -> Words:
+        return np.column_stack([np.take(self._table.rows[:, word], slots) for word in words])
 
     # -- all ------------------------------------------------------------------------------------------------------
 

@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from store_actors.engine import index_kernels, row_kernels
 from store_actors.engine.arrays import Mask, Slots, Words
 from store_actors.engine.layout import FieldSlot, words_of
+from store_actors.engine.prefixes import PrefixMatch
 from store_actors.engine.strings import StringPool
 from store_actors.engine.version_view import VersionView
 from store_actors.engine.words import encode_column, validity
@@ -20,7 +20,6 @@ __all__ = ["KeyedView"]
 
 #: Forms of strings that count in 64 bits: all keys of a column at once may be more than 2 GiB.
 _LARGE_TYPES = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
-_ALL_BITS = np.uint64((1 << 64) - 1)
 
 
 class KeyedView(VersionView):
@@ -51,34 +50,10 @@ class KeyedView(VersionView):
 
         One pass over the keys, whatever the number of prefixes.
         """
-        layout = self._table.layout
-        first = layout.flag_words + layout.null_words
-        width = sum(words_of(slot.type) for slot in layout.keys[:columns])
-        # The first columns have their nulls in word 0, those beyond them in words of their own.
-        nulls = layout.null_bits(layout.keys[:columns])
-        mask, words = nulls.pop(0), [0, *nulls, *range(first, first + width)]
-        bits = np.array([mask, *nulls.values(), *[_ALL_BITS] * width], np.uint64)
-        width += len(nulls)
-        wanted = np.ascontiguousarray(prefixes[:, words] & bits)
-        index = np.zeros(1 << (len(wanted) * 2).bit_length(), np.uint64)
-        held = np.empty((len(wanted) + 1, 1 + width), np.uint64)
-        nothing_free, counters, slots = np.empty(0, np.int64), np.zeros(2, np.int64), np.empty(len(wanted), np.int64)
-        row_kernels.put(
-            index, held, wanted, mask, 1, width, self._table.secret, 0, nothing_free, counters, len(wanted), slots
-        )
-
-        def chosen(rows: Words) -> Mask:
-            out = np.empty(len(rows), np.int64)
-            rows = rows & bits
-            keys = np.ascontiguousarray(rows[:, 1:])
-            index_kernels.lookup(index, held, keys, np.ascontiguousarray(rows[:, 0]), mask, 1, self._table.secret, out)
-            return out >= 0
-
+        matching = PrefixMatch(self._table, prefixes, columns)
         slots, extra = self._all()
-        return self._scan(slots[chosen(self._words(slots, words))], extra[chosen(extra[:, words])], batch_rows)
-
-    def _words(self, slots: Slots, words: list[int]) -> Words:
-        return np.column_stack([np.take(self._table.rows[:, word], slots) for word in words])
+        chosen = matching.places(self._words(slots, matching.words)) >= 0
+        return self._scan(slots[chosen], extra[matching.places(extra[:, matching.words]) >= 0], batch_rows)
 
     def range_scan(self, slot: FieldSlot, start: object, end: object, batch_rows: int) -> RowScan:
         """Rows whose key column is in ``[start, end)`` (None: open), ordered by it; nulls are last (Spark's order).

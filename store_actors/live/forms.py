@@ -11,14 +11,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from coordinator.compatibility import routing_keys
 from coordinator.errors import InvalidRequestError
 from coordinator.model import DEFAULT_STORE
 from coordinator.reading import ReadView
 from store_actors.engine.spark_hash import shards_of
 from store_actors.messages import ReadForm
 from store_actors.operators.shown import ShownColumns
-from store_actors.schema import ROW_COLUMN, OperatorKind, StateSchema
+from store_actors.schema import OperatorKind, StateSchema
 
 __all__ = ["Form", "form_of", "parts_of"]
 
@@ -136,11 +135,14 @@ def form_of(view: ReadView, part: str, described: StateSchema | None) -> Form | 
             return None
         read = ReadForm(None, is_keyed=True)
         return Form(read, part or DEFAULT_STORE, ShownColumns.of(described), (), True)
-    is_keyed = schema.operator in _KEYED
-    store_name = part if schema.operator is OperatorKind.TRANSFORM else DEFAULT_STORE
-    has_one = not any(key.name == ROW_COLUMN for key in schema.keys)
-    read = ReadForm(schema, is_keyed, part)
-    return Form(read, store_name, ShownColumns.of(schema, part), routing_keys(view.metadata), has_one)
+    shown = ShownColumns.of(schema, part)
+    keys = schema.keys if shown.store is None else shown.store.keys
+    has_one = len(keys) == len(schema.input_keys)
+    read = ReadForm(schema, schema.operator in _KEYED, part)
+    store_name = DEFAULT_STORE if shown.store is None else shown.store.name
+    # A function's keyed stores are on the shards of its keys, which is not what their own schema says.
+    routing = tuple(key.name for key in schema.input_keys)
+    return Form(read, store_name, shown, routing, has_one)
 
 
 def _check_part(view: ReadView, part: str) -> None:

@@ -144,6 +144,16 @@ class ShownColumns:
             )
         return {name: self._trees[name] for name in columns}
 
+    def is_of_part(self, state: pa.Table) -> pa.ChunkedArray | None:
+        """Which rows, with the columns :meth:`needed`, are of the part; None if all are."""
+        if self._where is None:
+            return None
+        pieces = [
+            pc.fill_null(self._where.array(self._emitted(piece, ()), piece.num_rows), False)
+            for piece in state.to_batches()
+        ]
+        return pa.chunked_array(pieces, pa.bool_())
+
     def rows(self, state: pa.Table, columns: Sequence[str] | None) -> pa.Table:
         """Shown columns (None: all of them) of rows of the state, of types as in :attr:`schema`.
 

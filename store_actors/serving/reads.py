@@ -118,7 +118,8 @@ class Reads:
         places, tables = [np.empty(0, np.int64)], []
         with self._kind(form).using(_partition(request.store_id)):
             for found, table in rows.find(keys, shown.needed(form.columns)):
-                places.append(found)
+                is_of_part = shown.is_of_part(table)
+                places.append(found if is_of_part is None else found[is_of_part.to_numpy()])
                 tables.append(shown.rows(table, form.columns))
         return FoundRows(version, newest[0], np.concatenate(places), pa.concat_tables(tables))
 

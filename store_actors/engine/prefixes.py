@@ -1,0 +1,68 @@
+"""Rows whose leading key columns are as in one of some prefixes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from store_actors.engine import index_kernels, row_kernels
+from store_actors.engine.arrays import Slots, Words
+from store_actors.engine.layout import words_of
+from store_actors.engine.table import GroupTable
+
+__all__ = ["PrefixMatch"]
+
+_ALL_BITS = np.uint64((1 << 64) - 1)
+
+
+class PrefixMatch:
+    """Which prefix each of many rows has, in one pass over them whatever the number of prefixes.
+
+    Parameters
+    ----------
+    table
+        Whose rows they are.
+    prefixes
+        Rows of its layout of which the first `columns` key columns count.
+
+    Attributes
+    ----------
+    words
+        Which words of the rows are looked at.
+    """
+
+    def __init__(self, table: GroupTable, prefixes: Words, columns: int) -> None:
+        layout = table.layout
+        first = layout.flag_words + layout.null_words
+        width = sum(words_of(slot.type) for slot in layout.keys[:columns])
+        # The first columns have their nulls in word 0, those beyond them in words of their own.
+        nulls = layout.null_bits(layout.keys[:columns])
+        self._mask, self.words = nulls.pop(0), [0, *nulls, *range(first, first + width)]
+        self._bits = np.array([self._mask, *nulls.values(), *[_ALL_BITS] * width], np.uint64)
+        width += len(nulls)
+        self._secret = table.secret
+        wanted = np.ascontiguousarray(prefixes[:, self.words] & self._bits)
+        self._index = np.zeros(1 << (len(wanted) * 2).bit_length(), np.uint64)
+        self._held = np.empty((len(wanted) + 1, 1 + width), np.uint64)
+        nothing_free, counters, slots = np.empty(0, np.int64), np.zeros(2, np.int64), np.empty(len(wanted), np.int64)
+        row_kernels.put(
+            self._index, self._held, wanted, self._mask, 1, width, self._secret, 0, nothing_free, counters, len(wanted), slots
+        )  # fmt: skip
+        #: Of equal prefixes the last one.
+        self._prefix_at = np.zeros(len(wanted) + 1, np.int64)
+        self._prefix_at[slots] = np.arange(len(wanted))
+
+    def places(self, rows: Words) -> Slots:
+        """Place of the prefix that each row has, -1 for none.
+
+        Parameters
+        ----------
+        rows
+            Only their :attr:`words`.
+        """
+        out = np.empty(len(rows), np.int64)
+        rows = rows & self._bits
+        keys = np.ascontiguousarray(rows[:, 1:])
+        index_kernels.lookup(
+            self._index, self._held, keys, np.ascontiguousarray(rows[:, 0]), self._mask, 1, self._secret, out
+        )
+        return np.where(out >= 0, self._prefix_at[out], -1)

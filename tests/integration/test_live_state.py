@@ -1,0 +1,235 @@
+"""State read beside its query, from the driver, another process and object storage alone: one finished version, as Spark has it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+import ray
+from pyspark.sql import functions as F
+
+import statefleet as sf
+from coordinator.deploy import NAMESPACE
+from tests.integration.streams import Feed, Run
+
+pytestmark = pytest.mark.filterwarnings("ignore::statefleet.UnboundedStateWarning")
+
+EVENTS = pa.schema([("user", pa.string()), ("ts", pa.timestamp("us", tz="UTC")), ("amount", pa.int64())])
+START = dt.datetime(2025, 1, 1, tzinfo=dt.UTC)
+USERS = 40
+ROWS = 200
+
+
+def events(batch: int) -> list[tuple[Any, ...]]:
+    """Of every user the same number in each batch."""
+    return [(f"u{number % USERS}", START + dt.timedelta(seconds=number), batch + 1) for number in range(ROWS)]
+
+
+@pytest.fixture
+def clicks(fleet: sf.Fleet, spark: Any, tmp_path: Path, name: str) -> Iterator[tuple[str, Feed, Run]]:
+    """Counts by user after three batches, with the query still there."""
+    feed = Feed(spark, tmp_path / "in", EVENTS)
+    for batch in range(3):
+        feed.add(events(batch))
+    grouped = fleet.stateful(feed.stream(), name=name, shards=5).groupBy("user")
+    counts = grouped.agg(F.count("*").alias("n"), F.sum("amount").alias("total"), F.avg("amount").alias("average"))
+    run = Run(counts, "update", tmp_path / "checkpoint")
+    run.wait()
+    yield name, feed, run
+    run.stop()
+
+
+def test_an_aggregation_is_its_result_by_key_and_as_a_table(fleet: sf.Fleet, clicks: tuple[str, Feed, Run]) -> None:
+    name, feed, run = clicks
+    state = fleet.state(name)
+    assert (state.keys, state.schema.names) == (("user",), ["user", "n", "total", "average"])
+    assert state.get({"user": "u7"}) == {"user": "u7", "n": 15, "total": 30, "average": 2.0}
+    assert state.get({"user": "nobody"}) is None
+    assert state.get({"user": None}) is None
+    assert state.get({"user": "u7"}, columns=["n"]) == {"n": 15}
+    found = state.multi_get([{"user": one} for one in ("u3", "nobody", "u0", "u3")], columns=["total"])
+    assert found.to_pylist() == [
+        {"user": "u3", "total": 30, "__found": True},
+        {"user": "nobody", "total": None, "__found": False},
+        {"user": "u0", "total": 30, "__found": True},
+        {"user": "u3", "total": 30, "__found": True},
+    ]
+    expected = feed.batch().groupBy("user").agg(F.count("*"), F.sum("amount"), F.avg("amount")).collect()
+    assert sorted(map(tuple, expected)) == sorted(tuple(row.values()) for row in state.scan().to_arrow().to_pylist())
+    assert state.scan(["user"], filter=[("n", ">", 15)]).to_arrow().num_rows == 0
+    assert state.scan(["user"], filter=pc.field("average") == 2, limit=3).to_arrow().num_rows == 3
+    assert state.prefix_scan({"user": "u1"}, ["n"]).to_arrow().to_pylist() == [{"n": 15}]
+    feed.add(events(3))
+    run.wait()
+    assert state.get({"user": "u7"}) == {"user": "u7", "n": 20, "total": 50, "average": 2.5}
+    assert state.at(3).get({"user": "u7"}) == {"user": "u7", "n": 15, "total": 30, "average": 2.0}
+    assert state.at(0).scan().to_arrow().num_rows == 0
+    assert state.versions() == range(5)
+
+
+def test_what_cannot_be_read_is_refused(fleet: sf.Fleet, clicks: tuple[str, Feed, Run]) -> None:
+    name, _, _ = clicks
+    state = fleet.state(name)
+    with pytest.raises(sf.InvalidRequestError, match="no such state"):
+        fleet.state("nothing").get({"user": "u1"})
+    with pytest.raises(sf.InvalidRequestError, match="a value for each key column"):
+        state.get({"name": "u1"})
+    with pytest.raises(sf.InvalidRequestError, match="does not fit its key column"):
+        state.get({"user": 7})
+    with pytest.raises(sf.InvalidRequestError, match="no such columns"):
+        state.get({"user": "u1"}, columns=["count"])
+    with pytest.raises(sf.InvalidRequestError, match="leading key columns"):
+        state.prefix_scan({"n": 1})
+    with pytest.raises(sf.InvalidRequestError, match="only one part"):
+        fleet.state(name, "left").get({"user": "u1"})
+    with pytest.raises(sf.InvalidRequestError, match="committed, latest"):
+        fleet.state(name, consistency="eventual")
+    with pytest.raises(sf.VersionNotFoundError, match="no such version"):
+        state.at(9)
+
+
+def test_every_read_is_one_cut_across_the_shards_and_operators_of_a_query(
+    fleet: sf.Fleet, spark: Any, tmp_path: Path, name: str
+) -> None:
+    """Each batch with data adds the same number of rows, so a read of parts of one shows in its sum."""
+    feed = Feed(spark, tmp_path / "in", EVENTS)
+    feed.add(events(0))
+    first = fleet.stateful(feed.stream().withWatermark("ts", "1 hour"), name=name, shards=4)
+    # Each row is new: its amount tells its batch.
+    kept = first.dropDuplicates(["user", "ts", "amount"])
+    counted = fleet.stateful(kept, name=f"{name}-counts", outputMode="append", shards=3)
+    counts = counted.groupBy(F.window("ts", "1 day"), "user").agg(F.count("*").alias("n"))
+    run = Run(counts, "append", tmp_path / "checkpoint")
+    run.wait()
+    #: Rows and counted rows of each version that was read, and these versions in order.
+    sums: dict[int, set[int]] = {}
+    seen: list[int] = []
+    problems: list[str] = []
+    stop = threading.Event()
+
+    def read() -> None:
+        live = sf.attach(fleet.uri)
+        kept, counted = live.state(name), live.state(f"{name}-counts")
+        keys = counted.scan(["window", "user"]).to_arrow()
+        while not stop.is_set():
+            for scan in (kept.scan(["user"]), counted.scan(["n"])):
+                rows = scan.to_arrow()
+                sums.setdefault(scan.version, set()).add(
+                    pc.sum(rows["n"]).as_py() if "n" in rows.schema.names else len(rows)
+                )
+                seen.append(scan.version)
+            found = pc.sum(counted.multi_get(keys)["n"]).as_py()
+            if found % ROWS:
+                problems.append(f"looked up: {found}")
+
+    def read_safely() -> None:
+        try:
+            read()
+        except Exception as error:  # noqa: BLE001 - it is told below
+            problems.append(repr(error))
+
+    reader = threading.Thread(target=read_safely)
+    reader.start()
+    for batch in range(1, 9):
+        feed.add(events(batch))
+        run.wait()
+        finished = fleet.state(name).version
+        assert finished >= batch + 1, "what Spark has finished is seen"
+    stop.set()
+    reader.join(60)
+    run.stop()
+    assert not problems, problems[:3]
+    assert all(len(one) == 1 and not min(one) % ROWS for one in sums.values()), sums
+    assert seen == sorted(seen), "nobody goes back"
+    assert len(sums) > 3
+
+
+def test_both_sides_of_a_join_and_rows_of_one_key(fleet: sf.Fleet, spark: Any, tmp_path: Path, name: str) -> None:
+    schema = pa.schema([("id", pa.int64()), ("v", pa.string())])
+    sides = [Feed(spark, tmp_path / side, schema) for side in ("left", "right")]
+    sides[0].add([(1, "a"), (1, "b"), (2, "c"), (None, "d")])
+    sides[1].add([(1, "x"), (3, "y")])
+    left, right = (feed.stream().withColumnRenamed("v", name) for feed, name in zip(sides, ("l", "r"), strict=True))
+    run = Run(fleet.stateful(left, name=name, shards=3).join(right, "id"), "append", tmp_path / "checkpoint")
+    run.wait()
+    assert fleet.state(name, "left").parts == ("left", "right")
+    with pytest.raises(sf.InvalidRequestError, match="several parts"):
+        fleet.state(name).scan()
+    state = fleet.state(name, "left")
+    assert sorted(row["l"] for row in state.get_all({"id": 1})) == ["a", "b"]
+    assert [row["r"] for row in fleet.state(name, "right").get_all({"id": 1})] == ["x"]
+    assert state.get_all({"id": 9}) == []
+    with pytest.raises(sf.InvalidRequestError, match="several rows"):
+        state.get({"id": 1})
+    assert sorted(state.multi_get([{"id": 2}, {"id": 1}]).column("l").to_pylist()[1:]) == ["a", "b"]
+    assert sorted(row["r"] for row in fleet.state(name, "right").scan().to_arrow().to_pylist()) == ["x", "y"]
+    run.stop()
+
+
+def test_keyed_stores_of_a_program_tell_their_own_columns(fleet: sf.Fleet, name: str) -> None:
+    keys, values = pa.schema([("user", pa.string()), ("day", pa.int64())]), pa.schema([("total", pa.int64())])
+    stores = {"totals": (keys, values), "seen": (keys, pa.schema([]))}
+    for partition in (0, 1):
+        with fleet.state_store(name, partition, stores=stores, shards=3) as store:
+            store.store("totals").put(user="ann", day=partition, total=10 * partition)
+            store.store("seen").put(user="bob", day=partition)
+            store.commit()
+    assert fleet.state(name, "totals").parts == ("seen", "totals")
+    totals = fleet.state(name, "totals")
+    assert totals.schema.names == ["user", "day", "total"]
+    assert totals.get({"user": "ann", "day": 1}) == {"user": "ann", "day": 1, "total": 10}
+    assert totals.prefix_scan({"user": "ann"}).to_arrow().num_rows == 2
+    assert fleet.state(name, "seen").scan().to_arrow().num_rows == 2
+    with pytest.raises(sf.InvalidRequestError, match="several parts"):
+        fleet.state(name).scan()
+
+
+def test_a_program_reads_and_leaves_no_trace(fleet: sf.Fleet, clicks: tuple[str, Feed, Run]) -> None:
+    name, _, run = clicks
+    run.stop()
+    objects = _objects_of(fleet)
+    before = {info.path for info in objects.list("")}, _actors()
+    program = (
+        "import sys, json, statefleet as sf\n"
+        f"state = sf.attach({fleet.uri!r}, address={ray.get_runtime_context().gcs_address!r}).state({name!r})\n"
+        "print(json.dumps([state.get({'user': 'u7'}), state.scan().to_arrow().num_rows, 'pyspark' in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told == [{"user": "u7", "n": 15, "total": 30, "average": 2.0}, USERS, False]
+    offline = sf.attach(fleet.uri, offline=True).state(name)
+    assert offline.get({"user": "u7"}) == told[0]
+    assert offline.at(1).get({"user": "u7"}) == {"user": "u7", "n": 5, "total": 5, "average": 1.0}
+    live, stored = (one.scan().to_arrow().sort_by("user") for one in (fleet.state(name), offline))
+    assert live.equals(stored)
+    assert ({info.path for info in objects.list("")}, _actors()) == before
+
+
+def test_a_store_actor_that_dies_is_read_again(fleet: sf.Fleet, clicks: tuple[str, Feed, Run]) -> None:
+    name, _, _ = clicks
+    state = fleet.state(name)
+    for actor in fleet.status()["store_actors"]:
+        if actor["alive"]:
+            ray.kill(ray.get_actor(actor["actor_name"], namespace=NAMESPACE), no_restart=False)
+    assert state.get({"user": "u7"}) == {"user": "u7", "n": 15, "total": 30, "average": 2.0}
+    assert state.scan().to_arrow().num_rows == USERS
+
+
+def _objects_of(fleet: sf.Fleet) -> Any:
+    from coordinator.storage.uris import open_object_store
+
+    return open_object_store(fleet.uri)
+
+
+def _actors() -> set[str]:
+    return {one["name"] for one in ray.util.list_named_actors(all_namespaces=True)}
