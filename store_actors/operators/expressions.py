@@ -36,7 +36,7 @@ The meaning is Spark's without ANSI mode: nulls by three-valued logic, NaN equal
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -192,20 +192,23 @@ def _field(node: Node, args: Sequence[Datum]) -> Datum:
     return pc.struct_field(args[0], kind.get_field_index(node["name"]))
 
 
-def _each(node: Node, args: Sequence[Datum]) -> pa.Array:
-    lists = numbers.as_array(args[0], 1)
-    if not pa.types.is_list(lists.type):
-        raise UnfitError(f"{lists.type} is no list")
+def _each(node: Node, args: Sequence[Datum]) -> Datum:
+    if not pa.types.is_list(args[0].type):
+        raise UnfitError(f"{args[0].type} is no list")
+    return numbers.on_arrays(partial(_each_of, node["of"]), args[0])
+
+
+def _each_of(tree: Node, lists: pa.Array) -> pa.Array:
     flat = lists.flatten()
-    made = numbers.as_array(_evaluate(node["of"], {_ELEMENT: flat}, len(flat)), len(flat))
+    made = numbers.as_array(_evaluate(tree, {_ELEMENT: flat}, len(flat)), len(flat))
     ends = np.cumsum(np.concatenate([[0], np.asarray(pc.fill_null(pc.list_value_length(lists), 0))]), dtype=np.int32)
     return pa.ListArray.from_arrays(pa.array(ends), made, mask=pc.is_null(lists))
 
 
-def _unpacked(node: Node, args: Sequence[Datum]) -> pa.Array:
+def _unpacked(node: Node, args: Sequence[Datum]) -> Datum:
     if not pa.types.is_binary(args[0].type):
         raise UnfitError(f"{args[0].type} is no binary")
-    return unpacked(numbers.as_array(args[0], 1), string_to_type(node["type"]))
+    return numbers.on_arrays(partial(unpacked, kind=string_to_type(node["type"])), args[0])
 
 
 def _case(_: Node, args: Sequence[Datum]) -> Datum:

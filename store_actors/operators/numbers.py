@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -26,15 +28,19 @@ __all__ = [
     "floor",
     "logarithm",
     "negated",
+    "on_arrays",
     "square_root",
     "timestamp",
 ]
 
 #: One value for each row, or one for all.
 Datum: TypeAlias = "pa.Array | pa.Scalar"
+Doubles: TypeAlias = npt.NDArray[np.float64]
 
 #: Digits that a decimal has at most while it is computed with.
 _DIGITS = 76
+#: Furthest time, in milliseconds, that microseconds in 64 bits reach.
+_FURTHEST_MS = (2**63 - 1) // 1000
 #: Neighbours in its tables of which HyperLogLog++ takes the mean.
 _NEIGHBOURS = 6
 
@@ -46,6 +52,14 @@ class UnfitError(Exception):
 def as_array(value: Datum, size: int) -> pa.Array:
     """One value for each of `size` rows."""
     return pa.repeat(value, size) if isinstance(value, pa.Scalar) else value
+
+
+def on_arrays(compute: Callable[..., pa.Array], *values: Datum) -> Datum:
+    """What is computed of arrays only, of these values: one for all rows again, if each of them is."""
+    arrays = [one for one in values if isinstance(one, pa.Array)]
+    if not arrays:
+        return compute(*(pa.repeat(one, 1) for one in values))[0]
+    return compute(*(as_array(one, len(arrays[0])) for one in values))
 
 
 def check_alike(left: Datum, right: Datum) -> None:
@@ -99,10 +113,10 @@ def _may_cast(former: pa.DataType, wanted: pa.DataType) -> bool:
 
 def timestamp(value: Datum, unit: str) -> Datum:
     """An integer since the epoch, in `unit`, as an instant; null beyond those that microseconds reach."""
-    if not pa.types.is_integer(value.type):
+    if not pa.types.is_int64(value.type) or unit not in ("us", "ms"):
         raise UnfitError(f"{value.type} is no count of {unit}")
     if unit == "ms":
-        is_near = pc.less_equal(pc.abs(value), (2**63 - 1) // 1000)
+        is_near = pc.and_(pc.less_equal(value, _FURTHEST_MS), pc.greater_equal(value, -_FURTHEST_MS))
         value = pc.if_else(is_near, pc.multiply(value, 1000), pa.scalar(None, pa.int64()))
     return pc.cast(value, pa.timestamp("us", "UTC"))
 
@@ -149,7 +163,7 @@ def _of_decimals(op: str, left: Datum, right: Datum, wanted: pa.DataType | None)
 
 
 def _without_zero(value: Datum) -> Datum:
-    zero = pa.scalar(0).cast(value.type)
+    zero = pa.scalar(Decimal(0) if pa.types.is_decimal(value.type) else 0, value.type)
     return pc.if_else(pc.equal(value, zero), pa.scalar(None, value.type), value)
 
 
@@ -215,16 +229,17 @@ def divided_to_nearest(left: Datum, right: Datum) -> Datum:
     """
     if not ((pa.types.is_duration(left.type) or pa.types.is_integer(left.type)) and pa.types.is_integer(right.type)):
         raise UnfitError(f"{left.type} / {right.type} is not rounded here")
-    size = max(len(one) if isinstance(one, pa.Array) else 1 for one in (left, right))
-    divisors = as_array(_without_zero(pc.cast(right, pa.int64())), size)
-    dividends = as_array(pc.cast(left, pa.int64()), size)
+    return on_arrays(_divided, left, _without_zero(pc.cast(right, pa.int64())))
+
+
+def _divided(dividends: pa.Array, divisors: pa.Array) -> pa.Array:
     is_null = np.asarray(pc.or_(pc.is_null(dividends), pc.is_null(divisors)))
-    numbers, by = (np.asarray(pc.fill_null(one, 1)) for one in (dividends, divisors))
+    numbers, by = (np.asarray(pc.fill_null(pc.cast(one, pa.int64()), 1)) for one in (dividends, divisors))
     sizes, steps = (np.abs(one).view(np.uint64) for one in (numbers, by))
     quotients = sizes // steps
     quotients += (sizes - quotients * steps) >= steps - steps // np.uint64(2)
     signed = np.where((numbers < 0) != (by < 0), -quotients.view(np.int64), quotients.view(np.int64))
-    return pc.cast(pa.array(signed, mask=is_null), left.type, safe=False)
+    return pc.cast(pa.array(signed, mask=is_null), dividends.type, safe=False)
 
 
 def _number(value: Datum, what: str, *, floating: bool = False) -> Datum:
@@ -260,25 +275,26 @@ def logarithm(value: Datum) -> Datum:
 
 def floor(value: Datum) -> Datum:
     """The next smaller whole number, of 64 bits."""
-    return _whole(pc.floor(_number(value, "floor", floating=True)))
+    return on_arrays(_whole, pc.floor(_number(value, "floor", floating=True)))
 
 
 def ceiling(value: Datum) -> Datum:
     """The next larger whole number, of 64 bits."""
-    return _whole(pc.ceil(_number(value, "ceiling", floating=True)))
+    return on_arrays(_whole, pc.ceil(_number(value, "ceiling", floating=True)))
 
 
-def _whole(value: Datum) -> pa.Array:
-    array = as_array(value, 1)
+def _whole(array: pa.Array) -> pa.Array:
     whole = whole_numbers(np.asarray(pc.fill_null(array, 0.0), np.float64))
     return pa.array(whole, mask=np.asarray(pc.is_null(array)))
 
 
-def bias(value: Datum, raw: Sequence[float], biases: Sequence[float]) -> pa.Array:
+def bias(value: Datum, raw: Sequence[float], biases: Sequence[float]) -> Datum:
     """What HyperLogLog++ says that estimates are too large by: the mean over the estimates of `raw` that are nearest to each."""
     _number(value, "bias", floating=True)
-    array = as_array(value, 1)
-    estimates, table = np.asarray(raw, np.float64), np.asarray(biases, np.float64)
+    return on_arrays(partial(_mean_bias, np.asarray(raw, np.float64), np.asarray(biases, np.float64)), value)
+
+
+def _mean_bias(estimates: Doubles, table: Doubles, array: pa.Array) -> pa.Array:
     given = np.asarray(pc.fill_null(array, 0.0), np.float64)
     low = np.maximum(np.searchsorted(estimates, given) - _NEIGHBOURS + 1, 0)
     high = np.minimum(low + _NEIGHBOURS, len(estimates))

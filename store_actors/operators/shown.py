@@ -18,7 +18,7 @@ Without a description, as in states from before there was any, a reader is shown
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -82,7 +82,8 @@ class ShownColumns:
         InvalidRequestError
             There is no such part; names those that there are.
         """
-        described = schema.shown or {"": _as_they_are(schema)}
+        schema = schema if schema.shown else _undescribed(schema)
+        described = schema.shown
         if part not in described:
             raise InvalidRequestError(
                 "the state has several lists of rows; say which one to read"
@@ -169,21 +170,14 @@ class ShownColumns:
         """
         trees = self._chosen(columns)
         read = self._read(columns)
-        needed = {id(one): one for name, one in self._accumulators.items() if name in read}.values()
         schema = pa.schema([(name, tree.type) for name, tree in trees.items()])
         # Piece by piece: one column of all rows may have more text than Arrow has in a piece.
-        shown = [self._shown(piece, trees, schema, tuple(needed)) for piece in state.to_batches()]
+        shown = [self._shown(self._emitted(piece, read), piece.num_rows, trees, schema) for piece in state.to_batches()]
         return pa.Table.from_batches(shown, schema=schema)
 
     def _shown(
-        self,
-        rows: pa.RecordBatch,
-        trees: Mapping[str, ExpressionTree],
-        schema: pa.Schema,
-        accumulators: tuple[Accumulator, ...],
+        self, columns: Mapping[str, pa.Array], size: int, trees: Mapping[str, ExpressionTree], schema: pa.Schema
     ) -> pa.RecordBatch:
-        columns = self._emitted(rows, accumulators)
-        size = rows.num_rows
         try:
             if self._where is not None:
                 mask = pc.fill_null(self._where.array(columns, size), False)
@@ -192,21 +186,19 @@ class ShownColumns:
             arrays = [tree.array(columns, size) for tree in trees.values()]
         except NotComputableError as error:
             raise _refused(error) from error
-        if not arrays:
-            return pa.RecordBatch.from_struct_array(pa.array([{}] * size, pa.struct([])))
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    def _emitted(self, rows: pa.RecordBatch, accumulators: tuple[Accumulator, ...]) -> dict[str, pa.Array]:
-        """Columns that trees are over."""
-        columns = dict(zip(rows.schema.names, rows.columns, strict=True))
-        made = tuple(one for one in accumulators if one.result)
+    def _emitted(self, rows: pa.RecordBatch, read: Set[str]) -> dict[str, pa.Array]:
+        """Columns that trees read."""
+        made = {id(one): one for name, one in self._accumulators.items() if name in read and one.result}
+        columns = {name: column for name, column in zip(rows.schema.names, rows.columns, strict=True) if name in read}
         if not made:
             return columns
         # The engine's compiled code is loaded only by who needs it.
         from store_actors.engine.results import results_of
 
-        state = pa.table({field.name: columns[field.name] for one in made for field in one.state})
-        results = results_of(state, replace(self._schema, keys=(), accumulators=made))
+        state = pa.table({field.name: rows.column(field.name) for one in made.values() for field in one.state})
+        results = results_of(state, replace(self._schema, keys=(), accumulators=tuple(made.values())))
         return columns | {name: results.column(name).combine_chunks() for name in results.column_names}
 
     def key_leaves(self, keys: pa.Table) -> pa.RecordBatch:
@@ -234,15 +226,16 @@ def _spec(store: Mapping[str, Any]) -> StoreSpec:
     return StoreSpec(store["name"], keys, values, store["due"])
 
 
-def _as_they_are(schema: StateSchema) -> Mapping[str, Any]:
-    """Rows as the state has them."""
+def _undescribed(schema: StateSchema) -> StateSchema:
+    """A schema with a description of the rows as the state has them."""
+    accumulators = tuple(replace(one, result=()) for one in schema.accumulators)
     keys = {field.name for field in schema.input_keys}
-    named = [*schema.input_keys, *(field for field in schema.keys if field.name not in keys), *schema.emitted_fields]
-    columns = (
+    named = sorted((*schema.keys, *schema.state_fields), key=lambda field: field.name not in keys)
+    columns = [
         {"name": field.name, "value": {"op": "column", "name": field.name}, "key": field.name in keys}
         for field in named
-    )
-    return {"columns": list(columns)}
+    ]
+    return replace(schema, accumulators=accumulators, shown={"": {"columns": columns}})
 
 
 def _refused(error: NotComputableError) -> InvalidRequestError:

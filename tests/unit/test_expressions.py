@@ -1,0 +1,225 @@
+"""Expression trees on columns: what each operation gives, as Spark computes it without ANSI mode."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from decimal import ROUND_HALF_UP, Decimal, localcontext
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store_actors.engine.arrays import whole_numbers
+from store_actors.operators.expressions import ExpressionTree, NotComputableError
+from store_actors.packed_values import packed
+from store_actors.type_names import string_to_type
+
+Node = dict[str, Any]
+
+
+def column(name: str) -> Node:
+    return {"op": "column", "name": name}
+
+
+def literal(kind: str, value: object) -> Node:
+    return {"op": "literal", "type": kind, "value": value}
+
+
+def call(op: str, *args: Node, **facts: Any) -> Node:
+    return {"op": op, "args": list(args), **facts}
+
+
+def computed(tree: Node, **columns: pa.Array) -> list[Any]:
+    """Values of a tree; the columns may be arrays that begin within their buffers."""
+    size = len(next(iter(columns.values()))) if columns else 2
+    shifted = {name: pa.concat_arrays([one[-1:], one])[1:] for name, one in columns.items()}
+    found = ExpressionTree(tree, {name: one.type for name, one in columns.items()})
+    made = found.array(shifted, size)
+    assert (made.type, len(made)) == (found.type, size)
+    return made.to_pylist()  # type: ignore[no-any-return]
+
+
+def doubles(*values: float | None) -> pa.Array:
+    return pa.array(values, pa.float64())
+
+
+def longs(*values: int | None) -> pa.Array:
+    return pa.array(values, pa.int64())
+
+
+def decimals(kind: str, *values: str | None) -> pa.Array:
+    return pa.array([None if one is None else Decimal(one) for one in values], string_to_type(kind))
+
+
+X, Y = column("x"), column("y")
+
+
+def test_what_is_divided_by_zero_is_null() -> None:
+    assert computed(call("/", X, Y), x=doubles(1, -3, 1, None), y=doubles(0.0, 2, -0.0, 1)) == [None, -1.5, None, None]
+    assert computed(call("/", X, literal("float64", 0.0)), x=doubles(1.0)) == [None]
+    tree = call("/", X, Y, type="decimal(12,6)")
+    found = computed(
+        tree, x=decimals("decimal(10,2)", "1", "2.00", None), y=decimals("decimal(5,1)", "3.0", "0.0", "1")
+    )
+    assert found == [Decimal("0.333333"), None, None]
+
+
+def test_roots_and_logarithms_outside_their_range() -> None:
+    assert repr(computed(call("sqrt", X), x=doubles(4, -1, None))) == "[2.0, nan, None]"
+    assert repr(computed(call("ln", X), x=doubles(1, 0.0, -1, None, math.nan))) == "[0.0, None, None, None, nan]"
+
+
+def test_whole_numbers_are_cut_off_as_in_java() -> None:
+    given_values = [1.5, -1.5, math.nan, math.inf, -math.inf, 1e300, -(2.0**63), None]
+    assert computed(call("floor", X), x=doubles(*given_values)) == [
+        1,
+        -2,
+        0,
+        2**63 - 1,
+        -(2**63),
+        2**63 - 1,
+        -(2**63),
+        None,
+    ]
+    assert computed(call("ceil", X), x=doubles(1.5, -1.5, None)) == [2, -1, None]
+    assert computed(call("floor", literal("float64", 2.5)), x=longs(1, 2)) == [2, 2]
+    assert whole_numbers(np.array([-1e19, 2.9, -2.9])).tolist() == [-(2**63), 2, -2]
+
+
+@given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-9, 9)), min_size=1))
+def test_durations_are_divided_to_the_nearest_microsecond(pairs: list[tuple[int, int]]) -> None:
+    def nearest(one: int, by: int) -> int:
+        with localcontext() as context:
+            context.prec = 40
+            return int((Decimal(one) / by).quantize(Decimal(1), ROUND_HALF_UP))
+
+    one, by = (pa.array(part, pa.int64()) for part in zip(*pairs, strict=True))
+    found = computed(call("rounded /", X, Y), x=one.cast(pa.duration("us")).cast(pa.int64()), y=by)
+    expected = [None if by == 0 else nearest(one, by) for one, by in pairs]
+    # The least number by -1 is itself, as everywhere in 64 bits.
+    assert found == [value if value is None or value < 2**63 else -(2**63) for value in expected]
+    kind = ExpressionTree(call("rounded /", X, Y), {"x": pa.duration("us"), "y": pa.int32()}).type
+    assert kind == pa.duration("us")
+
+
+DECIMALS = st.decimals(-(10**6), 10**6, places=3)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(DECIMALS, DECIMALS), min_size=1))
+def test_decimals_are_rounded_to_the_type_of_the_result(pairs: list[tuple[Decimal, Decimal]]) -> None:
+    one, other = (pa.array(part, pa.decimal128(10, 3)) for part in zip(*pairs, strict=True))
+    operations = {
+        "+": lambda a, b: a + b,
+        "-": lambda a, b: a - b,
+        "*": lambda a, b: a * b,
+        "/": lambda a, b: a / b if b else None,
+    }
+    for op, compute in operations.items():
+        expected = []
+        for a, b in pairs:
+            with localcontext() as context:
+                context.prec = 60
+                exact = compute(a, b)
+            rounded = None if exact is None else exact.quantize(Decimal("0.01"), ROUND_HALF_UP)
+            expected.append(rounded if rounded is not None and abs(rounded) < 10**7 else None)
+        assert computed(call(op, X, Y, type="decimal(9,2)"), x=one, y=other) == expected
+
+
+def test_casts_of_decimals() -> None:
+    cast = call("cast", X, type="decimal(4,1)")
+    assert computed(cast, x=decimals("decimal(10,3)", "999.94", "999.95", "-0.05", None)) == [
+        Decimal("999.9"), None, Decimal("-0.1"), None,
+    ]  # fmt: skip
+    assert computed(cast, x=doubles(0.25, 1e-300, 999.95, 1e300, math.nan, -math.inf, None)) == [
+        Decimal("0.3"), Decimal("0.0"), None, None, None, None, None,
+    ]  # fmt: skip
+    assert computed(cast, x=longs(999, 1000, -(2**63))) == [Decimal("999.0"), None, None]
+    to_double = call("cast", X, type="float64")
+    assert computed(to_double, x=decimals("decimal(38,3)", "12345678901234567890.123", "0.1")) == [
+        12345678901234567890.123,
+        0.1,
+    ]
+
+
+def test_a_case_is_its_first_value_whose_condition_is_true() -> None:
+    tree = call(
+        "case",
+        call(">", X, literal("int64", 2)),
+        literal("string", "large"),
+        call("isnull", X),
+        Y,
+        literal("string", None),
+    )
+    assert computed(tree, x=longs(3, None, 1), y=pa.array(["a", "b", "c"])) == ["large", "b", None]
+    assert computed(call("case", literal("bool", None), X, Y), x=longs(1), y=longs(2)) == [2]
+    assert computed(call("coalesce", X, literal("int64", 7)), x=longs(None, 1)) == [7, 1]
+
+
+def test_structs_with_and_without_a_leaf_for_null() -> None:
+    window = call("struct", X, Y, names=["start", "end"])
+    assert computed(window, x=longs(1, None), y=longs(2, 3)) == [{"start": 1, "end": 2}, {"start": None, "end": 3}]
+    nullable = {**window, "null": "n"}
+    flags = pa.array([False, True, None])
+    assert computed(nullable, x=longs(1, 2, 3), y=longs(4, 5, 6), n=flags) == [{"start": 1, "end": 4}, None, None]
+    assert computed(call("field", nullable, name="end"), x=longs(1, 2, 3), y=longs(4, 5, 6), n=flags) == [4, None, None]
+    assert ExpressionTree(nullable, {"x": pa.int64(), "y": pa.int64(), "n": pa.bool_()}).columns == ("n", "x", "y")
+
+
+def test_each_element_of_a_list() -> None:
+    tree = call("each", X, of=call("cast", {"op": "element"}, type="decimal(3,1)"))
+    lists = pa.array([[1.25, None], None, [], [2.0]], pa.list_(pa.float64()))
+    assert computed(tree, x=lists) == [[Decimal("1.3"), None], None, [], [Decimal("2.0")]]
+
+
+def test_times_since_the_epoch_and_packed_values() -> None:
+    second = dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=dt.UTC)
+    assert computed(call("timestamp", X, unit="us"), x=longs(1_000_000, None)) == [second, None]
+    assert computed(call("timestamp", X, unit="ms"), x=longs(1000, 2**63 - 1, -(2**63))) == [second, None, None]
+    values = pa.array([[1, None], None, []], pa.list_(pa.int32()))
+    assert computed(call("unpacked", X, type="array<int32>"), x=packed(values)) == values.to_pylist()
+
+
+def test_numbers_that_json_does_not_have() -> None:
+    tree = call("<", X, literal("float64", "NaN"))
+    assert computed(tree, x=doubles(math.inf, math.nan)) == [True, False]
+    assert computed(call("=", X, literal("float64", "-Infinity")), x=doubles(-math.inf)) == [True]
+
+
+def test_a_bias_is_the_mean_of_the_nearest_six() -> None:
+    raw = [float(place) for place in range(10)]
+    tree = call("bias", X, raw=raw, bias=[10.0 * place for place in range(10)])
+    # Of 4.4 the nearest are 2 to 7; below and above the table its ends.
+    assert computed(tree, x=doubles(4.4, -3.0, 99.0, None)) == [45.0, 25.0, 70.0, None]
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        call("/", X, X),
+        call("+", column("d"), column("d")),
+        call("*", column("wide"), column("wide"), type="decimal(38,0)"),
+        call("sqrt", X),
+        call("case", column("b"), X, column("d")),
+        call("case", column("b"), X),
+        call("coalesce", X, column("b")),
+        call("field", X, name="a"),
+        call("each", X, of=X),
+        call("each", column("l"), of=X),
+        call("timestamp", X, unit="s"),
+        call("cast", X),
+        call("cast", column("b"), type="int64"),
+        call("struct", X, names=["a"], null="nowhere"),
+        {"op": "element"},
+        {"op": "literal", "type": "array<int32>", "value": "[1]"},
+        {},
+    ],
+)
+def test_what_cannot_be_computed_is_told_beforehand(tree: Node) -> None:
+    types = {"x": "int64", "d": "decimal(10,2)", "wide": "decimal(38,0)", "b": "bool", "l": "array<int64>"}
+    with pytest.raises(NotComputableError):
+        ExpressionTree(tree, {name: string_to_type(kind) for name, kind in types.items()})

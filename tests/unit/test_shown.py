@@ -1,0 +1,314 @@
+"""What a reader is shown of rows of a state, and rows found by keys as they are shown."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+import struct
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from coordinator.compatibility import check_metadata, same_description, same_state
+from coordinator.core import StateLedger
+from coordinator.errors import InvalidRequestError
+from coordinator.model import StateMetadata, TaskIdentity
+from coordinator.records import SchemaChanged
+from store_actors.operators.shown import ShownColumns
+from store_actors.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
+
+Node = dict[str, Any]
+
+
+def column(name: str) -> Node:
+    return {"op": "column", "name": name}
+
+
+SUM = Accumulator(AccumulatorKind.SUM_FLOAT, ("v0",), (Field("a0_sum", "float64"),), "Sum(`v`)")
+COUNT = Accumulator(AccumulatorKind.COUNT_ROWS, (), (Field("a1_count", "int64", False),), "Count(1)")
+MODE = Accumulator(
+    AccumulatorKind.COUNTED,
+    ("v1",),
+    (Field("a2_values", "counts<string>", False),),
+    "Mode(`s`)",
+    result=(Field("a2_values", "string"),),
+)
+WINDOW: Node = {"op": "struct", "names": ["start", "end"], "args": [column("k0_0"), column("k0_1")], "null": "k0_null"}
+AVERAGE: Node = {"op": "/", "args": [column("a0_sum"), {"op": "cast", "type": "float64", "args": [column("a1_count")]}]}
+GROUPS = StateSchema(
+    keys=(
+        Field("k0_null", "bool", False),
+        Field("k0_0", "timestamp"),
+        Field("k0_1", "timestamp"),
+        Field("k1", "float64"),
+    ),
+    inputs=(),
+    accumulators=(SUM, COUNT, MODE),
+    expiry_key="k0_1",
+    delay_ms=1000,
+    output_mode="update",
+    shown={
+        "": {
+            "columns": [
+                {"name": "window", "value": WINDOW, "key": True},
+                {"name": "x", "value": column("k1"), "key": True},
+                {"name": "avg(v)", "value": AVERAGE},
+                {"name": "usual", "value": column("a2_values")},
+            ],
+            "not_shown": [{"name": "text", "why": "because"}],
+        }
+    },
+)
+NOON = dt.datetime(2024, 1, 1, 12, tzinfo=dt.UTC)
+MINUTE = {"start": NOON, "end": NOON + dt.timedelta(minutes=1)}
+
+
+def rows(schema: StateSchema, *values: tuple[Any, ...]) -> pa.Table:
+    columns = zip(*values, strict=True)
+    arrays = [pa.array(list(one), field.type) for one, field in zip(columns, schema.row_schema(), strict=True)]
+    return pa.Table.from_arrays(arrays, schema=schema.row_schema())
+
+
+COUNTED = [{"value": "a", "count": 1}, {"value": "b", "count": 3}]
+STATE = pa.concat_tables(
+    [
+        rows(GROUPS, (False, NOON, MINUTE["end"], 1.5, 7.0, 2, COUNTED)),
+        rows(GROUPS, (True, None, None, None, None, 0, [])),
+    ]
+)
+
+
+def test_columns_are_made_of_what_the_accumulators_emit() -> None:
+    shown = ShownColumns.of(GROUPS)
+    table = shown.rows(STATE, None)
+    assert table.schema == shown.schema
+    assert table.to_pylist() == [
+        {"window": MINUTE, "x": 1.5, "avg(v)": 3.5, "usual": "b"},
+        {"window": None, "x": None, "avg(v)": None, "usual": None},
+    ]
+    assert (shown.keys, shown.not_shown, ShownColumns.parts_of(GROUPS)) == (("window", "x"), {"text": "because"}, ())
+    assert shown.rows(STATE.slice(0, 0), None).schema == shown.schema
+
+
+def test_only_the_columns_that_are_needed_are_asked_for() -> None:
+    shown = ShownColumns.of(GROUPS)
+    assert shown.needed(None) == tuple(GROUPS.row_schema().names)
+    assert shown.needed(["usual"]) == ("a2_values",)
+    assert shown.needed(["avg(v)", "window"]) == ("k0_null", "k0_0", "k0_1", "a0_sum", "a1_count")
+    for names in (["usual"], ["avg(v)", "window"], ["x"]):
+        part = shown.rows(STATE.select(shown.needed(names)), names)
+        assert part == shown.rows(STATE, None).select(names)
+    with pytest.raises(InvalidRequestError, match=r"no columns.*nowhere.*window"):
+        shown.needed(["x", "nowhere"])
+    with pytest.raises(InvalidRequestError, match="no columns"):
+        shown.rows(STATE, ["nowhere"])
+
+
+def test_states_without_a_description_are_shown_as_they_are() -> None:
+    top = StateSchema(
+        (Field("k0", "string"), Field("__row", "int64", False)), (), (SUM, MODE), None, None, "update", OperatorKind.TOP
+    )
+    shown = ShownColumns.of(top)
+    assert shown.schema == top.row_schema().remove_metadata() or shown.schema.names == top.row_schema().names
+    state = rows(top, ("a", 1, 2.5, COUNTED))
+    assert shown.rows(state, None).to_pylist() == state.to_pylist()
+    assert shown.keys == ("k0",)
+    assert ShownColumns.parts_of(top) == ()
+
+
+SIDES = StateSchema(
+    keys=(Field("k0", "string"), Field("__row", "int64", False)),
+    inputs=(),
+    accumulators=tuple(
+        Accumulator(AccumulatorKind.VALUE, (), (one,))
+        for one in (Field("__side", "int8", False), Field("l0", "int64"), Field("r0", "int64"))
+    ),
+    expiry_key=None,
+    delay_ms=None,
+    output_mode="append",
+    operator=OperatorKind.JOIN,
+    shown={
+        side: {
+            "columns": [
+                {"name": "user", "value": column("k0"), "key": True},
+                {"name": "ms", "value": column(f"{side[0]}0")},
+            ],
+            "where": {"op": "=", "args": [column("__side"), {"op": "literal", "type": "int8", "value": number}]},
+        }
+        for number, side in enumerate(("left", "right"))
+    },
+)
+
+
+def test_a_part_has_its_own_rows_only() -> None:
+    state = rows(SIDES, ("a", 0, 0, 1, None), ("b", 1, 1, None, 2), ("a", 2, 0, 3, None))
+    left, right = (ShownColumns.of(SIDES, part) for part in ShownColumns.parts_of(SIDES))
+    assert left.rows(state, ["ms"]).to_pylist() == [{"ms": 1}, {"ms": 3}]
+    assert right.rows(state, None).to_pylist() == [{"user": "b", "ms": 2}]
+    assert right.rows(state.slice(0, 1), None).num_rows == 0
+    assert right.needed(["user"]) == ("k0", "__side")
+    with pytest.raises(InvalidRequestError, match=r"say which one.*left"):
+        ShownColumns.of(SIDES)
+    with pytest.raises(InvalidRequestError, match="leave its name out"):
+        ShownColumns.of(GROUPS, "left")
+
+
+def test_columns_of_a_keyed_store() -> None:
+    part = {
+        "columns": [{"name": "user", "value": column("k0"), "key": True}, {"name": "n", "value": column("s_n")}],
+        "store": {
+            "name": "list.x",
+            "keys": [{"name": "k0", "type": "string"}, {"name": "place", "type": "int64", "nullable": False}],
+            "values": [{"name": "s_n", "type": "int32"}],
+            "due": None,
+        },
+    }
+    schema = StateSchema(
+        (Field("k0", "string"),), (), (), None, None, "update", OperatorKind.TRANSFORM, shown={"list.x": part}
+    )
+    shown = ShownColumns.of(schema, "list.x")
+    assert shown.store is not None
+    assert (shown.store.name, [one.name for one in shown.store.keys]) == ("list.x", ["k0", "place"])
+    assert shown.needed(None) == ("k0", "s_n")
+    state = pa.table({"k0": ["a"], "place": [0], "s_n": pa.array([5], pa.int32())})
+    assert shown.rows(state, None).to_pylist() == [{"user": "a", "n": 5}]
+
+
+def test_a_tree_that_cannot_be_evaluated_is_refused() -> None:
+    shown = {"": {"columns": [{"name": "x", "value": {"op": "later", "args": []}}]}}
+    with pytest.raises(InvalidRequestError, match="cannot be computed"):
+        ShownColumns.of(replace(GROUPS, shown=shown))
+
+
+# -- keys ---------------------------------------------------------------------------------------------------------------
+
+
+def bits(value: float) -> bytes:
+    return struct.pack("<d", value)
+
+
+def test_keys_as_they_are_shown_become_those_of_the_state() -> None:
+    shown = ShownColumns.of(GROUPS)
+    of_state = STATE.select([field.name for field in GROUPS.keys]).to_pylist()
+    assert shown.key_leaves(shown.rows(STATE, ["x", "window"])).to_pylist() == of_state
+    given = pa.table({"x": [2, None], "window": [{"end": NOON, "start": NOON}, None]})
+    leaves = shown.key_leaves(given)
+    assert leaves.schema == pa.schema([field.arrow() for field in GROUPS.keys])
+    assert leaves.to_pylist() == [
+        {"k0_null": False, "k0_0": NOON, "k0_1": NOON, "k1": 2.0},
+        {"k0_null": True, "k0_0": None, "k0_1": None, "k1": None},
+    ]
+    nothing = shown.key_leaves(pa.table({"x": pa.nulls(1), "window": pa.nulls(1)}))
+    assert nothing.to_pylist() == leaves.slice(1).to_pylist()
+
+
+def test_floats_are_found_as_spark_groups_them() -> None:
+    kinds = ["float64", "float32", "array<float64>", 'struct<"a":array<float32>>']
+    fields = tuple(Field(f"k{place}", kind) for place, kind in enumerate(kinds))
+    described = {"": {"columns": [{"name": one.name, "value": column(one.name), "key": True} for one in fields]}}
+    schema = StateSchema(fields, (), (), None, None, "update", shown=described)
+    other_nan = struct.unpack("<d", b"\x01\x00\x00\x00\x00\x00\xf8\xff")[0]
+    types = [pa.float64(), pa.float64(), pa.list_(pa.float64()), pa.struct([("a", pa.list_(pa.float32()))])]
+    values = [[-0.0, other_nan], [-0.0, 0.1], [[-0.0, None, other_nan], None], [{"a": [-0.0]}, None]]
+    keys = pa.table({one.name: pa.array(some, kind) for one, some, kind in zip(fields, values, types, strict=True)})
+    found = ShownColumns.of(schema).key_leaves(keys).to_pydict()
+    assert [bits(one) for one in found["k0"]] == [bits(0.0), bits(math.nan)]
+    assert found["k1"] == [0.0, struct.unpack("<f", struct.pack("<f", 0.1))[0]]
+    assert [bits(found["k2"][0][place]) for place in (0, 2)] == [bits(0.0), bits(math.nan)]
+    assert found["k2"][1] is None
+    assert repr(found["k3"]) == "[{'a': [0.0]}, None]"
+    as_they_are = ShownColumns.of(replace(schema, operator=OperatorKind.DEDUPLICATE)).key_leaves(keys).to_pydict()
+    assert repr([as_they_are["k0"][0], as_they_are["k2"][0][0]]) == "[-0.0, -0.0]"
+
+
+def test_a_null_struct_that_equals_nothing_is_a_null_leaf() -> None:
+    keys = (
+        Field("k0_null", "bool"),
+        Field("k0_0", "timestamp"),
+        Field("k0_1", "timestamp"),
+        Field("__row", "int64", False),
+    )
+    schema = replace(GROUPS, keys=keys, shown={"": {"columns": [{"name": "window", "value": WINDOW, "key": True}]}})
+    leaves = ShownColumns.of(schema).key_leaves(pa.table({"window": [MINUTE, None]}))
+    assert leaves.column("k0_null").to_pylist() == [False, None]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"x": [1.0]}, r"missing=`\['window'\]`"),
+        ({"x": [1.0], "window": [MINUTE], "y": [1]}, r"unknown=`\['y'\]`"),
+        ({"x": ["1"], "window": [MINUTE]}, "key=`x` type=`double` given=`string`"),
+        ({"x": [True], "window": [MINUTE]}, "key=`x`"),
+        ({"x": [1.0], "window": [NOON]}, "key=`window`"),
+        ({"x": [1.0], "window": [{"start": NOON}]}, "key=`window`"),
+    ],
+)
+def test_keys_of_other_names_or_types_are_refused(given: dict[str, list[Any]], words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        ShownColumns.of(GROUPS).key_leaves(pa.table(given))
+
+
+def test_numbers_times_and_texts_are_cast_within_their_kind() -> None:
+    kinds = {"i": "int32", "d": "decimal(10,2)", "t": "timestamp", "s": "string", "day": "date32", "b": "binary"}
+    fields = tuple(Field(name, kind) for name, kind in kinds.items())
+    described = {"": {"columns": [{"name": one.name, "value": column(one.name), "key": True} for one in fields]}}
+    shown = ShownColumns.of(StateSchema(fields, (), (), None, None, "update", shown=described))
+    given = {
+        "i": pa.array([7], pa.int64()),
+        "d": pa.array([Decimal("1.5")]),
+        "t": pa.array([NOON.replace(tzinfo=None)], pa.timestamp("s")),
+        "s": pa.array(["x"]).dictionary_encode(),
+        "day": pa.array([NOON.date()]),
+        "b": pa.array([b"y"], pa.large_binary()),
+    }
+    assert shown.key_leaves(pa.table(given)).to_pylist() == [
+        {"i": 7, "d": Decimal("1.50"), "t": NOON, "s": "x", "day": NOON.date(), "b": b"y"}
+    ]
+    with pytest.raises(InvalidRequestError, match=r"key=`i` type=`int32`.*reason="):
+        shown.key_leaves(pa.table({**given, "i": pa.array([2**40])}))
+
+
+# -- the description goes with the schema -------------------------------------------------------------------------------
+
+
+def renamed(schema: StateSchema, name: str) -> StateSchema:
+    told = json.loads(json.dumps(schema.shown))
+    told[""]["columns"][2]["name"] = name
+    return replace(schema, shown=told)
+
+
+def metadata(schema: StateSchema) -> StateMetadata:
+    return StateMetadata("s", "query", 1, "update", schema.to_json())
+
+
+def test_a_description_makes_no_other_schema() -> None:
+    other = renamed(GROUPS, "mean")
+    assert other == GROUPS
+    assert hash(other) == hash(GROUPS)
+    assert StateSchema.from_json(json.loads(json.dumps(other.to_json()))).shown == other.shown
+    assert "shown" not in other.undescribed().to_json()
+    check_metadata(metadata(GROUPS), metadata(other))
+    assert same_state(GROUPS.to_json(), other.to_json())
+    assert not same_description(GROUPS.to_json(), other.to_json())
+
+
+def test_a_new_description_alone_is_written_down_once() -> None:
+    ledger = StateLedger("x/s")
+    task = TaskIdentity("s", "query", "run", 0, 0, 0, "executor")
+
+    def decided(schema: StateSchema) -> list[Any]:
+        records = ledger.decide_schema(task, metadata(GROUPS.undescribed()), metadata(schema))
+        for record in records:
+            ledger.fold(record)
+        return records
+
+    (record,) = decided(GROUPS)
+    assert isinstance(record, SchemaChanged)
+    assert StateSchema.from_json(record.schema).shown == GROUPS.shown
+    assert decided(GROUPS) == []
+    assert len(decided(renamed(GROUPS, "mean"))) == 1
