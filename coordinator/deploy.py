@@ -56,6 +56,12 @@ def deploy_coordinator(uri: str, storage_options: StorageOptions, maintenance: M
     return actor.remote(uri, storage_options, maintenance, NAMESPACE)
 
 
+def ray_address() -> str:
+    """Address of the Ray cluster that this process is on."""
+    address: str = ray.get_runtime_context().gcs_address
+    return address
+
+
 def join_cluster(address: str, *, node_ip: str | None = None) -> None:
     """Join the Ray cluster at an address (``auto``: the one of this machine), unless this process is on one already.
 

@@ -37,7 +37,7 @@ from spark_jobs.target import Target
 from spark_jobs.worker.fleet_client import ConnectTask, FleetAddress, fleet_client
 from spark_jobs.worker.state_store import ReadStateStore, StateStore, store_specs
 from store_actors.deploy import end_fleet, ensure_store_actor, hand_over, store_metrics
-from store_actors.live.fleet import LiveFleet
+from store_actors.live.fleet import LiveFleet, opened_live
 from store_actors.live.sources import FleetSource
 from store_actors.live.state import LiveState
 
@@ -158,7 +158,8 @@ class Fleet:
             raise
         self._readied: set[str] = set()
         surroundings = Surroundings()
-        self._live = LiveFleet(FleetSource(self._coordinator, self._actors, surroundings.clock), surroundings)
+        source = FleetSource(self._coordinator, self._actors, surroundings.clock)
+        self._live = LiveFleet(source, opened_live(uri), surroundings)
         self._run_id = f"python-{uuid.uuid4().hex}"
 
     def __repr__(self) -> str:
@@ -291,6 +292,16 @@ class Fleet:
             The name cannot be a state's, or the consistency is none.
         """
         return self._live.state(name, part, consistency=consistency)
+
+    def sql(self, query: str) -> pa.Table:
+        """Answer of a query of SQL over states; see :meth:`LiveFleet.sql <store_actors.live.fleet.LiveFleet.sql>`.
+
+        Raises
+        ------
+        InvalidRequestError
+            The query is not valid, or names no state's table; says what DuckDB says.
+        """
+        return self._live.sql(query)
 
     # -- keyed state from plain Python ----------------------------------------------------------------------------
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from types import MappingProxyType
+from typing import Any
+
+import pyarrow as pa
 
 from coordinator.calls import RayActors
 from coordinator.client import CoordinatorClient
-from coordinator.deploy import join_cluster
+from coordinator.deploy import join_cluster, ray_address
 from coordinator.errors import InvalidRequestError, SetupError
 from coordinator.names import check_state_name
 from coordinator.storage.uris import normalize_uri, open_object_store
 from coordinator.surroundings import Surroundings
+from store_actors.live.portable import Opened
 from store_actors.live.shard_reads import Pinned, ShardReads
 from store_actors.live.sources import FleetSource, Source
+from store_actors.live.sql import answer
 from store_actors.live.state import LiveState
 from store_actors.live.stored import StoredSource
 
@@ -47,7 +53,9 @@ def attach(
     """
     normalized, surroundings = normalize_uri(uri), Surroundings()
     if offline:
-        return LiveFleet(StoredSource(open_object_store(normalized, storage_options), surroundings), surroundings)
+        stored = StoredSource(open_object_store(normalized, storage_options), surroundings)
+        told = {"uri": uri, "offline": True, "storage_options": storage_options}
+        return LiveFleet(stored, Opened(_attached, told), surroundings)
     join_cluster(address)
     actors = RayActors()
     coordinator = CoordinatorClient.find(normalized, actors=actors, surroundings=surroundings)
@@ -57,7 +65,22 @@ def attach(
             "statefleet.attach(uri, offline=True)",
             uri=normalized,
         )
-    return LiveFleet(FleetSource(coordinator, actors, surroundings.clock), surroundings)
+    return LiveFleet(FleetSource(coordinator, actors, surroundings.clock), opened_live(normalized), surroundings)
+
+
+def opened_live(uri: str) -> Opened:
+    """How other processes come to the states of the fleet that this process is connected to."""
+    return Opened(_attached, {"uri": uri, "address": ray_address()})
+
+
+def _attached(storage_options: Mapping[str, str] | None = None, **options: Any) -> LiveFleet:
+    """:func:`attach`, once in a process for the same options: tasks follow each other there."""
+    return _attach_once(tuple(sorted((storage_options or {}).items())), **options)
+
+
+@cache
+def _attach_once(storage_options: tuple[tuple[str, str], ...], **options: Any) -> LiveFleet:
+    return attach(storage_options=dict(storage_options) or None, **options)
 
 
 class LiveFleet:
@@ -67,10 +90,13 @@ class LiveFleet:
     ----------
     source
         Where they are read.
+    opened
+        How other processes come to them.
     """
 
-    def __init__(self, source: Source, surroundings: Surroundings) -> None:
+    def __init__(self, source: Source, opened: Opened, surroundings: Surroundings) -> None:
         self._source = source
+        self._opened = opened
         self._clock = surroundings.clock
         self._reads: dict[str, ShardReads] = {}
 
@@ -101,4 +127,19 @@ class LiveFleet:
             raise InvalidRequestError(f"consistency is one of {', '.join(_CONSISTENCIES)}", consistency=consistency)
         if name not in self._reads:
             self._reads[name] = ShardReads(self._source, name, self._clock)
-        return LiveState(self._reads[name], name, part, _CONSISTENCIES[consistency])
+        return LiveState(self._reads[name], self._opened, name, part, _CONSISTENCIES[consistency])
+
+    def sql(self, query: str) -> pa.Table:
+        """Answer of a query of SQL (DuckDB's) over states, all of them as they were at one moment.
+
+        Parameters
+        ----------
+        query
+            A state is a table of its name; a part of one is named with a dot, in quotes: ``"orders.left"``.
+
+        Raises
+        ------
+        InvalidRequestError
+            The query is not valid, or names no state's table; says what DuckDB says.
+        """
+        return answer(query, self)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from coordinator.errors import SetupError
 from coordinator.reading import ReadView
 from store_actors.live.forms import Form
+from store_actors.live.portable import PortableScan, ray_datasource
 from store_actors.live.shard_reads import Pinned, ShardReads
 
 if TYPE_CHECKING:
     import pandas as pd
+    import polars as pl
+    from pyspark.sql import DataFrame, SparkSession
+    from ray.data import Dataset
 
 __all__ = ["Rows"]
 
@@ -26,8 +32,10 @@ class Rows:
         The way to the shards.
     view, pinned
         The version.
-    form, columns, asking
+    form, asking
         Columns, and what is sent for them.
+    scan
+        The same for other processes.
     limit
         Most rows to give.
     """
@@ -38,13 +46,13 @@ class Rows:
         view: ReadView,
         pinned: Pinned,
         form: Form,
-        columns: Sequence[str] | None,
         asking: bytes,
+        scan: PortableScan,
         limit: int | None,
     ) -> None:
         self._reads, self._view, self._pinned = reads, view, pinned
-        self._form, self._asking, self._limit = form, asking, limit
-        names = form.shown.schema.names if columns is None else columns
+        self._form, self._asking, self._scan, self._limit = form, asking, scan, limit
+        names = form.shown.schema.names if scan.columns is None else scan.columns
         self.schema = pa.schema([form.shown.schema.field(name) for name in names])
 
     @property
@@ -72,6 +80,10 @@ class Rows:
         if self._view.attempts[shard]:
             yield from self._reads.scan(self._view, self._pinned, self._form.store_name, self._asking, shard, limit)
 
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Arrow's stream, a new one each time: Polars, DuckDB and others take the rows as they are, a piece at a time."""
+        return pa.RecordBatchReader.from_batches(self.schema, iter(self)).__arrow_c_stream__(requested_schema)
+
     def to_arrow(self) -> pa.Table:
         """All of them as an Arrow table."""
         return pa.Table.from_batches(self, self.schema)
@@ -79,3 +91,42 @@ class Rows:
     def to_pandas(self, **options: Any) -> pd.DataFrame:
         """All of them as a pandas DataFrame; options are those of :meth:`pyarrow.Table.to_pandas`."""
         return self.to_arrow().to_pandas(**options)
+
+    def to_polars(self) -> pl.DataFrame:
+        """All of them as a Polars DataFrame.
+
+        Raises
+        ------
+        SetupError
+            Polars is not installed.
+        """
+        try:
+            polars: Any = import_module("polars")
+        except ImportError as error:
+            raise SetupError("Polars is not installed here; pip install 'statefleet[polars]'", cause=error) from error
+        frame: pl.DataFrame = polars.from_arrow(self.to_arrow())
+        return frame
+
+    def to_ray_dataset(self) -> Dataset:
+        """All of them as a Ray Dataset, which is read when it is used: a task for each shard, a piece at a time."""
+        import ray.data
+
+        if self._limit is not None:
+            return ray.data.from_arrow(self.to_arrow())
+        dataset: Dataset = ray.data.read_datasource(ray_datasource(self._scan, self.schema, self.num_shards))
+        return dataset
+
+    def to_spark(self, spark: SparkSession) -> DataFrame:
+        """All of them as a Spark DataFrame, which is read when it is used: a task for each shard, a piece at a time.
+
+        Parameters
+        ----------
+        spark
+            A session whose executors are on machines of the cluster.
+        """
+        types: Any = import_module("pyspark.sql.pandas.types")
+        kind = types.from_arrow_schema(self.schema)
+        if self._limit is not None:
+            return spark.createDataFrame(self.to_pandas(), kind)
+        shards = spark.range(0, self.num_shards, 1, self.num_shards)
+        return shards.mapInArrow(self._scan.in_spark, kind)

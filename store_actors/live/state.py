@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from coordinator.errors import InvalidRequestError
 from coordinator.reading import ReadView
 from store_actors.live.forms import Form, form_of, parts_of
+from store_actors.live.portable import Opened, PortableScan
 from store_actors.live.rows import Rows
 from store_actors.live.shard_reads import Pinned, ShardReads
 from store_actors.messages import FoundRows, ReadForm
@@ -42,14 +43,19 @@ class LiveState:
     ----------
     reads
         The way to its shards.
+    opened
+        How other processes come to it.
     name, part
         The state, and which of its parts: ``left`` or ``right`` of a join, a state variable, a keyed store; empty for the only one.
     pinned
         Which version is read.
     """
 
-    def __init__(self, reads: ShardReads, name: str, part: str = "", pinned: Pinned | None = None) -> None:
+    def __init__(
+        self, reads: ShardReads, opened: Opened, name: str, part: str = "", pinned: Pinned | None = None
+    ) -> None:
         self.name = name
+        self._opened = opened
         self.part = part
         self._reads = reads
         self._pinned = pinned or Pinned()
@@ -94,7 +100,7 @@ class LiveState:
             There is no such version, or it is not retained any more.
         """
         self._reads.view(version)
-        return LiveState(self._reads, self.name, self.part, Pinned(version))
+        return LiveState(self._reads, self._opened, self.name, self.part, Pinned(version))
 
     def _view(self) -> ReadView:
         return self._reads.view(self._pinned.version)
@@ -213,11 +219,22 @@ class LiveState:
         InvalidRequestError
             There is no such column.
         """
-        chosen, filtered = _expression(filter)
+        return self._scan(columns, *_expression(filter), limit)
+
+    def _scan(
+        self,
+        columns: Sequence[str] | None,
+        chosen: pc.Expression | None,
+        filtered: Sequence[str] | None,
+        limit: int | None,
+        view: ReadView | None = None,
+    ) -> Rows:
         # Pinned now: however slowly it is read, it is one version.
-        view = self._reads.view(self._pinned.version)
+        view = view or self._view()
         form = self._form(view)
-        return Rows(self._reads, view, self._pinned, form, columns, form.filtering(columns, chosen, filtered), limit)
+        asking = form.filtering(columns, chosen, filtered)
+        scan = PortableScan(self._opened, self.name, self.part, view.version, columns, chosen)
+        return Rows(self._reads, view, self._pinned, form, asking, scan, limit)
 
     def prefix_scan(
         self, prefix: Mapping[str, Any], columns: Sequence[str] | None = None, limit: int | None = None
@@ -238,9 +255,7 @@ class LiveState:
                 got=", ".join(prefix),
             )
         parts = [_is(form.shown.schema.field(name), prefix[name]) for name in leading]
-        view = self._reads.view(self._pinned.version)
-        asking = self._form(view).filtering(columns, reduce(and_, parts), leading)
-        return Rows(self._reads, view, self._pinned, self._form(view), columns, asking, limit)
+        return self._scan(columns, reduce(and_, parts), leading, limit)
 
     # -- how it is asked for --------------------------------------------------------------------------------------
 

@@ -150,7 +150,7 @@ class ShownColumns:
         if self._where is None:
             return None
         pieces = [
-            pc.fill_null(self._where.array(self._emitted(piece, ()), piece.num_rows), False)
+            pc.fill_null(self._where.array(self._emitted(piece, set(self._where.columns)), piece.num_rows), False)
             for piece in state.to_batches()
         ]
         return pa.chunked_array(pieces, pa.bool_())

@@ -153,6 +153,57 @@ def test_every_read_is_one_cut_across_the_shards_and_operators_of_a_query(
     assert len(sums) > 3
 
 
+def test_state_is_data_for_every_tool(fleet: sf.Fleet, spark: Any, clicks: tuple[str, Feed, Run]) -> None:
+    name, feed, run = clicks
+    state = fleet.state(name)
+    rows = state.scan(["user", "total"], filter=[("user", "in", ["u1", "u2", "u3"])])
+    expected = [(f"u{number}", 30) for number in (1, 2, 3)]
+    forms = [
+        rows.to_arrow().to_pandas(),
+        rows.to_pandas(),
+        rows.to_polars().to_pandas(),
+        rows.to_ray_dataset().to_pandas(),
+        rows.to_spark(spark).toPandas(),
+        pa.RecordBatchReader.from_stream(rows).read_pandas(),
+        state.scan(["user", "total"], filter=[("user", "in", ["u1", "u2", "u3"])], limit=3)
+        .to_ray_dataset()
+        .to_pandas(),
+        sf.attach(fleet.uri, offline=True)
+        .state(name)
+        .scan(["user", "total"], rows_of("u1", "u2", "u3"))
+        .to_spark(spark)
+        .toPandas(),
+    ]
+    # Read when it is used, and yet of the version that was asked for.
+    late = state.scan(["user", "n"]).to_spark(spark), state.scan(["user", "n"]).to_ray_dataset()
+    feed.add(events(3))
+    run.wait()
+    forms.append(rows.to_pandas())
+    assert [sorted(map(tuple, one.itertuples(index=False))) for one in forms] == [expected] * len(forms)
+    assert {row["n"] for row in late[0].collect()} == {row["n"] for row in late[1].take_all()} == {15}
+
+
+def rows_of(*users: str) -> pc.Expression:
+    return pc.field("user").isin(users)
+
+
+def test_sql_over_states_is_of_one_moment(fleet: sf.Fleet, clicks: tuple[str, Feed, Run]) -> None:
+    name, _, _ = clicks
+    top = fleet.sql(f'select "user", total from "{name}" where n > 10 order by "user" limit 2')
+    assert top.to_pylist() == [{"user": "u0", "total": 30}, {"user": "u1", "total": 30}]
+    assert fleet.sql(f'select count(*) as n from "{name}"').to_pylist() == [{"n": USERS}]
+    paired = f'with a as (select * from "{name}") select count(*) as n from a join "{name}" b using ("user")'
+    assert fleet.sql(paired).to_pylist() == [{"n": USERS}]
+    assert fleet.sql("select 1 as one").to_pylist() == [{"one": 1}]
+    with pytest.raises(sf.InvalidRequestError, match="no such state"):
+        fleet.sql("select * from nothing")
+    with pytest.raises(sf.InvalidRequestError, match="cannot be answered"):
+        fleet.sql(f'select nonsense from "{name}"')
+    for text in ("selec 1", f'create table x as select * from "{name}"', "select 1; select 2"):
+        with pytest.raises(sf.InvalidRequestError, match="no query of SQL"):
+            fleet.sql(text)
+
+
 def test_both_sides_of_a_join_and_rows_of_one_key(fleet: sf.Fleet, spark: Any, tmp_path: Path, name: str) -> None:
     schema = pa.schema([("id", pa.int64()), ("v", pa.string())])
     sides = [Feed(spark, tmp_path / side, schema) for side in ("left", "right")]

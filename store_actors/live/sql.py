@@ -1,0 +1,107 @@
+"""SQL over states, by DuckDB: it reads their rows as Arrow streams, only the columns that the query looks at."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import duckdb
+import pyarrow as pa
+
+from coordinator.errors import InvalidRequestError, StateStoreError
+from store_actors.live.state import LiveState
+
+__all__ = ["answer"]
+
+#: How often the versions of several states are looked at until nothing changes in between.
+_LOOKS = 20
+
+
+class States(Protocol):
+    """A fleet's states."""
+
+    def state(self, name: str, part: str = "") -> LiveState:
+        """See :meth:`LiveFleet.state <store_actors.live.fleet.LiveFleet.state>`."""
+
+
+def answer(query: str, fleet: States) -> pa.Table:
+    """See :meth:`LiveFleet.sql <store_actors.live.fleet.LiveFleet.sql>`."""
+    with duckdb.connect() as database:
+        try:
+            states = {name: fleet.state(*name.split(".", 1)) for name in _tables(database, query)}
+            versions = _one_moment(states)
+            pinned = {name: state.at(versions[name]) for name, state in states.items()}
+            columns = _columns_read(database, query, pinned)
+            for name, state in pinned.items():
+                database.register(name, state.scan(columns[name]))
+            return database.sql(query).to_arrow_table()
+        except duckdb.Error as error:
+            raise _error_within(error) or InvalidRequestError(
+                "the query cannot be answered; a state is a table of its name, a part of one is written in quotes with a dot",
+                query=query,
+                cause=error,
+            ) from error
+
+
+def _one_moment(states: Mapping[str, LiveState]) -> dict[str, int]:
+    """A version of each state, such that all of them were the newest at some moment."""
+    versions = {name: state.version for name, state in states.items()}
+    for _ in range(_LOOKS if len(states) > 1 else 0):
+        again = {name: state.version for name, state in states.items()}
+        if again == versions:
+            break
+        versions = again
+    return versions
+
+
+def _tables(database: Any, query: str) -> list[str]:
+    """Names of the tables that a query reads.
+
+    Raises
+    ------
+    InvalidRequestError
+        It is no query, or not only one.
+    """
+    told = json.loads(database.execute("SELECT json_serialize_sql(?::VARCHAR)", [query]).fetchall()[0][0])
+    if told["error"] or len(told["statements"]) != 1:
+        raise InvalidRequestError(
+            "this is no query of SQL (one SELECT, which may begin with WITH)",
+            query=query,
+            error=told.get("error_message", ""),
+        )
+    nodes = list(_nodes(told))
+    own = {one["key"] for node in nodes for one in node.get("cte_map", {}).get("map", ())}
+    return sorted({node["table_name"] for node in nodes if node.get("type") == "BASE_TABLE"} - own)
+
+
+def _columns_read(database: Any, query: str, states: Mapping[str, LiveState]) -> dict[str, list[str]]:
+    """Columns that a query may read of each state, as its plan over empty tables says."""
+    schemas = {name: state.schema for name, state in states.items()}
+    for name, schema in schemas.items():
+        database.register(name, schema.empty_table())
+    plan = json.loads(database.sql(f"EXPLAIN (FORMAT json) {query}").fetchall()[0][1])
+    read: set[str] = set()
+    for node in _nodes(plan):
+        if "ARROW" in str(node.get("name")):
+            columns = node["extra_info"].get("Projections", [])
+            # The plan does not say of which table.
+            read.update([columns] if isinstance(columns, str) else columns)
+    # To count rows one needs some column of them.
+    return {name: [one for one in schema.names if one in read] or schema.names[:1] for name, schema in schemas.items()}
+
+
+def _nodes(told: Any) -> Iterator[dict[str, Any]]:
+    """All objects within JSON data."""
+    if isinstance(told, dict):
+        yield told
+    for one in told.values() if isinstance(told, dict) else told if isinstance(told, list) else ():
+        yield from _nodes(one)
+
+
+def _error_within(error: BaseException) -> StateStoreError | None:
+    """The error of a read that DuckDB tells in its own words."""
+    within: BaseException | None = error
+    while within is not None and not isinstance(within, StateStoreError):
+        within = within.__cause__ or within.__context__
+    return within
