@@ -16,6 +16,9 @@ from coordinator.watermarks import Watermarks
 from store_actors.schema import Field, StateSchema
 
 __all__ = [
+    "CHANGE_FIELDS",
+    "DELETE",
+    "UPSERT",
     "ApplyRequest",
     "BatchFacts",
     "Followed",
@@ -29,6 +32,15 @@ __all__ = [
     "StoreSpec",
     "Write",
 ]
+
+#: What changes are shown with, after a row's columns: what was done to it (`UPSERT`, or `DELETE`, which shows it as it was last), by
+#: which version, and when that was committed. Named as in Delta Lake's change data feed.
+CHANGE_FIELDS = (
+    pa.field("_change_type", pa.string()),
+    pa.field("_commit_version", pa.int64()),
+    pa.field("_commit_timestamp", pa.timestamp("us", tz="UTC")),
+)
+UPSERT, DELETE = "upsert", "delete"
 
 #: A put or remove of a session: the store's name, the method and its arguments.
 Write = tuple[str, str, tuple[Any, ...]]
@@ -210,6 +222,8 @@ class ReadRequest(Travelling):
         The version, and the attempt that made it; what counted when the reader asked the coordinator.
     is_latest
         Whether a newer version will do that the store actor has in memory: the newest one is read then.
+    since
+        Instead of all rows of the version, what commits after this one changed; None for all rows.
     form
         A pickled :class:`ReadForm`: as bytes, of which a store actor knows most already.
     """
@@ -219,6 +233,7 @@ class ReadRequest(Travelling):
     attempt_id: str
     form: bytes
     is_latest: bool = False
+    since: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

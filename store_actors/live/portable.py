@@ -43,11 +43,16 @@ class PortableScan:
     version: int
     columns: Sequence[str] | None
     filter: pc.Expression | None
+    since: int | None = None
 
     def rows(self) -> Rows:
         """The scan in this process."""
-        state = self.opened.fleet().state(self.name, self.part).at(self.version)
-        rows: Rows = state.scan(self.columns, self.filter)
+        state = self.opened.fleet().state(self.name, self.part)
+        rows: Rows
+        if self.since is None:
+            rows = state.at(self.version).scan(self.columns, self.filter)
+        else:
+            rows = state.changes(self.since, self.version, columns=self.columns, filter=self.filter)
         return rows
 
     def of_shard(self, shard: int) -> Iterator[pa.Table]:

@@ -13,6 +13,7 @@ from coordinator.reading import ReadView
 from store_actors.live.forms import Form
 from store_actors.live.portable import PortableScan, ray_datasource
 from store_actors.live.shard_reads import Pinned, ShardReads
+from store_actors.messages import CHANGE_FIELDS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,7 +54,9 @@ class Rows:
         self._reads, self._view, self._pinned = reads, view, pinned
         self._form, self._asking, self._scan, self._limit = form, asking, scan, limit
         names = form.shown.schema.names if scan.columns is None else scan.columns
-        self.schema = pa.schema([form.shown.schema.field(name) for name in names])
+        further = () if scan.since is None else CHANGE_FIELDS
+        #: Columns of the rows.
+        self.schema = pa.schema([*(form.shown.schema.field(name) for name in names), *further])
 
     @property
     def version(self) -> int:
@@ -78,7 +81,8 @@ class Rows:
     def of_shard(self, shard: int, limit: int | None = None) -> Iterator[pa.Table]:
         """Rows of one shard, a piece at a time."""
         if self._view.attempts[shard]:
-            yield from self._reads.scan(self._view, self._pinned, self._form.store_name, self._asking, shard, limit)
+            store, since = self._form.store_name, self._scan.since
+            yield from self._reads.scan(self._view, self._pinned, store, self._asking, shard, limit, since)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """Arrow's stream, a new one each time: Polars, DuckDB and others take the rows as they are, a piece at a time."""
@@ -130,3 +134,21 @@ class Rows:
             return spark.createDataFrame(self.to_pandas(), kind)
         shards = spark.range(0, self.num_shards, 1, self.num_shards)
         return shards.mapInArrow(self._scan.in_spark, kind)
+
+
+def difference(before: Rows, after: Rows) -> pa.Table:
+    """Rows that only one of two versions has, with ``_change_type``; see :meth:`LiveState.diff`."""
+    # Late: most readers have no need of it.
+    import duckdb
+
+    with duckdb.connect() as database:
+        database.register("former", before)
+        database.register("later", after)
+        one_way = "select *, '{kind}' as _change_type from (from {here} except all from {there})"
+        gone, new = (
+            one_way.format(kind="delete", here="former", there="later"),
+            one_way.format(kind="insert", here="later", there="former"),
+        )
+        found = database.sql(f"{gone} union all {new}").to_arrow_table()
+    # Spark's types, as DuckDB was given them.
+    return found.cast(pa.schema([*after.schema, pa.field("_change_type", pa.string())]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import pyarrow as pa
@@ -108,16 +108,23 @@ class ShardReads:
         return self._read(pinned, look)
 
     def scan(
-        self, view: ReadView, pinned: Pinned, store_name: str, form: bytes, shard: int, limit: int | None
+        self,
+        view: ReadView,
+        pinned: Pinned,
+        store_name: str,
+        form: bytes,
+        shard: int,
+        limit: int | None,
+        since: int | None = None,
     ) -> Iterator[pa.Table]:
-        """All rows of a shard, a piece at a time.
+        """All rows of a shard, or what changed since a version, a piece at a time.
 
         Raises
         ------
         StoreUnavailableError
             A store actor was lost, or the version was made anew, when some rows had been given out.
         """
-        request = self._request(view, shard, pinned, store_name, form)
+        request = replace(self._request(view, shard, pinned, store_name, form), since=since)
         given = False
         deadline, pause_s = self._clock.elapsed_s() + _DEADLINE_S, _PAUSE_S
         while True:

@@ -17,7 +17,7 @@ from coordinator.errors import InvalidRequestError
 from coordinator.reading import ReadView
 from store_actors.live.forms import Form, form_of, parts_of
 from store_actors.live.portable import Opened, PortableScan
-from store_actors.live.rows import Rows
+from store_actors.live.rows import Rows, difference
 from store_actors.live.shard_reads import Pinned, ShardReads
 from store_actors.messages import FoundRows, ReadForm
 from store_actors.schema import StateSchema
@@ -228,13 +228,70 @@ class LiveState:
         filtered: Sequence[str] | None,
         limit: int | None,
         view: ReadView | None = None,
+        since: int | None = None,
     ) -> Rows:
         # Pinned now: however slowly it is read, it is one version.
         view = view or self._view()
         form = self._form(view)
         asking = form.filtering(columns, chosen, filtered)
-        scan = PortableScan(self._opened, self.name, self.part, view.version, columns, chosen)
+        scan = PortableScan(self._opened, self.name, self.part, view.version, columns, chosen, since)
         return Rows(self._reads, view, self._pinned, form, asking, scan, limit)
+
+    def changes(
+        self,
+        since: int,
+        until: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        filter: Filter | None = None,
+    ) -> Rows:
+        """What each commit after one version, up to another, did to the state's rows.
+
+        Parameters
+        ----------
+        since, until
+            Versions; the newest by default.
+        columns, filter
+            As :meth:`scan`; the filter may look at the columns of changes, too, if it is an expression.
+
+        Returns
+        -------
+        Rows
+            Rows as each commit left them, and those that it removed as they were last; with ``_change_type`` (``upsert`` or
+            ``delete``), ``_commit_version`` and ``_commit_timestamp``. Shard by shard; of a shard in the order of its commits.
+
+        Raises
+        ------
+        InvalidRequestError
+            There is no such column, or `until` is before `since`.
+        VersionNotFoundError
+            The commits are not retained; told when they are read.
+        """
+        if until is not None and until < since:
+            raise InvalidRequestError("changes are of later versions than the one given", since=since, until=until)
+        return self._scan(columns, *_expression(filter), None, self._reads.view(until), since)
+
+    def diff(self, before: int, after: int | None = None) -> pa.Table:
+        """Rows in which two versions differ.
+
+        Parameters
+        ----------
+        before, after
+            Retained versions; the newest by default.
+
+        Returns
+        -------
+        pyarrow.Table
+            Rows that only one of the two has, with ``_change_type``: ``delete`` of those of the first, ``insert`` of those of the
+            other. A row that changed is there twice.
+
+        Raises
+        ------
+        VersionNotFoundError
+            One of them is not retained.
+        """
+        newest = self.version if after is None else after
+        return difference(self.at(before).scan(), self.at(newest).scan())
 
     def prefix_scan(
         self, prefix: Mapping[str, Any], columns: Sequence[str] | None = None, limit: int | None = None

@@ -30,7 +30,7 @@ from store_actors.serving.keyed_partition import Ended, Partition, Positioner, S
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.sessions import IDLE_S, Sessions
-from store_actors.serving.stored_rows import store_view
+from store_actors.serving.stored_rows import Changes, store_changes, store_view
 from store_actors.spilling.store_memory import StoreMemory, UnlimitedMemory
 
 __all__ = ["KeyedStores"]
@@ -319,6 +319,10 @@ class KeyedStores(ServedPartitions[Partition]):
         with self._memory.loading(store_id, version):
             region = self._memory.region(store_id)
             return store_view(self._loader, store_id, loading, self._hash_seed, region)
+
+    def changes(self, store_id: StateStoreId, loading: LoadPlans, since: int, schema: StateSchema | None) -> Changes:
+        """See :func:`~store_actors.serving.stored_rows.store_changes`."""
+        return store_changes(self._loader, store_id, loading, since)
 
     # -- from one store actor to another --------------------------------------------------------------------------
 

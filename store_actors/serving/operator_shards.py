@@ -34,7 +34,7 @@ from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.readable_rows import Views
 from store_actors.serving.reading_order import InMemory, nothing_in_memory
-from store_actors.serving.stored_rows import operator_view
+from store_actors.serving.stored_rows import Changes, operator_changes, operator_view
 from store_actors.spilling.store_memory import StoreMemory, UnlimitedMemory
 
 __all__ = ["OperatorShards"]
@@ -340,6 +340,11 @@ class OperatorShards(ServedPartitions[_HeldShard]):
         with self._memory.loading(store_id, version):
             region = self._memory.region(store_id)
             return operator_view(self._loader, store_id, loading, schema, self._hash_seed, region)
+
+    def changes(self, store_id: StateStoreId, loading: LoadPlans, since: int, schema: StateSchema | None) -> Changes:
+        """See :func:`~store_actors.serving.stored_rows.operator_changes`."""
+        assert schema is not None, "an operator's state says what its rows are"
+        return operator_changes(self._loader, store_id, loading, since, schema)
 
     def take(self, store_id: StateStoreId, offer: Offer, pieces: Iterable[tuple[int, pa.Table]]) -> tuple[int, int]:
         """See :meth:`HeldPartitions.take`; returns the version that is held then, and the bytes of the pieces."""

@@ -16,15 +16,18 @@ from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from coordinator.model import DEFAULT_STORE, LoadPlans, StateStoreId
 from coordinator.surroundings import Lock, Surroundings
 from store_actors.engine.table_view import ShardView
-from store_actors.messages import FoundRows, ReadForm, ReadRequest
+from store_actors.engine.versions import CHANGE_COLUMN, UPDATED
+from store_actors.messages import CHANGE_FIELDS, DELETE, UPSERT, FoundRows, ReadForm, ReadRequest
 from store_actors.operators.shown import ShownColumns
 from store_actors.schema import StateSchema
 from store_actors.serving.pulled import Pulled
 from store_actors.serving.readable_rows import ReadableRows
+from store_actors.serving.stored_rows import Changes
 
 __all__ = ["Planner", "Readable", "Reads"]
 
@@ -55,6 +58,9 @@ class Readable(Protocol):
         self, store_id: StateStoreId, version: int, loading: LoadPlans, schema: StateSchema | None
     ) -> ShardView:
         """A version of a store from its files; of a keyed store in the columns of the newest one, else in a schema."""
+
+    def changes(self, store_id: StateStoreId, loading: LoadPlans, since: int, schema: StateSchema | None) -> Changes:
+        """What each commit after a version changed, in the same columns."""
 
 
 class Planner(Protocol):
@@ -114,7 +120,7 @@ class Reads:
         rows = self._rows(request, form, version, attempt_id)
         if rows is None:
             return None
-        shown = _shown(request, rows)
+        shown = _shown(request, rows.view.schema)
         places, tables = [np.empty(0, np.int64)], []
         with self._kind(form).using(_partition(request.store_id)):
             for found, table in rows.find(keys, shown.needed(form.columns)):
@@ -124,10 +130,23 @@ class Reads:
         return FoundRows(version, newest[0], np.concatenate(places), pa.concat_tables(tables))
 
     def scan(self, request: ReadRequest, limit: int | None) -> str | None:
-        """Begin to give out all rows, up to so many; returns what to ask for them by, or None as :meth:`find`."""
+        """Begin to give out all rows, or all changes, up to so many; returns what to ask for them by, or None as :meth:`find`."""
         form = _form(request.form)
+        if request.since is not None:
+            changes = self._changes(request, form, request.since)
+            return None if changes is None else self._scans.add(_limited(changes, limit))
         rows = self._rows(request, form, *_wanted(request, self._newest(request)))
-        return None if rows is None else self._scans.add(_scanned(rows, _shown(request, rows), form, limit))
+        if rows is None:
+            return None
+        return self._scans.add(_limited(_filtered(rows, _shown(request, rows.view.schema), form), limit))
+
+    def _changes(self, request: ReadRequest, form: ReadForm, since: int) -> Iterator[pa.Table] | None:
+        store_id = request.store_id
+        names = (store_id.store_name,)
+        loading = self._coordinator.load_plans(store_id.state_name, store_id.partition_id, request.version, names)
+        if loading.attempt_id != request.attempt_id:
+            return None
+        return _shown_changes(self._kind(form).changes(store_id, loading, since, form.schema), request, form)
 
     def describe(self, request: ReadRequest) -> StateSchema | None:
         """Columns of a store; None as :meth:`find`."""
@@ -204,9 +223,9 @@ def _columns(pickled: bytes) -> ShownColumns:
     return ShownColumns.of(form.schema, form.part)
 
 
-def _shown(request: ReadRequest, rows: ReadableRows) -> ShownColumns:
-    """How rows are shown: as the state's description says, else as they are."""
-    return ShownColumns.of(rows.view.schema) if _form(request.form).schema is None else _columns(request.form)
+def _shown(request: ReadRequest, schema: StateSchema) -> ShownColumns:
+    """How rows are shown: as the state's description says, else as they are, in this schema."""
+    return ShownColumns.of(schema) if _form(request.form).schema is None else _columns(request.form)
 
 
 def _partition(store_id: StateStoreId) -> StateStoreId:
@@ -220,10 +239,10 @@ def _wanted(request: ReadRequest, newest: tuple[int, str]) -> tuple[int, str]:
     return request.version, request.attempt_id
 
 
-def _scanned(rows: ReadableRows, shown: ShownColumns, form: ReadForm, limit: int | None) -> Generator[pa.Table]:
-    """All rows for which the filter is true, as they are shown; a piece at a time, none of them empty."""
+def _limited(pieces: Iterator[pa.Table], limit: int | None) -> Generator[pa.Table]:
+    """Rows up to so many; a piece at a time, none of them empty."""
     left = limit
-    for piece in _filtered(rows, shown, form):
+    for piece in pieces:
         some = piece if left is None else piece.slice(0, left)
         if left is not None:
             left -= some.num_rows
@@ -233,16 +252,40 @@ def _scanned(rows: ReadableRows, shown: ShownColumns, form: ReadForm, limit: int
             return
 
 
+def _shown_changes(changes: Changes, request: ReadRequest, form: ReadForm) -> Iterator[pa.Table]:
+    """Changes as they are shown: what they did, in which version and when comes last."""
+    wanted = _looked_at(form)
+    for entry, table, schema in changes:
+        shown = _shown(request, schema)
+        needed = list(shown.needed(wanted))
+        is_of_part = shown.is_of_part(table.select(needed))
+        some = table if is_of_part is None else table.filter(is_of_part)
+        rows = shown.rows(some.select(needed), wanted)
+        kinds = pc.if_else(pc.equal(some.column(CHANGE_COLUMN), UPDATED), UPSERT, DELETE)
+        at = pa.scalar(1000 * entry.committed_at_ms, CHANGE_FIELDS[2].type)
+        told = [kinds, *(pa.repeat(one, rows.num_rows) for one in (pa.scalar(entry.version), at))]
+        for field, column in zip(CHANGE_FIELDS, told, strict=True):
+            rows = rows.append_column(field, column)
+        yield _chosen(rows, form, [field.name for field in CHANGE_FIELDS])
+
+
 def _filtered(rows: ReadableRows, shown: ShownColumns, form: ReadForm) -> Iterator[pa.Table]:
-    wanted: Sequence[str] | None = form.columns
-    if form.filter is not None:
-        # Without the names of those that the filter looks at it may be any of them.
-        wanted = (
-            None if form.columns is None or form.filtered is None else [*dict.fromkeys((*form.columns, *form.filtered))]
-        )
+    """All rows for which the filter is true, as they are shown."""
+    wanted = _looked_at(form)
     with closing(rows.scan(shown.needed(wanted))) as tables:
         for table in tables:
-            made = shown.rows(table, wanted)
-            if form.filter is not None:
-                made = made.filter(form.filter)
-            yield made if form.columns is None else made.select(list(form.columns))
+            yield _chosen(shown.rows(table, wanted), form)
+
+
+def _looked_at(form: ReadForm) -> Sequence[str] | None:
+    """Columns that a scan needs: what it gives, and what its filter looks at."""
+    if form.filter is None or form.columns is None:
+        return form.columns
+    # Without their names the filter may look at any.
+    return None if form.filtered is None else [*dict.fromkeys((*form.columns, *form.filtered))]
+
+
+def _chosen(rows: pa.Table, form: ReadForm, further: Sequence[str] = ()) -> pa.Table:
+    if form.filter is not None:
+        rows = rows.filter(form.filter)
+    return rows if form.columns is None else rows.select([*form.columns, *further])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import TypeAlias
+
+import pyarrow as pa
 
 from coordinator.errors import VersionNotFoundError
 from coordinator.model import CommitEntry, LoadPlan, LoadPlans, SnapshotEntry, StateStoreId
@@ -11,12 +15,15 @@ from store_actors.engine.table_view import ShardView
 from store_actors.messages import StoreSpec
 from store_actors.operators.make_shard import make_shard, view_of
 from store_actors.schema import StateSchema
-from store_actors.serving.evolution import EvolvingStore, groups_adapter
+from store_actors.serving.evolution import EvolvingStore, evolve, groups_adapter
 from store_actors.serving.files import schema_of
 from store_actors.serving.loading import Loader
 from store_actors.serving.readable_rows import ReadableRows
 
-__all__ = ["StoredRows", "operator_view", "store_view"]
+__all__ = ["Changes", "StoredRows", "operator_changes", "operator_view", "store_changes", "store_view"]
+
+#: What each commit changed, in a schema: its rows have ``__change`` last.
+Changes: TypeAlias = Iterator[tuple[CommitEntry, pa.Table, StateSchema]]
 
 
 def operator_view(
@@ -52,6 +59,55 @@ def store_view(
     loader.load(store.anew, plan, store.adapted)
     shard = store.loaded()
     return shard.view(shard.version)
+
+
+def operator_changes(
+    loader: Loader, store_id: StateStoreId, loading: LoadPlans, since: int, schema: StateSchema
+) -> Changes:
+    """What each commit after a version, up to the one that was planned for, changed of an operator's shard.
+
+    Raises
+    ------
+    VersionNotFoundError
+        Some of these commits are not retained.
+    CorruptStateError
+        A file is missing or damaged.
+    """
+    plan = loading.plans[store_id.store_name]
+    adapt = groups_adapter(plan, schema)
+    for entry in _commits_since(plan, store_id, since):
+        yield entry, adapt(loader.read(entry), entry.file), schema
+
+
+def store_changes(loader: Loader, store_id: StateStoreId, loading: LoadPlans, since: int) -> Changes:
+    """:func:`operator_changes` of a keyed store, in the columns of its newest file.
+
+    Raises
+    ------
+    VersionNotFoundError, CorruptStateError
+        As there.
+    StateMismatchError
+        A column has become of another type, which a value from before cannot be shown as.
+    """
+    plan = loading.plans[store_id.store_name]
+    written = schema_of(loader.read(_newest_file(plan, store_id)))
+    for entry in _commits_since(plan, store_id, since):
+        rows = evolve(loader.read(entry), written.keys, written.state_fields, entry.file)
+        yield entry, rows, StateSchema.keyed(written.keys, written.state_fields)
+
+
+def _commits_since(plan: LoadPlan, store_id: StateStoreId, since: int) -> Sequence[CommitEntry]:
+    begun = 0 if plan.origin is None else plan.origin.version
+    if since < max(plan.floor, begun):
+        raise VersionNotFoundError(
+            "what changed since this version is not known any more: its commits are not retained, or the state was rescaled since; "
+            "nothing was changed; ask for changes since a later one, or compare two versions",
+            state=store_id.state_name,
+            partition=store_id.partition_id,
+            version=since,
+            oldest=max(plan.floor, begun),
+        )
+    return [entry for entry in plan.deltas if entry.version > since]
 
 
 def _newest_file(plan: LoadPlan, store_id: StateStoreId) -> CommitEntry | SnapshotEntry:
@@ -90,3 +146,9 @@ class StoredRows:
             return store_view(self._loader, store_id, loading, self._seed)
         assert schema is not None
         return operator_view(self._loader, store_id, loading, schema, self._seed)
+
+    def changes(self, store_id: StateStoreId, loading: LoadPlans, since: int, schema: StateSchema | None) -> Changes:
+        if self._is_keyed:
+            return store_changes(self._loader, store_id, loading, since)
+        assert schema is not None
+        return operator_changes(self._loader, store_id, loading, since, schema)

@@ -183,6 +183,43 @@ def test_state_is_data_for_every_tool(fleet: sf.Fleet, spark: Any, clicks: tuple
     assert {row["n"] for row in late[0].collect()} == {row["n"] for row in late[1].take_all()} == {15}
 
 
+def test_changes_of_versions_and_what_differs(fleet: sf.Fleet, spark: Any, tmp_path: Path, name: str) -> None:
+    schema = pa.schema([("user", pa.string()), ("ts", pa.timestamp("us", tz="UTC"))])
+    feed = Feed(spark, tmp_path / "in", schema)
+    counted = fleet.stateful(feed.stream().withWatermark("ts", "0 seconds"), name=name, shards=2)
+    counts = counted.groupBy("user", F.window("ts", "10 seconds")).agg(F.count("*").alias("n"))
+    run = Run(counts, "update", tmp_path / "checkpoint")
+    for users, second in (("ab", 1), ("bc", 2), ("d", 35)):
+        feed.add([(user, START + dt.timedelta(seconds=second)) for user in users])
+        run.wait()
+    run.stop()
+    for state in (fleet.state(name), sf.attach(fleet.uri, offline=True).state(name)):
+        last = state.version
+        told = (
+            state.changes(0, columns=["user", "n"])
+            .to_arrow()
+            .sort_by([("_commit_version", "ascending"), ("user", "ascending")])
+        )
+        found = [tuple(row.values())[:4] for row in told.to_pylist()]
+        versions = [version for _, _, _, version in found]
+        assert versions == sorted(versions)
+        assert [row[:3] for row in found] == [
+            ("a", 1, "upsert"), ("b", 1, "upsert"), ("b", 2, "upsert"), ("c", 1, "upsert"), ("d", 1, "upsert"),
+            ("a", 1, "delete"), ("b", 2, "delete"), ("c", 1, "delete"),
+        ]  # fmt: skip
+        assert told.schema.field("_commit_timestamp").type == pa.timestamp("us", tz="UTC")
+        assert state.changes(last).to_arrow().num_rows == 0
+        only = state.changes(0, last, columns=["user"], filter=pc.field("_change_type") == "delete").to_arrow()
+        assert sorted(only["user"].to_pylist()) == ["a", "b", "c"]
+        rows = sorted((row["user"], row["n"], row["_change_type"]) for row in state.diff(1, found[3][3]).to_pylist())
+        assert rows == [("b", 1, "delete"), ("b", 2, "insert"), ("c", 1, "insert")]
+        assert sorted(row["user"] for row in state.diff(found[3][3]).to_pylist()) == ["a", "b", "c", "d"]
+    spark_rows = fleet.state(name).changes(0).to_spark(spark).groupBy("_change_type").count().collect()
+    assert {row[0]: row[1] for row in spark_rows} == {"upsert": 5, "delete": 3}
+    with pytest.raises(sf.InvalidRequestError, match="later versions"):
+        fleet.state(name).changes(3, 1)
+
+
 def rows_of(*users: str) -> pc.Expression:
     return pc.field("user").isin(users)
 
