@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-if TYPE_CHECKING:
-    from store_actors.live.rows import Rows
-
 __all__ = ["Opened", "PortableScan", "ray_datasource"]
+
+
+class RowsByShard(Protocol):
+    """Rows of a version; see :class:`~store_actors.live.rows.Rows`."""
+
+    def of_shard(self, shard: int) -> Iterator[pa.Table]:
+        """Rows of one shard, a piece at a time."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +49,10 @@ class PortableScan:
     filter: pc.Expression | None
     since: int | None = None
 
-    def rows(self) -> Rows:
+    def rows(self) -> RowsByShard:
         """The scan in this process."""
         state = self.opened.fleet().state(self.name, self.part)
-        rows: Rows
+        rows: RowsByShard
         if self.since is None:
             rows = state.at(self.version).scan(self.columns, self.filter)
         else:

@@ -18,7 +18,6 @@ from store_actors.messages import CHANGE_FIELDS
 if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
-    from pyspark.sql import DataFrame, SparkSession
     from ray.data import Dataset
 
 __all__ = ["Rows"]
@@ -120,13 +119,17 @@ class Rows:
         dataset: Dataset = ray.data.read_datasource(ray_datasource(self._scan, self.schema, self.num_shards))
         return dataset
 
-    def to_spark(self, spark: SparkSession) -> DataFrame:
+    def to_spark(self, spark: Any) -> Any:
         """All of them as a Spark DataFrame, which is read when it is used: a task for each shard, a piece at a time.
 
         Parameters
         ----------
-        spark
-            A session whose executors are on machines of the cluster.
+        spark : pyspark.sql.SparkSession
+            Its executors are on machines of the cluster.
+
+        Returns
+        -------
+        pyspark.sql.DataFrame
         """
         types: Any = import_module("pyspark.sql.pandas.types")
         kind = types.from_arrow_schema(self.schema)
