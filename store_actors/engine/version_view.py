@@ -21,6 +21,9 @@ _LOW32 = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)
 #: Version stamp of an overlay's row whose key the version does not have.
 _ABSENT = np.uint64(1 << 32)
+#: Look-ups of so many keys at most go, so many times, through what a step changed; then it is laid over, which takes as long as many of
+#: them, and each further one next to nothing.
+_FEW_KEYS, _FEW_LOOKS = 4, 8
 
 
 class VersionView:
@@ -58,11 +61,16 @@ class VersionView:
 
     def _forget(self) -> None:
         #: Keys that changed since the version, with what they were in it.
-        self._overlay = type(self._table)(self._store.schema, self._table.seed, self._table.memory)
-        self._overlay.pool = self._table.pool
+        self._overlay = self._new_overlay()
         self._lists = self._table.lists
-        #: Parts of each step (by serial) that are in the overlay.
+        #: Parts of each step (by serial) that are in the overlay; and look-ups that went without it.
         self._seen: dict[int, int] = {}
+        self._looks = 0
+
+    def _new_overlay(self) -> GroupTable:
+        overlay = type(self._table)(self._store.schema, self._table.seed, self._table.memory)
+        overlay.pool = self._table.pool
+        return overlay
 
     def _catch_up(self) -> None:
         """Lay what changed since the last look over the version.
@@ -80,17 +88,49 @@ class VersionView:
             self._forget()
         for step in steps:
             for part in step.parts[self._seen.get(step.serial, 0) :]:
-                self._lay_over(part.before, np.uint64(0))
-                self._lay_over(part.created, _ABSENT)
+                self._lay_over(self._overlay, part.before, np.uint64(0))
+                self._lay_over(self._overlay, part.created, _ABSENT)
             self._seen[step.serial] = len(step.parts)
 
-    def _lay_over(self, rows: Words, mark: np.uint64) -> None:
+    def _lay_over(self, overlay: GroupTable, rows: Words, mark: np.uint64) -> None:
         # The oldest change of a key tells what it was in the version; later ones do not count.
-        new = rows[self._overlay.find(rows) < 0]
+        new = rows[overlay.find(rows) < 0]
         whole = np.zeros((len(new), self._table.layout.row_words), np.uint64)
         whole[:, : new.shape[1]] = new
         whole[:, 0] = (whole[:, 0] & _LOW32) | mark
-        self._overlay.put(whole)
+        overlay.put(whole)
+
+    def _overlay_for(self, keys: Words, nulls: Words, mask: np.uint64) -> GroupTable:
+        """What changed since the version of rows with some leading key words, at least.
+
+        Parameters
+        ----------
+        mask
+            Of the null bits.
+        """
+        if len(keys) > _FEW_KEYS or self._looks >= _FEW_LOOKS or self._seen or self._version is None:
+            self._catch_up()
+            return self._overlay
+        found = self._overlay
+        for step in self._store.steps_since(self._version, self._serial):
+            for part in step.parts:
+                for rows, mark in ((part.before, np.uint64(0)), (part.created, _ABSENT)):
+                    chosen = self._with_keys(rows, keys, nulls, mask)
+                    if len(chosen):
+                        found = self._new_overlay() if found is self._overlay else found
+                        self._lay_over(found, rows[chosen], mark)
+                    self._looks += len(rows) > 0
+        return found
+
+    def _with_keys(self, rows: Words, keys: Words, nulls: Words, mask: np.uint64) -> Slots:
+        """Places of the rows that have one of a few keys."""
+        first = self._table.layout.flag_words
+        of_rows, places = rows[:, first : first + keys.shape[1]], [np.empty(0, np.int64)]
+        for key, null in zip(keys, nulls, strict=True):
+            some = np.flatnonzero(of_rows[:, 0] == key[0]) if len(key) else np.arange(len(rows))
+            is_same = (of_rows[some] == key).all(axis=1) & (rows[some, 0] & mask == null)
+            places.append(some[is_same])
+        return np.unique(np.concatenate(places))
 
     def __len__(self) -> int:
         slots, extra = self._all()
@@ -100,14 +140,14 @@ class VersionView:
 
     def rows_of_keys(self, keys: Words) -> tuple[Words, Mask]:
         """Rows with these keys (zeros where there is none), and whether each was found."""
-        self._catch_up()
+        overlay = self._overlay_for(*self._table.keys_of(keys), self._table.layout.key_mask)
         slots = self._table.find(keys)
         found = slots >= 0
         rows = self._table.taken(np.where(found, slots, 0))
-        if len(self._overlay):
-            hidden = self._overlay.find(keys)
+        if len(overlay):
+            hidden = overlay.find(keys)
             changed = hidden >= 0
-            rows[changed] = self._overlay.rows[hidden[changed]]
+            rows[changed] = overlay.rows[hidden[changed]]
             found[changed] = rows[changed, 0] >> _S32 == 0
         rows[~found] = 0
         return rows, found
@@ -125,8 +165,7 @@ class VersionView:
         tuple
             For each row the place of its key, in ascending order, and the row.
         """
-        self._catch_up()
-        table, overlay = self._table, self._overlay
+        table, overlay = self._table, self._overlay_for(keys, nulls, self._table.layout.chain_mask)
         assert isinstance(table, ChainedTable)
         assert isinstance(overlay, ChainedTable)
         places, slots = table.match(keys, nulls)

@@ -96,8 +96,8 @@ class FreezingMachine(RuleBasedStateMachine):
         if not is_pending and newest not in self._noted:
             self._noted[newest] = self.frozen_shard().snapshot()
 
-    @rule(place=st.integers(0, 2), some=st.integers(0, 3))
-    def read_version(self, place: int, some: int) -> None:
+    @rule(place=st.integers(0, 2), some=st.integers(0, 9), size=st.sampled_from([2, 1000]))
+    def read_version(self, place: int, some: int, size: int) -> None:
         shard = self.frozen_shard()
         retained, _ = self._retained()
         version, serial = list(retained.items())[place % len(retained)]
@@ -105,18 +105,18 @@ class FreezingMachine(RuleBasedStateMachine):
             return
         noted = self._noted[serial]
         view = self._views.of("", version, lambda: view_of_any(shard, version))
-        rows = read_frozen(view.frozen(noted.column_names), noted.schema)
-        assert sorted(map(repr, rows.to_pylist())) == sorted(map(repr, noted.to_pylist()))
         names = [field.name for field in shard.schema.input_keys]
         if names:
             ever = pa.concat_tables([one.select(names) for one in self._noted.values()]).combine_chunks()
-            self._check_found(
-                view, ever.slice(some).to_batches() or [pa.RecordBatch.from_pylist([], ever.schema)], noted
-            )
+            (keys,) = ever.slice(some, size).to_batches() or [pa.RecordBatch.from_pylist([], ever.schema)]
+            # What a view has seen changes how it looks.
+            self._check_found(view_of_any(shard, version), keys, noted)
+            self._check_found(view, keys, noted)
+        rows = read_frozen(view.frozen(noted.column_names), noted.schema)
+        assert sorted(map(repr, rows.to_pylist())) == sorted(map(repr, noted.to_pylist()))
 
     @staticmethod
-    def _check_found(view: ShardView, asked: list[pa.RecordBatch], noted: pa.Table) -> None:
-        (keys,) = asked
+    def _check_found(view: ShardView, keys: pa.RecordBatch, noted: pa.Table) -> None:
         places, found = view.find(keys, noted.column_names)
         assert list(places) == sorted(places)
         told = [repr(key) for key in keys.to_pylist()]
