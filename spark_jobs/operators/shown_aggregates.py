@@ -70,7 +70,8 @@ class _Results:
             for name in names[1:]:
                 self._part.value(name, key.tree.shown_tree())
 
-    def _show(self, name: str, result: Expression, whole: Sequence[Expression]) -> None:
+    def _show(self, name: str, result: Expression, whole: list[Expression]) -> None:
+        """Show a result, or else the aggregates in it that are not among those that are shown by themselves."""
         try:
             self._part.value(name, self._computable(result))
             return
@@ -79,6 +80,7 @@ class _Results:
         for aggregate in _aggregates(result):
             if any(one.matches(aggregate) for one in whole):
                 continue
+            whole.append(aggregate)
             try:
                 self._part.value(aggregate.column_name, self._computable(aggregate))
             except NotExpressibleError as error:

@@ -22,6 +22,7 @@ from coordinator.storage.uris import open_object_store
 from spark_jobs.fleet import Fleet
 from spark_jobs.operators.accumulators import held_functions
 from spark_jobs.operators.aggregate import build_plan
+from spark_jobs.operators.join import build_join
 from spark_jobs.worker.fleet_client import fleet_client
 from statefleet import StatefulProcessor
 from store_actors.operators.shown import ShownColumns
@@ -29,6 +30,7 @@ from store_actors.schema import StateSchema
 from store_actors.serving.operator_shards import OperatorShards
 from tests.integration.streams import Feed, short_list
 from tests.integration.test_aggregates import COARSE, ROWS, row, stream
+from tests.integration.test_key_types import COLUMNS, with_columns
 
 pytestmark = pytest.mark.filterwarnings("ignore::statefleet.UnboundedStateWarning")
 
@@ -229,6 +231,33 @@ def test_all_keys_are_shown_also_those_that_a_query_leaves_out(spark: SparkSessi
     assert computed.keys == ("(b * 2)", "x")
 
 
+def test_what_ansi_mode_refuses_is_not_computed_otherwise(spark: SparkSession) -> None:
+    rows = spark.createDataFrame([], "k string, a int, d decimal(9,2), x double")
+    texts = ["avg(a)", "avg(d)", "sum(d)", "stddev(x)", "avg(a) / count(*)", "sum(a) + 1", "cast(sum(a) as int)"]
+    spark.conf.set("spark.sql.ansi.enabled", "true")
+    try:
+        shown = ShownColumns.of(build_plan(rows.groupBy("k").agg(*map(F.expr, texts)), "update").schema)
+    finally:
+        spark.conf.unset("spark.sql.ansi.enabled")
+    assert shown.schema.names == ["k", "avg(a)", "avg(d)", "sum(d)", "stddev(x)", "(avg(a) / count(1))", "sum(a)"]
+    assert list(shown.not_shown) == ["(sum(a) + 1)", "CAST(sum(a) AS INT)"]
+
+
+def test_keys_of_any_type_are_shown_and_found(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
+    names = [one for one in COLUMNS if one not in ("nothing", "nothings", "years", "many_months", "months_in")]
+    feed = Feed(spark, tmp_path / "in", pa.schema([("i", pa.int32())]))
+    feed.add([(number,) for number in range(-3, 25)])
+    query = fleet.stateful(with_columns(feed.stream(), COLUMNS), name=name, shards=2).groupBy(*names).count()
+    run(query, "update", tmp_path / "ck")
+    shown, state = read(fleet, name)
+    assert shown.keys == tuple(names)
+    rows = with_columns(feed.batch(), {one: COLUMNS[one] for one in names})
+    spark_rows = rows.withColumn("months", F.expr("cast(months as int)")).groupBy(*names).count()
+    expected = pa.Table.from_batches(spark_rows._collect_as_arrow())
+    assert_shown_as(shown.rows(state, None), expected, [*names, "count"])
+    assert_found_by_keys(shown, state)
+
+
 # -- operators ----------------------------------------------------------------------------------------------------------
 
 CLICKS = pa.schema(
@@ -413,6 +442,15 @@ def test_both_sides_of_a_join_are_shown(spark: SparkSession, fleet: Fleet, tmp_p
         assert_found_by_keys(side, state)
     with pytest.raises(InvalidRequestError, match="say which one"):
         read(fleet, name)
+
+
+def test_what_a_semi_join_keeps_of_its_right_side_is_shown(spark: SparkSession, fleet: Fleet, tmp_path: Path) -> None:
+    rows = Feed(spark, tmp_path / "in", CLICKS).stream().withWatermark("ts", "1 minute")
+    left, right = (rows.selectExpr("user as u", f"ms as {name}", "ts") for name in ("a", "b"))
+    right = right.withColumnRenamed("ts", "t").withColumn("c", F.upper("u"))
+    plan = build_join(left, right, (left.u == right.u) & F.expr("a < b and ts = t"), "left_semi", "append")
+    sides = [ShownColumns.of(plan.schema, side).schema.names for side in ("left", "right")]
+    assert sides == [["u", "ts", "a"], ["u", "t", "b"]]
 
 
 def test_a_result_that_is_renamed_is_another_description_of_the_same_state(
