@@ -62,6 +62,7 @@ class TreeWriter:
             "GetStructField": lambda node: {"op": "field", "name": node.field_name, "args": self._args(node)},
             "ArrayTransform": self._transform,
             "Invoke": self._invoke,
+            "Round": self._round,
         }
 
     def written(self, node: Expression) -> Node:
@@ -143,6 +144,14 @@ class TreeWriter:
             return {"op": "element"} if one.kind == "NamedLambdaVariable" and one.id == variable else None
 
         return {"op": "each", "of": TreeWriter(element).written(body), "args": [self.written(array)]}
+
+    def _round(self, node: Expression) -> Node:
+        value, digits = node.children
+        if isinstance(value.type, T.DecimalType):
+            return {"op": "cast", "type": held_type(node), "args": [self.written(value)]}
+        if digits.kind != "Literal" or not isinstance(value.type, T.DoubleType):
+            raise NotExpressibleError(node.sql)
+        return {"op": "round", "digits": digits.literal, "args": [self.written(value)]}
 
     def _invoke(self, node: Expression) -> Node:
         found = nearest_biases(node)

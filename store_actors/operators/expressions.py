@@ -18,6 +18,7 @@ A tree is JSON. Every node has ``op``; but for the first three, what it works on
 ``rounded /``                       a duration or integer, and an integer: to the nearest integer, halves away from zero
 ``negate  abs  sqrt  ln``           one number; decimals and durations, too, by the first two
 ``floor  ceil``                     a double, to a 64-bit integer
+``round``                           ``digits`` after the point (0 to 20); a double
 ``bias``                            a double: the mean of those numbers of ``bias`` whose places in ``raw`` are nearest to it
 ``case``                            a condition and a value, as often as there are conditions, and a value at last
 ``coalesce``                        one or more, of one type
@@ -295,6 +296,7 @@ _OPERATIONS: Mapping[str, Operation] = {
     "ln": _of_one(numbers.logarithm),
     "floor": _of_one(numbers.floor),
     "ceil": _of_one(numbers.ceiling),
+    "round": lambda node, args: numbers.rounded(args[0], node["digits"]),
     "bias": lambda node, args: numbers.bias(args[0], node["raw"], node["bias"]),
     "timestamp": lambda node, args: numbers.timestamp(args[0], node["unit"]),
     "case": _case,

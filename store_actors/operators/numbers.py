@@ -29,6 +29,7 @@ __all__ = [
     "logarithm",
     "negated",
     "on_arrays",
+    "rounded",
     "square_root",
     "timestamp",
 ]
@@ -39,6 +40,8 @@ Doubles: TypeAlias = npt.NDArray[np.float64]
 
 #: Digits that a decimal has at most while it is computed with.
 _DIGITS = 76
+#: Digits after the point to which doubles are rounded at most.
+_ROUNDED = 20
 #: Furthest time, in milliseconds, that microseconds in 64 bits reach.
 _FURTHEST_MS = (2**63 - 1) // 1000
 #: Neighbours in its tables of which HyperLogLog++ takes the mean.
@@ -150,6 +153,16 @@ def _decimal_of_float(value: Datum, wanted: pa.DataType) -> Datum:
     zero, null = pa.scalar(0.0, value.type), pa.scalar(None, value.type)
     near = pc.if_else(is_small, zero, pc.if_else(is_near, value, null))
     return _fitted(pc.cast(pc.cast(near, pa.string()), pa.decimal256(_DIGITS, scale + 20)), wanted)
+
+
+def rounded(value: Datum, digits: int) -> Datum:
+    """A double rounded to digits after the point, halves away from zero, by the fewest digits that tell it, as Java does it."""
+    if not pa.types.is_float64(value.type) or not 0 <= digits <= _ROUNDED:
+        raise UnfitError(f"{value.type} is not rounded to {digits} digits here")
+    # Larger ones have no digits after the point; NaN stays what it is, too.
+    near = pc.if_else(pc.less(pc.abs(value), 1e16), value, pa.scalar(None, value.type))
+    decimal = _decimal_of_float(near, pa.decimal128(17 + digits, digits))
+    return pc.coalesce(cast(decimal, value.type), value)
 
 
 def _of_decimals(op: str, left: Datum, right: Datum, wanted: pa.DataType | None) -> Datum:

@@ -89,6 +89,8 @@ OVER_AGGREGATES = [
     "cast(count(*) as double)",
     "floor(avg(f64)) + ceil(avg(f32))",
     "sum(dti) / 3",
+    "round(avg(f64), 2)",
+    "round(avg(d), 1)",
 ]
 
 

@@ -146,6 +146,15 @@ def test_casts_of_decimals() -> None:
     ]
 
 
+def test_doubles_are_rounded_by_the_digits_that_tell_them() -> None:
+    tree = call("round", X, digits=2)
+    values = [1.005, 2.675, -2.675, 1e-9, -1e-9, 1234567890.125, 1e300, math.nan, -math.inf, None]
+    assert repr(computed(tree, x=doubles(*values))) == repr(
+        [1.01, 2.68, -2.68, 0.0, 0.0, 1234567890.13, 1e300, math.nan, -math.inf, None]
+    )
+    assert computed(call("round", X, digits=0), x=doubles(0.5, -2.5, 9e15)) == [1.0, -3.0, 9e15]
+
+
 def test_a_case_is_its_first_value_whose_condition_is_true() -> None:
     tree = call(
         "case",
@@ -211,6 +220,7 @@ def test_a_bias_is_the_mean_of_the_nearest_six() -> None:
         call("each", X, of=X),
         call("each", column("l"), of=X),
         call("timestamp", X, unit="s"),
+        call("round", X, digits=2),
         call("cast", X),
         call("cast", column("b"), type="int64"),
         call("struct", X, names=["a"], null="nowhere"),

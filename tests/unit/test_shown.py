@@ -18,6 +18,8 @@ from coordinator.core import StateLedger
 from coordinator.errors import InvalidRequestError
 from coordinator.model import StateMetadata, TaskIdentity
 from coordinator.records import SchemaChanged
+from spark_jobs.plan.shown import ShownPart
+from store_actors.messages import StoreSpec
 from store_actors.operators.shown import ShownColumns
 from store_actors.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 
@@ -312,3 +314,23 @@ def test_a_new_description_alone_is_written_down_once() -> None:
     assert StateSchema.from_json(record.schema).shown == GROUPS.shown
     assert decided(GROUPS) == []
     assert len(decided(renamed(GROUPS, "mean"))) == 1
+
+
+def test_names_that_are_taken_give_way() -> None:
+    part = ShownPart(store=StoreSpec("value.x", (Field("k0", "string"),), (Field("s_n", "int32"),), None))
+    for name in ("user", "user", "at"):
+        part.key(name, column("k0"))
+    part.value("user", column("s_n"), of="x")
+    part.value("n", column("s_n"))
+    part.value("n", column("k0"))
+    part.extra("n", column("s_n"))
+    part.leave_out("text", "because")
+    told = part.to_json()
+    assert [one["name"] for one in told["columns"]] == ["user", "user_2", "at", "x.user", "n", "__n"]
+    assert told["not_shown"] == [
+        {"name": "n", "why": "another column has this name"},
+        {"name": "text", "why": "because"},
+    ]
+    # As it is read from the log: else it would be another description each time.
+    assert json.loads(json.dumps(told)) == told
+    assert ShownColumns(GROUPS, told).store == part.store
