@@ -288,7 +288,8 @@ class StateLedger(StateHistory):
     def decide_schema(self, task: TaskIdentity, created: StateMetadata, asked: StateMetadata) -> list[Record]:
         """Take note of the schema of a task's run, if commits would be taken to be in another one; to be decided with the task's lease.
 
-        It becomes the state's with the first commit that is in it (:meth:`committed_schema`).
+        So it is with what readers are shown, where that alone is another one. The schema becomes the state's with the first commit that
+        is in it (:meth:`committed_schema`).
 
         Raises
         ------

@@ -13,7 +13,7 @@ from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.state_types import state_field
 from spark_jobs.plan.storable import stored_type
 
-__all__ = ["Node", "NotExpressibleError", "TreeWriter"]
+__all__ = ["Node", "NotExpressibleError", "TreeWriter", "held_type"]
 
 Node = dict[str, Any]
 
