@@ -67,6 +67,10 @@ class ReadView(Travelling):
         """Partition ids of the shards."""
         return range(self.id.first_partition, self.id.first_partition + len(self.versions))
 
+    def has_rows(self, shard: int) -> bool:
+        """Whether anything was ever written to a shard, or to those that it is made of."""
+        return self.versions[shard] > 0
+
     def location(self, shard: int) -> ActorLocation | None:
         """Store actor that has a shard."""
         holder = self.holders[shard]

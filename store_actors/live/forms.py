@@ -86,7 +86,7 @@ class Form:
     ) -> dict[int, tuple[npt.NDArray[np.int64], pa.RecordBatch]]:
         """For each shard that may have rows of some keys: places of its keys, and these."""
         every = np.arange(leaves.num_rows)
-        there = [shard for shard, attempt_id in enumerate(view.attempts) if attempt_id]
+        there = list(filter(view.has_rows, range(len(view.versions))))
         if not self.routing or len(view.versions) == 1:
             return {shard: (every, leaves) for shard in there if leaves.num_rows}
         shards = shards_of(leaves, self.routing, len(view.versions))
@@ -128,7 +128,7 @@ def form_of(view: ReadView, part: str, described: StateSchema | None) -> Form | 
     InvalidRequestError
         The state has no such part, or has several and none is named.
     """
-    _check_part(view, part)
+    part = _named_part(view, part)
     schema = StateSchema.from_json(view.metadata.schema) if view.metadata.schema else None
     if schema is None or schema.operator is OperatorKind.PARTITIONS:
         if described is None:
@@ -145,9 +145,13 @@ def form_of(view: ReadView, part: str, described: StateSchema | None) -> Form | 
     return Form(read, store_name, shown, routing, has_one)
 
 
-def _check_part(view: ReadView, part: str) -> None:
+def _named_part(view: ReadView, part: str) -> str:
+    """A part by its name, or by what stands after its kind: ``count`` is ``value.count`` if no other variable is called so."""
     parts = parts_of(view)
-    if part not in (parts or ("",)):
+    named = [one for one in parts if one == part] or [one for one in parts if one.partition(".")[2] == part != ""]
+    if part != "" or parts:
+        if len(named) == 1:
+            return named[0]
         raise InvalidRequestError(
             "the state has several parts; name one: fleet.state(name, part)"
             if parts
@@ -156,3 +160,4 @@ def _check_part(view: ReadView, part: str) -> None:
             part=part,
             parts=", ".join(parts),
         )
+    return part

@@ -79,7 +79,7 @@ class Rows:
 
     def of_shard(self, shard: int, limit: int | None = None) -> Iterator[pa.Table]:
         """Rows of one shard, a piece at a time."""
-        if self._view.attempts[shard]:
+        if self._view.has_rows(shard):
             store, since = self._form.store_name, self._scan.since
             yield from self._reads.scan(self._view, self._pinned, store, self._asking, shard, limit, since)
 

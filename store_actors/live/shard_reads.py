@@ -148,14 +148,13 @@ class ShardReads:
         """Columns of a store that only its user knows; None if no partition has it."""
 
         def look(view: ReadView) -> tuple[StateSchema | None] | None:
-            for shard, attempt_id in enumerate(view.attempts):
-                if attempt_id:
-                    request = self._request(view, shard, pinned, store_name, form)
-                    try:
-                        found = self._source.describe(view.location(shard), request)
-                    except VersionNotFoundError:  # a partition need not have every store
-                        continue
-                    return None if found is None else (found,)
+            for shard in filter(view.has_rows, range(len(view.versions))):
+                request = self._request(view, shard, pinned, store_name, form)
+                try:
+                    found = self._source.describe(view.location(shard), request)
+                except VersionNotFoundError:  # a partition need not have every store
+                    continue
+                return None if found is None else (found,)
             return (None,)
 
         return self._read(pinned, look)[1][0]

@@ -63,7 +63,7 @@ class Reader(Party):
         def plan(view: ReadView) -> tuple[bytes, dict[int, pa.RecordBatch]]:
             schema = StateSchema.from_json(view.metadata.schema)
             keys = workload.all_keys(schema)
-            there = [shard for shard, attempt_id in enumerate(view.attempts) if attempt_id]
+            there = list(filter(view.has_rows, range(len(view.versions))))
             return pickle.dumps(ReadForm(schema, is_keyed=False)), dict.fromkeys(there, keys)
 
         view, found = reads.find(Pinned(), DEFAULT_STORE, plan)

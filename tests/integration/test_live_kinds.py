@@ -1,0 +1,145 @@
+"""What readers find of each kind of operator, by key and as a whole; also of a state whose shards were split and put together."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.state import GroupStateTimeout
+
+import statefleet as sf
+from tests.integration.streams import Feed, Run
+
+pytestmark = pytest.mark.filterwarnings("ignore::statefleet.UnboundedStateWarning")
+
+VISITS = pa.schema(
+    [("user", pa.string()), ("page", pa.string()), ("ts", pa.timestamp("us", tz="UTC")), ("ms", pa.int64())]
+)
+NOON = dt.datetime(2025, 6, 1, 12, tzinfo=dt.UTC)
+ROWS = [("ann", "/", 0, 30), ("ann", "/a", 5, 70), ("bob", "/", 20, 10), (None, "/b", 1, 40), ("ann", "/", 60, 50)]
+
+
+@pytest.fixture
+def visits(spark: Any, tmp_path: Path) -> Feed:
+    feed = Feed(spark, tmp_path / "in", VISITS)
+    feed.add([(user, page, NOON + dt.timedelta(seconds=second), ms) for user, page, second, ms in ROWS])
+    return feed
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Any]:
+    runs: list[Run] = []
+
+    def run(frame: Any, mode: str = "update") -> None:
+        runs.append(Run(frame, mode, tmp_path / f"checkpoint-{len(runs)}"))
+        runs[-1].wait()
+
+    yield run
+    for one in runs:
+        one.stop()
+
+
+def test_first_rows_and_keys_that_were_seen(fleet: sf.Fleet, visits: Feed, name: str, running: Any) -> None:
+    rows = visits.stream()
+    running(fleet.stateful(rows, name=f"{name}-top", shards=3).topN(2, "user", F.desc("ms")))
+    top = fleet.state(f"{name}-top")
+    assert sorted((row["page"], row["ms"]) for row in top.get_all({"user": "ann"})) == [("/", 50), ("/a", 70)]
+    assert [row["ms"] for row in top.get_all({"user": None})] == [40]
+    assert top.get_all({"user": "eve"}) == []
+    running(fleet.stateful(rows, name=f"{name}-seen", shards=3).dropDuplicates(["user", "page"]), "append")
+    seen = fleet.state(f"{name}-seen")
+    assert seen.get({"user": "ann", "page": "/a"}) == {"user": "ann", "page": "/a"}
+    assert seen.get({"user": "bob", "page": "/a"}) is None
+    assert seen.scan().to_arrow().num_rows == 4
+    assert sorted(row["page"] for row in seen.prefix_scan({"user": "ann"}).to_arrow().to_pylist()) == ["/", "/a"]
+
+
+def test_open_sessions_and_the_one_global_group(fleet: sf.Fleet, visits: Feed, name: str, running: Any) -> None:
+    marked = visits.stream().withWatermark("ts", "1 hour")
+    sessions = fleet.stateful(marked, name=f"{name}-sessions", outputMode="append", shards=3)
+    running(sessions.groupBy("user", F.session_window("ts", "10 seconds")).count(), "append")
+    state = fleet.state(f"{name}-sessions")
+    found = sorted((row["session_window"]["start"], row["count"]) for row in state.get_all({"user": "ann"}))
+    assert found == [(NOON, 2), (NOON + dt.timedelta(minutes=1), 1)]
+    running(fleet.stateful(visits.stream(), name=f"{name}-all").groupBy().agg(F.sum("ms").alias("total")))
+    assert fleet.state(f"{name}-all").get({}) == {"total": 200}
+    assert fleet.state(f"{name}-all").keys == ()
+
+
+def test_state_of_functions_and_their_timeouts(fleet: sf.Fleet, visits: Feed, name: str, running: Any) -> None:
+    def count(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+        n = (state.get[0] if state.exists else 0) + sum(map(len, frames))
+        state.update((n, [str(key[0])] * n))
+        yield pd.DataFrame({"user": [key[0]], "n": [n]})
+
+    grouped = fleet.stateful(visits.stream(), name=name, shards=3).groupBy("user")
+    running(
+        grouped.applyInPandasWithState(
+            count, "user string, n int", "n int, names array<string>", "update", GroupStateTimeout.NoTimeout
+        )
+    )
+    state = fleet.state(name)
+    found = state.get({"user": "ann"})
+    assert found is not None
+    assert (found["n"], found["names"], found["exists"]) == (3, ["ann"] * 3, True)
+    assert state.get({"user": "eve"}) is None
+    assert state.scan(["user", "n"], filter=[("n", "=", 1)]).to_arrow().num_rows == 2
+
+
+class Pages(sf.StatefulProcessor):
+    def init(self, handle: Any) -> None:
+        self.last = handle.getValueState("last", "page string, ms bigint")
+        self.all = handle.getListState("all", "page string")
+        self.handle = handle
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        for row in sorted(rows, key=lambda row: row.ts):
+            self.last.update((row.page, row.ms))
+            self.all.appendValue((row.page,))
+        self.handle.registerTimer(int(NOON.timestamp() * 1000) + 3_600_000)
+        return []
+
+
+def test_state_variables_and_timers_of_a_processor(fleet: sf.Fleet, visits: Feed, name: str, running: Any) -> None:
+    users = fleet.stateful(visits.stream().withWatermark("ts", "1 hour"), name=name, shards=3).groupBy("user")
+    running(users.transformWithState(Pages(), "user string", "update", "EventTime"))
+    last = fleet.state(name, "last")
+    assert last.parts == ("default", "value.last", "list.all")
+    assert fleet.state(name, "value.last").get({"user": "bob"}) == last.get({"user": "bob"})
+    found = last.get({"user": "ann"})
+    assert found is not None
+    assert (found["page"], found["ms"]) == ("/", 50)
+    pages = fleet.state(name, "all")
+    assert sorted(row["page"] for row in pages.get_all({"user": "ann"})) == ["/", "/", "/a"]
+    assert pages.get_all({"user": "eve"}) == []
+    with pytest.raises(sf.InvalidRequestError, match="several rows"):
+        pages.get({"user": "ann"})
+    (timer,) = fleet.state(name, "default").get_all({"user": "bob"})
+    assert timer["timer"] == NOON + dt.timedelta(hours=1)
+
+
+def test_a_state_is_read_across_its_rescales(fleet: sf.Fleet, visits: Feed, name: str, tmp_path: Path) -> None:
+    for place, shards in enumerate((2, 5, 3)):
+        if place:
+            visits.add([("ann", "/", NOON, 1), (f"new{place}", "/", NOON, 1)])
+        grouped = fleet.stateful(visits.stream(), name=name, shards=shards).groupBy("user")
+        run = Run(grouped.agg(F.sum("ms").alias("total")), "update", tmp_path / "checkpoint")
+        run.wait()
+        run.stop()
+        state = fleet.state(name)
+        assert state.get({"user": "ann"}) == {"user": "ann", "total": 150 + place}
+        assert state.get({"user": None}) == {"user": None, "total": 40}
+        assert state.scan().to_arrow().num_rows == 3 + place
+    for state in (fleet.state(name), sf.attach(fleet.uri, offline=True).state(name)):
+        for version in (1, 2, 3):
+            assert state.at(version).get({"user": "ann"}) == {"user": "ann", "total": 149 + version}
+            assert state.at(version).scan().to_arrow().num_rows == 2 + version
+        assert [row["user"] for row in state.diff(2, 3).to_pylist() if row["_change_type"] == "insert"]
+        with pytest.raises(sf.VersionNotFoundError, match="rescaled since"):
+            state.changes(0).to_arrow()
