@@ -92,11 +92,12 @@ class Run:
         on_batch: Callable[[int], None] | None = None,
         available_now: bool = False,
     ) -> None:
-        self.batches: dict[int, list[Row]] = {}
+        batches = self.batches = dict[int, list[Row]]()
         self._ends = available_now
 
+        # Not of the run itself: Java would hold what holds the query, and neither side's garbage collection sees the other's half.
         def keep(emitted: DataFrame, batch_id: int) -> None:
-            self.batches[batch_id] = emitted.collect()
+            batches[batch_id] = emitted.collect()
             if on_batch is not None:
                 on_batch(batch_id)
 

@@ -1,0 +1,183 @@
+"""Reads of a process beside its batches: from memory while it has the version, else from files; with real threads."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from coordinator.model import DEFAULT_STORE, StateMetadata, StateStoreId
+from coordinator.reading import cut_of, finished, read_view
+from coordinator.surroundings import Surroundings
+from store_actors.messages import FoundRows, ReadForm, ReadRequest, ShardInput
+from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from store_actors.serving.keyed_stores import KeyedStores
+from store_actors.serving.metrics import StoreMetrics
+from store_actors.serving.reads import Reads
+from tests.unit.test_operator_shards import Fleet
+
+SCHEMA = StateSchema(
+    keys=(Field("v", "string"),),
+    inputs=(Field("x", "int64"),),
+    accumulators=(
+        Accumulator(AccumulatorKind.COUNT_ROWS, (), (Field("n", "int64", False),), "count(1)"),
+        Accumulator(AccumulatorKind.SUM_INT, ("x",), (Field("total", "int64"),), "sum(x)"),
+    ),
+    expiry_key=None,
+    delay_ms=None,
+    output_mode="update",
+)
+CREATED = StateMetadata("s", "query", 1, "update", SCHEMA.to_json())
+KEYS = [f"key-{number}" for number in range(500)]
+FORM = pickle.dumps(ReadForm(SCHEMA, is_keyed=False))
+
+
+def rows_of(batch: int) -> ShardInput:
+    """Every key once, with the number of the batch."""
+    columns = {"v": pa.array(KEYS, pa.string()), "x": pa.array([batch] * len(KEYS), pa.int64())}
+    return ShardInput.of_raw(SCHEMA, pa.record_batch(columns))
+
+
+class Process:
+    """Shards of one process, with what reads them."""
+
+    def __init__(self, fleet: Fleet | None = None) -> None:
+        self.fleet = fleet or Fleet()
+        self.fleet.store = self.fleet.new_store()
+        keyed = KeyedStores(self.fleet.objects, self.fleet.coordinator, StoreMetrics())
+        self.reads = Reads(self.fleet.store, keyed, self.fleet.coordinator, Surroundings())
+
+    def apply(self, batch: int, run: str = "run-1") -> None:
+        self.fleet.store.apply(self.fleet.request(batch, run, SCHEMA), rows_of(batch))
+
+    def request(self, version: int | None = None, **options: Any) -> ReadRequest:
+        """As a reader asks that has just asked the coordinator."""
+
+        def look(ledger: Any) -> Any:
+            return [], read_view(ledger, CREATED, cut_of(finished(ledger, CREATED), []), version)
+
+        view = self.fleet.coordinator._do(self.fleet.coordinator._keeper.submit(look))
+        store_id = StateStoreId(view.root, 0, 0, DEFAULT_STORE)
+        return ReadRequest(store_id, view.versions[0], view.attempts[0], FORM, **options)
+
+    def find(self, request: ReadRequest, keys: list[str | None]) -> FoundRows | None:
+        return self.reads.find(request, pa.record_batch({"v": pa.array(keys, pa.string())}))
+
+    def scan(self, request: ReadRequest, limit: int | None = None) -> pa.Table | None:
+        scan_id = self.reads.scan(request, limit)
+        if scan_id is None:
+            return None
+        pieces = []
+        while (piece := self.reads.next_rows(scan_id)) is not None:
+            pieces.append(piece)
+        return pa.concat_tables(pieces)
+
+
+def totals(version: int) -> dict[str, tuple[int, int]]:
+    return {key: (version, sum(range(version))) for key in KEYS}
+
+
+def found_of(rows: pa.Table) -> dict[str, tuple[int, int]]:
+    return {row["v"]: (row["n"], row["total"]) for row in rows.to_pylist()}
+
+
+def test_versions_are_read_from_memory_and_then_from_files() -> None:
+    process = Process()
+    for batch in range(6):
+        process.apply(batch)
+    for version in range(1, 7):
+        request = process.request(version)
+        assert found_of(process.scan(request)) == totals(version)
+        found = process.find(request, ["key-7", None, "no", "key-7"])
+        assert found is not None
+        assert (found.version, found.newest, list(found.places)) == (version, 6, [0, 3])
+    # Memory has the newest and two more; each of the others was loaded once.
+    assert process.fleet.store.metrics.deltas_loaded == 1 + 2 + 3
+    assert process.scan(process.request(), 7).num_rows == 7
+    again = Process(process.fleet)
+    assert found_of(again.scan(again.request())) == totals(6)
+    found = again.find(again.request(), ["key-1"])
+    assert found is not None
+    assert found.newest == -1
+
+
+def test_a_version_that_was_made_anew_is_not_read_as_the_former_one() -> None:
+    process = Process()
+    for batch in range(3):
+        process.apply(batch)
+    former = process.request()
+    process.apply(2, "run-2")
+    assert process.find(former, ["key-1"]) is None
+    assert process.scan(former) is None
+    assert found_of(process.scan(process.request())) == totals(3)
+
+
+def test_the_latest_version_is_read_before_anybody_says_that_it_counts_everywhere() -> None:
+    process = Process()
+    process.apply(0)
+    known = process.request(is_latest=True)
+    process.apply(1)
+    found = process.find(known, ["key-1"])
+    assert found is not None
+    assert (found.version, found_of(found.rows)) == (2, {"key-1": (2, 1)})
+
+
+def test_what_commits_changed_is_read_from_their_files() -> None:
+    process = Process()
+    for batch in range(3):
+        process.apply(batch)
+    changed = process.scan(process.request(since=1))
+    assert [changed["_commit_version"].to_pylist().count(version) for version in (1, 2, 3)] == [0, 500, 500]
+    assert set(changed["_change_type"].to_pylist()) == {"upsert"}
+
+
+def test_scans_that_nobody_takes_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Process()
+    process.apply(0)
+    scan_id = process.reads.scan(process.request(), None)
+    assert scan_id is not None
+    elapsed = process.reads._scans._elapsed_s
+    monkeypatch.setattr(process.reads._scans, "_elapsed_s", lambda: elapsed() + 3600)
+    process.reads.maintain()
+    with pytest.raises(Exception, match="not given any more"):
+        process.reads.next_rows(scan_id)
+
+
+def test_readers_beside_batches_never_see_parts_of_one() -> None:
+    """Batches touch every row, in kernels that let other threads run."""
+    process = Process()
+    process.apply(0)
+    stop, problems, reads = threading.Event(), list[str](), [0, 0]
+
+    def read(which: int) -> None:
+        try:
+            while not stop.is_set():
+                request = process.request()
+                if which:
+                    found = process.scan(request)
+                    version, rows = request.version, None if found is None else found_of(found)
+                else:
+                    looked = process.find(request, [*KEYS[:3], *KEYS[-3:]])
+                    version, rows = (0, None) if looked is None else (looked.version, found_of(looked.rows))
+                expected = totals(version)
+                if rows is not None and any(expected[key] != row for key, row in rows.items()):
+                    problems.append(f"{version}: {list(rows.items())[:3]}")
+                if rows is not None and which and len(rows) != len(KEYS):
+                    problems.append(f"{version}: {len(rows)} rows")
+                reads[which] += 1
+        except Exception as error:  # noqa: BLE001 - told below
+            problems.append(repr(error))
+
+    readers = [threading.Thread(target=read, args=(which,)) for which in (0, 0, 1, 1)]
+    for one in readers:
+        one.start()
+    for batch in range(1, 60):
+        process.apply(batch)
+    stop.set()
+    for one in readers:
+        one.join(60)
+    assert not problems, problems[:3]
+    assert min(reads) > 5
