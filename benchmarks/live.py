@@ -116,7 +116,7 @@ def _read(told: str) -> int:
 
     facts = json.loads(told)
     state = attach(facts["uri"], address=facts["address"]).state(_NAME)
-    random, going, took = np.random.default_rng(3), threading.Event(), [float]()
+    random, going, took = np.random.default_rng(3), threading.Event(), list[float]()
     state.get({"key": 0})
 
     def get_keys() -> None:
@@ -148,12 +148,13 @@ def _read(told: str) -> int:
 
 def _beside(variant: Variant, files: Path, reader: _Reader, options: argparse.Namespace) -> dict[str, Any]:
     """Seconds of batches in turn without and with reads."""
+    files.mkdir()
     random = np.random.default_rng(4)
     sides: dict[str, list[float]] = {"alone": [], "read": []}
     told: list[dict[str, float]] = []
     for number in range(2 + 2 * options.batches):
         drawn = random.integers(0, options.keys, options.rows, dtype=np.int64)
-        file = write_rows(files / f"batch-{number:04d}.parquet", keyed_rows(drawn))
+        file = write_rows(files / f"{files.name}-{number:04d}.parquet", keyed_rows(drawn))
         side = ("alone", "read")[number % 2]
         if side == "read":
             reader.start()
@@ -209,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for gets_s in options.gets:
             reader = _Reader(fleet.uri, options.keys, gets_s)
             try:
-                beside.append(_beside(variant, root, reader, options))
+                beside.append(_beside(variant, root / f"gets-{gets_s}", reader, options))
             finally:
                 reader.end()
             one = beside[-1]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import ray
-from ray.exceptions import ActorUnschedulableError, RayActorError, RayTaskError
+from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError, RayTaskError
 
 from coordinator.errors import StateStoreError, StoreUnavailableError
 from coordinator.surroundings import Clock
@@ -41,8 +41,8 @@ class Actors(Protocol):
     def wait(self, references: Sequence[Any], timeout_s: float) -> bool:
         """Whether one of the answers is there within a time."""
 
-    def get(self, reference: Any) -> Any:
-        """An answer; raises what the method raised, or that the actor died."""
+    def get(self, reference: Any, timeout_s: float | None = None) -> Any:
+        """An answer; raises what the method raised, or that the actor died; TimeoutError if it is not there within a time."""
 
     def put(self, value: Any) -> Any:
         """A reference to a value, for an argument that is large or sent more than once."""
@@ -74,9 +74,11 @@ class RayActors:
     def wait(self, references: Sequence[Any], timeout_s: float) -> bool:
         return bool(ray.wait(list(references), timeout=timeout_s)[0])
 
-    def get(self, reference: Any) -> Any:
+    def get(self, reference: Any, timeout_s: float | None = None) -> Any:
         try:
-            return ray.get(reference)
+            return ray.get(reference, timeout=timeout_s)
+        except GetTimeoutError as error:
+            raise TimeoutError from error
         except ActorUnschedulableError as error:  # of an actor that is gone with its node, and no RayActorError
             raise RayActorError(error_msg=str(error)) from error
 

@@ -38,6 +38,7 @@ from store_actors.followers import Followers
 from store_actors.messages import (
     ApplyRequest,
     BatchFacts,
+    FewRows,
     Followed,
     FoundRows,
     Offer,
@@ -278,14 +279,14 @@ class StoreProcess:
 
     @ray.method(concurrency_group="reading")
     def find_rows(
-        self, requests: Sequence[ReadRequest], keys: Sequence[pa.RecordBatch]
+        self, requests: Sequence[ReadRequest], keys: Sequence[FewRows]
     ) -> list[FoundRows | StateStoreError | None]:
         """:meth:`Reads.find <store_actors.serving.reads.Reads.find>` for some stores; one that fails does not keep the others from
         being read.
         """
-        return [self._found(*one) for one in zip(requests, keys, strict=True)]
+        return [self._found(request, one.table) for request, one in zip(requests, keys, strict=True)]
 
-    def _found(self, request: ReadRequest, keys: pa.RecordBatch) -> FoundRows | StateStoreError | None:
+    def _found(self, request: ReadRequest, keys: pa.Table) -> FoundRows | StateStoreError | None:
         try:
             found = self._reads.find(request, keys)
         except StateStoreError as error:

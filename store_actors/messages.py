@@ -21,6 +21,7 @@ __all__ = [
     "UPSERT",
     "ApplyRequest",
     "BatchFacts",
+    "FewRows",
     "Followed",
     "FoundRows",
     "GivenStore",
@@ -41,6 +42,10 @@ CHANGE_FIELDS = (
     pa.field("_commit_timestamp", pa.timestamp("us", tz="UTC")),
 )
 UPSERT, DELETE = "upsert", "delete"
+#: See :class:`FewRows`.
+_FEW_BYTES = 1 << 15
+#: Column in which places travel beside the rows; no state has one of this name.
+_PLACES = "__places"
 
 #: A put or remove of a session: the store's name, the method and its arguments.
 Write = tuple[str, str, tuple[Any, ...]]
@@ -236,8 +241,35 @@ class ReadRequest(Travelling):
     since: int | None = None
 
 
+class FewRows:
+    """A table that travels as one piece of bytes if it is small: Ray takes buffers apart, which of few rows takes a millisecond.
+
+    Parameters
+    ----------
+    table
+        A large one travels as it is, through shared memory.
+    """
+
+    __slots__ = ("table",)
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.table.nbytes > _FEW_BYTES:
+            return FewRows, (self.table,)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, self.table.schema) as writer:
+            writer.write_table(self.table)
+        return _few_rows, (sink.getvalue().to_pybytes(),)
+
+
+def _few_rows(data: bytes) -> FewRows:
+    return FewRows(pa.ipc.open_stream(data).read_all())
+
+
 @dataclass(frozen=True, slots=True)
-class FoundRows(Travelling):
+class FoundRows:
     """Answer to a look-up.
 
     Attributes
@@ -256,6 +288,15 @@ class FoundRows(Travelling):
     newest: int
     places: npt.NDArray[np.int64]
     rows: pa.Table
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        few = FewRows(self.rows.append_column(_PLACES, pa.array(self.places)))
+        return _found_rows, (self.version, self.newest, few)
+
+
+def _found_rows(version: int, newest: int, few: FewRows) -> FoundRows:
+    places = few.table.column(_PLACES).to_numpy()
+    return FoundRows(version, newest, places, few.table.drop_columns([_PLACES]))
 
 
 @dataclass(frozen=True, slots=True)

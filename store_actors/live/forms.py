@@ -81,14 +81,13 @@ class Form:
                 columns=", ".join(self.shown.schema.names),
             )
 
-    def by_shard(
-        self, view: ReadView, leaves: pa.RecordBatch
-    ) -> dict[int, tuple[npt.NDArray[np.int64], pa.RecordBatch]]:
+    def by_shard(self, view: ReadView, leaves: pa.RecordBatch) -> dict[int, tuple[npt.NDArray[np.int64], pa.Table]]:
         """For each shard that may have rows of some keys: places of its keys, and these."""
         every = np.arange(leaves.num_rows)
         there = list(filter(view.has_rows, range(len(view.versions))))
         if not self.routing or len(view.versions) == 1:
-            return {shard: (every, leaves) for shard in there if leaves.num_rows}
+            keys = pa.Table.from_batches([leaves])
+            return {shard: (every, keys) for shard in there if leaves.num_rows}
         shards = shards_of(leaves, self.routing, len(view.versions))
         order = np.argsort(shards, kind="stable")
         begins = np.searchsorted(shards[order], np.arange(len(view.versions) + 1))
@@ -96,7 +95,7 @@ class Form:
         for shard in there:
             places = order[begins[shard] : begins[shard + 1]]
             if len(places):
-                found[shard] = places, leaves.take(pa.array(places))
+                found[shard] = places, pa.Table.from_batches([leaves.take(pa.array(places))])
         return found
 
 

@@ -20,7 +20,7 @@ __all__ = ["Pinned", "Plan", "ShardReads"]
 
 Result = TypeVar("Result")
 #: By a view, what is wanted of each row (a pickled :class:`~store_actors.messages.ReadForm`), and the keys to look for in each shard.
-Plan = Callable[[ReadView], tuple[bytes, Mapping[int, pa.RecordBatch]]]
+Plan = Callable[[ReadView], tuple[bytes, Mapping[int, pa.Table]]]
 
 #: How long the place of a shard is believed without a question, in seconds: a store actor that lost a shard without noticing may be
 #: behind for so long.

@@ -14,7 +14,7 @@ from coordinator.errors import StateStoreError, StoreUnavailableError
 from coordinator.model import ActorLocation
 from coordinator.reading import ReadView, ViewId
 from coordinator.surroundings import Clock
-from store_actors.messages import FoundRows, ReadRequest
+from store_actors.messages import FewRows, FoundRows, ReadRequest
 from store_actors.schema import StateSchema
 
 __all__ = ["FleetSource", "Lost", "Outcome", "Source"]
@@ -41,7 +41,7 @@ class Source(Protocol):
         """See :meth:`Coordinator.read_view <coordinator.service.Coordinator.read_view>`."""
 
     def find(
-        self, where: ActorLocation | None, requests: Sequence[ReadRequest], keys: Sequence[pa.RecordBatch]
+        self, where: ActorLocation | None, requests: Sequence[ReadRequest], keys: Sequence[pa.Table]
     ) -> Callable[[], Sequence[Outcome]]:
         """Begin look-ups where some shards are; returns what waits for their outcomes.
 
@@ -82,10 +82,10 @@ class FleetSource:
         return self._coordinator.read_view(name, version, known)
 
     def find(
-        self, where: ActorLocation | None, requests: Sequence[ReadRequest], keys: Sequence[pa.RecordBatch]
+        self, where: ActorLocation | None, requests: Sequence[ReadRequest], keys: Sequence[pa.Table]
     ) -> Callable[[], Sequence[Outcome]]:
         """See :class:`Source`."""
-        reference = self._handle(where).find_rows.remote(list(requests), list(keys))
+        reference = self._handle(where).find_rows.remote(list(requests), [FewRows(one) for one in keys])
         return lambda: self._answer(reference)
 
     def scan(self, where: ActorLocation | None, request: ReadRequest, limit: int | None) -> Iterator[pa.Table] | None:
@@ -136,14 +136,14 @@ class FleetSource:
         return str(living[0])
 
     def _answer(self, reference: Any) -> Any:
-        if not self._actors.wait([reference], _DEADLINE_S):
+        try:
+            return self._actors.get(reference, _DEADLINE_S)
+        except TimeoutError as error:
             raise StoreUnavailableError(
                 "a store actor did not answer a read in time; nothing was changed; see its log, or read with "
                 "statefleet.attach(uri, offline=True)",
                 seconds=_DEADLINE_S,
-            )
-        try:
-            return self._actors.get(reference)
+            ) from error
         except RayTaskError as error:
             raise (error.cause if isinstance(error.cause, StateStoreError) else error) from None
         except RayActorError as error:

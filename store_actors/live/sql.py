@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-import duckdb
 import pyarrow as pa
 
 from coordinator.errors import InvalidRequestError, StateStoreError
@@ -27,6 +26,9 @@ class States(Protocol):
 
 def answer(query: str, fleet: States) -> pa.Table:
     """See :meth:`LiveFleet.sql <store_actors.live.fleet.LiveFleet.sql>`."""
+    # Late: most readers have no need of it.
+    import duckdb
+
     with duckdb.connect() as database:
         try:
             states = {name: fleet.state(*name.split(".", 1)) for name in _tables(database, query)}

@@ -183,10 +183,10 @@ class LiveState:
         self, keys: Keys, columns: Sequence[str] | None
     ) -> tuple[Form, list[tuple[npt.NDArray[np.int64], FoundRows]]]:
         """What each shard found, with the places of the keys that were its own."""
-        made: dict[int, tuple[npt.NDArray[np.int64], pa.RecordBatch]] = {}
+        made: dict[int, tuple[npt.NDArray[np.int64], pa.Table]] = {}
         used: list[Form] = []
 
-        def plan(view: ReadView) -> tuple[bytes, Mapping[int, pa.RecordBatch]]:
+        def plan(view: ReadView) -> tuple[bytes, Mapping[int, pa.Table]]:
             form = self._form(view)
             made.clear()
             made.update(form.by_shard(view, form.shown.key_leaves(_table(keys, form))))

@@ -66,9 +66,9 @@ class StoredSource:
         return self._ledger(state_name).load_plans(partition_id, version, store_names)
 
     def find(
-        self, where: ActorLocation | None, requests: Sequence[ReadRequest], keys: Sequence[pa.RecordBatch]
+        self, where: ActorLocation | None, requests: Sequence[ReadRequest], keys: Sequence[pa.Table]
     ) -> Callable[[], Sequence[Outcome]]:
-        def found(request: ReadRequest, some: pa.RecordBatch) -> Outcome:
+        def found(request: ReadRequest, some: pa.Table) -> Outcome:
             try:
                 return self._reads.find(request, some)
             except StateStoreError as error:

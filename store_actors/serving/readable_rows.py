@@ -55,12 +55,14 @@ class ReadableRows:
     lock: Lock
     view: ShardView
 
-    def find(self, keys: pa.RecordBatch, columns: Sequence[str]) -> Iterator[Found]:
+    def find(self, keys: pa.Table, columns: Sequence[str]) -> Iterator[Found]:
         """See :meth:`ShardView.find <store_actors.engine.table_view.ShardView.find>`; some keys at a time."""
-        for begin in range(0, keys.num_rows, _KEYS_AT_ONCE):
+        begin = 0
+        for batch in keys.to_batches(max_chunksize=_KEYS_AT_ONCE):
             with self.lock:
-                places, rows = self.view.find(keys.slice(begin, _KEYS_AT_ONCE), columns)
+                places, rows = self.view.find(batch, columns)
             yield places + begin, rows
+            begin += batch.num_rows
 
     def scan(self, columns: Sequence[str]) -> Generator[pa.Table]:
         """All rows, a piece at a time, as they are now."""

@@ -102,7 +102,7 @@ class Reads:
 
     # -- answers --------------------------------------------------------------------------------------------------
 
-    def find(self, request: ReadRequest, keys: pa.RecordBatch) -> FoundRows | None:
+    def find(self, request: ReadRequest, keys: pa.Table) -> FoundRows | None:
         """Rows with some keys.
 
         Parameters

@@ -222,8 +222,11 @@ class SimulatedActors:
             scheduler.pause(wake=lambda: scheduler.now >= deadline or any(ref.done for ref in references))
         return any(ref.done for ref in references)
 
-    def get(self, reference: Ref) -> Any:
-        self._cluster.scheduler.pause(wake=lambda: reference.done)
+    def get(self, reference: Ref, timeout_s: float | None = None) -> Any:
+        if timeout_s is None:
+            self._cluster.scheduler.pause(wake=lambda: reference.done)
+        elif not self.wait([reference], timeout_s):
+            raise TimeoutError
         if reference.error is not None:
             raise reference.error
         return reference.value

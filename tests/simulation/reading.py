@@ -60,9 +60,9 @@ class Reader(Party):
         behind_s = _BEHIND_S if world.weather.strikes else 0.0
         oldest = world.finished_by(world.clock.elapsed_s() - behind_s)
 
-        def plan(view: ReadView) -> tuple[bytes, dict[int, pa.RecordBatch]]:
+        def plan(view: ReadView) -> tuple[bytes, dict[int, pa.Table]]:
             schema = StateSchema.from_json(view.metadata.schema)
-            keys = workload.all_keys(schema)
+            keys = pa.Table.from_batches([workload.all_keys(schema)])
             there = list(filter(view.has_rows, range(len(view.versions))))
             return pickle.dumps(ReadForm(schema, is_keyed=False)), dict.fromkeys(there, keys)
 

@@ -64,7 +64,7 @@ class Process:
         return ReadRequest(store_id, view.versions[0], view.attempts[0], FORM, **options)
 
     def find(self, request: ReadRequest, keys: list[str | None]) -> FoundRows | None:
-        return self.reads.find(request, pa.record_batch({"v": pa.array(keys, pa.string())}))
+        return self.reads.find(request, pa.table({"v": pa.array(keys, pa.string())}))
 
     def scan(self, request: ReadRequest, limit: int | None = None) -> pa.Table | None:
         scan_id = self.reads.scan(request, limit)
