@@ -32,6 +32,7 @@ from coordinator.spreading import Place
 from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.probe import Sighting
 from coordinator.surroundings import Surroundings
+from coordinator.version_figures import VersionFigures
 
 __all__ = ["CoordinatorClient"]
 
@@ -264,6 +265,11 @@ class CoordinatorClient:
         """See :meth:`Coordinator.read_view <coordinator.service.Coordinator.read_view>`."""
         view: ReadView | None = self._call("read_view", state_name, version, known)
         return view
+
+    def list_versions(self, state_name: str, count: int) -> tuple[VersionFigures, ...]:
+        """See :meth:`Coordinator.list_versions <coordinator.service.Coordinator.list_versions>`."""
+        figures: tuple[VersionFigures, ...] = self._call("list_versions", state_name, count)
+        return figures
 
     def elsewhere(self, state_name: str, actor_name: str, partition_ids: Sequence[int]) -> list[int]:
         """See :meth:`Coordinator.elsewhere <coordinator.service.Coordinator.elsewhere>`."""

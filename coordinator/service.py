@@ -54,6 +54,7 @@ from coordinator.status import fleet_status
 from coordinator.storage.probe import Sighting, look_into, probe, remove_left_over
 from coordinator.storage.protocol import ObjectStore
 from coordinator.surroundings import Surroundings, now_ms
+from coordinator.version_figures import VersionFigures, version_figures
 
 __all__ = ["Coordinator"]
 
@@ -391,6 +392,26 @@ class Coordinator:
             cut = cut_of(finished(ledger, created), others)
             view = read_view(ledger, created, cut, version)
             return [], None if view.id == known else view
+
+        return await keeper.submit(look, is_recent=True)
+
+    async def list_versions(self, state_name: str, count: int) -> tuple[VersionFigures, ...]:
+        """What the log tells of the newest versions of a state that can be read, newest first; `count` of them at most.
+
+        Raises
+        ------
+        InvalidRequestError
+            There is no such state.
+        """
+        view = await self.read_view(state_name, None, None)
+        assert view is not None
+        newest = view
+        keeper = await self._keeper(state_name)
+        created = keeper.metadata
+        assert created is not None
+
+        def look(ledger: StateLedger) -> tuple[list[Record], tuple[VersionFigures, ...]]:
+            return [], version_figures(ledger, created, newest.oldest, newest.version, count)
 
         return await keeper.submit(look, is_recent=True)
 

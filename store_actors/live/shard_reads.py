@@ -12,6 +12,7 @@ from coordinator.errors import StateStoreError, StoreUnavailableError, VersionNo
 from coordinator.model import ActorLocation, StateStoreId
 from coordinator.reading import ReadView
 from coordinator.surroundings import Clock
+from coordinator.version_figures import VersionFigures
 from store_actors.live.sources import Lost, Source
 from store_actors.messages import FoundRows, ReadRequest
 from store_actors.schema import StateSchema
@@ -80,6 +81,10 @@ class ShardReads:
         self._newest, self._seen_s = found or known, now_s
         assert self._newest is not None
         return self._newest
+
+    def figures(self, count: int) -> tuple[VersionFigures, ...]:
+        """What the log tells of so many of the newest versions, newest first."""
+        return self._source.figures(self._name, count)
 
     def believed(self, pinned: Pinned) -> ReadView:
         """A view of now, or of a moment ago."""

@@ -14,6 +14,7 @@ from coordinator.errors import StateStoreError, StoreUnavailableError
 from coordinator.model import ActorLocation
 from coordinator.reading import ReadView, ViewId
 from coordinator.surroundings import Clock
+from coordinator.version_figures import VersionFigures
 from store_actors.messages import FewRows, FoundRows, ReadRequest
 from store_actors.schema import StateSchema
 
@@ -39,6 +40,9 @@ class Source(Protocol):
 
     def view(self, name: str, version: int | None, known: ViewId | None) -> ReadView | None:
         """See :meth:`Coordinator.read_view <coordinator.service.Coordinator.read_view>`."""
+
+    def figures(self, name: str, count: int) -> tuple[VersionFigures, ...]:
+        """See :meth:`Coordinator.list_versions <coordinator.service.Coordinator.list_versions>`."""
 
     def find(
         self, where: ActorLocation | None, requests: Sequence[ReadRequest], keys: Sequence[pa.Table]
@@ -80,6 +84,10 @@ class FleetSource:
     def view(self, name: str, version: int | None, known: ViewId | None) -> ReadView | None:
         """See :class:`Source`."""
         return self._coordinator.read_view(name, version, known)
+
+    def figures(self, name: str, count: int) -> tuple[VersionFigures, ...]:
+        """See :class:`Source`."""
+        return self._coordinator.list_versions(name, count)
 
     def find(
         self, where: ActorLocation | None, requests: Sequence[ReadRequest], keys: Sequence[pa.Table]

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from coordinator.errors import InvalidRequestError
 from coordinator.reading import ReadView
+from coordinator.version_figures import VersionFigures
 from store_actors.live.forms import Form, form_of, parts_of
 from store_actors.live.portable import Opened, PortableScan
 from store_actors.live.rows import Rows, difference
@@ -90,6 +91,10 @@ class LiveState:
         """Versions that can be read, from the oldest to the newest."""
         view = self._reads.view()
         return range(view.oldest, view.version + 1)
+
+    def history(self, count: int = 20) -> tuple[VersionFigures, ...]:
+        """When versions were committed, and how many rows and bytes they have: of so many of the newest ones, newest first."""
+        return self._reads.figures(count)
 
     def at(self, version: int) -> LiveState:
         """The same state at a retained version.

@@ -14,6 +14,7 @@ from coordinator.names import is_state_name
 from coordinator.reading import ReadView, ViewId, cut_of, finished, read_view
 from coordinator.storage.protocol import ObjectStore
 from coordinator.surroundings import Surroundings
+from coordinator.version_figures import VersionFigures, version_figures
 from store_actors.live.sources import Outcome
 from store_actors.messages import ReadRequest
 from store_actors.schema import StateSchema
@@ -46,13 +47,28 @@ class StoredSource:
         return [name for name in self._objects.folders() if is_state_name(name) and self._log(name).load_metadata()]
 
     def view(self, name: str, version: int | None, known: ViewId | None) -> ReadView | None:
-        created = self._log(name).load_metadata()
-        if created is None:
-            raise InvalidRequestError("there is no such state in the object store; nothing was changed", state=name)
-        ledger = self._ledger(name)
+        created, ledger = self._created(name), self._ledger(name)
         others = [] if version is not None else [finished(*one) for one in self._beside(name, ledger.query_id)]
         view = read_view(ledger, created, cut_of(finished(ledger, created), others), version)
         return None if view.id == known else view
+
+    def figures(self, name: str, count: int) -> tuple[VersionFigures, ...]:
+        newest = self.view(name, None, None)
+        assert newest is not None
+        return version_figures(self._ledger(name), self._created(name), newest.oldest, newest.version, count)
+
+    def _created(self, name: str) -> StateMetadata:
+        """The state's fixed facts.
+
+        Raises
+        ------
+        InvalidRequestError
+            There is no such state.
+        """
+        created = self._log(name).load_metadata()
+        if created is None:
+            raise InvalidRequestError("there is no such state in the object store; nothing was changed", state=name)
+        return created
 
     def _beside(self, name: str, query_id: str) -> Iterator[tuple[StateLedger, StateMetadata]]:
         """The other states of a state's query."""

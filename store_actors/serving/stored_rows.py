@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from coordinator.errors import VersionNotFoundError
+from coordinator.errors import CorruptStateError, VersionNotFoundError
 from coordinator.model import CommitEntry, LoadPlan, LoadPlans, SnapshotEntry, StateStoreId
 from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.table_view import ShardView
@@ -54,7 +54,7 @@ def store_view(
         The partition has no such store at the version.
     """
     plan = loading.plans[store_id.store_name]
-    written = schema_of(loader.read(_newest_file(plan, store_id)))
+    written = _newest_schema(loader, plan, store_id)
     store = EvolvingStore(StoreSpec(store_id.store_name, written.keys, written.state_fields), seed, memory)
     loader.load(store.anew, plan, store.adapted)
     shard = store.loaded()
@@ -90,7 +90,7 @@ def store_changes(loader: Loader, store_id: StateStoreId, loading: LoadPlans, si
         A column has become of another type, which a value from before cannot be shown as.
     """
     plan = loading.plans[store_id.store_name]
-    written = schema_of(loader.read(_newest_file(plan, store_id)))
+    written = _newest_schema(loader, plan, store_id)
     for entry in _commits_since(plan, store_id, since):
         rows = evolve(loader.read(entry), written.keys, written.state_fields, entry.file)
         yield entry, rows, StateSchema.keyed(written.keys, written.state_fields)
@@ -110,7 +110,8 @@ def _commits_since(plan: LoadPlan, store_id: StateStoreId, since: int) -> Sequen
     return [entry for entry in plan.deltas if entry.version > since]
 
 
-def _newest_file(plan: LoadPlan, store_id: StateStoreId) -> CommitEntry | SnapshotEntry:
+def _newest_schema(loader: Loader, plan: LoadPlan, store_id: StateStoreId) -> StateSchema:
+    """Columns of a store's newest file; where a version has a delta and a snapshot, each tells them, should the other be damaged."""
     files: tuple[CommitEntry | SnapshotEntry, ...] = (*plan.deltas, *plan.snapshots)
     for parent in () if files or plan.origin is None else plan.origin.parents:
         files += (*parent.plan.deltas, *parent.plan.snapshots)
@@ -121,7 +122,14 @@ def _newest_file(plan: LoadPlan, store_id: StateStoreId) -> CommitEntry | Snapsh
             partition=store_id.partition_id,
             store=store_id.store_name,
         )
-    return max(files, key=lambda entry: entry.version)
+    newest = max(entry.version for entry in files)
+    first, *others = (entry for entry in files if entry.version == newest)
+    try:
+        return schema_of(loader.read(first))
+    except CorruptStateError:
+        if not others:
+            raise
+        return schema_of(loader.read(others[-1]))
 
 
 class StoredRows:

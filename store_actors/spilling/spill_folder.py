@@ -8,10 +8,10 @@ from pathlib import Path
 
 from coordinator.errors import MemoryLimitError
 
-__all__ = ["checked_folder", "free_bytes"]
+__all__ = ["IN_MEMORY", "checked_folder", "file_system", "free_bytes"]
 
 #: File systems that lie in memory: what is spilled there takes the memory that it was to free.
-_IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
+IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
 
 def checked_folder(folder: str) -> str:
@@ -32,8 +32,8 @@ def checked_folder(folder: str) -> str:
             spill_dir=folder,
             cause=error,
         ) from error
-    kind = _file_system(folder)
-    if kind in _IN_MEMORY:
+    kind = file_system(folder)
+    if kind in IN_MEMORY:
         raise MemoryLimitError(
             f"the spill folder of a store actor lies in memory ({kind}): what is spilled there takes the memory that it was to free; "
             "nothing was changed; name a folder on a local disk with spill_dir",
@@ -48,7 +48,7 @@ def free_bytes(folder: str) -> int:
     return room.f_bavail * room.f_frsize
 
 
-def _file_system(folder: str) -> str:
+def file_system(folder: str) -> str:
     """Type of the file system that a folder lies on; empty if the system does not tell."""
     device = os.stat(folder).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"

@@ -97,6 +97,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "coordinator.rescaling",
         "coordinator.spreading",
         "coordinator.status",
+        "coordinator.version_figures",
     ),
     "storage": ("coordinator.storage",),
     "surroundings": ("coordinator.surroundings",),

@@ -1,0 +1,169 @@
+"""Commands that show a running fleet: ``status``, ``queries``, ``shards``, ``metrics``, ``dashboard``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coordinator.names import store_actors_prefix
+from statefleet.commands.options import Address, AsJson, Name, Uri, chosen_states, find
+from statefleet.commands.output import (
+    ago_text,
+    print_json,
+    print_table,
+    print_text,
+    size_cell,
+    time_text,
+)
+
+__all__ = ["dashboard", "metrics", "queries", "shards", "status"]
+
+#: Store actors of which each has a column of its own among the counters.
+_ACTOR_COLUMNS = 3
+
+
+def status(uri: Uri, address: Address = "auto", as_json: AsJson = False) -> None:
+    """Store actors and states."""
+    coordinator = find(uri, address)
+    coordinator.load_all_states()
+    told = coordinator.status()
+    if as_json:
+        print_json(told)
+        return
+    print_text(f"fleet {told['fleet_id']} at {told['uri']}")
+    print()
+    print_table(
+        ("store actor", "host", "pid", "memory", "of", "spilled", "state"), list(map(_actor_row, _actors(told)))
+    )
+    print()
+    print_table(
+        ("state", "version", "shards", "rows", "memory", "mode", "active", "last commit"),
+        [
+            (
+                one["name"],
+                one["version"],
+                one["num_shards"],
+                one["state_rows"],
+                size_cell(one["state_bytes"]),
+                one["output_mode"],
+                one["active"],
+                ago_text(one["last_commit_ms"]),
+            )
+            for one in told["queries"]
+        ],
+    )
+
+
+def _actors(told: dict[str, Any]) -> list[dict[str, Any]]:
+    """Store actors of a status, with the short name that tables have."""
+    return [{**one, "short": _short(told["uri"], one["actor_name"])} for one in told["store_actors"]]
+
+
+def _short(uri: str, actor_name: str | None) -> str | None:
+    """A store actor's name without what all of a fleet begin with: the beginning of its Ray node's id."""
+    return None if actor_name is None else actor_name.removeprefix(store_actors_prefix(uri))
+
+
+def _actor_row(actor: dict[str, Any]) -> tuple[object, ...]:
+    sizes = (size_cell(actor[name]) for name in ("resident_bytes", "memory_limit", "spilled_bytes"))
+    return actor["short"], actor["host"], str(actor["pid"]), *sizes, "alive" if actor["alive"] else "lost"
+
+
+def queries(uri: Uri, name: Name = None, address: Address = "auto", as_json: AsJson = False) -> None:
+    """Queries: states, watermarks, rates."""
+    coordinator = find(uri, address)
+    chosen = chosen_states(coordinator.load_all_states(), name) if name else None
+    told = [one for one in coordinator.status()["queries"] if chosen is None or one["name"] in chosen]
+    if as_json:
+        print_json([{key: value for key, value in one.items() if key != "shards"} for one in told])
+        return
+    rows = [
+        (
+            one["query_id"][:8] or None,
+            one["name"],
+            one["active"],
+            None if one["batch_id"] is None else str(one["batch_id"]),
+            time_text(one["watermark_ms"]),
+            one["rows_per_second"],
+            one["rows_late"],
+            None if one["locality"] is None else f"{one['locality']:.0%}",
+            ago_text(one["last_commit_ms"]),
+        )
+        for one in sorted(told, key=lambda one: (one["query_id"], one["name"]))
+    ]
+    print_table(("query", "state", "active", "batch", "watermark", "rows/s", "rows late", "local", "last commit"), rows)
+
+
+def shards(uri: Uri, name: Name = None, address: Address = "auto", as_json: AsJson = False) -> None:
+    """Where each shard is, its version and rows."""
+    coordinator = find(uri, address)
+    coordinator.load_all_states()
+    told = coordinator.status()
+    rows = [
+        {"state": query["name"], **shard}
+        for query in told["queries"]
+        if name in (None, query["name"])
+        for shard in query["shards"]
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        ("state", "shard", "store actor", "executor", "version", "epoch", "rows", "memory", "rows in", "last commit"),
+        [
+            (
+                row["state"],
+                row["partition_id"],
+                _short(told["uri"], row["actor_name"]),
+                row["executor"],
+                row["version"],
+                row["epoch"],
+                row["state_rows"],
+                size_cell(row["state_bytes"]),
+                row["rows_in"],
+                ago_text(row["last_commit_ms"]),
+            )
+            for row in rows
+        ],
+    )
+
+
+def metrics(uri: Uri, address: Address = "auto", as_json: AsJson = False) -> None:
+    """Counters of each store actor since it started."""
+    from coordinator.calls import RayActors
+    from store_actors.deploy import store_metrics
+
+    told = find(uri, address).status()
+    counters = store_metrics(RayActors(), told)
+    if as_json:
+        print_json(counters)
+        return
+    names = list(counters) if len(counters) <= _ACTOR_COLUMNS else []
+    every = list(dict.fromkeys(counter for one in counters.values() for counter in one))
+    rows = []
+    for counter in every:
+        values = [one.get(counter) for one in counters.values()]
+        own = [counters[name].get(counter) for name in names]
+        rows.append((counter, *(_counter(counter, value) for value in (_sum(values), *own))))
+    print_table(("counter", f"all {len(counters)}", *(_short(told["uri"], name) or name for name in names)), rows)
+
+
+def _sum(values: list[Any]) -> Any:
+    """Of all store actors; None where the counter is no number of each."""
+    known = [value for value in values if isinstance(value, int | float)]
+    return sum(known) if known else None
+
+
+def _counter(name: str, value: Any) -> object:
+    return size_cell(value) if name.endswith("_bytes") or name.startswith("bytes_") else value
+
+
+def dashboard(uri: Uri, address: Address = "auto", as_json: AsJson = False) -> None:
+    """Address of the location dashboard.
+
+    It is on the loopback of the coordinator's node: forward its port (ssh -L) to see it from elsewhere.
+    """
+    url = find(uri, address).dashboard_url()
+    if as_json:
+        print_json({"url": url})
+    else:
+        print(url)

@@ -1,0 +1,182 @@
+"""Commands that move shards: ``move``, ``drain`` and ``rebalance``; and the one that makes others of them, ``rescale``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coordinator.errors import InvalidRequestError, StateStoreError
+from coordinator.text import size_text
+from statefleet.commands.options import Address, AsJson, DryRun, Name, State, Uri, chosen_states, find
+from statefleet.commands.output import print_json, print_table, print_text, progress
+
+if TYPE_CHECKING:
+    from coordinator.client import CoordinatorClient
+    from coordinator.placing import PlannedMove
+    from store_actors.moving import MoveOutcome
+
+__all__ = ["MovesFailedError", "drain", "move", "rebalance", "rescale"]
+
+Node = Annotated[
+    str, typer.Argument(metavar="NODE", help="a Ray node: its address, or its id or the beginning of that")
+]
+
+
+class MovesFailedError(StateStoreError):
+    """Some shards stay where they are; the others were moved."""
+
+
+def move(
+    uri: Uri,
+    state: State,
+    shard: Annotated[int, typer.Argument(metavar="SHARD", help="number of the shard")],
+    node: Node,
+    address: Address = "auto",
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Bring a shard to a node while its query runs."""
+    coordinator = find(uri, address)
+    coordinator.check_shard(state, shard)
+    moves = coordinator.plan_move(state, shard, _node_id(node))
+    _carry_out(coordinator, moves, "the shard is there already", dry_run=dry_run, as_json=as_json)
+
+
+def drain(
+    uri: Uri,
+    node: Node,
+    undo: Annotated[bool, typer.Option("--undo", help="let shards be placed there again")] = False,
+    address: Address = "auto",
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Take all shards off a node; none go there."""
+    coordinator = find(uri, address)
+    node_id = _node_id(node)
+    if undo:
+        if not dry_run:
+            coordinator.undrain(node_id)
+        if as_json:
+            print_json([])
+        else:
+            print_text(f"shards may be placed on {node_id[:12]} again; see `rebalance`")
+        return
+    coordinator.load_all_states()
+    moves = coordinator.drain(node_id, dry_run=dry_run)
+    _carry_out(coordinator, moves, "no shard is on the node", dry_run=dry_run, as_json=as_json)
+
+
+def rebalance(
+    uri: Uri, name: Name = None, address: Address = "auto", dry_run: DryRun = False, as_json: AsJson = False
+) -> None:
+    """Spread shards evenly over the nodes."""
+    coordinator = find(uri, address)
+    moves = coordinator.plan_rebalance(chosen_states(coordinator.load_all_states(), name))
+    _carry_out(coordinator, moves, "shards are spread evenly", dry_run=dry_run, as_json=as_json)
+
+
+def rescale(
+    uri: Uri,
+    state: State,
+    shards: Annotated[int, typer.Option("--shards", help="how many; a multiple or a divisor of the present number")],
+    address: Address = "auto",
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Give a state other shards while its query runs."""
+    plan = find(uri, address).rescale(state, shards, dry_run=dry_run)
+    if as_json:
+        print_json(asdict(plan))
+        return
+    if plan.new_shards == plan.num_shards:
+        print_text(f"{plan.state_name} has {plan.num_shards} shards already")
+        return
+    print_table(
+        ("new shard", "made of"), [(shard, ", ".join(map(str, sources))) for shard, sources in enumerate(plan.sources)]
+    )
+    what = "nothing was changed" if dry_run else "one of the next batches has them; no file is rewritten"
+    print_text(f"{plan.num_shards} to {plan.new_shards} shards: {what}")
+
+
+def _node_id(asked: str) -> str:
+    """Id of the living Ray node that somebody names by its id, the beginning of it, its address or its host's name."""
+    import ray
+
+    nodes: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    found = [
+        node["NodeID"]
+        for node in nodes
+        if asked in (node["NodeManagerAddress"], node["NodeManagerHostname"])
+        or (len(asked) >= 4 and node["NodeID"].startswith(asked))
+    ]
+    if len(found) != 1:
+        raise InvalidRequestError(
+            "this names no living Ray node"
+            if not found
+            else "this names several Ray nodes; give the beginning of an id",
+            node=asked,
+            nodes=", ".join(f"{node['NodeID'][:12]} {node['NodeManagerAddress']}" for node in nodes),
+        )
+    node_id: str = found[0]
+    return node_id
+
+
+def _carry_out(
+    coordinator: CoordinatorClient, moves: Sequence[PlannedMove], nothing: str, *, dry_run: bool, as_json: bool
+) -> None:
+    """Do what was planned, or only show it.
+
+    Raises
+    ------
+    MovesFailedError
+        Some shards stay where they are. What came of each is printed all the same.
+    """
+    from coordinator.calls import RayActors
+    from store_actors.moving import MoveOutcome, carry_out
+
+    if dry_run:
+        outcomes = [MoveOutcome(one, None) for one in moves]
+    else:
+        outcomes = []
+        with progress("moving shards", len(moves)) as show:
+            for outcome in carry_out(RayActors(), coordinator, moves):
+                outcomes.append(outcome)
+                show(len(outcomes))
+    if as_json:
+        print_json([asdict(one) for one in outcomes])
+    elif outcomes:
+        _print_outcomes(outcomes, dry_run)
+    else:
+        print_text(nothing)
+    failed = [one for one in outcomes if one.error]
+    if failed:
+        raise MovesFailedError(
+            f"{len(failed)} of {len(outcomes)} shards stay where they are, and their batches go on; repeat the command",
+            cause=failed[0].error,
+        )
+
+
+def _print_outcomes(outcomes: Sequence[MoveOutcome], dry_run: bool) -> None:
+    columns = ("state", "shard", "from", "to", "why")
+    rows: list[tuple[object, ...]] = []
+    for one in outcomes:
+        what = one.move
+        row = (what.state_name, what.shard, what.giver.node_id[:12], what.taker.node_id[:12], what.reason)
+        rows.append(row if dry_run else (*row, *_taken(one)))
+    print_table(columns if dry_run else (*columns, "from memory", "took"), rows)
+    print_text(
+        "(nothing was moved)"
+        if dry_run
+        else "the new store actors have them once the batch at hand, or else the next one, is at its end"
+    )
+
+
+def _taken(outcome: MoveOutcome) -> tuple[str, str]:
+    if outcome.error:
+        return "-", outcome.error
+    if outcome.preparation is None or outcome.preparation.version == 0:
+        return "nothing: it is loaded from its files", "-"
+    return size_text(outcome.preparation.moved_bytes), f"{outcome.preparation.duration_ms} ms"

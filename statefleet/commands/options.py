@@ -1,0 +1,118 @@
+"""Arguments and options that commands share, and how they come to the fleet that these name."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coordinator.errors import InvalidRequestError, SetupError, StateStoreError
+
+if TYPE_CHECKING:
+    from coordinator.client import CoordinatorClient
+    from store_actors.live.fleet import LiveFleet
+
+__all__ = [
+    "Address",
+    "AsJson",
+    "Columns",
+    "DryRun",
+    "Name",
+    "Offline",
+    "Part",
+    "State",
+    "Uri",
+    "Version",
+    "chosen_states",
+    "column_names",
+    "find",
+    "open_states",
+]
+
+#: How long completing a state's name may take, in seconds.
+_LOOK_UP_S = 1.5
+
+
+def _state_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of states below the URI that was typed, to complete one; none if they do not come at once."""
+    found: list[str] = []
+
+    def look() -> None:
+        from coordinator.names import is_state_name
+        from coordinator.storage.uris import open_object_store
+
+        try:
+            folders = open_object_store(ctx.params["uri"]).folders()
+        except (KeyError, OSError, TypeError, StateStoreError):
+            return
+        found.extend(name for name in folders if is_state_name(name) and name.startswith(incomplete))
+
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    looking.join(_LOOK_UP_S)
+    return list(found)
+
+
+Uri = Annotated[str, typer.Argument(metavar="URI", help="the fleet's URI, as given to statefleet.connect")]
+State = Annotated[str, typer.Argument(metavar="STATE", help="name of the state", autocompletion=_state_names)]
+Address = Annotated[str, typer.Option(metavar="HOST:PORT", help="Ray cluster; auto: the one running on this machine")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON, and nothing else, on standard output")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="only show what would be done")]
+Name = Annotated[
+    str | None, typer.Option("--name", metavar="STATE", help="only this state", autocompletion=_state_names)
+]
+Offline = Annotated[bool, typer.Option("--offline", help="read the object store alone: no fleet and no Ray is needed")]
+Part = Annotated[str, typer.Option(metavar="PART", help="left or right of a join, a state variable, a keyed store")]
+Version = Annotated[int | None, typer.Option(help="a retained version instead of the newest one")]
+Columns = Annotated[str | None, typer.Option(metavar="A,B,..", help="only these columns")]
+
+
+def find(uri: str, address: str) -> CoordinatorClient:
+    """The running coordinator of a fleet's URI.
+
+    Raises
+    ------
+    SetupError
+        There is no Ray cluster at the address, or no fleet of this URI on it.
+    """
+    from coordinator.client import CoordinatorClient
+    from coordinator.deploy import join_cluster
+    from coordinator.storage.uris import normalize_uri
+
+    normalized = normalize_uri(uri)
+    join_cluster(address)
+    coordinator = CoordinatorClient.find(normalized)
+    if coordinator is None:
+        raise SetupError(
+            "no fleet of this URI runs on this Ray cluster; statefleet.connect(uri) in a job starts it; --offline reads what is "
+            "stored, and `statefleet verify` checks it, without a fleet",
+            uri=normalized,
+        )
+    return coordinator
+
+
+def open_states(uri: str, address: str, *, offline: bool) -> LiveFleet:
+    """The states of a fleet, to be read."""
+    from store_actors.live.fleet import attach
+
+    return attach(uri, offline=True) if offline else attach(uri, address=address)
+
+
+def chosen_states(states: list[str], name: str | None) -> list[str]:
+    """All states, or the one that was asked for.
+
+    Raises
+    ------
+    InvalidRequestError
+        There is none.
+    """
+    chosen = [one for one in states if name in (None, one)]
+    if not chosen:
+        raise InvalidRequestError("the fleet has no such state", name=name, states=states)
+    return chosen
+
+
+def column_names(given: str | None) -> list[str] | None:
+    """Columns that were asked for; None for all."""
+    return None if given is None else [name.strip() for name in given.split(",") if name.strip()]

@@ -1,0 +1,284 @@
+"""Commands that read state: ``get``, ``scan``, ``sql``, ``versions``, ``export``.
+
+Each reads beside a running fleet's batches, or with ``--offline`` from the object store alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coordinator.errors import InvalidRequestError
+from statefleet.commands.options import (
+    Address,
+    AsJson,
+    Columns,
+    Offline,
+    Part,
+    State,
+    Uri,
+    Version,
+    column_names,
+    open_states,
+)
+from statefleet.commands.output import (
+    ago_text,
+    print_json,
+    print_records,
+    print_table,
+    print_text,
+    progress,
+    size_cell,
+    time_text,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from store_actors.live.fleet import LiveFleet
+    from store_actors.live.state import LiveState
+
+__all__ = ["export", "get", "scan", "sql", "versions"]
+
+#: By this name a state is known to the query that a condition becomes: its own may be one that SQL reads otherwise.
+_SCANNED = "scanned"
+
+
+def get(
+    uri: Uri,
+    state: State,
+    key: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="a value for each key column")] = None,
+    null: Annotated[
+        list[str] | None, typer.Option(metavar="KEY", help="a key column whose value is null; may be repeated")
+    ] = None,
+    part: Part = "",
+    version: Version = None,
+    columns: Columns = None,
+    offline: Offline = False,
+    address: Address = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Rows of a key.
+
+    Exit code 1 if there is none.
+
+    A key column that is a struct, such as a window, takes JSON: window='{"start": "2025-01-01T00:00:00Z", ..}'.
+    """
+    read = _state(open_states(uri, address, offline=offline), state, part, version)
+    rows = read.get_all(_key(read, key or [], null or []), columns=column_names(columns))
+    if as_json:
+        print_json(rows)
+    elif rows:
+        print_records(list(rows[0]), rows)
+    else:
+        print_text("there is no row of this key")
+    if not rows:
+        raise typer.Exit(1)
+
+
+def scan(
+    uri: Uri,
+    state: State,
+    where: Annotated[str | None, typer.Option(metavar="SQL", help='only rows for which this is true: "n > 5"')] = None,
+    limit: Annotated[int, typer.Option(min=0, help="most rows to show; `export` gives all")] = 20,
+    part: Part = "",
+    version: Version = None,
+    columns: Columns = None,
+    offline: Offline = False,
+    address: Address = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Rows of a state, in no particular order."""
+    fleet = open_states(uri, address, offline=offline)
+    read = _state(fleet, state, part, version)
+    wanted = column_names(columns)
+    rows = read.scan(wanted, limit=limit).to_arrow() if where is None else _chosen(read, where, wanted, limit)
+    _print_rows(rows, as_json)
+    if not as_json and rows.num_rows == limit:
+        print_text(f"({limit} rows; there may be more: --limit)")
+
+
+def sql(
+    uri: Uri,
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="one SELECT, as DuckDB has it")],
+    offline: Offline = False,
+    address: Address = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Answer of a query of SQL over states.
+
+    All of them are read as they were at one moment. A state is a table of its name; a
+    part of one is written with a dot, in quotes: "orders.left".
+    """
+    _print_rows(open_states(uri, address, offline=offline).sql(query), as_json)
+
+
+def versions(
+    uri: Uri,
+    state: State,
+    limit: Annotated[int, typer.Option(min=1, help="so many of the newest ones")] = 20,
+    offline: Offline = False,
+    address: Address = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Versions that can be read, newest first.
+
+    Of each: when its last shard was committed, rows and memory of the shards then, rows of its batch, late ones, bytes written.
+    """
+    found = open_states(uri, address, offline=offline).state(state).history(limit)
+    if as_json:
+        print_json([asdict(one) for one in found])
+        return
+    print_table(
+        ("version", "committed", "", "shards", "rows", "memory", "rows in", "late", "written"),
+        [
+            (
+                one.version,
+                time_text(one.committed_at_ms),
+                ago_text(one.committed_at_ms),
+                one.num_shards,
+                one.state_rows,
+                size_cell(one.state_bytes),
+                one.rows_in,
+                one.rows_late,
+                size_cell(one.written_bytes),
+            )
+            for one in found
+        ],
+    )
+
+
+def export(
+    uri: Uri,
+    state: State,
+    target: Annotated[
+        Path,
+        typer.Argument(metavar="TARGET", help="a file FILE.parquet, or a folder, which gets a file for each shard"),
+    ],
+    part: Part = "",
+    version: Version = None,
+    columns: Columns = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="put it in the place of what is there")] = False,
+    offline: Offline = False,
+    address: Address = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """All rows of one version as Parquet.
+
+    Under the target's name they are whole, or not there.
+    """
+    from store_actors.live.export import export_parquet
+
+    rows = _state(open_states(uri, address, offline=offline), state, part, version).scan(column_names(columns))
+    with progress(f"version {rows.version} of {state}", rows.num_shards) as show:
+        written = export_parquet(rows, target, lambda done, _: show(done), overwrite=overwrite)
+    if as_json:
+        print_json({"state": state, "version": rows.version, "rows": written, "target": str(target)})
+    else:
+        print_text(f"{written:,} rows of version {rows.version} of {state} are in {target}")
+
+
+def _state(fleet: LiveFleet, name: str, part: str, version: int | None) -> LiveState:
+    state = fleet.state(name, part)
+    return state if version is None else state.at(version)
+
+
+def _print_rows(rows: pa.Table, as_json: bool) -> None:
+    told = rows.to_pylist()
+    if as_json:
+        print_json(told)
+    elif told:
+        print_records(rows.column_names, told)
+    else:
+        print_text(f"no rows (columns: {', '.join(rows.column_names)})")
+
+
+class _OneState:
+    """A state as the only table there is."""
+
+    def __init__(self, state: LiveState) -> None:
+        self._state = state
+
+    def state(self, name: str, part: str = "") -> LiveState:
+        if (name, part) != (_SCANNED, ""):
+            raise InvalidRequestError(
+                "a condition is over the columns of the state alone; use `sql` for more", table=name
+            )
+        return self._state
+
+
+def _chosen(state: LiveState, where: str, columns: list[str] | None, limit: int) -> pa.Table:
+    """Rows for which a condition is true, all of one version."""
+    from store_actors.live.sql import answer
+
+    unknown = [name for name in columns or () if name not in state.schema.names]
+    if unknown:
+        raise InvalidRequestError(
+            "the state has no such columns", unknown=", ".join(unknown), columns=", ".join(state.schema.names)
+        )
+    shown = ", ".join('"{}"'.format(name.replace('"', '""')) for name in columns or state.schema.names)
+    # In brackets of its own lines, so that a comment at its end takes nothing along.
+    return answer(f"SELECT {shown} FROM {_SCANNED} WHERE (\n{where}\n) LIMIT {limit}", _OneState(state))
+
+
+def _key(state: LiveState, given: list[str], null: list[str]) -> dict[str, Any]:
+    """A key by column, each value of its column's type.
+
+    Raises
+    ------
+    InvalidRequestError
+        A column is not given, or is none; or a value is not of its type.
+    """
+    texts: dict[str, str | None] = dict.fromkeys(null)
+    for one in given:
+        name, is_given, text = one.partition("=")
+        if not is_given:
+            raise InvalidRequestError("a key is given as column=value", got=one, keys=", ".join(state.keys))
+        texts[name] = text
+    if set(texts) != set(state.keys):
+        raise InvalidRequestError(
+            "a key has a value for each key column: column=value, or --null column",
+            keys=", ".join(state.keys),
+            got=", ".join(texts),
+        )
+    schema = state.schema
+    return {name: None if text is None else _value(schema.field(name), text) for name, text in texts.items()}
+
+
+def _value(field: pa.Field, text: str) -> Any:
+    """A value of a column from what was typed."""
+    import pyarrow as pa
+
+    try:
+        if pa.types.is_nested(field.type):
+            return _from_json(field, text)
+        if pa.types.is_timestamp(field.type) and field.type.tz is not None:
+            return _moment(field, text)
+        return pa.array([text]).cast(field.type)[0].as_py()
+    except (pa.ArrowException, ValueError) as error:
+        raise InvalidRequestError(
+            "a value does not fit its key column", column=field.name, type=str(field.type), value=text, cause=error
+        ) from error
+
+
+def _moment(field: pa.Field, text: str) -> Any:
+    """A time with its zone, or in UTC, which is the zone of Statefleet's sessions."""
+    import datetime as dt
+
+    when = dt.datetime.fromisoformat(text)
+    return when if when.tzinfo is not None else when.replace(tzinfo=dt.UTC)
+
+
+def _from_json(field: pa.Field, text: str) -> Any:
+    import io
+    import json
+
+    import pyarrow as pa
+    import pyarrow.json as pa_json
+
+    line = json.dumps({field.name: json.loads(text)}).encode()
+    options = pa_json.ParseOptions(explicit_schema=pa.schema([field]), unexpected_field_behavior="error")
+    return pa_json.read_json(io.BytesIO(line), parse_options=options)[field.name][0].as_py()

@@ -1,0 +1,128 @@
+"""Commands that look after what is stored, and end a fleet: ``verify``, ``gc``, ``stop``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from coordinator.text import size_text
+from statefleet.commands.options import Address, AsJson, DryRun, Name, Uri, chosen_states, find
+from statefleet.commands.output import print_json, print_table, print_text, progress
+
+if TYPE_CHECKING:
+    from coordinator.storage.protocol import ObjectStore
+    from store_actors.live.verify import Damage, StateCheck
+
+__all__ = ["gc", "stop", "verify"]
+
+
+def verify(uri: Uri, name: Name = None, as_json: AsJson = False) -> None:
+    """Check every file that a version needs.
+
+    Each is read again; exit code 1 if one is damaged or missing. It reads
+    the object store alone, so no fleet needs to run; one that runs is not held up.
+    """
+    from coordinator.names import is_state_name
+    from coordinator.storage.uris import open_object_store
+
+    objects = open_object_store(uri)
+    states = chosen_states([one for one in objects.folders() if is_state_name(one)], name)
+    checks = [_checked(objects, state) for state in states]
+    if as_json:
+        print_json([{**asdict(one), "damages": [asdict(damage) for damage in one.damages]} for one in checks])
+    else:
+        _print_checks(checks)
+    if any(one.damages for one in checks):
+        raise typer.Exit(1)
+
+
+def _checked(objects: ObjectStore, state: str) -> StateCheck:
+    from store_actors.live.verify import check_files, files_of
+
+    found = files_of(objects, state)
+    done = 0
+    with progress(state, found.size, is_size=True) as show:
+
+        def checked(size: int) -> None:
+            nonlocal done
+            done += size
+            show(done)
+
+        return check_files(objects, found, checked)
+
+
+def _print_checks(checks: list[StateCheck]) -> None:
+    print_table(
+        ("state", "files", "read", "damaged"),
+        [(one.name, one.files, size_text(one.size), len(one.damages)) for one in checks],
+    )
+    damages = [damage for one in checks for damage in one.damages]
+    for damage in damages:
+        print()
+        _print_damage(damage)
+    if not damages:
+        print_text("every file that a retained version needs is there and whole")
+
+
+def _print_damage(damage: Damage) -> None:
+    print_text(f"{damage.kind} {damage.file}: {damage.problem}")
+    if damage.shard is not None:
+        print_text(
+            f"of state {damage.state}, shard {damage.shard}, store {damage.store}, version {damage.version}", "  "
+        )
+        print_text(f"versions that cannot be read: {_ranges(damage.unreadable) or 'none'}", "  ")
+    print_text(f"what to do: {damage.advice}", "  ")
+
+
+def _ranges(versions: tuple[int, ...]) -> str:
+    """Versions in order, those that follow each other as a range."""
+    runs: list[list[int]] = []
+    for version in versions:
+        if runs and runs[-1][-1] == version - 1:
+            runs[-1].append(version)
+        else:
+            runs.append([version])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
+
+
+def gc(
+    uri: Uri, name: Name = None, address: Address = "auto", dry_run: DryRun = False, as_json: AsJson = False
+) -> None:
+    """Let old versions go, delete needless files."""
+    coordinator = find(uri, address)
+    chosen = chosen_states(coordinator.load_all_states(), name)
+    cleaned: dict[str, dict[str, Any]] = {}
+    with progress("cleaning states", len(chosen)) as show:
+        for state in chosen:
+            cleaned[state] = coordinator.clean(state, dry_run=dry_run)
+            show(len(cleaned))
+    if as_json:
+        print_json(cleaned)
+        return
+    floors = [(name, *floor) for name, one in cleaned.items() for floor in one["floors"]]
+    files = [file for one in cleaned.values() for file in one["files"]]
+    verb = "would be" if dry_run else "were"
+    print_text(f"{len(floors)} shards whose oldest version {verb} raised")
+    if floors:
+        print_table(("state", "partition", "store", "oldest version"), floors)
+    print_text(f"{len(files)} files that {verb} deleted, {size_text(sum(file['bytes'] for file in files))}")
+    if files:
+        print_table(
+            ("file", "size", "age in s"), [(file["path"], size_text(file["bytes"]), file["age_s"]) for file in files]
+        )
+
+
+def stop(uri: Uri, address: Address = "auto", as_json: AsJson = False) -> None:
+    """End the fleet's actors; state stays stored."""
+    from coordinator.calls import RayActors
+    from store_actors.deploy import end_fleet
+
+    coordinator = find(uri, address)
+    ended = [one["actor_name"] for one in coordinator.status()["store_actors"] if one["alive"]]
+    end_fleet(RayActors(), coordinator)
+    if as_json:
+        print_json({"ended": ended})
+    else:
+        print_text("the fleet's actors have ended; every committed version stays in the object store")

@@ -1,0 +1,222 @@
+"""Every command against a fleet that runs, as people and scripts use it; its errors, too."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+import statefleet as sf
+from statefleet.cli import main
+from statefleet.commands.output import WIDTH
+from tests.conftest import NewUri
+from tests.integration.streams import Feed, Run
+
+pytestmark = pytest.mark.filterwarnings("ignore::statefleet.UnboundedStateWarning")
+
+EVENTS = pa.schema([("user", pa.string()), ("amount", pa.int64())])
+USERS, BATCHES, ROWS = 20, 3, 100
+
+
+class Statefleet:
+    """The command, on one fleet."""
+
+    def __init__(self, uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self.uri, self._capsys = uri, capsys
+
+    def run(self, command: str, *arguments: str, code: int = 0) -> tuple[str, str]:
+        """What it prints, on both outputs."""
+        self._capsys.readouterr()
+        assert main([command, self.uri, *arguments]) == code, self._capsys.readouterr()
+        told = self._capsys.readouterr()
+        return told.out, told.err
+
+    def text(self, command: str, *arguments: str, code: int = 0) -> str:
+        """What a person sees."""
+        out, err = self.run(command, *arguments, code=code)
+        assert all(len(line) <= WIDTH or " " not in line.strip() for line in out.splitlines()), out
+        assert "\x1b" not in out + err
+        return out
+
+    def json(self, command: str, *arguments: str, code: int = 0) -> Any:
+        """What a script reads."""
+        return json.loads(self.run(command, *arguments, "--json", code=code)[0])
+
+    def error(self, command: str, *arguments: str) -> str:
+        """The one line of an error; nothing else is printed."""
+        out, err = self.run(command, *arguments, code=1)
+        assert out == ""
+        (line,) = [one for one in err.splitlines() if one.startswith("error: ")]
+        return line
+
+
+@pytest.fixture
+def statefleet(fleet: sf.Fleet, capsys: pytest.CaptureFixture[str]) -> Statefleet:
+    return Statefleet(fleet.uri, capsys)
+
+
+@pytest.fixture(scope="module")
+def clicks(fleet: sf.Fleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Counts by user after some batches, with the query still there."""
+    folder = tmp_path_factory.mktemp("clicks")
+    feed = Feed(spark, folder / "in", EVENTS)
+    for batch in range(BATCHES):
+        feed.add([(f"u{number % USERS}", batch + 1) for number in range(ROWS)])
+    grouped = fleet.stateful(feed.stream(), name="cli-clicks", shards=3).groupBy("user")
+    run = Run(grouped.agg(F.count("*").alias("n"), F.sum("amount").alias("total")), "update", folder / "checkpoint")
+    run.wait()
+    yield "cli-clicks"
+    run.stop()
+
+
+def test_what_the_fleet_holds_is_shown(statefleet: Statefleet, clicks: str) -> None:
+    told = statefleet.json("status")
+    (query,) = [one for one in told["queries"] if one["name"] == clicks]
+    assert (query["version"], query["num_shards"], query["state_rows"]) == (BATCHES, 3, USERS)
+    shown = statefleet.text("status")
+    assert clicks in shown
+    assert "alive" in shown
+    assert told["uri"] in shown
+    (listed,) = statefleet.json("queries", "--name", clicks)
+    assert (listed["batch_id"], listed["active"], "shards" in listed) == (BATCHES - 1, True, False)
+    assert query["query_id"][:8] in statefleet.text("queries")
+    shards = statefleet.json("shards", "--name", clicks)
+    assert [one["partition_id"] for one in shards] == [0, 1, 2]
+    assert len(statefleet.text("shards", "--name", clicks).splitlines()) == 2 + 3
+    assert statefleet.json("shards", "--name", "nothing") == []
+    metrics = statefleet.json("metrics")
+    assert all(one["commits"] > 0 for one in metrics.values())
+    assert "bytes_loaded" in statefleet.text("metrics")
+    assert statefleet.json("dashboard") == {"url": statefleet.text("dashboard").strip()}
+    assert "no such state" in statefleet.error("queries", "--name", "nothing")
+
+
+@pytest.mark.parametrize("where", [(), ("--offline",)], ids=["live", "offline"])
+def test_state_is_read(statefleet: Statefleet, clicks: str, tmp_path: Path, where: tuple[str, ...]) -> None:
+    row = {"user": "u7", "n": ROWS // USERS * BATCHES, "total": ROWS // USERS * sum(range(1, BATCHES + 1))}
+    assert statefleet.json("get", clicks, "user=u7", *where) == [row]
+    assert statefleet.json("get", clicks, "user=u7", "--version", "1", "--columns", "n", *where) == [
+        {"n": ROWS // USERS}
+    ]
+    assert statefleet.json("get", clicks, "user=nobody", *where, code=1) == []
+    assert "there is no row" in statefleet.text("get", clicks, "user=nobody", *where, code=1)
+    everything = statefleet.json("scan", clicks, "--limit", "1000", *where)
+    assert len(everything) == USERS
+    assert row in everything
+    assert len(statefleet.json("scan", clicks, "--limit", "7", *where)) == 7
+    chosen = statefleet.json("scan", clicks, "--where", "\"user\" IN ('u1', 'u7')", "--columns", "user", *where)
+    assert sorted(one["user"] for one in chosen) == ["u1", "u7"]
+    assert "(20 rows; there may be more" in statefleet.text("scan", clicks, *where)
+    query = f'select count(*) as n, sum(total)::bigint as total from "{clicks}"'
+    assert statefleet.json("sql", query, *where) == [{"n": USERS, "total": sum(one["total"] for one in everything)}]
+    versions = statefleet.json("versions", clicks, *where)
+    assert [one["version"] for one in versions] == [3, 2, 1, 0]
+    assert [one["state_rows"] for one in versions] == [USERS, USERS, USERS, 0]
+    assert [one["rows_in"] > 0 for one in versions] == [True, True, True, False]
+    assert versions[0]["committed_at_ms"] >= versions[1]["committed_at_ms"]
+    assert "s ago" in statefleet.text("versions", clicks, *where) or "min ago" in statefleet.text(
+        "versions", clicks, *where
+    )
+    file = tmp_path / "clicks.parquet"
+    assert statefleet.json("export", clicks, str(file), *where)["rows"] == USERS
+    by_user = sorted(pq.read_table(file).to_pylist(), key=lambda one: one["user"])
+    assert by_user == sorted(everything, key=lambda one: one["user"])
+    assert "already" in statefleet.error("export", clicks, str(file), *where)
+    assert "no such state" in statefleet.error("get", "nothing", "user=u7", *where)
+    assert "no such version" in statefleet.error("scan", clicks, "--version", "77", *where)
+    assert "a value for each key column" in statefleet.error("get", clicks, "name=u7", *where)
+
+
+def test_versions_are_the_same_from_the_log_and_the_coordinator(statefleet: Statefleet, clicks: str) -> None:
+    live, stored = (statefleet.json("versions", clicks, *where) for where in ((), ("--offline",)))
+    assert live == stored
+
+
+def test_shards_are_moved(statefleet: Statefleet, clicks: str) -> None:
+    """One node: what can be asked of it, and what is refused."""
+    (node,) = [one["NodeID"] for one in ray.nodes() if one["Alive"]]
+    assert statefleet.json("move", clicks, "0", node[:12]) == []
+    assert "the shard is there already" in statefleet.text("move", clicks, "0", node[:12])
+    assert "shards are spread evenly" in statefleet.text("rebalance", "--name", clicks)
+    assert statefleet.json("drain", node[:12], "--undo", "--dry-run") == []
+    plan = statefleet.json("rescale", clicks, "--shards", "6", "--dry-run")
+    assert (plan["num_shards"], plan["new_shards"], plan["sources"][3]) == (3, 6, [0])
+    assert "3 to 6 shards: nothing was changed" in statefleet.text("rescale", clicks, "--shards", "6", "--dry-run")
+    assert "no living Ray node" in statefleet.error("move", clicks, "0", "nowhere")
+    assert "no such shard" in statefleet.error("move", clicks, "9", node[:12])
+    assert "no such state" in statefleet.error("rebalance", "--name", "nothing")
+
+
+def test_files_are_verified_beside_the_fleet_and_cleaned(statefleet: Statefleet, clicks: str) -> None:
+    (checked,) = statefleet.json("verify", "--name", clicks)
+    assert checked["damages"] == []
+    assert checked["files"] > 3 * BATCHES
+    assert "is there and whole" in statefleet.text("verify", "--name", clicks)
+    assert statefleet.json("gc", "--name", clicks, "--dry-run").keys() == {clicks}
+    assert "would be" in statefleet.text("gc", "--dry-run")
+    assert "no such state" in statefleet.error("gc", "--name", "nothing")
+
+
+def test_the_doctor_sees_a_machine_that_is_well(statefleet: Statefleet, clicks: str) -> None:
+    address = ray.get_runtime_context().gcs_address
+    findings = {one["check"]: one for one in statefleet.json("doctor", "--address", address)}
+    wrong = [one for one in findings.values() if one["outcome"] == "wrong"]
+    assert not wrong
+    assert {
+        "Python",
+        "packages",
+        "Java",
+        "RayDP and Spark",
+        "Ray cluster",
+        "fleet",
+        "object store",
+        "clock",
+    } <= findings.keys()
+    assert "1 store actors" in findings["fleet"]["found"]
+    assert "put-if-absent refuses a second writer" in findings["object store"]["found"]
+    assert any(check.startswith("node ") for check in findings)
+
+
+def test_the_doctor_says_that_no_cluster_answers(statefleet: Statefleet) -> None:
+    findings = statefleet.json("doctor", "--address", "127.0.0.1:1", code=1)
+    (cluster,) = [one for one in findings if one["check"] == "Ray cluster"]
+    assert cluster["outcome"] == "wrong"
+    assert "ray start --head" in cluster["advice"]
+
+
+def test_a_program_of_its_own_prints_json_and_nothing_else(fleet: sf.Fleet, clicks: str) -> None:
+    address = ray.get_runtime_context().gcs_address
+    for arguments in (["scan", fleet.uri, clicks], ["shards", fleet.uri], ["get", fleet.uri, clicks, "user=u1"]):
+        command = [sys.executable, "-m", "statefleet.cli", *arguments, "--address", address, "--json"]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert ran.returncode == 0, ran.stderr
+        assert json.loads(ran.stdout)
+
+
+def test_a_fleet_is_stopped_and_read_afterwards(
+    spark: SparkSession, new_uri: NewUri, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = sf.connect(new_uri())
+    columns = {"keys": pa.schema([("user", pa.string())]), "values": pa.schema([("best", pa.int64())])}
+    for best in (7, 9):
+        with fleet.state_store("scores", **columns) as store:
+            store.put(user="ann", best=best)
+            store.commit()
+    statefleet = Statefleet(fleet.uri, capsys)
+    assert statefleet.json("get", "scores", "user=ann") == [{"user": "ann", "best": 9}]
+    assert [one["version"] for one in statefleet.json("versions", "scores")] == [2, 1, 0]
+    assert len(statefleet.json("stop")["ended"]) == 1
+    for command, *arguments in (("status",), ("stop",), ("get", "scores", "user=ann")):
+        assert "no fleet of this URI runs" in statefleet.error(command, *arguments)
+    assert statefleet.json("get", "scores", "user=ann", "--version", "1", "--offline") == [{"user": "ann", "best": 7}]
+    assert statefleet.text("verify").count("scores") == 1

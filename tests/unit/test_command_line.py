@@ -1,0 +1,338 @@
+"""The command line without Ray: what commands print of a stored fleet, their widths, shapes and exit codes."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from coordinator.errors import InvalidRequestError
+from statefleet.cli import app, main
+from statefleet.commands.output import WIDTH, ago_text, print_json, print_records, print_table, progress, time_text
+from statefleet.commands.reading import _value
+from tests.unit.test_verify import STORED
+
+COMMANDS = (
+    "status", "queries", "shards", "metrics", "dashboard", "get", "scan", "sql", "versions", "export", "move", "drain", "rebalance",
+    "rescale", "verify", "gc", "stop", "doctor",
+)  # fmt: skip
+#: A row of the stored state of clicks.
+ROW = {"k0": "2026-01-01T00:02:50+00:00", "k1": "user-0b", "a0_max": 33, "a1_count": 1, "a2_min": 33}
+KEY = ("k0=2026-01-01T00:02:50+00:00", "k1=user-0b")
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    """A stored fleet of two states, for this test to change."""
+    return f"file://{shutil.copytree(STORED, tmp_path / 'fleet')}"
+
+
+class Told:
+    """What a command said."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], arguments: Sequence[str]) -> None:
+        capsys.readouterr()
+        self.code = main(arguments)
+        told = capsys.readouterr()
+        self.out, self.err = told.out, told.err
+        if "--json" not in arguments:
+            # But for a path that is longer.
+            assert all(len(line) <= WIDTH or " " not in line.strip() for line in self.out.splitlines())
+        assert "\x1b" not in self.out + self.err, "no colour where it is piped"
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+# -- the shape of it ----------------------------------------------------------------------------------------------
+
+
+def test_every_command_has_help_with_its_options() -> None:
+    shown = CliRunner().invoke(app, ["--help"])
+    assert shown.exit_code == 0
+    listed = [line.split()[0] for line in shown.output.partition("Commands:")[2].splitlines() if line.strip()]
+    assert listed == list(COMMANDS)
+    assert "..." not in shown.output.partition("Commands:")[2], "a summary is cut off"
+    for command in COMMANDS:
+        one = CliRunner().invoke(app, [command, "--help"])
+        assert one.exit_code == 0
+        assert "--json" in one.output
+        assert ("--address" in one.output) == (command != "verify"), "only the check of files needs no Ray"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["nonsense"], ["status"], ["move", "file:///x", "s", "three", "n"], ["scan", "file:///x", "s", "--limit", "-1"]],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_call_that_is_none_has_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    told = Told(capsys, arguments)
+    assert (told.code, told.out) == (2, "")
+    assert "Usage: statefleet" in told.err
+
+
+def test_help_is_there_at_once() -> None:
+    environment = {**os.environ, "COLUMNS": "200"}
+    took = []
+    for _ in range(5):
+        ran = subprocess.run(
+            [sys.executable, "-X", "importtime", "-m", "statefleet.cli", "--help"],
+            capture_output=True, text=True, check=True, env=environment,
+        )  # fmt: skip
+        assert max(map(len, ran.stdout.splitlines())) <= WIDTH
+        # What the imports take by themselves: how long processes take to start depends on what else runs here.
+        took.append(sum(int(line.split("|")[0].split(":")[1]) for line in ran.stderr.splitlines()[1:]))
+    assert min(took) < 250_000, "microseconds"
+
+
+def test_names_of_states_are_completed(uri: str) -> None:
+    def completed(words: str) -> list[str]:
+        environment = {
+            **os.environ, "_STATEFLEET_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split())),
+        }  # fmt: skip
+        if not words.endswith(" "):
+            environment["COMP_CWORD"] = str(len(words.split()) - 1)
+        program = "from statefleet.cli import app; app(prog_name='statefleet')"
+        ran = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment
+        )
+        return ran.stdout.split()
+
+    assert completed(f"statefleet scan {uri} ") == ["clicks", "profiles"]
+    assert completed(f"statefleet get {uri} pro") == ["profiles"]
+    assert completed("statefleet re") == ["rebalance", "rescale"]
+    assert completed("statefleet scan s3a:// ") == []
+
+
+# -- tables, records, times ---------------------------------------------------------------------------------------
+
+
+def test_tables_are_100_columns_wide_at_most(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [("a-long-name-" * 8, number * 10**9, 0.5, None, True) for number in range(3)]
+    print_table(("name", "number", "part", "nothing", "flag"), rows)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    assert "".join(line.split()[0] for line in lines[2:] if line.startswith("a-long")).count("a-long-name") >= 3
+    assert "2,000,000,000" in "\n".join(lines)
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_rows_that_are_too_wide_are_shown_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
+    narrow = [{"k": 1, "v": "a"}, {"k": 2, "v": None}]
+    print_records(["k", "v"], narrow)
+    assert capsys.readouterr().out.splitlines() == ["k   v", "────────", "1   a", "2   null"]
+    print_records(["k", "v"], [{"k": 1, "v": "x" * 250}])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "row 1"
+    assert max(map(len, lines)) <= WIDTH
+    assert sum(line.count("x") for line in lines) == 250
+
+
+def test_json_has_what_it_has_no_word_for_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    moment = dt.datetime(2025, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
+    values = {"d": Decimal("1.50"), "b": b"\x00\xff", "t": moment, "n": float("nan"), "m": [("k", 1)], "s": {"x": None}}
+    print_json([values, {"i": -float("inf"), "day": moment.date(), "ü": "ß", "took": dt.timedelta(seconds=1)}])
+    out = capsys.readouterr().out
+    assert json.loads(out) == [
+        {"d": "1.50", "b": "AP8=", "t": "2025-01-02T03:04:05+00:00", "n": "nan", "m": [["k", 1]], "s": {"x": None}},
+        {"i": "-inf", "day": "2025-01-02", "ü": "ß", "took": "0:00:01"},
+    ]
+
+
+def test_times_are_told_as_a_person_does() -> None:
+    now = 1_700_000_000_000
+    told = {0: "0 s ago", 59: "59 s ago", 125: "2 min ago", 3 * 3600: "3 h ago", 5 * 86400: "5 days ago", -9: "0 s ago"}
+    assert {seconds: ago_text(now - 1000 * seconds, now) for seconds in told} == told
+    assert ago_text(None) is None is time_text(None)
+    local = dt.datetime.fromtimestamp(now / 1000, dt.UTC).astimezone()
+    assert time_text(now) == local.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def test_no_bar_is_drawn_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress("long work", 10) as show:
+        show(5)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("where", ["false", "a0_max > 30 AND a0_max < 20"])
+def test_a_query_that_can_have_no_rows_has_its_columns(
+    uri: str, where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    query = f"select k1, a0_max from clicks where {where}"
+    assert Told(capsys, ["sql", uri, query, "--offline"]).out == "no rows (columns: k1, a0_max)\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (pa.int64(), "-7", -7),
+        (pa.string(), "", ""),
+        (pa.bool_(), "true", True),
+        (pa.float64(), "1.5", 1.5),
+        (pa.decimal128(9, 2), "1.25", Decimal("1.25")),
+        (pa.date32(), "2025-01-02", dt.date(2025, 1, 2)),
+        (pa.timestamp("us", tz="UTC"), "2025-01-02 03:04:05", dt.datetime(2025, 1, 2, 3, 4, 5, tzinfo=dt.UTC)),
+        (pa.timestamp("us", tz="UTC"), "2025-01-02T03:04:05+01:00", dt.datetime(2025, 1, 2, 2, 4, 5, tzinfo=dt.UTC)),
+        (pa.struct([("start", pa.timestamp("us", tz="UTC")), ("n", pa.int32())]), '{"start": "2025-01-02T00:00:00Z", "n": 1}',
+         {"start": dt.datetime(2025, 1, 2, tzinfo=dt.UTC), "n": 1}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_values_of_keys_are_of_their_columns_types(kind: pa.DataType, text: str, value: Any) -> None:
+    assert _value(pa.field("k", kind), text) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [(pa.int64(), "x"), (pa.date32(), "soon"), (pa.timestamp("us", tz="UTC"), "now"), (pa.struct([("n", pa.int32())]), "{")],
+    ids=str,
+)  # fmt: skip
+def test_a_value_of_another_type_is_refused(kind: pa.DataType, text: str) -> None:
+    with pytest.raises(InvalidRequestError, match="does not fit its key column"):
+        _value(pa.field("k", kind), text)
+
+
+# -- a stored fleet -----------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_looked_up(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert Told(capsys, ["get", uri, "clicks", *KEY, "--offline", "--json"]).json == [ROW]
+    told = Told(capsys, ["get", uri, "clicks", *KEY, "--offline", "--columns", "k1, a0_max"])
+    assert told.out.split() == ["k1", "a0_max", "─" * 16, "user-0b", "33"]
+    none = Told(capsys, ["get", uri, "clicks", KEY[0], "k1=nobody", "--offline", "--json"])
+    assert (none.code, none.json) == (1, [])
+    assert Told(capsys, ["get", uri, "clicks", KEY[0], "--null", "k1", "--offline"]).code == 1
+    older = Told(
+        capsys, ["get", uri, "profiles", "user=user-00", "--part", "default", "--version", "6", "--offline", "--json"]
+    )
+    assert older.code in (0, 1)
+    assert isinstance(older.json, list)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["get", "clicks", "k0=2026-01-01T00:00:00Z"], "a value for each key column"),
+        (["get", "clicks", "k0"], "column=value"),
+        (["get", "clicks", "k0=x", "k1=y"], "does not fit its key column"),
+        (["get", "clicks", *KEY, "--columns", "nothing"], "no such columns"),
+        (["get", "nothing", *KEY], "no such state"),
+        (["scan", "clicks", "--version", "1"], "no such version"),
+        (["scan", "clicks", "--version", "99"], "no such version"),
+        (["scan", "clicks", "--where", "nonsense > 1"], "cannot be answered"),
+        (["scan", "clicks", "--where", "1) UNION (SELECT 1 FROM clicks"], "no such columns|cannot be answered|alone"),
+        (["scan", "clicks", "--where", "a0_max > 1", "--columns", "nothing"], "no such columns"),
+        (["scan", "profiles"], "several parts"),
+        (["sql", "drop table clicks"], "no query of SQL"),
+        (["versions", "nothing"], "no such state"),
+        (["export", "clicks", "/nowhere/at/all.parquet"], "folder to write to is not there"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_read_is_told_in_one_line(
+    uri: str, arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, *others = arguments
+    answer = Told(capsys, [command, uri, *others, "--offline", "--json"])
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.startswith("error: ")
+    assert any(one in answer.err for one in told.split("|")), answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_rows_are_shown_and_chosen(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    everything = Told(capsys, ["scan", uri, "clicks", "--offline", "--json"]).json
+    assert len(everything) == 12
+    assert ROW in everything
+    chosen = Told(
+        capsys, ["scan", uri, "clicks", "--where", "a0_max > 40 -- many", "--columns", "k1", "--offline", "--json"]
+    )
+    assert sorted(row["k1"] for row in chosen.json) == sorted(row["k1"] for row in everything if row["a0_max"] > 40)
+    few = Told(capsys, ["scan", uri, "clicks", "--limit", "3", "--offline"])
+    assert few.out.splitlines()[-1] == "(3 rows; there may be more: --limit)"
+    assert len(few.out.splitlines()) == 6
+    assert "no rows (columns: k0" in Told(capsys, ["scan", uri, "clicks", "--where", "false", "--offline"]).out
+    seen = Told(capsys, ["scan", uri, "profiles", "--part", "seen", "--where", "n >= 0", "--offline", "--json"]).json
+    assert seen == Told(capsys, ["scan", uri, "profiles", "--part", "seen", "--offline", "--json"]).json
+    older = Told(capsys, ["scan", uri, "clicks", "--where", "true", "--version", "42", "--offline", "--json"]).json
+    assert len(older) == 11
+
+
+def test_sql_is_over_states_and_their_parts(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    query = "select count(*) as n, max(a0_max) as best from clicks"
+    assert Told(capsys, ["sql", uri, query, "--offline", "--json"]).json == [{"n": 12, "best": 49}]
+    shown = Told(capsys, ["sql", uri, 'select count(*) as n from "profiles.seen"', "--offline"])
+    assert shown.out.split()[0] == "n"
+
+
+def test_versions_have_their_times_and_figures(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    told = Told(capsys, ["versions", uri, "clicks", "--offline", "--json"]).json
+    assert [one["version"] for one in told] == [43, 42]
+    newest = told[0]
+    assert newest["state_rows"] == len(Told(capsys, ["scan", uri, "clicks", "--offline", "--json"]).json)
+    files = [*(Path(uri[7:]) / "clicks" / "0").rglob("43-*.delta")]
+    assert newest["written_bytes"] == sum(file.stat().st_size for file in files)
+    assert newest["num_shards"] == len(files) == 2
+    assert newest["committed_at_ms"] > told[1]["committed_at_ms"]
+    shown = Told(capsys, ["versions", uri, "clicks", "--limit", "1", "--offline"]).out.splitlines()
+    assert len(shown) == 3
+    assert time_text(newest["committed_at_ms"]) in shown[2]  # type: ignore[operator]
+
+
+def test_an_export_is_whole_or_not_there(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    everything = Told(capsys, ["scan", uri, "clicks", "--offline", "--json"]).json
+    file, folder = tmp_path / "out.parquet", tmp_path / "out"
+    told = Told(capsys, ["export", uri, "clicks", str(file), "--offline", "--json"])
+    assert told.json == {"state": "clicks", "version": 43, "rows": 12, "target": str(file)}
+    assert Told(capsys, ["export", uri, "clicks", str(folder), "--version", "42", "--offline"]).code == 0
+    assert pq.read_table(file).num_rows == len(everything)
+    assert sorted(one.name for one in folder.iterdir()) == ["part-00000.parquet", "part-00001.parquet"]
+    assert pq.read_table(folder).num_rows == 11
+    for target in (file, folder):
+        again = Told(capsys, ["export", uri, "clicks", str(target), "--offline"])
+        assert again.code == 1
+        assert "there is something of that name already" in again.err
+        assert Told(capsys, ["export", uri, "clicks", str(target), "--overwrite", "--offline"]).code == 0
+    assert pq.read_table(folder).num_rows == 12
+    # A damaged delta is met in the middle of it.
+    for delta in (Path(uri[7:]) / "clicks" / "0" / "1").glob("43-*.delta"):
+        delta.write_bytes(b"nothing")
+    broken = tmp_path / "broken.parquet"
+    for target in (broken, tmp_path / "broken"):
+        failed = Told(capsys, ["export", uri, "clicks", str(target), "--offline"])
+        assert failed.code == 1
+        assert "a delta file cannot be used" in failed.err
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["fleet", "out", "out.parquet"], "nothing half written"
+
+
+def test_files_are_verified(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = Told(capsys, ["verify", uri])
+    assert whole.code == 0
+    assert "is there and whole" in whole.out
+    assert [one["damages"] for one in Told(capsys, ["verify", uri, "--json"]).json] == [[], []]
+    (delta,) = (Path(uri[7:]) / "clicks" / "0" / "0").glob("43-*.delta")
+    delta.unlink()
+    broken = Told(capsys, ["verify", uri])
+    assert broken.code == 1
+    for told in (delta.name, "it is missing", "shard 0", "versions that cannot be read: 43", "restore the file"):
+        assert told in broken.out
+    named = Told(capsys, ["verify", uri, "--name", "clicks", "--json"])
+    assert (named.code, [one["name"] for one in named.json]) == (1, ["clicks"])
+    assert named.json[0]["damages"][0]["unreadable"] == [43]
+    assert Told(capsys, ["verify", uri, "--name", "profiles"]).code == 0
+    nothing = Told(capsys, ["verify", uri, "--name", "nothing"])
+    assert nothing.code == 1
+    assert "no such state" in nothing.err

@@ -1,0 +1,137 @@
+"""Checking the files of states: every damage is found, and the versions that it is said to cost are those that cannot be read."""
+
+from __future__ import annotations
+
+import shutil
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+
+from coordinator.errors import CorruptStateError
+from coordinator.manifest_log import ManifestLog
+from coordinator.model import StateMetadata
+from coordinator.storage.local import LocalObjectStore
+from store_actors.live.fleet import attach
+from store_actors.live.verify import StateCheck, check_files, files_of
+from tests.unit.test_maintenance import filled
+
+STORED = Path(__file__).parents[1] / "data" / "state-5d87e91"
+DATA_FILES = sorted(
+    str(file.relative_to(STORED)) for file in STORED.rglob("*") if file.suffix in (".delta", ".snapshot")
+)
+#: What is done to a file.
+DAMAGES = {
+    "gone": lambda file: file.unlink(),
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:-9]),
+    "flipped": lambda file: file.write_bytes(file.read_bytes()[:-9] + b"x" + file.read_bytes()[-8:]),
+}
+#: Parts of the states that are there.
+PARTS = {"clicks": ("",), "profiles": ("default", "seen")}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A fleet's folder with two states, for this test to damage."""
+    return Path(shutil.copytree(STORED, tmp_path / "fleet"))
+
+
+def checked(folder: Path, name: str) -> StateCheck:
+    objects = LocalObjectStore(folder)
+    return check_files(objects, files_of(objects, name), lambda size: None)
+
+
+def test_states_that_are_whole_have_no_damage(folder: Path) -> None:
+    objects = LocalObjectStore(folder)
+    for name in PARTS:
+        sizes: list[int] = []
+        found = files_of(objects, name)
+        check = check_files(objects, found, sizes.append)
+        assert (check.damages, check.files) == ((), len(found.files))
+        assert sum(sizes) == found.size
+        # Both checkpoints, the log since the older one, metadata, and data.
+        paths = {one.path for one in found.files}
+        assert {path for path in DATA_FILES if path.startswith(name)} <= paths
+        assert f"{name}/metadata.json" in paths
+
+
+@pytest.mark.parametrize(("path", "kind"), zip(DATA_FILES, cycle(DAMAGES), strict=False))
+def test_versions_that_a_damaged_file_costs_are_those_that_cannot_be_read(folder: Path, path: str, kind: str) -> None:
+    name, _, shard, *store, file = path.split("/")
+    DAMAGES[kind](folder / path)
+    (damage,) = checked(folder, name).damages
+    assert (damage.file, damage.kind) == (path, file.rpartition(".")[2])
+    assert (damage.state, damage.shard, damage.version) == (name, int(shard), int(file.split("-")[0]))
+    assert damage.store == (store[0] if store else "default")
+    assert {"gone": "missing", "cut": "bytes instead of", "flipped": "checksum"}[kind] in damage.problem
+    readable = readable_versions(folder, name)
+    assert unreadable(folder, name) == set(damage.unreadable) & set(readable)
+    assert ("restore" in damage.advice) == bool(damage.unreadable)
+
+
+def readable_versions(folder: Path, name: str) -> range:
+    """Versions that every shard has."""
+    return attach(f"file://{folder}", offline=True).state(name, PARTS[name][0]).versions()
+
+
+def unreadable(folder: Path, name: str) -> set[int]:
+    """Versions that a reader cannot have."""
+    found = set()
+    for part in PARTS[name]:
+        for version in readable_versions(folder, name):
+            # Another one each time: a source keeps what it has loaded.
+            try:
+                state = attach(f"file://{folder}", offline=True).state(name, part)
+                state.at(version).scan().to_arrow()
+            except CorruptStateError:
+                found.add(version)
+    return found
+
+
+def test_a_snapshot_that_deltas_can_replace_costs_nothing(tmp_path: Path) -> None:
+    fleet = filled(5, (2, 4))
+    ManifestLog(fleet.objects, "s", "writer").create_metadata(StateMetadata("s", "q", 4, "update"))
+    for path in [info.path for info in fleet.objects.list("s") if info.path.endswith(".snapshot")]:
+        fleet.objects.put(path, b"nothing")
+    damages = check_files(fleet.objects, files_of(fleet.objects, "s"), lambda size: None).damages
+    assert [(one.version, one.unreadable) for one in damages] == [(2, ()), (4, ())]
+    assert all("every version can be read" in one.advice for one in damages)
+
+
+def test_a_file_that_is_let_go_meanwhile_is_no_damage() -> None:
+    fleet = filled(6, (2, 5))
+    ManifestLog(fleet.objects, "s", "writer").create_metadata(StateMetadata("s", "q", 4, "update"))
+    found = files_of(fleet.objects, "s")
+    fleet.coordinator.truncate(1)
+    gone = {one.path for one in found.files if one.entry is not None} - fleet.coordinator.referenced()
+    assert gone
+    fleet.objects.delete_all(sorted(gone))
+    assert check_files(fleet.objects, found, lambda size: None).damages == ()
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+@pytest.mark.parametrize("which", ["manifest", "checkpoints", "metadata.json"])
+def test_damage_of_the_log_is_named(folder: Path, which: str, kind: str) -> None:
+    files = sorted((folder / "clicks").glob(which if which.endswith(".json") else f"{which}/*.json"))
+    for file in files:
+        content = file.read_bytes()
+        if kind == "gone" and (which == "checkpoints" or file == files[-1] != files[0]):
+            continue  # nothing tells that it was there: the log ends before it, or does without it
+        DAMAGES[kind](file)
+        path = str(file.relative_to(folder))
+        damages = {one.file: one for one in checked(folder, "clicks").damages}
+        if which == "manifest" and int(file.stem) <= 64:
+            assert damages == {}, "before the older checkpoint"
+        else:
+            assert path in damages, path
+            assert damages[path].advice
+        file.write_bytes(content)
+    assert checked(folder, "clicks").damages == ()
+
+
+def test_without_a_record_of_the_log_nothing_can_be_trusted(folder: Path) -> None:
+    newest = sorted((folder / "clicks" / "manifest").glob("*.json"))[-3]
+    newest.write_bytes(b"{}")
+    (damage,) = checked(folder, "clicks").damages
+    assert (damage.file, damage.kind) == (str(newest.relative_to(folder)), "log record")
+    assert "no version of the state can be trusted" in damage.advice
