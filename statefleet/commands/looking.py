@@ -40,7 +40,7 @@ def status(uri: Uri, address: Address = "auto", as_json: AsJson = False) -> None
         [
             (
                 one["name"],
-                one["version"],
+                str(one["version"]),
                 one["num_shards"],
                 one["state_rows"],
                 size_cell(one["state_bytes"]),
@@ -112,11 +112,11 @@ def shards(uri: Uri, name: Name = None, address: Address = "auto", as_json: AsJs
         [
             (
                 row["state"],
-                row["partition_id"],
+                str(row["partition_id"]),
                 _short(told["uri"], row["actor_name"]),
                 row["executor"],
-                row["version"],
-                row["epoch"],
+                str(row["version"]),
+                None if row["epoch"] is None else str(row["epoch"]),
                 row["state_rows"],
                 size_cell(row["state_bytes"]),
                 row["rows_in"],

@@ -95,7 +95,8 @@ def rescale(
         print_text(f"{plan.state_name} has {plan.num_shards} shards already")
         return
     print_table(
-        ("new shard", "made of"), [(shard, ", ".join(map(str, sources))) for shard, sources in enumerate(plan.sources)]
+        ("new shard", "made of"),
+        [(str(shard), ", ".join(map(str, sources))) for shard, sources in enumerate(plan.sources)],
     )
     what = "nothing was changed" if dry_run else "one of the next batches has them; no file is rewritten"
     print_text(f"{plan.num_shards} to {plan.new_shards} shards: {what}")
@@ -164,7 +165,7 @@ def _print_outcomes(outcomes: Sequence[MoveOutcome], dry_run: bool) -> None:
     rows: list[tuple[object, ...]] = []
     for one in outcomes:
         what = one.move
-        row = (what.state_name, what.shard, what.giver.node_id[:12], what.taker.node_id[:12], what.reason)
+        row = (what.state_name, str(what.shard), what.giver.node_id[:12], what.taker.node_id[:12], what.reason)
         rows.append(row if dry_run else (*row, *_taken(one)))
     print_table(columns if dry_run else (*columns, "from memory", "took"), rows)
     print_text(

@@ -10,6 +10,7 @@ import datetime as dt
 import decimal
 import json
 import math
+import re
 import shutil
 import sys
 import textwrap
@@ -36,6 +37,8 @@ __all__ = [
 WIDTH = 100
 #: Cells of a state's rows that are longer make it a list of records instead of a table.
 _WIDEST_CELL = 40
+#: A cell that goes to the right: a number, a size, or nothing known.
+_NUMBER = re.compile(r"-?[\d,.]+%?( [KMGT]?B)?|-")
 
 
 def _width() -> int:
@@ -121,13 +124,10 @@ def print_text(text: str, indent: str = "") -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Figures as a table; numbers and sizes to the right."""
-    numeric = {
-        place
-        for place in range(len(columns))
-        if rows and all(isinstance(row[place], int | float | None) for row in rows)
-    }
-    _print_cells(columns, [[_figure(value) for value in row] for row in rows], numeric)
+    """Figures as a table: numbers with their thousands apart, and to the right, as sizes are; ids and versions are given as text."""
+    cells = [[_figure(value) for value in row] for row in rows]
+    right = {place for place in range(len(columns)) if cells and all(_NUMBER.fullmatch(row[place]) for row in cells)}
+    _print_cells(columns, cells, right)
 
 
 def print_records(columns: Sequence[str], rows: Sequence[Mapping[str, object]]) -> None:
@@ -160,7 +160,7 @@ def _print_cells(columns: Sequence[str], cells: Sequence[Sequence[str]], right: 
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for place, column in enumerate(columns):
         table.add_column(Text(column), justify="right" if place in right else "left", overflow="fold")
     for row in cells:

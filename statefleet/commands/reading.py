@@ -136,7 +136,7 @@ def versions(
         ("version", "committed", "", "shards", "rows", "memory", "rows in", "late", "written"),
         [
             (
-                one.version,
+                str(one.version),
                 time_text(one.committed_at_ms),
                 ago_text(one.committed_at_ms),
                 one.num_shards,

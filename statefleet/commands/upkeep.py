@@ -101,7 +101,7 @@ def gc(
     if as_json:
         print_json(cleaned)
         return
-    floors = [(name, *floor) for name, one in cleaned.items() for floor in one["floors"]]
+    floors = [(name, *map(str, floor)) for name, one in cleaned.items() for floor in one["floors"]]
     files = [file for one in cleaned.values() for file in one["files"]]
     verb = "would be" if dry_run else "were"
     print_text(f"{len(floors)} shards whose oldest version {verb} raised")

@@ -133,7 +133,7 @@ def test_tables_are_100_columns_wide_at_most(capsys: pytest.CaptureFixture[str])
 def test_rows_that_are_too_wide_are_shown_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
     narrow = [{"k": 1, "v": "a"}, {"k": 2, "v": None}]
     print_records(["k", "v"], narrow)
-    assert capsys.readouterr().out.splitlines() == ["k   v", "────────", "1   a", "2   null"]
+    assert capsys.readouterr().out.splitlines() == ["k  v", "───────", "1  a", "2  null"]
     print_records(["k", "v"], [{"k": 1, "v": "x" * 250}])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "row 1"
@@ -211,7 +211,7 @@ def test_a_value_of_another_type_is_refused(kind: pa.DataType, text: str) -> Non
 def test_a_key_is_looked_up(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert Told(capsys, ["get", uri, "clicks", *KEY, "--offline", "--json"]).json == [ROW]
     told = Told(capsys, ["get", uri, "clicks", *KEY, "--offline", "--columns", "k1, a0_max"])
-    assert told.out.split() == ["k1", "a0_max", "─" * 16, "user-0b", "33"]
+    assert told.out.split() == ["k1", "a0_max", "─" * 15, "user-0b", "33"]
     none = Told(capsys, ["get", uri, "clicks", KEY[0], "k1=nobody", "--offline", "--json"])
     assert (none.code, none.json) == (1, [])
     assert Told(capsys, ["get", uri, "clicks", KEY[0], "--null", "k1", "--offline"]).code == 1
