@@ -1,0 +1,127 @@
+"""What is told of versions, and which of them a damaged file costs, across a rescale: on a real log in memory."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from coordinator.core import StateLedger
+from coordinator.manifest_log import ManifestLog
+from coordinator.model import StateMetadata
+from coordinator.placement import StayElseLocal
+from coordinator.records import Record
+from coordinator.rescaling import decide_shards
+from coordinator.storage.memory import MemoryObjectStore
+from coordinator.version_figures import version_figures
+from store_actors.live.verify import check_files, files_of
+from tests.unit.test_coordinator import Living, actor, entry, task
+
+CREATED = StateMetadata("clicks", "query", 2, "update", {"keys": [{"name": "k0", "type": "int32"}]})
+
+
+class Rescaled:
+    """A state of two shards for two versions, and of four from then on."""
+
+    def __init__(self) -> None:
+        self.objects = MemoryObjectStore()
+        self.log = ManifestLog(self.objects, "clicks", "writer")
+        self.log.create_metadata(CREATED)
+        self.ledger = self.log.load()
+        for batch, shards in enumerate((2, 2, 4, 4)):
+            self.batch(f"run-{shards}", batch, shards)
+
+    def fold(self, records: list[Record]) -> None:
+        if records:
+            self.log.append(records)
+        for record in records:
+            self.ledger.fold(record)
+
+    def batch(self, run: str, batch: int, shards: int) -> None:
+        records, generation = decide_shards(self.ledger, CREATED, task(run, batch), shards)
+        self.fold(records)
+        assert generation.num_shards == shards
+        for shard, partition in enumerate(generation.partitions):
+            records, grant = self.ledger.decide_lease(
+                task(run, batch, partition), actor("a"), Living(), StayElseLocal()
+            )
+            self.fold(records)
+            sink = pa.BufferOutputStream()
+            table = pa.table({"k0": [partition], "__change": pa.array([0], pa.int8())})
+            with pa.ipc.new_file(sink, table.schema) as writer:
+                writer.write_table(table)
+            data = sink.getvalue().to_pybytes()
+            made = replace(
+                entry(grant, batch + 1),
+                attempt_id=f"{batch}{partition}",
+                file=f"clicks/0/{partition}/{batch + 1}-{batch}{partition}.delta",
+                file_bytes=len(data),
+                checksum=zlib.crc32(data),
+                state_rows=10 * (batch + 1),
+                rows_in=5,
+                rows_late=shard,
+                committed_at_ms=1000 * batch + shard,
+            )
+            self.objects.put(made.file, data)
+            self.fold(self.ledger.decide_commits([made])[0])
+
+
+@pytest.fixture
+def state() -> Rescaled:
+    return Rescaled()
+
+
+def test_each_version_is_told_by_the_shards_that_it_was_committed_on(state: Rescaled) -> None:
+    told = version_figures(state.ledger, CREATED, 0, 4, 10)
+    shown = [
+        (one.version, one.num_shards, one.state_rows, one.rows_in, one.rows_late, one.committed_at_ms) for one in told
+    ]
+    assert shown == [
+        (4, 4, 160, 20, 6, 3003),
+        (3, 4, 120, 20, 6, 2003),
+        (2, 2, 40, 10, 1, 1001),
+        (1, 2, 20, 10, 1, 1),
+        (0, 2, 0, 0, 0, None),
+    ]
+    sizes = {info.path: info.size for info in state.objects.list("clicks/0")}
+    assert [one.written_bytes for one in told] == [
+        sum(size for path, size in sizes.items() if path.rpartition("/")[2].startswith(f"{version}-"))
+        for version in (4, 3, 2, 1, 0)
+    ]
+    assert [one.version for one in version_figures(state.ledger, CREATED, 1, 4, 2)] == [4, 3]
+    assert [one.version for one in version_figures(state.ledger, CREATED, 3, 4, 9)] == [4, 3]
+
+
+def test_a_version_that_a_partition_of_a_program_did_not_make_has_its_rows_of_before() -> None:
+    ledger = StateLedger("memory:///clicks")
+    for version, partition in ((1, 0), (1, 1), (2, 0)):
+        who = replace(task("run", version - 1, partition), query_id="python")
+        records, grant = ledger.decide_lease(who, actor("a"), Living(), StayElseLocal())
+        made = replace(entry(grant, version), attempt_id=f"{version}{partition}", state_rows=10 * version, rows_in=1)
+        for record in records:
+            ledger.fold(record)
+        for record in ledger.decide_commits([made])[0]:
+            ledger.fold(record)
+    newest, former, _ = version_figures(ledger, replace(CREATED, query_id="python"), 0, 2, 9)
+    assert (newest.state_rows, newest.rows_in) == (20 + 10, 1)
+    assert (former.state_rows, former.rows_in) == (10 + 10, 2)
+
+
+@pytest.mark.parametrize(
+    ("path", "lost"),
+    [
+        ("clicks/0/0/1-00.delta", (1, 2, 3, 4)),
+        ("clicks/0/1/2-11.delta", (2, 3, 4)),
+        ("clicks/0/3/3-23.delta", (3, 4)),
+        ("clicks/0/5/4-35.delta", (4,)),
+    ],
+)
+def test_shards_that_are_made_of_a_damaged_one_are_damaged(state: Rescaled, path: str, lost: tuple[int, ...]) -> None:
+    assert check_files(state.objects, files_of(state.objects, "clicks"), lambda size: None).damages == ()
+    state.objects.delete(path)
+    (damage,) = check_files(state.objects, files_of(state.objects, "clicks"), lambda size: None).damages
+    partition = int(path.split("/")[2])
+    assert (damage.shard, damage.unreadable) == (partition if partition < 2 else partition - 2, lost)
+    assert "cannot go on from its newest version" in damage.advice
