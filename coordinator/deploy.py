@@ -73,7 +73,7 @@ def join_cluster(address: str, *, node_ip: str | None = None) -> None:
     Raises
     ------
     SetupError
-        The address is a Ray Client's, or no cluster answers there.
+        The address is a Ray Client's, or no cluster answers there, or one with another Ray or Python.
     """
     if ray.is_initialized():
         return
@@ -99,6 +99,13 @@ def join_cluster(address: str, *, node_ip: str | None = None) -> None:
             "no Ray cluster answers at this address; start one with `ray start --head` or unset RAY_ADDRESS to use a local one; a "
             "cluster with token authentication answers only where RAY_AUTH_MODE=token is set",
             address=address,
+        ) from error
+    except RuntimeError as error:  # how Ray says that the cluster's Ray or Python is another one
+        raise SetupError(
+            "the Ray cluster at this address cannot be joined from here; install the same Ray and Python on every node and on this "
+            "machine; `statefleet doctor` says what each has",
+            address=address,
+            cause=" ".join(str(error).split()),
         ) from error
 
 

@@ -24,11 +24,11 @@ def verify(uri: Uri, name: Name = None, as_json: AsJson = False) -> None:
     Each is read again; exit code 1 if one is damaged or missing. It reads
     the object store alone, so no fleet needs to run; one that runs is not held up.
     """
-    from coordinator.names import is_state_name
     from coordinator.storage.uris import open_object_store
+    from store_actors.live.verify import state_names
 
     objects = open_object_store(uri)
-    states = chosen_states([one for one in objects.folders() if is_state_name(one)], name)
+    states = chosen_states(state_names(objects), name)
     checks = [_checked(objects, state) for state in states]
     if as_json:
         print_json([{**asdict(one), "damages": [asdict(damage) for damage in one.damages]} for one in checks])

@@ -36,21 +36,7 @@ def findings(address: str, uri: str) -> Iterator[Finding]:
     try:
         join_cluster(address)
     except SetupError as error:
-        is_needed = address != "auto"
-        yield Finding(
-            "Ray cluster",
-            Outcome.WRONG if is_needed else Outcome.WARNING,
-            f"none answers at {address}",
-            str(error) if is_needed else "ray start --head starts one; a job without one starts its own, for itself",
-        )
-        return
-    except RuntimeError as error:
-        yield Finding(
-            "Ray cluster",
-            Outcome.WRONG,
-            f"the one at {address} cannot be joined: {' '.join(str(error).split())}",
-            "install the same Ray and Python on this machine and on every node",
-        )
+        yield _not_joined(address, error)
         return
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     living = [node for node in nodes if node["Alive"]]
@@ -60,6 +46,16 @@ def findings(address: str, uri: str) -> Iterator[Finding]:
     yield from _nodes(living)
     if uri:
         yield _fleet(uri)
+
+
+def _not_joined(address: str, error: SetupError) -> Finding:
+    """A cluster that is there and is another one is wrong; that there is none, only where one was named."""
+    if isinstance(error.__cause__, RuntimeError):
+        return Finding("Ray cluster", Outcome.WRONG, f"the one at {address} cannot be joined", str(error))
+    if address == "auto":
+        advice = "ray start --head starts one; a job without one starts its own, for itself"
+        return Finding("Ray cluster", Outcome.WARNING, "none answers on this machine", advice)
+    return Finding("Ray cluster", Outcome.WRONG, f"none answers at {address}", str(error))
 
 
 def ports() -> Iterator[Finding]:

@@ -17,13 +17,14 @@ from coordinator.errors import CorruptStateError
 from coordinator.generations import Generation
 from coordinator.manifest_log import ManifestLog, unseal
 from coordinator.model import CommitEntry, SnapshotEntry, StateMetadata, StoredFile
+from coordinator.names import is_state_name
 from coordinator.records import Committed
 from coordinator.rescaling import first_generation
 from coordinator.storage.protocol import ObjectStore
 from store_actors.serving.files import decode_file
 from store_actors.serving.reading_order import NoSnapshotError, nothing_in_memory, reading_order
 
-__all__ = ["Damage", "NeededFile", "StateCheck", "StateFiles", "check_files", "files_of"]
+__all__ = ["Damage", "NeededFile", "StateCheck", "StateFiles", "check_files", "files_of", "state_names"]
 
 #: Files that are read side by side; one may have as much as a piece of a snapshot.
 _THREADS = 4
@@ -108,6 +109,15 @@ class StateCheck:
     files: int
     size: int
     damages: tuple[Damage, ...]
+
+
+def state_names(objects: ObjectStore) -> list[str]:
+    """Folders of states, also of those whose metadata are missing; other folders may lie beside them."""
+    return [
+        name
+        for name in objects.folders()
+        if is_state_name(name) and (objects.list(f"{name}/manifest") or ManifestLog(objects, name, "").load_metadata())
+    ]
 
 
 def files_of(objects: ObjectStore, name: str) -> StateFiles:

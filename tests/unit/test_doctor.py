@@ -157,6 +157,17 @@ def test_nodes_are_compared_with_this_machine() -> None:
     assert "raydp not installed (here 1.6.5)" in other.found
 
 
+def test_a_cluster_of_another_version_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> None:
+        raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.9.0")
+
+    monkeypatch.setattr(cluster.ray, "init", refuse)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        *_, found = cluster.findings(f"127.0.0.1:{server.getsockname()[1]}", "")
+    assert (found.check, found.outcome) == ("Ray cluster", WRONG)
+    assert "cause=`Version mismatch: The cluster was started with: Ray: 2.9.0`" in found.advice
+
+
 def test_without_a_cluster_there_is_a_word_of_how_to_start_one() -> None:
     *_, found = cluster.findings("127.0.0.1:1", "")
     assert (found.check, found.outcome) == ("Ray cluster", WRONG)

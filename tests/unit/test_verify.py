@@ -13,7 +13,7 @@ from coordinator.manifest_log import ManifestLog
 from coordinator.model import StateMetadata
 from coordinator.storage.local import LocalObjectStore
 from store_actors.live.fleet import attach
-from store_actors.live.verify import StateCheck, check_files, files_of
+from store_actors.live.verify import StateCheck, check_files, files_of, state_names
 from tests.unit.test_maintenance import filled
 
 STORED = Path(__file__).parents[1] / "data" / "state-5d87e91"
@@ -127,6 +127,16 @@ def test_damage_of_the_log_is_named(folder: Path, which: str, kind: str) -> None
             assert damages[path].advice
         file.write_bytes(content)
     assert checked(folder, "clicks").damages == ()
+
+
+def test_folders_that_are_no_states_are_left_alone(folder: Path) -> None:
+    (folder / "notes").mkdir()
+    (folder / "notes" / "readme.txt").write_text("mine")
+    assert state_names(LocalObjectStore(folder)) == ["clicks", "profiles"]
+    (folder / "clicks" / "metadata.json").unlink()
+    assert state_names(LocalObjectStore(folder)) == ["clicks", "profiles"], (
+        "what lacks its metadata is damaged, not gone"
+    )
 
 
 def test_without_a_record_of_the_log_nothing_can_be_trusted(folder: Path) -> None:
