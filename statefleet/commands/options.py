@@ -85,8 +85,8 @@ def find(uri: str, address: str) -> CoordinatorClient:
     coordinator = CoordinatorClient.find(normalized)
     if coordinator is None:
         raise SetupError(
-            "no fleet of this URI runs on this Ray cluster; statefleet.connect(uri) in a job starts it; --offline reads what is "
-            "stored, and `statefleet verify` checks it, without a fleet",
+            "no fleet of this URI runs on this Ray cluster; statefleet.connect(uri) in a job starts it; without one, "
+            "`statefleet scan --offline` and the like read what is stored, and `statefleet verify` checks it",
             uri=normalized,
         )
     return coordinator
