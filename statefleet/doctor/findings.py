@@ -89,15 +89,17 @@ class _Answer:
             _started(lambda: self._lines.extend(self._process.stdout or ())),
             _started(lambda: self._errors.extend(self._process.stderr or ())),
         ]
+        self._was_ended = False
         self._timer = threading.Timer(limit_s, self._end)
         self._timer.daemon = True
         self._timer.start()
-        self._was_ended = False
 
     def _end(self) -> None:
-        self._was_ended = True
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """Its time is over; it may have ended long ago, and something that it started still have its outputs."""
+        self._was_ended = self._process.poll() is None
+        if any(reader.is_alive() for reader in self._readers):
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def findings(self) -> Iterator[Finding]:
         """What it found, once it has ended or its time is over."""

@@ -195,11 +195,13 @@ def test_a_check_that_hangs_is_ended_and_what_it_found_counts(program: Callable[
     # It hangs with a child that has its outputs, as a driver of Ray has.
     hangs = program(f"{finding}subprocess.Popen(['sleep', '600'])\ntime.sleep(600)\n")
     fails = program(f"print('noise')\n{finding}raise SystemExit('no luck')\n")
+    # It has ended well, and what it started has its outputs yet.
+    leaves = program(f"{finding}subprocess.Popen(['sleep', '600'])\n")
     begun = time.monotonic()
-    found = list(run_apart([("slow", hangs, []), ("broken", fails, [])], 8))
+    found = list(run_apart([("slow", hangs, []), ("broken", fails, []), ("left", leaves, [])], 8))
     assert time.monotonic() - begun < 25
     assert [(one.check, one.outcome) for one in found] == [
-        ("first", OK), ("slow", WRONG), ("first", OK), ("broken", WRONG),
+        ("first", OK), ("slow", WRONG), ("first", OK), ("broken", WRONG), ("first", OK),
     ]  # fmt: skip
     assert "within 8 s" in found[1].found
     assert "no luck" in found[3].found
