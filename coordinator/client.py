@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coordinator.batch_result import BatchResult
@@ -324,10 +324,10 @@ class CoordinatorClient:
         status: dict[str, Any] = self._call("status")
         return status
 
-    def dashboard_url(self) -> str:
-        """See :meth:`Coordinator.dashboard_url <coordinator.service.Coordinator.dashboard_url>`."""
-        url: str = self._call("dashboard_url")
-        return url
+    def watch(self, known: Mapping[str, str]) -> dict[str, Any]:
+        """See :meth:`Coordinator.watch <coordinator.service.Coordinator.watch>`."""
+        told: dict[str, Any] = self._call("watch", dict(known))
+        return told
 
     def clean(self, state_name: str, *, dry_run: bool) -> dict[str, Any]:
         """See :meth:`Coordinator.clean <coordinator.service.Coordinator.clean>`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -29,7 +29,25 @@ from coordinator.model import (
 from coordinator.records import Committed, Rescaled, SchemaChanged, SnapshotAdded, Truncated
 from coordinator.watermarks import Watermarks
 
-__all__ = ["StateHistory"]
+__all__ = ["RetainedFiles", "StateHistory"]
+
+
+@dataclass(frozen=True, slots=True)
+class RetainedFiles:
+    """Files that retained versions of a partition are made of, all its stores together.
+
+    Attributes
+    ----------
+    deltas, snapshots
+        How many of each.
+    snapshot_version
+        Version of the newest snapshot; None without any.
+    """
+
+    deltas: int
+    snapshots: int
+    file_bytes: int
+    snapshot_version: int | None
 
 
 class StateHistory:
@@ -115,6 +133,16 @@ class StateHistory:
         """Oldest version that a partition can be loaded at, with all its stores."""
         floors = (self._floors.get((partition_id, name), 0) for name in self._stores.get(partition_id, ()))
         return max([self._first_version(partition_id), *floors])
+
+    def retained_files(self, partition_id: int) -> RetainedFiles:
+        """Files that retained versions of a partition are made of."""
+        stores = [(partition_id, name) for name in self._stores.get(partition_id, ())]
+        deltas = [entry for shard in stores for entry in self._chains[shard]]
+        snapshots = [one for shard in stores for one in self._snapshots.get(shard, ())]
+        pieces = [piece for one in snapshots for piece in one.pieces]
+        size = sum(entry.file_bytes for entry in deltas) + sum(piece.file_bytes for piece in pieces)
+        newest = max((one.version for one in snapshots), default=None)
+        return RetainedFiles(len(deltas), len(pieces), size, newest)
 
     def _first_version(self, partition_id: int) -> int:
         """Version that a partition was made with."""

@@ -67,6 +67,8 @@ class LedgerKeeper:
         #: Ones of many that came since the queue was begun with; whether any did, the last time that it began with one of many; how
         #: long an append took.
         self._came, self._is_crowded, self._append_s = 0, False, 0.0
+        #: Goes up whenever the ledger may have become another one.
+        self.changes = 0
         self._draining: asyncio.Task[None] | None = None
         self._checkpointing: asyncio.Task[None] | None = None
 
@@ -84,6 +86,7 @@ class LedgerKeeper:
         now_s = self._clock.elapsed_s()
         ledger = await asyncio.to_thread(self._log.load)
         self._ledger, self._compared_s = ledger, now_s
+        self.changes += 1
         return ledger
 
     async def create_metadata(self, metadata: StateMetadata) -> StateMetadata:
@@ -159,6 +162,7 @@ class LedgerKeeper:
             if ledger is None or (self._is_old() and not await self._compared()):
                 ledger = await self._load()
             records, outcomes = self._decide_all(ledger, group)
+            self.changes += bool(records)
             if await self._settle(records, ledger, fence, must_look):
                 return outcomes
             self._ledger = None

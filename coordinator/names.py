@@ -7,7 +7,14 @@ import re
 
 from coordinator.errors import InvalidRequestError
 
-__all__ = ["check_state_name", "check_store_name", "fleet_id_of", "is_state_name", "store_actors_prefix"]
+__all__ = [
+    "check_state_name",
+    "check_store_name",
+    "dashboard_name",
+    "fleet_id_of",
+    "is_state_name",
+    "store_actors_prefix",
+]
 
 #: No '/', nothing that a path gives a meaning (``.``, ``..``), and no leading '_' or '.', which folders of the fleet's own have. 128
 #: characters leave room in the 255 of a file system.
@@ -22,6 +29,11 @@ def fleet_id_of(uri: str) -> str:
 def store_actors_prefix(uri: str) -> str:
     """What the names of the store actors of a normalised URI begin with."""
     return f"statefleet-store-{fleet_id_of(uri)}-"
+
+
+def dashboard_name(uri: str) -> str:
+    """Name of the dashboard's actor of a normalised URI."""
+    return f"statefleet-dashboard-{fleet_id_of(uri)}"
 
 
 def is_state_name(name: object) -> bool:

@@ -7,17 +7,19 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from coordinator.active_instances import ActiveInstances
 from coordinator.batch_result import BatchResult
+from coordinator.batch_times import BatchTimes
 from coordinator.checkpoints import PART_RECORDS
 from coordinator.cleaner import Cleaner
 from coordinator.cleaning_rules import check_age
 from coordinator.core import Counted, LeaseGrant, StateLedger
-from coordinator.dashboard import Dashboard
+from coordinator.details import query_details
 from coordinator.drained_nodes import DrainedNodes
 from coordinator.errors import InvalidRequestError, StateStoreError
 from coordinator.fleet_view import KnownFleet
@@ -50,7 +52,7 @@ from coordinator.reading import ReadView, ViewId, cut_of, finished, read_view
 from coordinator.records import Record
 from coordinator.rescaling import BatchShards, RescalePlan, decide_ask, first_generation
 from coordinator.spreading import Place
-from coordinator.status import fleet_status
+from coordinator.status import fleet_status, query_status
 from coordinator.storage.probe import Sighting, look_into, probe, remove_left_over
 from coordinator.storage.protocol import ObjectStore
 from coordinator.surroundings import Surroundings, now_ms
@@ -136,15 +138,13 @@ class Coordinator:
         self._all_are_open = False
         # The loop's own has a few threads more than this node has cores, for which requests of many states would wait.
         self._requests: Any = surroundings.threads.pool(_REQUESTS, "statefleet-requests")
-        self._dashboard = Dashboard()
-        self._dashboard_url: str | None = None
+        self._times: defaultdict[str, BatchTimes] = defaultdict(BatchTimes)
 
     async def open(self) -> None:
         """Prove that the store works; raises StorageUnavailableError if it doesn't."""
         await asyncio.to_thread(probe, self._store)
         await asyncio.to_thread(remove_left_over, self._store, self._clock.now_s(), self._maintenance.grace_s)
         await self._placements.open()
-        await self.dashboard_url()
 
     async def _keeper(self, state_name: str) -> LedgerKeeper:
         if self._rounds is None:
@@ -166,11 +166,22 @@ class Coordinator:
 
     async def attach_and_lease(self, task: TaskIdentity, metadata: StateMetadata, local: ActorLocation) -> LeaseGrant:
         """The store actor that may commit the task's shard, and the version its batch reads."""
-        grant, is_new = await self._leasing.lease(task, metadata, self._lives.newest(local))
+        times, asked_ms = self._times[task.state_name], now_ms(self._clock)
+        try:
+            grant, is_new = await self._leasing.lease(task, metadata, self._lives.newest(local))
+        except StateStoreError as error:
+            self._refused(task.state_name, task.partition_id, error)
+            raise
         if is_new:
+            times.forget_run()
             # Of a driver that was killed, nobody says that its run has ended.
             self._instances.registry.forget_former_runs(grant.lease.store_id.checkpoint_root_location, task.run_id)
+        times.leased(task.batch_id + 1, task.partition_id, asked_ms, now_ms(self._clock))
         return grant
+
+    def _refused(self, state_name: str, partition_id: int, error: StateStoreError) -> None:
+        """Remember, for whoever looks, that somebody was refused."""
+        self._times[state_name].refused(partition_id, type(error).__name__, str(error), now_ms(self._clock))
 
     async def attach_and_lease_all(
         self, tasks: Sequence[TaskIdentity], metadata: StateMetadata, local: ActorLocation
@@ -193,8 +204,10 @@ class Coordinator:
             *(self._commit(state_name, keeper, one) for one in commits), return_exceptions=True
         )
         told: list[Counted | StateStoreError] = []
-        for outcome in outcomes:
-            if not isinstance(outcome, Counted | StateStoreError):
+        for commit, outcome in zip(commits, outcomes, strict=True):
+            if isinstance(outcome, StateStoreError):
+                self._refused(state_name, commit.entries[0].partition_id, outcome)
+            elif not isinstance(outcome, Counted):
                 raise outcome
             told.append(outcome)
         return told
@@ -217,6 +230,8 @@ class Coordinator:
             return records, Counted(counted, self._leasing.following(ledger, created, commit.entries))
 
         counted = await keeper.submit(decide, is_one_of_many=True)
+        newest = commit.entries[0]
+        self._times[state_name].counted(newest.version, newest.partition_id, now_ms(self._clock))
         if commit.is_carried:
             self._leasing.count_carried(state_name, commit.entries[0].partition_id)
         return counted
@@ -236,7 +251,10 @@ class Coordinator:
         shards
             Those of the batch.
         """
-        return await self._leasing.end_batch(task, shards, self._placements)
+        ended = await self._leasing.end_batch(task, shards, self._placements)
+        if not ended[0].missing:
+            self._times[task.state_name].ended(task.batch_id + 1, now_ms(self._clock))
+        return ended
 
     async def rescale(self, state_name: str, num_shards: int, dry_run: bool) -> RescalePlan:
         """Have the run of a state's query that goes on rescaled with one of its next batches, or only say what that would do.
@@ -544,25 +562,51 @@ class Coordinator:
         await asyncio.gather(*(self._keeper(name) for name in names))
         return names
 
-    def _status(self) -> dict[str, Any]:
-        return fleet_status(
-            self._uri,
-            {"node_id": self._node_id, "pid": os.getpid(), "started_at_ms": self._started_at_ms},
-            self._lives,
-            self._states.described(),
-            self._instances.ended_runs,
-            self._placements.placing,
-        )
-
     async def status(self) -> dict[str, Any]:
         """Store actors, queries and shards as JSON data."""
-        return self._status()
+        states = self._states.described()
+        queries = [
+            query_status(ledger, metadata, self._placements.placing, active=self._is_active(ledger))
+            for ledger, metadata in states
+        ]
+        return fleet_status(self._uri, self._described(), self._lives, queries)
 
-    async def dashboard_url(self) -> str:
-        """Address of the dashboard, started at the first call after each start of the actor."""
-        if self._dashboard_url is None:
-            self._dashboard_url = await self._dashboard.start(self._status)
-        return self._dashboard_url
+    def _described(self) -> dict[str, Any]:
+        return {"node_id": self._node_id, "pid": os.getpid(), "started_at_ms": self._started_at_ms}
+
+    def _is_active(self, ledger: StateLedger) -> bool:
+        return bool(ledger.run_id) and ledger.run_id not in self._instances.ended_runs
+
+    async def watch(self, known: Mapping[str, str]) -> dict[str, Any]:
+        """:meth:`status` for somebody who looks again and again: with details, and of what changed only.
+
+        Parameters
+        ----------
+        known
+            ``stamps`` of the last answer.
+
+        Returns
+        -------
+        dict
+            ``queries`` are those whose stamp is another one now; ``stamps`` has one of each state; ``took_ms`` is how long nobody else
+            was answered meanwhile.
+        """
+        began_s = self._clock.elapsed_s()
+        stamps, queries = {}, []
+        for name, keeper in self._states.keepers():
+            ledger, created, times = keeper.ledger, keeper.metadata, self._times[name]
+            if ledger is None or created is None:
+                if created is not None and name in known:
+                    stamps[name] = known[name]  # it is being read anew
+                continue
+            active = self._is_active(ledger)
+            stamps[name] = f"{self._writer_id}-{keeper.changes}-{times.changes}-{active}"
+            if known.get(name) != stamps[name]:
+                queries.append(query_details(ledger, created, self._placements.placing, times, active=active))
+        told = fleet_status(self._uri, self._described(), self._lives, queries)
+        drained = sorted(self._placements.placing.drained)
+        took_ms = int(1000 * (self._clock.elapsed_s() - began_s))
+        return {**told, "stamps": stamps, "drained": drained, "took_ms": took_ms}
 
     async def ping(self) -> str:
         """Writer id of this life of the coordinator."""

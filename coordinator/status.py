@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -25,9 +25,7 @@ def fleet_status(
     uri: str,
     coordinator: Mapping[str, Any],
     lives: StoreActorLives,
-    states: Iterable[tuple[StateLedger, StateMetadata]],
-    ended_runs: Collection[str],
-    placing: Placing,
+    queries: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Store actors, queries and shards of a fleet.
 
@@ -35,8 +33,8 @@ def fleet_status(
     ----------
     coordinator
         What is shown of the coordinator itself.
-    states
-        Those that are open.
+    queries
+        Those whose states are open, as of :func:`query_status`.
     """
     return {
         "fleet_id": fleet_id_of(uri),
@@ -54,10 +52,7 @@ def fleet_status(
             }
             for actor in lives.all()
         ],
-        "queries": [
-            query_status(ledger, metadata, placing, active=bool(ledger.run_id) and ledger.run_id not in ended_runs)
-            for ledger, metadata in states
-        ],
+        "queries": queries,
     }
 
 

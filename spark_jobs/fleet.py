@@ -36,6 +36,8 @@ from spark_jobs.stateful import StatefulDataFrame
 from spark_jobs.target import Target
 from spark_jobs.worker.fleet_client import ConnectTask, FleetAddress, fleet_client
 from spark_jobs.worker.state_store import ReadStateStore, StateStore, store_specs
+from store_actors.dashboard.deploy import dashboard_url
+from store_actors.dashboard.options import DashboardOptions
 from store_actors.deploy import end_fleet, ensure_store_actor, hand_over, store_metrics
 from store_actors.live.fleet import LiveFleet, opened_live
 from store_actors.live.sources import FleetSource
@@ -443,9 +445,24 @@ class Fleet:
         """Where everything is: store actors, queries, shards, versions, watermarks; what the dashboard shows."""
         return self._coordinator.status()
 
-    def dashboard_url(self) -> str:
-        """Address of the location dashboard (loopback of the coordinator's node)."""
-        return self._coordinator.dashboard_url()
+    def dashboard_url(self, *, host: str | None = None, port: int | None = None) -> str:
+        """Address of the location dashboard, which is started if it isn't there.
+
+        Parameters
+        ----------
+        host
+            Address of the head that it is served on; by default where it is, or else the loopback. On any other one a token is needed,
+            which is part of the address that is returned: ``STATEFLEET_DASHBOARD_TOKEN`` in the environment of the head's Ray, or a
+            new one each time the dashboard starts.
+        port
+            By default one that follows from the fleet's URI.
+
+        Raises
+        ------
+        SetupError, InvalidRequestError
+            It cannot be served there.
+        """
+        return dashboard_url(self._actors, self.uri, DashboardOptions.of(host, port))
 
     def clean(self, name: str, *, dry_run: bool = False) -> dict[str, Any]:
         """Do at once for a state what the coordinator does at every round: let old versions go, delete files nobody needs.

@@ -14,7 +14,7 @@ from coordinator.calls import NAMESPACE, Actors, unwrapped
 from coordinator.client import CoordinatorClient
 from coordinator.maintenance import Maintenance
 from coordinator.memory_options import MemoryOptions
-from coordinator.names import store_actors_prefix
+from coordinator.names import dashboard_name, store_actors_prefix
 from coordinator.storage.options import Secrets, StorageOptions
 
 __all__ = [
@@ -138,8 +138,12 @@ def end_store_actors(actors: Actors, coordinator: CoordinatorClient, node_id: st
 
 
 def end_fleet(actors: Actors, coordinator: CoordinatorClient) -> None:
-    """Kill a fleet's store actors, then its coordinator, for good."""
-    for actor in coordinator.status()["store_actors"]:
+    """Kill a fleet's dashboard and store actors, then its coordinator, for good."""
+    status = coordinator.status()
+    dashboard = actors.find(dashboard_name(status["uri"]))
+    if dashboard is not None:
+        actors.kill(dashboard, restart=False)
+    for actor in status["store_actors"]:
         handle = actors.find(actor["actor_name"])
         if handle is None:
             log.info("store actor %s is gone already", actor["actor_name"])

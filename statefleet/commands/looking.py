@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from coordinator.names import store_actors_prefix
 from statefleet.commands.options import Address, AsJson, Name, Uri, chosen_states, find
@@ -157,12 +159,27 @@ def _counter(name: str, value: Any) -> object:
     return size_cell(value) if name.endswith("_bytes") or name.startswith("bytes_") else value
 
 
-def dashboard(uri: Uri, address: Address = "auto", as_json: AsJson = False) -> None:
+def dashboard(
+    uri: Uri,
+    host: Annotated[
+        str | None, typer.Option(help="Address of the head to serve it on (by default where it is, else the loopback).")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="By default one that follows from the URI.")] = None,
+    address: Address = "auto",
+    as_json: AsJson = False,
+) -> None:
     """Address of the location dashboard.
 
-    It is on the loopback of the coordinator's node: forward its port (ssh -L) to see it from elsewhere.
+    It is on the loopback of the head: forward its port (ssh -L) to see it from elsewhere.
     """
-    url = find(uri, address).dashboard_url()
+    from coordinator.calls import RayActors
+    from coordinator.storage.uris import normalize_uri
+    from store_actors.dashboard.deploy import dashboard_url
+    from store_actors.dashboard.options import DashboardOptions
+
+    asked = DashboardOptions.of(host, port)
+    find(uri, address)  # nobody wants to see a fleet that does not run
+    url = dashboard_url(RayActors(), normalize_uri(uri), asked)
     if as_json:
         print_json({"url": url})
     else:

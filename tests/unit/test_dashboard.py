@@ -17,7 +17,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-
 from coordinator.dashboard import Dashboard
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -45,6 +45,22 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "Spark's plans": ("spark_jobs.plan",),
     "Spark's workers": ("spark_jobs.worker",),
     "the session": ("spark_jobs.session",),
+    "the dashboard": (
+        "store_actors.dashboard.access",
+        "store_actors.dashboard.actor",
+        "store_actors.dashboard.deploy",
+        "store_actors.dashboard.lookups",
+        "store_actors.dashboard.options",
+        "store_actors.dashboard.server",
+        "store_actors.dashboard.values",
+        "store_actors.dashboard.watching",
+    ),
+    "what the dashboard shows": (
+        "store_actors.dashboard.differences",
+        "store_actors.dashboard.events",
+        "store_actors.dashboard.model",
+        "store_actors.dashboard.view",
+    ),
     "live state": ("store_actors.live",),
     "store actor": ("store_actors.actor", "store_actors.deploy", "store_actors.followers", "store_actors.moving"),
     "serving": ("store_actors.serving",),
@@ -65,7 +81,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "coordinator actor": ("coordinator.actor",),
     "the coordinator": (
         "coordinator.active_instances",
-        "coordinator.dashboard",
         "coordinator.leasing",
         "coordinator.placements",
         "coordinator.service",
@@ -80,10 +95,12 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "coordinator's rules": (
         "coordinator.assignments",
         "coordinator.batch_result",
+        "coordinator.batch_times",
         "coordinator.checkpoints",
         "coordinator.cleaning_rules",
         "coordinator.compatibility",
         "coordinator.core",
+        "coordinator.details",
         "coordinator.fleet_view",
         "coordinator.generations",
         "coordinator.history",
@@ -118,7 +135,16 @@ BESIDE = (
     ("functions with state", "operators' plans"),
 )
 #: Rooms of pure rules: the same in, the same out.
-PURE = ("engine", "operators", "keyed stores", "messages", "schema", "coordinator's rules", "words")
+PURE = (
+    "what the dashboard shows",
+    "engine",
+    "operators",
+    "keyed stores",
+    "messages",
+    "schema",
+    "coordinator's rules",
+    "words",
+)
 IMPURE = {
     "aiohttp", "asyncio", "concurrent", "datetime", "io", "logging", "multiprocessing", "obstore", "os", "pathlib", "py4j", "pyspark",
     "random", "ray", "raydp", "secrets", "shutil", "socket", "subprocess", "tempfile", "threading", "time", "urllib", "uuid",
@@ -216,7 +242,7 @@ def test_only_shells_know_ray_and_only_spark_jobs_knows_spark() -> None:
         tops = {one.partition(".")[0] for one in imported}
         if not name.startswith(("spark_jobs", "statefleet")):
             assert not tops & {"pyspark", "raydp", "py4j"}, name
-            may_know = ("coordinator actor", "coordinator client", "store actor", "live state")
+            may_know = ("coordinator actor", "coordinator client", "store actor", "live state", "the dashboard")
             assert room_of(name) in may_know or "ray" not in tops, name
 
 

@@ -116,7 +116,6 @@ def test_what_killed_proofs_left_goes_when_a_coordinator_starts_once_it_is_old(t
     async def start() -> None:
         coordinator = Coordinator(URI, store, Maintenance(grace_s=60), "node-1")
         await coordinator.open()
-        await coordinator._dashboard.stop()
 
     asyncio.run(start())
     assert [info.path for info in store.list("")] == [young, "clicks/metadata.json"]

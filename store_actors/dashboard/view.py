@@ -1,0 +1,110 @@
+"""The rows that are shown of a fleet, made of what its coordinator tells. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from store_actors.dashboard.differences import Row
+
+__all__ = ["PHASES", "actor_row", "batch_row", "phases", "query_row", "shard_id", "shard_row"]
+
+#: Where the time of a batch goes, in order.
+PHASES = ("spark", "lease", "hand_over", "apply", "write", "commit", "end")
+
+_QUERY = (
+    "name", "query_id", "run_id", "output_mode", "num_shards", "active", "version", "batch_id", "watermark_ms",
+    "rows_per_second", "state_rows", "state_bytes", "locality", "rows_late", "last_commit_ms",
+)  # fmt: skip
+_SHARD = (
+    "actor_name", "node_id", "executor", "version", "epoch", "state_rows", "state_bytes", "rows_in",
+    "begun_ms", "apply_ms", "write_ms", "counted_ms",
+)  # fmt: skip
+_BATCH = (
+    "batch_id", "version", "planned_ms", "first_begun_ms", "ended_ms", "shards_counted", "rows_in", "rows_late",
+    "rows_updated", "rows_removed", "state_rows", "state_bytes", "delta_bytes", "watermark_ms", "write_longest_ms",
+    "apply_total_ms", "write_total_ms", "last_shard",
+)  # fmt: skip
+_ACTOR = ("actor_name", "instance_id", "node_id", "host", "pid", "memory_limit", "resident_bytes", "spilled_bytes")
+
+
+def shard_id(state_name: str, shard: int) -> str:
+    """Id of a shard's row; a state's name has no slash."""
+    return f"{state_name}/{shard}"
+
+
+def _picked(told: Mapping[str, Any], names: Iterable[str]) -> Row:
+    return {name: told.get(name) for name in names}
+
+
+def query_row(told: Mapping[str, Any]) -> Row:
+    """A query, without its shards and batches."""
+    rate, locality = told.get("rows_per_second"), told.get("locality")
+    return {
+        **_picked(told, _QUERY),
+        "rows_per_second": None if rate is None else round(rate, 1),
+        "locality": None if locality is None else round(locality, 4),
+    }
+
+
+def shard_row(state_name: str, told: Mapping[str, Any]) -> Row:
+    """A shard. ``locality`` is the part of its state operations whose task ran on its node; None without any."""
+    operations = told.get("operations")
+    return {
+        "state": state_name,
+        "shard": told["partition_id"],
+        **_picked(told, _SHARD),
+        "locality": round(told["operations_local"] / operations, 4) if operations else None,
+    }
+
+
+def batch_row(state_name: str, told: Mapping[str, Any]) -> Row:
+    """A batch, with its :func:`phases`."""
+    return {"state": state_name, **_picked(told, _BATCH), "phases": phases(told)}
+
+
+def actor_row(told: Mapping[str, Any], *, answers: bool | None, is_drained: bool) -> Row:
+    """A store actor.
+
+    Parameters
+    ----------
+    answers
+        Whether it answered when it was asked last; None if it was not asked yet.
+    """
+    alive = bool(told.get("alive")) and answers is not False
+    return {**_picked(told, _ACTOR), "alive": alive, "drained": is_drained}
+
+
+def phases(batch: Mapping[str, Any]) -> list[int | None]:
+    """How long a batch was at what, in milliseconds, in the order of :data:`PHASES`; None for what nobody knows.
+
+    It is the time of the shard that was counted last, which all others had been waited for with:
+
+    - ``spark``: from Spark's plan of the batch until the task asked for a lease, or until the store actor began if nobody asked, as
+      the lease came with the commit before: source, Spark's plan, map side, exchange, waiting for a core;
+    - ``lease``: the coordinator's answer;
+    - ``hand_over``: rows on their way to the store actor, which brings the shard to its version;
+    - ``apply``, ``write``: the store actor at the rows, and at the delta file;
+    - ``commit``: until the version is in the log;
+    - ``end``: until Spark is at the end of the batch, after the sink.
+
+    Clocks of several machines take part: where they disagree, a phase is shorter or longer, and never less than nothing.
+    """
+    planned, asked, leased = batch.get("planned_ms"), batch.get("asked_ms"), batch.get("leased_ms")
+    begun, counted, ended = batch.get("begun_ms"), batch.get("counted_ms"), batch.get("ended_ms")
+    apply, write = batch.get("apply_ms"), batch.get("write_ms")
+    written = None if None in (begun, apply, write) else begun + apply + write  # type: ignore[operator]
+    spark_end = begun if asked is None else asked
+    return [
+        _between(planned, spark_end),
+        _between(asked, leased),
+        _between(leased, begun),
+        apply,
+        write,
+        _between(written, counted),
+        _between(counted, ended),
+    ]
+
+
+def _between(begin_ms: int | None, end_ms: int | None) -> int | None:
+    return None if begin_ms is None or end_ms is None else max(0, end_ms - begin_ms)
