@@ -12,7 +12,7 @@ export function bar(element, batch, largest) {
     if (part.style.width !== width) part.style.width = width;
     part.hidden = !ms;
   });
-  const label = batch ? f.PHASES.map(([, text], place) => `${text} ${f.duration(batch.phases[place])}`).join(", ") : "not known";
+  const label = batch ? f.PHASES.map(([, text], place) => `${text} ${batch.phases[place] === null ? "not known" : f.duration(batch.phases[place])}`).join(", ") : "not known";
   element.title = label;
   element.setAttribute("role", "img");
   element.setAttribute("aria-label", label);

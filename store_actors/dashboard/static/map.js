@@ -32,9 +32,7 @@ export function mapView() {
     h("section", { class: "card", "aria-labelledby": "map-title" },
       h("div", { class: "head" }, h("h2", { id: "map-title" }, "Shards on store actors"),
         h("div", { class: "controls" }, h("label", {}, "colour", choose), h("label", {}, "query", only))),
-      legend, h("p", { class: "small soft" }), empty, nodes));
-  element.style.display = "grid";
-  element.style.gap = "1rem";
+      legend, empty, nodes));
 
   function update() {
     const { actors, queries, shards } = fleet.tables;
@@ -128,20 +126,31 @@ function drawNodes(parent, actors, shards, options) {
     if (!byNode.has(node)) byNode.set(node, []);
     byNode.get(node).push(name);
   }
+  const executors = executorsByHost(shards);
   keyed(parent, [...byNode.keys()].sort((a, b) => (a === nobody) - (b === nobody) || (a < b ? -1 : 1)), makeNode, (element, node) => {
     const names = byNode.get(node);
     const of = names.map((name) => actors[name]).filter(Boolean);
-    const executors = new Set(names.flatMap((name) => byActor.get(name)).map((id) => shards[id].executor).filter(Boolean));
     const own = element.parts;
     setText(own.host, node === nobody ? "On no store actor" : of[0]?.host ?? "a node that is gone");
     setText(own.id, node === nobody ? "placed with the next batch" : `node ${f.shortId(node)}`);
-    const chips = [...executors].sort().map((name) => `executor ${name}`);
+    const chips = (executors.get(of[0]?.host) ?? []).map((name) => `executor ${name}`);
     if (of.some((one) => one.drained)) chips.push("drained");
     keyed(own.chips, chips, (text) => h("span", { class: "chip" }, text));
     own.chips.hidden = !chips.length;
     keyed(own.actors, names, makeActor, (box, name) => drawActor(box, name, actors[name], byActor.get(name), shards, options));
   });
   if (!parent.querySelector('.cell[tabindex="0"]')) parent.querySelector(".cell")?.setAttribute("tabindex", "0");
+}
+
+// Those whose tasks made the newest version of any shard, wherever that is.
+function executorsByHost(shards) {
+  const names = new Set(Object.values(shards).map((shard) => shard.executor).filter(Boolean));
+  const found = new Map();
+  for (const name of [...names].sort()) {
+    const host = name.slice(0, name.lastIndexOf(":"));
+    found.set(host, [...(found.get(host) ?? []), name]);
+  }
+  return found;
 }
 
 function makeNode() {

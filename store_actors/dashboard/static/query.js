@@ -34,12 +34,8 @@ export function queryView(name) {
       h("details", {}, h("summary", {}, "Shards of the newest batch, side by side"), lanesText, lanes)),
     h("section", { class: "card" }, h("h2", { class: "head" }, "Shards"), h("div", { class: "scroll" }, h("table", {},
       h("thead", {}, h("tr", {}, head.map((text, place) => h("th", { scope: "col", class: place > 2 ? "n" : null }, text)))), body))));
-  rest.style.display = "grid";
-  rest.style.gap = "1rem";
-  const element = h("div", {}, h("section", { class: "card" }, h("div", { class: "head" }, title,
+  const element = h("div", { class: "view" }, h("section", { class: "card" }, h("div", { class: "head" }, title,
     h("div", { class: "controls" }, h("a", { href: `#/state/${encodeURIComponent(name)}` }, "look into its state"), h("a", { href: "#/queries" }, "all queries"))), gone, facts), rest);
-  element.style.display = "grid";
-  element.style.gap = "1rem";
 
   function update() {
     const query = fleet.tables.queries[name];
@@ -88,8 +84,7 @@ function drawFacts(facts, query) {
 function chart(text, id, show, value) {
   const newest = h("span", { class: "num" });
   const plot = h("div", { class: "plot" });
-  const element = h("figure", { class: "chart" }, h("figcaption", { class: "head small" }, h("span", { class: "soft" }, text), newest), plot);
-  element.style.margin = "0";
+  const element = h("figure", { class: "chart", role: "img" }, h("figcaption", { class: "head small" }, h("span", { class: "soft" }, text), newest), plot);
   let drawn = null;
   let theme = "";
   const size = new ResizeObserver(() => drawn?.setSize({ width: plot.clientWidth, height: 168 }));
@@ -113,7 +108,7 @@ function chart(text, id, show, value) {
     drawn = new uPlot({
       width: plot.clientWidth || 300, height: 168, legend: { show: false }, cursor: { y: false, drag: { setScale: false } },
       scales: { y: { range: (_, low, high) => [Math.min(0, low ?? 0), (high ?? 0) > 0 ? high * 1.1 : 1] } },
-      axes: [{ ...axis, size: 24, space: 70 }, { ...axis, size: 62, values: (_, ticks) => ticks.map(show) }],
+      axes: [{ ...axis, size: 24, space: 80, values: (_, ticks) => ticks.map((s) => f.clock(s * 1000)) }, { ...axis, size: 62, values: (_, ticks) => ticks.map(show) }],
       series: [{}, { stroke: line, width: 1.6, fill: `${line}22`, points: { show: points.length < 4 } }],
     }, data, plot);
   }

@@ -9,17 +9,14 @@ export function stateView(chosen) {
   const parts = h("select", { name: "part", onchange: () => describe() });
   const partsLabel = h("label", { hidden: true }, "part", parts);
   const history = h("select", { name: "versions" }, [1, 5, 10, 20].map((number) => h("option", { value: number, selected: number === 5 }, number === 1 ? "the newest version" : `the newest ${number} versions`)));
-  const keys = h("div");
-  keys.style.display = "contents";
+  const keys = h("div", { class: "keys" });
   const find = h("button", { class: "primary", type: "submit" }, "Look up");
   const some = h("button", { type: "button", onclick: () => showSome() }, "Show some rows");
   const form = h("form", { class: "look", onsubmit: (event) => { event.preventDefault(); lookUp(); } }, h("label", {}, "state", names), partsLabel, keys,
     h("label", {}, "at", history), h("div", { class: "buttons" }, find, some));
   const about = h("p", { class: "soft small" });
   const out = h("div", { "aria-live": "polite" });
-  const element = h("section", { class: "card", "aria-labelledby": "state-title" }, h("div", { class: "head" }, h("h2", { id: "state-title" }, "Look into state")), form, about, out);
-  element.style.display = "grid";
-  element.style.gap = ".8rem";
+  const element = h("section", { class: "card look-into", "aria-labelledby": "state-title" }, h("div", { class: "head" }, h("h2", { id: "state-title" }, "Look into state")), form, about, out);
 
   function update() {
     const all = Object.keys(fleet.tables.queries);

@@ -1,0 +1,274 @@
+"""The dashboard in a headless browser with a query behind it: what it shows is what happens, as it happens."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import ray
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+import statefleet as sf
+from coordinator.calls import NAMESPACE, RayActors
+from coordinator.model import ActorLocation
+from coordinator.names import dashboard_name
+from coordinator.placing import PlannedMove
+from statefleet.cli import main
+from store_actors.moving import carry_out
+from tests.conftest import NewUri
+from tests.integration.streams import Feed, Run
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: apt-get install chromium)"),
+    pytest.mark.filterwarnings("ignore::statefleet.UnboundedStateWarning"),
+]
+
+EVENTS = pa.schema([("user", pa.string()), ("ts", pa.timestamp("us", tz="UTC")), ("amount", pa.int64())])
+START = dt.datetime(2025, 1, 1, tzinfo=dt.UTC)
+HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
+USERS = [*(f"u{number}" for number in range(39)), HOSTILE]
+SHARDS = 6
+STATE = "clicks"
+
+
+@pytest.fixture(scope="module")
+def wide(spark: SparkSession, new_uri: NewUri) -> Iterator[sf.Fleet]:
+    connected = sf.connect(new_uri(), store_actors_per_node=2)
+    yield connected
+    connected.shutdown()
+
+
+class Clicks:
+    """A query that counts by user, whose batches the test gives it."""
+
+    def __init__(self, fleet: sf.Fleet, spark: SparkSession, folder: Path) -> None:
+        self.fleet, self.batches = fleet, 0
+        self._feed = Feed(spark, folder / "in", EVENTS)
+        stream = fleet.stateful(self._feed.stream().withWatermark("ts", "1 hour"), name=STATE, shards=SHARDS)
+        counts = stream.groupBy("user").agg(F.count("*").alias("n"), F.sum("amount").alias("total"))
+        self.run = Run(counts, "update", folder / "checkpoint")
+
+    def batch(self) -> None:
+        self.batches += 1
+        self._feed.add([(user, START + dt.timedelta(seconds=self.batches), self.batches) for user in USERS])
+        self.run.wait()
+
+    @property
+    def shown_version(self) -> str:
+        """As the page tells of the newest batch; some have no data."""
+        query = self.query()
+        return f"{query['batch_id']}, {query['version']}"
+
+    def query(self) -> dict[str, Any]:
+        found: dict[str, Any] = next(one for one in self.fleet.status()["queries"] if one["name"] == STATE)
+        return found
+
+
+@pytest.fixture(scope="module")
+def clicks(wide: sf.Fleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clicks]:
+    query = Clicks(wide, spark, tmp_path_factory.mktemp("clicks"))
+    for _ in range(3):
+        query.batch()
+    yield query
+    query.run.stop()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield launched
+        launched.close()
+
+
+Open = Callable[..., Page]
+
+
+@pytest.fixture
+def opened(browser: Browser, wide: sf.Fleet, clicks: Clicks) -> Iterator[Open]:
+    """Opens the dashboard; at the end, nothing may have been told on the console."""
+    pages: list[Page] = []
+    told: list[str] = []
+
+    def open_page(section: str = "", *, width: int = 1280, scheme: Any = "light", url: str | None = None) -> Page:
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        pages.append(page)
+        page.on("console", lambda message: told.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: told.append(str(error)))
+        page.goto((url or wide.dashboard_url()) + section)
+        page.wait_for_selector("main[aria-busy=false]")
+        return page
+
+    open_page.told = told  # type: ignore[attr-defined]
+    yield open_page
+    keep = os.environ.get("DASHBOARD_SHOTS")
+    for number, page in enumerate(pages):
+        if keep:
+            page.screenshot(path=f"{keep}/{page.url.partition('#/')[2].replace('/', '-')}-{number}.png", full_page=True)
+        page.close()
+    assert not told
+
+
+@pytest.mark.parametrize("width", [1280, 390, 360])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_part_shows_the_query_on_any_screen(opened: Open, clicks: Clicks, width: int, scheme: str) -> None:
+    page = opened(width=width, scheme=scheme)
+    assert page.locator(".cell").count() == SHARDS
+    assert page.locator("html").get_attribute("data-theme") == scheme
+    shown = {
+        "#/queries": STATE,
+        f"#/queries/{STATE}": "Where the time of a batch goes",
+        "#/events": "Events",
+        f"#/state/{STATE}": "Look up",
+    }
+    for section, text in shown.items():
+        page.goto(page.url.partition("#")[0] + section)
+        expect(page.locator("main")).to_contain_text(text)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, section
+    expect(page.locator("#live-text")).to_have_text("live")
+
+
+def test_figures_are_those_of_the_query_and_follow_its_batches(opened: Open, clicks: Clicks) -> None:
+    page = opened(f"#/queries/{STATE}")
+    facts = page.locator(".facts")
+    expect(facts).to_contain_text(clicks.shown_version)
+    clicks.batch()
+    expect(facts).to_contain_text(clicks.shown_version, timeout=15_000)
+    told = page.locator(".timeline .bar").first.get_attribute("aria-label") or ""
+    unknown = {one.removesuffix(" not known") for one in told.split(", ") if one.endswith(" not known")}
+    # All but what there is not, where a lease came with the commit before.
+    assert unknown <= {"Lease", "Hand-over", "Sink and end"}, told
+    assert page.locator(".u-wrap canvas").count() == 6
+
+
+def test_a_key_is_looked_up_with_its_history_also_a_hostile_one(opened: Open, clicks: Clicks) -> None:
+    state = clicks.fleet.state(STATE)
+    newest = state.version
+    page = opened(f"#/state/{STATE}")
+    for user in ("u7", HOSTILE):
+        page.locator("[data-key=user]").fill(user)
+        page.get_by_role("button", name="Look up").click()
+        expect(page.locator("h3")).to_have_text(f"1 row at version {newest}")
+        rows = [[cell.inner_text() for cell in row.locator("td").all()] for row in page.locator("tbody tr").all()]
+        assert rows[0] == [str(newest), user, str(clicks.batches), str(sum(range(clicks.batches + 1)))]
+        found = {version: state.at(version).get({"user": user}) for version in range(newest, newest - 5, -1)}
+        assert rows == [[str(one), *(map(str, row.values()) if row else ["not there"])] for one, row in found.items()]
+    assert page.title().startswith("Statefleet")
+    page.locator("[data-key=user]").fill("nobody")
+    page.get_by_role("button", name="Look up").click()
+    expect(page.locator("h3")).to_have_text(f"The key is not in version {newest}")
+    page.get_by_role("button", name="Show some rows").click()
+    expect(page.locator("tbody tr")).to_have_count(20)
+
+
+def test_the_map_shows_a_move_as_it_happens_and_why(opened: Open, clicks: Clicks) -> None:
+    page = opened()
+    actors = {one["actor_name"]: one for one in clicks.fleet.status()["store_actors"]}
+    (shard,) = [one for one in clicks.query()["shards"] if one["partition_id"] == 2]
+    giver, taker = (
+        _location(actors[shard["actor_name"]]),
+        _location(next(actors[one] for one in actors if one != shard["actor_name"])),
+    )
+    place = page.locator(f'[data-shard="{STATE}/2"]')
+    expect(page.locator(f'[data-actor="{giver.actor_name}"]').locator(place)).to_have_count(1)
+    (done,) = carry_out(
+        RayActors(), clicks.fleet._coordinator, [PlannedMove(STATE, 2, giver, taker, "a test wants it there")]
+    )
+    assert not done.error
+    clicks.batch()
+    clicks.batch()
+    moved = page.locator(f'[data-actor="{taker.actor_name}"] [data-shard="{STATE}/2"]')
+    expect(moved).to_have_count(1, timeout=15_000)
+    moved.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("dialog")).to_contain_text("a test wants it there")
+    page.keyboard.press("Escape")
+    page.get_by_role("link", name="Events").click()
+    expect(page.locator(".log")).to_contain_text("a test wants it there")
+
+
+def test_a_store_actor_that_is_killed_is_lost_and_comes_back(opened: Open, clicks: Clicks) -> None:
+    page = opened()
+    name = next(one["actor_name"] for one in clicks.query()["shards"])
+    box = page.locator(f'[data-actor="{name}"]')
+    expect(box).to_have_class("actor")
+    before = box.locator(".facts, .title").inner_text()
+    ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=False)
+    expect(box).to_have_class("actor lost", timeout=30_000)
+    expect(box).to_have_class("actor", timeout=60_000)
+    clicks.batch()
+    expect(box).not_to_have_text(before)
+    page.goto(page.url.partition("#")[0] + "#/events")
+    expect(page.locator(".log")).to_contain_text("is lost")
+    expect(page.locator(".log")).to_contain_text("is back", timeout=20_000)
+    page.goto(page.url.partition("#")[0] + f"#/state/{STATE}")
+    page.locator("[data-key=user]").fill("u1")
+    page.get_by_role("button", name="Look up").click()
+    expect(page.locator("tbody tr td:nth-child(3)").first).to_have_text(str(clicks.batches), timeout=30_000)
+
+
+def test_a_page_goes_on_when_its_server_or_the_coordinator_dies(opened: Open, clicks: Clicks) -> None:
+    page = opened(f"#/queries/{STATE}")
+    url = clicks.fleet.dashboard_url()
+    ray.kill(ray.get_actor(dashboard_name(clicks.fleet.uri), namespace=NAMESPACE), no_restart=False)
+    expect(page.locator("#live-text")).to_have_text("not connected", timeout=15_000)
+    expect(page.locator("#banner")).to_be_visible()
+    expect(page.locator("#live-text")).to_have_text("live", timeout=60_000)
+    assert clicks.fleet.dashboard_url() == url
+    clicks.batch()
+    expect(page.locator(".facts")).to_contain_text(clicks.shown_version, timeout=15_000)
+    # A browser tells on its console of what it could not load while nobody was there.
+    told = opened.told  # type: ignore[attr-defined]
+    assert all("net::ERR_" in one for one in told), told
+    told.clear()
+
+
+def test_elsewhere_than_on_the_loopback_only_who_has_the_token_is_shown_anything(
+    opened: Open, clicks: Clicks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = clicks.fleet
+    assert main(["dashboard", fleet.uri, "--host", "0.0.0.0"]) == 0
+    url = capsys.readouterr().out.strip()
+    base, _, token = url.partition("?token=")
+    assert len(token) >= 32
+    for path in ("", "style.css", "api/stream", f"api/states/{STATE}"):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(base + path)
+        assert refused.value.code == 401
+        assert STATE not in refused.value.read().decode()
+    asked = urllib.request.Request(f"{base}api/states/{STATE}", headers={"Authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(asked) as answer:
+        assert json.load(answer)["keys"] == ["user"]
+    page = opened(url=url)
+    assert token not in page.url
+    assert page.locator(".cell").count() == SHARDS
+    assert page.evaluate("document.cookie") == ""
+    page.close()
+    assert fleet.dashboard_url(host="127.0.0.1").startswith("http://127.0.0.1:")
+
+
+def test_it_ends_with_the_fleet(spark: SparkSession, new_uri: NewUri) -> None:
+    fleet = sf.connect(new_uri())
+    url = fleet.dashboard_url()
+    with urllib.request.urlopen(url) as answer:
+        assert b"Statefleet" in answer.read()
+    fleet.shutdown()
+    assert RayActors().find(dashboard_name(fleet.uri)) is None
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(url, timeout=5)
+
+
+def _location(told: dict[str, Any]) -> ActorLocation:
+    return ActorLocation(**{name: told[name] for name in ("actor_name", "instance_id", "node_id", "host", "pid")})

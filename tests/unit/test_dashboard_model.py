@@ -1,0 +1,263 @@
+"""What is shown of a fleet: rows, differences that browsers put together again, phases of a batch, and what counts as an event."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.fed_fleet import FedFleet
+from store_actors.dashboard.differences import apply_difference, difference
+from store_actors.dashboard.events import Event, EventKind, Seen, events_between
+from store_actors.dashboard.model import FleetModel
+from store_actors.dashboard.view import PHASES, phases
+
+NOW_MS = 1_735_689_600_000
+ROWS = st.dictionaries(st.sampled_from("abc"), st.none() | st.integers(0, 2), max_size=3)
+TABLES = st.fixed_dictionaries(
+    {
+        name: st.dictionaries(st.sampled_from("xyz"), ROWS.map(lambda row: {"a": 0, "b": 0, "c": 0, **row}))
+        for name in ("s", "t")
+    }
+)
+
+
+@given(TABLES, TABLES)
+def test_a_browser_makes_the_new_picture_of_the_former_one_and_what_it_is_sent(before: Any, after: Any) -> None:
+    changes = json.loads(json.dumps(difference(before, after)))
+    assert apply_difference(before, changes) == after
+    assert bool(changes) == (before != after)
+
+
+def test_only_what_changed_is_sent() -> None:
+    before = {"shards": {"q/0": {"version": 1, "rows": 5}, "q/1": {"version": 1, "rows": 7}}}
+    after = {"shards": {"q/0": {"version": 2, "rows": 5}, "q/1": {"version": 1, "rows": 7}}}
+    assert difference(before, after) == {"shards": {"set": {"q/0": {"version": 2}}, "gone": []}}
+
+
+# -- phases -------------------------------------------------------------------------------------------------------
+
+
+def batch(**changes: int | None) -> dict[str, int | None]:
+    told = {
+        "planned_ms": 1000, "asked_ms": 1300, "leased_ms": 1310, "begun_ms": 1330, "apply_ms": 50, "write_ms": 70,
+        "counted_ms": 1480, "ended_ms": 1600,
+    }  # fmt: skip
+    return {**told, **changes}
+
+
+def test_the_time_of_a_batch_is_told_apart_and_adds_up() -> None:
+    found = dict(zip(PHASES, phases(batch()), strict=True))
+    assert found == {"spark": 300, "lease": 10, "hand_over": 20, "apply": 50, "write": 70, "commit": 30, "end": 120}
+    assert sum(one for one in found.values() if one) == 1600 - 1000
+
+
+def test_a_lease_that_came_with_the_commit_before_takes_nothing() -> None:
+    found = phases(batch(asked_ms=None, leased_ms=None))
+    assert found == [330, None, None, 50, 70, 30, 120]
+
+
+def test_what_nobody_knows_is_not_made_up() -> None:
+    assert phases(batch(apply_ms=None, write_ms=None, counted_ms=None)) == [300, 10, 20, None, None, None, None]
+    assert phases(batch(planned_ms=None))[0] is None
+    assert phases(dict.fromkeys(batch())) == [None] * 7
+
+
+def test_clocks_that_disagree_make_no_time_negative() -> None:
+    assert min(one for one in phases(batch(begun_ms=900, ended_ms=1)) if one is not None) == 0
+
+
+# -- events -------------------------------------------------------------------------------------------------------
+
+
+def seen(**changes: Any) -> Seen:
+    fleet = FedFleet(1, 3)
+    told = fleet.watch({})
+    actors = {one["actor_name"]: one for one in told["store_actors"]}
+    return replace(Seen((1, NOW_MS - 5), actors, {one["name"]: one for one in told["queries"]}), **changes)
+
+
+def changed(before: Seen, **changes: Any) -> Seen:
+    (query,) = before.queries.values()
+    return replace(before, queries={"query-00": {**query, **changes}})
+
+
+def shards(before: Seen, shard: int, **changes: Any) -> Seen:
+    (query,) = before.queries.values()
+    told = [{**one, **changes} if one["partition_id"] == shard else one for one in query["shards"]]
+    return changed(before, shards=told)
+
+
+def only(before: Seen, after: Seen) -> Event:
+    (event,) = events_between(before, after, NOW_MS)
+    return event
+
+
+MOVE = {
+    "epoch": 9, "version": 100, "from": "a", "from_instance": "i", "to": "b", "reason": "spread evenly", "moved_bytes": 12,
+    "moved_ms": 3, "error": "",
+}  # fmt: skip
+
+
+def test_nothing_happened_where_nothing_changed() -> None:
+    before = seen()
+    assert events_between(before, before, NOW_MS) == []
+    assert events_between(before, changed(before, rows_per_second=7.0, version=102), NOW_MS) == []
+
+
+def test_a_move_is_told_once_with_its_reason() -> None:
+    before = seen()
+    after = shards(before, 1, moves=[MOVE])
+    event = only(before, after)
+    assert (event.kind, event.state, event.shard, event.is_bad) == (EventKind.MOVE, "query-00", 1, False)
+    assert event.text == "a → b at version 100: spread evenly; 12 bytes from memory in 3 ms"
+    again = shards(after, 1, moves=[MOVE, {**MOVE, "epoch": 10, "to": "c", "moved_bytes": None}])
+    assert only(after, again).text == "a → c at version 100: spread evenly"
+
+
+def test_a_move_from_a_store_actor_that_was_lost_is_a_recovery() -> None:
+    before = seen()
+    name, *_ = before.actors
+    lost = replace(before, actors={**before.actors, name: {**before.actors[name], "alive": False}})
+    assert only(lost, shards(lost, 1, moves=[{**MOVE, "from": name}])).kind is EventKind.RECOVERY
+    assert only(before, shards(before, 1, moves=[{**MOVE, "from": name}])).kind is EventKind.MOVE
+
+
+def test_a_move_that_failed_is_trouble() -> None:
+    before = seen()
+    event = only(before, shards(before, 0, moves=[{**MOVE, "error": "no room"}]))
+    assert event.is_bad
+    assert "stays at a" in event.text
+    assert "no room" in event.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [({"alive": False}, "is lost (pid 4100)"), ({"instance_id": "other", "pid": 5000}, "is back (pid 5000)")],
+)
+def test_store_actors_that_go_and_come_are_told(changes: Mapping[str, Any], text: str) -> None:
+    before = seen()
+    name, *_ = before.actors
+    after = replace(before, actors={**before.actors, name: {**before.actors[name], **changes}})
+    assert text in only(before, after).text
+
+
+def test_a_coordinator_that_goes_comes_and_starts_anew_is_told() -> None:
+    here, away, anew = seen(), seen(coordinator=None), seen(coordinator=(2, NOW_MS))
+    away, anew = replace(here, coordinator=None), replace(here, coordinator=(2, NOW_MS))
+    assert "does not answer" in only(here, away).text
+    assert "answers (pid 2)" in only(away, anew).text
+    assert "started anew" in only(here, anew).text
+
+
+def test_runs_refusals_and_versions_that_go_back_are_told() -> None:
+    before = seen()
+    taken_over = only(before, changed(before, run_id="77777777aaaa"))
+    assert taken_over.text == "run 77777777 of the query began; run 3f2a9c00 may not commit any more"
+    refusal = {
+        "number": 1,
+        "at_ms": NOW_MS - 50,
+        "partition_id": 2,
+        "shard": 2,
+        "kind": "FencedError",
+        "text": "a newer run",
+    }
+    after = changed(before, refusals=[refusal])
+    event = only(before, after)
+    assert (event.kind, event.at_ms, event.shard, event.is_bad) == (EventKind.FENCE, NOW_MS - 50, 2, True)
+    assert events_between(after, changed(after, rows_late=1), NOW_MS) == []
+    (went_back,) = events_between(before, changed(before, version=100), NOW_MS)
+    assert (went_back.kind, went_back.is_bad) == (EventKind.RECOVERY, True)
+
+
+def test_snapshots_and_versions_let_go_of_are_told_together() -> None:
+    before = seen()
+    (query,) = before.queries.values()
+    after = changed(before, shards=[{**one, "snapshot_version": 100 + one["partition_id"]} for one in query["shards"]])
+    assert only(before, after).text == "snapshots of 3 shards up to version 100 to 102"
+    assert (
+        only(before, shards(before, 0, oldest_version=85)).text == "older versions let go of 1 shards up to version 85"
+    )
+
+
+def test_a_commit_that_took_far_longer_than_usual_is_told() -> None:
+    fleet = FedFleet(1, 3)
+    for _ in range(5):
+        told = fleet.watch({})
+    before = replace(seen(), queries={one["name"]: one for one in told["queries"]})
+    (query,) = before.queries.values()
+    newest = query["batches"][-1]
+
+    def after(took_ms: int, counted: int = 3) -> Seen:
+        slow = {**newest, "version": newest["version"] + 1, "write_longest_ms": took_ms, "shards_counted": counted}
+        return changed(before, batches=[*query["batches"][1:], slow], version=newest["version"] + 1)
+
+    event = only(before, after(4000))
+    assert (event.kind, event.is_bad) == (EventKind.SLOW, True)
+    assert "took 4000 ms" in event.text
+    assert events_between(before, after(90), NOW_MS) == []
+    assert events_between(before, after(4000, counted=2), NOW_MS) == [], "the batch goes on"
+
+
+# -- the model ----------------------------------------------------------------------------------------------------
+
+
+def test_a_browser_that_follows_has_what_one_has_that_comes_later() -> None:
+    fleet, model = FedFleet(3, 12), FleetModel()
+    model.take(fleet.watch({}), {}, NOW_MS)
+    picture = json.loads(json.dumps(model.view()["tables"]))
+    for look in range(4):
+        told = fleet.watch(model.stamps)
+        if look == 2:
+            fleet.move("query-01", 2, 5, "wanted there")
+            fleet.unanswering = {fleet.actors[0]["actor_name"]}
+        update = model.take(told, fleet.answering(told), NOW_MS + look)
+        assert update
+        picture = apply_difference(picture, json.loads(json.dumps(update.changes)))
+    assert picture == json.loads(json.dumps(model.view()["tables"]))
+    assert [one["kind"] for one in model.view()["events"]] == ["actor", "move"]
+    assert picture["actors"][fleet.actors[0]["actor_name"]]["alive"] is False
+    assert len(picture["batches"]) == 3 * 5
+
+
+def test_queries_that_are_not_told_of_stay_and_those_without_a_stamp_go() -> None:
+    fleet, model = FedFleet(2, 4), FleetModel()
+    model.take(fleet.watch({}), {}, NOW_MS)
+    told = {**fleet.watch({}), "queries": []}
+    assert not model.take(told, {}, NOW_MS)
+    told["stamps"] = {"query-00": "1"}
+    update = model.take(told, {}, NOW_MS)
+    assert update.changes["queries"]["gone"] == ["query-01"]
+    assert set(update.changes["shards"]["gone"]) == {"query-01/0", "query-01/1"}
+    assert model.shard("query-01", 0) is None
+    assert model.shard("query-00", 1) is not None
+    assert model.shard("query-00", 2) is model.shard("query-00", -1) is None
+
+
+def test_what_was_begun_again_replaces_the_batches_that_did_not_count() -> None:
+    fleet, model = FedFleet(1, 2), FleetModel()
+    for _ in range(4):
+        told = fleet.watch({})
+        model.take(told, {}, NOW_MS)
+    (query,) = told["queries"]
+    again = {**query, "batches": query["batches"][:2], "version": 102}
+    model.take({**told, "queries": [again]}, {}, NOW_MS)
+    assert sorted(row["version"] for row in model.view()["tables"]["batches"].values()) == [101, 102]
+
+
+def test_a_coordinator_that_does_not_answer_leaves_what_is_known_and_is_said() -> None:
+    fleet, model = FedFleet(1, 2), FleetModel()
+    assert model.unreachable("no fleet", NOW_MS)
+    model.take(fleet.watch({}), {}, NOW_MS)
+    update = model.unreachable("no answer", NOW_MS)
+    assert update.changes == {"fleet": {"set": {"fleet": {"error": "no answer"}}, "gone": []}}
+    assert not model.unreachable("no answer", NOW_MS), "said once"
+    assert len(model.view()["tables"]["shards"]) == 2
+    update = model.take(fleet.watch({}), {}, NOW_MS)
+    assert update.changes["fleet"]["set"]["fleet"]["error"] is None
+    assert [one["kind"] for one in update.events] == ["coordinator"]
