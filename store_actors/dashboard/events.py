@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -10,6 +11,8 @@ from typing import Any
 
 __all__ = ["Event", "EventKind", "Seen", "events_between"]
 
+#: What the names of all store actors of a fleet begin with.
+_OF_FLEET = re.compile(r"^statefleet-store-[0-9a-f]+-")
 #: A commit is slow if the write of a shard took so long, and so many times as long as it usually does.
 _SLOW_MS = 1000
 _SLOW_TIMES = 4
@@ -107,13 +110,16 @@ def _of_actors(before: Seen, after: Seen, now_ms: int) -> Iterator[Event]:
         former = before.actors.get(name)
         where = f"on {actor['host']}"
         if former is None:
-            yield Event(now_ms, kind, f"store actor {name} started {where}")
+            yield Event(now_ms, kind, f"store actor {_short(name)} started {where}")
         elif former["alive"] and not actor["alive"]:
-            yield Event(now_ms, kind, f"store actor {name} {where} is lost (pid {former['pid']})", is_bad=True)
-        elif former["instance_id"] != actor["instance_id"]:
-            yield Event(now_ms, kind, f"store actor {name} {where} is back (pid {actor['pid']})")
-        elif not former["alive"] and actor["alive"]:
-            yield Event(now_ms, kind, f"store actor {name} {where} answers again")
+            yield Event(now_ms, kind, f"store actor {_short(name)} {where} is lost (pid {former['pid']})", is_bad=True)
+        elif actor["alive"] and (former["instance_id"] != actor["instance_id"] or not former["alive"]):
+            yield Event(now_ms, kind, f"store actor {_short(name)} {where} is back (pid {actor['pid']})")
+
+
+def _short(name: str | None) -> str:
+    """A store actor as people are told it: by its node, and its number there."""
+    return "nobody" if name is None else _OF_FLEET.sub("store-", name)
 
 
 def _of_query(
@@ -174,13 +180,16 @@ def _identity(move: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _moved(name: str, shard: int, move: Mapping[str, Any], before: Seen, now_ms: int) -> Event:
     if move["error"]:
-        text = f"stays at {move['from']}, was to go to {move['to']} ({move['reason']}): {move['error']}"
+        text = f"stays at {_short(move['from'])}, was to go to {_short(move['to'])} ({move['reason']}): {move['error']}"
         return Event(now_ms, EventKind.MOVE, text, name, shard, is_bad=True)
     giver = before.actors.get(move["from"] or "")
     # Who had it was lost by then, or is another life of the same name.
     was_lost = giver is not None and (not giver["alive"] or move["from"] == move["to"])
     kind = EventKind.RECOVERY if was_lost else EventKind.MOVE
-    text = f"{move['from'] or 'nobody'} → {move['to']} at version {move['version']}: {move['reason']}"
+    way = f"{_short(move['from'])} → {_short(move['to'])}"
+    if move["from"] == move["to"]:
+        way = f"read again by the next life of {_short(move['to'])}"
+    text = f"{way} at version {move['version']}: {move['reason']}"
     if move["moved_bytes"] is not None:
         text += f"; {move['moved_bytes']} bytes from memory in {move['moved_ms']} ms"
     return Event(now_ms, kind, text, name, shard)

@@ -128,6 +128,14 @@ def test_a_move_from_a_store_actor_that_was_lost_is_a_recovery() -> None:
     assert only(before, shards(before, 1, moves=[{**MOVE, "from": name}])).kind is EventKind.MOVE
 
 
+def test_a_shard_that_the_next_life_of_its_store_actor_has_is_a_recovery_also_if_nobody_saw_the_loss() -> None:
+    before = seen()
+    name, *_ = before.actors
+    event = only(before, shards(before, 1, moves=[{**MOVE, "from": name, "to": name, "moved_bytes": None}]))
+    assert event.kind is EventKind.RECOVERY
+    assert event.text == "read again by the next life of store-00f9c1d27e00 at version 100: spread evenly"
+
+
 def test_a_move_that_failed_is_trouble() -> None:
     before = seen()
     event = only(before, shards(before, 0, moves=[{**MOVE, "error": "no room"}]))
@@ -147,8 +155,17 @@ def test_store_actors_that_go_and_come_are_told(changes: Mapping[str, Any], text
     assert text in only(before, after).text
 
 
+def test_a_store_actor_whose_next_life_was_told_of_before_it_answers_is_back_once_it_does() -> None:
+    here = seen()
+    name, *_ = here.actors
+    lives = [{"alive": True}, {"alive": False, "instance_id": "next"}, {"alive": True, "instance_id": "next"}]
+    alive, lost, back = (replace(here, actors={name: {**here.actors[name], **one}}) for one in lives)
+    assert "is lost" in only(alive, lost).text
+    assert "is back" in only(lost, back).text
+
+
 def test_a_coordinator_that_goes_comes_and_starts_anew_is_told() -> None:
-    here, away, anew = seen(), seen(coordinator=None), seen(coordinator=(2, NOW_MS))
+    here = seen()
     away, anew = replace(here, coordinator=None), replace(here, coordinator=(2, NOW_MS))
     assert "does not answer" in only(here, away).text
     assert "answers (pid 2)" in only(away, anew).text

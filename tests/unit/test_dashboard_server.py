@@ -382,8 +382,8 @@ def test_what_somebody_types_is_a_value_of_the_column(given: Any, kind: pa.DataT
 @pytest.mark.parametrize(
     ("given", "kind"),
     [("x", pa.int64()), ("", pa.int64()), ("1.5", pa.int64()), ("x", pa.float64()), ("maybe", pa.bool_()), ("x", pa.decimal128(5)),
-     ("0xzz", pa.binary()), ("today", pa.date32()), ("x", pa.timestamp("us")), ("{}", WINDOW), ("x", WINDOW), ("[", pa.list_(pa.int8())),
-     ("7", pa.list_(pa.int64())), (7, pa.string()), ({"a": 1}, pa.string()), ("[]", WINDOW)],
+     ("0xzz", pa.binary()), ("today", pa.date32()), ("x", pa.timestamp("us")), ("{}", WINDOW), ("x", WINDOW),
+     ("[", pa.list_(pa.int8())), ("7", pa.list_(pa.int64())), (7, pa.string()), ({"a": 1}, pa.string()), ("[]", WINDOW)],
 )  # fmt: skip
 def test_what_is_none_is_refused_with_the_type(given: Any, kind: pa.DataType) -> None:
     with pytest.raises(InvalidRequestError, match="no value of the column's type"):
