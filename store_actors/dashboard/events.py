@@ -9,6 +9,8 @@ from enum import StrEnum
 from statistics import median
 from typing import Any
 
+from coordinator.text import size_text
+
 __all__ = ["Event", "EventKind", "Seen", "events_between"]
 
 #: What the names of all store actors of a fleet begin with.
@@ -191,7 +193,7 @@ def _moved(name: str, shard: int, move: Mapping[str, Any], before: Seen, now_ms:
         way = f"read again by the next life of {_short(move['to'])}"
     text = f"{way} at version {move['version']}: {move['reason']}"
     if move["moved_bytes"] is not None:
-        text += f"; {move['moved_bytes']} bytes from memory in {move['moved_ms']} ms"
+        text += f"; {size_text(move['moved_bytes'])} from memory in {move['moved_ms']} ms"
     return Event(now_ms, kind, text, name, shard)
 
 
@@ -212,7 +214,7 @@ def _raised(pairs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]], name: 
 
 def _shards(versions: list[int]) -> str:
     low, high = min(versions), max(versions)
-    return f"{len(versions)} shards up to version {low if low == high else f'{low} to {high}'}"
+    return f"{len(versions)} {'shard' if len(versions) == 1 else 'shards'} up to version {low if low == high else f'{low} to {high}'}"
 
 
 def _of_slow_batches(name: str, former: Mapping[str, Any], query: Mapping[str, Any]) -> Iterator[Event]:

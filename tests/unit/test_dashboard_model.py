@@ -115,7 +115,7 @@ def test_a_move_is_told_once_with_its_reason() -> None:
     after = shards(before, 1, moves=[MOVE])
     event = only(before, after)
     assert (event.kind, event.state, event.shard, event.is_bad) == (EventKind.MOVE, "query-00", 1, False)
-    assert event.text == "a → b at version 100: spread evenly; 12 bytes from memory in 3 ms"
+    assert event.text == "a → b at version 100: spread evenly; 12 B from memory in 3 ms"
     again = shards(after, 1, moves=[MOVE, {**MOVE, "epoch": 10, "to": "c", "moved_bytes": None}])
     assert only(after, again).text == "a → c at version 100: spread evenly"
 
@@ -198,7 +198,7 @@ def test_snapshots_and_versions_let_go_of_are_told_together() -> None:
     after = changed(before, shards=[{**one, "snapshot_version": 100 + one["partition_id"]} for one in query["shards"]])
     assert only(before, after).text == "snapshots of 3 shards up to version 100 to 102"
     assert (
-        only(before, shards(before, 0, oldest_version=85)).text == "older versions let go of 1 shards up to version 85"
+        only(before, shards(before, 0, oldest_version=85)).text == "older versions let go of 1 shard up to version 85"
     )
 
 

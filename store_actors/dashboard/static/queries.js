@@ -7,11 +7,11 @@ import { bar, legend, total } from "./bars.js";
 const lag = (query) => (query.watermark_ms === null || !query.watermark_ms ? null : Math.max(0, now() - query.watermark_ms));
 const COLUMNS = [
   ["name", "query", "wide", (query) => query.name],
-  ["active", "state", "", (query) => (query.active ? "running" : "stopped")],
+  ["active", "status", "", (query) => (query.active ? "running" : "stopped")],
   ["batch_id", "batch", "n", (query) => f.count(query.batch_id)],
   ["rows_per_second", "rows/s", "n", (query) => f.brief(query.rows_per_second)],
   ["state_rows", "state rows", "n", (query) => f.brief(query.state_rows)],
-  ["state_bytes", "state", "n", (query) => f.bytes(query.state_bytes)],
+  ["state_bytes", "state bytes", "n", (query) => f.bytes(query.state_bytes)],
   ["lag", "behind by event time", "n", (query) => f.duration(lag(query))],
   ["last_commit_ms", "newest commit", "n", (query) => f.ago(query.last_commit_ms, now())],
   ["locality", "locality", "n", (query) => f.percent(query.locality)],

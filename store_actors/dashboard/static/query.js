@@ -107,7 +107,7 @@ function chart(text, id, show, value) {
     const axis = { stroke: soft, grid: { stroke: grid, width: 1 }, ticks: { show: false }, font: "11px system-ui" };
     drawn = new uPlot({
       width: plot.clientWidth || 300, height: 168, legend: { show: false }, cursor: { y: false, drag: { setScale: false } },
-      scales: { y: { range: (_, low, high) => [Math.min(0, low ?? 0), (high ?? 0) > 0 ? high * 1.1 : 1] } },
+      scales: { y: { range: (_, low, high) => [Math.min(0, low ?? 0), (high ?? 0) > 0 ? Math.max(high * 1.1, 4) : 4] } },
       axes: [{ ...axis, size: 24, space: 80, values: (_, ticks) => ticks.map((s) => f.clock(s * 1000)) }, { ...axis, size: 62, values: (_, ticks) => ticks.map(show) }],
       series: [{}, { stroke: line, width: 1.6, fill: `${line}22`, points: { show: points.length < 4 } }],
     }, data, plot);

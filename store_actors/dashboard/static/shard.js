@@ -41,7 +41,7 @@ function facts(told) {
 
 function moves(told) {
   const rows = [...told.moves].reverse();
-  if (!rows.length) return [h("p", { class: "soft" }, "It was never given to anybody, as far as the log tells.")];
+  if (!rows.length) return [h("p", { class: "soft" }, "The log tells of no move.")];
   return [h("h2", {}, "Why it is there"), h("div", { class: "scroll" }, h("table", {},
     h("thead", {}, h("tr", {}, ["epoch", "version", "from", "to", "why"].map((text) => h("th", { scope: "col" }, text)))),
     h("tbody", {}, rows.map((move) => h("tr", {}, h("td", { class: "num" }, f.count(move.epoch)), h("td", { class: "num" }, f.count(move.version)),

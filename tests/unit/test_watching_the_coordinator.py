@@ -1,0 +1,161 @@
+"""What the coordinator tells those who look again and again: only what changed, with moments and refusals that no log has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coordinator.batch_times import BatchTimes
+from coordinator.core import Counted
+from coordinator.errors import FencedError
+from coordinator.maintenance import Maintenance
+from coordinator.model import PartitionCommit
+from coordinator.rescaling import BatchShards
+from coordinator.service import Coordinator
+from coordinator.storage.memory import MemoryObjectStore
+from coordinator.surroundings import MachineClock, now_ms
+from store_actors.dashboard.model import FleetModel
+from tests.unit.test_carried_leases import METADATA, SHARDS, begun, made
+from tests.unit.test_coordinator import actor, task
+
+
+class Watched:
+    """A coordinator that is looked at, and a query whose batches it counts."""
+
+    def __init__(self) -> None:
+        self.store = MemoryObjectStore()
+        self.started()
+
+    def started(self) -> None:
+        self.coordinator = Coordinator("memory://", self.store, Maintenance(), "node")
+        self.stamps: dict[str, str] = {}
+
+    async def look(self) -> dict[str, Any]:
+        told = await self.coordinator.watch(self.stamps)
+        self.stamps = told["stamps"]
+        return told
+
+    async def query(self) -> dict[str, Any]:
+        (query,) = (await self.look())["queries"]
+        assert isinstance(query, dict)
+        return query
+
+    async def batch(self, run: str = "run-1", batch: int = 0) -> None:
+        for grant in await begun(self.coordinator, run, batch):
+            entry = replace(made(grant, batch + 1), apply_ms=7, write_ms=9, batch_time_ms=now_ms(MachineClock()))
+            (outcome,) = await self.coordinator.commit_partitions("clicks", [PartitionCommit((entry,))])
+            assert isinstance(outcome, Counted), outcome
+
+
+def scenario(steps: Callable[[Watched], Awaitable[None]]) -> Callable[[], None]:
+    def run() -> None:
+        async def all_steps() -> None:
+            await steps(Watched())
+
+        asyncio.run(all_steps())
+
+    run.__name__ = steps.__name__  # type: ignore[attr-defined]
+    return run
+
+
+@scenario
+async def test_a_query_is_told_of_again_only_once_something_happened_to_it(watched: Watched) -> None:
+    assert (await watched.look())["queries"] == []
+    await watched.batch()
+    assert (await watched.query())["version"] == 1
+    told = await watched.look()
+    assert (told["queries"], list(told["stamps"])) == ([], ["clicks"])
+    await watched.batch(batch=1)
+    assert (await watched.query())["version"] == 2
+    await watched.coordinator.batch_result(task("run-1", 1), BatchShards(0, SHARDS))
+    assert (await watched.query())["batches"][-1]["ended_ms"]
+    await watched.coordinator.deactivate_instances("run-1")
+    assert not (await watched.query())["active"]
+    assert (await watched.look())["queries"] == []
+
+
+@scenario
+async def test_a_batch_is_told_of_with_its_moments_in_order(watched: Watched) -> None:
+    await watched.batch()
+    await watched.batch(batch=1)
+    await watched.coordinator.batch_result(task("run-1", 1), BatchShards(0, SHARDS))
+    query = await watched.query()
+    first, second = query["batches"]
+    assert (first["batch_id"], second["batch_id"], second["shards_counted"]) == (0, 1, SHARDS)
+    assert (second["apply_ms"], second["write_ms"], second["write_longest_ms"]) == (7, 9, 9)
+    assert (second["apply_total_ms"], second["write_total_ms"]) == (7 * SHARDS, 9 * SHARDS)
+    order = [second[name] for name in ("asked_ms", "leased_ms", "begun_ms", "counted_ms", "ended_ms")]
+    assert order == sorted(order)
+    assert first["ended_ms"] is None
+    assert second["counted_ms"] == max(shard["counted_ms"] for shard in query["shards"])
+    assert second["counted_ms"] == query["shards"][second["last_shard"]]["counted_ms"]
+
+
+@scenario
+async def test_a_coordinator_that_starts_anew_does_not_make_up_what_the_log_does_not_have(watched: Watched) -> None:
+    await watched.batch()
+    await watched.look()
+    watched.started()
+    await watched.coordinator.load_all_states()
+    (batch,) = (await watched.query())["batches"]
+    assert [batch[name] for name in ("apply_ms", "write_ms", "counted_ms", "leased_ms", "write_longest_ms")] == [
+        None
+    ] * 5
+    assert batch["rows_in"] >= 0
+    assert batch["planned_ms"]
+
+
+@scenario
+async def test_a_refusal_is_told_of_with_its_shard_and_another_run_begins_with_no_moments(watched: Watched) -> None:
+    grants = await begun(watched.coordinator)
+    await watched.batch("run-2")
+    (refused,) = await watched.coordinator.commit_partitions("clicks", [PartitionCommit((made(grants[2], 1),))])
+    assert isinstance(refused, FencedError)
+    with pytest.raises(FencedError):
+        await watched.coordinator.attach_and_lease(task("run-1", 0, 1), METADATA, actor("a"))
+    told = (await watched.query())["refusals"]
+    assert [(one["number"], one["shard"], one["kind"]) for one in told] == [
+        (1, 2, "FencedError"),
+        (2, 1, "FencedError"),
+    ]
+    assert "newer run" in told[1]["text"]
+
+
+@scenario
+async def test_shards_are_told_of_with_files_and_moves_and_the_dashboard_takes_all_of_it(watched: Watched) -> None:
+    await watched.batch()
+    model = FleetModel()
+    assert model.take(await watched.look(), {}, 0)
+    shard = model.shard("clicks", 3)
+    assert shard is not None
+    assert (shard["delta_files"], shard["snapshot_files"], shard["snapshot_version"], shard["oldest_version"]) == (
+        1,
+        0,
+        None,
+        0,
+    )
+    assert shard["file_bytes"] > 0
+    (move,) = shard["moves"]
+    assert (move["from"], move["to"], move["error"]) == (None, actor("a").actor_name, "")
+    assert move["reason"]
+
+
+def test_times_are_kept_of_the_newest_versions_only_and_a_retry_does_not_change_them() -> None:
+    times = BatchTimes()
+    for version in range(1, 101):
+        times.counted(version, 0, 1000 + version)
+    times.counted(100, 0, 5000)
+    newest = times.of(100)
+    assert newest is not None
+    assert newest.partitions[0].counted_ms == 1100
+    assert [version for version in range(1, 101) if times.of(version)] == list(range(85, 101))
+    for number in range(50):
+        times.refused(0, "FencedError", str(number), number)
+    assert [one.number for one in times.refusals()] == list(range(35, 51))
+    times.forget_run()
+    assert times.of(100) is None
+    assert len(times.refusals()) == 16
