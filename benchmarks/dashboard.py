@@ -83,12 +83,9 @@ EventSource.prototype.addEventListener = function (name, listener, ...rest) {
 """
 
 
-def measure(queries: int, shards: int) -> dict[str, Any]:
+def measure(browser: Any, queries: int, shards: int) -> dict[str, Any]:
     """Figures of a browser that looks at so many."""
-    from playwright.sync_api import sync_playwright
-
-    with served(FedFleet(queries, shards)) as url, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+    with served(FedFleet(queries, shards)) as url:
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.add_init_script(_WATCH)
         found: dict[str, Any] = {"queries": queries, "shards": shards}
@@ -112,12 +109,15 @@ def measure(queries: int, shards: int) -> dict[str, Any]:
                 "ms to show an update": round(statistics.median(one[2] for one in changes)),
                 "longest task in ms": round(max(long, default=0)),
             }
-        browser.close()
+        page.close()
     return found
 
 
 def main() -> None:
     """Run it."""
+    # Late: only tests have it installed, and they serve without it.
+    from playwright.sync_api import sync_playwright
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--queries", type=int, default=50)
     parser.add_argument("--shards", type=int, default=1000)
@@ -128,7 +128,9 @@ def main() -> None:
         with served(FedFleet(options.queries, options.shards)) as url:
             print(url, flush=True)
             threading.Event().wait()
-    result = measure(options.queries, options.shards)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        result = measure(browser, options.queries, options.shards)
     print(json.dumps(result, indent=2))
     if options.json:
         options.json.write_text(json.dumps(result, indent=2))

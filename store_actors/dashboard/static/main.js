@@ -46,7 +46,7 @@ function drawFrame() {
   const told = fleet.tables.fleet.fleet ?? {};
   setText(element("uri"), told.uri ?? "");
   element("uri").title = told.uri ?? "";
-  document.title = told.uri ? `Statefleet – ${told.uri}` : "Statefleet";
+  document.title = told.uri ? `Statefleet: ${told.uri}` : "Statefleet";
   if (location.hash.startsWith("#/events")) readEvents = fleet.events.at(-1)?.id ?? 0;
   const unread = fleet.events.filter((event) => event.is_bad && event.id > readEvents).length;
   element("bad-events").hidden = !unread;
