@@ -31,7 +31,7 @@ from store_actors.dashboard.watching import FleetSight, Watching
 __all__ = ["main", "served"]
 
 #: Looks over which what is sent and shown is measured.
-_LOOKS = 8
+_LOOKS = 5
 
 
 def _no_look_ups() -> LookUps:
@@ -115,9 +115,6 @@ def measure(browser: Any, queries: int, shards: int) -> dict[str, Any]:
 
 def main() -> None:
     """Run it."""
-    # Late: only tests have it installed, and they serve without it.
-    from playwright.sync_api import sync_playwright
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--queries", type=int, default=50)
     parser.add_argument("--shards", type=int, default=1000)
@@ -128,6 +125,9 @@ def main() -> None:
         with served(FedFleet(options.queries, options.shards)) as url:
             print(url, flush=True)
             threading.Event().wait()
+    # Late: what is only served needs no browser.
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         result = measure(browser, options.queries, options.shards)
