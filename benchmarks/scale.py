@@ -155,6 +155,8 @@ async def _rounds(queries: Sequence[Query], coordinator: Coordinator, objects: C
         return len(json.dumps(await coordinator.status()))
 
     size = await meter.time("status as JSON", 1, status)
+    told = await meter.time("watch, all changed", 1, lambda: coordinator.watch({}))
+    await meter.time("watch, nothing changed", 1, lambda: coordinator.watch(told["stamps"]))
     print(f"  status: {size / 2**20:.1f} MiB of JSON; memory grew by {_resident_mib() - before:.0f} MiB")
     return meter
 
