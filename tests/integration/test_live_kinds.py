@@ -45,6 +45,7 @@ def running(tmp_path: Path) -> Iterator[Any]:
         one.stop()
 
 
+@pytest.mark.replay
 def test_first_rows_and_keys_that_were_seen(fleet: sf.Fleet, visits: Feed, name: str, running: Any) -> None:
     rows = visits.stream()
     running(fleet.stateful(rows, name=f"{name}-top", shards=3).topN(2, "user", F.desc("ms")))
@@ -60,6 +61,7 @@ def test_first_rows_and_keys_that_were_seen(fleet: sf.Fleet, visits: Feed, name:
     assert sorted(row["page"] for row in seen.prefix_scan({"user": "ann"}).to_arrow().to_pylist()) == ["/", "/a"]
 
 
+@pytest.mark.replay
 def test_open_sessions_and_the_one_global_group(fleet: sf.Fleet, visits: Feed, name: str, running: Any) -> None:
     marked = visits.stream().withWatermark("ts", "1 hour")
     sessions = fleet.stateful(marked, name=f"{name}-sessions", outputMode="append", shards=3)
@@ -72,6 +74,7 @@ def test_open_sessions_and_the_one_global_group(fleet: sf.Fleet, visits: Feed, n
     assert fleet.state(f"{name}-all").keys == ()
 
 
+@pytest.mark.replay
 def test_state_of_functions_and_their_timeouts(fleet: sf.Fleet, visits: Feed, name: str, running: Any) -> None:
     def count(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
         n = (state.get[0] if state.exists else 0) + sum(map(len, frames))

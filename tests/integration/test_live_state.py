@@ -153,6 +153,7 @@ def test_every_read_is_one_cut_across_the_shards_and_operators_of_a_query(
     assert len(sums) > 3
 
 
+@pytest.mark.replay
 def test_state_is_data_for_every_tool(fleet: sf.Fleet, spark: Any, clicks: tuple[str, Feed, Run]) -> None:
     name, feed, run = clicks
     state = fleet.state(name)

@@ -12,8 +12,13 @@ from coordinator.surroundings import MachineClock, MachineThreads, Surroundings
 
 ROOT = Path(__file__).parents[2]
 #: Who may use the machine's clock, ids and threads themselves: their home, object stores (which wait between attempts),
-#: and who watches over this process's memory and its disk, which a simulation has none of.
-EXCEPT = {"coordinator/surroundings.py", "coordinator/storage", "store_actors/spilling"}
+#: and what a simulation has none of: who watches over this process's memory and its disk, and a server for browsers.
+EXCEPT = {
+    "coordinator/surroundings.py",
+    "coordinator/storage",
+    "store_actors/spilling",
+    "store_actors/dashboard/actor.py",
+}
 
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="only Linux has such a clock")
