@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from coordinator.errors import InvalidRequestError, SetupError
+from coordinator.surroundings import random_id
 from store_actors.live.rows import Rows
 
 __all__ = ["export_parquet"]
@@ -56,7 +56,7 @@ def export_parquet(rows: Rows, target: Path, progress: Progress, *, overwrite: b
             "the folder to write to is not there; nothing was written; make it first", target=target
         )
     # Beside it, as a rename is one step only within a file system.
-    temporary = target.absolute().with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+    temporary = target.absolute().with_name(f".{target.name}.{random_id()}.tmp")
     try:
         written = _write_file(rows, temporary, progress) if is_file else _write_folder(rows, temporary, progress)
         _put_in_place(temporary, target)

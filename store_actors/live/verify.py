@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -21,6 +20,7 @@ from coordinator.names import is_state_name
 from coordinator.records import Committed
 from coordinator.rescaling import first_generation
 from coordinator.storage.protocol import ObjectStore
+from coordinator.surroundings import Surroundings
 from store_actors.serving.files import decode_file
 from store_actors.serving.reading_order import NoSnapshotError, nothing_in_memory, reading_order
 
@@ -201,16 +201,16 @@ def check_files(objects: ObjectStore, found: StateFiles, checked: Callable[[int]
 def _read_all(objects: ObjectStore, files: Sequence[NeededFile]) -> Iterator[tuple[NeededFile, int, str]]:
     """Files in their order with their sizes and what is wrong with them; a few are on their way at once."""
     left = iter(files)
-    with ThreadPoolExecutor(_THREADS) as pool:
+    pool = Surroundings().threads.pool(_THREADS, "statefleet-verify")
 
-        def begun(file: NeededFile) -> tuple[NeededFile, Future[tuple[int, str]]]:
-            return file, pool.submit(_check, objects, file)
+    def begun(file: NeededFile) -> tuple[NeededFile, Callable[[], tuple[int, str]]]:
+        return file, pool.submit(_check, objects, file).result
 
-        waiting = deque(map(begun, islice(left, _AHEAD)))
-        while waiting:
-            file, outcome = waiting.popleft()
-            waiting.extend(map(begun, islice(left, 1)))
-            yield file, *outcome.result()
+    waiting = deque(map(begun, islice(left, _AHEAD)))
+    while waiting:
+        file, outcome = waiting.popleft()
+        waiting.extend(map(begun, islice(left, 1)))
+        yield file, *outcome()
 
 
 def _check(objects: ObjectStore, file: NeededFile) -> tuple[int, str]:

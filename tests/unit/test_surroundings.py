@@ -17,7 +17,7 @@ EXCEPT = {
     "coordinator/surroundings.py",
     "coordinator/storage",
     "store_actors/spilling",
-    "store_actors/dashboard/actor.py",
+    "store_actors/dashboard",
 }
 
 
