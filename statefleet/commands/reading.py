@@ -202,6 +202,9 @@ class _OneState:
     def __init__(self, state: LiveState) -> None:
         self._state = state
 
+    def states(self) -> list[str]:
+        return [_SCANNED]
+
     def state(self, name: str, part: str = "") -> LiveState:
         if (name, part) != (_SCANNED, ""):
             raise InvalidRequestError(

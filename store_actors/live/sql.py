@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from coordinator.errors import InvalidRequestError, StateStoreError
+from coordinator.errors import InvalidRequestError, StateStoreError, StoreUnavailableError
 from store_actors.live.state import LiveState
 
 __all__ = ["answer"]
@@ -19,6 +19,9 @@ _LOOKS = 20
 
 class States(Protocol):
     """A fleet's states."""
+
+    def states(self) -> list[str]:
+        """Names of all states."""
 
     def state(self, name: str, part: str = "") -> LiveState:
         """See :meth:`LiveFleet.state <store_actors.live.fleet.LiveFleet.state>`."""
@@ -31,7 +34,7 @@ def answer(query: str, fleet: States) -> pa.Table:
 
     with duckdb.connect() as database:
         try:
-            states = {name: fleet.state(*name.split(".", 1)) for name in _tables(database, query)}
+            states = {name: _state_of(fleet, name) for name in _tables(database, query)}
             versions = _one_moment(states)
             pinned = {name: state.at(versions[name]) for name, state in states.items()}
             columns = _columns_read(database, query, pinned)
@@ -46,14 +49,33 @@ def answer(query: str, fleet: States) -> pa.Table:
             ) from error
 
 
+def _state_of(fleet: States, table: str) -> LiveState:
+    """The state, or the part of one, that a table is named after; names of states may have dots, too."""
+    if "." not in table or table in fleet.states():
+        return fleet.state(table)
+    return fleet.state(*table.split(".", 1))
+
+
 def _one_moment(states: Mapping[str, LiveState]) -> dict[str, int]:
-    """A version of each state, such that all of them were the newest at some moment."""
+    """A version of each state, such that all of them were the newest at some moment.
+
+    Raises
+    ------
+    StoreUnavailableError
+        Batches end faster than the states can be looked at.
+    """
     versions = {name: state.version for name, state in states.items()}
     for _ in range(_LOOKS if len(states) > 1 else 0):
         again = {name: state.version for name, state in states.items()}
         if again == versions:
-            break
+            return versions
         versions = again
+    if len(states) > 1:
+        raise StoreUnavailableError(
+            "batches end faster than the states of the query can be looked at together; nothing was changed; ask again, or read "
+            "each by itself at a version: fleet.state(name).at(version)",
+            states=", ".join(states),
+        )
     return versions
 
 

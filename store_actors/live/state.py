@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import and_
@@ -14,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from coordinator.errors import InvalidRequestError
+from coordinator.model import DEFAULT_STORE
 from coordinator.reading import ReadView
 from coordinator.version_figures import VersionFigures
 from store_actors.live.forms import Form, form_of, parts_of
@@ -334,8 +336,8 @@ class LiveState:
 
     def _described(self) -> StateSchema:
         """Columns of a store that only its user knows."""
-        asking = Form(ReadForm(None, is_keyed=True), self.part, None, (), has_one=True).asking(None)  # type: ignore[arg-type]
-        found = self._reads.describe(self._pinned, self.part or "default", asking)
+        form = pickle.dumps(ReadForm(None, is_keyed=True))
+        found = self._reads.describe(self._pinned, self.part or DEFAULT_STORE, form)
         if found is None:
             raise InvalidRequestError(
                 "nothing was ever written to the store, so nobody knows its columns", state=self.name, part=self.part

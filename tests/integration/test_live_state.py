@@ -233,6 +233,11 @@ def test_sql_over_states_is_of_one_moment(fleet: sf.Fleet, clicks: tuple[str, Fe
     paired = f'with a as (select * from "{name}") select count(*) as n from a join "{name}" b using ("user")'
     assert fleet.sql(paired).to_pylist() == [{"n": USERS}]
     assert fleet.sql("select 1 as one").to_pylist() == [{"one": 1}]
+    dotted = f"{name}.of.its-own"
+    with fleet.state_store(dotted, keys=pa.schema([("k", pa.int64())]), values=pa.schema([("v", pa.int64())])) as store:
+        store.put(k=1, v=2)
+        store.commit()
+    assert fleet.sql(f'select v from "{dotted}"').to_pylist() == [{"v": 2}]
     with pytest.raises(sf.InvalidRequestError, match="no such state"):
         fleet.sql("select * from nothing")
     with pytest.raises(sf.InvalidRequestError, match="cannot be answered"):
