@@ -121,7 +121,11 @@ class Reads:
         if rows is None:
             return None
         shown = _shown(request, rows.view.schema)
-        places, tables = [np.empty(0, np.int64)], []
+        nothing = shown.schema.empty_table()
+        places, tables = (
+            [np.empty(0, np.int64)],
+            [nothing if form.columns is None else nothing.select(list(form.columns))],
+        )
         with self._kind(form).using(_partition(request.store_id)):
             for found, table in rows.find(keys, shown.needed(form.columns)):
                 is_of_part = shown.is_of_part(table)

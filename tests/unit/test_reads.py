@@ -94,6 +94,9 @@ def test_versions_are_read_from_memory_and_then_from_files() -> None:
         found = process.find(request, ["key-7", None, "no", "key-7"])
         assert found is not None
         assert (found.version, found.newest, list(found.places)) == (version, 6, [0, 3])
+        none = process.find(request, [])
+        assert none is not None
+        assert (none.rows.num_rows, none.rows.schema) == (0, found.rows.schema)
     # Memory has the newest and two more; each of the others was loaded once.
     assert process.fleet.store.metrics.deltas_loaded == 1 + 2 + 3
     assert process.scan(process.request(), 7).num_rows == 7
