@@ -45,7 +45,7 @@ class Reader(Party):
         try:
             source = FleetSource(self._world.new_coordinator_client(), self._world.actors, self._world.clock)
             reads = ShardReads(source, self._state, self._world.clock)
-            for _ in range(4):
+            for _ in range(8):
                 self._read(reads)
         except StateStoreError as error:
             scheduler.log(self.name, f"reads nothing: {type(error).__name__}")

@@ -13,7 +13,6 @@ from tests.simulation.world import Outcome, run_seed
 
 #: Where the search for a planted bug begins, so that it is short as long as little changes.
 FIRST_SEED = {
-    "a reader believes whatever it knew": 150,
     "keyed stores in memory are used under another epoch": 106,
     "a standby applies a commit to whatever it has": 282,
     "keyed stores in memory are used without a look at their lineage": 737,
@@ -54,7 +53,7 @@ def test_five_hundred_schedules_keep_every_batch_exactly_once() -> None:
 
 def test_every_read_beside_the_batches_is_one_finished_version() -> None:
     faults: Counter[str] = Counter()
-    for seed in range(60):
+    for seed in range(40):
         outcome = run_seed(seed, keyed=False, reads=True, moves=seed % 3 == 1, harsh=seed % 3 == 2)
         assert outcome.error is None, outcome.told()
         faults += outcome.faults
