@@ -175,7 +175,9 @@ class World:
         if rescales:
             self.weather = replace(self.weather, deploys=0.0)
         kind = KeyedWorkload if (is_keyed(seed) if keyed is None else keyed) else AggregationWorkload
-        self.workload: Workload = (RescaledWorkload if rescales else kind)(self.rng, 5 if moves or rescales or reads else 0)
+        self.workload: Workload = (RescaledWorkload if rescales else kind)(
+            self.rng, 5 if moves or rescales or reads else 0
+        )
         self.scheduler = Scheduler(self.rng, self.weather.stickiness)
         self.ids = SimulatedIds(random.Random(seed + 1))
         self.clock = SimulatedClock(self.scheduler, self.weather.seconds_a_step)
