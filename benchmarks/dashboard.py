@@ -83,8 +83,8 @@ EventSource.prototype.addEventListener = function (name, listener, ...rest) {
 """
 
 
-def measure(browser: Any, queries: int, shards: int) -> dict[str, Any]:
-    """Figures of a browser that looks at so many."""
+def measure(browser: Any, queries: int, shards: int, looks: int = _LOOKS) -> dict[str, Any]:
+    """Figures of a browser that looks at so many, so many times."""
     with served(FedFleet(queries, shards)) as url:
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.add_init_script(_WATCH)
@@ -98,7 +98,7 @@ def measure(browser: Any, queries: int, shards: int) -> dict[str, Any]:
             page.wait_for_selector(there)
             shown_ms = 1000 * (time.perf_counter() - begun)
             # Not wait_for_function: the page's policy lets nobody evaluate text in it.
-            while page.evaluate("sent.length") <= _LOOKS:
+            while page.evaluate("sent.length") <= looks:
                 page.wait_for_timeout(200)
             sent, long = page.evaluate("[sent, longTasks]")
             changes = [one for one in sent if one[0] == "change"]

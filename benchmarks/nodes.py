@@ -11,7 +11,8 @@ from pyspark.sql import SparkSession
 from ray.cluster_utils import Cluster
 
 from coordinator.deploy import QUIET
-from spark_jobs.session.spark_session import STORE_RESOURCE, prepare_environment, start_session, stop_session
+from spark_jobs.session.settings import STORE_RESOURCE
+from spark_jobs.session.spark_session import prepare_environment, start_session, stop_session
 
 __all__ = ["HEAD", "WORKERS", "add_worker", "ray_nodes", "session_on"]
 

@@ -11,13 +11,16 @@ import ray.util
 from ray.exceptions import RayError
 
 from coordinator.errors import InvalidRequestError
+from coordinator.logs import log_to_stderr
 from coordinator.maintenance import Maintenance
+from coordinator.metric_export import EXPORT_INTERVAL_S, MetricExport
 from coordinator.names import store_actors_prefix
 from coordinator.service import Coordinator
+from coordinator.storage.counted import CountedObjectStore, StorageFigures
 from coordinator.storage.handed_over import HandedOverObjectStore
 from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.uris import open_travelled_store
-from coordinator.surroundings import freeze_imports
+from coordinator.surroundings import MachineClock, freeze_imports
 
 __all__ = ["CoordinatorActor"]
 
@@ -40,10 +43,28 @@ class CoordinatorActor(Coordinator):
 
     def __init__(self, uri: str, storage_options: StorageOptions, maintenance: Maintenance, namespace: str) -> None:
         freeze_imports()
+        log_to_stderr(uri, "coordinator")
         self._storage_options = storage_options
         self._namespace = namespace
-        self._handed = open_travelled_store(uri, storage_options, self._ask_store_actors)
-        super().__init__(uri, self._handed, maintenance, ray.get_runtime_context().get_node_id())
+        figures = StorageFigures()
+        self._handed = open_travelled_store(uri, storage_options, self._ask_store_actors, figures)
+        counted = CountedObjectStore(self._handed, figures, MachineClock())
+        super().__init__(uri, counted, maintenance, ray.get_runtime_context().get_node_id(), figures=figures)
+        log.info("coordinator of %s started", uri, extra={"node": self._node_id})
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._exporting = asyncio.create_task(self._export())
+
+    async def _export(self) -> None:
+        """Tell Ray the figures, again and again."""
+        export = MetricExport(self._uri)
+        while True:
+            try:
+                export.tell(await self.samples())
+            except Exception:  # batches do without
+                log.exception("metrics could not be told; it is tried again")
+            await asyncio.sleep(EXPORT_INTERVAL_S)
 
     async def storage_options(self) -> StorageOptions:
         """Options that the fleet was started with, as they travel."""
@@ -83,7 +104,8 @@ class CoordinatorActor(Coordinator):
                 handle: Any = ray.get_actor(actor["name"], namespace=self._namespace)
                 secrets: Secrets | None = ray.get(handle.handed_over.remote(), timeout=_PEER_S)
             except (RayError, ValueError) as error:  # ValueError is how Ray says that it is gone by now
-                log.info("a store actor cannot say whether it has the credentials: %s: %s", actor["name"], error)
+                fields = {"actor": actor["name"]}
+                log.info("a store actor cannot say whether it has the credentials: %s", error, extra=fields)
                 continue
             if secrets is not None:
                 return secrets

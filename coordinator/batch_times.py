@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
+from coordinator.slow_batches import SlowBatch
+
 __all__ = ["BatchTimes", "PartitionTime", "Refusal", "TimesOfBatch"]
 
 #: Newest versions, and newest refusals, that are remembered of a state.
 _VERSIONS = 16
 _REFUSALS = 16
+#: Newest slow batches.
+_SLOW = 8
 
 
 @dataclass(slots=True)
@@ -76,17 +80,19 @@ class BatchTimes:
         self._versions: dict[int, TimesOfBatch] = {}
         self._refusals: deque[Refusal] = deque(maxlen=_REFUSALS)
         self._refused = 0
+        self._slow: deque[SlowBatch] = deque(maxlen=_SLOW)
 
     def leased(self, version: int, partition_id: int, asked_ms: int, leased_ms: int) -> None:
         """A task was given the lease for a version that it is to make."""
         times = self._of(version).partitions[partition_id]
         times.asked_ms, times.leased_ms = asked_ms, leased_ms
 
-    def counted(self, version: int, partition_id: int, now_ms: int) -> None:
-        """A version of a partition counts."""
+    def counted(self, version: int, partition_id: int, now_ms: int) -> PartitionTime:
+        """A version of a partition counts; returns its moments."""
         times = self._of(version).partitions[partition_id]
         # A retry is told of the commit that counts since then.
         times.counted_ms = times.counted_ms or now_ms
+        return times
 
     def ended(self, version: int, now_ms: int) -> None:
         """The batch that makes a version is at its end."""
@@ -97,6 +103,15 @@ class BatchTimes:
         self.changes += 1
         self._refused += 1
         self._refusals.append(Refusal(self._refused, now_ms, partition_id, kind, text))
+
+    def was_slow(self, batch: SlowBatch) -> None:
+        """A batch took much longer than usual."""
+        self.changes += 1
+        self._slow.append(batch)
+
+    def slow_batches(self) -> tuple[SlowBatch, ...]:
+        """The newest slow batches, oldest first."""
+        return tuple(self._slow)
 
     def of(self, version: int) -> TimesOfBatch | None:
         """What is known of the batch that made a version; None of one before this coordinator, or long ago."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import dropwhile
+from operator import attrgetter
 from typing import Any
 
 from coordinator.core import StateLedger
@@ -153,7 +154,7 @@ def in_parts(plan: CheckpointPlan, part_records: int = PART_RECORDS) -> Iterator
     records = plan.further
     if not plan.parts:
         # A shard after the other; by versions parts go from the front as floors rise. All of them count, so their order is free.
-        records = tuple(sorted(records, key=_version))
+        records = tuple(sorted(records, key=attrgetter("version")))
     return (records[at : at + part_records] for at in range(0, len(records), part_records))
 
 
@@ -164,11 +165,7 @@ def part_body(records: Sequence[Committed | SnapshotAdded]) -> dict[str, Any]:
 
 def newest_version(records: Iterable[Committed | SnapshotAdded]) -> int:
     """Newest version that one of some records is about."""
-    return max(map(_version, records))
-
-
-def _version(record: Committed | SnapshotAdded) -> int:
-    return record.entry.version if isinstance(record, Committed) else record.snapshot.version
+    return max(one.version for one in records)
 
 
 def records_of_part(body: dict[str, Any]) -> Iterator[Committed | SnapshotAdded]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coordinator.batch_result import BatchResult
+from coordinator.branches import Branch
 from coordinator.calls import Actors, RayActors, call_until
 from coordinator.core import Counted, LeaseGrant
 from coordinator.deploy import coordinator_name, deploy_coordinator
@@ -193,6 +194,11 @@ class CoordinatorClient:
         """See :meth:`Coordinator.rescale <coordinator.service.Coordinator.rescale>`."""
         plan: RescalePlan = self._call("rescale", state_name, num_shards, dry_run)
         return plan
+
+    def branch(self, state_name: str, name: str, version: int | None) -> Branch:
+        """See :meth:`Coordinator.branch <coordinator.service.Coordinator.branch>`."""
+        branch: Branch = self._call("branch", state_name, name, version)
+        return branch
 
     def place_shards(
         self, state_name: str, query_id: str, shards: BatchShards, places: Sequence[Place], standbys: int = 0

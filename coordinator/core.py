@@ -44,6 +44,8 @@ from coordinator.model import (
 )
 from coordinator.placement import FleetView, PlacementPolicy, PlacementRequest
 from coordinator.records import (
+    Branched,
+    BranchMade,
     Committed,
     MoveFailed,
     Record,
@@ -117,6 +119,9 @@ class StateLedger(StateHistory):
         self._fitting: tuple[str, StateMetadata] | None = None
         #: Run that was asked, while it goes on, to go on with so many shards.
         self.asked: RescaleAsked | None = None
+        #: State and version that this one began with, of a branch; and states that began with files of this one, by name.
+        self.origin: tuple[str, int] | None = None
+        self.branches: dict[str, BranchMade] = {}
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -171,7 +176,8 @@ class StateLedger(StateHistory):
                 newer_run_id=self.run_id,
             )
         if self.has_versions():
-            if self.query_id != task.query_id:
+            # A branch belongs to the first query that goes on from it.
+            if self.query_id not in (task.query_id, ""):
                 raise StateMismatchError(
                     "the state belongs to another query (each checkpoint is a query of its own); start with the checkpoint "
                     "that the state was made with, or use another name",
@@ -179,7 +185,7 @@ class StateLedger(StateHistory):
                     owner_query_id=self.query_id,
                     query_id=task.query_id,
                 )
-        elif task.batch_id > 0:
+        elif task.batch_id > 0 and not task.is_import:
             raise StateMismatchError(
                 "the checkpoint has finished batches but the state has no version; refusing to count from nothing; restore the "
                 "state's folder, or start with a new checkpoint",
@@ -199,7 +205,7 @@ class StateLedger(StateHistory):
             The batch before ran on some shards only, or the state is older than the checkpoint, or of another history of the query.
         """
         looked_at = task.run_id, task.batch_id, generation.first_partition
-        if task.batch_id == 0 or task.is_of_python or self._whole == looked_at:
+        if task.batch_id == 0 or task.is_of_python or task.is_import or self._whole == looked_at:
             return
         missing, strange = [], []
         for shard, partition_id in enumerate(generation.partitions):
@@ -321,6 +327,15 @@ class StateLedger(StateHistory):
         alone = task.is_of_python
         chains = self._partition_chains(task.partition_id) if alone else self._chains.values()
         newest = max((chain[-1].version for chain in chains if chain), default=0)
+        if newest > task.batch_id + 1 and self.origin is not None and not self.run_id:
+            raise StateMismatchError(
+                "the state is a branch, and this checkpoint does not begin with the batch that reads the version it begins with; "
+                "nothing was changed; make one by fleet.branch(.., checkpoint=), or copy that of the query that was branched",
+                state=self.state_name,
+                branch_of=self.origin[0],
+                version=self.origin[1],
+                batch_id=task.batch_id,
+            )
         if newest > task.batch_id + 1:
             raise StateMismatchError(
                 "the state is ahead of the checkpoint that this run started from: another driver has finished later batches; "
@@ -436,6 +451,12 @@ class StateLedger(StateHistory):
             case Rescaled():
                 self.asked = None
                 self.take(record)
+            case Branched():
+                self.origin = record.parent, record.version
+                self.epoch, self.query_id = record.ledger["epoch"], record.ledger["query_id"]
+                self.load_history(record.ledger)
+            case BranchMade():
+                self.branches[record.name] = record
             case _:
                 assert_never(record)
 
@@ -446,6 +467,7 @@ class StateLedger(StateHistory):
         other.retired = set(self.retired)
         other.assignments = self.assignments.copy()
         other.asked = self.asked
+        other.origin, other.branches = self.origin, dict(self.branches)
         other.copy_history(self, records)
         return other
 
@@ -468,6 +490,8 @@ class StateLedger(StateHistory):
             **self.assignments.to_json(),
             **self.history_to_json(),
             **({} if self.asked is None else {"rescale_asked": asdict(self.asked)}),
+            **({} if self.origin is None else {"origin": list(self.origin)}),
+            **({"branches": [asdict(one) for one in self.branches.values()]} if self.branches else {}),
         }
 
     @classmethod
@@ -482,4 +506,8 @@ class StateLedger(StateHistory):
         ledger.load_history(data, earlier)
         if "rescale_asked" in data:
             ledger.asked = RescaleAsked(**data["rescale_asked"])
+        if "origin" in data:
+            parent, version = data["origin"]
+            ledger.origin = parent, version
+        ledger.branches = {one["name"]: BranchMade(**one) for one in data.get("branches", ())}
         return ledger

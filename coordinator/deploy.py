@@ -16,7 +16,15 @@ from coordinator.maintenance import Maintenance
 from coordinator.names import fleet_id_of
 from coordinator.storage.options import StorageOptions
 
-__all__ = ["HEAD_RESOURCE", "QUIET", "coordinator_name", "deploy_coordinator", "join_cluster"]
+__all__ = [
+    "HEAD_RESOURCE",
+    "QUIET",
+    "coordinator_name",
+    "deploy_coordinator",
+    "join_cluster",
+    "options_on_head",
+    "ray_address",
+]
 
 #: Options of ``ray.init``: what actors print is for their logs.
 QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -38,22 +46,27 @@ def deploy_coordinator(uri: str, storage_options: StorageOptions, maintenance: M
     # Late: it brings what only the actor needs, and most callers find one that runs.
     from coordinator.actor import CoordinatorActor
 
-    actor = ray.remote(CoordinatorActor).options(
-        name=coordinator_name(uri),
-        namespace=NAMESPACE,
-        # The fleet outlives the drivers that use it.
-        lifetime="detached",
-        get_if_exists=True,
-        # Its memory is a cache of the manifest logs, so Ray may restart it as often as it dies.
-        max_restarts=-1,
-        # Lost answers are repeated by the client, which knows how long to wait and what to say.
-        max_task_retries=0,
-        num_cpus=0,
-        # With the head Ray itself is lost; any other node may go, and would take the coordinator along.
-        resources={HEAD_RESOURCE: 0.001},
-        max_concurrency=1000,
-    )
+    # Its memory is a cache of the manifest logs, so Ray may restart it as often as it dies. Lost answers are repeated by the client,
+    # which knows how long to wait and what to say.
+    actor = ray.remote(CoordinatorActor).options(**options_on_head(coordinator_name(uri)), max_concurrency=1000)
     return actor.remote(uri, storage_options, maintenance, NAMESPACE)
+
+
+def options_on_head(name: str) -> dict[str, Any]:
+    """Ray's options of an actor of which a fleet has one, found by its name, started anew whenever it dies."""
+    return {
+        "name": name,
+        "namespace": NAMESPACE,
+        # The fleet outlives the drivers that use it.
+        "lifetime": "detached",
+        "get_if_exists": True,
+        "max_restarts": -1,
+        # Lost answers are asked for again by whoever asked.
+        "max_task_retries": 0,
+        "num_cpus": 0,
+        # With the head Ray itself is lost; any other node may go, and would take the actor along.
+        "resources": {HEAD_RESOURCE: 0.001},
+    }
 
 
 def ray_address() -> str:

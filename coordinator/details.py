@@ -27,7 +27,7 @@ _NO_TIME = PartitionTime()
 def query_details(
     ledger: StateLedger, metadata: StateMetadata, placing: Placing, times: BatchTimes, *, active: bool
 ) -> dict[str, Any]:
-    """:func:`~coordinator.status.query_status` with ``batches``, ``refusals``, and more of each shard.
+    """:func:`~coordinator.status.query_status` with ``batches``, ``refusals``, ``slow_batches``, and more of each shard.
 
     Times are milliseconds since the epoch, of the clock of whoever took them: ``planned_ms`` is the driver's, ``begun_ms`` a store
     actor's, all others the coordinator's. Durations of commits before this coordinator started are not known: None.
@@ -38,7 +38,8 @@ def query_details(
         shard |= _shard_details(ledger, partition_id, times)
     batches = [] if ledger.is_of_python else _batches(ledger, generation, times)
     refusals = [{**asdict(one), "shard": one.partition_id - generation.first_partition} for one in times.refusals()]
-    return {**status, "epoch": ledger.epoch, "batches": batches, "refusals": refusals}
+    slow = [asdict(one) for one in times.slow_batches()]
+    return {**status, "epoch": ledger.epoch, "batches": batches, "refusals": refusals, "slow_batches": slow}
 
 
 def _shard_details(ledger: StateLedger, partition_id: int, times: BatchTimes) -> dict[str, Any]:

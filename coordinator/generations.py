@@ -151,6 +151,10 @@ class Generations:
         """A run began: wishes of others are void. Returns what is gone."""
         return self._keep([one for one in self.made if self.counts(one) or one.run_id == run_id])
 
+    def cut(self, version: int) -> list[Generation]:
+        """Have those that are there at a version; returns what is gone: wishes, and what was made of it or of later ones."""
+        return self._keep([one for one in self.made if self.counts(one) and one.version < version])
+
     def count(self, partition_id: int, has_commits: Callable[[int], bool]) -> list[Generation] | None:
         """A commit of a partition was counted; returns which generations are gone with it; None if which ones count is as before."""
         own = self.of(partition_id)

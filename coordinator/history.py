@@ -70,6 +70,8 @@ class StateHistory:
         #: What is left of truncated history: oldest retained version, and late rows before it.
         self._floors: dict[ShardKey, int] = {}
         self._late_before: dict[ShardKey, int] = {}
+        #: Of partitions of which no version is retained any more, the floor of all their stores.
+        self._left: dict[int, int] = {}
         #: Schemas that runs asked for after that of ``metadata.json``, each with the epoch from which on commits are in it.
         self._schemas: list[tuple[int, dict[str, Any]]] = []
         self.generations = Generations()
@@ -132,7 +134,9 @@ class StateHistory:
     def oldest_readable(self, partition_id: int) -> int:
         """Oldest version that a partition can be loaded at, with all its stores."""
         floors = (self._floors.get((partition_id, name), 0) for name in self._stores.get(partition_id, ()))
-        return max([self._first_version(partition_id), *floors])
+        # A state that was imported has nothing before that.
+        imported = (chain[0].version for chain in self._partition_chains(partition_id) if chain and chain[0].is_import)
+        return max([self._first_version(partition_id), self._left.get(partition_id, 0), *floors, *imported])
 
     def retained_files(self, partition_id: int) -> RetainedFiles:
         """Files that retained versions of a partition are made of."""
@@ -377,8 +381,9 @@ class StateHistory:
         """Let go of snapshots whose versions do not count any more."""
         for name in self._stores[partition_id]:
             snapshots, chain = self._snapshots.get((partition_id, name), []), self._chains[partition_id, name]
-            while snapshots and (not chain or snapshots[-1].version > chain[-1].version):
-                snapshots.pop()
+            newest = chain[-1].version if chain else 0
+            # Not from the end only: after one that was superseded an older one may have been added.
+            snapshots[:] = [one for one in snapshots if one.version <= newest]
 
     def _truncate(self, shard: ShardKey, floor: int) -> None:
         chain = self._chains[shard]
@@ -417,6 +422,7 @@ class StateHistory:
     def forget(self, partitions: Iterable[int]) -> None:
         """Let go of partitions as if they had never been."""
         for partition in partitions:
+            self._left.pop(partition, None)
             for name in self._stores.pop(partition, ()):
                 shard = partition, name
                 for kept in (self._chains, self._snapshots, self._floors, self._late_before):
@@ -441,6 +447,7 @@ class StateHistory:
         self._floors[shard] = floor
         self._stores[shard[0]].remove(shard[1])
         if not self._stores[shard[0]]:
+            self._left[shard[0]] = max(floor, self._left.get(shard[0], 0))
             self.leave(shard[0])
 
     def leave(self, partition_id: int) -> None:
@@ -473,9 +480,19 @@ class StateHistory:
         """Have another one's history, but of its commits and snapshots these only; that one may go on."""
         self._floors = dict(other._floors)
         self._late_before = dict(other._late_before)
+        self._left = dict(other._left)
         self._schemas = list(other._schemas)
         self.generations = other.generations.copy()
         self._hold(records)
+
+    def begin_with(self, other: StateHistory, version: int) -> None:
+        """Have what another one's history is up to a version; that one may go on."""
+        self.copy_history(other, (one for one in other.retained() if one.version <= version))
+        for generation in self.generations.cut(version):
+            self.forget(generation.partitions)
+        # Of stores that were added later.
+        self._floors = {shard: floor for shard, floor in self._floors.items() if floor <= version}
+        self._left = {partition: floor for partition, floor in self._left.items() if floor <= version}
 
     def _hold(self, records: Iterable[Committed | SnapshotAdded]) -> None:
         """Take in records that all are retained, those of a shard in their order."""
@@ -520,6 +537,9 @@ class StateHistory:
         if earlier is not None:
             self._forget_below_floors()
             self._forget_superseded_generations()
+        for (partition, _), floor in self._floors.items():
+            if not self._stores.get(partition):
+                self._left[partition] = max(floor, self._left.get(partition, 0))
 
     def _forget_superseded_generations(self) -> None:
         """Let go of what is of no generation, or was counted of one after another was made of it, though it was read."""

@@ -42,6 +42,7 @@ def told_of_rescale(state_name: str, generation: Generation) -> None:
         generation.version,
         generation.num_shards,
         generation.former_shards,
+        extra={"state": state_name, "version": generation.version},
     )
 
 
@@ -84,7 +85,11 @@ class Leasing:
             if begun or gone:
                 # A renamed column is another column: whoever did not mean it should see it.
                 log.warning(
-                    "%s: starting from nothing: %s; left out: %s", metadata.state_name, begun or "-", gone or "-"
+                    "%s: starting from nothing: %s; left out: %s",
+                    metadata.state_name,
+                    begun or "-",
+                    gone or "-",
+                    extra={"state": metadata.state_name, "query": metadata.query_id},
                 )
 
     async def begin_batch(self, task: TaskIdentity, planned: int, asked: int | None) -> BatchShards:
@@ -140,8 +145,11 @@ class Leasing:
             told_of_rescale(task.state_name, generation)
         return result, placement, BatchShards.of(generation)
 
-    async def lease(self, task: TaskIdentity, metadata: StateMetadata, local: ActorLocation) -> tuple[LeaseGrant, bool]:
-        """The store actor that may commit a task's shard and the version its batch reads; and whether the task's run is new.
+    async def lease(
+        self, task: TaskIdentity, metadata: StateMetadata, local: ActorLocation
+    ) -> tuple[LeaseGrant, bool, ActorLocation | None]:
+        """The store actor that may commit a task's shard and the version its batch reads; whether the task's run is new; and who had
+        the shard before.
 
         Parameters
         ----------
@@ -187,7 +195,7 @@ class Leasing:
         if not task.is_of_python:
             self._placing.count(task.state_name, task.partition_id, local, former, grant.lease.location)
         lease = replace(grant.lease, standbys=self._standbys(task.state_name, task.partition_id, grant.lease.location))
-        return replace(grant, lease=lease, upstream=tuple(upstream)), is_new
+        return replace(grant, lease=lease, upstream=tuple(upstream)), is_new, former
 
     def _standbys(self, state_name: str, partition_id: int, holder: ActorLocation) -> tuple[str, ...]:
         found = self._placing.standbys(state_name, partition_id, holder, self._fleet)

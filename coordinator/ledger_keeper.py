@@ -184,7 +184,9 @@ class LedgerKeeper:
                 await asyncio.to_thread(self._log.append, records)
                 current = True
             except LogConflictError as conflict:
-                log.warning("reloading a manifest log that another coordinator wrote to: %s", conflict)
+                log.warning(
+                    "reloading a manifest log that another coordinator wrote to: %s", conflict, extra=_fields(ledger)
+                )
                 current = False
             self._append_s = self._clock.elapsed_s() - now_s
         if current and self._is_old():
@@ -199,13 +201,15 @@ class LedgerKeeper:
     def _begin_checkpoint(self, ledger: StateLedger) -> None:
         """Have the ledger written down as it is now, beside the answers; the next time it is due if that is still going on."""
         if self._checkpointing is None or self._checkpointing.done():
-            self._checkpointing = asyncio.create_task(self._checkpoint(self._log.plan_checkpoint(ledger)))
+            self._checkpointing = asyncio.create_task(
+                self._checkpoint(self._log.plan_checkpoint(ledger), _fields(ledger))
+            )
 
-    async def _checkpoint(self, plan: CheckpointPlan) -> None:
+    async def _checkpoint(self, plan: CheckpointPlan, fields: dict[str, object]) -> None:
         try:
             await asyncio.to_thread(self._log.write_checkpoint, plan)
         except Exception:  # nobody waits for it, and the log does without
-            log.exception("no checkpoint of the manifest log this time; loading will read more")
+            log.exception("no checkpoint of the manifest log this time; loading will read more", extra=fields)
 
     async def needed(self, infos: Sequence[ObjectInfo]) -> Needed:
         """See :meth:`ManifestLog.needed <coordinator.manifest_log.ManifestLog.needed>`."""
@@ -235,7 +239,8 @@ class LedgerKeeper:
             except Exception as error:
                 # A decision changes nothing before it is made, so the others' go on.
                 log.exception(
-                    "a decision failed by an error that is not foreseen; its caller is told, nothing was changed"
+                    "a decision failed by an error that is not foreseen; its caller is told, nothing was changed",
+                    extra=_fields(ledger),
                 )
                 outcomes.append(error)
                 continue
@@ -244,3 +249,8 @@ class LedgerKeeper:
             records += new
             outcomes.append((result,))
         return records, outcomes
+
+
+def _fields(ledger: StateLedger) -> dict[str, object]:
+    """Fields of a log line about a state."""
+    return {"state": ledger.state_name, "query": ledger.query_id, "run": ledger.run_id, "epoch": ledger.epoch}

@@ -30,9 +30,11 @@ class StoreActorLives:
             self._memory.pop(former.instance_id, None)
         self._newest[location.actor_name] = location
 
-    def ended(self, instance_id: str) -> None:
-        """A life was lost under a call."""
+    def ended(self, instance_id: str) -> bool:
+        """A life was lost under a call; False if that was known."""
+        is_new = instance_id not in self._over
         self._over.add(instance_id)
+        return is_new
 
     def takes(self, instance_id: str, memory: MemoryUse) -> None:
         """A store actor told what memory it takes now."""

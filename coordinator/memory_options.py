@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from coordinator.errors import InvalidRequestError
 
-__all__ = ["MemoryOptions", "MemoryUse"]
+__all__ = ["UNITS", "MemoryOptions", "MemoryUse"]
 
-_UNITS = {"": 1, "B": 1}
-_UNITS |= {f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", start=1)}
-_UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", start=1)}
+UNITS = {"": 1, "B": 1}
+UNITS |= {f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", start=1)}
+UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", start=1)}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -71,8 +71,8 @@ def _size(given: int | str) -> int:
     size = -1
     if isinstance(given, str):
         found = _SIZE.fullmatch(given)
-        if found is not None and found[2] in _UNITS:
-            size = int(float(found[1]) * _UNITS[found[2]])
+        if found is not None and found[2] in UNITS:
+            size = int(float(found[1]) * UNITS[found[2]])
     elif type(given) is int:
         size = given
     if size <= 0:

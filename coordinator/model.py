@@ -108,6 +108,8 @@ class TaskIdentity(Travelling):
     batch_time_ms, former_time_ms
         When Spark planned the batch, and the batch before it, as its offset log has them (milliseconds since the epoch): the same
         whoever repeats a batch, another one in another history of the query. None if that is not known.
+    is_import
+        Whether it makes a state's first version, whatever its batch's number is: of a query that kept its state elsewhere until then.
     """
 
     state_name: str
@@ -119,6 +121,7 @@ class TaskIdentity(Travelling):
     executor: str
     batch_time_ms: int | None = None
     former_time_ms: int | None = None
+    is_import: bool = False
 
     @property
     def is_of_python(self) -> bool:
@@ -174,9 +177,16 @@ class CommitEntry(Travelling):
     batch_time_ms: int | None = None
     #: Earliest time at which a row falls due by processing time; None if none does.
     due_ms: int | None = None
+    #: :attr:`TaskIdentity.is_import`.
+    is_import: bool = False
     #: How long the shard worked on the rows, and on writing the delta, in milliseconds. Not recorded.
     apply_ms: int = 0
     write_ms: int = 0
+    #: How long the shard took to come to its base version beforehand, bytes of the files that were read for it, and commits of it that
+    #: failed since the last one that counted, by error. Not recorded.
+    bring_ms: int = 0
+    load_bytes: int = 0
+    failures: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def shard(self) -> ShardKey:
@@ -190,9 +200,9 @@ class CommitEntry(Travelling):
         # Not by asdict(), which copies what it finds, and takes longer than all else that is done for a commit.
         told = {name: getattr(self, name) for name in _RECORDED}
         told["source_watermarks_ms"] = dict(self.source_watermarks_ms)
-        for name in _OPTIONAL:
+        for name, default in _OPTIONAL.items():
             # Records of states that have no such times are as they always were.
-            if told[name] is None:
+            if told[name] is default:
                 del told[name]
         return told
 
@@ -207,7 +217,8 @@ class CommitEntry(Travelling):
             run_id=sys.intern(self.run_id),
             executor=sys.intern(self.executor),
             store_name=sys.intern(self.store_name),
-            source_watermarks_ms=self.source_watermarks_ms or _NO_SOURCES,
+            source_watermarks_ms=self.source_watermarks_ms or _NOTHING,
+            failures=self.failures or _NOTHING,
         )
 
 
@@ -225,11 +236,12 @@ class PartitionCommit(Travelling):
     is_carried: bool = False
 
 
-#: What commits without sources of their own have in common; nobody changes it.
-_NO_SOURCES: Mapping[str, int] = {}
-#: Fields of a commit's record, in their order; and those that only some have.
-_RECORDED = tuple(one.name for one in fields(CommitEntry) if one.name not in ("apply_ms", "write_ms"))
-_OPTIONAL = ("batch_time_ms", "due_ms")
+#: What commits without sources of their own, or without failures, have in common; nobody changes it.
+_NOTHING: Mapping[str, int] = {}
+#: Fields of a commit's record, in their order; and those that only some have, with what the others have.
+_NOT_RECORDED = ("apply_ms", "write_ms", "bring_ms", "load_bytes", "failures")
+_RECORDED = tuple(one.name for one in fields(CommitEntry) if one.name not in _NOT_RECORDED)
+_OPTIONAL = {"batch_time_ms": None, "due_ms": None, "is_import": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +328,15 @@ class LoadPlan(Travelling):
         for parent in () if self.origin is None else self.origin.parents:
             yield from parent.plan.parts()
 
+    def file_bytes(self) -> int:
+        """Bytes of the files that loading reads, if none is damaged or in memory."""
+        size = 0
+        for plan in self.parts():
+            begun = plan.snapshots[0].version if plan.snapshots else 0
+            size += sum(piece.file_bytes for one in plan.snapshots[:1] for piece in one.pieces)
+            size += sum(one.file_bytes for one in plan.deltas if one.version > begun)
+        return size
+
     def may_have_rows(self) -> bool:
         """Whether the version is not known to be empty."""
         if self.deltas:
@@ -383,6 +404,10 @@ class LoadPlans(Travelling):
 
     attempt_id: str
     plans: Mapping[str, LoadPlan]
+
+    def file_bytes(self) -> int:
+        """See :meth:`LoadPlan.file_bytes`; of all the stores."""
+        return sum(plan.file_bytes() for plan in self.plans.values())
 
     def newest_version(self) -> int:
         """Newest version that the plans' deltas make, or build on; 0 without any."""

@@ -71,6 +71,11 @@ class ReadView(Travelling):
         """Whether anything was ever written to a shard, or to those that it is made of."""
         return self.versions[shard] > 0
 
+    @property
+    def written(self) -> list[int]:
+        """Shards that something was ever written to."""
+        return list(filter(self.has_rows, range(len(self.versions))))
+
     def location(self, shard: int) -> ActorLocation | None:
         """Store actor that has a shard."""
         holder = self.holders[shard]
@@ -104,8 +109,10 @@ def cut_of(own: int, others: Iterable[int]) -> int:
     return min([own, *(version for version in others if version >= own - 1)])
 
 
-def read_view(ledger: StateLedger, created: StateMetadata, cut: int, version: int | None) -> ReadView:
-    """How a version of a state is read.
+def read_view(
+    ledger: StateLedger, created: StateMetadata, cut: int, version: int | None, known: ViewId | None = None
+) -> ReadView | None:
+    """How a version of a state is read; None if the caller has that view.
 
     Parameters
     ----------
@@ -113,6 +120,8 @@ def read_view(ledger: StateLedger, created: StateMetadata, cut: int, version: in
         Newest version of the query.
     version
         Which to read; the newest by default.
+    known
+        Of a view that the caller has.
 
     Raises
     ------
@@ -135,19 +144,28 @@ def read_view(ledger: StateLedger, created: StateMetadata, cut: int, version: in
             oldest=oldest,
             newest=newest,
         )
+    view_id = ViewId(wanted, ledger.epoch, generation.first_partition)
+    if view_id == known:
+        return None
     made = [ledger.counted(one, wanted) for one in generation.partitions]
     located = [ledger.holder(one) for one in generation.partitions]
-    known = {one.instance_id: one for one in located if one is not None}
-    places = {instance: place for place, instance in enumerate(known)}
+    lives = {one.instance_id: one for one in located if one is not None}
+    places = {instance: place for place, instance in enumerate(lives)}
     schema = ledger.committed_schema(created, wanted) or created.schema
     return ReadView(
-        ViewId(wanted, ledger.epoch, generation.first_partition),
-        replace(created, schema=dict(schema), num_shards=generation.num_shards),
+        view_id,
+        # Who owns a branch is in its log only.
+        replace(
+            created,
+            schema=dict(schema),
+            num_shards=generation.num_shards,
+            query_id=ledger.query_id or created.query_id,
+        ),
         ledger.root,
         oldest,
         tuple(own for own, _ in made),
         tuple(attempt for _, attempt in made),
         ledger.store_names(generation.partitions),
         tuple(-1 if one is None else places[one.instance_id] for one in located),
-        tuple(known.values()),
+        tuple(lives.values()),
     )

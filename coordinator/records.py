@@ -15,6 +15,8 @@ from coordinator.model import ActorLocation, CommitEntry, SnapshotEntry
 from coordinator.preparation import Preparation
 
 __all__ = [
+    "BranchMade",
+    "Branched",
     "Committed",
     "MoveFailed",
     "Record",
@@ -53,6 +55,10 @@ class RecordKind(StrEnum):
     RESCALED = "rescaled"
     #: Versions older than a snapshot are no longer retained; their files may be deleted.
     TRUNCATED = "truncated"
+    #: The state is a branch: it begins with a version of another one, and with that one's files.
+    BRANCHED = "branched"
+    #: Another state is about to begin with files of this one.
+    BRANCH_MADE = "branch_made"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +107,20 @@ class Committed:
 
     entry: CommitEntry
 
+    @property
+    def version(self) -> int:
+        return self.entry.version
+
 
 @dataclass(frozen=True, slots=True)
 class SnapshotAdded:
     """A snapshot of a counted version was written."""
 
     snapshot: SnapshotEntry
+
+    @property
+    def version(self) -> int:
+        return self.snapshot.version
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +147,25 @@ class Rescaled:
     generation: Generation
 
 
+@dataclass(frozen=True, slots=True)
+class Branched:
+    """The state begins with a version of another one: with that one's ledger up to there, as JSON data, without runs and places."""
+
+    parent: str
+    version: int
+    ledger: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BranchMade:
+    """A state of another name is about to begin with `version` of `parent`, which needs files of this one."""
+
+    name: str
+    parent: str
+    version: int
+    made_at_ms: int
+
+
 Record = (
     RunStarted
     | SchemaChanged
@@ -143,6 +176,8 @@ Record = (
     | Truncated
     | RescaleAsked
     | Rescaled
+    | Branched
+    | BranchMade
 )
 
 
@@ -169,6 +204,11 @@ def record_to_json(record: Record) -> dict[str, Any]:
             kind = RecordKind.RESCALE_ASKED
         case Rescaled(generation):
             return {"kind": RecordKind.RESCALED, **generation.to_json()}
+        case Branched(parent, version, ledger):
+            # Not by asdict(), which copies all of a ledger.
+            return {"kind": RecordKind.BRANCHED, "parent": parent, "version": version, "ledger": ledger}
+        case BranchMade():
+            kind = RecordKind.BRANCH_MADE
         case _:
             assert_never(record)
     return {"kind": kind, **asdict(record)}
@@ -186,6 +226,8 @@ _READERS: dict[RecordKind, Callable[[dict[str, Any]], Record]] = {
     RecordKind.TRUNCATED: lambda fields: Truncated(**fields),
     RecordKind.RESCALE_ASKED: lambda fields: RescaleAsked(**fields),
     RecordKind.RESCALED: lambda fields: Rescaled(Generation.from_json(fields)),
+    RecordKind.BRANCHED: lambda fields: Branched(**fields),
+    RecordKind.BRANCH_MADE: lambda fields: BranchMade(**fields),
 }
 
 

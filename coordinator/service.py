@@ -6,15 +6,14 @@ import asyncio
 import logging
 import os
 import socket
-import sys
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import asdict
 from typing import Any
 
 from coordinator.active_instances import ActiveInstances
 from coordinator.batch_result import BatchResult
-from coordinator.batch_times import BatchTimes
+from coordinator.branches import Branch
+from coordinator.branching import Branching
 from coordinator.checkpoints import PART_RECORDS
 from coordinator.cleaner import Cleaner
 from coordinator.cleaning_rules import check_age
@@ -29,8 +28,8 @@ from coordinator.lives import StoreActorLives
 from coordinator.maintenance import Maintenance
 from coordinator.manifest_log import CHECKPOINT_INTERVAL
 from coordinator.memory_options import MemoryUse
+from coordinator.metric_table import Sample
 from coordinator.model import (
-    PYTHON_QUERY_ID,
     ActorLocation,
     CommitEntry,
     InstancePlans,
@@ -39,24 +38,26 @@ from coordinator.model import (
     ShardLocation,
     SnapshotEntry,
     StateMetadata,
-    StateStoreId,
     StateStoreProviderId,
     TaskIdentity,
 )
+from coordinator.observing import Observing
 from coordinator.open_states import OpenStates
 from coordinator.placement import PlacementPolicy, StayElseLocal
 from coordinator.placements import Placement, Placements
 from coordinator.placing import PlacementExplanation, PlannedMove
 from coordinator.preparation import Preparation
-from coordinator.reading import ReadView, ViewId, cut_of, finished, read_view
+from coordinator.reading import ReadView, ViewId
 from coordinator.records import Record
 from coordinator.rescaling import BatchShards, RescalePlan, decide_ask, first_generation
 from coordinator.spreading import Place
 from coordinator.status import fleet_status, query_status
+from coordinator.storage.counted import StorageFigures
 from coordinator.storage.probe import Sighting, look_into, probe, remove_left_over
 from coordinator.storage.protocol import ObjectStore
 from coordinator.surroundings import Surroundings, now_ms
-from coordinator.version_figures import VersionFigures, version_figures
+from coordinator.version_figures import VersionFigures
+from coordinator.versions import Versions
 
 __all__ = ["Coordinator"]
 
@@ -69,7 +70,14 @@ _REQUESTS = 64
 def _task_of(ledger: StateLedger, entry: CommitEntry) -> TaskIdentity:
     """The task that made a commit."""
     return TaskIdentity(
-        ledger.state_name, ledger.query_id, entry.run_id, entry.version - 1, entry.partition_id, 0, entry.executor
+        ledger.state_name,
+        ledger.query_id,
+        entry.run_id,
+        entry.version - 1,
+        entry.partition_id,
+        0,
+        entry.executor,
+        is_import=entry.is_import,
     )
 
 
@@ -94,6 +102,8 @@ class Coordinator:
         Of the manifest logs, in appends.
     part_records
         Of their checkpoints (:mod:`coordinator.checkpoints`).
+    figures
+        Where requests to `store` are counted, if they are.
     """
 
     def __init__(
@@ -107,6 +117,7 @@ class Coordinator:
         surroundings: Surroundings | None = None,
         checkpoint_interval: int = CHECKPOINT_INTERVAL,
         part_records: int = PART_RECORDS,
+        figures: StorageFigures | None = None,
     ) -> None:
         self._uri = uri
         self._store = store
@@ -132,13 +143,12 @@ class Coordinator:
         )
         self._leasing = Leasing(self._fleet, self._placements.placing, self._keeper)
         self._maintenance = maintenance
-        self._cleaner = Cleaner(self._store, maintenance, self._clock)
+        self._cleaner = Cleaner(self._store, maintenance, self._clock, self._keeper)
+        self._versions = Versions(self._states, self._keeper, Branching(self._keeper, self._clock, maintenance.grace_s))
         self._rounds: asyncio.Task[None] | None = None
-        #: Whether the states that were there when this coordinator began are open; those that are made later are, anyway.
-        self._all_are_open = False
         # The loop's own has a few threads more than this node has cores, for which requests of many states would wait.
         self._requests: Any = surroundings.threads.pool(_REQUESTS, "statefleet-requests")
-        self._times: defaultdict[str, BatchTimes] = defaultdict(BatchTimes)
+        self._observing = Observing(self._clock, self._lives, self._placements.placing, figures or StorageFigures())
 
     async def open(self) -> None:
         """Prove that the store works; raises StorageUnavailableError if it doesn't."""
@@ -148,9 +158,13 @@ class Coordinator:
 
     async def _keeper(self, state_name: str) -> LedgerKeeper:
         if self._rounds is None:
-            self._rounds = asyncio.create_task(self._maintain())
-            asyncio.get_running_loop().set_default_executor(self._requests)
+            self._begin()
         return await self._states.keeper(state_name)
+
+    def _begin(self) -> None:
+        """Start what goes on beside the answers: once there is a loop."""
+        self._rounds = asyncio.create_task(self._maintain())
+        asyncio.get_running_loop().set_default_executor(self._requests)
 
     # -- states and leases ----------------------------------------------------------------------------------------
 
@@ -166,22 +180,18 @@ class Coordinator:
 
     async def attach_and_lease(self, task: TaskIdentity, metadata: StateMetadata, local: ActorLocation) -> LeaseGrant:
         """The store actor that may commit the task's shard, and the version its batch reads."""
-        times, asked_ms = self._times[task.state_name], now_ms(self._clock)
+        asked_ms = now_ms(self._clock)
         try:
-            grant, is_new = await self._leasing.lease(task, metadata, self._lives.newest(local))
+            grant, is_new, former = await self._leasing.lease(task, metadata, self._lives.newest(local))
         except StateStoreError as error:
-            self._refused(task.state_name, task.partition_id, error)
+            self._observing.refused(task.state_name, task.partition_id, error)
             raise
         if is_new:
-            times.forget_run()
             # Of a driver that was killed, nobody says that its run has ended.
             self._instances.registry.forget_former_runs(grant.lease.store_id.checkpoint_root_location, task.run_id)
-        times.leased(task.batch_id + 1, task.partition_id, asked_ms, now_ms(self._clock))
+        self._observing.leased(task.state_name, task.batch_id + 1, task.partition_id, asked_ms, is_new=is_new)
+        self._observing.moved(grant.lease, former, grant.base_version)
         return grant
-
-    def _refused(self, state_name: str, partition_id: int, error: StateStoreError) -> None:
-        """Remember, for whoever looks, that somebody was refused."""
-        self._times[state_name].refused(partition_id, type(error).__name__, str(error), now_ms(self._clock))
 
     async def attach_and_lease_all(
         self, tasks: Sequence[TaskIdentity], metadata: StateMetadata, local: ActorLocation
@@ -206,7 +216,7 @@ class Coordinator:
         told: list[Counted | StateStoreError] = []
         for commit, outcome in zip(commits, outcomes, strict=True):
             if isinstance(outcome, StateStoreError):
-                self._refused(state_name, commit.entries[0].partition_id, outcome)
+                self._observing.refused(state_name, commit.entries[0].partition_id, outcome)
             elif not isinstance(outcome, Counted):
                 raise outcome
             told.append(outcome)
@@ -215,23 +225,22 @@ class Coordinator:
     async def _commit(self, state_name: str, keeper: LedgerKeeper, commit: PartitionCommit) -> Counted:
         created = keeper.metadata
 
-        def decide(ledger: StateLedger) -> tuple[list[Record], Counted]:
+        def decide(ledger: StateLedger) -> tuple[list[Record], tuple[Counted, bool]]:
             records, counted = ledger.decide_commits(commit.entries)
             if not records:
-                return [], Counted(counted)
+                return [], (Counted(counted), False)
             # Here, not when the call came in: the wait for the log's turn is part of the commit's age.
             for entry in commit.entries:
                 check_age(entry.file, entry.committed_at_ms, now_ms(self._clock), self._maintenance.grace_s)
             if created is None:
-                return records, Counted(counted)
+                return records, (Counted(counted), True)
             entry, first = commit.entries[0], first_generation(created)
             generation = ledger.generations.in_force(first, entry.run_id, entry.version - 1)
             ledger.check_whole(_task_of(ledger, entry), generation)
-            return records, Counted(counted, self._leasing.following(ledger, created, commit.entries))
+            return records, (Counted(counted, self._leasing.following(ledger, created, commit.entries)), True)
 
-        counted = await keeper.submit(decide, is_one_of_many=True)
-        newest = commit.entries[0]
-        self._times[state_name].counted(newest.version, newest.partition_id, now_ms(self._clock))
+        counted, is_new = await keeper.submit(decide, is_one_of_many=True)
+        self._observing.counted(state_name, commit.entries, is_new=is_new)
         if commit.is_carried:
             self._leasing.count_carried(state_name, commit.entries[0].partition_id)
         return counted
@@ -252,8 +261,9 @@ class Coordinator:
             Those of the batch.
         """
         ended = await self._leasing.end_batch(task, shards, self._placements)
-        if not ended[0].missing:
-            self._times[task.state_name].ended(task.batch_id + 1, now_ms(self._clock))
+        ledger = (await self._keeper(task.state_name)).ledger
+        if not ended[0].missing and ledger is not None:
+            self._observing.ended(ledger, task.batch_id + 1, shards)
         return ended
 
     async def rescale(self, state_name: str, num_shards: int, dry_run: bool) -> RescalePlan:
@@ -272,10 +282,13 @@ class Coordinator:
             )
 
         def decide(ledger: StateLedger) -> tuple[list[Record], RescalePlan]:
-            is_active = bool(ledger.run_id) and ledger.run_id not in self._instances.ended_runs
-            return decide_ask(ledger, created, num_shards, is_active=is_active, dry_run=dry_run)
+            return decide_ask(ledger, created, num_shards, is_active=self._is_active(ledger), dry_run=dry_run)
 
         return await keeper.submit(decide)
+
+    async def branch(self, state_name: str, name: str, version: int | None) -> Branch:
+        """See :meth:`Versions.branch`."""
+        return await self._versions.branch(state_name, name, version)
 
     # -- places ---------------------------------------------------------------------------------------------------
 
@@ -339,6 +352,7 @@ class Coordinator:
     async def move_failed(self, move: PlannedMove, error: str) -> None:
         """See :meth:`Placements.failed`."""
         await self._placements.failed(move, error)
+        self._observing.move_failed(move.state_name)
 
     # -- versions -------------------------------------------------------------------------------------------------
 
@@ -353,103 +367,16 @@ class Coordinator:
         return loading
 
     async def locate(self, state_name: str, shard: int, version: int | None = None) -> ShardLocation:
-        """Where a shard is, and its newest counted version.
-
-        Parameters
-        ----------
-        version
-            Shards are those that the state had at this version; at the newest by default.
-        """
-        keeper = await self._keeper(state_name)
-        created = keeper.metadata
-
-        def look(ledger: StateLedger) -> tuple[list[Record], ShardLocation]:
-            partition_id = shard
-            if created is not None:
-                wanted = sys.maxsize if version is None else version
-                generation = ledger.generations.with_version(first_generation(created), wanted)
-                partition_id = generation.first_partition + shard
-            store_id = StateStoreId(ledger.root, 0, partition_id)
-            newest = ledger.base_version(partition_id, sys.maxsize)
-            return [], ShardLocation(store_id, newest, ledger.holder(partition_id))
-
-        return await keeper.submit(look)
+        """See :meth:`Versions.locate`."""
+        return await self._versions.locate(state_name, shard, version)
 
     async def read_view(self, state_name: str, version: int | None, known: ViewId | None) -> ReadView | None:
-        """How a version of a state is read, by the log as it was a moment ago at most.
-
-        Parameters
-        ----------
-        version
-            The newest by default: one cut across the shards of all operators of its query.
-        known
-            Of a view that the caller has.
-
-        Returns
-        -------
-        ReadView or None
-            None if that one is still what it would be given.
-
-        Raises
-        ------
-        InvalidRequestError
-            There is no such state.
-        VersionNotFoundError
-            There is no such version, or it is not retained any more.
-        """
-        keeper = await self._keeper(state_name)
-        created = keeper.metadata
-        if created is None:
-            raise InvalidRequestError(
-                "there is no such state; nothing was changed; `statefleet status` lists those that there are",
-                state=state_name,
-            )
-        others = await self._finished_beside(keeper) if version is None else []
-
-        def look(ledger: StateLedger) -> tuple[list[Record], ReadView | None]:
-            cut = cut_of(finished(ledger, created), others)
-            view = read_view(ledger, created, cut, version)
-            return [], None if view.id == known else view
-
-        return await keeper.submit(look, is_recent=True)
+        """See :meth:`Versions.read_view`."""
+        return await self._versions.read_view(state_name, version, known)
 
     async def list_versions(self, state_name: str, count: int) -> tuple[VersionFigures, ...]:
-        """What the log tells of the newest versions of a state that can be read, newest first; `count` of them at most.
-
-        Raises
-        ------
-        InvalidRequestError
-            There is no such state.
-        """
-        view = await self.read_view(state_name, None, None)
-        assert view is not None
-        newest = view
-        keeper = await self._keeper(state_name)
-        created = keeper.metadata
-        assert created is not None
-
-        def look(ledger: StateLedger) -> tuple[list[Record], tuple[VersionFigures, ...]]:
-            return [], version_figures(ledger, created, newest.oldest, newest.version, count)
-
-        return await keeper.submit(look, is_recent=True)
-
-    async def _finished_beside(self, keeper: LedgerKeeper) -> list[int]:
-        """Newest version that every shard has of each other state of a state's query."""
-        if not self._all_are_open:
-            await self.load_all_states()
-            self._all_are_open = True
-        query_id = "" if keeper.ledger is None else keeper.ledger.query_id
-
-        def look(created: StateMetadata, ledger: StateLedger) -> tuple[list[Record], int]:
-            return [], finished(ledger, created)
-
-        beside = [
-            (one, created)
-            for _, one in self._states.keepers()
-            if one is not keeper and (created := one.metadata) is not None and one.ledger is not None
-            and one.ledger.query_id == query_id != PYTHON_QUERY_ID
-        ]  # fmt: skip
-        return await asyncio.gather(*(one.submit(partial(look, created), is_recent=True) for one, created in beside))
+        """See :meth:`Versions.list_newest`."""
+        return await self._versions.list_newest(state_name, count)
 
     async def elsewhere(self, state_name: str, actor_name: str, partition_ids: Sequence[int]) -> list[int]:
         """Those of some partitions that are leased to another store actor, or are shards no more: one look at the log, however many."""
@@ -469,13 +396,15 @@ class Coordinator:
     async def add_snapshot(self, state_name: str, snapshot: SnapshotEntry) -> bool:
         """Count a snapshot; False if its version was superseded meanwhile, or a newer one is there."""
 
-        def decide(ledger: StateLedger) -> tuple[list[Record], bool]:
+        def decide(ledger: StateLedger) -> tuple[list[Record], tuple[bool, bool]]:
             records, counted = ledger.decide_snapshot(snapshot)
             if records:
                 check_age(snapshot.file, snapshot.created_at_ms, now_ms(self._clock), self._maintenance.grace_s)
-            return records, counted
+            return records, (counted, bool(records))
 
-        return await (await self._keeper(state_name)).submit(decide)
+        counted, is_new = await (await self._keeper(state_name)).submit(decide)
+        self._observing.count(state_name, "snapshots", int(is_new))
+        return counted
 
     async def _maintain(self) -> None:
         """Truncate and clean every state, again and again. A failure of one round is told and the next one tries again."""
@@ -483,9 +412,18 @@ class Coordinator:
             await asyncio.sleep(self._maintenance.interval_s)
             for state_name, keeper in self._states.keepers():
                 try:
-                    await self._cleaner.round(keeper, state_name)
+                    self._deleted(state_name, [one.size for one in await self._cleaner.round(keeper, state_name)])
                 except Exception:  # whatever it is, the other states and the next round have their turn
-                    log.exception("maintenance of a state failed; it is tried again at the next round: %s", state_name)
+                    self._observing.count(state_name, "cleaning_failures")
+                    log.exception(
+                        "maintenance of a state failed; it is tried again at the next round: %s",
+                        state_name,
+                        extra={"state": state_name},
+                    )
+
+    def _deleted(self, state_name: str, sizes: Sequence[int]) -> None:
+        self._observing.count(state_name, "deleted_files", len(sizes))
+        self._observing.count(state_name, "deleted_bytes", sum(sizes))
 
     async def clean(self, state_name: str, dry_run: bool) -> dict[str, Any]:
         """Let go of versions that need not be retained, and delete the files that nothing needs, or only say what would go.
@@ -497,7 +435,10 @@ class Coordinator:
         dict
             ``floors`` (partition, store and oldest retained version, where that moves) and ``files`` (path, bytes and age in seconds).
         """
-        return await self._cleaner.clean(await self._keeper(state_name), state_name, dry_run=dry_run)
+        found = await self._cleaner.clean(await self._keeper(state_name), state_name, dry_run=dry_run)
+        if not dry_run:
+            self._deleted(state_name, [one["bytes"] for one in found["files"]])
+        return found
 
     async def look_into(self, folder: str) -> Sighting:
         """Read what a store actor wrote in a folder, and answer there: see :func:`coordinator.storage.probe.prove_shared`."""
@@ -516,7 +457,8 @@ class Coordinator:
 
     async def report_store_actor_lost(self, instance_id: str) -> None:
         """A store actor died under a call; its shards go elsewhere at their next lease."""
-        self._lives.ended(instance_id)
+        if self._lives.ended(instance_id):
+            log.warning("a store actor was lost under a call; its shards go elsewhere: life %s", instance_id)
 
     # -- Spark's StateStoreCoordinator ----------------------------------------------------------------------------
 
@@ -557,16 +499,17 @@ class Coordinator:
     # -- showing --------------------------------------------------------------------------------------------------
 
     async def load_all_states(self) -> list[str]:
-        """Open every state below the fleet's URI; returns their names."""
-        names = await self._states.stored()
-        await asyncio.gather(*(self._keeper(name) for name in names))
-        return names
+        """See :meth:`Versions.load_all_states`."""
+        return await self._versions.load_all_states()
 
     async def status(self) -> dict[str, Any]:
         """Store actors, queries and shards as JSON data."""
         states = self._states.described()
         queries = [
-            query_status(ledger, metadata, self._placements.placing, active=self._is_active(ledger))
+            {
+                **query_status(ledger, metadata, self._placements.placing, active=self._is_active(ledger)),
+                "slow_batches": [asdict(one) for one in self._observing.times(metadata.state_name).slow_batches()],
+            }
             for ledger, metadata in states
         ]
         return fleet_status(self._uri, self._described(), self._lives, queries)
@@ -610,16 +553,30 @@ class Coordinator:
         self, name: str, keeper: LedgerKeeper, known: Mapping[str, str], stamps: dict[str, str]
     ) -> dict[str, Any] | None:
         """A query's details if its stamp, which is entered, is not the one that is known."""
-        ledger, created, times = keeper.ledger, keeper.metadata, self._times[name]
+        ledger, created, times = keeper.ledger, keeper.metadata, self._observing.times(name)
         if ledger is None or created is None:
             if created is not None and name in known:
                 stamps[name] = known[name]  # it is being read anew
             return None
         active = self._is_active(ledger)
-        stamps[name] = f"{self._writer_id}-{keeper.changes}-{times.changes}-{active}"
+        stamps[name] = self._stamp(name, keeper, active=active)
         if known.get(name) == stamps[name]:
             return None
         return query_details(ledger, created, self._placements.placing, times, active=active)
+
+    def _stamp(self, name: str, keeper: LedgerKeeper, *, active: bool) -> str:
+        """Another one once something happened to a state."""
+        return f"{self._writer_id}-{keeper.changes}-{self._observing.times(name).changes}-{active}"
+
+    async def samples(self) -> list[Sample]:
+        """See :meth:`Observing.samples`; of the states that are open."""
+        states = []
+        for name, keeper in self._states.keepers():
+            ledger, created = keeper.ledger, keeper.metadata
+            if ledger is not None and created is not None:
+                active = self._is_active(ledger)
+                states.append((self._stamp(name, keeper, active=active), ledger, created, active))
+        return await self._observing.samples(states)
 
     async def ping(self) -> str:
         """Writer id of this life of the coordinator."""

@@ -15,7 +15,7 @@ from coordinator.model import CommitEntry, StateMetadata
 from coordinator.names import fleet_id_of
 from coordinator.placing import LOCAL, Placing
 
-__all__ = ["fleet_status", "query_status"]
+__all__ = ["fleet_status", "has_watermark", "query_status"]
 
 #: Newest versions over which rows per second is taken.
 _RATE_VERSIONS = 6
@@ -89,10 +89,11 @@ def query_status(ledger: StateLedger, metadata: StateMetadata, placing: Placing,
         "query_id": ledger.query_id,
         "run_id": ledger.run_id,
         "output_mode": metadata.output_mode,
+        "branch_of": None if ledger.origin is None else {"state": ledger.origin[0], "version": ledger.origin[1]},
         "num_shards": generation.num_shards,
         "batch_id": version - 1 if version else None,
         "version": version,
-        "watermark_ms": min(entry.watermark_ms for entry in present) if complete and _has_watermark(metadata) else None,
+        "watermark_ms": min(entry.watermark_ms for entry in present) if complete and has_watermark(metadata) else None,
         "rows_per_second": _rows_per_second(ledger, generation.partitions),
         "state_rows": sum(shard["state_rows"] for shard in shards),
         "state_bytes": sum(shard["state_bytes"] for shard in shards),
@@ -104,7 +105,8 @@ def query_status(ledger: StateLedger, metadata: StateMetadata, placing: Placing,
     }
 
 
-def _has_watermark(metadata: StateMetadata) -> bool:
+def has_watermark(metadata: StateMetadata) -> bool:
+    """Whether event time ends the rows of a state."""
     return metadata.schema.get("delay_ms") is not None
 
 

@@ -55,13 +55,8 @@ def version_figures(
     """
     first = first_generation(created)
     versions = range(newest, max(oldest - 1, newest - count), -1)
-    return tuple(_figures(ledger, _committed_on(ledger, first, version), version) for version in versions)
-
-
-def _committed_on(ledger: StateLedger, first: Generation, version: int) -> Generation:
-    """The shards that a version was committed on: those that are made of a version are not yet."""
-    made = ledger.generations
-    return next((one for one in reversed(made.made) if made.counts(one) and one.version < version), first)
+    # Committed on the shards of the version before: those that are made of a version are not there yet.
+    return tuple(_figures(ledger, ledger.generations.with_version(first, version - 1), version) for version in versions)
 
 
 def _figures(ledger: StateLedger, generation: Generation, version: int) -> VersionFigures:

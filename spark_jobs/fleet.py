@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 import ray
 from pyspark.sql import DataFrame, SparkSession
 
+from coordinator.branches import Branch
 from coordinator.calls import RayActors, unwrapped
 from coordinator.client import CoordinatorClient
 from coordinator.errors import InvalidRequestError, MemoryLimitError, SetupError
@@ -26,7 +27,9 @@ from coordinator.storage.options import split_options
 from coordinator.storage.uris import normalize_uri
 from coordinator.surroundings import Surroundings
 from spark_jobs.driver_calls import DriverCalls, PlacementOptions
+from spark_jobs.imports.importing import Imported, Importer, PlannedState
 from spark_jobs.plan.catalyst import JOB_FAILURES
+from spark_jobs.plan.checkpoint_files import begin_checkpoint, copy_checkpoint
 from spark_jobs.plan.operator_plan import Collector, OperatorPlan, RoutedOperator
 from spark_jobs.plan.route import route_plan
 from spark_jobs.plan.stateful_exchange import install
@@ -162,6 +165,8 @@ class Fleet:
         surroundings = Surroundings()
         source = FleetSource(self._coordinator, self._actors, surroundings.clock)
         self._live = LiveFleet(source, opened_live(uri), surroundings)
+        #: Of the operators that were built, by name.
+        self._planned: dict[str, PlannedState] = {}
         self._run_id = f"python-{uuid.uuid4().hex}"
 
     def __repr__(self) -> str:
@@ -220,14 +225,12 @@ class Fleet:
             operator = replace(
                 operator, schema=operator.schema.undescribed(), upstream=replace(operator.upstream, shards=asked)
             )
-            return self.attach(
-                df,
-                name,
-                operator.schema.output_mode,
-                told,
-                asked,
-                lambda metadata, address: route_plan(self._collected(operator, metadata, existing), metadata, address),
-            )
+
+            def route(metadata: StateMetadata, address: FleetAddress) -> DataFrame:
+                self._planned[name] = PlannedState(operator, metadata)
+                return route_plan(self._collected(operator, metadata, existing), metadata, address)
+
+            return self.attach(df, name, operator.schema.output_mode, told, asked, route)
 
         return StatefulDataFrame(df, Target(name, outputMode, shards, closing, run_plan))
 
@@ -284,6 +287,92 @@ class Fleet:
             )
         return route(metadata, self._address)
 
+    def import_checkpoint(
+        self,
+        source: str,
+        frame: DataFrame,
+        *,
+        checkpoint: str,
+        operators: Mapping[str, int] | None = None,
+        from_nothing: Sequence[str] = (),
+    ) -> Imported:
+        """Move a query that kept its state in Spark's own stores to the fleet, without its history.
+
+        The state of its newest committed batch becomes the first version of the state of a query of the fleet, and that query goes on
+        with the next batch: same offsets, same watermark, same number. Nothing is written to the old checkpoint. An import that was
+        killed is repeated by the same call; until it is finished no query can use what there is of it.
+
+        Parameters
+        ----------
+        source
+            The old query's ``checkpointLocation``. The query is stopped.
+        frame
+            The new query: the old one's sources and operators, with ``fleet.stateful`` before each stateful operator.
+        checkpoint
+            Folder for the new query's checkpoint; it is empty, or not there yet.
+        operators
+            Of each state by name the number of Spark's operator (a folder below ``state``), if they are in another order.
+        from_nothing
+            Columns of the results whose aggregates are not imported and tell only of what comes from there on: those of which Spark's
+            state cannot be made the fleet's.
+
+        Returns
+        -------
+        Imported
+            What was imported. Then start `frame` with the new checkpoint.
+
+        Raises
+        ------
+        StateMismatchError
+            The checkpoint's state is not one of such a query, or there is a state of this name.
+        InvalidRequestError
+            There is no such checkpoint, its query runs, or something in it cannot be imported; names it.
+        StoreUnavailableError
+            It was not finished.
+
+        Examples
+        --------
+        >>> counts = fleet.stateful(clicks, name="clicks").groupBy("user").count()  # doctest: +SKIP
+        >>> fleet.import_checkpoint("/data/old-ck", counts, checkpoint="/data/ck").rows  # doctest: +SKIP
+        {'clicks': 1204}
+        >>> counts.writeStream.outputMode("update").option("checkpointLocation", "/data/ck").start()  # doctest: +SKIP
+        """
+        return Importer(self._coordinator, self._address, self._planned).import_checkpoint(
+            source, frame, checkpoint, operators, from_nothing
+        )
+
+    def import_table(self, frame: DataFrame, rows: DataFrame, *, checkpoint: str) -> Imported:
+        """Begin the state of a new query with a table of its keys and values.
+
+        The query then reads its sources from their beginning, as any new one does.
+
+        Parameters
+        ----------
+        frame
+            The query, with one stateful operator: an aggregation, ``dropDuplicates``, or a function with state.
+        rows
+            A batch DataFrame with a row for each key: the key's columns, and of an aggregation those of its results, by their names
+            and types, as ``statefleet export`` writes them; of ``dropDuplicatesWithinWatermark`` also ``expires``; of a function the
+            columns of its state.
+        checkpoint
+            Folder for the query's checkpoint; it is empty, or not there yet.
+
+        Returns
+        -------
+        Imported
+            What was imported. Then start `frame` with the new checkpoint: its first batch is batch 1.
+
+        Raises
+        ------
+        InvalidRequestError
+            Something does not fit, or the state of an aggregate (an average, say) does not follow from its result; names it.
+        StateMismatchError
+            There is a state of this name.
+        StoreUnavailableError
+            It was not finished; the same call repeats it.
+        """
+        return Importer(self._coordinator, self._address, self._planned).import_table(frame, rows, checkpoint)
+
     def state(self, name: str, part: str = "", *, consistency: str = "committed") -> LiveState:
         """The state of one operator as a table, also while its query runs; see
         :meth:`LiveFleet.state <store_actors.live.fleet.LiveFleet.state>`.
@@ -294,6 +383,23 @@ class Fleet:
             The name cannot be a state's, or the consistency is none.
         """
         return self._live.state(name, part, consistency=consistency)
+
+    def states(self) -> list[str]:
+        """Names of all states."""
+        return self._live.states()
+
+    def state_metadata(self, name: str | None = None, version: int | None = None) -> pa.Table:
+        """What stores there are, how many shards, and which batches can be read; see
+        :meth:`LiveFleet.state_metadata <store_actors.live.fleet.LiveFleet.state_metadata>`.
+
+        Raises
+        ------
+        InvalidRequestError
+            There is no such state, or a version is given without a name.
+        VersionNotFoundError
+            There is no such version (any more).
+        """
+        return self._live.state_metadata(name, version)
 
     def sql(self, query: str) -> pa.Table:
         """Answer of a query of SQL over states; see :meth:`LiveFleet.sql <store_actors.live.fleet.LiveFleet.sql>`.
@@ -440,6 +546,69 @@ class Fleet:
         """
         check_state_name(name)
         return self._coordinator.rescale(name, shards, dry_run=dry_run)
+
+    def branch(
+        self,
+        name: str,
+        as_: str,
+        *,
+        version: int | None = None,
+        checkpoint: str | None = None,
+        from_checkpoint: str | None = None,
+        sources: int = 1,
+    ) -> Branch:
+        """A state that begins with a version of another one, for another query to go on from; that one is left as it is.
+
+        No row is copied: the branch needs the files of the other one, which are kept for it, until it has a snapshot of its own. A
+        second call finds the branch that is there. The first query that goes on from it owns it.
+
+        Parameters
+        ----------
+        name
+            The state that is branched; each of a query's operators that is to be has its own branch, of the same version.
+        as_
+            Name of the branch: ``fleet.stateful(..., name=as_)`` of the other query.
+        version
+            One that is retained; by default the newest that all shards of all operators of the query have.
+        checkpoint
+            Folder of a new checkpoint for the other query, which begins with the batch that reads the version. Without one, copy a
+            checkpoint of that batch yourself.
+        from_checkpoint
+            Checkpoint of the query that is branched: the other one reads its input from where that one stood at the version. Without
+            it, each source begins where it would with no checkpoint.
+        sources
+            How many sources the other query has, if there is no `from_checkpoint`.
+
+        Raises
+        ------
+        VersionNotFoundError
+            Not every shard has the version, or it is not retained any more.
+        InvalidRequestError
+            There is no such state; something else has the branch's name, or is in the new checkpoint's folder; or the checkpoint
+            of the other query does not tell of the version.
+        StorageUnavailableError
+            The checkpoint cannot be written; the branch is there.
+        """
+        check_state_name(name)
+        check_state_name(as_)
+        if from_checkpoint is not None and checkpoint is None:
+            raise InvalidRequestError(
+                "from_checkpoint is copied to a new checkpoint; nothing was changed; give one", state=name
+            )
+        branch = self._coordinator.branch(name, as_, version)
+        if checkpoint is None:
+            return branch
+        spark = SparkSession.getActiveSession()
+        if spark is None:
+            raise SetupError(
+                "a checkpoint is written by Spark, and there is no session; the branch is there", state=as_
+            )
+        if from_checkpoint is not None:
+            copy_checkpoint(spark, from_checkpoint, checkpoint, branch.version, as_)
+        else:
+            times = {"batch_time_ms": branch.batch_time_ms or 0, "watermark_ms": branch.watermark_ms}
+            begin_checkpoint(spark, checkpoint, branch.version, as_, sources=sources, **times)
+        return branch
 
     def status(self) -> dict[str, Any]:
         """Where everything is: store actors, queries, shards, versions, watermarks; what the dashboard shows."""

@@ -25,7 +25,7 @@ from coordinator.placing import PlannedMove
 from spark_jobs.executor_places import ExecutorPlaces
 from spark_jobs.plan.executors import Executors
 from spark_jobs.ray_nodes import RayCluster, RayNode
-from spark_jobs.session.spark_session import EXECUTOR_RESOURCES, MAX_EXECUTORS, STORE_RESOURCE
+from spark_jobs.session.settings import EXECUTOR_RESOURCES, MAX_EXECUTORS, STORE_RESOURCE
 from spark_jobs.shadow_moves import ShadowMoves
 from store_actors.deploy import end_store_actors
 

@@ -13,17 +13,21 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from coordinator.branches import Branch
     from coordinator.errors import (
         CommitUnknownError,
         CorruptStateError,
+        CredentialsNeededError,
         FencedError,
         InvalidRequestError,
+        MemoryLimitError,
         OperationOutOfOrderError,
         SetupError,
         StateMismatchError,
         StateStoreError,
         StorageUnavailableError,
         StoreUnavailableError,
+        SumOverflowError,
         VersionNotFoundError,
         WriterBusyError,
     )
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from spark_jobs.fleet import Fleet, connect
     from spark_jobs.functions.state_batch import StateBatch
     from spark_jobs.grouped import StatefulGroupedData
+    from spark_jobs.imports.importing import Imported
     from spark_jobs.map_partitions import map_partitions_with_state_store
     from spark_jobs.plan.bounds import UnboundedStateWarning
     from spark_jobs.session.spark_session import start_session, stop_session
@@ -40,21 +45,27 @@ if TYPE_CHECKING:
     from spark_jobs.transform.states import ListState, MapState, ValueState
     from spark_jobs.worker.state_store import ReadStateStore, StateStore
     from store_actors.live.fleet import LiveFleet, attach
+    from store_actors.live.keys import FoundKey
     from store_actors.live.rows import Rows
     from store_actors.live.state import LiveState
 
 __all__ = [
+    "Branch",
     "CommitUnknownError",
     "CorruptStateError",
+    "CredentialsNeededError",
     "ExpiredTimerInfo",
     "FencedError",
     "Fleet",
+    "FoundKey",
+    "Imported",
     "InvalidRequestError",
     "ListState",
     "LiveFleet",
     "LiveState",
     "Maintenance",
     "MapState",
+    "MemoryLimitError",
     "OperationOutOfOrderError",
     "ReadStateStore",
     "Rows",
@@ -69,6 +80,7 @@ __all__ = [
     "StatefulProcessorHandle",
     "StorageUnavailableError",
     "StoreUnavailableError",
+    "SumOverflowError",
     "TimerValues",
     "UnboundedStateWarning",
     "ValueState",
@@ -85,22 +97,27 @@ __version__ = "0.1.0"
 
 #: Where each public name is: imported when it is first asked for, since the command line has no need of Spark.
 _HOMES = {
+    "Branch": "coordinator.branches",
     "CommitUnknownError": "coordinator.errors",
     "CorruptStateError": "coordinator.errors",
+    "CredentialsNeededError": "coordinator.errors",
     "FencedError": "coordinator.errors",
     "InvalidRequestError": "coordinator.errors",
+    "MemoryLimitError": "coordinator.errors",
     "OperationOutOfOrderError": "coordinator.errors",
     "SetupError": "coordinator.errors",
     "StateMismatchError": "coordinator.errors",
     "StateStoreError": "coordinator.errors",
     "StorageUnavailableError": "coordinator.errors",
     "StoreUnavailableError": "coordinator.errors",
+    "SumOverflowError": "coordinator.errors",
     "VersionNotFoundError": "coordinator.errors",
     "WriterBusyError": "coordinator.errors",
     "Maintenance": "coordinator.maintenance",
     "Fleet": "spark_jobs.fleet",
     "connect": "spark_jobs.fleet",
     "StateBatch": "spark_jobs.functions.state_batch",
+    "Imported": "spark_jobs.imports.importing",
     "map_partitions_with_state_store": "spark_jobs.map_partitions",
     "UnboundedStateWarning": "spark_jobs.plan.bounds",
     "start_session": "spark_jobs.session.spark_session",
@@ -117,6 +134,7 @@ _HOMES = {
     "ReadStateStore": "spark_jobs.worker.state_store",
     "StateStore": "spark_jobs.worker.state_store",
     "LiveFleet": "store_actors.live.fleet",
+    "FoundKey": "store_actors.live.keys",
     "attach": "store_actors.live.fleet",
     "Rows": "store_actors.live.rows",
     "LiveState": "store_actors.live.state",

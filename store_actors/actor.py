@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -17,8 +18,11 @@ from coordinator.calls import Actors, RayActors, unwrapped
 from coordinator.client import CoordinatorClient
 from coordinator.core import LeaseGrant
 from coordinator.errors import MemoryLimitError, StateStoreError
+from coordinator.logs import about, log_to_stderr
 from coordinator.maintenance import Maintenance
 from coordinator.memory_options import MemoryOptions
+from coordinator.metric_export import EXPORT_INTERVAL_S, MetricExport
+from coordinator.metric_table import Sample
 from coordinator.model import (
     ActorLocation,
     CommitEntry,
@@ -28,6 +32,7 @@ from coordinator.model import (
     TaskIdentity,
 )
 from coordinator.preparation import Preparation
+from coordinator.storage.counted import CountedObjectStore, StorageFigures
 from coordinator.storage.handed_over import HandedOverObjectStore
 from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.probe import prove_shared
@@ -48,11 +53,13 @@ from store_actors.messages import (
     Write,
 )
 from store_actors.schema import StateSchema
+from store_actors.serving.exported import store_samples
 from store_actors.serving.grouped_commits import GroupedCommits
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.reads import Reads
+from store_actors.serving.shard_heat import HottestKeys, ShardHeat
 from store_actors.spilling.store_memory import LimitedMemory, StoreMemory, UnlimitedMemory
 
 __all__ = ["SHARDS_AT_ONCE", "ProvenStoreProcess", "StoreActor", "StoreProcess"]
@@ -127,12 +134,12 @@ class StoreProcess:
         self._metrics = StoreMetrics()
         located = _LocatedCoordinator(coordinator, location, surroundings)
         self._grouped = located.grouped
-        standbys = Followers(actors, location.actor_name, self._metrics, surroundings.threads.lock())
-        self._shards = OperatorShards(
-            objects, located, self._metrics, surroundings, standbys=standbys, memory=self._memory
-        )
-        self._keyed = KeyedStores(objects, located, self._metrics, surroundings, standbys=standbys, memory=self._memory)
+        self._standbys = Followers(actors, location.actor_name, self._metrics, surroundings.threads.lock())
+        serving: Any = {"standbys": self._standbys, "memory": self._memory}
+        self._shards = OperatorShards(objects, located, self._metrics, surroundings, **serving)
+        self._keyed = KeyedStores(objects, located, self._metrics, surroundings, **serving)
         self._reads = Reads(self._shards, self._keyed, located, surroundings)
+        self._heat = ShardHeat(surroundings.threads.lock())
         self._appliers = surroundings.threads.pool(SHARDS_AT_ONCE, "statefleet-apply")
         self._copying: set[StateStoreId] = set()
         self._copiers = surroundings.threads.pool(_COPIES_AT_ONCE, "statefleet-copy")
@@ -194,7 +201,14 @@ class StoreProcess:
             self._grouped.expect_no_more(request.task.state_name, request.task.partition_id)
         if request.node_id not in ("", self._location.node_id):
             self._metrics.bytes_between_nodes += sum(table.nbytes for table in rows.tables) + emitted.nbytes
+        keys = [field.name for field in request.schema.input_keys]
+        self._heat.written(request.task.state_name, request.task.partition_id, keys, rows.tables)
         return emitted, entry
+
+    def import_rows(self, request: ApplyRequest, pieces: Sequence[Any]) -> CommitEntry:
+        """:meth:`OperatorShards.import_rows` of rows that are in Ray's object store, a piece at each reference."""
+        tables = [self._actors.get(piece) for piece in pieces]
+        return self._shards.import_rows(request, pa.concat_tables([request.schema.row_schema().empty_table(), *tables]))
 
     # -- keyed stores: see KeyedStores, method by method ------------------------------------------------------------
 
@@ -264,7 +278,10 @@ class StoreProcess:
         try:
             self.prepare(store_id, giver)
         except Exception:  # whatever it is, the next commit begins anew
-            log.exception("a standby has no copy of %s yet; it tries again with the next commit", store_id.path())
+            path = store_id.path()
+            log.exception(
+                "a standby has no copy of %s yet; it tries again with the next commit", path, extra=about(store_id)
+            )
         finally:
             self._copying.discard(store_id)
 
@@ -284,6 +301,16 @@ class StoreProcess:
         """:meth:`Reads.find <store_actors.serving.reads.Reads.find>` for some stores; one that fails does not keep the others from
         being read.
         """
+        return self._found_all(requests, keys)
+
+    @ray.method(concurrency_group="reading")
+    def find_few(self, asked: bytes) -> bytes:
+        """:meth:`find_rows` of a few keys: both ways in bytes, which Ray hands over as they are."""
+        return pickle.dumps(self._found_all(*pickle.loads(asked)), protocol=pickle.HIGHEST_PROTOCOL)
+
+    def _found_all(
+        self, requests: Sequence[ReadRequest], keys: Sequence[FewRows]
+    ) -> list[FoundRows | StateStoreError | None]:
         return [self._found(request, one.table) for request, one in zip(requests, keys, strict=True)]
 
     def _found(self, request: ReadRequest, keys: pa.Table) -> FoundRows | StateStoreError | None:
@@ -292,7 +319,13 @@ class StoreProcess:
         except StateStoreError as error:
             return error
         self._metrics.look_ups += keys.num_rows
+        self._heat.looked_up(request.store_id.state_name, request.store_id.partition_id, keys)
         return found
+
+    @ray.method(concurrency_group="reading")
+    def hottest_keys(self, state_name: str, partition_id: int, most: int) -> HottestKeys:
+        """See :meth:`ShardHeat.hottest <store_actors.serving.shard_heat.ShardHeat.hottest>`."""
+        return self._heat.hottest(state_name, partition_id, most)
 
     @ray.method(concurrency_group="reading")
     def scan_rows(self, request: ReadRequest, limit: int | None) -> str | None:
@@ -323,6 +356,10 @@ class StoreProcess:
             for store_id, version, rows in self._shards.loaded()
         ]
         return {**asdict(self._metrics), **asdict(self._memory.use()), "loaded": loaded}
+
+    def _samples(self) -> Iterator[Sample]:
+        shards = self._shards.count() + self._keyed.count()
+        return store_samples(self._metrics, self._memory.use(), shards, self._standbys.behind())
 
 
 class ProvenStoreProcess(StoreProcess):
@@ -389,6 +426,7 @@ class StoreActor(ProvenStoreProcess):
         memory: MemoryOptions,
     ) -> None:
         freeze_imports()
+        log_to_stderr(uri, "store_actor")
         surroundings = Surroundings()
         location = ActorLocation(
             actor_name=actor_name,
@@ -398,7 +436,9 @@ class StoreActor(ProvenStoreProcess):
             pid=os.getpid(),
         )
         coordinator = CoordinatorClient.connect(uri, storage_options, maintenance)
-        objects = open_travelled_store(uri, storage_options, coordinator.handed_over)
+        figures = StorageFigures()
+        self._handed = open_travelled_store(uri, storage_options, coordinator.handed_over, figures)
+        objects = CountedObjectStore(self._handed, figures, surroundings.clock)
         self._unfit: MemoryLimitError | None = None
         try:
             of_process = _memory_of(memory)
@@ -406,6 +446,19 @@ class StoreActor(ProvenStoreProcess):
             # An error here would be Ray's to tell, in words of its own.
             self._unfit, of_process = error, UnlimitedMemory()
         super().__init__(location, objects, coordinator, maintenance, surroundings, RayActors(), of_process)
+        self._figures = figures
+        self._export = MetricExport(uri)
+        surroundings.threads.start(self._tell_metrics, "statefleet-metrics")
+        fields = {"actor": actor_name, "node": location.node_id}
+        log.info("store actor of %s started on %s", uri, location.host, extra=fields)
+
+    def _tell_metrics(self) -> None:
+        while True:
+            try:
+                self._export.tell([*self._samples(), *self._figures.samples("store_actor")])
+            except Exception:  # batches do without
+                log.exception("metrics could not be told; it is tried again")
+            self._clock.sleep(EXPORT_INTERVAL_S)
 
     def _prove(self) -> None:
         if self._unfit is not None:
@@ -415,13 +468,13 @@ class StoreActor(ProvenStoreProcess):
     @ray.method(concurrency_group="control")
     def handed_over(self) -> Secrets | None:
         """The object store's credentials, if this process was handed them."""
-        return self._objects.secrets if isinstance(self._objects, HandedOverObjectStore) else None
+        return self._handed.secrets if isinstance(self._handed, HandedOverObjectStore) else None
 
     @ray.method(concurrency_group="control")
     def hand_over(self, secrets: Secrets) -> None:
         """Work with other credentials from now on; see ``CoordinatorActor.hand_over``."""
-        if isinstance(self._objects, HandedOverObjectStore):
-            self._objects.hand_over(secrets)
+        if isinstance(self._handed, HandedOverObjectStore):
+            self._handed.hand_over(secrets)
 
 
 def _memory_of(options: MemoryOptions) -> StoreMemory:

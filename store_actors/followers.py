@@ -79,6 +79,12 @@ class Followers:
             for name in ready:
                 self._on_their_way[name].append((self._handles[name].follow.remote(told), size))
 
+    def behind(self) -> tuple[int, int]:
+        """Commits on their way to standbys, as far as is known, and their bytes."""
+        with self._guard:
+            under_way = [size for one in self._on_their_way.values() for _, size in one]
+        return len(under_way), sum(under_way)
+
     def _has_room(self, name: str, size: int) -> bool:
         """Whether a standby is there, and not too far behind for so many bytes more."""
         under_way = self._on_their_way[name]
@@ -86,7 +92,11 @@ class Followers:
             try:
                 self._actors.get(under_way.popleft()[0])
             except (RayError, StateStoreError) as error:
-                log.warning("a standby did not take a commit, and takes a new copy with one of the next: %s", error)
+                log.warning(
+                    "a standby did not take a commit, and takes a new copy with one of the next: %s",
+                    error,
+                    extra={"actor": name},
+                )
                 self._handles.pop(name, None)
         if name not in self._handles:
             handle = self._actors.find(name)

@@ -18,6 +18,7 @@ from store_actors.schema import Field, StateSchema
 __all__ = [
     "CHANGE_FIELDS",
     "DELETE",
+    "FEW_BYTES",
     "UPSERT",
     "ApplyRequest",
     "BatchFacts",
@@ -43,7 +44,7 @@ CHANGE_FIELDS = (
 )
 UPSERT, DELETE = "upsert", "delete"
 #: See :class:`FewRows`.
-_FEW_BYTES = 1 << 15
+FEW_BYTES = 1 << 15
 #: Column in which places travel beside the rows; no state has one of this name.
 _PLACES = "__places"
 
@@ -256,7 +257,7 @@ class FewRows:
         self.table = table
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.table.nbytes > _FEW_BYTES:
+        if self.table.nbytes > FEW_BYTES:
             return FewRows, (self.table,)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, self.table.schema) as writer:

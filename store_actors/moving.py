@@ -93,7 +93,11 @@ def _tell(coordinator: CoordinatorClient, outcome: MoveOutcome) -> None:
     """Log a move that failed, here and in the state's log."""
     move = outcome.move
     log.warning(
-        "shard %d of %s stays where it is, and its batches go on: %s", move.shard, move.state_name, outcome.error
+        "shard %d of %s stays where it is, and its batches go on: %s",
+        move.shard,
+        move.state_name,
+        outcome.error,
+        extra={"state": move.state_name, "shard": move.shard, "actor": move.giver.actor_name},
     )
     try:
         coordinator.move_failed(move, outcome.error)

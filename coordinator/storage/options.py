@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["CLIENT_OPTIONS", "PREFIXES", "Secrets", "StorageOptions", "bare_name", "split_options"]
+__all__ = ["CLIENT_OPTIONS", "NO_CREDENTIALS", "PREFIXES", "Secrets", "StorageOptions", "bare_name", "split_options"]
 
 #: What obstore takes apart from a store's configuration; among the latter it panics on these names.
 CLIENT_OPTIONS = (
@@ -37,7 +37,7 @@ CLIENT_OPTIONS = (
 #: Prefix of a scheme's options where they are environment variables.
 PREFIXES = {"s3": "aws_", "gs": "google_", "az": "azure_"}
 #: Options that say where and how, not who. One that is not here may be a credential, whatever it is called.
-_NO_CREDENTIALS = frozenset(CLIENT_OPTIONS) | {
+NO_CREDENTIALS = frozenset(CLIENT_OPTIONS) | {
     "account_name",
     "bucket",
     "bucket_name",
@@ -112,6 +112,4 @@ def split_options(uri: str, storage_options: Mapping[str, str] | None) -> tuple[
 
 def _is_plain(name: str, value: object) -> bool:
     # A URL can hold a user's password, or a signature among its parameters.
-    return (
-        name in _NO_CREDENTIALS and isinstance(value, str) and not ("://" in value and ("@" in value or "?" in value))
-    )
+    return name in NO_CREDENTIALS and isinstance(value, str) and not ("://" in value and ("@" in value or "?" in value))

@@ -16,7 +16,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -44,7 +44,13 @@ _FIRST_PAUSE_S = 0.1
 _PATIENCE_S = 40.0
 
 
-def open_remote_store(uri: str, storage_options: Mapping[str, str] | None) -> RemoteObjectStore:
+def _nobody_counts() -> None:
+    """What is repeated is not counted."""
+
+
+def open_remote_store(
+    uri: str, storage_options: Mapping[str, str] | None, repeated: Callable[[], None] = _nobody_counts
+) -> RemoteObjectStore:
     """Store of a bucket; credentials come from the usual environment unless the options have them.
 
     Parameters
@@ -54,6 +60,8 @@ def open_remote_store(uri: str, storage_options: Mapping[str, str] | None) -> Re
     storage_options
         obstore's names for the scheme, with or without prefix (``aws_region``, ``region``), its client's (``allow_http``,
         ``timeout``, ..), and ``single_writer``.
+    repeated
+        See :class:`RemoteObjectStore`.
 
     Raises
     ------
@@ -78,7 +86,7 @@ def open_remote_store(uri: str, storage_options: Mapping[str, str] | None) -> Re
         return from_url(uri, config=config, client_options=client, retry_config=retries)  # type: ignore[call-overload]
 
     try:
-        store = kind(uri, make(_RETRIES), make(_NO_RETRIES))
+        store = kind(uri, make(_RETRIES), make(_NO_RETRIES), repeated)
     except (BaseError, ValueError, TypeError) as error:
         raise InvalidRequestError(
             "the object store's options are not usable; see obstore's names for this scheme",
@@ -105,11 +113,14 @@ class RemoteObjectStore:
         An obstore store whose root is the URI.
     once
         The same without retries, for conditional puts; by default `store`.
+    repeated
+        Told each time that a conditional put is sent again.
     """
 
     tells_writers_apart = True
 
-    def __init__(self, uri: str, store: Any, once: Any = None) -> None:
+    def __init__(self, uri: str, store: Any, once: Any = None, repeated: Callable[[], None] = _nobody_counts) -> None:
+        self._repeated = repeated
         self.uri = uri
         self._store = store
         self._once = store if once is None else once
@@ -133,6 +144,7 @@ class RemoteObjectStore:
                     break
                 # Spread, because those who conflict tried at the same moment.
                 time.sleep(_FIRST_PAUSE_S * 2 ** (attempt - 1) * random.uniform(0.5, 1))
+                self._repeated()
             try:
                 obstore.put(self._once, path, data, mode="create")
             except (AlreadyExistsError, PreconditionError):
@@ -277,8 +289,8 @@ class SingleWriterObjectStore(RemoteObjectStore):
 
     tells_writers_apart = False
 
-    def __init__(self, uri: str, store: Any, once: Any = None) -> None:
-        super().__init__(uri, store, once)
+    def __init__(self, uri: str, store: Any, once: Any = None, repeated: Callable[[], None] = _nobody_counts) -> None:
+        super().__init__(uri, store, once, repeated)
         log.warning(
             "SINGLE WRITER: %s is used without conditional puts, so nothing stops a second fleet of this URI (a forgotten "
             "cluster, another machine) from overwriting commits; run one at a time, and prefer a store with conditional puts",

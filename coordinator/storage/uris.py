@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from coordinator.errors import InvalidRequestError
+from coordinator.storage.counted import StorageFigures
 from coordinator.storage.handed_over import HandedOverObjectStore
 from coordinator.storage.local import LocalObjectStore
 from coordinator.storage.options import Secrets, StorageOptions
@@ -52,8 +54,15 @@ def normalize_uri(uri: str) -> str:
     return f"{scheme}://{parts.netloc}{path}"
 
 
-def open_object_store(uri: str, storage_options: Mapping[str, str] | None = None) -> ObjectStore:
+def open_object_store(
+    uri: str, storage_options: Mapping[str, str] | None = None, figures: StorageFigures | None = None
+) -> ObjectStore:
     """Store of a URI.
+
+    Parameters
+    ----------
+    figures
+        Where conditional puts are counted that are sent again.
 
     Raises
     ------
@@ -65,17 +74,21 @@ def open_object_store(uri: str, storage_options: Mapping[str, str] | None = None
         store = LocalObjectStore(Path(unquote(urlsplit(normalized).path)))
         store.uri = normalized
         return store
-    return open_remote_store(normalized, storage_options)
+    return open_remote_store(normalized, storage_options, (figures or StorageFigures()).repeated)
 
 
-def open_travelled_store(uri: str, options: StorageOptions, ask: Callable[[], Secrets | None]) -> ObjectStore:
+def open_travelled_store(
+    uri: str, options: StorageOptions, ask: Callable[[], Secrets | None], figures: StorageFigures
+) -> ObjectStore:
     """Store of a URI in an actor: with options that travelled, and with those that were withheld, once they are handed over.
 
     Parameters
     ----------
     ask
         Asks other processes of the fleet for what was withheld; see :class:`~coordinator.storage.handed_over.HandedOverObjectStore`.
+    figures
+        See :func:`open_object_store`.
     """
     if options.withheld:
-        return HandedOverObjectStore(uri, options, ask, open_object_store)
-    return open_object_store(uri, dict(options.plain))
+        return HandedOverObjectStore(uri, options, ask, partial(open_object_store, figures=figures))
+    return open_object_store(uri, dict(options.plain), figures)

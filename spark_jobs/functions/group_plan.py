@@ -16,6 +16,7 @@ from coordinator.model import StateMetadata
 from spark_jobs.functions.group_task import KEY_INDEX, ArrowCalls, Calls, GroupStateTask, GroupView
 from spark_jobs.functions.grouped_input import GroupedInput, function_mode, pandas_settings, struct_type
 from spark_jobs.functions.groups import EXISTS, TIMEOUT, StateColumns
+from spark_jobs.plan.keys import Key
 from spark_jobs.plan.operator_plan import ReduceTask
 from spark_jobs.plan.shown import ShownPart, column
 from spark_jobs.worker.fleet_client import FleetAddress
@@ -57,6 +58,8 @@ class GroupStatePlan:
     columns: StateColumns
     timeout_conf: str
     has_watermark: bool
+    keys: tuple[Key, ...]
+    state: T.StructType
 
     def row_type(self) -> T.StructType:
         """Spark's form of the rows that the function emits."""
@@ -128,6 +131,8 @@ def build_group_state(grouped: GroupedData, given: GroupFunction, stateful_mode:
         columns,
         given.timeout_conf,
         given_rows.delay_ms is not None,
+        given_rows.grouping,
+        state,
     )
 
 

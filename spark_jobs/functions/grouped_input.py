@@ -42,6 +42,8 @@ class GroupedInput:
         Spark's types of the grouping columns and of the rows.
     delay_ms
         Watermark delay; None without a watermark.
+    grouping
+        The grouping columns, with their leaves.
     """
 
     frame: DataFrame
@@ -51,6 +53,7 @@ class GroupedInput:
     key_type: T.StructType
     row_type: T.StructType
     delay_ms: int | None
+    grouping: tuple[Key, ...]
 
     @classmethod
     def of(cls, grouped: GroupedData, *, late_times: bool, reserved: Sequence[str] = ()) -> GroupedInput:
@@ -108,6 +111,7 @@ class GroupedInput:
             T.StructType(counted.schema.fields[:-1]),
             df.schema,
             delay_ms,
+            tuple(keys),
         )
 
 

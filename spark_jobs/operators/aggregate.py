@@ -55,11 +55,14 @@ class AggregatePlan:
         The state's schema.
     appends
         Whether a row that was emitted stands.
+    analysed
+        Spark's own aggregation.
     """
 
     prepared: DataFrame
     schema: StateSchema
     appends: bool
+    analysed: Plan
     _keys: tuple[Key, ...]
     _aggregates: tuple[_Aggregate, ...]
     _outputs: tuple[tuple[Expression, dict[str, Any]], ...]
@@ -68,6 +71,20 @@ class AggregatePlan:
     def inputs(self) -> tuple[DataFrame, ...]:
         """See :class:`~spark_jobs.plan.operator_plan.OperatorPlan`."""
         return (self.prepared,)
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """What results are grouped by, a session last."""
+        return self._keys
+
+    @property
+    def uses(self) -> list[AggregateExpression]:
+        """Distinct aggregates of the query."""
+        return [one.expression for one in self._aggregates]
+
+    def accumulators(self, number: int) -> list[Accumulator]:
+        """Those of one of :attr:`uses`."""
+        return [one for one in self.schema.accumulators if one.state[0].name.startswith(_prefix(number))]
 
     def row_type(self) -> T.StructType:
         """Spark's form of what is emitted."""
@@ -131,6 +148,11 @@ class AggregatePlan:
         return function.result.rebuilt(buffer)
 
 
+def _prefix(number: int) -> str:
+    """What the names of an aggregate's state fields begin with."""
+    return f"a{number}_"
+
+
 def _shown(frame: DataFrame, column: Expression, data_type: T.DataType) -> Expression:
     """A column over a DataFrame as a value of the type that it is held for."""
     if isinstance(data_type, T.ArrayType | T.MapType | T.StructType):
@@ -176,7 +198,9 @@ def build_plan(aggregated: DataFrame, output_mode: str) -> AggregatePlan:
     )
     described = [attribute.metadata for attribute in node.output]
     named = tuple(zip(outputs, described, strict=True))
-    plan = AggregatePlan(prepared, schema, output_mode == "append", grouping.shown, tuple(builder.aggregates), named)
+    plan = AggregatePlan(
+        prepared, schema, output_mode == "append", node, grouping.shown, tuple(builder.aggregates), named
+    )
     return plan.described()
 
 
@@ -303,7 +327,7 @@ class _Builder:
         aggregate = _Aggregate(expression)
         number = len(self.aggregates)
         for made in parts_of(self._spark, expression):
-            part = made.named(f"a{number}")
+            part = made.named(_prefix(number).removesuffix("_"))
             aggregate.buffers += [item.name for item in part.result or part.state]
             meaning = self._told_apart(part.meaning, part.cast)
             self.accumulators.append(

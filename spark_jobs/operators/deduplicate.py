@@ -76,7 +76,7 @@ def build_deduplicate(marked: DataFrame, output_mode: str, *, within_watermark: 
         shown={"": shown.to_json()},
     )
     emitted = T.StructType([types[name] for name in (*names_of_keys, *(field.name for field in rows.fields))])
-    return ProjectedPlan((prepared,), schema, emitted, rows.results)
+    return ProjectedPlan((prepared,), schema, emitted, rows.results, keys=tuple(keys))
 
 
 def build_limit(df: DataFrame, count: int, output_mode: str) -> ProjectedPlan:

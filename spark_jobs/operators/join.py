@@ -30,7 +30,27 @@ from spark_jobs.worker.exchange import HASH_COLUMN, KEEP_COLUMN
 from store_actors.operators.join_schema import MATCHED_COLUMN, SIDE_COLUMN, JoinType, join_schema
 from store_actors.schema import Field, StateSchema
 
-__all__ = ["JoinPlan", "build_join"]
+__all__ = ["JoinPlan", "JoinedSide", "build_join"]
+
+
+@dataclass(frozen=True)
+class JoinedSide:
+    """A side of a join, as columns over its rows.
+
+    Attributes
+    ----------
+    attributes
+        Columns of its rows.
+    keys
+        Expressions that are equal to those of the other side.
+    leaves, columns
+        The leaves of the keys, and what else there may be of a row in the schema, named so.
+    """
+
+    attributes: tuple[Expression, ...]
+    keys: tuple[Expression, ...]
+    leaves: tuple[tuple[Field, Column], ...]
+    columns: tuple[Column, ...]
 
 
 @dataclass(frozen=True)
@@ -45,6 +65,8 @@ class JoinPlan:
         The results, over the join's columns.
     later
         Parts of the condition that Spark evaluates on the rows emitted.
+    sides
+        Each side, for whoever has its rows from elsewhere.
     """
 
     inputs: tuple[DataFrame, ...]
@@ -53,6 +75,7 @@ class JoinPlan:
     columns: tuple[tuple[Expression, Column], ...]
     outputs: tuple[Expression, ...]
     later: tuple[Expression, ...]
+    sides: tuple[JoinedSide, JoinedSide]
     appends: bool = True
 
     def row_type(self) -> T.StructType:
@@ -134,6 +157,7 @@ class _Side:
     """One side: its rows for the exchange, its fields, and the names that the options give."""
 
     prepared: DataFrame
+    joined: JoinedSide
     fields: tuple[Field, ...]
     event_time: str | None
     expiry: str | None
@@ -163,8 +187,11 @@ def _side(
     if condition.pre[side]:
         pre = f"{prefix}_pre"
         extra.append((Field(pre, "bool"), _all(condition.pre[side])))
-    prepared = _prepared(node, side, keys, [*rows.selected, *(c.alias(one.name) for one, c in extra)])
-    return _Side(prepared, (*rows.fields, *(one for one, _ in extra)), late, keys.expiry or expiry, pre)
+    columns = [*rows.selected, *(c.alias(one.name) for one, c in extra)]
+    prepared = _prepared(node, side, keys, columns)
+    leaves = tuple(zip(keys.leaves, keys.columns[side], strict=True))
+    joined = JoinedSide(tuple(node.sides[side].output), tuple(node.keys[side]), leaves, tuple(columns))
+    return _Side(prepared, joined, (*rows.fields, *(one for one, _ in extra)), late, keys.expiry or expiry, pre)
 
 
 def _prepared(node: JoinNode, side: int, keys: JoinKeys, columns: list[Column]) -> DataFrame:
@@ -242,6 +269,7 @@ def _planned(
         columns=tuple(results),
         outputs=node.outputs,
         later=tuple(condition.later),
+        sides=(sides[0].joined, sides[1].joined),
     )
 
 

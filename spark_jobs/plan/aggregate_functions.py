@@ -87,6 +87,12 @@ class AggregateFunction(Expression):
         return [Expression(one) for one in scala_list(self._java.aggBufferAttributes())]
 
     @property
+    def is_serialised(self) -> bool:
+        """Whether its buffer is an object, which Spark keeps as bytes."""
+        typed = java_class(f"{CATALYST}.expressions.aggregate.TypedImperativeAggregate")
+        return bool(java_class("java.lang.Class").forName(typed._fqn).isInstance(self._java))
+
+    @property
     def result(self) -> Expression:
         """Its result, over the columns of its buffer."""
         return Expression(self._java.evaluateExpression())

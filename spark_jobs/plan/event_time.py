@@ -25,7 +25,16 @@ from spark_jobs.plan.logical import Plan, analysed
 from spark_jobs.worker.exchange import EVENT_TIME_COLUMN, ROUTE_COLUMN
 from store_actors.schema import EventTime
 
-__all__ = ["Branch", "Upstream", "branches_of", "event_time", "event_time_column", "event_time_rules"]
+__all__ = [
+    "Branch",
+    "Upstream",
+    "branches_of",
+    "event_time",
+    "event_time_column",
+    "event_time_rules",
+    "operators_of",
+    "used_of",
+]
 
 _WATERMARK = "EventTimeWatermark"
 _POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
@@ -161,6 +170,52 @@ def _operators_below(plan: Plan) -> Iterator[Upstream]:
         return
     for child in plan.children:
         yield from _operators_below(child)
+
+
+def operators_of(plan: Plan) -> list[Upstream]:
+    """All operators of the fleet in a plan, each before those that feed it."""
+    own = Upstream.of_plan(plan)
+    found = [] if own is None else [own]
+    for child in plan.children:
+        found += [one for one in operators_of(child) if one not in found]
+    return found
+
+
+def used_of(plan: Plan, state: str) -> set[str]:
+    """Names of the columns that an operator of the fleet emits and that something above it in a plan reads, as Spark would run it."""
+    run = plan.optimised()
+    tasks, others = list[Plan](), list[Plan]()
+
+    def walk(node: Plan) -> None:
+        if _is_task_of(node, state):
+            tasks.append(node)
+            return
+        others.append(node)
+        for child in node.children:
+            walk(child)
+
+    walk(run)
+    shown = {one.id for one in run.output}
+    return {
+        column.name
+        for task in tasks
+        for column in task.output
+        if column.id in shown or any(one.reads(column) for one in others)
+    }
+
+
+def _is_task_of(node: Plan, state: str) -> bool:
+    """Whether a node is the task behind the exchange of an operator."""
+    if not node.kind.endswith("MapInArrow"):
+        return False
+    below = node.child
+    while (
+        (found := Upstream.of_plan(below)) is None
+        and len(below.children) == 1
+        and not below.kind.endswith("MapInArrow")
+    ):
+        below = below.child
+    return found is not None and found.state == state
 
 
 def _count(plan: Plan) -> int:

@@ -73,9 +73,19 @@ class Plan:
         """Whether an expression reads no other columns than the plan's."""
         return bool(expression._java.references().subsetOf(self._columns))
 
+    def reads(self, column: Expression) -> bool:
+        """Whether its own expressions read a column."""
+        return bool(self._java.references().contains(column._java))
+
     @property
     def is_streaming(self) -> bool:
         return bool(self._java.isStreaming())
+
+    @property
+    def streaming_sources(self) -> int:
+        """How many streams are read, each as often as it is."""
+        children = self.children
+        return sum(one.streaming_sources for one in children) if children else int(self.is_streaming)
 
     def has_result_of(self, other: Plan) -> bool:
         """Whether both have the same result, as Spark tells."""

@@ -15,9 +15,10 @@ from coordinator.model import StateMetadata
 from spark_jobs.plan.bounds import warn_if_unbounded
 from spark_jobs.plan.event_time import Branch, Upstream, branches_of, event_time_rules
 from spark_jobs.plan.logical import Plan, analysed
-from spark_jobs.plan.timing import operator_name, output_lag_ms, query_modes, runs_again
+from spark_jobs.plan.timing import output_lag_ms, query_modes, runs_again
 from spark_jobs.worker.exchange import EVENT_TIME_COLUMN
 from spark_jobs.worker.fleet_client import FleetAddress
+from store_actors.operators.operator_names import operator_name
 from store_actors.schema import EventTime, StateSchema
 
 __all__ = ["Collector", "OperatorPlan", "ReduceTask", "RoutedOperator", "TaskMaker", "check_output_mode"]

@@ -114,13 +114,20 @@ class RowColumns:
 
 @dataclass(frozen=True)
 class ProjectedPlan:
-    """An operator whose results are columns of emitted rows; see :class:`~spark_jobs.plan.operator_plan.OperatorPlan`."""
+    """An operator whose results are columns of emitted rows; see :class:`~spark_jobs.plan.operator_plan.OperatorPlan`.
+
+    Attributes
+    ----------
+    keys
+        Of which it keeps rows; none if it has no keys.
+    """
 
     inputs: tuple[DataFrame, ...]
     schema: StateSchema
     emitted: T.StructType
     results: tuple[Result, ...]
     appends: bool = True
+    keys: tuple[Key, ...] = ()
 
     def row_type(self) -> T.StructType:
         """Spark's form of the rows that shards emit."""

@@ -6,30 +6,11 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 
 from store_actors.schema import OperatorKind, StateSchema
 
-__all__ = ["operator_name", "output_lag_ms", "query_modes", "runs_again"]
+__all__ = ["output_lag_ms", "query_modes", "runs_again"]
 
-#: What Spark's progress calls its own operator of the kind.
-_NAMES = {
-    OperatorKind.AGGREGATE: "stateStoreSave",
-    OperatorKind.SESSION: "sessionWindowStateStoreSaveExec",
-    OperatorKind.DEDUPLICATE: "dedupe",
-    OperatorKind.JOIN: "symmetricHashJoin",
-    OperatorKind.TOP: "topN",
-    OperatorKind.LIMIT: "globalLimit",
-    OperatorKind.GROUP_STATE: "applyInPandasWithState",
-    OperatorKind.TRANSFORM: "transformWithState",
-    OperatorKind.PARTITIONS: "mapPartitionsWithStateStore",
-}
 #: Timeouts of a function, and time modes of a processor (``spark_jobs.transform.variables.TimeMode``).
 _BY_CLOCK = (GroupStateTimeout.ProcessingTimeTimeout, "processingtime")
 _BY_EVENT_TIME = (GroupStateTimeout.EventTimeTimeout, "eventtime")
-
-
-def operator_name(schema: StateSchema) -> str:
-    """Name of an operator in Spark's progress."""
-    if schema.operator is OperatorKind.DEDUPLICATE and "late_us" in schema.options:
-        return "dedupeWithinWatermark"
-    return _NAMES[schema.operator]
 
 
 def runs_again(schema: StateSchema) -> str:

@@ -16,52 +16,21 @@ from pyspark.sql import SparkSession
 from coordinator.deploy import HEAD_RESOURCE, QUIET, join_cluster
 from coordinator.errors import InvalidRequestError, SetupError
 from spark_jobs.session.java import choose_java_home
+from spark_jobs.session.settings import (
+    CLUSTER_SETTINGS,
+    HEAD_SETTINGS,
+    LOCAL_SETTINGS,
+    MAX_EXECUTORS,
+    SETTINGS,
+    STORE_RESOURCE,
+    STORE_SETTINGS,
+    Setting,
+)
 
-__all__ = [
-    "EXECUTOR_RESOURCES",
-    "MAX_EXECUTORS",
-    "STORE_RESOURCE",
-    "check_on_ray",
-    "ensure_ray",
-    "start_session",
-    "stop_session",
-]
+__all__ = ["check_on_ray", "ensure_ray", "start_session", "stop_session"]
 
 log = logging.getLogger(__name__)
 
-_CONFIGS = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.python.worker.reuse": "true",
-    "spark.python.daemon.module": "spark_jobs.worker.daemon",
-    "spark.sql.session.timeZone": "UTC",
-    # Fewer, larger Arrow batches between the JVM and Python.
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
-    # A date that Spark 2 would have read differently is a malformed one, not the end of the query.
-    "spark.sql.legacy.timeParserPolicy": "CORRECTED",
-    # Streaming turns it off anyway, with a warning each time.
-    "spark.sql.adaptive.enabled": "false",
-    "spark.log4j.config.file.name": str(Path(__file__).with_name("log4j2.properties")),
-}
-#: Where several nodes are: a node that is cut off is given up after a third of Spark's two minutes, within which no batch would end.
-_CLUSTER_CONFIGS = {
-    "spark.network.timeout": "40s",
-    "spark.network.timeoutInterval": "10s",
-    "spark.executor.heartbeatInterval": "5s",
-    # Idle executors would take tasks from where their shards are; see docs/performance.md.
-    "spark.locality.wait": "1s",
-    # Of an executor that is gone nothing can be fetched; by default whoever is at it tries three times, five seconds apart.
-    "spark.shuffle.io.retryWait": "500ms",
-    "spark.shuffle.io.maxRetries": "6",
-}
-_LOOPBACK = "127.0.0.1"
-#: Resource of which each node offers 1 that may have executors and store actors.
-STORE_RESOURCE = "statefleet_store"
-#: Spark's setting, up to the name of a resource, of what RayDP asks Ray for with each executor.
-EXECUTOR_RESOURCES = "spark.ray.raydp_spark_executor.actor.resource."
-#: Spark's setting of how many executors there are at most, as nodes join; by default as many as at first.
-MAX_EXECUTORS = "spark.statefleet.maxExecutors"
-_MASTER_OPTIONS = "spark.ray.raydp_app_master.extraJavaOptions"
 _started_ray = False
 
 
@@ -134,8 +103,12 @@ def start_session(
     ----------
     app_name
         Name of the Spark application.
-    num_executors, executor_cores, executor_memory
-        Size of the Spark cluster; by default one executor with all of this machine's cores.
+    num_executors
+        Executors at first.
+    executor_cores
+        Cores of each executor; by default all of this machine's.
+    executor_memory
+        Memory of each executor's JVM, as Spark writes sizes. State is not in it.
     max_executors
         How many executors there are at most. On a cluster whose nodes offer ``statefleet_store``, each that joins while a query of a
         fleet runs gets one, up to here. By default `num_executors`: then only lost ones are asked for anew.
@@ -152,7 +125,7 @@ def start_session(
         `max_executors` is less than `num_executors`.
     """
     prepare_environment()
-    settings = {**_CONFIGS, **(configs or {})}
+    settings = {**_values(SETTINGS), **(configs or {})}
     if max_executors is not None:
         if max_executors < num_executors:
             raise InvalidRequestError(
@@ -177,8 +150,7 @@ def start_session(
         cores = executor_cores or os.cpu_count() or 1
         ensure_ray(ray_address=ray_address, num_cpus=_local_cpus(cores * num_executors))
         if _started_ray:
-            # RayDP would open the driver's ports to the network.
-            settings = {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK, **settings}
+            settings = {**_values(LOCAL_SETTINGS), **settings}
         try:
             session = raydp.init_spark(
                 app_name, num_executors, cores, executor_memory, configs={**_placed(num_executors), **settings}
@@ -197,17 +169,18 @@ def _placed(num_executors: int) -> dict[str, str]:
     """What a long query needs on a cluster of several nodes, some of which say that they hold stores (``cluster.yaml``)."""
     resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     several = len([name for name in resources if name.startswith("node:") and name != HEAD_RESOURCE]) > 1
-    settings = dict(_CLUSTER_CONFIGS) if several else {}
+    settings = _values(CLUSTER_SETTINGS) if several else {}
     if resources.get(STORE_RESOURCE, 0) >= num_executors:
-        # One executor a node: two of one node would share its store actor, and leave another node idle.
-        settings[f"{EXECUTOR_RESOURCES}{STORE_RESOURCE}"] = "1"
-        # RayDP's master starts no more than that many in all its life, however many it lost. It would be the driver's own setting.
-        settings[_MASTER_OPTIONS] = "-Dspark.executor.instances=0"
+        settings |= _values(STORE_SETTINGS)
     if HEAD_RESOURCE in resources and several:
-        # RayDP's master owns the executors: the node that it is lost with should be the one that Ray is lost with.
-        settings[f"spark.ray.raydp_spark_master.actor.resource.{HEAD_RESOURCE}"] = "0.001"
-        settings["spark.ray.raydp_spark_master.actor.resource.CPU"] = "0"
+        settings |= {
+            f"{key}{HEAD_RESOURCE}" if key.endswith(".") else key: one for key, one in _values(HEAD_SETTINGS).items()
+        }
     return settings
+
+
+def _values(settings: Mapping[str, Setting]) -> dict[str, str]:
+    return {key: setting.value for key, setting in settings.items()}
 
 
 def stop_session() -> None:

@@ -44,6 +44,7 @@ __all__ = [
     "ROUTE_COLUMN",
     "ExchangeTask",
     "Received",
+    "as_type",
     "unpack",
     "unpack_shards",
 ]
@@ -164,7 +165,7 @@ class ExchangeTask:
             rows, bounds = self._combine(rows, bounds)
         else:
             rows = pa.RecordBatch.from_arrays(
-                [_as(field.type, column) for column, field in zip(rows.columns, wanted, strict=True)], schema=wanted
+                [as_type(field.type, column) for column, field in zip(rows.columns, wanted, strict=True)], schema=wanted
             )
         return self._pack(rows, bounds, rows_read, _PARTIAL if partial else self.input)
 
@@ -237,7 +238,8 @@ class ExchangeTask:
         return pa.record_batch(columns, schema=EXCHANGE_SCHEMA)
 
 
-def _as(data_type: pa.DataType, column: pa.Array) -> pa.Array:
+def as_type(data_type: pa.DataType, column: pa.Array) -> pa.Array:
+    """A column in a type that holds all its values."""
     # Arrow takes a cast to the same type, too, for a promise: that fields of a struct are never null, which they are below a null one.
     return column if column.type == data_type else column.cast(data_type)
 

@@ -20,9 +20,10 @@ from coordinator.deploy import join_cluster
 from coordinator.errors import StateStoreError, StoreUnavailableError, VersionNotFoundError
 from coordinator.maintenance import Maintenance
 from coordinator.memory_options import MemoryOptions
-from coordinator.model import ActorLocation, Lease, LoadPlan, StateMetadata, StateStoreId, TaskIdentity
+from coordinator.model import ActorLocation, CommitEntry, Lease, LoadPlan, StateMetadata, StateStoreId, TaskIdentity
 from coordinator.storage.options import StorageOptions
 from coordinator.surroundings import Surroundings
+from coordinator.watermarks import Watermarks
 from spark_jobs.worker.batch import BatchHeader, event_times
 from spark_jobs.worker.daemon import settle_process
 from spark_jobs.worker.leased_calls import DEADLINE_S, PAUSE_S, LeasedCalls, unavailable
@@ -178,6 +179,38 @@ class FleetClient:
             ]
 
         return self._calls.under_leases([work.task for work in works], metadata, begin)
+
+    def import_rows(
+        self,
+        task: TaskIdentity,
+        metadata: StateMetadata,
+        schema: StateSchema,
+        pieces: Iterable[pa.Table],
+        watermarks: Watermarks,
+    ) -> CommitEntry:
+        """Make rows of state, a piece after the other, the first version of a shard; returns its commit.
+
+        Raises
+        ------
+        StoreUnavailableError
+            No store actor answered before the deadline.
+        StateStoreError
+            Whatever the coordinator or the store refused.
+        """
+        # Held by Ray, which has a disk, for as long as this goes on.
+        references = [self._actors.put(piece) for piece in pieces]
+
+        def begin(
+            location: ActorLocation, some: Sequence[tuple[int, LeaseGrant]]
+        ) -> Callable[[], Sequence[CommitEntry | StateStoreError]]:
+            ((_, grant),) = some
+            request = ApplyRequest(task, grant.lease, grant.base_version, schema, watermarks)
+            handle = self._calls.handle(location)
+            reference = handle.import_rows.remote(request, references)
+            return lambda: [unwrapped(self._actors, handle, reference)]
+
+        (counted,) = self._calls.under_leases([task], metadata, begin)
+        return counted
 
     def open_update(self, task: TaskIdentity, metadata: StateMetadata, stores: tuple[StoreSpec, ...]) -> StateStore:
         """A handle that makes the next version of a partition's keyed stores.

@@ -21,10 +21,12 @@ __all__ = ["dashboard", "metrics", "queries", "shards", "status"]
 
 #: Store actors of which each has a column of its own among the counters.
 _ACTOR_COLUMNS = 3
+#: Newest slow batches that are told of with the status.
+_SLOW_SHOWN = 3
 
 
 def status(uri: Uri, address: Address = "auto", as_json: AsJson = False) -> None:
-    """Store actors and states."""
+    """Store actors and states, and why batches were slow."""
     coordinator = find(uri, address)
     coordinator.load_all_states()
     told = coordinator.status()
@@ -53,6 +55,15 @@ def status(uri: Uri, address: Address = "auto", as_json: AsJson = False) -> None
             for one in told["queries"]
         ],
     )
+    _print_slow(told["queries"])
+
+
+def _print_slow(queries: list[dict[str, Any]]) -> None:
+    """The newest slow batches, and where their time went."""
+    slow = sorted((one for query in queries for one in query["slow_batches"]), key=lambda one: -one["at_ms"])
+    for one in slow[:_SLOW_SHOWN]:
+        print()
+        print_text(f"{ago_text(one['at_ms'])}: {one['text']}")
 
 
 def _actors(told: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Commands that move shards: ``move``, ``drain`` and ``rebalance``; and the one that makes others of them, ``rescale``."""
+"""Commands that move shards: ``move``, ``drain`` and ``rebalance``; and those that make others of them, ``rescale`` and ``branch``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from coordinator.errors import InvalidRequestError, StateStoreError
 from coordinator.text import size_text
-from statefleet.commands.options import Address, AsJson, DryRun, Name, State, Uri, chosen_states, find
+from statefleet.commands.options import Address, AsJson, DryRun, Name, State, Uri, Version, chosen_states, find
 from statefleet.commands.output import print_json, print_table, print_text, progress
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from coordinator.placing import PlannedMove
     from store_actors.moving import MoveOutcome
 
-__all__ = ["MovesFailedError", "drain", "move", "rebalance", "rescale"]
+__all__ = ["MovesFailedError", "branch", "drain", "move", "rebalance", "rescale"]
 
 Node = Annotated[
     str, typer.Argument(metavar="NODE", help="a Ray node: its address, or its id or the beginning of that")
@@ -100,6 +100,32 @@ def rescale(
     )
     what = "nothing was changed" if dry_run else "one of the next batches has them; no file is rewritten"
     print_text(f"{plan.num_shards} to {plan.new_shards} shards: {what}")
+
+
+def branch(
+    uri: Uri,
+    state: State,
+    as_: Annotated[str, typer.Option("--as", metavar="NAME", help="name of the branch")],
+    version: Version = None,
+    address: Address = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Begin a state with a version of another.
+
+    It is for another query to go on from. No row is copied, and the other state is left as it is.
+    """
+    made = find(uri, address).branch(state, as_, version)
+    if as_json:
+        print_json(asdict(made))
+        return
+    print_text(
+        f"{made.state_name} begins with version {made.version} of {made.parent}: {made.shared_files} files "
+        f"({size_text(made.shared_bytes)}) are shared, none was copied"
+    )
+    if not made.query_id:
+        print_text(
+            f"a query goes on from it whose checkpoint begins with batch {made.version}: see fleet.branch(..., checkpoint=)"
+        )
 
 
 def _node_id(asked: str) -> str:

@@ -24,6 +24,7 @@ from coordinator.text import size_text
 __all__ = [
     "WIDTH",
     "ago_text",
+    "plain",
     "print_json",
     "print_records",
     "print_table",
@@ -89,15 +90,15 @@ def _datum(value: object) -> str:
         return "null"
     if isinstance(value, dt.datetime):
         return value.isoformat(sep=" ")
-    return value if isinstance(value, str) else str(_plain(value))
+    return value if isinstance(value, str) else str(plain(value))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A value as JSON has it: times in ISO 8601, decimals as text, bytes in base64, numbers that JSON lacks as text."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [plain(one) for one in value]
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, dt.datetime | dt.date | dt.time):
@@ -114,7 +115,7 @@ def _plain(value: Any) -> Any:
 
 def print_json(value: Any) -> None:
     """One JSON value."""
-    print(json.dumps(_plain(value), indent=2, allow_nan=False, ensure_ascii=False))
+    print(json.dumps(plain(value), indent=2, allow_nan=False, ensure_ascii=False))
 
 
 def print_text(text: str, indent: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Commands that read state: ``get``, ``scan``, ``sql``, ``versions``, ``export``.
+"""Commands that read state: ``get``, ``scan``, ``sql``, ``versions``, ``changes``, ``diff``, ``export``.
 
 Each reads beside a running fleet's batches, or with ``--offline`` from the object store alone.
 """
@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from store_actors.live.fleet import LiveFleet
     from store_actors.live.state import LiveState
 
-__all__ = ["export", "get", "scan", "sql", "versions"]
+__all__ = ["changes", "diff", "export", "get", "scan", "sql", "versions"]
+
+Limit = Annotated[int, typer.Option(min=0, help="most rows to show")]
 
 #: By this name a state is known to the query that a condition becomes: its own may be one that SQL reads otherwise.
 _SCANNED = "scanned"
@@ -96,9 +98,7 @@ def scan(
     read = _state(fleet, state, part, version)
     wanted = column_names(columns)
     rows = read.scan(wanted, limit=limit).to_arrow() if where is None else _chosen(read, where, wanted, limit)
-    _print_rows(rows, as_json)
-    if not as_json and rows.num_rows == limit:
-        print_text(f"({limit} rows; there may be more: --limit)")
+    _print_rows(rows, as_json, limit)
 
 
 def sql(
@@ -151,6 +151,49 @@ def versions(
     )
 
 
+def changes(
+    uri: Uri,
+    state: State,
+    since: Annotated[int, typer.Argument(metavar="SINCE", help="what commits after this version did")],
+    until: Annotated[
+        int | None, typer.Argument(metavar="[UNTIL]", help="up to this one; the newest by default")
+    ] = None,
+    part: Part = "",
+    columns: Columns = None,
+    limit: Limit = 20,
+    offline: Offline = False,
+    address: Address = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Rows that commits wrote or removed.
+
+    Each as its commit left it, or as it was before it was removed, with what was done to it, by which version, and when. Shard
+    by shard; of a shard in the order of its commits.
+    """
+    read = open_states(uri, address, offline=offline).state(state, part)
+    rows = read.changes(since, until, columns=column_names(columns), limit=limit)
+    _print_rows(rows.to_arrow(), as_json, limit)
+
+
+def diff(
+    uri: Uri,
+    state: State,
+    before: Annotated[int, typer.Argument(metavar="BEFORE", help="a version")],
+    after: Annotated[int | None, typer.Argument(metavar="[AFTER]", help="another one; the newest by default")] = None,
+    part: Part = "",
+    limit: Limit = 20,
+    offline: Offline = False,
+    address: Address = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Rows that only one of two versions has.
+
+    Those of the first are told as `delete`, those of the other as `insert`; a row that changed is there twice.
+    """
+    read = open_states(uri, address, offline=offline).state(state, part)
+    _print_rows(read.diff(before, after, limit=limit), as_json, limit)
+
+
 def export(
     uri: Uri,
     state: State,
@@ -186,7 +229,7 @@ def _state(fleet: LiveFleet, name: str, part: str, version: int | None) -> LiveS
     return state if version is None else state.at(version)
 
 
-def _print_rows(rows: pa.Table, as_json: bool) -> None:
+def _print_rows(rows: pa.Table, as_json: bool, limit: int | None = None) -> None:
     told = rows.to_pylist()
     if as_json:
         print_json(told)
@@ -194,6 +237,8 @@ def _print_rows(rows: pa.Table, as_json: bool) -> None:
         print_records(rows.column_names, told)
     else:
         print_text(f"no rows (columns: {', '.join(rows.column_names)})")
+    if not as_json and rows.num_rows == limit:
+        print_text(f"({limit} rows; there may be more: --limit)")
 
 
 class _OneState:

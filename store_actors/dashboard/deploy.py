@@ -8,8 +8,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
-from coordinator.calls import NAMESPACE, Actors, unwrapped
-from coordinator.deploy import HEAD_RESOURCE
+from coordinator.calls import Actors, unwrapped
+from coordinator.deploy import options_on_head
 from coordinator.errors import SetupError
 from coordinator.names import dashboard_name
 from coordinator.surroundings import MachineClock
@@ -65,18 +65,6 @@ def _deploy(uri: str, options: DashboardOptions) -> Any:
     # Late: it brings what only the actor needs.
     from store_actors.dashboard.actor import DashboardActor
 
-    actor = ray.remote(DashboardActor).options(
-        name=dashboard_name(uri),
-        namespace=NAMESPACE,
-        # It shows the fleet, which outlives the drivers that use it.
-        lifetime="detached",
-        get_if_exists=True,
-        max_restarts=-1,
-        # Asked again by whoever asked.
-        max_task_retries=0,
-        num_cpus=0,
-        # Beside the coordinator: one address for as long as there is a fleet.
-        resources={HEAD_RESOURCE: 0.001},
-        max_concurrency=4,
-    )
+    # Beside the coordinator: one address for as long as there is a fleet.
+    actor = ray.remote(DashboardActor).options(**options_on_head(dashboard_name(uri)), max_concurrency=4)
     return actor.remote(uri, options)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from statistics import median
 from typing import Any
 
 from coordinator.text import size_text
@@ -15,11 +14,6 @@ __all__ = ["Event", "EventKind", "Seen", "events_between"]
 
 #: What the names of all store actors of a fleet begin with.
 _OF_FLEET = re.compile(r"^statefleet-store-[0-9a-f]+-")
-#: A commit is slow if the write of a shard took so long, and so many times as long as it usually does.
-_SLOW_MS = 1000
-_SLOW_TIMES = 4
-#: Batches by which it is known what is usual, at least.
-_USUAL_BATCHES = 3
 
 
 class EventKind(StrEnum):
@@ -156,14 +150,9 @@ def _of_runs(name: str, former: Mapping[str, Any], query: Mapping[str, Any], now
 
 
 def _of_refusals(name: str, former: Mapping[str, Any], query: Mapping[str, Any]) -> Iterator[Event]:
-    known = max((one["number"] for one in former.get("refusals", ())), default=0)
-    told = query.get("refusals", ())
-    if told and told[-1]["number"] < known:
-        known = 0  # another coordinator counts
-    for one in told:
-        if one["number"] > known:
-            kind = EventKind.FENCE if one["kind"] == "FencedError" else EventKind.QUERY
-            yield Event(one["at_ms"], kind, f"{one['kind']}: {one['text']}", name, one["shard"], is_bad=True)
+    for one in _newly_numbered(former.get("refusals", ()), query.get("refusals", ())):
+        kind = EventKind.FENCE if one["kind"] == "FencedError" else EventKind.QUERY
+        yield Event(one["at_ms"], kind, f"{one['kind']}: {one['text']}", name, one["shard"], is_bad=True)
 
 
 def _of_moves(
@@ -218,17 +207,15 @@ def _shards(versions: list[int]) -> str:
 
 
 def _of_slow_batches(name: str, former: Mapping[str, Any], query: Mapping[str, Any]) -> Iterator[Event]:
-    known = max((one["version"] for one in former.get("batches", ()) if _is_whole(one, former)), default=0)
-    batches = [one for one in query.get("batches", ()) if one["write_longest_ms"] is not None and _is_whole(one, query)]
-    for one in batches:
-        usual = [other["write_longest_ms"] for other in batches if other["version"] < one["version"]]
-        took_ms = one["write_longest_ms"]
-        if one["version"] <= known or took_ms < _SLOW_MS or len(usual) < _USUAL_BATCHES:
-            continue
-        if took_ms >= _SLOW_TIMES * median(usual):
-            text = f"a delta of batch {one['batch_id']} took {took_ms} ms to write; usual are {median(usual):.0f} ms"
-            yield Event(one["begun_ms"] + took_ms, EventKind.SLOW, text, name, is_bad=True)
+    for one in _newly_numbered(former.get("slow_batches", ()), query.get("slow_batches", ())):
+        yield Event(one["at_ms"], EventKind.SLOW, one["text"], name, one["shard"], is_bad=True)
 
 
-def _is_whole(batch: Mapping[str, Any], query: Mapping[str, Any]) -> bool:
-    return bool(batch["shards_counted"] == query["num_shards"])
+def _newly_numbered(
+    former: Sequence[Mapping[str, Any]], told: Sequence[Mapping[str, Any]]
+) -> Iterator[Mapping[str, Any]]:
+    """Those that the coordinator numbered since the look before."""
+    known = max((one["number"] for one in former), default=0)
+    if told and told[-1]["number"] < known:
+        known = 0  # another coordinator counts
+    yield from (one for one in told if one["number"] > known)

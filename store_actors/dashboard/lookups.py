@@ -20,6 +20,9 @@ _ROWS = 100
 #: Versions that a key is looked up at, at most, and after how many seconds no further one is begun: old ones may have to be loaded.
 _VERSIONS = 20
 _HISTORY_S = 10.0
+#: Keys of a shard that are shown as its hottest, and what part of all each has at least.
+_HOTTEST = 5
+_HOT = 0.01
 
 
 class LookUps:
@@ -88,6 +91,16 @@ class LookUps:
             shown = [row_json(row) for row in rows[:_ROWS]]
             found.append({"version": version, "rows": shown, "more": len(rows) > _ROWS})
         return {"versions": found, "complete": len(found) == len(wanted)}
+
+    def hottest(self, state_name: str, shard: int) -> dict[str, Any]:
+        """Keys that batches (``batches``) and readers (``look_ups``) met most often on a shard: each a ``key`` and its ``share``."""
+        told: dict[str, list[dict[str, Any]]] = {"batches": [], "look_ups": []}
+        parts = self._state(state_name, "").parts
+        for row in self._state(state_name, parts[0] if parts else "").hottest_keys(shard, _HOTTEST).to_pylist():
+            met_by, share = row.pop("_met_by"), row.pop("_share")
+            if share >= _HOT:
+                told[met_by].append({"key": row_json(row), "share": share})
+        return told
 
     @staticmethod
     def _rows_at(state: LiveState, version: int, key: Mapping[str, Any]) -> Sequence[dict[str, Any]]:

@@ -82,6 +82,7 @@ class Server:
             [
                 web.get("/api/stream", self._stream),
                 web.get("/api/shards/{state}/{shard}", self._shard),
+                web.get("/api/shards/{state}/{shard}/keys", self._hottest),
                 web.get("/api/states/{state}", self._describe),
                 web.get("/api/states/{state}/rows", self._rows),
                 web.post("/api/states/{state}/look-up", self._look_up),
@@ -138,9 +139,7 @@ class Server:
         return answer
 
     async def _shard(self, request: web.Request) -> web.Response:
-        number = request.match_info["shard"]
-        shard = int(number) if number.isdecimal() and len(number) < 10 else -1
-        found = self._watching.model.shard(request.match_info["state"], shard)
+        found = self._watching.model.shard(request.match_info["state"], _number(request))
         if found is None:
             return _error(404, InvalidRequestError("there is no such shard (any more)"))
         return web.json_response(dict(found))
@@ -150,6 +149,10 @@ class Server:
     async def _describe(self, request: web.Request) -> web.Response:
         name, part = _place(request)
         return await self._answer(lambda look_ups: look_ups.describe(name, part))
+
+    async def _hottest(self, request: web.Request) -> web.Response:
+        name, shard = request.match_info["state"], _number(request)
+        return await self._answer(lambda look_ups: look_ups.hottest(name, shard))
 
     async def _rows(self, request: web.Request) -> web.Response:
         name, part = _place(request)
@@ -184,6 +187,12 @@ class Server:
                 {"kind": type(error).__name__, "error": "the look-up failed; see the dashboard actor's log"}, status=500
             )
         return web.json_response(found)
+
+
+def _number(request: web.Request) -> int:
+    """Number of a shard; -1 if it is none."""
+    number = request.match_info["shard"]
+    return int(number) if number.isdecimal() and len(number) < 10 else -1
 
 
 def _place(request: web.Request) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from coordinator.metric_table import Sample
 from store_actors.dashboard.model import FleetModel, Update
 
 __all__ = ["FleetSight", "Message", "Watching"]
@@ -69,6 +70,14 @@ class Watching:
         self._running: asyncio.Task[None] | None = None
         self._looked = asyncio.Event()
         self._full: Message | None = None
+        self._failed_looks = 0
+
+    def samples(self) -> list[Sample]:
+        """Figures of the dashboard, as metrics."""
+        return [
+            Sample("statefleet_dashboard_browsers", len(self._subscribers)),
+            Sample("statefleet_dashboard_failed_looks_total", self._failed_looks),
+        ]
 
     def start(self) -> None:
         """Begin to look."""
@@ -115,6 +124,7 @@ class Watching:
                 raise
             except Exception as error:  # whatever it is, the next look may do
                 log.exception("a look at the fleet failed; it is tried again")
+                self._failed_looks += 1
                 self._tell(self.model.unreachable(f"{type(error).__name__}: {error}", self._now_ms()))
                 took_s = 0.0
             await asyncio.sleep(max(_INTERVAL_S, _REST * took_s))

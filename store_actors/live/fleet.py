@@ -16,6 +16,7 @@ from coordinator.errors import InvalidRequestError, SetupError
 from coordinator.names import check_state_name
 from coordinator.storage.uris import normalize_uri, open_object_store
 from coordinator.surroundings import Surroundings
+from store_actors.live.metadata import STATE_METADATA, metadata_of
 from store_actors.live.portable import Opened
 from store_actors.live.shard_reads import Pinned, ShardReads
 from store_actors.live.sources import FleetSource, Source
@@ -25,6 +26,7 @@ from store_actors.live.stored import StoredSource
 
 __all__ = ["LiveFleet", "attach"]
 
+_SCANNERS = 8
 _CONSISTENCIES = MappingProxyType({"committed": Pinned(), "latest": Pinned(is_latest=True)})
 
 
@@ -98,6 +100,8 @@ class LiveFleet:
         self._source = source
         self._opened = opened
         self._clock = surroundings.clock
+        #: Of all scans together: each has a few pieces under way.
+        self._threads = surroundings.threads.pool(_SCANNERS, "statefleet-scan")
         self._reads: dict[str, ShardReads] = {}
 
     def states(self) -> list[str]:
@@ -126,8 +130,36 @@ class LiveFleet:
         if consistency not in _CONSISTENCIES:
             raise InvalidRequestError(f"consistency is one of {', '.join(_CONSISTENCIES)}", consistency=consistency)
         if name not in self._reads:
-            self._reads[name] = ShardReads(self._source, name, self._clock)
+            self._reads[name] = ShardReads(self._source, name, self._clock, self._threads)
         return LiveState(self._reads[name], self._opened, name, part, _CONSISTENCIES[consistency])
+
+    def state_metadata(self, name: str | None = None, version: int | None = None) -> pa.Table:
+        """What stores there are, how many shards, and which batches can be read: as Spark's ``state-metadata`` reader tells it.
+
+        Parameters
+        ----------
+        name
+            A state; all by default.
+        version
+            As of this version of the state; the newest by default.
+
+        Returns
+        -------
+        pyarrow.Table
+            A row for each store of each state. Version n is what batch n - 1 left.
+
+        Raises
+        ------
+        InvalidRequestError
+            There is no such state, or a version is given without a name.
+        VersionNotFoundError
+            There is no such version (any more).
+        """
+        if version is not None and name is None:
+            raise InvalidRequestError("versions are of one state; name it", version=version)
+        views = (self._source.view(one, version, None) for one in ([name] if name is not None else self.states()))
+        rows = [row for view in views if view is not None for row in metadata_of(view)]
+        return pa.Table.from_pylist(rows, STATE_METADATA)
 
     def sql(self, query: str) -> pa.Table:
         """Answer of a query of SQL (DuckDB's) over states, all of them as they were at one moment.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from store_actors.messages import ReadForm
 from store_actors.operators.shown import ShownColumns
 from store_actors.schema import OperatorKind, StateSchema
 
-__all__ = ["Form", "form_of", "parts_of"]
+__all__ = ["Form", "form_of", "named_part", "parts_of"]
 
 _KEYED = (OperatorKind.GROUP_STATE, OperatorKind.TRANSFORM, OperatorKind.PARTITIONS)
 
@@ -81,22 +82,30 @@ class Form:
                 columns=", ".join(self.shown.schema.names),
             )
 
-    def by_shard(self, view: ReadView, leaves: pa.RecordBatch) -> dict[int, tuple[npt.NDArray[np.int64], pa.Table]]:
-        """For each shard that may have rows of some keys: places of its keys, and these."""
-        every = np.arange(leaves.num_rows)
-        there = list(filter(view.has_rows, range(len(view.versions))))
-        if not self.routing or len(view.versions) == 1:
-            keys = pa.Table.from_batches([leaves])
+    def by_shard(
+        self, view: ReadView, leaves: pa.RecordBatch, shards: npt.NDArray[Any] | None
+    ) -> dict[int, tuple[npt.NDArray[np.int64], pa.Table]]:
+        """For each shard that may have rows of some keys, by what :meth:`shards_of` says of them: places of its keys, and these."""
+        there = view.written
+        if shards is None:
+            every, keys = np.arange(leaves.num_rows), pa.Table.from_batches([leaves])
             return {shard: (every, keys) for shard in there if leaves.num_rows}
-        shards = shards_of(leaves, self.routing, len(view.versions))
         order = np.argsort(shards, kind="stable")
         begins = np.searchsorted(shards[order], np.arange(len(view.versions) + 1))
         found = {}
         for shard in there:
             places = order[begins[shard] : begins[shard + 1]]
             if len(places):
-                found[shard] = places, pa.Table.from_batches([leaves.take(pa.array(places))])
+                # Of one key, and of keys that are all on one shard, nothing need be copied: the order is theirs.
+                own = leaves if len(places) == leaves.num_rows else leaves.take(pa.array(places))
+                found[shard] = places, pa.Table.from_batches([own])
         return found
+
+    def shards_of(self, view: ReadView, leaves: pa.RecordBatch) -> npt.NDArray[Any] | None:
+        """Of each key the shard that its rows are on; None where any shard may have them."""
+        if len(view.versions) == 1:
+            return np.zeros(leaves.num_rows, np.int64)
+        return shards_of(leaves, self.routing, len(view.versions)) if self.routing else None
 
 
 def parts_of(view: ReadView) -> tuple[str, ...]:
@@ -127,7 +136,7 @@ def form_of(view: ReadView, part: str, described: StateSchema | None) -> Form | 
     InvalidRequestError
         The state has no such part, or has several and none is named.
     """
-    part = _named_part(view, part)
+    part = named_part(view, part)
     schema = StateSchema.from_json(view.metadata.schema) if view.metadata.schema else None
     if schema is None or schema.operator is OperatorKind.PARTITIONS:
         if described is None:
@@ -144,8 +153,14 @@ def form_of(view: ReadView, part: str, described: StateSchema | None) -> Form | 
     return Form(read, store_name, shown, routing, has_one)
 
 
-def _named_part(view: ReadView, part: str) -> str:
-    """A part by its name, or by what stands after its kind: ``count`` is ``value.count`` if no other variable is called so."""
+def named_part(view: ReadView, part: str) -> str:
+    """A part by its name, or by what stands after its kind: ``count`` is ``value.count`` if no other variable is called so.
+
+    Raises
+    ------
+    InvalidRequestError
+        The state has no such part, or has several and none is named.
+    """
     parts = parts_of(view)
     named = [one for one in parts if one == part] or [one for one in parts if one.partition(".")[2] == part != ""]
     if part != "" or parts:

@@ -39,7 +39,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class PortableScan:
-    """Rows of a version, as :meth:`LiveState.scan <store_actors.live.state.LiveState.scan>` is asked for them."""
+    """Rows of a version, as :meth:`~store_actors.live.scans.StateScans.scan` is asked for them."""
 
     opened: Opened
     name: str
@@ -48,15 +48,17 @@ class PortableScan:
     columns: Sequence[str] | None
     filter: pc.Expression | None
     since: int | None = None
+    partition_id: bool = False
 
     def rows(self) -> RowsByShard:
         """The scan in this process."""
         state = self.opened.fleet().state(self.name, self.part)
         rows: RowsByShard
         if self.since is None:
-            rows = state.at(self.version).scan(self.columns, self.filter)
+            rows = state.at(self.version).scan(self.columns, self.filter, partition_id=self.partition_id)
         else:
-            rows = state.changes(self.since, self.version, columns=self.columns, filter=self.filter)
+            told = {"columns": self.columns, "filter": self.filter, "partition_id": self.partition_id}
+            rows = state.changes(self.since, self.version, **told)
         return rows
 
     def of_shard(self, shard: int) -> Iterator[pa.Table]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +14,7 @@ import pyarrow as pa
 
 from coordinator.errors import SetupError
 from coordinator.reading import ReadView
+from coordinator.surroundings import Pool
 from store_actors.live.forms import Form
 from store_actors.live.portable import PortableScan, ray_datasource
 from store_actors.live.shard_reads import Pinned, ShardReads
@@ -20,7 +25,14 @@ if TYPE_CHECKING:
     import polars as pl
     from ray.data import Dataset
 
-__all__ = ["Rows"]
+__all__ = ["PARTITION_FIELD", "Rows"]
+
+#: Number of the shard that a row is on, where it is asked for; named as by Spark's ``statestore`` reader.
+PARTITION_FIELD = pa.field("partition_id", pa.int32(), nullable=False)
+#: Shards of which a piece is fetched before it is used: as many as keep the cores of a small machine busy.
+_SHARDS_AHEAD = 4
+#: After how long a scan that was begun ahead is begun anew, in seconds: store actors let go of what nobody takes for a minute.
+_STALE_S = 20.0
 
 
 class Rows:
@@ -54,8 +66,9 @@ class Rows:
         self._form, self._asking, self._scan, self._limit = form, asking, scan, limit
         names = form.shown.schema.names if scan.columns is None else scan.columns
         further = () if scan.since is None else CHANGE_FIELDS
+        numbers = (PARTITION_FIELD,) if scan.partition_id else ()
         #: Columns of the rows.
-        self.schema = pa.schema([*(form.shown.schema.field(name) for name in names), *further])
+        self.schema = pa.schema([*(form.shown.schema.field(name) for name in names), *further, *numbers])
 
     @property
     def version(self) -> int:
@@ -68,20 +81,29 @@ class Rows:
         return len(self._view.versions)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
+        if self._limit is None:
+            shards = [partial(self.of_shard, shard) for shard in range(self.num_shards)]
+            for table in _ahead(shards, self._reads.threads, self._reads.elapsed_s):
+                yield from table.to_batches()
+            return
         left = self._limit
         for shard in range(self.num_shards):
             for table in self.of_shard(shard, left):
                 yield from table.to_batches()
-                if left is not None:
-                    left -= table.num_rows
+                left -= table.num_rows
             if left == 0:
                 return
 
-    def of_shard(self, shard: int, limit: int | None = None) -> Iterator[pa.Table]:
+    def of_shard(self, shard: int, limit: int | None = None) -> Generator[pa.Table]:
         """Rows of one shard, a piece at a time."""
         if self._view.has_rows(shard):
             store, since = self._form.store_name, self._scan.since
-            yield from self._reads.scan(self._view, self._pinned, store, self._asking, shard, limit, since)
+            for table in self._reads.scan(self._view, self._pinned, store, self._asking, shard, limit, since):
+                if self._scan.partition_id:
+                    number = pa.repeat(pa.scalar(shard, PARTITION_FIELD.type), table.num_rows)
+                    yield table.append_column(PARTITION_FIELD, number)
+                else:
+                    yield table
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """Arrow's stream, a new one each time: Polars, DuckDB and others take the rows as they are, a piece at a time."""
@@ -139,19 +161,46 @@ class Rows:
         return shards.mapInArrow(self._scan.in_spark, kind)
 
 
-def difference(before: Rows, after: Rows) -> pa.Table:
-    """Rows that only one of two versions has, with ``_change_type``; see :meth:`LiveState.diff`."""
-    # Late: most readers have no need of it.
-    import duckdb
+def _ahead(
+    shards: Sequence[Callable[[], Generator[pa.Table]]], threads: Pool, elapsed_s: Callable[[], float]
+) -> Generator[pa.Table]:
+    """All pieces of some shards, in their order. The first pieces of the next few are on their way while one is used."""
+    waiting: deque[_Begun] = deque()
+    left = deque(shards)
+    try:
+        while left or waiting:
+            while left and len(waiting) < _SHARDS_AHEAD:
+                waiting.append(_Begun.now(left.popleft(), threads, elapsed_s()))
+            if elapsed_s() - waiting[0].begun_s > _STALE_S:
+                # Nothing of it was given out yet, and its store actor may have taken the reader for dead.
+                waiting[0].end()
+                waiting[0] = _Begun.now(waiting[0].begin, threads, elapsed_s())
+            one = waiting[0]
+            if (table := one.first.result()) is not None:
+                yield table
+                yield from one.pieces
+            waiting.popleft()
+    finally:
+        # Store actors are told that nobody takes the rest.
+        for one in waiting:
+            one.end()
 
-    with duckdb.connect() as database:
-        database.register("former", before)
-        database.register("later", after)
-        one_way = "select *, '{kind}' as _change_type from (from {here} except all from {there})"
-        gone, new = (
-            one_way.format(kind="delete", here="former", there="later"),
-            one_way.format(kind="insert", here="later", there="former"),
-        )
-        found = database.sql(f"{gone} union all {new}").to_arrow_table()
-    # Spark's types, as DuckDB was given them.
-    return found.cast(pa.schema([*after.schema, pa.field("_change_type", pa.string())]))
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A shard whose first piece is on its way."""
+
+    begin: Callable[[], Generator[pa.Table]]
+    pieces: Generator[pa.Table]
+    first: Any
+    begun_s: float
+
+    @classmethod
+    def now(cls, begin: Callable[[], Generator[pa.Table]], threads: Pool, now_s: float) -> _Begun:
+        pieces = begin()
+        return cls(begin, pieces, threads.submit(next, pieces, None), now_s)
+
+    def end(self) -> None:
+        with suppress(Exception):  # of rows that nobody wants any more
+            self.first.result()
+        self.pieces.close()

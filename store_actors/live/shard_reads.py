@@ -8,20 +8,22 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from coordinator.errors import StateStoreError, StoreUnavailableError, VersionNotFoundError
+from coordinator.errors import InvalidRequestError, StateStoreError, StoreUnavailableError, VersionNotFoundError
 from coordinator.model import ActorLocation, StateStoreId
 from coordinator.reading import ReadView
-from coordinator.surroundings import Clock
+from coordinator.surroundings import Clock, Pool
 from coordinator.version_figures import VersionFigures
 from store_actors.live.sources import Lost, Source
 from store_actors.messages import FoundRows, ReadRequest
 from store_actors.schema import StateSchema
+from store_actors.serving.shard_heat import HottestKeys
 
 __all__ = ["Pinned", "Plan", "ShardReads"]
 
 Result = TypeVar("Result")
-#: By a view, what is wanted of each row (a pickled :class:`~store_actors.messages.ReadForm`), and the keys to look for in each shard.
-Plan = Callable[[ReadView], tuple[bytes, Mapping[int, pa.Table]]]
+#: By a view, the store to look in, what is wanted of each row (a pickled :class:`~store_actors.messages.ReadForm`), and the keys to
+#: look for in each shard.
+Plan = Callable[[ReadView], tuple[str, bytes, Mapping[int, pa.Table]]]
 
 #: How long the place of a shard is believed without a question, in seconds: a store actor that lost a shard without noticing may be
 #: behind for so long.
@@ -57,10 +59,13 @@ class ShardReads:
         Where they are read.
     name
         The state.
+    clock, threads
+        By which readers wait; where they fetch what comes next.
     """
 
-    def __init__(self, source: Source, name: str, clock: Clock) -> None:
+    def __init__(self, source: Source, name: str, clock: Clock, threads: Pool) -> None:
         self._source = source
+        self.elapsed_s, self.threads = clock.elapsed_s, threads
         self._name = name
         self._clock = clock
         #: The newest view, and when it was known to be.
@@ -101,14 +106,14 @@ class ShardReads:
 
     # -- reading --------------------------------------------------------------------------------------------------
 
-    def find(self, pinned: Pinned, store_name: str, plan: Plan) -> tuple[ReadView, dict[int, FoundRows]]:
+    def find(self, pinned: Pinned, plan: Plan) -> tuple[ReadView, dict[int, FoundRows]]:
         """Rows of some keys, by shard: all of one version, unless the latest ones are asked for.
 
         A shard that has nothing newer than the version proves that it is the newest: then nobody else is asked.
         """
 
         def look(view: ReadView) -> dict[int, FoundRows] | None:
-            return self._found(view, pinned, store_name, plan)
+            return self._found(view, pinned, plan)
 
         return self._read(pinned, look)
 
@@ -153,7 +158,7 @@ class ShardReads:
         """Columns of a store that only its user knows; None if no partition has it."""
 
         def look(view: ReadView) -> tuple[StateSchema | None] | None:
-            for shard in filter(view.has_rows, range(len(view.versions))):
+            for shard in view.written:
                 request = self._request(view, shard, pinned, store_name, form)
                 try:
                     found = self._source.describe(view.location(shard), request)
@@ -163,6 +168,23 @@ class ShardReads:
             return (None,)
 
         return self._read(pinned, look)[1][0]
+
+    def hottest_keys(self, shard: int, most: int) -> HottestKeys:
+        """Keys of a shard that were met most often lately.
+
+        Raises
+        ------
+        InvalidRequestError
+            There is no such shard.
+        """
+
+        def look(view: ReadView) -> HottestKeys:
+            if not 0 <= shard < len(view.versions):
+                raise InvalidRequestError("the state has no such shard", shard=shard, shards=len(view.versions))
+            store_id = StateStoreId(view.root, 0, view.partitions[shard])
+            return self._source.hottest_keys(view.location(shard), store_id, most)
+
+        return self._read(Pinned(), look)[1]
 
     def _read(self, pinned: Pinned, look: Callable[[ReadView], Result | None]) -> tuple[ReadView, Result]:
         """What is found by a view of now, or by one that proves to be; None asks for another one."""
@@ -191,9 +213,9 @@ class ShardReads:
                 return True
         return self.view() is view
 
-    def _found(self, view: ReadView, pinned: Pinned, store_name: str, plan: Plan) -> dict[int, FoundRows] | None:
+    def _found(self, view: ReadView, pinned: Pinned, plan: Plan) -> dict[int, FoundRows] | None:
         """Outcomes of a view, with a call to each store actor concerned, all under way at once; None if some are of no use."""
-        form, keys = plan(view)
+        store_name, form, keys = plan(view)
         grouped: dict[ActorLocation | None, list[int]] = {}
         for shard in keys:
             grouped.setdefault(view.location(shard), []).append(shard)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -11,12 +12,13 @@ from ray.exceptions import RayActorError, RayTaskError
 from coordinator.calls import Actors
 from coordinator.client import CoordinatorClient
 from coordinator.errors import StateStoreError, StoreUnavailableError
-from coordinator.model import ActorLocation
+from coordinator.model import ActorLocation, StateStoreId
 from coordinator.reading import ReadView, ViewId
 from coordinator.surroundings import Clock
 from coordinator.version_figures import VersionFigures
-from store_actors.messages import FewRows, FoundRows, ReadRequest
+from store_actors.messages import FEW_BYTES, FewRows, FoundRows, ReadRequest
 from store_actors.schema import StateSchema
+from store_actors.serving.shard_heat import HottestKeys
 
 __all__ = ["FleetSource", "Lost", "Outcome", "Source"]
 
@@ -61,6 +63,9 @@ class Source(Protocol):
     def describe(self, where: ActorLocation | None, request: ReadRequest) -> StateSchema | None:
         """Columns of a store; None as of an outcome."""
 
+    def hottest_keys(self, where: ActorLocation | None, store_id: StateStoreId, most: int) -> HottestKeys:
+        """Keys of a shard that were met most often lately."""
+
 
 class FleetSource:
     """The store actors of a fleet that runs.
@@ -93,7 +98,11 @@ class FleetSource:
         self, where: ActorLocation | None, requests: Sequence[ReadRequest], keys: Sequence[pa.Table]
     ) -> Callable[[], Sequence[Outcome]]:
         """See :class:`Source`."""
-        reference = self._handle(where).find_rows.remote(list(requests), [FewRows(one) for one in keys])
+        asked, handle = (list(requests), [FewRows(one) for one in keys]), self._handle(where)
+        if sum(one.nbytes for one in keys) <= FEW_BYTES:
+            few = handle.find_few.remote(pickle.dumps(asked, protocol=pickle.HIGHEST_PROTOCOL))
+            return lambda: pickle.loads(self._answer(few))
+        reference = handle.find_rows.remote(*asked)
         return lambda: self._answer(reference)
 
     def scan(self, where: ActorLocation | None, request: ReadRequest, limit: int | None) -> Iterator[pa.Table] | None:
@@ -116,6 +125,14 @@ class FleetSource:
         """See :class:`Source`."""
         schema: StateSchema | None = self._answer(self._handle(where).describe_store.remote(request))
         return schema
+
+    def hottest_keys(self, where: ActorLocation | None, store_id: StateStoreId, most: int) -> HottestKeys:
+        """See :class:`Source`."""
+        if where is None:
+            return HottestKeys(None, None)
+        asked = self._handle(where).hottest_keys.remote(store_id.state_name, store_id.partition_id, most)
+        found: HottestKeys = self._answer(asked)
+        return found
 
     def _handle(self, where: ActorLocation | None) -> Any:
         """Handle of the store actor that has a shard, or of any if none has.

@@ -2,67 +2,35 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping, Sequence
-from functools import reduce
-from operator import and_
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from coordinator.errors import InvalidRequestError
-from coordinator.model import DEFAULT_STORE
 from coordinator.reading import ReadView
 from coordinator.version_figures import VersionFigures
-from store_actors.live.forms import Form, form_of, parts_of
-from store_actors.live.portable import Opened, PortableScan
-from store_actors.live.rows import Rows, difference
-from store_actors.live.shard_reads import Pinned, ShardReads
-from store_actors.messages import FoundRows, ReadForm
-from store_actors.schema import StateSchema
+from store_actors.engine.hot_keys import SHARE_COLUMN
+from store_actors.live.compared import Side, differing
+from store_actors.live.forms import Form, parts_of
+from store_actors.live.keys import Answers, FoundKey, Keys, key_table, one_each
+from store_actors.live.scans import StateScans
+from store_actors.live.shard_reads import Pinned
 
-__all__ = ["FOUND_COLUMN", "LiveState"]
+__all__ = ["LiveState"]
 
-#: Last column of :meth:`LiveState.multi_get` where a key has one row: whether it is there.
-FOUND_COLUMN = "__found"
-
-#: What is given as keys: a table, or rows.
-Keys: TypeAlias = pa.Table | pa.RecordBatch | Sequence[Mapping[str, Any]]
-#: What rows are chosen by: an expression over shown columns, or what :func:`pyarrow.parquet.filters_to_expression` takes.
-Filter: TypeAlias = pc.Expression | list[Any]
+#: By what a key was met, and what part of all it had at least.
+HEAT_FIELDS = (pa.field("_met_by", pa.string()), pa.field("_share", pa.float64()))
 
 
-class LiveState:
+class LiveState(StateScans):
     """A state's rows. Made by ``fleet.state(name)``; making one costs nothing.
 
     Reads hold up no batch and change nothing. By default each sees the newest version that *all* shards of all operators of the query
     have committed: what one finished batch left.
-
-    Parameters
-    ----------
-    reads
-        The way to its shards.
-    opened
-        How other processes come to it.
-    name, part
-        The state, and which of its parts: ``left`` or ``right`` of a join, a state variable, a keyed store; empty for the only one.
-    pinned
-        Which version is read.
     """
-
-    def __init__(
-        self, reads: ShardReads, opened: Opened, name: str, part: str = "", pinned: Pinned | None = None
-    ) -> None:
-        self.name = name
-        self._opened = opened
-        self.part = part
-        self._reads = reads
-        self._pinned = pinned or Pinned()
-        self._former: tuple[Mapping[str, Any], int, Form] | None = None
 
     def __repr__(self) -> str:
         return f"LiveState({', '.join(map(repr, filter(None, (self.name, self.part))))})"
@@ -77,12 +45,12 @@ class LiveState:
     @property
     def schema(self) -> pa.Schema:
         """Columns of the rows, keys first."""
-        return self._form(self._view()).shown.schema
+        return self._shown().schema
 
     @property
     def keys(self) -> tuple[str, ...]:
         """Names of the key columns."""
-        return self._form(self._view()).shown.keys
+        return self._shown().keys
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -108,9 +76,6 @@ class LiveState:
         """
         self._reads.view(version)
         return LiveState(self._reads, self._opened, self.name, self.part, Pinned(version))
-
-    def _view(self) -> ReadView:
-        return self._reads.view(self._pinned.version)
 
     # -- by key ---------------------------------------------------------------------------------------------------
 
@@ -152,8 +117,44 @@ class LiveState:
         form = self._form(self._reads.believed(self._pinned))
         if not form.shown.keys:
             return self.scan(columns, limit=1).to_arrow().to_pylist(), form
-        form, found = self._find([key], columns)
-        return [row for _, one in found for row in one.rows.to_pylist()], form
+        found = self._find([key], columns)
+        return [row for _, one in found.answers.values() for row in one.rows.to_pylist()], found.form
+
+    def find(self, key: Mapping[str, Any], *, columns: Sequence[str] | None = None) -> FoundKey:
+        """All rows of a key, as :meth:`get_all`, with the query, the shard and the version that they are of.
+
+        The row of a state without keys is always one of a committed version.
+
+        Raises
+        ------
+        InvalidRequestError
+            As :meth:`get`.
+        """
+        form = self._form(self._reads.believed(self._pinned))
+        if not form.shown.keys:
+            return self._only_row(columns)
+        found = self._find([key], columns)
+        view, having = found.view, [shard for shard, (_, one) in found.answers.items() if one.rows.num_rows]
+        if found.shards is not None:
+            shard: int | None = int(found.shards[0])
+        else:
+            shard = having[0] if len(having) == 1 else None
+        answer = None if shard is None else found.answers.get(shard)
+        return FoundKey(
+            tuple(row for _, one in found.answers.values() for row in one.rows.to_pylist()),
+            self.name,
+            view.metadata.query_id,
+            shard,
+            view.version if answer is None else answer[1].version,
+        )
+
+    def _only_row(self, columns: Sequence[str] | None) -> FoundKey:
+        """The row of a state without keys."""
+        view = self._view()
+        rows = self._scan(columns, None, None, 1, view, pinned=Pinned(view.version))
+        having = ((shard, table) for shard in range(rows.num_shards) for table in rows.of_shard(shard, 1))
+        shard, table = next(having, (None, rows.schema.empty_table()))
+        return FoundKey(tuple(table.to_pylist()), self.name, view.metadata.query_id, shard, view.version)
 
     def multi_get(self, keys: Keys, *, columns: Sequence[str] | None = None) -> pa.Table:
         """Rows of many keys, all of one version, in the order of the keys.
@@ -177,114 +178,73 @@ class LiveState:
         """
         form = self._form(self._reads.believed(self._pinned))
         wanted = None if columns is None else [*dict.fromkeys((*form.shown.keys, *columns))]
-        asked = _table(keys, form)
-        form, found = self._find(asked, wanted)
+        asked = key_table(keys, form)
+        found = self._find(asked, wanted)
+        form, answers = found.form, found.answers.values()
         of_keys = pa.schema([form.shown.schema.field(name) for name in wanted or form.shown.schema.names])
-        rows = pa.concat_tables([of_keys.empty_table(), *(one.rows for _, one in found)])
-        places = np.concatenate([np.empty(0, np.int64), *(own[one.places] for own, one in found)])
+        rows = pa.concat_tables([of_keys.empty_table(), *(one.rows for _, one in answers)])
+        places = np.concatenate([np.empty(0, np.int64), *(own[one.places] for own, one in answers)])
         if not form.has_one:
             return rows.take(pa.array(np.argsort(places, kind="stable")))
-        return _one_each(asked, rows, places, form)
+        return one_each(asked, rows, places, form)
 
-    def _find(
-        self, keys: Keys, columns: Sequence[str] | None
-    ) -> tuple[Form, list[tuple[npt.NDArray[np.int64], FoundRows]]]:
-        """What each shard found, with the places of the keys that were its own."""
-        made: dict[int, tuple[npt.NDArray[np.int64], pa.Table]] = {}
-        used: list[Form] = []
+    def _find(self, keys: Keys, columns: Sequence[str] | None) -> Answers:
+        """What each shard that may have some of the keys found of them."""
+        used: list[tuple[Form, npt.NDArray[Any] | None, dict[int, tuple[npt.NDArray[np.int64], pa.Table]]]] = []
 
-        def plan(view: ReadView) -> tuple[bytes, Mapping[int, pa.Table]]:
+        def plan(view: ReadView) -> tuple[str, bytes, Mapping[int, pa.Table]]:
             form = self._form(view)
-            made.clear()
-            made.update(form.by_shard(view, form.shown.key_leaves(_table(keys, form))))
-            used[:] = [form]
-            return form.asking(columns), {shard: own for shard, (_, own) in made.items()}
+            leaves = form.shown.key_leaves(key_table(keys, form))
+            shards = form.shards_of(view, leaves)
+            made = form.by_shard(view, leaves, shards)
+            used[:] = [(form, shards, made)]
+            return form.store_name, form.asking(columns), {shard: own for shard, (_, own) in made.items()}
 
-        store_name = self._form(self._reads.believed(self._pinned)).store_name
-        _, found = self._reads.find(self._pinned, store_name, plan)
-        return used[0], [(made[shard][0], one) for shard, one in sorted(found.items())]
+        view, found = self._reads.find(self._pinned, plan)
+        ((form, shards, made),) = used
+        return Answers(view, form, shards, {shard: (made[shard][0], one) for shard, one in sorted(found.items())})
 
-    # -- many rows ------------------------------------------------------------------------------------------------
-
-    def scan(
-        self, columns: Sequence[str] | None = None, filter: Filter | None = None, limit: int | None = None
-    ) -> Rows:
-        """All rows of one version, or those that are chosen, in no particular order; read when they are iterated.
-
-        Parameters
-        ----------
-        columns
-            Which to give; all by default.
-        filter
-            Rows for which it is true: a :class:`pyarrow.compute.Expression`, or a list such as ``[("n", ">", 5)]`` as
-            :func:`pyarrow.parquet.read_table` takes it. It is evaluated where the rows are.
-        limit
-            Most rows to give.
-
-        Raises
-        ------
-        InvalidRequestError
-            There is no such column.
-        """
-        return self._scan(columns, *_expression(filter), limit)
-
-    def _scan(
-        self,
-        columns: Sequence[str] | None,
-        chosen: pc.Expression | None,
-        filtered: Sequence[str] | None,
-        limit: int | None,
-        view: ReadView | None = None,
-        since: int | None = None,
-    ) -> Rows:
-        # Pinned now: however slowly it is read, it is one version.
-        view = view or self._view()
-        form = self._form(view)
-        asking = form.filtering(columns, chosen, filtered)
-        scan = PortableScan(self._opened, self.name, self.part, view.version, columns, chosen, since)
-        return Rows(self._reads, view, self._pinned, form, asking, scan, limit)
-
-    def changes(
-        self,
-        since: int,
-        until: int | None = None,
-        *,
-        columns: Sequence[str] | None = None,
-        filter: Filter | None = None,
-    ) -> Rows:
-        """What each commit after one version, up to another, did to the state's rows.
-
-        Parameters
-        ----------
-        since, until
-            Versions; the newest by default.
-        columns, filter
-            As :meth:`scan`; the filter may look at the columns of changes, too, if it is an expression.
+    def hottest_keys(self, shard: int, most: int = 10) -> pa.Table:
+        """Keys of a shard that batches and readers met most often lately, as a few of them are counted by the store actor that has it.
 
         Returns
         -------
-        Rows
-            Rows as each commit left them, and those that it removed as they were last; with ``_change_type`` (``upsert`` or
-            ``delete``), ``_commit_version`` and ``_commit_timestamp``. Shard by shard; of a shard in the order of its commits.
+        pyarrow.Table
+            Key columns; ``_met_by``: ``batches`` (by their rows; not of functions, which keep state of their own) or ``look_ups``; and
+            ``_share``, the part of all that the key had at least. Hottest first, `most` of each kind; none where nobody counted, as
+            offline.
 
         Raises
         ------
         InvalidRequestError
-            There is no such column, or `until` is before `since`.
-        VersionNotFoundError
-            The commits are not retained; told when they are read.
+            There is no such shard.
         """
-        if until is not None and until < since:
-            raise InvalidRequestError("changes are of later versions than the one given", since=since, until=until)
-        return self._scan(columns, *_expression(filter), None, self._reads.view(until), since)
+        found, shown = self._reads.hottest_keys(shard, most), self._shown()
+        fields = [*(shown.schema.field(name) for name in shown.keys), *HEAT_FIELDS]
+        tables = [pa.schema(fields).empty_table()]
+        for kind, told in (("batches", found.written), ("look_ups", found.looked_up)):
+            if told is not None:
+                columns = [pa.repeat(kind, told.num_rows), told.column(SHARE_COLUMN)]
+                keys = shown.keys_of(told.drop_columns([SHARE_COLUMN]))
+                for field, column in zip(HEAT_FIELDS, columns, strict=True):
+                    keys = keys.append_column(field, column)
+                tables.append(keys)
+        return pa.concat_tables(tables)
 
-    def diff(self, before: int, after: int | None = None) -> pa.Table:
+    # -- what differs ---------------------------------------------------------------------------------------------
+
+    def diff(self, before: int, after: int | None = None, *, limit: int | None = None) -> pa.Table:
         """Rows in which two versions differ.
+
+        Where the commits between them are retained, only keys that these touched are compared. Else it is all rows of both, shard by
+        shard, or all of them at once if the state was rescaled in between.
 
         Parameters
         ----------
         before, after
             Retained versions; the newest by default.
+        limit
+            Most rows to give.
 
         Returns
         -------
@@ -296,106 +256,16 @@ class LiveState:
         ------
         VersionNotFoundError
             One of them is not retained.
+        InvalidRequestError
+            They have other columns.
         """
         newest = self.version if after is None else after
-        return difference(self.at(before).scan(), self.at(newest).scan())
+        former, later = (self.at(version)._side() for version in (before, newest))
+        changed = None
+        if later.form.shown.keys and former.rows.schema == later.rows.schema:
+            changed = self.changes(*sorted((before, newest)), columns=later.form.shown.keys)
+        return differing(former, later, changed, limit, self._reads.figures)
 
-    def prefix_scan(
-        self, prefix: Mapping[str, Any], columns: Sequence[str] | None = None, limit: int | None = None
-    ) -> Rows:
-        """Rows whose leading key columns have these values.
-
-        Raises
-        ------
-        InvalidRequestError
-            These are not the leading key columns, or a value is of a wrong type.
-        """
-        form = self._form(self._reads.believed(self._pinned))
-        leading = form.shown.keys[: len(prefix)]
-        if not prefix or set(leading) != set(prefix):
-            raise InvalidRequestError(
-                "a prefix is made of the leading key columns",
-                keys=", ".join(form.shown.keys),
-                got=", ".join(prefix),
-            )
-        parts = [_is(form.shown.schema.field(name), prefix[name]) for name in leading]
-        return self._scan(columns, reduce(and_, parts), leading, limit)
-
-    # -- how it is asked for --------------------------------------------------------------------------------------
-
-    def _form(self, view: ReadView) -> Form:
-        told, epoch = view.metadata.schema, view.id.epoch
-        if self._former is not None and self._former[0] == told and (told or self._former[1] == epoch):
-            return self._former[2]
-        form = form_of(view, self.part, None)
-        if form is None:
-            form = form_of(view, self.part, self._described())
-            assert form is not None
-        self._former = told, epoch, form
-        return form
-
-    def _described(self) -> StateSchema:
-        """Columns of a store that only its user knows."""
-        form = pickle.dumps(ReadForm(None, is_keyed=True))
-        found = self._reads.describe(self._pinned, self.part or DEFAULT_STORE, form)
-        if found is None:
-            raise InvalidRequestError(
-                "nothing was ever written to the store, so nobody knows its columns", state=self.name, part=self.part
-            )
-        return found
-
-
-def _table(keys: Keys, form: Form) -> pa.Table:
-    """Keys as a table of the key columns as they are shown.
-
-    Raises
-    ------
-    InvalidRequestError
-        A column is missing or unknown, or a value is of a wrong type.
-    """
-    if isinstance(keys, pa.RecordBatch):
-        return pa.Table.from_batches([keys])
-    if isinstance(keys, pa.Table):
-        return keys
-    names = form.shown.keys
-    for key in keys:
-        if set(key) != set(names):
-            raise InvalidRequestError(
-                "a key has a value for each key column", keys=", ".join(names), got=", ".join(key)
-            )
-    fields = [form.shown.schema.field(name) for name in names]
-    return pa.table([_array([key[one.name] for key in keys], one) for one in fields], names=list(names))
-
-
-def _array(values: list[Any], field: pa.Field) -> pa.Array:
-    try:
-        return pa.array(values, field.type)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise InvalidRequestError(
-            "a value does not fit its key column", column=field.name, type=str(field.type), cause=error
-        ) from error
-
-
-def _is(field: pa.Field, value: Any) -> pc.Expression:
-    column = pc.field(field.name)
-    return column.is_null() if value is None else column == _array([value], field)[0]
-
-
-def _expression(chosen: Filter | None) -> tuple[pc.Expression | None, list[str] | None]:
-    """A filter, and the columns that it looks at if that is known."""
-    if chosen is None or isinstance(chosen, pc.Expression):
-        return chosen, None
-    flat = [one for some in chosen for one in (some if isinstance(some, list) else [some])]
-    return pq.filters_to_expression(chosen), [*dict.fromkeys(name for name, _, _ in flat)]
-
-
-def _one_each(asked: pa.Table, rows: pa.Table, places: npt.NDArray[np.int64], form: Form) -> pa.Table:
-    """A row for each key that was asked for, also for those that are not there."""
-    where = np.full(asked.num_rows, -1, np.int64)
-    where[places] = np.arange(len(places))
-    is_found = where >= 0
-    keys = form.shown.keys
-    values = rows.drop_columns([name for name in rows.column_names if name in keys])
-    chosen = values.take(pa.array(where, mask=~is_found))
-    columns = {name: asked.column(name) for name in keys} | {name: chosen.column(name) for name in values.column_names}
-    return pa.table(columns).append_column(pa.field(FOUND_COLUMN, pa.bool_(), nullable=False), pa.array(is_found))
+    def _side(self) -> Side:
+        view = self._view()
+        return Side(self._reads, view, self._form(view), self._scan(None, None, None, None, view))

@@ -9,7 +9,7 @@ import pyarrow as pa
 from coordinator.core import StateLedger
 from coordinator.errors import InvalidRequestError, StateStoreError
 from coordinator.manifest_log import ManifestLog
-from coordinator.model import PYTHON_QUERY_ID, ActorLocation, LoadPlans, StateMetadata
+from coordinator.model import PYTHON_QUERY_ID, ActorLocation, LoadPlans, StateMetadata, StateStoreId
 from coordinator.names import is_state_name
 from coordinator.reading import ReadView, ViewId, cut_of, finished, read_view
 from coordinator.storage.protocol import ObjectStore
@@ -21,6 +21,7 @@ from store_actors.schema import StateSchema
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.reads import Reads
+from store_actors.serving.shard_heat import HottestKeys
 from store_actors.serving.stored_rows import StoredRows
 
 __all__ = ["StoredSource"]
@@ -37,20 +38,22 @@ class StoredSource:
 
     def __init__(self, objects: ObjectStore, surroundings: Surroundings) -> None:
         self._objects = objects
+        self._lock = surroundings.threads.lock()
         self._logs: dict[str, ManifestLog] = {}
+        #: Fixed facts of the states that are there, as long as their logs go on.
+        self._known: dict[str, StateMetadata] = {}
         self._ledgers: dict[str, StateLedger] = {}
         loader = Loader(objects, StoreMetrics(), surroundings)
         operators, keyed = (StoredRows(loader, surroundings.hash_seed, is_keyed=one) for one in (False, True))
         self._reads = Reads(operators, keyed, self, surroundings)
 
     def names(self) -> list[str]:
-        return [name for name in self._objects.folders() if is_state_name(name) and self._log(name).load_metadata()]
+        return [name for name in self._objects.folders() if is_state_name(name) and self._found(name) is not None]
 
     def view(self, name: str, version: int | None, known: ViewId | None) -> ReadView | None:
-        created, ledger = self._created(name), self._ledger(name)
+        ledger, created = self._ledger(name), self._created(name)
         others = [] if version is not None else [finished(*one) for one in self._beside(name, ledger.query_id)]
-        view = read_view(ledger, created, cut_of(finished(ledger, created), others), version)
-        return None if view.id == known else view
+        return read_view(ledger, created, cut_of(finished(ledger, created), others), version, known)
 
     def figures(self, name: str, count: int) -> tuple[VersionFigures, ...]:
         newest = self.view(name, None, None)
@@ -65,17 +68,25 @@ class StoredSource:
         InvalidRequestError
             There is no such state.
         """
-        created = self._log(name).load_metadata()
+        created = self._found(name)
         if created is None:
             raise InvalidRequestError("there is no such state in the object store; nothing was changed", state=name)
         return created
 
+    def _found(self, name: str) -> StateMetadata | None:
+        """The state's fixed facts; None if there is no such state."""
+        if name not in self._known:
+            created = self._log(name).load_metadata()
+            if created is None:
+                return None
+            self._known[name] = created
+        return self._known[name]
+
     def _beside(self, name: str, query_id: str) -> Iterator[tuple[StateLedger, StateMetadata]]:
         """The other states of a state's query."""
-        for other in self.names() if query_id != PYTHON_QUERY_ID else ():
-            created, ledger = self._log(other).load_metadata(), self._ledger(other)
-            if other != name and created is not None and ledger.query_id == query_id:
-                yield ledger, created
+        for other in self.names() if query_id not in ("", PYTHON_QUERY_ID) else ():
+            if other != name and (ledger := self._ledger(other)).query_id == query_id:
+                yield ledger, self._created(other)
 
     def load_plans(self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]) -> LoadPlans:
         """See :class:`~store_actors.serving.reads.Planner`."""
@@ -106,6 +117,9 @@ class StoredSource:
     def describe(self, where: ActorLocation | None, request: ReadRequest) -> StateSchema | None:
         return self._reads.describe(request)
 
+    def hottest_keys(self, where: ActorLocation | None, store_id: StateStoreId, most: int) -> HottestKeys:
+        return HottestKeys(None, None)  # nobody counts where nothing runs
+
     def _log(self, name: str) -> ManifestLog:
         if name not in self._logs:
             self._logs[name] = ManifestLog(self._objects, name, "")
@@ -113,7 +127,11 @@ class StoredSource:
 
     def _ledger(self, name: str) -> StateLedger:
         """The ledger as the log has it now."""
-        log = self._log(name)
-        if name not in self._ledgers or not log.is_newest():
-            self._ledgers[name] = log.load()
-        return self._ledgers[name]
+        # A log that several threads load has the place of one and the ledger of another.
+        with self._lock:
+            log = self._log(name)
+            if name not in self._ledgers or not log.is_newest():
+                self._ledgers[name] = log.load()
+                # With another log it may be another state of that name.
+                self._known.pop(name, None)
+            return self._ledgers[name]

@@ -201,6 +201,17 @@ class ShownColumns:
         results = results_of(state, replace(self._schema, keys=(), accumulators=tuple(made.values())))
         return columns | {name: results.column(name).combine_chunks() for name in results.column_names}
 
+    def keys_of(self, leaves: pa.Table) -> pa.Table:
+        """Key columns as they are shown, of key columns of the state's rows: what :meth:`key_leaves` takes apart."""
+        trees = {name: self._trees[name] for name in self._key_trees}
+        schema = pa.schema([(name, tree.type) for name, tree in trees.items()])
+        shown = []
+        for piece in leaves.to_batches():
+            columns = dict(zip(piece.schema.names, piece.columns, strict=True))
+            arrays = [tree.array(columns, piece.num_rows) for tree in trees.values()]
+            shown.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
+        return pa.Table.from_batches(shown, schema=schema)
+
     def key_leaves(self, keys: pa.Table) -> pa.RecordBatch:
         """Key columns of the state's rows (``StateSchema.input_keys``, in their order and types), of shown ones.
 

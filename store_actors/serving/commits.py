@@ -141,7 +141,14 @@ class Commits:
             self._write(deltas)
             # Of all the stores together, so told with one of them.
             apply_ms, write_ms = _ms(applied_s - begun_s), _ms(clock.elapsed_s() - applied_s)
-            entries[0] = replace(entries[0], apply_ms=apply_ms, write_ms=write_ms)
+            entries[0] = replace(
+                entries[0],
+                apply_ms=apply_ms,
+                write_ms=write_ms,
+                bring_ms=lineage.bring_ms,
+                load_bytes=lineage.load_bytes,
+                failures=dict(lineage.failures),
+            )
             counted = tuple(self._coordinator.commit_all(lease.store_id.state_name, entries))
             if counted[0].attempt_id == entries[0].attempt_id:
                 pending.commit()
@@ -150,6 +157,7 @@ class Commits:
             else:
                 self._adopt(pending, counted, entries)
         except BaseException as error:
+            lineage.failures[type(error).__name__] += 1
             if self._counts_for_sure_not(error):
                 self._discard([entry.file for entry in entries])
             raise
@@ -289,6 +297,7 @@ def describe_commit(
         committed_at_ms=committed_at_ms,
         executor=task.executor,
         batch_time_ms=task.batch_time_ms,
+        is_import=task.is_import,
         store_name=store_id.store_name,
     )
     return entry, data

@@ -12,6 +12,7 @@ from typing import Generic, Protocol, TypeVar
 import pyarrow as pa
 
 from coordinator.errors import CorruptStateError
+from coordinator.logs import about
 from coordinator.model import CommitEntry, LoadPlans, Parent, StateStoreId, StateStoreProviderId
 from coordinator.surroundings import Lock, Surroundings
 from store_actors.engine.table_view import ShardView
@@ -155,15 +156,15 @@ class HeldPartitions(Generic[Kind]):
         for stale in opened.stale:
             self.unload(stale.store_id, wait=False)
         with self._memory.using(store_id):
-            self._bring(held, base, opened.loading)
+            self._bring(held, store_id, base, opened.loading)
         return opened.loading
 
-    def _bring(self, held: Kind, base: int, loading: LoadPlans) -> None:
+    def _bring(self, held: Kind, store_id: StateStoreId, base: int, loading: LoadPlans) -> None:
         match held.lineage.stand(base, loading.attempt_id, loading.made()):
             case Stand.LOAD:
                 held.forget()
             case Stand.GO_ON:
-                self._go_on(held, base, loading)
+                self._go_on(held, store_id, base, loading)
             case stand:
                 self._go_back(held, base, stand)
 
@@ -180,12 +181,12 @@ class HeldPartitions(Generic[Kind]):
             held.lineage.went_back(base)
             self._metrics.rollbacks += 1
 
-    def _go_on(self, held: Kind, base: int, loading: LoadPlans) -> None:
+    def _go_on(self, held: Kind, store_id: StateStoreId, base: int, loading: LoadPlans) -> None:
         try:
             deltas = held.go_on(loading, base, self._loader)
         except CorruptStateError as error:
             # A snapshot may make up for the file.
-            log.warning("falling back to loading a shard from its start: %s", error)
+            log.warning("falling back to loading a shard from its start: %s", error, extra=_fields(store_id, held))
             deltas = None
         except BaseException:
             held.forget()
@@ -316,7 +317,7 @@ class HeldPartitions(Generic[Kind]):
             names = [store.name for store in offer.stores]
             loading = self._coordinator.load_plans(store_id.state_name, store_id.partition_id, sys.maxsize, names)
             with self._memory.using(store_id):
-                self._bring(held, loading.newest_version(), loading)
+                self._bring(held, store_id, loading.newest_version(), loading)
             return held.lineage.version if held.lineage.is_held else 0
 
     def follow(self, told: Followed) -> bool:
@@ -377,7 +378,11 @@ class HeldPartitions(Generic[Kind]):
                     self._write_snapshots(store_id, held)
             except Exception as error:  # whatever it is, the other shards have their turn
                 self._metrics.maintenance_failed(store_id.path(), error)
-                log.exception("maintenance of a shard failed; it is tried again in the next round: %s", store_id.path())
+                log.exception(
+                    "maintenance of a shard failed; it is tried again in the next round: %s",
+                    store_id.path(),
+                    extra=_fields(store_id, held),
+                )
             else:
                 self._metrics.maintenance_succeeded(store_id.path())
 
@@ -401,7 +406,9 @@ class HeldPartitions(Generic[Kind]):
             except Exception as error:  # whatever it is, the other states have their turn
                 self._metrics.maintenance_failed(name, error)
                 log.exception(
-                    "where a state's shards are cannot be learned; it is asked again in the next round: %s", name
+                    "where a state's shards are cannot be learned; it is asked again in the next round: %s",
+                    name,
+                    extra={"state": name},
                 )
             else:
                 self._metrics.maintenance_succeeded(name)
@@ -433,6 +440,12 @@ class HeldPartitions(Generic[Kind]):
                 held.lineage.snapshot_written(deltas)
 
 
+def _fields(store_id: StateStoreId, held: Held) -> dict[str, object]:
+    """Fields of a log line about a partition."""
+    lineage = held.lineage
+    return about(store_id, run=lineage.run_id or None, version=lineage.version, epoch=lineage.epoch)
+
+
 def _as_snapshot(held: Held, store: GivenStore, rows: Frozen) -> Iterator[pa.Table]:
     # A store may have no rows, and is at the version nevertheless.
     yield as_snapshot(store.schema.row_schema().empty_table(), store.schema)
@@ -453,6 +466,10 @@ class ServedPartitions(Generic[Kind]):
     def next_piece(self, offer_id: str) -> tuple[int, pa.Table] | None:
         """See :meth:`HeldPartitions.next_piece`."""
         return self._held.next_piece(offer_id)
+
+    def count(self) -> int:
+        """Partitions in memory."""
+        return sum(held.lineage.is_held for _, held in self._held.items())
 
     def newest(self, store_id: StateStoreId) -> tuple[int, str]:
         """See :meth:`HeldPartitions.newest`."""

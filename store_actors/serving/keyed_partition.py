@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from coordinator.errors import FencedError, OperationOutOfOrderError
 from coordinator.model import CommitEntry, LoadPlan, LoadPlans, StateStoreId
-from coordinator.surroundings import Lock
+from coordinator.surroundings import Lock, Surroundings
 from store_actors.engine.table_view import ShardView
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.keyed.shard import KeyedShard, ReadHandle, UpdateHandle
@@ -266,8 +266,8 @@ class Positioner:
         Knows which commits count.
     loader
         Reads files.
-    hash_seed
-        Of :class:`~coordinator.surroundings.Surroundings`.
+    surroundings
+        Of the process: seed of hashes, and clock.
     memory
         The process's memory.
     """
@@ -277,10 +277,11 @@ class Positioner:
         held: HeldPartitions[Partition],
         coordinator: CoordinatorRef,
         loader: Loader,
-        hash_seed: int,
+        surroundings: Surroundings,
         memory: StoreMemory,
     ) -> None:
-        self._hash_seed = hash_seed
+        self._hash_seed = surroundings.hash_seed
+        self._clock = surroundings.clock
         self._memory = memory
         self._held = held
         self._coordinator = coordinator
@@ -309,9 +310,11 @@ class Positioner:
         if partition.lineage.is_hot(lease.epoch, run_id, base) and partition.has(request.stores):
             return
         names = [spec.name for spec in request.stores]
+        begun_s = self._clock.elapsed_s()
         loading = self._held.bring_to(partition, lease.store_id, run_id, base, names)
+        load_bytes = 0 if partition.lineage.is_held else loading.file_bytes()
         self._load_missing(partition, request, loading)
-        partition.lineage.leased(lease.epoch, run_id)
+        partition.lineage.leased(lease.epoch, run_id, round(1000 * (self._clock.elapsed_s() - begun_s)), load_bytes)
 
     def _load_missing(self, partition: Partition, request: OpenRequest, loading: LoadPlans) -> None:
         """Load the stores that memory has not, or not with the columns asked for."""

@@ -83,7 +83,7 @@ class KeyedStores(ServedPartitions[Partition]):
             objects, coordinator, loader, metrics, surroundings, piece_bytes, is_keyed=True, standbys=standbys
         )
         self._held = HeldPartitions(Partition, surroundings, coordinator, self._commits, loader, metrics, memory)
-        self._positioner = Positioner(self._held, coordinator, loader, surroundings.hash_seed, memory)
+        self._positioner = Positioner(self._held, coordinator, loader, surroundings, memory)
         self._sessions = Sessions(lock(), self._new_id, self._clock.elapsed_s)
 
     # -- opening --------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ that made it and the few versions before. A batch brings a lease (its epoch) and
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -68,6 +69,10 @@ class Lineage:
         The counted commits, one a store, that made the version; none if it was loaded.
     deltas
         Commits since the last snapshot: what loading would replay.
+    bring_ms, load_bytes
+        How long it took to bring memory to the version that the next commit builds on, and bytes of the files that were read for it.
+    failures
+        Commits that failed since the last one that counted, by error.
     """
 
     is_held: bool = False
@@ -77,6 +82,9 @@ class Lineage:
     attempts: dict[int, str] = field(default_factory=dict)
     newest: tuple[CommitEntry, ...] = ()
     deltas: int = 0
+    bring_ms: int = 0
+    load_bytes: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
 
     def is_hot(self, epoch: int, run_id: str, base: int) -> bool:
         """Whether memory is at a lease's base version beyond doubt.
@@ -127,9 +135,10 @@ class Lineage:
         self.is_held, self.version, self.newest, self.deltas = True, base, (), deltas
         self.attempts = {base: counted} if counted else {}
 
-    def leased(self, epoch: int, run_id: str) -> None:
+    def leased(self, epoch: int, run_id: str, bring_ms: int = 0, load_bytes: int = 0) -> None:
         """Memory was brought to the base version of a lease."""
         self.epoch, self.run_id = epoch, run_id
+        self.bring_ms, self.load_bytes = bring_ms, load_bytes
 
     def unleased(self) -> None:
         """Memory is a copy of what another store actor has: no lease that was here says anything of it."""
@@ -142,6 +151,8 @@ class Lineage:
         for version in [one for one in self.attempts if one < self.version - _KNOWN_ATTEMPTS]:
             del self.attempts[version]
         self.deltas += 1
+        self.bring_ms = self.load_bytes = 0
+        self.failures.clear()
 
     def snapshot_written(self, deltas: int) -> None:
         """A snapshot was stored that has so many of the deltas in it."""

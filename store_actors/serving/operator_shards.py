@@ -13,6 +13,7 @@ from functools import partial
 
 import pyarrow as pa
 
+from coordinator.errors import InvalidRequestError
 from coordinator.model import DEFAULT_STORE, CommitEntry, LoadPlans, StateStoreId
 from coordinator.storage.protocol import ObjectStore
 from coordinator.surroundings import Lock, Surroundings
@@ -25,7 +26,7 @@ from store_actors.schema import StateSchema
 from store_actors.serving.commits import Commits, Delta, Standbys, describe_commit
 from store_actors.serving.coordinator_ref import CoordinatorRef
 from store_actors.serving.evolution import groups_adapter
-from store_actors.serving.files import PIECE_BYTES, schema_of
+from store_actors.serving.files import PIECE_BYTES, as_snapshot, schema_of
 from store_actors.serving.frozen_store import FrozenStore
 from store_actors.serving.handing_over import Given, fill
 from store_actors.serving.held import HeldPartitions, ServedPartitions
@@ -153,6 +154,18 @@ class _PendingChange:
         return results_of(emitted, self.shard.schema)
 
 
+class _NothingPending:
+    """Of an import, which memory has no part in; see :class:`~store_actors.serving.commits.Pending`."""
+
+    def commit(self) -> None:
+        """Memory stays empty."""
+
+    abort = commit
+
+    def adopt(self, entry: CommitEntry, rows: pa.Table) -> None:
+        """Memory stays empty, whichever attempt counts."""
+
+
 class OperatorShards(ServedPartitions[_HeldShard]):
     """Shards of one process. Thread-safe: one lock a shard, so shards proceed side by side.
 
@@ -186,6 +199,7 @@ class OperatorShards(ServedPartitions[_HeldShard]):
         self.metrics = metrics or StoreMetrics()
         self._coordinator = coordinator
         self._hash_seed = surroundings.hash_seed
+        self._clock = surroundings.clock
         self._loader = Loader(objects, self.metrics, surroundings, memory.ahead_bytes)
         self._commits = Commits(
             objects, coordinator, self._loader, self.metrics, surroundings, piece_bytes, standbys=standbys
@@ -242,13 +256,15 @@ class OperatorShards(ServedPartitions[_HeldShard]):
             held.forget()
         run_id = request.task.run_id
         if not held.lineage.is_hot(lease.epoch, run_id, base):
+            begun_s, load_bytes = self._clock.elapsed_s(), 0
             loading = self._held.bring_to(held, lease.store_id, run_id, base, (DEFAULT_STORE,))
             if not held.lineage.is_held:
                 with self._memory.loading(lease.store_id, base):
                     in_memory = self._in_memory(request)
                     held.shard, deltas = self._loaded(lease.store_id, loading, request.schema, in_memory)
                 held.lineage.loaded(base, loading.attempt_id, deltas)
-            held.lineage.leased(lease.epoch, run_id)
+                load_bytes = loading.file_bytes()
+            held.lineage.leased(lease.epoch, run_id, round(1000 * (self._clock.elapsed_s() - begun_s)), load_bytes)
         assert held.shard is not None
         return held.shard
 
@@ -311,6 +327,66 @@ class OperatorShards(ServedPartitions[_HeldShard]):
             raise
         assert pending.emitted is not None
         held.emitted = self._memory.kept(request.lease.store_id, pending.emitted)
+
+    def import_rows(self, request: ApplyRequest, rows: pa.Table) -> CommitEntry:
+        """Make rows of state, as they are, the first version of a shard, of a query that kept its state elsewhere until then.
+
+        A repeated call changes nothing. Memory has none of it afterwards: the query's first batch reads the file.
+
+        Raises
+        ------
+        InvalidRequestError
+            The shard has an earlier version.
+        FencedError
+            A newer owner or run holds the shard; nothing was counted.
+        StorageUnavailableError, StoreUnavailableError, CommitUnknownError
+            Storage or coordinator failed; the import is to be repeated.
+        """
+        task, version = request.task, request.task.batch_id + 1
+        # A standby would take a copy of what no memory has.
+        lease = replace(request.lease, standbys=())
+        if request.base_version:
+            raise InvalidRequestError(
+                "a state is imported as its first version, and this one has others; nothing was changed; use another name",
+                state=task.state_name,
+                version=request.base_version,
+            )
+        watermarks = request.watermarks
+        change = Change(
+            version=version,
+            base_version=0,
+            delta=as_snapshot(rows, request.schema),
+            rows_updated=rows.num_rows,
+            rows_removed=0,
+            rows_in=0,
+            rows_late=0,
+            watermark_ms=watermarks.input_ms,
+        )
+
+        def describe(attempt_id: str, now_ms: int) -> Sequence[Delta]:
+            delta = describe_commit(
+                change,
+                task=task,
+                lease=lease,
+                store_id=lease.store_id,
+                attempt_id=attempt_id,
+                committed_at_ms=now_ms,
+                schema=request.schema,
+                state_rows=rows.num_rows,
+                state_bytes=_bytes(rows),
+                watermarks=watermarks,
+            )
+            return (delta,)
+
+        held = self._held.of(lease.store_id)
+        with held.lock:
+            held.forget()
+            try:
+                with self._memory.working(lease.store_id, version, 0, 2 * _bytes(rows)):
+                    (counted,) = self._commits.commit(lease, held.lineage, _NothingPending(), describe)
+            finally:
+                held.forget()
+        return counted
 
     def read(self, store_id: StateStoreId, version: int, schema: StateSchema) -> pa.Table:
         """All rows of any retained version, in ``row_schema``, from storage; what is in memory is not touched.

@@ -352,6 +352,7 @@ def test_unsupported_requests_are_refused_when_the_query_is_built(
         fleet.stateful(feed.stream(), name=name, outputMode="upsert")
 
 
+@pytest.mark.replay
 def test_a_query_that_does_not_fit_the_state_is_refused(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:

@@ -127,6 +127,13 @@ def test_state_is_read(statefleet: Statefleet, clicks: str, tmp_path: Path, wher
     assert "s ago" in statefleet.text("versions", clicks, *where) or "min ago" in statefleet.text(
         "versions", clicks, *where
     )
+    changed = statefleet.json("changes", clicks, "1", "2", "--columns", "user", "--limit", "1000", *where)
+    assert {(one["_change_type"], one["_commit_version"]) for one in changed} == {("upsert", 2)}
+    assert len({one["user"] for one in changed}) == USERS
+    assert "(20 rows; there may be more" in statefleet.text("changes", clicks, "0", *where)
+    differing = statefleet.json("diff", clicks, "2", "3", "--limit", "1000", *where)
+    assert sum(one["n"] * (1 if one["_change_type"] == "insert" else -1) for one in differing) == ROWS
+    assert "no rows" in statefleet.text("diff", clicks, "3", *where)
     file = tmp_path / "clicks.parquet"
     assert statefleet.json("export", clicks, str(file), *where)["rows"] == USERS
     by_user = sorted(pq.read_table(file).to_pylist(), key=lambda one: one["user"])

@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import os
 import shutil
+import signal
 import socket
 import time
 import urllib.error
@@ -236,6 +237,38 @@ def test_a_page_goes_on_when_its_server_or_the_coordinator_dies(opened: Open, cl
     told = opened.told  # type: ignore[attr-defined]
     assert all("net::ERR_" in one for one in told), told
     told.clear()
+
+
+@pytest.mark.replay
+def test_a_coordinator_that_hangs_and_dies_is_told_of_and_comes_back(opened: Open, clicks: Clicks) -> None:
+    page = opened(f"#/queries/{STATE}")
+    pid = clicks.fleet._coordinator.watch({})["coordinator"]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    expect(page.locator("#banner")).to_contain_text("The coordinator does not answer", timeout=20_000)
+    expect(page.locator("#live-text")).to_have_text("coordinator away")
+    os.kill(pid, signal.SIGKILL)
+    expect(page.locator("#live-text")).to_have_text("live", timeout=60_000)
+    expect(page.locator("#banner")).to_be_hidden()
+    clicks.batch()
+    expect(page.locator(".facts")).to_contain_text(clicks.shown_version, timeout=15_000)
+    page.goto(page.url.partition("#")[0] + "#/events")
+    expect(page.locator(".log")).to_contain_text("the coordinator answers (pid ")
+
+
+def test_the_hottest_keys_of_a_shard_are_shown(opened: Open, clicks: Clicks) -> None:
+    state = clicks.fleet.state(STATE)
+    shard = state.find({"user": "u7"}).shard
+    for _ in range(40):
+        state.get({"user": "u7"})
+    told = state.hottest_keys(shard).to_pylist()
+    (own,) = [one for one in told if one["_met_by"] == "look_ups" and one["user"] == "u7"]
+    assert own["_share"] > 0.5
+    # Each user has a row in each batch, and there are some users on a shard.
+    assert {one["user"] for one in told if one["_met_by"] == "batches"} <= set(USERS)
+    page = opened()
+    page.locator(f'[data-shard="{STATE}/{shard}"]').click()
+    expect(page.locator("dialog")).to_contain_text("Hottest keys, lately")
+    expect(page.locator("dialog tr", has_text="look-ups")).to_contain_text("user u7")
 
 
 def test_elsewhere_than_on_the_loopback_only_who_has_the_token_is_shown_anything(

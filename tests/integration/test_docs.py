@@ -14,14 +14,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_jobs.fleet import Fleet
+from tests.code_blocks import blocks_of
 from tests.integration.streams import Feed, Run, short_list
 
-TEXT = (Path(__file__).parents[2] / "docs" / "operators.md").read_text()
-#: By the name of the state; what has no result is no query.
+#: By the name of the state.
 EXAMPLES = {
-    re.search(r'name="([^"]+)"', code)[1]: code  # type: ignore[index]
-    for code in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-    if re.search(r"^result = ", code, re.MULTILINE)
+    re.search(r'name="([^"]+)"', block.code)[1]: block.code  # type: ignore[index]
+    for block in blocks_of("tests/integration/test_docs.py::test_example")
 }
 TIME = pa.timestamp("us", tz="UTC")
 STREAMS = {

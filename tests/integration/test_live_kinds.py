@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,14 @@ def test_open_sessions_and_the_one_global_group(fleet: sf.Fleet, visits: Feed, n
     found = sorted((row["session_window"]["start"], row["count"]) for row in state.get_all({"user": "ann"}))
     assert found == [(NOON, 2), (NOON + dt.timedelta(minutes=1), 1)]
     running(fleet.stateful(visits.stream(), name=f"{name}-all").groupBy().agg(F.sum("ms").alias("total")))
-    assert fleet.state(f"{name}-all").get({}) == {"total": 200}
+    whole = fleet.state(f"{name}-all")
+    assert whole.get({}) == {"total": 200}
+    found = whole.find({})
+    assert found.rows == ({"total": 200},)
+    assert found.shard is not None
+    assert whole.at(found.version).scan(partition_id=True).to_arrow().to_pylist() == [
+        {"total": 200, "partition_id": found.shard}
+    ]
     assert fleet.state(f"{name}-all").keys == ()
 
 
@@ -125,6 +133,16 @@ def test_state_variables_and_timers_of_a_processor(fleet: sf.Fleet, visits: Feed
         pages.get({"user": "ann"})
     (timer,) = fleet.state(name, "default").get_all({"user": "bob"})
     assert timer["timer"] == NOON + dt.timedelta(hours=1)
+    told = {row["stateStoreName"]: row for row in fleet.state_metadata(name).to_pylist()}
+    assert {store: row["_numColsPrefixKey"] for store, row in told.items()} == {
+        "default": 1,
+        "value.last": 0,
+        "list.all": 1,
+    }
+    assert json.loads(told["default"]["operatorProperties"])["stateVariables"] == [
+        {"stateName": "last", "stateVariableType": "ValueState"},
+        {"stateName": "all", "stateVariableType": "ListState"},
+    ]
 
 
 def test_a_state_is_read_across_its_rescales(fleet: sf.Fleet, visits: Feed, name: str, tmp_path: Path) -> None:
@@ -145,6 +163,7 @@ def test_a_state_is_read_across_its_rescales(fleet: sf.Fleet, visits: Feed, name
         for version in (1, 2, 3):
             assert state.at(version).get({"user": "ann"}) == {"user": "ann", "total": 149 + version}
             assert state.at(version).scan().to_arrow().num_rows == 2 + version
-        assert [row["user"] for row in state.diff(2, 3).to_pylist() if row["_change_type"] == "insert"]
+        differing = sorted((row["user"], row["_change_type"]) for row in state.diff(2, 3).to_pylist())
+        assert differing == [("ann", "delete"), ("ann", "insert"), ("new2", "insert")]
         with pytest.raises(sf.VersionNotFoundError, match="rescaled since"):
             state.changes(0).to_arrow()

@@ -85,6 +85,7 @@ def test_closing_early_emits_in_the_same_batch_and_drops_what_it_says(
         fleet.stateful(marked, name=name, closing="late")
 
 
+@pytest.mark.replay
 def test_anything_may_stand_between_the_watermark_and_the_operator(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
@@ -244,6 +245,7 @@ class Heard(StreamingQueryListener):
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None: ...
 
 
+@pytest.mark.replay
 def test_progress_tells_of_the_state_as_of_sparks_own(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:

@@ -84,6 +84,7 @@ def windowed(frame: Any) -> DataFrame:
     return counts.select(F.col("window.start").cast("long").alias("start"), "count")
 
 
+@pytest.mark.replay
 def test_a_filter_on_another_column_moves_the_watermark_as_in_spark(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:

@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import replace
 from typing import Any
 
-from coordinator import service
+from coordinator import versions
 from coordinator.cleaning_rules import check_age
 from coordinator.core import Counted, StateLedger
 from coordinator.errors import CommitUnknownError, FencedError, LogConflictError, StateStoreError
@@ -247,7 +247,7 @@ READ_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "a reader is given the newest version of each shard": (reads, "_wanted", _newest_of_each_shard),
     "a reader believes whatever it knew": (ShardReads, "_is_newest", _any_view_believed),
     "a reader sees the change that is being made": (VersionView, "_catch_up", _pending_change_shown),
-    "a version is read before all shards have it": (service, "finished", _shards_not_waited_for),
+    "a version is read before all shards have it": (versions, "finished", _shards_not_waited_for),
 }
 #: Those that are sought where states are rescaled; see BUGS.
 RESCALE_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {

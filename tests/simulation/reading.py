@@ -15,6 +15,7 @@ from store_actors.live.shard_reads import Pinned, ShardReads
 from store_actors.live.sources import FleetSource
 from store_actors.messages import ReadForm
 from store_actors.schema import StateSchema
+from tests.simulation.clock import SimulatedThreads
 from tests.simulation.scheduler import Party, Violation
 from tests.simulation.workload import AggregationWorkload, Groups, compare, groups_of
 
@@ -44,7 +45,7 @@ class Reader(Party):
         scheduler = self._world.scheduler
         try:
             source = FleetSource(self._world.new_coordinator_client(), self._world.actors, self._world.clock)
-            reads = ShardReads(source, self._state, self._world.clock)
+            reads = ShardReads(source, self._state, self._world.clock, SimulatedThreads(scheduler).pool(1, "scan"))
             for _ in range(8):
                 self._read(reads)
         except StateStoreError as error:
@@ -60,18 +61,17 @@ class Reader(Party):
         behind_s = _BEHIND_S if world.weather.strikes else 0.0
         oldest = world.finished_by(world.clock.elapsed_s() - behind_s)
 
-        def plan(view: ReadView) -> tuple[bytes, dict[int, pa.Table]]:
+        def plan(view: ReadView) -> tuple[str, bytes, dict[int, pa.Table]]:
             schema = StateSchema.from_json(view.metadata.schema)
             keys = pa.Table.from_batches([workload.all_keys(schema)])
-            there = list(filter(view.has_rows, range(len(view.versions))))
-            return pickle.dumps(ReadForm(schema, is_keyed=False)), dict.fromkeys(there, keys)
+            return DEFAULT_STORE, pickle.dumps(ReadForm(schema, is_keyed=False)), dict.fromkeys(view.written, keys)
 
-        view, found = reads.find(Pinned(), DEFAULT_STORE, plan)
+        view, found = reads.find(Pinned(), plan)
         self._check(view, {shard: groups_of(one.rows) for shard, one in found.items()}, "looked up")
         if view.version < oldest:
             raise Violation(f"{self.name}: version {view.version} was read, and {oldest} was finished long before")
         world.scheduler.fault(self.name, "read")
-        form = plan(view)[0]
+        form = plan(view)[1]
         scanned: dict[int, Groups] = {}
         for shard in found:
             pieces = list(reads.scan(view, Pinned(), DEFAULT_STORE, form, shard, None))

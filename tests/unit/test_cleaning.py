@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import pytest
 
+from coordinator.branching import Branching
 from coordinator.cleaner import Cleaner
 from coordinator.cleaning_rules import ListingSchedule, check_age
 from coordinator.core import Record, StateLedger
@@ -84,18 +85,36 @@ class Office:
     """One coordinator: a keeper of the state's log and a cleaner, as the coordinator actor has them."""
 
     def __init__(self, objects: ObjectStore, name: str) -> None:
-        self.keeper = LedgerKeeper(ManifestLog(objects, "s", name))
-        self.cleaner = Cleaner(objects, Maintenance(grace_s=GRACE_S), MachineClock())
+        self.objects, self.name = objects, name
+        self.keepers: dict[str, LedgerKeeper] = {}
+        self.keeper = self.of("s")
+        self.cleaner = Cleaner(objects, Maintenance(grace_s=GRACE_S), MachineClock(), self.opened)
+        self.branching = Branching(self.opened, MachineClock(), GRACE_S)
 
-    async def begin(self, run: str, batch: int) -> CommitEntry:
+    def of(self, state_name: str) -> LedgerKeeper:
+        """The keeper of a state's ledger."""
+        if state_name not in self.keepers:
+            self.keepers[state_name] = LedgerKeeper(ManifestLog(self.objects, state_name, self.name))
+        return self.keepers[state_name]
+
+    async def opened(self, state_name: str) -> LedgerKeeper:
+        keeper = self.of(state_name)
+        if keeper.ledger is None:
+            await keeper.open()
+        return keeper
+
+    async def begin(self, run: str, batch: int, state_name: str = "s") -> CommitEntry:
         """A commit of a new run, not counted yet."""
-        task = TaskIdentity("s", "query", run, batch, 0, 0, "executor")
-        grant = await self.keeper.submit(lambda ledger: ledger.decide_lease(task, HERE, Living(), StayElseLocal()))
+        task = TaskIdentity(state_name, "query", run, batch, 0, 0, "executor")
+        keeper = await self.opened(state_name)
+        grant = await keeper.submit(lambda ledger: ledger.decide_lease(task, HERE, Living(), StayElseLocal()))
         version = batch + 1
         begun = entry(grant, version)
-        return replace(begun, file=f"s/0/0/{version}-{ord(run[-1]):x}.delta", committed_at_ms=int(time.time() * 1000))
+        return replace(
+            begun, file=f"{state_name}/0/0/{version}-{ord(run[-1]):x}.delta", committed_at_ms=int(time.time() * 1000)
+        )
 
-    async def count(self, begun: CommitEntry) -> None:
+    async def count(self, begun: CommitEntry, state_name: str = "s") -> None:
         """As ``Coordinator.commit_partitions``."""
 
         def decide(ledger: StateLedger) -> tuple[list[Record], None]:
@@ -104,10 +123,10 @@ class Office:
                 check_age(begun.file, begun.committed_at_ms, int(time.time() * 1000), GRACE_S)
             return records, None
 
-        await self.keeper.submit(decide)
+        await (await self.opened(state_name)).submit(decide)
 
-    async def clean(self) -> list[str]:
-        cleaned = await self.cleaner.clean(self.keeper, "s", dry_run=False)
+    async def clean(self, state_name: str = "s") -> list[str]:
+        cleaned = await self.cleaner.clean(await self.opened(state_name), state_name, dry_run=False)
         return [file["path"] for file in cleaned["files"]]
 
 

@@ -25,8 +25,8 @@ from statefleet.commands.reading import _value
 from tests.unit.test_verify import STORED
 
 COMMANDS = (
-    "status", "queries", "shards", "metrics", "dashboard", "get", "scan", "sql", "versions", "export", "move", "drain", "rebalance",
-    "rescale", "verify", "gc", "stop", "doctor",
+    "status", "queries", "shards", "metrics", "dashboard", "get", "scan", "sql", "versions", "changes", "diff", "export", "move",
+    "drain", "rebalance", "rescale", "branch", "verify", "gc", "stop", "doctor",
 )  # fmt: skip
 #: A row of the stored state of clicks.
 ROW = {"k0": "2026-01-01T00:02:50+00:00", "k1": "user-0b", "a0_max": 33, "a1_count": 1, "a2_min": 33}
@@ -165,6 +165,23 @@ def test_no_bar_is_drawn_where_nobody_looks(capsys: pytest.CaptureFixture[str]) 
     with progress("long work", 10) as show:
         show(5)
     assert capsys.readouterr() == ("", "")
+
+
+def test_what_changed_between_versions_is_told(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def told(*arguments: str) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = Told(capsys, [*arguments, "--offline", "--json"]).json
+        return rows
+
+    differing, changed = told("diff", uri, "clicks", "42", "43"), told("changes", uri, "clicks", "42")
+    assert {one["_commit_version"] for one in changed} == {43}
+    written = [{name: one[name] for name in ROW} for one in changed if one["_change_type"] == "upsert"]
+    inserted = [{name: one[name] for name in ROW} for one in differing if one["_change_type"] == "insert"]
+    assert inserted
+    assert all(row in written for row in inserted)
+    assert told("changes", uri, "clicks", "42", "42") == told("diff", uri, "clicks", "43") == []
+    assert len(told("diff", uri, "clicks", "42", "--limit", "3")) == 3
+    assert "_change_type" in Told(capsys, ["diff", uri, "clicks", "42", "--offline"]).out
+    assert "no such version" in Told(capsys, ["diff", uri, "clicks", "1", "--offline"]).err
 
 
 @pytest.mark.parametrize("where", ["false", "a0_max > 30 AND a0_max < 20"])

@@ -184,10 +184,8 @@ def test_a_look_up_that_fails_says_so(page: Page) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_it_stays_usable_with_a_thousand_shards_and_fifty_queries(browser: Browser) -> None:
-    """Figures of a machine that nothing else uses are in docs/dashboard.md; these are bounds for any."""
-    found = measure(browser, 50, 1000)
+def test_an_update_is_small_however_many_shards_there_are(browser: Browser) -> None:
+    """How long it takes with a thousand shards is measured by benchmarks.dashboard; figures are in docs/dashboard.md."""
+    found = measure(browser, 10, 400, 2)
     for part in ("map", "queries", "one query"):
-        assert found[part]["bytes of an update"] < 300_000, found
-        assert found[part]["first shown after ms"] < 5000, found
-        assert found[part]["ms to show an update"] < 500, found
+        assert 0 < found[part]["bytes of an update"] < 120_000, found

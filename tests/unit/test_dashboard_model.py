@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.fed_fleet import FedFleet
+from coordinator.batch_phases import PHASES, phases
 from store_actors.dashboard.differences import apply_difference, difference
 from store_actors.dashboard.events import Event, EventKind, Seen, events_between
 from store_actors.dashboard.model import FleetModel
-from store_actors.dashboard.view import PHASES, phases
 
 NOW_MS = 1_735_689_600_000
 ROWS = st.dictionaries(st.sampled_from("abc"), st.none() | st.integers(0, 2), max_size=3)
@@ -202,23 +202,15 @@ def test_snapshots_and_versions_let_go_of_are_told_together() -> None:
     )
 
 
-def test_a_commit_that_took_far_longer_than_usual_is_told() -> None:
-    fleet = FedFleet(1, 3)
-    for _ in range(5):
-        told = fleet.watch({})
-    before = replace(seen(), queries={one["name"]: one for one in told["queries"]})
-    (query,) = before.queries.values()
-    newest = query["batches"][-1]
-
-    def after(took_ms: int, counted: int = 3) -> Seen:
-        slow = {**newest, "version": newest["version"] + 1, "write_longest_ms": took_ms, "shards_counted": counted}
-        return changed(before, batches=[*query["batches"][1:], slow], version=newest["version"] + 1)
-
-    event = only(before, after(4000))
-    assert (event.kind, event.is_bad) == (EventKind.SLOW, True)
-    assert "took 4000 ms" in event.text
-    assert events_between(before, after(90), NOW_MS) == []
-    assert events_between(before, after(4000, counted=2), NOW_MS) == [], "the batch goes on"
+def test_a_slow_batch_is_told_once_in_the_coordinators_words() -> None:
+    before = seen()
+    slow = {"number": 3, "at_ms": NOW_MS - 9, "batch_id": 7, "shard": 1, "took_ms": 9000, "text": "batch 7 took 9.0 s"}
+    after = changed(before, slow_batches=[slow])
+    event = only(before, after)
+    assert (event.kind, event.at_ms, event.shard, event.is_bad) == (EventKind.SLOW, NOW_MS - 9, 1, True)
+    assert event.text == "batch 7 took 9.0 s"
+    assert events_between(after, changed(after, rows_late=1), NOW_MS) == []
+    assert only(after, changed(after, slow_batches=[{**slow, "number": 1, "text": "anew"}])).text == "anew"
 
 
 # -- the model ----------------------------------------------------------------------------------------------------

@@ -32,7 +32,15 @@ from store_actors.dashboard.watching import Watching
 
 STATIC = Path(server_module.__file__).with_name("static")
 TOKEN = "a-token-that-nobody-guesses"
-PATHS = ["/", "/api/stream", "/main.js", "/api/shards/query-00/0", "/api/states/query-00", "/nothing"]
+PATHS = [
+    "/",
+    "/api/stream",
+    "/main.js",
+    "/api/shards/query-00/0",
+    "/api/shards/query-00/0/keys",
+    "/api/states/query-00",
+    "/nothing",
+]
 
 
 @pytest.fixture(scope="module")

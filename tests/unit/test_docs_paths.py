@@ -11,8 +11,19 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 #: Where a path of the repository begins.
-TOPS = {"benchmarks", "coordinator", "docs", "spark_jobs", "statefleet", "store_actors", "tests"}
-_SUFFIXES = (".py", ".md", ".toml", ".html", ".yaml", ".properties")
+TOPS = {
+    "benchmarks",
+    "coordinator",
+    "deploy",
+    "docs",
+    "docs_site",
+    "examples",
+    "spark_jobs",
+    "statefleet",
+    "store_actors",
+    "tests",
+}
+_SUFFIXES = (".py", ".md", ".toml", ".html", ".yaml", ".yml", ".properties")
 
 _FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _IN_BACKTICKS = re.compile(r"`([^`\n]+)`")

@@ -37,7 +37,7 @@ def test_files_that_killed_writers_left_are_no_objects_and_are_cleaned_away_once
 
     async def cleaned() -> list[str]:
         keeper = LedgerKeeper(ManifestLog(store, "s", "coordinator"))
-        cleaner = Cleaner(store, Maintenance(grace_s=60), clock)
+        cleaner = Cleaner(store, Maintenance(grace_s=60), clock, no_branches)
         clock.later_s = 100
         return [file["path"] for file in (await cleaner.clean(keeper, "s", dry_run=False))["files"]]
 
@@ -50,6 +50,10 @@ def test_files_that_killed_writers_left_are_no_objects_and_are_cleaned_away_once
         "s/0/0/.tmp-alive",
     ]
     assert len(store.list("s/0")) == 2
+
+
+async def no_branches(state_name: str) -> LedgerKeeper:
+    raise AssertionError(f"nobody has branched {state_name}")
 
 
 class Doubtful(LocalObjectStore):
@@ -78,7 +82,7 @@ def test_no_record_goes_for_a_checkpoint_that_may_not_outlive_a_power_loss(tmp_p
     async def clean() -> None:
         keeper = LedgerKeeper(ManifestLog(store, "s", "coordinator"))
         await keeper.open()
-        cleaner = Cleaner(store, Maintenance(grace_s=60), clock)
+        cleaner = Cleaner(store, Maintenance(grace_s=60), clock, no_branches)
         clock.later_s = 100
         store.doubts = True
         with pytest.raises(StorageUnavailableError, match="a sync failed"):

@@ -39,6 +39,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "spark_jobs.run_listener",
         "spark_jobs.shadow_moves",
     ),
+    "imports": ("spark_jobs.imports",),
     "transformWithState": ("spark_jobs.transform",),
     "functions with state": ("spark_jobs.functions",),
     "operators' plans": ("spark_jobs.operators",),
@@ -79,11 +80,15 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "compiled code on disk": ("store_actors.compiled_code",),
     "coordinator client": ("coordinator.client", "coordinator.deploy", "coordinator.calls"),
     "coordinator actor": ("coordinator.actor",),
+    "metrics to Ray": ("coordinator.metric_export",),
     "the coordinator": (
         "coordinator.active_instances",
+        "coordinator.branching",
         "coordinator.leasing",
+        "coordinator.observing",
         "coordinator.placements",
         "coordinator.service",
+        "coordinator.versions",
     ),
     "the log": (
         "coordinator.cleaner",
@@ -94,13 +99,16 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "coordinator's rules": (
         "coordinator.assignments",
+        "coordinator.batch_phases",
         "coordinator.batch_result",
         "coordinator.batch_times",
+        "coordinator.branches",
         "coordinator.checkpoints",
         "coordinator.cleaning_rules",
         "coordinator.compatibility",
         "coordinator.core",
         "coordinator.details",
+        "coordinator.fleet_samples",
         "coordinator.fleet_view",
         "coordinator.generations",
         "coordinator.history",
@@ -112,16 +120,19 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "coordinator.records",
         "coordinator.registry",
         "coordinator.rescaling",
+        "coordinator.slow_batches",
         "coordinator.spreading",
+        "coordinator.state_counters",
         "coordinator.status",
         "coordinator.version_figures",
     ),
     "storage": ("coordinator.storage",),
-    "surroundings": ("coordinator.surroundings",),
+    "surroundings": ("coordinator.logs", "coordinator.surroundings"),
     "words": (
         "coordinator.errors",
         "coordinator.maintenance",
         "coordinator.memory_options",
+        "coordinator.metric_table",
         "coordinator.model",
         "coordinator.names",
         "coordinator.text",
@@ -242,7 +253,14 @@ def test_only_shells_know_ray_and_only_spark_jobs_knows_spark() -> None:
         tops = {one.partition(".")[0] for one in imported}
         if not name.startswith(("spark_jobs", "statefleet")):
             assert not tops & {"pyspark", "raydp", "py4j"}, name
-            may_know = ("coordinator actor", "coordinator client", "store actor", "live state", "the dashboard")
+            may_know = (
+                "coordinator actor",
+                "coordinator client",
+                "metrics to Ray",
+                "store actor",
+                "live state",
+                "the dashboard",
+            )
             assert room_of(name) in may_know or "ray" not in tops, name
 
 

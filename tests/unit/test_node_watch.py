@@ -14,7 +14,7 @@ from spark_jobs.executor_places import ExecutorPlaces
 from spark_jobs.node_watch import NodeWatch, WatchedFleet
 from spark_jobs.plan.executors import Executor
 from spark_jobs.ray_nodes import RayNode, RestartingExecutor
-from spark_jobs.session.spark_session import EXECUTOR_RESOURCES, MAX_EXECUTORS, STORE_RESOURCE
+from spark_jobs.session.settings import EXECUTOR_RESOURCES, MAX_EXECUTORS, STORE_RESOURCE
 
 GIB = 2.0**30
 

@@ -39,6 +39,7 @@ from coordinator.storage.memory import MemoryObjectStore
 from store_actors.messages import ApplyRequest, ShardInput
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from store_actors.serving.operator_shards import OperatorShards
+from tests.code_blocks import blocks_of
 from tests.unit.test_coordinator import Living
 
 SCHEMA = StateSchema(
@@ -270,15 +271,15 @@ def test_complete_mode_gives_every_group_also_to_a_retry() -> None:
 def test_the_format_document_reads_a_version_without_this_package() -> None:
     """Runs the code in docs/format.md over real deltas."""
     import io
-    from pathlib import Path
 
     fleet = Fleet()
     for batch, values in enumerate(("aab", "bc", "a")):
         fleet.apply(batch, values)
-    text = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
     namespace: dict[str, Any] = {}
-    for block in text.split("```python")[1:]:
-        exec(block.split("```")[0], namespace)
+    for block in blocks_of(
+        "tests/unit/test_operator_shards.py::test_the_format_document_reads_a_version_without_this_package"
+    ):
+        exec(compile(block.code, str(block), "exec"), namespace)
     files = [io.BytesIO(fleet.objects.get(entry.file)) for entry in fleet.coordinator.plan(9).deltas]
     read = namespace["read_version"](files, ["v"])
     assert {row["v"]: row["n"] for row in read} == {"a": 3, "b": 2, "c": 1}

@@ -10,12 +10,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from coordinator.branches import first_record
 from coordinator.core import StateLedger
-from coordinator.errors import InvalidRequestError
+from coordinator.errors import InvalidRequestError, VersionNotFoundError
 from coordinator.generations import Generation
-from coordinator.model import DEFAULT_STORE, LoadPlan, SnapshotEntry, StateMetadata
+from coordinator.model import DEFAULT_STORE, CommitEntry, LoadPlan, SnapshotEntry, StateMetadata
 from coordinator.placement import StayElseLocal
-from coordinator.records import Committed, Record, SnapshotAdded
+from coordinator.reading import finished, read_view
+from coordinator.records import Committed, Record, Rescaled, RunStarted, SnapshotAdded
 from coordinator.rescaling import decide_ask, decide_shards, first_generation
 from tests.unit.test_coordinator import ROOT, Living, actor, entry, task, through_json
 
@@ -186,6 +188,24 @@ class RescaleMachine(RuleBasedStateMachine):
     def reload(self) -> None:
         self.ledger = StateLedger.from_json(ROOT, json.loads(json.dumps(self.ledger.to_json())))
 
+    @rule(pick=st.integers(0, 100))
+    def go_on_from_a_branch(self, pick: int) -> None:
+        """Another query takes the history over at one of the versions that are retained."""
+        newest = len(self.truth) - 1
+        version = newest - pick % 4
+        try:
+            begun = first_record(self.ledger, CREATED, self.ledger.state_name, version)
+        except VersionNotFoundError:
+            assert version < newest or version == 0, "the newest version can always be branched"
+            return
+        branch = StateLedger(ROOT)
+        branch.fold(through_json(begun))
+        assert branch.referenced_files() <= self.ledger.referenced_files()
+        assert not any(entry.version > version for one, _ in branch._chains for entry in branch.entries(one))
+        self.ledger, self.logged = branch, list(branch.retained())
+        self.truth = self.truth[: version + 1]
+        self.start(None)
+
     # -- what holds ---------------------------------------------------------------------------------------------------
 
     @invariant()
@@ -222,3 +242,56 @@ class RescaleMachine(RuleBasedStateMachine):
 
 RescaleMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestRescale = RescaleMachine.TestCase
+
+
+@pytest.mark.parametrize("reloaded", [False, True])
+@pytest.mark.parametrize("partitions", [(2, 4), (2, 3, 4, 5)], ids=["half", "all"])
+def test_versions_of_shards_that_were_let_go_of_are_neither_read_nor_branched(
+    partitions: tuple[int, ...], reloaded: bool
+) -> None:
+    created = StateMetadata("clicks", "query", 2, "update", CREATED.schema)
+    ledger = StateLedger(ROOT)
+
+    def commit(partition: int, version: int, epoch: int, run: str) -> None:
+        attempt = f"{run}-{partition}-{version}"
+        ledger.fold(
+            Committed(CommitEntry(partition, version, version - 1, epoch, run, attempt, f"{attempt}.delta", *[1] * 11))
+        )
+
+    ledger.fold(RunStarted("run-1", "query", 0, 1))
+    for version in range(1, 6):
+        for partition in (0, 1):
+            commit(partition, version, 1, "run-1")
+    ledger.fold(RunStarted("run-2", "query", 5, 2))
+    ledger.fold(Rescaled(Generation(4, 2, 5, "run-2", 0, 2, ("k0",))))
+    for version in range(6, 10):
+        for partition in range(2, 6):
+            commit(partition, version, 2, "run-2")
+    for partition in partitions:
+        shown = SnapshotEntry(partition, 8, f"run-2-{partition}-8", f"{partition}.snapshot", 1, 2, 3, 0, 5)
+        ledger.fold(SnapshotAdded(shown))
+    for record in ledger.decide_truncation(1)[0]:
+        ledger.fold(record)
+    if reloaded:
+        ledger = StateLedger.from_json(ROOT, json.loads(json.dumps(ledger.to_json())))
+    newest = finished(ledger, created)
+    assert newest == 9
+    for version in range(1, 6):
+        with pytest.raises(VersionNotFoundError):
+            read_view(ledger, created, newest, version)
+        with pytest.raises(VersionNotFoundError):
+            first_record(ledger, created, "what_if", version)
+
+
+def test_a_version_that_is_being_made_anew_is_not_branched() -> None:
+    created = StateMetadata("clicks", "query", 2, "update", CREATED.schema)
+    ledger = StateLedger(ROOT)
+    for run, epoch, partitions, planned_ms in (("run-1", 1, (0, 1), 7), ("run-2", 2, (0,), 8)):
+        ledger.fold(RunStarted(run, "query", 0, epoch))
+        for partition in partitions:
+            one = CommitEntry(
+                partition, 1, 0, epoch, run, f"{run}-{partition}", "file", *[1] * 11, batch_time_ms=planned_ms
+            )
+            ledger.fold(Committed(one))
+    with pytest.raises(VersionNotFoundError):
+        first_record(ledger, created, "what_if", 1)

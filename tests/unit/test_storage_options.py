@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from coordinator.errors import CredentialsNeededError, StorageUnavailableError
+from coordinator.storage.counted import StorageFigures
 from coordinator.storage.handed_over import HandedOverObjectStore
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.options import Secrets, StorageOptions, split_options
@@ -55,7 +56,9 @@ def test_a_folder_needs_no_options() -> None:
 
 
 def test_a_store_without_withheld_options_is_opened_at_once() -> None:
-    store = open_travelled_store("file:///var/lib/sf", StorageOptions(), lambda: pytest.fail("asked for nothing"))
+    store = open_travelled_store(
+        "file:///var/lib/sf", StorageOptions(), lambda: pytest.fail("asked for nothing"), StorageFigures()
+    )
     assert not isinstance(store, HandedOverObjectStore)
 
 

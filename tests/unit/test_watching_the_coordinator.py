@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -44,11 +45,23 @@ class Watched:
         assert isinstance(query, dict)
         return query
 
-    async def batch(self, run: str = "run-1", batch: int = 0) -> None:
+    async def batch(self, run: str = "run-1", batch: int = 0, waited_ms: int = 0) -> None:
+        planned_ms = now_ms(MachineClock()) - waited_ms
         for grant in await begun(self.coordinator, run, batch):
-            entry = replace(made(grant, batch + 1), apply_ms=7, write_ms=9, batch_time_ms=now_ms(MachineClock()))
+            entry = replace(made(grant, batch + 1), apply_ms=7, write_ms=9, batch_time_ms=planned_ms)
             (outcome,) = await self.coordinator.commit_partitions("clicks", [PartitionCommit((entry,))])
             assert isinstance(outcome, Counted), outcome
+
+
+class Lines(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[Any] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
 
 
 def scenario(steps: Callable[[Watched], Awaitable[None]]) -> Callable[[], None]:
@@ -142,6 +155,27 @@ async def test_shards_are_told_of_with_files_and_moves_and_the_dashboard_takes_a
     (move,) = shard["moves"]
     assert (move["from"], move["to"], move["error"]) == (None, actor("a").actor_name, "")
     assert move["reason"]
+
+
+@scenario
+async def test_a_slow_batch_explains_itself_in_the_log_and_to_who_looks(watched: Watched) -> None:
+    lines = Lines()
+    logging.getLogger("coordinator.observing").addHandler(lines)
+    coordinator = watched.coordinator
+    for batch in range(7):
+        # Spark planned the sixth batch long before anybody asked for its shards; the last one is as quick as all others.
+        await watched.batch(batch=batch, waited_ms=9000 if batch == 5 else 0)
+        for _ in range(2):
+            await coordinator.batch_result(task("run-1", batch), BatchShards(0, SHARDS))
+    (slow,) = (await watched.query())["slow_batches"]
+    assert (slow["batch_id"], slow["shard"], slow["number"]) == (5, 3, 1)
+    assert slow["text"].startswith("batch 5 of clicks took 9.")
+    assert "9.0 s in Spark before shard 3 on" in slow["text"]
+    (record,) = lines.records
+    assert record.getMessage() == slow["text"]
+    assert (record.state, record.shard, record.version, record.batch) == ("clicks", 3, 6, 5)
+    (query,) = (await coordinator.status())["queries"]
+    assert query["slow_batches"] == [slow]
 
 
 def test_times_are_kept_of_the_newest_versions_only_and_a_retry_does_not_change_them() -> None:

@@ -1,4 +1,4 @@
-// One shard in a dialog: where it is and why, what it holds, its files.
+// One shard in a dialog: where it is and why, what it holds, its files, its hottest keys.
 import { h } from "./dom.js";
 import * as f from "./format.js";
 import { ask, now } from "./feed.js";
@@ -16,8 +16,11 @@ export async function openShard(id) {
     h("div", { class: "buttons" }, h("a", { href: `#/queries/${encodeURIComponent(state)}`, onclick: () => box.close() }, "its query"), close));
   if (!box.open) box.showModal();
   try {
-    const told = await ask(`api/shards/${encodeURIComponent(state)}/${number}`);
-    body.replaceChildren(...facts(told), ...moves(told));
+    const path = `api/shards/${encodeURIComponent(state)}/${number}`;
+    const told = await ask(path);
+    const keys = h("div", {}, h("p", { class: "soft" }, "Asking which keys are the hottest …"));
+    body.replaceChildren(...facts(told), keys, ...moves(told));
+    keys.replaceChildren(...await ask(`${path}/keys`).then(hottest, (error) => [h("p", { class: "bad" }, error.message)]));
   } catch (error) {
     body.replaceChildren(h("p", { class: "bad" }, error.message));
   }
@@ -38,6 +41,17 @@ function facts(told) {
   ];
   return [h("dl", { class: "facts" }, pairs.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))))];
 }
+
+function hottest(told) {
+  const rows = [["rows of batches", told.batches], ["look-ups", told.look_ups]].flatMap(([kind, keys]) => keys.map((one) => [kind, one]));
+  if (!rows.length) return [h("p", { class: "soft" }, "No key stood out lately.")];
+  return [h("h2", {}, "Hottest keys, lately"), h("div", { class: "scroll" }, h("table", {},
+    h("thead", {}, h("tr", {}, ["key", "of", "at least"].map((text) => h("th", { scope: "col" }, text)))),
+    h("tbody", {}, rows.map(([kind, one]) => h("tr", {}, h("td", { class: "wrap" }, keyText(one.key)), h("td", {}, kind),
+      h("td", { class: "num" }, f.percent(one.share)))))))];
+}
+
+const keyText = (key) => Object.entries(key).map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
 
 function moves(told) {
   const rows = [...told.moves].reverse();

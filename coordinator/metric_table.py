@@ -1,0 +1,203 @@
+"""Every metric that a fleet exports: the one table of names, kinds, labels and meanings. Pure.
+
+Names, kinds and labels are what dashboards and alerts of users stand on: the table is added to, and what is there is not changed.
+Labels have few values: one of a shard, a key, a run, a version or a batch would make a time series of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["BATCH_BUCKETS_S", "FLEET", "METRICS", "Increments", "Kind", "Metric", "Sample", "metric_of"]
+
+#: The label that every metric has: of which fleet of the Ray cluster it is.
+FLEET = "fleet"
+#: Upper bounds of the histogram of batches, in seconds.
+BATCH_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+class Kind(StrEnum):
+    """Kinds of metric, as Prometheus has them."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric.
+
+    Attributes
+    ----------
+    name
+        As the fleet gives it to Ray, which puts ``ray_`` before it.
+    meaning
+        A sentence, for whoever reads a dashboard.
+    labels
+        Beside :data:`FLEET`, and those of Ray.
+    """
+
+    name: str
+    kind: Kind
+    meaning: str
+    labels: tuple[str, ...] = ()
+
+    @property
+    def unit(self) -> str:
+        """Seconds or bytes, as the name says; empty for what is counted."""
+        last = self.name.removesuffix("_total").rpartition("_")[2]
+        return last if last in ("seconds", "bytes") else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A figure of a metric.
+
+    Attributes
+    ----------
+    value
+        Of a counter the sum since whoever counts has started; of a histogram one observation.
+    labels
+        In the order of the metric's.
+    """
+
+    name: str
+    value: float
+    labels: tuple[str, ...] = ()
+
+
+class Increments:
+    """What counters went up by: whoever exports them tells differences only."""
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[str, tuple[str, ...]], float] = {}
+
+    def of(self, sample: Sample) -> float:
+        """By how much a counter went up since it was told last. One that is less than it was began again from nothing."""
+        key = sample.name, sample.labels
+        former = self._told.get(key, 0)
+        self._told[key] = sample.value
+        return sample.value - former if sample.value >= former else sample.value
+
+
+def _counter(name: str, meaning: str, *labels: str) -> Metric:
+    return Metric(f"statefleet_{name}_total", Kind.COUNTER, meaning, labels)
+
+
+def _gauge(name: str, meaning: str, *labels: str) -> Metric:
+    return Metric(f"statefleet_{name}", Kind.GAUGE, meaning, labels)
+
+
+def _of_coordinator() -> Iterable[Metric]:
+    yield _gauge("store_actors", "Store actors by `condition`: `alive`, or `lost` and not back yet", "condition")
+    yield _gauge("coordinator_start_timestamp_seconds", "When the coordinator started")
+    yield _gauge("state_rows", "Rows that the shards hold", "state")
+    yield _gauge("state_bytes", "Bytes that the shards hold in memory, or have spilled", "state")
+    yield _gauge("state_shards", "Shards", "state")
+    yield _gauge("state_shards_lost", "Shards whose store actor is lost, and which nobody has taken over yet", "state")
+    yield _gauge("state_active", "1 while a run of the query goes on, else 0", "state")
+    yield _gauge("state_version", "Newest version that all shards have", "state")
+    yield _gauge("watermark_timestamp_seconds", "Where the watermark stands, where there is one", "state")
+    yield _gauge("last_commit_timestamp_seconds", "When the newest commit was made", "state")
+    yield _counter("commits", "Commits of shards that were counted", "state")
+    yield _counter("rows_in", "Rows that reached the shards, late ones included", "state")
+    yield _counter("rows_late", "Rows that came after the watermark and were dropped", "state")
+    yield _counter("rows_updated", "Rows of state that were made or changed", "state")
+    yield _counter("rows_removed", "Rows of state that were removed", "state")
+    yield _counter("delta_bytes", "Bytes of the commits' files", "state")
+    yield _counter("batches", "Batches that ended, after their sink", "state")
+    yield _counter("slow_batches", "Those that took much longer than usual; the coordinator's log says why", "state")
+    yield Metric(
+        "statefleet_batch_seconds",
+        Kind.HISTOGRAM,
+        "How long batches took, from Spark's plan until after the sink",
+        ("state",),
+    )
+    yield _counter(
+        "batch_phase_seconds", "Time of batches by `phase`, of the shard that was counted last", "state", "phase"
+    )
+    yield _counter(
+        "leases",
+        "State operations by `place` of their task: `local` to the shard, or why not (`moved`, `no_executor`, `elsewhere`, `unplaced`)",
+        "state",
+        "place",
+    )
+    yield _counter(
+        "moves",
+        "Shards that went to another store actor, by `kind`: `move` from a living one, `recovery` after a loss, `failed`",
+        "state",
+        "kind",
+    )
+    yield _counter("refusals", "Leases and commits that were refused, by `error`", "state", "error")
+    yield _counter("snapshots", "Snapshots that were counted", "state")
+    yield _counter("deleted_files", "Files that nothing needed any more and that were deleted", "state")
+    yield _counter("deleted_bytes", "Their bytes", "state")
+    yield _counter("cleaning_failures", "Rounds of letting go of old versions and files that failed", "state")
+
+
+def _of_store_actors() -> Iterable[Metric]:
+    yield _gauge("store_shards", "Shards in memory, of standbys, too")
+    yield _gauge("store_failing_shards", "Shards whose last maintenance failed: their logs and files grow")
+    yield _gauge("memory_resident_bytes", "Memory of the process, without Ray's shared object store")
+    yield _gauge("memory_limit_bytes", "What it may have, where there is a limit")
+    yield _gauge("memory_spilled_bytes", "State that is in files of the node only")
+    yield _gauge("standby_behind_commits", "Commits on their way to the standbys of this store actor's shards")
+    yield _gauge("standby_behind_bytes", "Their bytes")
+    yield _counter("store_commits", "Commits of shards that this store actor made")
+    yield _counter("written_bytes", "Bytes of deltas and snapshots that were written")
+    yield _counter("snapshots_written", "Snapshots that were written")
+    yield _counter("loaded_bytes", "Bytes of files that were read to load shards, and for readers")
+    yield _counter("loaded_rows", "Their rows")
+    yield _counter("loading_seconds", "How long shards took to load, one after the other")
+    yield _counter("loaded_deltas", "Deltas that were read")
+    yield _counter("loaded_snapshots", "Snapshots that were read")
+    yield _counter("skipped_snapshots", "Snapshots that were damaged or missing, and made up for by older files")
+    yield _counter("replayed_answers", "Repeated tasks that were given the rows of the first")
+    yield _counter("adopted_commits", "Commits of another attempt that were counted first, and taken over")
+    yield _counter("rollbacks", "Shards in memory that went back to an earlier version")
+    yield _counter("caught_up", "Shards in memory that were brought to a later version by the commits since")
+    yield _counter("handed_over", "Shards whose rows were given to another store actor")
+    yield _counter("taken_over", "Shards whose rows were taken from another store actor")
+    yield _counter("taken_over_bytes", "Their bytes")
+    yield _counter("unloaded_shards", "Shards that went elsewhere and were let go of")
+    yield _counter("rescaled_from_memory", "Shards in memory of which others were made without reading files")
+    yield _counter("between_nodes_bytes", "Rows that tasks on other nodes gave and got")
+    yield _counter("standby_commits", "Commits of others that were applied to the copies here")
+    yield _counter(
+        "standby_left_behind", "Times that a standby was not told of a commit: it is lost, or too far behind"
+    )
+    yield _counter("read_keys", "Keys that readers of live state looked up")
+    yield _counter("read_bytes", "Bytes of rows that readers of live state were given in scans")
+    yield _counter("maintenance_failures", "Snapshots, and looks at which shards are elsewhere, that failed")
+
+
+def _of_storage() -> Iterable[Metric]:
+    both = ("process", "operation")
+    yield _counter(
+        "object_store_requests", "Requests by `operation`, of the `process` (`coordinator` or `store_actor`)", *both
+    )
+    yield _counter("object_store_seconds", "How long they took, their repetitions included", *both)
+    yield _counter("object_store_errors", "Requests that failed in the end, by `error`", *both, "error")
+    yield _counter(
+        "object_store_retries", "Conditional puts that were repeated; what obstore repeats is not seen", "process"
+    )
+    yield _counter("object_store_read_bytes", "Bytes that were read", "process")
+    yield _counter("object_store_written_bytes", "Bytes that were written", "process")
+
+
+def _of_dashboard() -> Iterable[Metric]:
+    yield _gauge("dashboard_browsers", "Browsers that look at the dashboard")
+    yield _counter("dashboard_failed_looks", "Looks at the fleet that failed")
+
+
+#: Every metric, in the order in which they are documented.
+METRICS = (*_of_coordinator(), *_of_store_actors(), *_of_storage(), *_of_dashboard())
+_BY_NAME = {metric.name: metric for metric in METRICS}
+
+
+def metric_of(name: str) -> Metric:
+    """The metric of a name; KeyError if there is none."""
+    return _BY_NAME[name]

@@ -1,0 +1,148 @@
+"""An object store whose requests are counted, for whoever wants to know what a process asks of it and what it answers."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from coordinator.metric_table import Sample
+from coordinator.storage.protocol import ObjectInfo, ObjectStore
+from coordinator.surroundings import Clock
+
+__all__ = ["CountedObjectStore", "StorageFigures"]
+
+
+@dataclass(slots=True)
+class StorageFigures:
+    """Requests of one process since it started.
+
+    Attributes
+    ----------
+    requests, seconds
+        By operation; seconds have the store's repetitions in them.
+    errors
+        Of those that failed in the end, by operation and error.
+    retries
+        Conditional puts that were repeated. What obstore repeats by itself is not seen.
+    """
+
+    requests: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    errors: Counter[tuple[str, str]] = field(default_factory=Counter)
+    retries: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def repeated(self) -> None:
+        """A conditional put is sent again."""
+        with self.lock:
+            self.retries += 1
+
+    def trouble(self) -> dict[str, int]:
+        """How often requests failed, by error, and were repeated."""
+        found = Counter({"repeated": self.retries})
+        with self.lock:
+            for (_, error), count in self.errors.items():
+                found[error] += count
+        return dict(found)
+
+    def samples(self, process: str) -> Iterator[Sample]:
+        """As metrics, of a kind of process."""
+        for operation, count in list(self.requests.items()):
+            yield Sample("statefleet_object_store_requests_total", count, (process, operation))
+        for operation, seconds in list(self.seconds.items()):
+            yield Sample("statefleet_object_store_seconds_total", seconds, (process, operation))
+        for (operation, error), count in list(self.errors.items()):
+            yield Sample("statefleet_object_store_errors_total", count, (process, operation, error))
+        yield Sample("statefleet_object_store_retries_total", self.retries, (process,))
+        yield Sample("statefleet_object_store_read_bytes_total", self.read_bytes, (process,))
+        yield Sample("statefleet_object_store_written_bytes_total", self.written_bytes, (process,))
+
+
+class CountedObjectStore:
+    """See :class:`coordinator.storage.protocol.ObjectStore`.
+
+    Parameters
+    ----------
+    store
+        Who is asked.
+    figures
+        Where it is counted.
+    """
+
+    def __init__(self, store: ObjectStore, figures: StorageFigures, clock: Clock) -> None:
+        self.uri = store.uri
+        self._store = store
+        self._figures = figures
+        self._clock = clock
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._store!r})"
+
+    @property
+    def tells_writers_apart(self) -> bool:
+        return self._store.tells_writers_apart
+
+    @contextmanager
+    def _counted(self, operation: str, written: int = 0) -> Iterator[None]:
+        begun_s = self._clock.elapsed_s()
+        error: str | None = None
+        try:
+            yield
+        except FileNotFoundError:  # an answer as any other
+            raise
+        except Exception as raised:
+            error = type(raised).__name__
+            raise
+        finally:
+            took_s = self._clock.elapsed_s() - begun_s
+            with self._figures.lock:
+                self._figures.requests[operation] += 1
+                self._figures.seconds[operation] += took_s
+                if error is not None:
+                    self._figures.errors[operation, error] += 1
+                else:
+                    self._figures.written_bytes += written
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        with self._counted("put_if_absent", len(data)):
+            return self._store.put_if_absent(path, data)
+
+    def put(self, path: str, data: bytes) -> None:
+        with self._counted("put", len(data)):
+            self._store.put(path, data)
+
+    def ensure_durable(self, path: str) -> None:
+        with self._counted("ensure_durable"):
+            self._store.ensure_durable(path)
+
+    def get(self, path: str) -> bytes:
+        with self._counted("get"):
+            data = self._store.get(path)
+        with self._figures.lock:
+            self._figures.read_bytes += len(data)
+        return data
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        with self._counted("list"):
+            return self._store.list(prefix)
+
+    def list_unfinished(self, prefix: str) -> Sequence[ObjectInfo]:
+        with self._counted("list"):
+            return self._store.list_unfinished(prefix)
+
+    def delete(self, path: str) -> None:
+        with self._counted("delete"):
+            self._store.delete(path)
+
+    def delete_all(self, paths: Sequence[str]) -> None:
+        with self._counted("delete"):
+            self._store.delete_all(paths)
+
+    def folders(self) -> Sequence[str]:
+        with self._counted("list"):
+            return self._store.folders()

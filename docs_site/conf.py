@@ -1,0 +1,30 @@
+"""Sphinx's configuration: the site is made of ``docs/*.md`` as they are, and its pages fetch nothing from anywhere."""
+
+from __future__ import annotations
+
+from sphinx.application import Sphinx
+
+from docs_site.navigation import add_navigation
+
+project = "Statefleet"
+html_title = "Statefleet"
+html_theme = "furo"
+extensions = ["myst_parser"]
+root_doc = "index"
+# A link to a heading is the one that GitHub makes of it.
+myst_heading_anchors = 4
+# Quotes and dashes are what the text has.
+smartquotes = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+# Summaries of what a search finds are fetched, which browsers refuse of pages that are opened as files.
+html_show_search_summary = False
+html_copy_source = False
+html_show_copyright = False
+html_use_index = False
+nitpicky = True
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.connect("source-read", add_navigation)

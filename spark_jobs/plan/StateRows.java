@@ -1,0 +1,100 @@
+/*
+ * Rows of one state store of a Spark checkpoint, at one version: a partition of the state to a task.
+ *
+ * The body of a class as Spark's own code generation makes them: executors are sent this text, and compile it as they compile the
+ * stages of a query (spark_jobs/plan/checkpoint_state.py), so nothing has to be installed on them. Spark's provider reads the files, and
+ * only it: there is no instance that others see, no maintenance, and nothing is written below the checkpoint.
+ * Janino has no generics worth the name.
+ */
+public Object generate(Object[] references) {
+    return new StateRows(references);
+}
+
+final class StateRows extends org.apache.spark.sql.execution.BufferedRowIterator {
+    private final String folder;
+    private final long operator;
+    private final String store;
+    private final long version;
+    private final org.apache.spark.sql.types.StructType keys;
+    private final org.apache.spark.sql.types.StructType values;
+    private final int prefix;
+    private final org.apache.spark.sql.execution.streaming.state.StateStoreConf conf;
+    private final org.apache.spark.util.SerializableConfiguration hadoop;
+    private final Object[] functions;
+    private final org.apache.spark.sql.catalyst.expressions.UnsafeProjection row;
+
+    private scala.collection.Iterator found;
+
+    StateRows(Object[] references) {
+        folder = (String) references[0];
+        operator = ((Number) references[1]).longValue();
+        store = (String) references[2];
+        version = ((Number) references[3]).longValue();
+        keys = (org.apache.spark.sql.types.StructType) references[4];
+        values = (org.apache.spark.sql.types.StructType) references[5];
+        prefix = ((Number) references[6]).intValue();
+        conf = (org.apache.spark.sql.execution.streaming.state.StateStoreConf) references[7];
+        hadoop = (org.apache.spark.util.SerializableConfiguration) references[8];
+        row = org.apache.spark.sql.catalyst.expressions.UnsafeProjection.create(
+            (org.apache.spark.sql.types.StructType) references[9]);
+        functions = (Object[]) references[10];
+    }
+
+    public void init(int index, scala.collection.Iterator[] inputs) {
+        partitionIndex = index;
+        org.apache.spark.sql.execution.streaming.state.StateStoreId id =
+            new org.apache.spark.sql.execution.streaming.state.StateStoreId(folder, operator, index, store);
+        final org.apache.spark.sql.execution.streaming.state.StateStoreProvider provider =
+            org.apache.spark.sql.execution.streaming.state.StateStoreProvider$.MODULE$.create(conf.providerClass());
+        provider.init(id, keys, values, prefix, conf, hadoop.value());
+        final org.apache.spark.sql.execution.streaming.state.ReadStateStore reader = provider.getReadStore(version);
+        TaskContext.get().addTaskCompletionListener(new org.apache.spark.util.TaskCompletionListener() {
+            public void onTaskCompletion(TaskContext context) {
+                reader.abort();
+                provider.close();
+            }
+        });
+        found = reader.iterator();
+    }
+
+    protected void processNext() throws java.io.IOException {
+        if (!found.hasNext()) {
+            return;
+        }
+        org.apache.spark.sql.execution.streaming.state.UnsafeRowPair pair =
+            (org.apache.spark.sql.execution.streaming.state.UnsafeRowPair) found.next();
+        append(row.apply(new org.apache.spark.sql.catalyst.expressions.JoinedRow(pair.key(), opened(pair.value()))));
+    }
+
+    /** A value in which the buffers of some functions, which Spark keeps as bytes of their own, are columns. */
+    private InternalRow opened(UnsafeRow value) {
+        if (functions.length == 0) {
+            return value;
+        }
+        Object[] fields = new Object[values.length()];
+        for (int i = 0; i < fields.length; i++) {
+            fields[i] = value.isNullAt(i) ? null : value.get(i, values.apply(i).dataType());
+            if (functions[i] != null && fields[i] != null) {
+                fields[i] = opened(
+                    (org.apache.spark.sql.catalyst.expressions.aggregate.TypedImperativeAggregate) functions[i], (byte[]) fields[i]);
+            }
+        }
+        return new org.apache.spark.sql.catalyst.expressions.GenericInternalRow(fields);
+    }
+
+    /** Values with how often each came, of a function that counts them; else the function's result. */
+    private Object opened(
+        org.apache.spark.sql.catalyst.expressions.aggregate.TypedImperativeAggregate function, byte[] bytes) {
+        Object buffer = function.deserialize(bytes);
+        if (!(buffer instanceof org.apache.spark.util.collection.OpenHashMap)) {
+            return function.eval(buffer);
+        }
+        java.util.ArrayList pairs = new java.util.ArrayList();
+        scala.collection.Iterator counted = ((org.apache.spark.util.collection.OpenHashMap) buffer).iterator();
+        while (counted.hasNext()) {
+            scala.Tuple2 one = (scala.Tuple2) counted.next();
+            pairs.add(new org.apache.spark.sql.catalyst.expressions.GenericInternalRow(new Object[] {one._1(), one._2()}));
+        }
+        return new org.apache.spark.sql.catalyst.util.GenericArrayData(pairs.toArray());
+    }
+}

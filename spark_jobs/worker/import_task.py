@@ -1,0 +1,98 @@
+"""What runs inside Spark's tasks when state is imported: the rows of a shard go to that shard, as its first version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+from pyspark import TaskContext
+
+from coordinator.model import StateMetadata, TaskIdentity
+from coordinator.watermarks import Watermarks
+from spark_jobs.worker.exchange import as_type
+from spark_jobs.worker.fleet_client import FleetAddress, executor_name, fleet_client
+from store_actors.packed_values import packed
+from store_actors.schema import ROW_COLUMN, StateSchema
+
+__all__ = ["IMPORTED_SCHEMA", "PRESENT_COLUMN", "SHARD_COLUMN", "ImportTask", "as_state"]
+
+#: Which shard a row is of, and whether it has a row of state: one that has none only tells that there is such a shard.
+SHARD_COLUMN = "__shard"
+PRESENT_COLUMN = "__present"
+#: What a task tells: a shard, and how many rows it has.
+IMPORTED_SCHEMA = pa.schema([pa.field("shard", pa.int32()), pa.field("rows", pa.int64())])
+#: Bytes of rows that a task gathers before it hands them over.
+_PIECE_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ImportTask:
+    """A ``mapInArrow`` function: the rows of one shard in; :data:`IMPORTED_SCHEMA` out, once they are its first version.
+
+    Attributes
+    ----------
+    task
+        Of shard 0.
+    watermarks
+        Where event time stands in the version that is made.
+    """
+
+    schema: StateSchema
+    metadata: StateMetadata
+    address: FleetAddress
+    task: TaskIdentity
+    watermarks: Watermarks
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        given = (batch for batch in batches if batch.num_rows)
+        first = next(given, None)
+        if first is None:
+            return
+        context = TaskContext.get()
+        assert context is not None, "Spark runs it"
+        shard = first.column(SHARD_COLUMN)[0].as_py()
+        task = replace(self.task, partition_id=shard, attempt=context.taskAttemptId(), executor=executor_name())
+        counted = fleet_client(self.address).import_rows(
+            task, self.metadata, self.schema, self._pieces(chain([first], given)), self.watermarks
+        )
+        yield pa.record_batch([[shard], [counted.state_rows]], schema=IMPORTED_SCHEMA)
+
+    def _pieces(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+        """The rows of state, in pieces of some size."""
+        pending: list[pa.RecordBatch] = []
+        rows = 0
+        for batch in batches:
+            own = as_state(batch.filter(batch.column(PRESENT_COLUMN)), self.schema, rows)
+            rows += own.num_rows
+            pending.append(own)
+            if sum(one.nbytes for one in pending) >= _PIECE_BYTES:
+                yield pa.Table.from_batches(pending)
+                pending = []
+        if pending:
+            yield pa.Table.from_batches(pending)
+
+
+def as_state(batch: pa.RecordBatch, schema: StateSchema, first_number: int) -> pa.RecordBatch:
+    """Rows as a shard holds them: in ``row_schema``, numbered where rows of a key are many."""
+    wanted = schema.row_schema()
+    columns = []
+    for field in wanted:
+        if field.name == ROW_COLUMN:
+            columns.append(pa.array(np.arange(first_number, first_number + batch.num_rows)))
+        elif pa.types.is_binary(field.type) and pa.types.is_nested(batch.column(field.name).type):
+            # Of a function's state.
+            columns.append(packed(batch.column(field.name)))
+        elif pa.types.is_fixed_size_binary(field.type) and pa.types.is_list(batch.column(field.name).type):
+            columns.append(_words(batch.column(field.name), field.type))
+        else:
+            columns.append(as_type(field.type, batch.column(field.name)))
+    return pa.RecordBatch.from_arrays(columns, schema=wanted)
+
+
+def _words(lists: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Words that came as lists of integers, all of one length."""
+    words = np.ascontiguousarray(lists.flatten().to_numpy(zero_copy_only=False).astype("<i8"))
+    return pa.Array.from_buffers(kind, len(lists), [None, pa.py_buffer(words)])

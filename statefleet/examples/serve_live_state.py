@@ -1,0 +1,154 @@
+"""Live state over HTTP, by Ray Serve: the rows of a key, with the query, the shard and the version that they are of.
+
+Where the fleet runs, with ``pip install 'statefleet[serve]'``::
+
+    serve run statefleet.examples.serve_live_state:app uri=s3://bucket/prefix
+    curl 'http://127.0.0.1:8000/clicks?user=ann'
+
+answers ``{"rows": [{"user": "ann", "n": 3}], "state": "clicks", "query": "5f0c..", "shard": 2, "version": 41}``. A key of more
+than plain texts and numbers is posted as JSON (``-d '{"user": null}'``). A part of a state stands after its name:
+``/orders/left``.
+
+=====  =================================================================================================
+200    the rows of the key
+400    the key lacks a column, has another one, or a value is of another type
+404    there is no such state, or no row of the key: told with the shard and version where there is none
+503    the fleet does not run, or does not answer in time
+=====  =================================================================================================
+
+Serve answers whoever reaches its port: put what knows your users in front of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+# First: it says which packages are missing.
+from ray import serve  # isort: skip
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from coordinator.errors import (
+    InvalidRequestError,
+    SetupError,
+    StateStoreError,
+    StorageUnavailableError,
+    StoreUnavailableError,
+)
+from statefleet.commands.output import plain
+from store_actors.dashboard.values import typed_value
+from store_actors.live.fleet import LiveFleet, attach
+from store_actors.live.keys import FoundKey
+
+__all__ = ["LiveStateService", "app"]
+
+#: Look-ups at once in a replica.
+_LOOK_UPS = 16
+#: How long one may take, in seconds. A fleet whose coordinator or store actor is replaced answers after a few.
+_DEADLINE_S = 10.0
+
+
+class LiveStateService:
+    """What Serve makes replicas of.
+
+    Parameters
+    ----------
+    uri
+        The fleet, as given to ``statefleet.connect``.
+    deadline_s
+        How long a look-up may take.
+    """
+
+    def __init__(self, uri: str, deadline_s: float = _DEADLINE_S) -> None:
+        self._uri = uri
+        self._deadline_s = deadline_s
+        self._threads = ThreadPoolExecutor(_LOOK_UPS, "statefleet-look-up")
+        self._own = threading.local()
+
+    async def __call__(self, request: Request) -> JSONResponse:
+        """Answer a request."""
+        path = request.url.path.removeprefix(request.scope.get("root_path", "")).strip("/")
+        state, _, part = path.partition("/")
+        loop = asyncio.get_running_loop()
+        try:
+            key = await _key(request)
+            # Threads: a look-up waits for a store actor.
+            looking = loop.run_in_executor(self._threads, self._look_up, state, part, key)
+            status, told = await asyncio.wait_for(looking, self._deadline_s)
+        except InvalidRequestError as error:
+            status, told = 400, {"error": str(error)}
+        except TimeoutError:
+            status, told = 503, {"error": "the fleet does not answer in time; nothing was changed; ask again"}
+        return JSONResponse(plain(told), status)
+
+    def _look_up(self, state: str, part: str, key: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Status and body of an answer."""
+        try:
+            return self._answer(state, part, key)
+        except (SetupError, StorageUnavailableError, StoreUnavailableError) as error:
+            # The next look-up of this thread attaches to the fleet that runs then.
+            self._own.fleet = None
+            return 503, {"error": str(error)}
+        except StateStoreError as error:
+            return 500, {"error": str(error)}
+
+    def _answer(self, state: str, part: str, key: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        try:
+            found = self._find(state, part, key)
+        except InvalidRequestError as error:
+            return 400 if state in self._fleet().states() else 404, {"error": str(error)}
+        stamp = {"state": found.state, "query": found.query_id, "shard": found.shard, "version": found.version}
+        if not found.rows:
+            return 404, {"error": "there is no row of this key", **stamp}
+        return 200, {"rows": found.rows, **stamp}
+
+    def _find(self, name: str, part: str, key: Mapping[str, Any]) -> FoundKey:
+        state = self._fleet().state(name, part)
+        keys, schema = state.keys, state.schema
+        # Columns that are no keys are told by the look-up.
+        typed = {
+            name: typed_value(value, schema.field(name).type, name) if name in keys else value
+            for name, value in key.items()
+        }
+        return state.find(typed)
+
+    def _fleet(self) -> LiveFleet:
+        """That of the calling thread: what it remembers of versions is nobody else's."""
+        fleet: LiveFleet | None = getattr(self._own, "fleet", None)
+        if fleet is None:
+            fleet = self._own.fleet = attach(self._uri)
+        return fleet
+
+
+async def _key(request: Request) -> Mapping[str, Any]:
+    """The key that a request asks for.
+
+    Raises
+    ------
+    InvalidRequestError
+        What was posted is no JSON object.
+    """
+    if request.method != "POST":
+        return dict(request.query_params)
+    try:
+        key = json.loads(await request.body())
+    except ValueError as error:
+        raise InvalidRequestError("a key is posted as a JSON object; nothing was looked up", cause=error) from error
+    if not isinstance(key, dict):
+        raise InvalidRequestError("a key is posted as a JSON object; nothing was looked up", got=type(key).__name__)
+    return key
+
+
+def app(arguments: Mapping[str, str]) -> serve.Application:
+    """What ``serve run`` is given, with ``uri=``."""
+    if "uri" not in arguments:
+        raise InvalidRequestError("say whose state is served: serve run .. uri=s3://bucket/prefix", got=dict(arguments))
+    # It waits for store actors nearly all the time: no core is kept for it.
+    options = {"num_cpus": 0}
+    made = serve.deployment(max_ongoing_requests=_LOOK_UPS, ray_actor_options=options)(LiveStateService)
+    return made.bind(arguments["uri"])

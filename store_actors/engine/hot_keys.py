@@ -1,0 +1,131 @@
+"""Which keys a shard meets most often, lately: a few rows of each batch are counted, in bounded memory.
+
+A summary after Misra and Gries keeps some counters. Where more keys come than it has, each counter is lowered by the largest that is
+left out: what stays is at least what is told, and a key that has more than one part in :data:`COUNTERS` + 1 of all is never left out.
+Older rows count less and less, so that what was hot once gives way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["COUNTERS", "SHARE_COLUMN", "HotKeys"]
+
+#: Keys that are kept.
+COUNTERS = 64
+#: Batches that are counted all; after them, the part of a summary.
+_FIRST = 16
+#: Rows of a batch that are looked at, and rows that are counted at once.
+_SAMPLE = 64
+_COUNTED = 512
+#: Batches that wait to be counted, at most: one row of each may do.
+_WAITING = 256
+#: What is left of former counts each time.
+_KEPT = 0.9
+#: Bytes of a sample's keys at most, and of all that are kept or wait: of longer ones there are fewer, or none.
+_LONGEST, _MOST_BYTES = 1 << 14, 1 << 16
+_GOLDEN = 0.6180339887498949
+#: What part of all rows a key has at least.
+SHARE_COLUMN = "__share"
+_COUNT = "__count"
+
+
+class HotKeys:
+    """The hottest keys of one shard.
+
+    Parameters
+    ----------
+    columns
+        Names of the key columns.
+    part
+        What part of the batches is counted.
+    """
+
+    def __init__(self, columns: Sequence[str], part: float = 1.0) -> None:
+        self._columns = list(columns)
+        self._part = part
+        self._counted: pa.Table | None = None
+        self._total = 0.0
+        self._waiting: list[pa.Table] = []
+        self._rows = self._bytes = 0
+        self._batches = 0
+        self._is_countable = bool(columns)
+
+    def add(self, rows: pa.Table) -> None:
+        """Take some of a batch's rows, which has the key columns among others."""
+        if not rows.num_rows or not self._is_countable:
+            return
+        self._batches += 1
+        part = 1.0 if self._batches <= _FIRST else self._part
+        # Multiples of the golden ratio fall evenly between 0 and 1, and no writer's or reader's own rhythm is theirs.
+        chance = self._batches * _GOLDEN % 1.0
+        if chance >= part:
+            return
+        sample = self._sample(rows, chance / part)
+        if sample.nbytes > _LONGEST:
+            return
+        weight = np.full(sample.num_rows, rows.num_rows / sample.num_rows / part)
+        self._waiting.append(sample.append_column(_COUNT, pa.array(weight)))
+        self._rows += sample.num_rows
+        self._bytes += sample.nbytes
+        if self._rows >= _COUNTED or self._bytes >= _MOST_BYTES or len(self._waiting) >= _WAITING:
+            self._count()
+
+    def hottest(self, most: int) -> pa.Table | None:
+        """Keys that have the most rows, hottest first, with the part of all rows that each has at least; None if nobody knows."""
+        self._count()
+        if self._counted is None:
+            return None
+        first = self._counted.slice(0, most)
+        shares = pc.divide(first.column(_COUNT), self._total)
+        return first.select(self._columns).append_column(SHARE_COLUMN, shares)
+
+    def _sample(self, rows: pa.Table, begin: float) -> pa.Table:
+        """Rows at equal distances, of which the first is a part of one away; copied, so that nothing else of the batch is kept."""
+        size = rows.num_rows
+        spread = (np.arange(_SAMPLE) + begin) * (size / _SAMPLE)
+        places = np.arange(size) if size <= _SAMPLE else spread.astype(np.int64)
+        return _taken(rows.select(self._columns), places)
+
+    def _count(self) -> None:
+        if not self._waiting:
+            return
+        new = pa.concat_tables(self._waiting).combine_chunks()
+        self._waiting, self._rows, self._bytes = [], 0, 0
+        self._total = self._total * _KEPT + pc.sum(new.column(_COUNT)).as_py()
+        if self._counted is not None:
+            lower = pc.multiply(self._counted.column(_COUNT), _KEPT)
+            new = pa.concat_tables([new, self._counted.select(self._columns).append_column(_COUNT, lower)])
+        try:
+            # Threads would take longer to begin than it takes.
+            sums = new.group_by(self._columns, use_threads=False).aggregate([(_COUNT, "sum")])
+        except pa.ArrowNotImplementedError:  # Arrow has no groups by lists
+            self._is_countable = False
+            return
+        order = pc.select_k_unstable(sums, COUNTERS + 1, sort_keys=[(f"{_COUNT}_sum", "descending")])
+        most = sums.take(order)
+        counts = most.column(f"{_COUNT}_sum").to_numpy()
+        left_out = counts[COUNTERS] if len(counts) > COUNTERS else 0.0
+        kept = int(np.count_nonzero(counts[:COUNTERS] > left_out))
+        keys = most.select(self._columns)
+        while kept > 1 and keys.slice(0, kept).nbytes > _MOST_BYTES:
+            kept //= 2
+        self._counted = keys.slice(0, kept).append_column(_COUNT, pa.array(counts[:kept] - left_out))
+
+
+def _taken(table: pa.Table, places: npt.NDArray[np.int64]) -> pa.Table:
+    """Rows at some places, in ascending order: of each piece its own, as Arrow would put all pieces together first."""
+    pieces = table.to_batches()
+    ends = np.cumsum([piece.num_rows for piece in pieces])
+    owners = np.searchsorted(ends, places, side="right")
+    taken = []
+    for owner in np.unique(owners):
+        piece = pieces[owner]
+        own = places[owners == owner] - (ends[owner] - piece.num_rows)
+        taken.append(piece.take(pa.array(own)))
+    return pa.Table.from_batches(taken, table.schema)

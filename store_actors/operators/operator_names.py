@@ -1,0 +1,27 @@
+"""What Spark calls operators, in its progress and in what it tells of a checkpoint's state."""
+
+from __future__ import annotations
+
+from store_actors.schema import OperatorKind, StateSchema
+
+__all__ = ["operator_name"]
+
+#: Spark's own operator of the kind; those that Spark does not have are named as their methods are.
+_NAMES = {
+    OperatorKind.AGGREGATE: "stateStoreSave",
+    OperatorKind.SESSION: "sessionWindowStateStoreSaveExec",
+    OperatorKind.DEDUPLICATE: "dedupe",
+    OperatorKind.JOIN: "symmetricHashJoin",
+    OperatorKind.TOP: "topN",
+    OperatorKind.LIMIT: "globalLimit",
+    OperatorKind.GROUP_STATE: "applyInPandasWithState",
+    OperatorKind.TRANSFORM: "transformWithState",
+    OperatorKind.PARTITIONS: "mapPartitionsWithStateStore",
+}
+
+
+def operator_name(schema: StateSchema) -> str:
+    """Name of an operator."""
+    if schema.operator is OperatorKind.DEDUPLICATE and "late_us" in schema.options:
+        return "dedupeWithinWatermark"
+    return _NAMES[schema.operator]

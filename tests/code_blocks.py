@@ -1,0 +1,75 @@
+"""The code blocks of README and ``docs/``, and which test runs each of those that are Python."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+
+__all__ = ["PAGES", "Block", "blocks_of", "every_block", "runner"]
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_RESULT = re.compile(r"^result = ", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block.
+
+    Attributes
+    ----------
+    page
+        Path of its file in the repository.
+    line
+        Where it begins, from 1.
+    language
+        As it stands behind the fence; empty without one.
+    """
+
+    page: str
+    line: int
+    language: str
+    code: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+#: Tests that run the Python blocks of a page, one after the other as they stand.
+_PAGE_TESTS = {
+    "README.md": "tests/integration/test_pages.py::test_the_front_page",
+    "docs/format.md": "tests/unit/test_operator_shards.py::test_the_format_document_reads_a_version_without_this_package",
+    "docs/importing.md": "tests/integration/test_pages.py::test_state_is_imported",
+    "docs/migration.md": "tests/integration/test_pages.py::test_a_program_is_moved",
+    "docs/live-state.md": "tests/integration/test_live_docs.py::test_the_examples_run",
+    "docs/quickstart.md": "tests/integration/test_pages.py::test_the_quickstart",
+}
+_OPERATOR_EXAMPLES = "tests/integration/test_docs.py::test_example"
+_OTHERS_OF_OPERATORS = "tests/unit/test_docs_blocks.py::test_a_warning_is_silenced_as_the_page_says"
+
+
+def every_block() -> Iterator[Block]:
+    """All blocks of all pages."""
+    for file in PAGES:
+        for token in MarkdownIt("gfm-like", {"linkify": False}).parse(file.read_text()):
+            if token.type in ("fence", "code_block"):
+                line = (token.map or [0])[0] + 1
+                yield Block(str(file.relative_to(ROOT)), line, token.info.strip(), token.content)
+
+
+def runner(block: Block) -> str | None:
+    """The test that runs a Python block, as pytest names it; None if there is none."""
+    if block.page == "docs/operators.md":
+        return _OPERATOR_EXAMPLES if _RESULT.search(block.code) else _OTHERS_OF_OPERATORS
+    return _PAGE_TESTS.get(block.page)
+
+
+def blocks_of(test: str) -> list[Block]:
+    """The Python blocks that a test has to run, in the order of their pages."""
+    found = [block for block in every_block() if block.language == "python" and runner(block) == test]
+    assert found, f"no block is run by {test}"
+    return found

@@ -1,0 +1,253 @@
+"""Queries that are moved from Spark's own stores to the fleet go on as Spark itself does, batch by batch."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from coordinator.errors import InvalidRequestError, StateMismatchError, StateStoreError
+from spark_jobs.fleet import Fleet
+from spark_jobs.imports.checkpoint import SparkCheckpoint
+from tests.integration.operator_cases import RESTART, Case, Step
+from tests.integration.streams import Feed, Run
+from tests.integration.test_operators import ALL_CASES, Inputs, System, configured, own
+
+_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+SPARKS = [name for name, case in ALL_CASES.items() if case.spark and sum(one != RESTART for one in case.steps) > 1]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(one.relative_to(folder)): one.read_bytes() for one in sorted(folder.rglob("*")) if one.is_file()}
+
+
+def moved(
+    spark: SparkSession,
+    fleet: Fleet,
+    case: Case,
+    name: str,
+    folder: Path,
+    *,
+    at: int,
+    conf: Mapping[str, str] = MappingProxyType({}),
+    before: Callable[[DataFrame], None] = lambda frame: None,
+) -> None:
+    """Run a case's first steps on Spark, then the others on Spark and, from its state, on the fleet.
+
+    Parameters
+    ----------
+    before
+        What is done to the old checkpoint, or with the new query, before the import.
+    """
+
+    def ours(frame: DataFrame, operator: str, mode: str = "append") -> Any:
+        return fleet.stateful(frame, name=f"{name}-{operator}", outputMode=mode, shards=3)
+
+    inputs, old, new = Inputs(spark, folder / "in", case.inputs), folder / "old", folder / "new"
+    steps = [one for one in case.steps if isinstance(one, Step)]
+    with configured(spark, {**case.conf, **conf}):
+        sparks = System(case, inputs, own, old)
+        running = [sparks]
+        try:
+            for step in steps[:at]:
+                inputs.add(step.rows)
+                sparks.take()
+            sparks.stop()
+            frame = case.query(ours, inputs.streams())
+            before(frame)
+            kept = files(old)
+            fleet.import_checkpoint(str(old), frame, checkpoint=str(new))
+            assert files(old) == kept
+            sparks.start()
+            running.append(System(case, inputs, ours, new))
+            for place, step in enumerate(steps[at:], at):
+                inputs.add(step.rows)
+                wanted, found = (one.take() for one in running)
+                # By their text, in which a NaN is one.
+                assert repr(found) == repr(wanted), f"step {place}"
+        finally:
+            for one in running:
+                one.stop()
+
+
+@pytest.mark.replay
+@pytest.mark.parametrize("case_name", SPARKS)
+def test_a_moved_query_goes_on_as_spark_does(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case_name: str
+) -> None:
+    case = ALL_CASES[case_name]
+    steps = sum(isinstance(one, Step) for one in case.steps)
+    moved(spark, fleet, case, name, tmp_path, at=(steps + 1) // 2)
+
+
+def test_a_checkpoint_of_rocksdb_with_an_open_batch_is_moved_by_the_second_of_two_imports(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+
+    def killed(checkpoint: SparkCheckpoint) -> None:
+        raise KeyboardInterrupt
+
+    def before(frame: DataFrame) -> None:
+        # The newest batch was begun and not committed.
+        newest = max(int(one.name) for one in (old / "commits").iterdir() if one.name.isdecimal())
+        for file in (f"{newest}", f".{newest}.crc"):
+            (old / "commits" / file).unlink()
+        with monkeypatch.context() as patched:
+            patched.setattr(SparkCheckpoint, "check_unchanged", killed)
+            with pytest.raises(KeyboardInterrupt):
+                fleet.import_checkpoint(str(old), frame, checkpoint=str(new))
+        assert not new.exists()
+
+    conf = {_PROVIDER: _ROCKSDB, "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true"}
+    case = ALL_CASES["SW sessions, append"]
+    first, _, grown, *_, last, _ = case.steps
+    moved(spark, fleet, replace(case, steps=[first, grown, last]), name, tmp_path, at=2, conf=conf, before=before)
+
+
+#: Aggregates of the columns below, one of each way in which Spark keeps them.
+AGGREGATES = (
+    "count(*) n", "count(v) nv", "sum(v) s", "sum(d) sd", "sum(big) sb", "avg(v) a", "avg(d) ad", "avg(big) ab",
+    "avg(x) ax", "sum(x) sx", "min(k) mk", "max(x) mx", "first(v) f", "last(v, true) l", "stddev(x) sd2", "corr(x, v) c",
+    "max_by(k, v) mb", "count_if(v > 1) ci", "approx_count_distinct(v) acd", "sort_array(collect_list(v)) cl",
+    "sort_array(collect_set(v)) cs", "bit_xor(v) bx", "regr_slope(x, v) rs", "sum(v) FILTER (WHERE v > 1) sf",
+    "bool_or(v > 2) bo", "try_sum(v) ts", "skewness(x) sk", "regr_r2(x, v) r2",
+    "median(v) md", "percentile(x, array(0.25, 0.75)) pc", "mode(k) mo",
+)  # fmt: skip
+
+
+@pytest.mark.replay
+def test_what_cannot_be_imported_begins_from_nothing(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed, old, new = Feed(spark, tmp_path / "in", EVENTS), tmp_path / "old", tmp_path / "new"
+    aggregates = F.count("*").alias("n"), F.percentile_approx("v", 0.5).alias("p"), F.sum("v").alias("s")
+    feed.add(events(("a", 1, 1), ("a", 2, 2), ("b", 3, 3)))
+    Run(feed.stream().groupBy("k").agg(*aggregates), "update", old, available_now=True).wait()
+    frame = fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").agg(*aggregates)
+    with pytest.raises(InvalidRequestError, match=r"percentile_approx.*from_nothing|from_nothing.*percentile_approx"):
+        fleet.import_checkpoint(str(old), frame, checkpoint=str(new))
+    with pytest.raises(InvalidRequestError, match="not of all of them"):
+        fleet.import_checkpoint(str(old), frame, checkpoint=str(new), from_nothing=["n", "p", "s"])
+    assert fleet.import_checkpoint(str(old), frame, checkpoint=str(new), from_nothing=["p"]).rows == {name: 2}
+    feed.add(events(("a", 4, 9)))
+    run = Run(frame, "update", new)
+    assert [tuple(row) for row in run.take()] == [("a", 3, 9, 12)]
+    run.stop()
+    assert sorted(map(tuple, (row.values() for row in fleet.state(name).scan().to_arrow().to_pylist()))) == [
+        ("a", 3, 9, 12),
+        ("b", 1, None, 3),
+    ]
+
+
+@pytest.mark.replay
+def test_every_buffer_that_is_imported_goes_on(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
+    def query(ops: Any, inputs: Mapping[str, DataFrame]) -> DataFrame:
+        columns = inputs["a"].selectExpr("k", "v", "x", "cast(x as decimal(5,2)) d", "cast(x as decimal(20,4)) big")
+        grouped = ops(columns, "agg", "update").groupBy("k", F.expr("nullif(x, 1.5)").alias("z"))
+        return grouped.agg(*map(F.expr, AGGREGATES))  # type: ignore[no-any-return]
+
+    rows = [
+        [("a", 1, 1.5), ("a", 2, 2.25), ("b", None, None), (None, 3, -0.0)],
+        [("a", 3, 1.5), ("b", None, None), (None, 4, 0.0), ("c", 5, float("nan"))],
+        [("a", 7, 1.5), ("a", 1, 2.25), ("b", 9, None), (None, 2, 0.0), ("c", 6, float("nan")), ("d", 1, 1.0)],
+    ]
+    steps = [Step({"a": one}, None) for one in rows]
+    case = Case({"a": "k string, v bigint, x double"}, query, steps, mode="update")
+    moved(spark, fleet, case, name, tmp_path, at=2)
+
+
+def counted(fleet: Fleet, frame: DataFrame, name: str) -> DataFrame:
+    grouped = fleet.stateful(frame, name=name, shards=2).groupBy("k", F.window("t", "10 seconds"))
+    return grouped.agg(F.count("*").alias("n"), F.sum("v"), F.min("v"), F.first("v"), F.collect_list("v").alias("vs"))
+
+
+EVENTS = pa.schema([("k", pa.string()), ("t", pa.timestamp("us", tz="UTC")), ("v", pa.int64())])
+
+
+def events(*rows: tuple[str | None, int, int | None]) -> list[tuple[Any, ...]]:
+    return [(key, dt.datetime.fromtimestamp(second, dt.UTC), value) for key, second, value in rows]
+
+
+def test_what_was_exported_is_imported_and_what_does_not_fit_leaves_nothing(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", EVENTS)
+    feed.add(events(("a", 1, 1), ("a", 2, None), (None, 3, 3), ("b", 14, 4)))
+    Run(counted(fleet, feed.stream(), name), "update", tmp_path / "ck", available_now=True).wait()
+    table = fleet.state(name).scan().to_spark(spark)
+    copy, checkpoint = f"{name}-copy", tmp_path / "copy"
+    again = Feed(spark, tmp_path / "again", EVENTS)
+    frame = counted(fleet, again.stream(), copy)
+    averages = fleet.stateful(again.stream(), name=f"{copy}-avg", shards=2).groupBy("k").avg("v")
+    for query, rows, refusal in (
+        (averages, table.select("k", F.lit(1.0).alias("avg(v)")), "avg holds does not follow"),
+        (frame, table.unionAll(table), "two rows of the table have the same"),
+        (frame, table.drop("n"), "lacks columns"),
+    ):
+        with pytest.raises(InvalidRequestError, match=refusal):
+            fleet.import_table(query, rows, checkpoint=str(checkpoint))
+    assert not checkpoint.exists()
+    assert fleet._coordinator.describe_state(copy) is None
+    assert fleet.import_table(frame, table, checkpoint=str(checkpoint)).rows == {copy: 3}
+    assert same(fleet.state(copy)) == same(fleet.state(name))
+    more = events(("a", 4, 5), ("c", 5, 6))
+    for one in (feed, again):
+        one.add(more)
+    Run(counted(fleet, feed.stream(), name), "update", tmp_path / "ck", available_now=True).wait()
+    Run(counted(fleet, again.stream(), copy), "update", checkpoint, available_now=True).wait()
+    assert same(fleet.state(copy)) == same(fleet.state(name))
+    # Complete: nothing more is done.
+    assert fleet.import_table(frame, table, checkpoint=str(checkpoint)).rows == {copy: 4}
+
+
+def same(state: Any) -> list[str]:
+    return sorted(map(repr, state.scan().to_arrow().to_pylist()))
+
+
+def test_what_does_not_fit_a_checkpoint_is_refused_before_anything_is_written(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed, old, new = Feed(spark, tmp_path / "in", EVENTS), tmp_path / "old", tmp_path / "new"
+    feed.add(events(("a", 1, 1), ("b", 2, 2)))
+    own_query = feed.stream().groupBy("k").agg(F.sum("v"), F.count("*"))
+    run = Run(own_query, "update", old)
+    run.wait()
+
+    def stateful() -> Any:
+        return fleet.stateful(feed.stream(), name=name, shards=2)
+
+    def refused(frame: DataFrame, match: str, source: Path = old) -> None:
+        with pytest.raises((InvalidRequestError, StateMismatchError), match=match):
+            fleet.import_checkpoint(str(source), frame, checkpoint=str(new))
+        assert not new.exists()
+        assert fleet._coordinator.describe_state(name) is None
+
+    refused(stateful().groupBy("k").agg(F.sum("v"), F.count("*")), "is running.*stop it first")
+    run.stop()
+    refused(
+        stateful().groupBy("k").agg(F.count("*"), F.sum("v")), r"aggregates of the query.*existing=.*sum bigint, count"
+    )
+    refused(stateful().groupBy("v").agg(F.sum("v"), F.count("*")), "grouping columns of the query.*existing=.*k string")
+    refused(stateful().groupBy("k").agg(F.sum("v")), "aggregates of the query")
+    refused(stateful().dropDuplicates(["k"]), "values of the query")
+    refused(stateful().topN(3, ["k"], ["v"]), "is not imported")
+    refused(stateful().limit(3), "columns of the query")
+    refused(stateful().groupBy("k").count(), "no checkpoint", tmp_path / "in")
+    (broken,) = (old / "state" / "0" / "1").glob("1.delta")
+    broken.write_bytes(broken.read_bytes()[:10])
+    (broken.parent / ".1.delta.crc").unlink()
+    frame = stateful().groupBy("k").agg(F.sum("v"), F.count("*"))
+    with pytest.raises(StateStoreError, match=r"not finished.*import again"):
+        fleet.import_checkpoint(str(old), frame, checkpoint=str(new))
+    assert not new.exists()
+    assert fleet._coordinator.describe_state(name) is None

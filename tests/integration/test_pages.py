@@ -1,0 +1,169 @@
+"""The programs of README, of pages and of the notebook, run one after the other as they stand, on folders of the test's own."""
+
+from __future__ import annotations
+
+import ast
+import datetime as dt
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+import statefleet as sf
+from tests.code_blocks import blocks_of
+from tests.integration.streams import Feed, Run
+
+NOON = dt.datetime(2025, 6, 1, 12, tzinfo=dt.UTC)
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_blocks(blocks: Iterable[tuple[str, str]], scope: dict[str, Any], places: dict[str, str]) -> None:
+    """Run named blocks in one scope; what stands behind an expression as a comment is its value.
+
+    Parameters
+    ----------
+    places
+        What a user would put in for places that the page names.
+    """
+    for name, code in blocks:
+        for told, own in places.items():
+            code = code.replace(told, own)
+        lines = code.splitlines()
+        for statement in ast.parse(code).body:
+            value = lines[(statement.end_lineno or 1) - 1][statement.end_col_offset or 0 :].partition("# ")[2]
+            if isinstance(statement, ast.Expr) and _is_value(value):
+                found = eval(compile(ast.Expression(statement.value), name, "eval"), scope)
+                assert found == ast.literal_eval(value), f"{name}: {ast.unparse(statement)}"
+            else:
+                exec(compile(ast.Module([statement], []), name, "exec"), scope)
+
+
+def _is_value(text: str) -> bool:
+    try:
+        ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def python_of(test: str) -> list[tuple[str, str]]:
+    return [(str(block), block.code) for block in blocks_of(test)]
+
+
+@pytest.fixture
+def on_this_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What starts or ends a session or a fleet finds those of the tests, and leaves them; folders are the test's."""
+    monkeypatch.setattr(sf, "start_session", lambda *_, **__: spark)
+    monkeypatch.setattr(sf, "stop_session", lambda: None)
+    monkeypatch.setattr(sf.Fleet, "shutdown", lambda _: None)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def places(fleet: sf.Fleet) -> dict[str, str]:
+    return {"file:///var/lib/statefleet": fleet.uri, '(folder / "fleet").as_uri()': repr(fleet.uri)}
+
+
+@pytest.mark.usefixtures("on_this_session")
+@pytest.mark.filterwarnings("ignore::statefleet.UnboundedStateWarning")
+def test_the_front_page(spark: SparkSession, fleet: sf.Fleet, places: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "clicks").mkdir()
+    row = {"ts": NOON.isoformat(), "user": "u1", "amount": 2.5}
+    (tmp_path / "clicks" / "0.json").write_text(json.dumps(row) + "\n" + json.dumps(row) + "\n")
+    scores = Feed(spark, tmp_path / "scores", pa.schema([("user", pa.string())]))
+    scope: dict[str, Any] = {"pa": pa, "noon": NOON, "five_past": NOON + dt.timedelta(minutes=5)}
+    places |= {'"/data/': f'"{tmp_path}/', ".at(12)": ".at(1)", "since=12": "since=0"}
+    first, *others = python_of("tests/integration/test_pages.py::test_the_front_page")
+    try:
+        run_blocks([first], scope, places)
+        for query in spark.streams.active:
+            query.processAllAvailable()
+        scope["stream"] = scores.stream()
+        run_blocks(others, scope, places)
+    finally:
+        for query in spark.streams.active:
+            query.stop()
+    found = scope["clicks"].get({"window": {"start": NOON, "end": NOON + dt.timedelta(minutes=5)}, "user": "u1"})
+    assert found["n"] == 2
+    assert fleet.read_state_store("scores", **scope["columns"]).get("ann") == {"best": 7}
+
+
+@pytest.mark.usefixtures("on_this_session")
+@pytest.mark.filterwarnings("ignore::statefleet.UnboundedStateWarning")
+def test_the_quickstart(places: dict[str, str]) -> None:
+    scope: dict[str, Any] = {}
+    try:
+        run_blocks(python_of("tests/integration/test_pages.py::test_the_quickstart"), scope, places)
+    finally:
+        if "query" in scope:
+            scope["query"].stop()
+
+
+@pytest.mark.filterwarnings("ignore::statefleet.UnboundedStateWarning")
+def test_a_program_is_moved(spark: SparkSession, fleet: sf.Fleet, tmp_path: Path) -> None:
+    feed = Feed(spark, tmp_path / "in", pa.schema([("user", pa.string()), ("amount", pa.float64())]))
+    scope: dict[str, Any] = {"F": F, "fleet": fleet, "stream": feed.stream()}
+    run_blocks(python_of("tests/integration/test_pages.py::test_a_program_is_moved"), scope, {})
+
+
+@pytest.mark.replay
+@pytest.mark.filterwarnings("ignore::statefleet.UnboundedStateWarning")
+def test_state_is_imported(spark: SparkSession, fleet: sf.Fleet, tmp_path: Path) -> None:
+    clicks = Feed(spark, tmp_path / "in", pa.schema([("ts", pa.timestamp("us", "UTC")), ("user", pa.string())]))
+    clicks.add([(NOON, "u1"), (NOON, "u2")])
+    events = clicks.stream().withWatermark("ts", "10 minutes")
+    old = events.groupBy(F.window("ts", "5 minutes"), "user").count()
+    Run(old, "update", tmp_path / "old-ck", available_now=True).wait()
+    orders = Feed(spark, tmp_path / "orders", pa.schema([("shop", pa.string()), ("amount", pa.float64())]))
+    table = pa.table({"shop": ["a"], "n": pa.array([3], pa.int64()), "total": [4.5]})
+    (tmp_path / "totals").mkdir()
+    pq.write_table(table, tmp_path / "totals" / "0.parquet")
+    scope: dict[str, Any] = {"F": F, "fleet": fleet, "spark": spark, "events": events, "orders": orders.stream()}
+    of_clicks, of_orders = python_of("tests/integration/test_pages.py::test_state_is_imported")
+    # Other pages have states of these names.
+    own = {'name="': 'name="moved-', "/data/old-ck": str(tmp_path / "old-ck"), "totals/": f"{tmp_path}/totals/"}
+    # A sink is the reader's to choose.
+    own |= {".writeStream.": '.writeStream.format("noop").'}
+    try:
+        run_blocks([of_clicks], scope, {**own, "/data/ck": str(tmp_path / "first")})
+        run_blocks([of_orders], scope, {**own, "/data/ck": str(tmp_path / "second")})
+        clicks.add([(NOON, "u1")])
+        orders.add([("a", 1.0)])
+        for query in spark.streams.active:
+            query.processAllAvailable()
+    finally:
+        for query in spark.streams.active:
+            query.stop()
+    counts = {row["user"]: row["count"] for row in fleet.state("moved-clicks").scan().to_arrow().to_pylist()}
+    assert counts == {"u1": 2, "u2": 1}
+    assert fleet.state("moved-totals").get({"shop": "a"}) == {"shop": "a", "n": 4, "total": 5.5}
+
+
+@pytest.mark.usefixtures("on_this_session")
+def test_the_notebook(places: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    cells = json.loads((ROOT / "examples" / "live_state.ipynb").read_text())["cells"]
+    code = [(f"cell {cell['id']}", "".join(cell["source"])) for cell in cells if cell["cell_type"] == "code"]
+    scope: dict[str, Any] = {}
+    try:
+        run_blocks(code, scope, places)
+    finally:
+        if "query" in scope:
+            scope["query"].stop()
+    told = capsys.readouterr().out
+    assert "checkout" in told
+    before, after = scope["before"], scope["state"].version
+    assert f"version {before} -> {after}" in told
+    assert (
+        sum(scope["chart"].column("n").to_pylist())
+        == scope["fleet"].sql("select sum(n) from pages").column(0)[0].as_py()
+    )
+    # The last batches may have had no data, and changed nothing.
+    assert before + 1 in set(scope["changed"]["_commit_version"]) <= set(range(before + 1, after + 1))

@@ -1,0 +1,131 @@
+"""What differs between two versions, by the keys that commits touched, is what differs between all their rows."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.manifest_log import ManifestLog
+from coordinator.model import StateMetadata
+from coordinator.storage.memory import MemoryObjectStore
+from coordinator.surroundings import Surroundings
+from store_actors.engine.spark_hash import shards_of
+from store_actors.live import compared
+from store_actors.live.fleet import LiveFleet
+from store_actors.live.portable import Opened
+from store_actors.live.state import LiveState
+from store_actors.live.stored import StoredSource
+from store_actors.operators.top_schema import top_schema
+from store_actors.schema import Field, StateSchema
+from tests.unit.test_keyed_stores import Fleet as KeyedFleet
+from tests.unit.test_operator_shards import SCHEMA, Fleet
+from tests.unit.test_top import input_of
+
+SHARDS = 3
+#: Two rows of each key; a third one pushes one of them out.
+TOP = top_schema(
+    [Field("v", "string")], [Field("x", "float64")], 2, [{"column": "x", "descending": True, "nulls_first": False}]
+)
+Rows = list[tuple[str, float | None]]
+
+
+def live(objects: MemoryObjectStore, shards: int, schema: StateSchema | None) -> LiveState:
+    """The state as whoever reads it offline has it."""
+    metadata = StateMetadata("s", "query", shards, "update", {} if schema is None else schema.to_json())
+    ManifestLog(objects, "s", "test").create_metadata(metadata)
+    surroundings = Surroundings()
+    return LiveFleet(StoredSource(objects, surroundings), Opened(lambda: None), surroundings).state("s")
+
+
+def of_operator(schema: StateSchema, batches: Sequence[Rows]) -> LiveState:
+    """A state whose batches had some rows, each on the shard of its key."""
+    fleet = Fleet()
+    names = schema.raw_schema().names
+    for batch, rows in enumerate(batches):
+        keys = pa.record_batch({"v": pa.array([key for key, _ in rows], pa.string())})
+        places = shards_of(keys, ("v",), SHARDS)
+        for shard in range(SHARDS):
+            own = [
+                dict(zip(("v", "x"), row, strict=True))
+                for row, place in zip(rows, places, strict=True)
+                if place == shard
+            ]
+            made = input_of(schema, [{name: row[name] for name in names} for row in own])
+            fleet.store.apply(fleet.request(batch, schema=schema, shard=shard), made)
+    return live(fleet.objects, SHARDS, schema)
+
+
+def of_store(batches: Sequence[Rows]) -> LiveState:
+    """A keyed store of a program; a row without a value is removed."""
+    fleet = KeyedFleet()
+    for batch, rows in enumerate(batches):
+        session = fleet.open(batch)
+        for key, value in rows:
+            if value is None:
+                fleet.call(session, "remove", pa.record_batch({"k": [key]}))
+            else:
+                fleet.put(session, **{key: 0 if math.isnan(value) else int(value)})
+        fleet.stores.commit(session)
+    return live(fleet.objects, 1, None)
+
+
+def counted(rows: pa.Table) -> Counter[str]:
+    return Counter(str(row) for row in rows.to_pylist())
+
+
+def check(state: LiveState, before: int, after: int) -> None:
+    told = state.diff(before, after)
+    here, there = (counted(state.at(version).scan().to_arrow()) for version in (before, after))
+    kinds = {
+        kind: told.filter(pa.compute.field("_change_type") == kind).drop_columns(["_change_type"])
+        for kind in ("delete", "insert")
+    }
+    assert counted(kinds["delete"]) == here - there
+    assert counted(kinds["insert"]) == there - here
+    assert state.diff(before, after, limit=2).num_rows == min(2, told.num_rows)
+
+
+rows = st.lists(
+    st.tuples(st.sampled_from("abcdefg"), st.none() | st.sampled_from([0.0, 1.0, 2.0, math.nan])), max_size=6
+)
+batches = st.lists(rows, min_size=1, max_size=5)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    kind=st.sampled_from(["counts", "top", "keyed"]), batches=batches, data=st.data(), keys=st.sampled_from([1, 2, 100])
+)
+def test_what_differs_is_what_all_rows_say(kind: str, batches: list[Rows], data: Any, keys: int) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(compared, "_KEYS", keys)
+        # Or all rows of a shard, where commits have more of them than it has itself.
+        patched.setattr(compared, "_FEW_ROWS", data.draw(st.sampled_from([0, 100])))
+        patched.setattr(compared, "_AS_LONG", data.draw(st.sampled_from([0, 1])))
+        state = of_store(batches) if kind == "keyed" else of_operator(TOP if kind == "top" else SCHEMA, batches)
+        versions = st.integers(1, state.version)
+        check(state, data.draw(versions), data.draw(versions))
+
+
+def test_only_keys_that_commits_touched_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = of_operator(
+        SCHEMA, [[(f"key-{number}", None) for number in range(300)], [("key-7", None), ("key-8", None)]]
+    )
+    looked_up: list[str] = []
+    of_keys = compared.Side.of_keys
+
+    def told(side: compared.Side, shards: Sequence[int], keys: pa.Table) -> pa.Table:
+        looked_up.extend(keys["v"].to_pylist())
+        return of_keys(side, shards, keys)
+
+    monkeypatch.setattr(compared.Side, "of_keys", told)
+    monkeypatch.setattr(compared.Side, "of_shards", lambda *_: pytest.fail("all rows are compared"))
+    found = sorted((row["v"], row["n"], row["_change_type"]) for row in state.diff(1, 2).to_pylist())
+    assert found == [("key-7", 1, "delete"), ("key-7", 2, "insert"), ("key-8", 1, "delete"), ("key-8", 2, "insert")]
+    assert sorted(looked_up) == ["key-7", "key-7", "key-8", "key-8"]

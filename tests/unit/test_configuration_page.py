@@ -1,0 +1,73 @@
+"""docs/configuration.md says what the code says."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from docs_site import cluster_keys, environment
+from docs_site.configuration import PAGE, page
+from docs_site.docstrings import described, markdown, rows_of
+from docs_site.environment import variables
+
+
+def test_the_page_is_what_the_code_gives() -> None:
+    assert PAGE.read_text() == page(), "run: python -m docs_site.configuration"
+
+
+def documented(first: int, second: str = "x", third: bool = True) -> None:
+    """Does it.
+
+    Parameters
+    ----------
+    first, second
+        Both of them, as
+        :meth:`Fleet.rescale <spark_jobs.fleet.Fleet.rescale>` has ``them``.
+    third
+        A third (docs/operators.md).
+
+    Returns
+    -------
+    int
+        Nothing.
+    """
+
+
+def test_arguments_have_their_defaults_and_their_words() -> None:
+    both = "Both of them, as `Fleet.rescale` has `them`."
+    assert rows_of(documented) == [
+        ("first", "", both),
+        ("second", "`'x'`", both),
+        ("third", "`True`", "A third ([operators.md](operators.md))."),
+    ]
+    assert described(documented, "Returns") == {"int": "Nothing."}
+
+
+def test_an_argument_without_words_is_told() -> None:
+    def undescribed(first: int, second: int) -> None: ...
+
+    undescribed.__doc__ = "Does it.\n\nParameters\n----------\nfirst\n    The first.\n"
+    with pytest.raises(ValueError, match="second"):
+        rows_of(undescribed)
+
+
+def test_roles_become_names() -> None:
+    assert markdown("see :class:`~a.b.Name` | ``x``") == "see `Name` \\| `x`"
+
+
+def test_variables_are_found_however_they_are_read() -> None:
+    told = 'os.environ["A"]; environ.get("B"); os.environ.setdefault("C", "1"); os.environ["D"] = "2"; "E" in os.environ; d.get("F")'
+    assert dict(variables(ast.parse(told))) == {"A": False, "B": False, "C": True, "D": True, "E": False}
+
+
+def test_what_has_no_meaning_is_told(tmp_path: Path) -> None:
+    (tmp_path / "coordinator").mkdir()
+    (tmp_path / "coordinator" / "one.py").write_text('import os\nos.environ.get("NEW")\n')
+    with pytest.raises(ValueError, match="NEW"):
+        environment.environment_rows(tmp_path)
+    for name in ("cluster.yaml", "cluster-local.yaml"):
+        (tmp_path / name).write_text("idle_timeout_minutes: 5\n")
+    with pytest.raises(ValueError, match="idle_timeout_minutes"):
+        cluster_keys.cluster_rows(tmp_path)

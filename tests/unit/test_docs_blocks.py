@@ -1,0 +1,192 @@
+"""Every code block of README and ``docs/`` is held by a test: Python that runs, commands that exist, data that is read."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import json
+import re
+import shlex
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer
+import yaml
+from typer._click.exceptions import UsageError as TyperUsageError
+
+from statefleet.cli import app
+from tests.code_blocks import ROOT, Block, blocks_of, every_block, runner
+
+BLOCKS = list(every_block())
+#: Commands of ``./run`` itself; what else stands behind it is a command line.
+RUN_COMMANDS = set(re.findall(r"^    (\w+)\)", (ROOT / "run").read_text(), re.MULTILINE))
+_ASSIGNMENT = re.compile(r"\w+=.*")
+
+
+def test_every_block_is_of_a_class() -> None:
+    """Without a language it is what something prints, or a picture of letters."""
+    classes = {"python", "bash", "json", "yaml", "sql", ""}
+    assert not [str(block) for block in BLOCKS if block.language not in classes]
+
+
+def of(*languages: str) -> list[Block]:
+    return [block for block in BLOCKS if block.language in languages]
+
+
+@pytest.mark.parametrize("block", of("python"), ids=str)
+def test_every_python_block_is_run_by_a_test(block: Block) -> None:
+    test = runner(block)
+    assert test is not None, "no test runs this page; see tests/code_blocks.py"
+    file, _, name = test.partition("::")
+    tree = ast.parse((ROOT / file).read_text())
+    assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    # Whoever names the test asks for its blocks, and is refused if there are none.
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
+    assert test in {ast.literal_eval(call.args[0]) for call in calls if isinstance(call.args[0], ast.Constant)}
+
+
+@pytest.mark.parametrize("block", of("json", "yaml"), ids=str)
+def test_data_can_be_read(block: Block) -> None:
+    assert (json.loads if block.language == "json" else yaml.safe_load)(block.code)
+
+
+def test_notebooks_are_kept_without_what_they_print() -> None:
+    notebooks = [json.loads(file.read_text()) for file in (ROOT / "examples").glob("*.ipynb")]
+    cells = [cell for notebook in notebooks for cell in notebook["cells"]]
+    assert cells
+    assert not [cell["id"] for cell in cells if cell.get("outputs") or cell.get("execution_count")]
+
+
+# -- commands -----------------------------------------------------------------------------------------------------
+
+
+def commands(code: str) -> Iterator[list[str]]:
+    """Words of each command of a block."""
+    for line in code.replace("\\\n", " ").splitlines():
+        # What a shell does between commands: pipes and redirections end one.
+        words = shlex.split(line, comments=True)
+        while words and _ASSIGNMENT.fullmatch(words[0]) and "://" not in words[0]:
+            words = words[1:]
+        cut = next((place for place, word in enumerate(words) if word in (">", ">>", "|", "&&", "&")), len(words))
+        if words:
+            yield words[:cut]
+
+
+def check(words: list[str]) -> None:
+    """Fail if there is no such command, or it has no such option."""
+    program, *rest = words
+    if program == "./run":
+        if rest and rest[0] not in RUN_COMMANDS and not rest[0].startswith("-"):
+            check(rest)
+    elif program == "python" or program.endswith("/python"):
+        check_module(rest)
+    elif program == "statefleet":
+        parse(typer.main.get_command(app), rest)
+    elif program == "ray":
+        from ray.scripts.scripts import cli
+
+        parse(cli, rest)
+    elif program == "serve":
+        # Its own parser needs all of what Ray Serve does.
+        assert rest[0] == "run"
+        module, _, name = rest[1].partition(":")
+        assert callable(getattr(importlib.import_module(module), name))
+    elif program == "bash":
+        assert rest[0] == "-c"
+        check_submit(rest[1])
+    elif program == "prometheus":
+        (option,) = rest
+        assert (ROOT / option.removeprefix("--config.file=")).is_file()
+    elif program == "pytest":
+        missing = [one for one in rest if one.startswith("tests/") and not (ROOT / one.partition("::")[0]).exists()]
+        assert not missing
+    else:
+        assert program in ("cd", "curl", "echo", "export", "mkdir", "pip", "ssh"), f"what is {program}?"
+
+
+def parse(command: Any, words: list[str]) -> None:
+    """Have the program's own parser read what a block gives it; typer has a click of its own, of the same methods."""
+    context = None
+    while hasattr(command, "resolve_command"):
+        context = command.make_context(command.name, [words[0]], parent=context, resilient_parsing=True)
+        _, command, words = command.resolve_command(context, words)
+        assert command is not None
+    command.make_context(command.name, words, parent=context)
+
+
+def check_module(words: list[str]) -> None:
+    """A program of this repository: it is there, and so are its options in its package's text."""
+    assert words[0] == "-m", words
+    if words[1].partition(".")[0] not in ("benchmarks", "docs_site", "spark_jobs", "tests"):
+        assert words[1] in ("pip", "venv")
+        return
+    found = importlib.util.find_spec(words[1])
+    assert found is not None, words[1]
+    text = "".join(file.read_text() for file in (ROOT / words[1].partition(".")[0]).rglob("*.py"))
+    assert not [word for word in words[2:] if word.startswith("--") and f'"{word}"' not in text], words
+
+
+def check_submit(line: str) -> None:
+    """RayDP's own command, by the folder that it is in."""
+    found = importlib.util.find_spec("raydp")
+    assert found is not None
+    assert found.submodule_search_locations
+    folder = Path(found.submodule_search_locations[0])
+    script = re.fullmatch(r'\$\(python -c "import raydp; [^"]*"\)/(bin/[\w-]+) .*', line, re.DOTALL)
+    assert script is not None, line
+    assert (folder / script[1]).exists()
+
+
+@pytest.mark.parametrize("block", of("bash"), ids=str)
+def test_every_command_is_there(block: Block) -> None:
+    told = list(commands(block.code))
+    assert told
+    for words in told:
+        check(words)
+
+
+def test_commands_in_sentences_are_there() -> None:
+    """Those that name a fleet, so that they are whole."""
+    files = {ROOT / block.page for block in BLOCKS}
+    spans = [span for file in files for span in re.findall(r"`(statefleet \w+ \w+://[^`]*)`", file.read_text())]
+    assert spans
+    for span in spans:
+        check(shlex.split(span))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "statefleet stats s3://bucket/prefix",
+        "statefleet scan s3://bucket/prefix clicks --were x",
+        "statefleet status",
+        "./run everything",
+        "./run python -m spark_jobs.no_such_job",
+        "python -m benchmarks.scale --no-such-option 3",
+        "ray job submit --no-such-option x",
+        "frobnicate now",
+    ],
+)
+def test_the_check_knows_a_wrong_command(line: str) -> None:
+    (words,) = commands(line)
+    with pytest.raises((AssertionError, click.UsageError, TyperUsageError)):
+        check(words)
+
+
+# -- Python that needs no Spark -----------------------------------------------------------------------------------
+
+
+def test_a_warning_is_silenced_as_the_page_says() -> None:
+    import statefleet
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for block in blocks_of("tests/unit/test_docs_blocks.py::test_a_warning_is_silenced_as_the_page_says"):
+            exec(compile(block.code, str(block), "exec"), {"warnings": warnings, "statefleet": statefleet})
+        warnings.warn("it grows", statefleet.UnboundedStateWarning, stacklevel=1)
+        assert not told

@@ -1,0 +1,56 @@
+"""What the docs call evidence is there: tests that are named exist, and each error has its entry in the runbook."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from coordinator import errors
+from tests.code_blocks import PAGES, ROOT
+
+_TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`((?: \(`\./run \w+`\))?)")
+#: Marks of tests that have a command of their own.
+_MARK = re.compile(r"mark\.(soak|replay|machines)\b")
+
+
+def when(file: str, name: str) -> str:
+    """The command that runs a test, where it is not that of every change; empty where it is.
+
+    Raises
+    ------
+    KeyError
+        There is no such test.
+    """
+    body = ast.parse((ROOT / file).read_text()).body
+    functions = {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
+    decorators = [ast.unparse(one) for one in functions[name].decorator_list]
+    of_file = [
+        ast.unparse(node.value)
+        for node in body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+    ]
+    marks = {mark for told in (*decorators, *of_file) for mark in _MARK.findall(told.partition("parametrize")[0])}
+    return "".join(f" (`./run {mark}`)" for mark in sorted(marks))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_test_that_is_named_exists_and_runs_when_the_page_says(page: Path) -> None:
+    for file, name, told in _TEST.findall(page.read_text()):
+        assert when(file, name) == told, f"{file}::{name}"
+
+
+def test_guarantees_rest_on_tests() -> None:
+    rows = re.findall(
+        r"^\| (?!---|failure|mistake)(.+) \|$", (ROOT / "docs" / "guarantees.md").read_text(), re.MULTILINE
+    )
+    assert len(rows) > 20
+    assert not [row for row in rows if "`tests/" not in row]
+
+
+def test_every_public_error_has_an_entry_in_the_runbook() -> None:
+    entries = set(re.findall(r"^### `(\w+)`$", (ROOT / "docs" / "runbook.md").read_text(), re.MULTILINE))
+    public = set(errors.__all__) - {"StateStoreError"}
+    assert entries == public | {"UnboundedStateWarning"}

@@ -1,0 +1,158 @@
+"""The documentation site: built without a network, every link of it leads somewhere, and nothing of it is fetched from elsewhere."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from docs_site.navigation import chapters
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+#: Elements by which a page has a browser fetch something, and the attribute that says what.
+_FETCHED = {"script": "src", "img": "src", "iframe": "src", "source": "srcset", "object": "data", "embed": "src"}
+#: What a ``link`` element is for, where the browser fetches it.
+_FETCHED_LINKS = {
+    "stylesheet",
+    "icon",
+    "preload",
+    "modulepreload",
+    "prefetch",
+    "preconnect",
+    "dns-prefetch",
+    "manifest",
+}
+_OF_STYLES = re.compile(r"""url\(\s*['"]?([^'")]+)|@import\s+['"]([^'"]+)""")
+#: A script that would fetch something, or have something fetched.
+_OF_SCRIPTS = re.compile(r"""(?:fetch|importScripts|import|\.src\s*=|\.open)\s*\(?\s*['"`](?:https?:)?//""")
+
+
+class Seen(HTMLParser):
+    """What an HTML file links to, has fetched, and has as ids."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.fetched: list[str] = []
+        self.ids: set[str] = set()
+        self.feed(file.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        told = {name: value or "" for name, value in attrs}
+        self.ids |= {told["id"]} if "id" in told else set()
+        if tag == "a" and "href" in told:
+            self.links.append(told["href"])
+        if _FETCHED.get(tag) in told:
+            self.fetched.append(told[_FETCHED[tag]])
+        if tag == "link" and _FETCHED_LINKS & set(told.get("rel", "").split()):
+            self.fetched.append(told["href"])
+        self.fetched += _styled(told.get("style", ""))
+
+
+def _styled(text: str) -> list[str]:
+    """What styles have fetched; pictures within them aside."""
+    return [one for found in _OF_STYLES.findall(text) for one in found if one and not one.startswith("data:")]
+
+
+def build(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
+    # A process of its own: Sphinx leaves docutils' registries changed.
+    told = f"build(Path({str(source)!r}), Path({str(target)!r}))"
+    program = f"from docs_site.__main__ import build\nfrom pathlib import Path\nraise SystemExit({told})"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("site")
+    built = build(ROOT / "docs", target)
+    assert built.returncode == 0, built.stderr
+    return target
+
+
+def test_every_link_and_anchor_of_the_site_is_there(site: Path) -> None:
+    pages = {file: Seen(file) for file in site.glob("*.html")}
+    assert {f"{page.stem}.html" for page in PAGES} <= {file.name for file in pages}
+    wrong = []
+    for file, seen in pages.items():
+        for link in [*seen.links, *seen.fetched]:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = file if not parts.path else (file.parent / unquote(parts.path)).resolve()
+            anchors = pages[target].ids if target in pages else set()
+            if not target.exists() or (parts.fragment and target in pages and unquote(parts.fragment) not in anchors):
+                wrong.append((file.name, link))
+    assert not wrong
+
+
+def test_nothing_of_the_site_is_fetched_from_elsewhere(site: Path) -> None:
+    told = [(file, one) for file in site.rglob("*.html") for one in Seen(file).fetched]
+    told += [(file, one) for file in [*site.rglob("*.css"), *site.rglob("*.svg")] for one in _styled(file.read_text())]
+    assert told, "the check sees nothing"
+    assert not [(file.name, one) for file, one in told if urlsplit(one).netloc]
+    assert not [file.name for file in site.rglob("*.js") if _OF_SCRIPTS.search(file.read_text())]
+
+
+def test_every_page_is_one_click_away(site: Path) -> None:
+    linked = {urlsplit(link).path for link in Seen(site / "index.html").links}
+    assert {f"{page.stem}.html" for page in PAGES} <= linked | {"index.html"}
+
+
+def test_a_link_that_leads_nowhere_fails_the_build(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("# One\n\n[a](#no-such-heading) [b](no-such-page.md)\n")
+    built = build(tmp_path / "docs", tmp_path / "site")
+    assert built.returncode != 0
+    assert "no-such-heading" in built.stderr
+    assert "no-such-page" in built.stderr
+
+
+def test_chapters_have_every_page_once() -> None:
+    told = [name for names in chapters((ROOT / "docs" / "index.md").read_text(), set()).values() for name in names]
+    assert len(told) == len(set(told))
+    index = "# S\n\n## One\n\n- [A](a.md): b, see [B](b.md).\n- [B](b.md)\n\n## Words\n\n[C](c.md)\n"
+    assert chapters(index, {"a", "b", "c"}) == {"One": ["a", "b"], "More": ["c"]}
+    assert chapters(index, {"a", "b"}) == {"One": ["a", "b"]}
+
+
+# -- as the repository shows them ---------------------------------------------------------------------------------
+
+
+def tokens(file: Path) -> Iterator[Token]:
+    """Everything in a Markdown file, as GitHub reads it."""
+    for token in MarkdownIt("gfm-like", {"linkify": False}).parse(file.read_text()):
+        yield token
+        yield from token.children or ()
+
+
+def anchors(file: Path) -> set[str]:
+    """Anchors that GitHub gives to the headings of a file."""
+    found: set[str] = set()
+    told = list(tokens(file))
+    for opening, text in itertools.pairwise(told):
+        if opening.type == "heading_open":
+            words = "".join(child.content for child in text.children or ())
+            found.add(re.sub(r"[^\w\- ]", "", words.lower()).replace(" ", "-"))
+    return found
+
+
+@pytest.mark.parametrize("document", [ROOT / "README.md", *PAGES], ids=lambda document: document.name)
+def test_every_link_of_the_files_is_there(document: Path) -> None:
+    links = [str(one.attrs.get("href", one.attrs.get("src", ""))) for one in tokens(document) if one.attrs]
+    for link in filter(None, links):
+        parts = urlsplit(link)
+        if parts.scheme in ("http", "https"):
+            continue
+        target = document if not parts.path else document.parent / parts.path
+        assert target.exists(), link
+        assert not parts.fragment or parts.fragment in anchors(target), link

@@ -1,0 +1,121 @@
+"""State that is imported: the first version of a shard, whatever its number, and of no use before all shards have it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from coordinator.errors import InvalidRequestError, StateMismatchError
+from coordinator.model import CommitEntry, StateMetadata, TaskIdentity
+from coordinator.reading import finished, read_view
+from coordinator.watermarks import Watermarks
+from spark_jobs.worker.import_task import as_state
+from store_actors.messages import ApplyRequest
+from store_actors.operators.join_schema import join_schema
+from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from tests.unit.test_coordinator import actor, entry
+from tests.unit.test_operator_shards import SCHEMA, Fleet, counts, rows
+from tests.unit.test_whole_batches import SHARDS, Query
+
+STATE = pa.table({"v": ["a", "b"], "n": [5, 7]}, schema=SCHEMA.row_schema())
+
+
+def imported(fleet: Fleet, table: pa.Table = STATE, *, batch: int = 6, run: str = "import-1") -> CommitEntry:
+    """Import a shard as what a batch made."""
+    task = TaskIdentity("s", "query", run, batch, 0, 0, "executor", batch_time_ms=60, is_import=True)
+    grant = fleet.coordinator.lease(task, "a")
+    request = ApplyRequest(task, grant.lease, grant.base_version, SCHEMA, Watermarks(40, 40))
+    return fleet.store.import_rows(request, table)
+
+
+def test_a_query_goes_on_from_the_version_that_was_imported() -> None:
+    fleet = Fleet()
+    made = imported(fleet)
+    assert (made.version, made.base_version, made.state_rows, made.watermark_ms) == (7, 0, 2, 40)
+    assert fleet.apply(7, "ac", "run-1") == {"a": 6, "c": 1}
+    fleet.store = fleet.new_store()
+    fleet.coordinator.restart()
+    assert fleet.apply(8, "ab", "run-2") == {"a": 7, "b": 8}
+
+
+def test_an_import_is_repeated_by_its_own_run_and_by_another_one() -> None:
+    fleet = Fleet()
+    first = imported(fleet)
+    assert imported(fleet) == first
+    again = imported(fleet, run="import-2")
+    assert again.attempt_id != first.attempt_id
+    assert [one.attempt_id for one in fleet.coordinator.plan(9).deltas] == [again.attempt_id]
+    assert fleet.apply(7, "a", "run-1") == {"a": 6}
+
+
+def test_only_an_import_makes_a_first_version_of_any_number_and_only_a_first_one() -> None:
+    fleet = Fleet()
+    with pytest.raises(StateMismatchError, match="the state has no version"):
+        fleet.apply(6, "a")
+    imported(fleet)
+    assert fleet.apply(7, "b") == {"b": 8}
+    with pytest.raises(StateMismatchError, match="ahead of the checkpoint"):
+        imported(fleet, batch=5, run="import-2")
+    with pytest.raises(InvalidRequestError, match="imported as its first version"):
+        imported(fleet, batch=8, run="import-3")
+    assert counts(fleet.store.apply(fleet.request(8, "run-2"), rows("a"))[0]) == {"a": 6}
+
+
+class Imports(Query):
+    """Imports batch 4 of a query of three shards."""
+
+    def imported(self, shards: list[int], run: str) -> None:
+        for shard in shards:
+            identity = replace(self.task(4, shard, run), is_import=True)
+            self.begin(identity)
+            made = entry(self.lease(identity, actor("a")), 5)
+            self.commit(replace(made, batch_time_ms=identity.batch_time_ms, is_import=True))
+
+
+def test_what_an_import_did_not_finish_is_used_by_no_query() -> None:
+    query, created = Imports(), StateMetadata("s", "query", SHARDS, "update")
+    query.imported([0, 2], "import-1")
+    for shard in range(SHARDS):
+        with pytest.raises(StateMismatchError, match=r"missing=.*1"):
+            query.begin(query.task(5, shard, "run-1"))
+    with pytest.raises(StateMismatchError, match="belongs to another query"):
+        query.ledger.check_query(replace(query.task(0, 0, "run-2"), query_id="another"))
+    assert finished(query.ledger, created) == 0
+    query.imported([0, 1, 2], "import-2")
+    query.run(5, [0, 1, 2], "run-1")
+
+
+def test_there_is_no_version_before_the_one_that_was_imported() -> None:
+    query, created = Imports(), StateMetadata("s", "query", SHARDS, "update")
+    query.imported([0, 1, 2], "import-1")
+    view = read_view(query.ledger, created, 5, None)
+    assert view is not None
+    assert (view.version, view.oldest) == (5, 5)
+    with pytest.raises(InvalidRequestError, match="no such version"):
+        read_view(query.ledger, created, 5, 4)
+
+
+def test_rows_of_one_key_are_numbered_over_all_pieces() -> None:
+    schema = join_schema(
+        (Field("k0", "int64"),), (Field("l0", "string"),), (), {"join_type": "inner", "output": [["l0"], []]}
+    )
+    given = pa.record_batch(
+        {"k0": [1, 1], "__side": pa.array([0, 0], pa.int8()), "__matched": pa.nulls(2, pa.bool_()), "l0": ["x", "y"]}
+    )
+    found = as_state(given, schema, 3)
+    assert found.schema == schema.row_schema()
+    assert found.to_pylist() == [
+        {"k0": 1, "__row": number, "__side": 0, "__matched": None, "l0": text} for number, text in ((3, "x"), (4, "y"))
+    ]
+
+
+def test_registers_that_spark_has_in_columns_are_words() -> None:
+    registers = Accumulator(AccumulatorKind.DISTINCT_REGISTERS, ("v0",), (Field("a0_words", "words<2>", False),))
+    schema = StateSchema((Field("k0", "int64"),), (), (registers,), None, None, "update")
+    given = pa.record_batch({"k0": [1, 2], "a0_words": [[1, -1], [0, 1 << 40]]})
+    (first, second) = as_state(given, schema, 0).column("a0_words").to_pylist()
+    assert np.frombuffer(first, "<i8").tolist() == [1, -1]
+    assert np.frombuffer(second, "<i8").tolist() == [0, 1 << 40]

@@ -1,0 +1,139 @@
+"""Which batches are slow, and what is told of where their time went."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from coordinator.assignments import ShardMove
+from coordinator.batch_times import PartitionTime
+from coordinator.memory_options import MemoryUse
+from coordinator.model import CommitEntry
+from coordinator.slow_batches import Circumstances, EndedBatch, explanation, usual_of_slow
+from coordinator.state_counters import StateCounters
+from tests.unit.test_coordinator import actor
+from tests.unit.test_lineage import ENTRY
+
+LAST = replace(ENTRY, partition_id=7, version=42, base_version=41, rows_in=1000, file_bytes=2_000_000)
+#: spark, lease, hand_over, apply, write, commit, end
+USUAL = (1000, 10, 20, 300, 300, 20, 250)
+
+
+def ended(*phases: int | None, rows: int = 1000, last: CommitEntry = LAST) -> EndedBatch:
+    return EndedBatch(sum(one for one in phases if one is not None), phases, rows, last)
+
+
+RECENT = [ended(*USUAL)] * 10
+ON_B = Circumstances(7, "node-b")
+
+
+def told(batch: EndedBatch, around: Circumstances = ON_B) -> str:
+    return explanation("clicks", batch, RECENT, around)
+
+
+@pytest.mark.parametrize(
+    ("took_ms", "recent_ms", "usual_ms"),
+    [
+        (6001, [2000] * 5, 2000),
+        (6000, [2000] * 5, None),
+        (60_000, [2000] * 4, None),
+        (1199, [200] * 20, None),
+        (1200, [200] * 20, 200),
+        (3500, [100, 100, 1000, 9000, 9000], 1000),
+    ],
+)
+def test_a_batch_is_slow_by_the_median_of_enough_others(
+    took_ms: int, recent_ms: list[int], usual_ms: int | None
+) -> None:
+    assert usual_of_slow(took_ms, [ended(one) for one in recent_ms]) == usual_ms
+
+
+def test_loading_after_a_loss_is_told_with_shard_host_and_bytes() -> None:
+    last = replace(LAST, bring_ms=9_700, load_bytes=400_000_000)
+    around = replace(ON_B, move=ShardMove(5, 41, actor("a"), actor("b"), "why"), was_lost=True)
+    assert told(ended(1100, 12, 9800, 400, 300, 20, 300, last=last), around) == (
+        "batch 41 of clicks took 11.9 s (median 1.9 s): 9.8 s in shard 7 on node-b loading 400.0 MB after its store actor was lost"
+    )
+
+
+@pytest.mark.parametrize(
+    ("phase", "words"),
+    [
+        (0, "9.0 s in Spark before shard 7 on node-b was asked (source, shuffle, waiting for a core)"),
+        (1, "9.0 s until the coordinator gave the lease of shard 7 on node-b"),
+        (2, "9.0 s handing rows over to shard 7 on node-b (on their way, or waiting for its threads or memory)"),
+        (3, "9.0 s working on 1,000 rows in shard 7 on node-b"),
+        (4, "9.0 s writing 2.0 MB of shard 7 on node-b to the object store"),
+        (5, "9.0 s until the commit of shard 7 on node-b was in the state's log"),
+        (6, "9.0 s in the sink and at the batch's end"),
+    ],
+)
+def test_the_part_that_took_longer_than_usual_is_named(phase: int, words: str) -> None:
+    taken = [*USUAL]
+    taken[phase] = 9000
+    assert told(ended(*taken)).endswith(f"(median 1.9 s): {words}")
+
+
+def test_a_loss_is_told_wherever_the_time_went() -> None:
+    lost = replace(ON_B, move=ShardMove(5, 41, actor("a"), actor("a"), "why"), was_lost=True)
+    waited = told(ended(9000, *USUAL[1:]), lost)
+    assert waited.endswith(": 9.0 s before shard 7 on node-b was asked for again, after its store actor was lost")
+    assert told(ended(*USUAL[:6], 9000), lost).endswith("batch's end; the store actor that had shard 7 was lost")
+
+
+def test_what_took_as_long_as_usual_is_not_named_and_the_worst_comes_first() -> None:
+    text = told(ended(1000, 10, 20, 5000, 9000, 20, 250))
+    assert text.index("9.0 s writing") < text.index("5.0 s working")
+    assert "Spark" not in text
+    assert "sink" not in text
+
+
+def test_what_else_was_unusual_is_told() -> None:
+    last = replace(LAST, bring_ms=8000, failures={"StorageUnavailableError": 3})
+    around = replace(
+        ON_B,
+        move=ShardMove(5, 41, actor("a"), actor("b"), "spread evenly"),
+        memory=MemoryUse(4_000_000_000, 3_900_000_000, 12_000_000_000),
+        refusals={"FencedError": 1},
+        storage={"repeated": 14},
+    )
+    text = told(ended(1000, 10, 8020, 300, 300, 20, 250, rows=5_000_000, last=last), around)
+    assert text.split("; ")[0].endswith(
+        "8.0 s in shard 7 on node-b coming to version 41 after it was moved (spread evenly)"
+    )
+    assert text.split("; ")[1:] == [
+        "it had 5,000,000 rows (median 1,000)",
+        "commits of shard 7 failed before: StorageUnavailableError 3 times",
+        "tasks were refused: FencedError 1 time",
+        "the coordinator's requests to the object store: repeated 14 times",
+        "the store actor of shard 7 has spilled 12.0 GB (limit 4.0 GB)",
+    ]
+
+
+def test_a_batch_whose_parts_nobody_knows_is_told_as_such() -> None:
+    unknown = replace(ended(*[None] * 7), took_ms=9000)
+    assert told(unknown).endswith("nobody knows where its time went")
+
+
+def test_the_shard_that_was_counted_last_tells_the_time_of_its_batch_and_each_batch_ends_once() -> None:
+    counters = StateCounters()
+    first = replace(ENTRY, version=3, batch_time_ms=1000, committed_at_ms=1100, apply_ms=50, write_ms=100, rows_in=5)
+    last = replace(first, partition_id=1, write_ms=400, rows_in=6, rows_late=2)
+    counters.counted([first], PartitionTime(1050, 1060, 1300))
+    # Both stores of a shard tell of the rows that reached it; only the first of its timing.
+    counters.counted([last, replace(last, store_name="other")], PartitionTime(None, None, 1600))
+    found = counters.ended(3, 1700)
+    assert found == EndedBatch(700, (100, None, None, 50, 400, 50, 100), 11, last)
+    assert counters.ended(3, 1900) is None
+    assert counters.counts["batches"] == 1
+    assert (counters.counts["commits"], counters.counts["rows_in"], counters.counts["rows_late"]) == (2, 11, 2)
+    assert [one.value for one in counters.samples("s", {}) if one.name == "statefleet_batch_seconds"] == [0.7]
+    assert not [one for one in counters.samples("s", {}) if one.name == "statefleet_batch_seconds"], "told once"
+
+
+def test_batches_of_a_run_that_was_replaced_do_not_end() -> None:
+    counters = StateCounters()
+    counters.counted([replace(ENTRY, version=3)], PartitionTime(counted_ms=5))
+    counters.forget_run()
+    assert counters.ended(3, 9) is None
