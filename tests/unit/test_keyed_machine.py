@@ -364,5 +364,5 @@ class KeyedMachine(FreezingMachine):
         assert len(self.shard) == len(newest if self.writer is None else self.pending)
 
 
-KeyedMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+KeyedMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestKeyedAgainstDicts = KeyedMachine.TestCase

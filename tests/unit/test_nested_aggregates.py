@@ -92,7 +92,7 @@ combined_or_not = pytest.mark.parametrize("combined", [False, True])
 
 @combined_or_not
 @given(data=st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_extremes_are_those_of_sparks_order_and_of_equal_ones_the_first(combined: bool, data: st.DataObject) -> None:
     kind = data.draw(KINDS.filter(lambda kind: not has_map(type_to_string(kind))))
     name = type_to_string(kind)
@@ -112,7 +112,7 @@ def test_extremes_are_those_of_sparks_order_and_of_equal_ones_the_first(combined
 
 @combined_or_not
 @given(data=st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_values_by_an_ordering(combined: bool, data: st.DataObject) -> None:
     kind = data.draw(KINDS)
     by = data.draw(KINDS.filter(lambda kind: not has_map(type_to_string(kind))))
@@ -137,7 +137,7 @@ def test_values_by_an_ordering(combined: bool, data: st.DataObject) -> None:
 
 @combined_or_not
 @given(data=st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_places_lists_and_counts(combined: bool, data: st.DataObject) -> None:
     kind = data.draw(KINDS)
     name = type_to_string(kind)

@@ -26,6 +26,10 @@ FIRST_SEED = {
     "the age of a commit is checked before it waits": 282,
     "ages are measured by a clock that stands still while the machine sleeps": 477,
     "a snapshot of what was rolled back to is taken for the newest version": 524,
+    "a coordinator answers from an old memory": 12,
+    "commits since a copy are left out": 11,
+    "a checkpoint of the ledger forgets schemas": 27,
+    "a reader believes whatever it knew": 8,
 }
 
 
@@ -41,34 +45,34 @@ def test_a_seed_is_a_schedule() -> None:
 
 
 @pytest.mark.timeout(600)
-def test_two_hundred_schedules_keep_every_batch_exactly_once() -> None:
+def test_a_hundred_schedules_keep_every_batch_exactly_once() -> None:
     totals = Totals()
-    for totals in run_many(range(200)):
+    for totals in run_many(range(100)):
         if totals.failed:
             pytest.fail(next(iter(totals.failed.values())))
-    assert totals.schedules == 200
+    assert totals.schedules == 100
     kinds = {kind.partition(".")[0] for kind in totals.faults}
     assert kinds >= {"kill", "message", "pause", "second_driver", "storage", "zombie"}
 
 
 def test_every_read_beside_the_batches_is_one_finished_version() -> None:
     faults: Counter[str] = Counter()
-    for seed in range(40):
+    for seed in range(25):
         outcome = run_seed(seed, keyed=False, reads=True, moves=seed % 3 == 1, harsh=seed % 3 == 2)
         assert outcome.error is None, outcome.told()
         faults += outcome.faults
-    assert faults["read"] > 300
+    assert faults["read"] > 180
 
 
 def test_schedules_with_rescales_keep_every_batch_exactly_once() -> None:
     faults: Counter[str] = Counter()
-    for seed in range(40):
+    for seed in range(20):
         outcome = run_seed(seed, keyed=False, rescales=True)
         assert outcome.error is None, outcome.told()
         faults += outcome.faults
     kinds = {kind.partition(".")[0] for kind in faults}
     assert kinds >= {"kill", "message", "pause", "rescale_asked", "rescaled", "second_driver", "storage", "zombie"}
-    assert faults["rescaled"] > 200
+    assert faults["rescaled"] > 60
 
 
 @pytest.mark.parametrize("bug", BUGS)
