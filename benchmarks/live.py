@@ -4,7 +4,7 @@
 
 One aggregation by an integer key. Alone: a ``get`` beside a bare call of a Ray actor, in turn; ``multi_get`` of every key; a scan,
 beside a copy of the same bytes through Ray's object store. Then batches in turn without and with another process that gets keys, so
-many ``--gets`` a second, and both sides' medians.
+many ``--gets`` a second by so many ``--readers``, and both sides' medians.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +80,10 @@ def _bulk(state: LiveState, keys: int, repeats: int) -> dict[str, float]:
 
 
 class _Reader:
-    """Another process that gets keys at a rate, while it is told to."""
+    """Another process, some threads of which get keys at a rate, while they are told to."""
 
-    def __init__(self, uri: str, keys: int, gets_s: int) -> None:
-        told = json.dumps({"uri": uri, "address": ray_address(), "keys": keys, "gets_s": gets_s})
+    def __init__(self, uri: str, keys: int, gets_s: int, threads: int) -> None:
+        told = json.dumps({"uri": uri, "address": ray_address(), "keys": keys, "gets_s": gets_s, "threads": threads})
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.live", "--reader", told],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -116,19 +117,21 @@ def _read(told: str) -> int:
 
     facts = json.loads(told)
     state = attach(facts["uri"], address=facts["address"]).state(_NAME)
-    random, going, took = np.random.default_rng(3), threading.Event(), list[float]()
+    going, took, between_s = threading.Event(), list[float](), facts["threads"] / facts["gets_s"]
     state.get({"key": 0})
 
-    def get_keys() -> None:
+    def get_keys(seed: int) -> None:
+        keys = cycle(np.random.default_rng(seed).integers(0, facts["keys"], 100_000).tolist())
         while True:
             going.wait()
-            due = time.perf_counter()
+            due = time.perf_counter() + between_s * seed / facts["threads"]
             while going.is_set():
-                took.append(_timed(lambda: state.get({"key": int(random.integers(0, facts["keys"]))}))[0])
-                due = max(due + 1 / facts["gets_s"], time.perf_counter() - 0.1)
                 time.sleep(max(0.0, due - time.perf_counter()))
+                took.append(_timed(lambda: state.get({"key": next(keys)}))[0])
+                due = max(due + between_s, time.perf_counter() - 0.1)
 
-    threading.Thread(target=get_keys, daemon=True).start()
+    for seed in range(facts["threads"]):
+        threading.Thread(target=get_keys, args=(seed,), daemon=True).start()
     begun = 0.0
     for line in sys.stdin:
         if line == "go\n":
@@ -181,6 +184,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--gets", type=int, nargs="+", default=[100, 1000], help="gets a second beside batches (%(default)s)"
     )
+    parser.add_argument("--readers", type=int, default=32, help="threads that get keys beside batches (%(default)s)")
     parser.add_argument("--reader", help=argparse.SUPPRESS)
     add_options(parser, executor_memory="2g")
     return parser.parse_args(argv)
@@ -208,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
               f"copy through Ray {alone['copy_bytes_s'] / 1e9:.2f} GB/s", flush=True)  # fmt: skip
         beside = []
         for gets_s in options.gets:
-            reader = _Reader(fleet.uri, options.keys, gets_s)
+            reader = _Reader(fleet.uri, options.keys, gets_s, options.readers)
             try:
                 beside.append(_beside(variant, root / f"gets-{gets_s}", reader, options))
             finally:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from typing import Any, NewType
 
+from coordinator.errors import InvalidRequestError
 from coordinator.watermarks import Watermarks
 
 __all__ = [
@@ -336,6 +337,28 @@ class LoadPlan(Travelling):
             size += sum(piece.file_bytes for one in plan.snapshots[:1] for piece in one.pieces)
             size += sum(one.file_bytes for one in plan.deltas if one.version > begun)
         return size
+
+    def beginning_with(self, snapshot: int) -> LoadPlan:
+        """The same version by way of the snapshot of one version and what came after it, and nothing else; of no snapshot if 0.
+
+        Raises
+        ------
+        InvalidRequestError
+            There is no such snapshot.
+        """
+        if snapshot == 0 and self.floor == 0:
+            return replace(self, snapshots=())
+        found = tuple(one for one in self.snapshots if one.version == snapshot)
+        if not found:
+            there = sorted({one.version for one in self.snapshots} | ({0} if self.floor == 0 else set()))
+            raise InvalidRequestError(
+                "the version cannot be read from this snapshot on; 0 reads the deltas alone, where all are retained",
+                snapshot=snapshot,
+                snapshots=", ".join(map(str, there)),
+            )
+        # That of the snapshot's own version tells in which schema it is.
+        deltas = tuple(one for one in self.deltas if one.version >= snapshot)
+        return replace(self, snapshots=found, deltas=deltas, floor=snapshot, origin=None)
 
     def may_have_rows(self) -> bool:
         """Whether the version is not known to be empty."""

@@ -328,8 +328,10 @@ class StoreProcess:
         return self._heat.hottest(state_name, partition_id, most)
 
     @ray.method(concurrency_group="reading")
-    def scan_rows(self, request: ReadRequest, limit: int | None) -> str | None:
-        return self._reads.scan(request, limit)
+    def scan_rows(self, request: ReadRequest, limit: int | None) -> tuple[str, pa.Table | None] | None:
+        """Begin to give out rows: what to ask for the next ones by, and the first; None as :meth:`Reads.scan`."""
+        scan_id = self._reads.scan(request, limit)
+        return None if scan_id is None else (scan_id, self.next_rows(scan_id))
 
     @ray.method(concurrency_group="reading")
     def next_rows(self, scan_id: str) -> pa.Table | None:

@@ -230,6 +230,8 @@ class ReadRequest(Travelling):
         Whether a newer version will do that the store actor has in memory: the newest one is read then.
     since
         Instead of all rows of the version, what commits after this one changed; None for all rows.
+    snapshot
+        Rows of the version as its files make it from the snapshot of this version on, whatever memory has; None for any way to them.
     form
         A pickled :class:`ReadForm`: as bytes, of which a store actor knows most already.
     """
@@ -240,6 +242,7 @@ class ReadRequest(Travelling):
     form: bytes
     is_latest: bool = False
     since: int | None = None
+    snapshot: int | None = None
 
 
 class FewRows:

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -44,6 +43,7 @@ from statefleet.commands.output import plain
 from store_actors.dashboard.values import typed_value
 from store_actors.live.fleet import LiveFleet, attach
 from store_actors.live.keys import FoundKey
+from store_actors.live.state import LiveState
 
 __all__ = ["LiveStateService", "app"]
 
@@ -68,7 +68,8 @@ class LiveStateService:
         self._uri = uri
         self._deadline_s = deadline_s
         self._threads = ThreadPoolExecutor(_LOOK_UPS, "statefleet-look-up")
-        self._own = threading.local()
+        #: The fleet that runs, and its states: shared, so that keys that are asked for at once travel together.
+        self._opened: tuple[LiveFleet, dict[tuple[str, str], LiveState]] | None = None
 
     async def __call__(self, request: Request) -> JSONResponse:
         """Answer a request."""
@@ -91,8 +92,8 @@ class LiveStateService:
         try:
             return self._answer(state, part, key)
         except (SetupError, StorageUnavailableError, StoreUnavailableError) as error:
-            # The next look-up of this thread attaches to the fleet that runs then.
-            self._own.fleet = None
+            # The next look-up attaches to the fleet that runs then.
+            self._opened = None
             return 503, {"error": str(error)}
         except StateStoreError as error:
             return 500, {"error": str(error)}
@@ -101,14 +102,14 @@ class LiveStateService:
         try:
             found = self._find(state, part, key)
         except InvalidRequestError as error:
-            return 400 if state in self._fleet().states() else 404, {"error": str(error)}
+            return 400 if state in self._open()[0].states() else 404, {"error": str(error)}
         stamp = {"state": found.state, "query": found.query_id, "shard": found.shard, "version": found.version}
         if not found.rows:
             return 404, {"error": "there is no row of this key", **stamp}
         return 200, {"rows": found.rows, **stamp}
 
     def _find(self, name: str, part: str, key: Mapping[str, Any]) -> FoundKey:
-        state = self._fleet().state(name, part)
+        state = self._state(name, part)
         keys, schema = state.keys, state.schema
         # Columns that are no keys are told by the look-up.
         typed = {
@@ -117,12 +118,21 @@ class LiveStateService:
         }
         return state.find(typed)
 
-    def _fleet(self) -> LiveFleet:
-        """That of the calling thread: what it remembers of versions is nobody else's."""
-        fleet: LiveFleet | None = getattr(self._own, "fleet", None)
-        if fleet is None:
-            fleet = self._own.fleet = attach(self._uri)
-        return fleet
+    def _state(self, name: str, part: str) -> LiveState:
+        fleet, states = self._open()
+        found = states.get((name, part))
+        if found is None:
+            found = fleet.state(name, part)
+            # Only those that there are: anybody may ask for others.
+            if found.keys:
+                found = states.setdefault((name, part), found)
+        return found
+
+    def _open(self) -> tuple[LiveFleet, dict[tuple[str, str], LiveState]]:
+        opened = self._opened
+        if opened is None:
+            opened = self._opened = attach(self._uri), {}
+        return opened
 
 
 async def _key(request: Request) -> Mapping[str, Any]:

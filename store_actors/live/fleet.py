@@ -99,7 +99,7 @@ class LiveFleet:
     def __init__(self, source: Source, opened: Opened, surroundings: Surroundings) -> None:
         self._source = source
         self._opened = opened
-        self._clock = surroundings.clock
+        self._surroundings = surroundings
         #: Of all scans together: each has a few pieces under way.
         self._threads = surroundings.threads.pool(_SCANNERS, "statefleet-scan")
         self._reads: dict[str, ShardReads] = {}
@@ -130,7 +130,7 @@ class LiveFleet:
         if consistency not in _CONSISTENCIES:
             raise InvalidRequestError(f"consistency is one of {', '.join(_CONSISTENCIES)}", consistency=consistency)
         if name not in self._reads:
-            self._reads[name] = ShardReads(self._source, name, self._clock, self._threads)
+            self._reads[name] = ShardReads(self._source, name, self._surroundings, self._threads)
         return LiveState(self._reads[name], self._opened, name, part, _CONSISTENCIES[consistency])
 
     def state_metadata(self, name: str | None = None, version: int | None = None) -> pa.Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -57,6 +57,17 @@ class Answers:
     shards: npt.NDArray[Any] | None
     #: Of each shard that was asked the places of its keys, and what it answered.
     answers: dict[int, tuple[npt.NDArray[np.int64], FoundRows]]
+
+    def of_key(self, place: int, rows: Sequence[dict[str, Any]], having: Collection[int]) -> FoundKey:
+        """What was found of one key, which some shards have rows of."""
+        view, shard = self.view, None
+        if self.shards is not None:
+            shard = int(self.shards[place])
+        elif len(having) == 1:
+            (shard,) = having
+        answer = None if shard is None else self.answers.get(shard)
+        version = view.version if answer is None else answer[1].version
+        return FoundKey(tuple(rows), view.metadata.state_name, view.metadata.query_id, shard, version)
 
 
 def key_table(keys: Keys, form: Form) -> pa.Table:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from coordinator.errors import SetupError
+from coordinator.errors import InvalidRequestError, SetupError
 from coordinator.reading import ReadView
 from coordinator.surroundings import Pool
 from store_actors.live.forms import Form
@@ -94,11 +94,29 @@ class Rows:
             if left == 0:
                 return
 
-    def of_shard(self, shard: int, limit: int | None = None) -> Generator[pa.Table]:
-        """Rows of one shard, a piece at a time."""
+    def of_shard(self, shard: int, limit: int | None = None, *, snapshot: int | None = None) -> Generator[pa.Table]:
+        """Rows of one shard, a piece at a time.
+
+        Parameters
+        ----------
+        limit
+            Most rows to give.
+        snapshot
+            Read the version as files make it from the snapshot of this version on (0: from the start, without a snapshot), whatever
+            memory has: to compare, or to find a damaged one.
+
+        Raises
+        ------
+        InvalidRequestError
+            The shard has no such snapshot, or changes are read, which are of no snapshot. Told when rows are taken.
+        CorruptStateError
+            A file on this way is missing or damaged.
+        """
+        if self._scan.since is not None and snapshot is not None:
+            raise InvalidRequestError("changes are of commits, and not of a snapshot", snapshot=snapshot)
         if self._view.has_rows(shard):
-            store, since = self._form.store_name, self._scan.since
-            for table in self._reads.scan(self._view, self._pinned, store, self._asking, shard, limit, since):
+            store, since, asking = self._form.store_name, self._scan.since, self._asking
+            for table in self._reads.scan(self._view, self._pinned, store, asking, shard, limit, since, snapshot):
                 if self._scan.partition_id:
                     number = pa.repeat(pa.scalar(shard, PARTITION_FIELD.type), table.num_rows)
                     yield table.append_column(PARTITION_FIELD, number)

@@ -13,8 +13,10 @@ import pyarrow.compute as pc
 from coordinator.errors import InvalidRequestError
 from coordinator.model import DEFAULT_STORE
 from coordinator.reading import ReadView
+from store_actors.live.coalescing import Coalescer
 from store_actors.live.filters import Filter, column_is, expression_of
 from store_actors.live.forms import Form, form_of, named_part
+from store_actors.live.keys import FoundKey
 from store_actors.live.portable import Opened, PortableScan
 from store_actors.live.rows import PARTITION_FIELD, Rows
 from store_actors.live.shard_reads import Pinned, ShardReads
@@ -49,6 +51,8 @@ class StateScans:
         self._reads = reads
         self._pinned = pinned or Pinned()
         self._former: tuple[Mapping[str, Any], int, Form] | None = None
+        #: By the columns that are wanted.
+        self._look_ups: dict[tuple[str, ...] | None, Coalescer[Mapping[str, Any], FoundKey]] = {}
 
     def scan(
         self,

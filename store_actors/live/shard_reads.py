@@ -11,7 +11,7 @@ import pyarrow as pa
 from coordinator.errors import InvalidRequestError, StateStoreError, StoreUnavailableError, VersionNotFoundError
 from coordinator.model import ActorLocation, StateStoreId
 from coordinator.reading import ReadView
-from coordinator.surroundings import Clock, Pool
+from coordinator.surroundings import Pool, Surroundings
 from coordinator.version_figures import VersionFigures
 from store_actors.live.sources import Lost, Source
 from store_actors.messages import FoundRows, ReadRequest
@@ -59,15 +59,17 @@ class ShardReads:
         Where they are read.
     name
         The state.
-    clock, threads
-        By which readers wait; where they fetch what comes next.
+    surroundings
+        By which readers wait, and share things.
+    threads
+        Where they fetch what comes next.
     """
 
-    def __init__(self, source: Source, name: str, clock: Clock, threads: Pool) -> None:
+    def __init__(self, source: Source, name: str, surroundings: Surroundings, threads: Pool) -> None:
         self._source = source
-        self.elapsed_s, self.threads = clock.elapsed_s, threads
+        self._clock, self.threads = surroundings.clock, threads
+        self.elapsed_s, self.new_lock = surroundings.clock.elapsed_s, surroundings.threads.lock
         self._name = name
-        self._clock = clock
         #: The newest view, and when it was known to be.
         self._newest: ReadView | None = None
         self._seen_s = 0.0
@@ -106,16 +108,17 @@ class ShardReads:
 
     # -- reading --------------------------------------------------------------------------------------------------
 
-    def find(self, pinned: Pinned, plan: Plan) -> tuple[ReadView, dict[int, FoundRows]]:
+    def find(self, pinned: Pinned, plan: Plan, is_patient: bool = True) -> tuple[ReadView, dict[int, FoundRows]]:
         """Rows of some keys, by shard: all of one version, unless the latest ones are asked for.
 
-        A shard that has nothing newer than the version proves that it is the newest: then nobody else is asked.
+        A shard that has nothing newer than the version proves that it is the newest: then nobody else is asked. Where a store actor
+        was lost it is tried again for a while, if the reader is patient.
         """
 
         def look(view: ReadView) -> dict[int, FoundRows] | None:
             return self._found(view, pinned, plan)
 
-        return self._read(pinned, look)
+        return self._read(pinned, look, _DEADLINE_S if is_patient else 0.0)
 
     def scan(
         self,
@@ -126,16 +129,19 @@ class ShardReads:
         shard: int,
         limit: int | None,
         since: int | None = None,
+        snapshot: int | None = None,
     ) -> Iterator[pa.Table]:
-        """All rows of a shard, or what changed since a version, a piece at a time.
+        """All rows of a shard, or what changed since a version, a piece at a time; by way of a snapshot if one is named.
 
         Raises
         ------
+        InvalidRequestError
+            There is no such snapshot.
         StoreUnavailableError
             A store actor was lost, or the version was made anew, when some rows had been given out.
         """
-        request = replace(self._request(view, shard, pinned, store_name, form), since=since)
-        given = False
+        asked = self._request(view, shard, pinned if snapshot is None else Pinned(view.version), store_name, form)
+        request, given = replace(asked, since=since, snapshot=snapshot), False
         deadline, pause_s = self._clock.elapsed_s() + _DEADLINE_S, _PAUSE_S
         while True:
             try:
@@ -186,9 +192,11 @@ class ShardReads:
 
         return self._read(Pinned(), look)[1]
 
-    def _read(self, pinned: Pinned, look: Callable[[ReadView], Result | None]) -> tuple[ReadView, Result]:
+    def _read(
+        self, pinned: Pinned, look: Callable[[ReadView], Result | None], within_s: float = _DEADLINE_S
+    ) -> tuple[ReadView, Result]:
         """What is found by a view of now, or by one that proves to be; None asks for another one."""
-        deadline, pause_s = self._clock.elapsed_s() + _DEADLINE_S, _PAUSE_S
+        deadline, pause_s = self._clock.elapsed_s() + within_s, _PAUSE_S
         view, is_now = self._begin(pinned)
         while True:
             try:

@@ -108,18 +108,20 @@ class FleetSource:
     def scan(self, where: ActorLocation | None, request: ReadRequest, limit: int | None) -> Iterator[pa.Table] | None:
         """See :class:`Source`."""
         handle = self._handle(where)
-        scan_id = self._answer(handle.scan_rows.remote(request, limit))
-        return None if scan_id is None else self._pieces(handle, scan_id)
+        begun = self._answer(handle.scan_rows.remote(request, limit))
+        return None if begun is None else self._pieces(handle, *begun)
 
-    def _pieces(self, handle: Any, scan_id: str) -> Iterator[pa.Table]:
+    def _pieces(self, handle: Any, scan_id: str, first: pa.Table | None) -> Iterator[pa.Table]:
+        piece = first
         try:
-            waiting = handle.next_rows.remote(scan_id)
-            while (piece := self._answer(waiting)) is not None:
+            while piece is not None:
                 # The next one is made while this one is used.
                 waiting = handle.next_rows.remote(scan_id)
                 yield piece
+                piece = self._answer(waiting)
         finally:
-            handle.end_scan.remote(scan_id)
+            if piece is not None:
+                handle.end_scan.remote(scan_id)
 
     def describe(self, where: ActorLocation | None, request: ReadRequest) -> StateSchema | None:
         """See :class:`Source`."""

@@ -13,6 +13,7 @@ from coordinator.errors import InvalidRequestError
 from coordinator.reading import ReadView
 from coordinator.version_figures import VersionFigures
 from store_actors.engine.hot_keys import SHARE_COLUMN
+from store_actors.live.coalescing import Coalescer
 from store_actors.live.compared import Side, differing
 from store_actors.live.forms import Form, parts_of
 from store_actors.live.keys import Answers, FoundKey, Keys, key_table, one_each
@@ -29,7 +30,7 @@ class LiveState(StateScans):
     """A state's rows. Made by ``fleet.state(name)``; making one costs nothing.
 
     Reads hold up no batch and change nothing. By default each sees the newest version that *all* shards of all operators of the query
-    have committed: what one finished batch left.
+    have committed: what one finished batch left. Threads may share one: keys that several of them look up at once travel together.
     """
 
     def __repr__(self) -> str:
@@ -94,13 +95,14 @@ class LiveState(StateScans):
         InvalidRequestError
             The key lacks a column, has another one or a value of a wrong type; or a key may have several rows in this state.
         """
-        rows, form = self._rows_of(key, columns)
+        form = self._form(self._reads.believed(self._pinned))
         if not form.has_one:
             raise InvalidRequestError(
                 "a key of this state may have several rows; use get_all or multi_get",
                 state=self.name,
                 keys=", ".join(form.shown.keys),
             )
+        rows = self._rows_of(key, columns, form)
         return rows[0] if rows else None
 
     def get_all(self, key: Mapping[str, Any], *, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
@@ -111,14 +113,13 @@ class LiveState(StateScans):
         InvalidRequestError
             As :meth:`get`.
         """
-        return self._rows_of(key, columns)[0]
+        return self._rows_of(key, columns, self._form(self._reads.believed(self._pinned)))
 
-    def _rows_of(self, key: Mapping[str, Any], columns: Sequence[str] | None) -> tuple[list[dict[str, Any]], Form]:
-        form = self._form(self._reads.believed(self._pinned))
+    def _rows_of(self, key: Mapping[str, Any], columns: Sequence[str] | None, form: Form) -> list[dict[str, Any]]:
         if not form.shown.keys:
-            return self.scan(columns, limit=1).to_arrow().to_pylist(), form
-        found = self._find([key], columns)
-        return [row for _, one in found.answers.values() for row in one.rows.to_pylist()], found.form
+            rows: list[dict[str, Any]] = self.scan(columns, limit=1).to_arrow().to_pylist()
+            return rows
+        return list(self._find_together(key, columns).rows)
 
     def find(self, key: Mapping[str, Any], *, columns: Sequence[str] | None = None) -> FoundKey:
         """All rows of a key, as :meth:`get_all`, with the query, the shard and the version that they are of.
@@ -133,20 +134,29 @@ class LiveState(StateScans):
         form = self._form(self._reads.believed(self._pinned))
         if not form.shown.keys:
             return self._only_row(columns)
-        found = self._find([key], columns)
-        view, having = found.view, [shard for shard, (_, one) in found.answers.items() if one.rows.num_rows]
-        if found.shards is not None:
-            shard: int | None = int(found.shards[0])
-        else:
-            shard = having[0] if len(having) == 1 else None
-        answer = None if shard is None else found.answers.get(shard)
-        return FoundKey(
-            tuple(row for _, one in found.answers.values() for row in one.rows.to_pylist()),
-            self.name,
-            view.metadata.query_id,
-            shard,
-            view.version if answer is None else answer[1].version,
-        )
+        return self._find_together(key, columns)
+
+    def _find_together(self, key: Mapping[str, Any], columns: Sequence[str] | None) -> FoundKey:
+        """Look a key up with those that other threads look up meanwhile."""
+        wanted = None if columns is None else tuple(columns)
+        look_ups = self._look_ups.get(wanted)
+        if look_ups is None:
+            made: Coalescer[Mapping[str, Any], FoundKey] = Coalescer(
+                lambda keys: self._find_each(keys, wanted), self._reads.new_lock()
+            )
+            look_ups = self._look_ups.setdefault(wanted, made)
+        return look_ups.find(key)
+
+    def _find_each(self, keys: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> list[FoundKey]:
+        """Rows of each key, found together; of one key they are waited for."""
+        found = self._find(keys, columns, is_patient=len(keys) == 1)
+        rows: list[list[dict[str, Any]]] = [[] for _ in keys]
+        having: list[set[int]] = [set() for _ in keys]
+        for shard, (own, one) in found.answers.items():
+            for place, row in zip(own[one.places].tolist(), one.rows.to_pylist(), strict=True):
+                rows[place].append(row)
+                having[place].add(shard)
+        return [found.of_key(place, of_key, having[place]) for place, of_key in enumerate(rows)]
 
     def _only_row(self, columns: Sequence[str] | None) -> FoundKey:
         """The row of a state without keys."""
@@ -188,8 +198,8 @@ class LiveState(StateScans):
             return rows.take(pa.array(np.argsort(places, kind="stable")))
         return one_each(asked, rows, places, form)
 
-    def _find(self, keys: Keys, columns: Sequence[str] | None) -> Answers:
-        """What each shard that may have some of the keys found of them."""
+    def _find(self, keys: Keys, columns: Sequence[str] | None, is_patient: bool = True) -> Answers:
+        """What each shard that may have some of the keys found of them; see :meth:`ShardReads.find`."""
         used: list[tuple[Form, npt.NDArray[Any] | None, dict[int, tuple[npt.NDArray[np.int64], pa.Table]]]] = []
 
         def plan(view: ReadView) -> tuple[str, bytes, Mapping[int, pa.Table]]:
@@ -200,7 +210,7 @@ class LiveState(StateScans):
             used[:] = [(form, shards, made)]
             return form.store_name, form.asking(columns), {shard: own for shard, (_, own) in made.items()}
 
-        view, found = self._reads.find(self._pinned, plan)
+        view, found = self._reads.find(self._pinned, plan, is_patient)
         ((form, shards, made),) = used
         return Answers(view, form, shards, {shard: (made[shard][0], one) for shard, one in sorted(found.items())})
 

@@ -139,7 +139,10 @@ class Reads:
         if request.since is not None:
             changes = self._changes(request, form, request.since)
             return None if changes is None else self._scans.add(_limited(changes, limit))
-        rows = self._rows(request, form, *_wanted(request, self._newest(request)))
+        if request.snapshot is None:
+            rows = self._rows(request, form, *_wanted(request, self._newest(request)))
+        else:
+            rows = self._load((request.store_id, request.version, request.attempt_id), form, request.snapshot)
         if rows is None:
             return None
         return self._scans.add(_limited(_filtered(rows, _shown(request, rows.view.schema), form), limit))
@@ -184,7 +187,7 @@ class Reads:
             one = self._loading.setdefault(key, self._new_lock())
         try:
             with one:
-                return self._kept(key) or self._load(key, form)
+                return self._kept(key) or self._load_and_keep(key, form)
         finally:
             with self._guard:
                 self._loading.pop(key, None)
@@ -197,20 +200,30 @@ class Reads:
             self._loaded[key] = replace(kept, used_s=self._elapsed_s())
             return kept.rows
 
-    def _load(self, key: tuple[StateStoreId, int, str], form: ReadForm) -> ReadableRows | None:
+    def _load_and_keep(self, key: tuple[StateStoreId, int, str], form: ReadForm) -> ReadableRows | None:
+        rows = self._load(key, form)
+        if rows is not None:
+            with self._guard:
+                self._loaded[key] = _Loaded(rows, self._elapsed_s())
+                while len(self._loaded) > _LOADED:
+                    self._loaded.popitem(last=False)
+        return rows
+
+    def _load(
+        self, key: tuple[StateStoreId, int, str], form: ReadForm, snapshot: int | None = None
+    ) -> ReadableRows | None:
+        """Rows of a version from its files, from a snapshot on if one is named; None as :meth:`find`."""
         store_id, version, attempt_id = key
         loading = self._coordinator.load_plans(
             store_id.state_name, store_id.partition_id, version, (store_id.store_name,)
         )
         if loading.attempt_id != attempt_id:
             return None
-        kind = self._kind(form)
-        rows = ReadableRows(self._new_lock(), kind.loaded_view(store_id, version, loading, form.schema))
-        with self._guard:
-            self._loaded[key] = _Loaded(rows, self._elapsed_s())
-            while len(self._loaded) > _LOADED:
-                self._loaded.popitem(last=False)
-        return rows
+        if snapshot is not None:
+            loading = replace(
+                loading, plans={name: plan.beginning_with(snapshot) for name, plan in loading.plans.items()}
+            )
+        return ReadableRows(self._new_lock(), self._kind(form).loaded_view(store_id, version, loading, form.schema))
 
 
 @lru_cache(maxsize=256)

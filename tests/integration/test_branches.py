@@ -67,10 +67,10 @@ def test_another_query_goes_on_from_a_version_with_the_input_after_it(
     # It has an owner now, and is found by whoever asks again.
     assert main(["branch", fleet.uri, name, "--as", what_if, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["query_id"] not in ("", made.query_id)
-    assert fleet.branch(name, what_if, version=2, checkpoint=checkpoint).version == 2
+    own = str(tmp_path / "checkpoint")
+    assert fleet.branch(name, what_if, version=2, checkpoint=checkpoint, from_checkpoint=own).version == 2
     with pytest.raises(sf.InvalidRequestError, match="there is a state of that name"):
         fleet.branch(name, what_if, version=3)
-    own = str(tmp_path / "checkpoint")
     for target, source in ((own, own), (checkpoint, None)):
         with pytest.raises(sf.InvalidRequestError, match="the new checkpoint has something else"):
             fleet.branch(name, what_if, checkpoint=target, from_checkpoint=source)

@@ -79,9 +79,13 @@ def check_readers(uri: str, *, offline: bool) -> None:
     for code in _CELL.findall(TEXT[TEXT.index("## Spark 4's readers") :]):
         rows = eval(code, told)
         found[code] = rows.to_arrow() if isinstance(rows, sf.Rows) else rows
-    assert len(found) == 15
+    assert len(found) == 16
     numbered = found["clicks.scan(partition_id=True)"].to_pylist()
-    alone = [row for table in found.pop("clicks.at(2).scan().of_shard(1)") for row in table.to_pylist()]
+    alone, by_deltas = (
+        [row for table in found.pop(f"clicks.at(2).scan().of_shard({which})") for row in table.to_pylist()]
+        for which in ("1", "1, snapshot=0")
+    )
+    assert sorted(alone, key=str) == sorted(by_deltas, key=str)
     assert [{**row, "partition_id": 1} for row in alone] == [row for row in numbered if row["partition_id"] == 1]
     assert not [code for code, rows in found.items() if not len(rows)]
     batch_0 = found["clicks.at(1).scan()"].to_pylist()

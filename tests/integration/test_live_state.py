@@ -291,7 +291,8 @@ def test_a_program_reads_and_leaves_no_trace(fleet: sf.Fleet, clicks: tuple[str,
     name, _, run = clicks
     run.stop()
     objects = _objects_of(fleet)
-    before = {info.path for info in objects.list("")}, _actors()
+    # Of the state: those of other tests are cleaned meanwhile.
+    before = {info.path for info in objects.list(name)}, _actors()
     program = (
         "import sys, json, statefleet as sf\n"
         f"state = sf.attach({fleet.uri!r}, address={ray.get_runtime_context().gcs_address!r}).state({name!r})\n"
@@ -306,7 +307,8 @@ def test_a_program_reads_and_leaves_no_trace(fleet: sf.Fleet, clicks: tuple[str,
     assert offline.at(1).get({"user": "u7"}) == {"user": "u7", "n": 5, "total": 5, "average": 1.0}
     live, stored = (one.scan().to_arrow().sort_by("user") for one in (fleet.state(name), offline))
     assert live.equals(stored)
-    assert ({info.path for info in objects.list("")}, _actors()) == before
+    assert ({info.path for info in objects.list(name)}, _actors()) == before
+    assert before[0]
 
 
 def test_a_store_actor_that_dies_is_read_again(fleet: sf.Fleet, clicks: tuple[str, Feed, Run]) -> None:

@@ -11,6 +11,7 @@ from ray.exceptions import RayError
 from coordinator.errors import StateStoreError
 from coordinator.model import DEFAULT_STORE
 from coordinator.reading import ReadView
+from coordinator.surroundings import Surroundings
 from store_actors.live.shard_reads import Pinned, ShardReads
 from store_actors.live.sources import FleetSource
 from store_actors.messages import ReadForm
@@ -45,7 +46,8 @@ class Reader(Party):
         scheduler = self._world.scheduler
         try:
             source = FleetSource(self._world.new_coordinator_client(), self._world.actors, self._world.clock)
-            reads = ShardReads(source, self._state, self._world.clock, SimulatedThreads(scheduler).pool(1, "scan"))
+            surroundings = Surroundings(clock=self._world.clock, threads=SimulatedThreads(scheduler))
+            reads = ShardReads(source, self._state, surroundings, surroundings.threads.pool(1, "scan"))
             for _ in range(8):
                 self._read(reads)
         except StateStoreError as error:

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from coordinator.errors import CorruptStateError, InvalidRequestError
 from coordinator.model import DEFAULT_STORE, StateMetadata, StateStoreId
 from coordinator.reading import cut_of, finished, read_view
 from coordinator.surroundings import Surroundings
@@ -184,3 +185,30 @@ def test_readers_beside_batches_never_see_parts_of_one() -> None:
         one.join(60)
     assert not problems, problems[:3]
     assert min(reads) > 5
+
+
+def test_a_version_is_read_by_way_of_a_named_snapshot_and_of_no_other_file() -> None:
+    process = Process()
+    for batch in range(5):
+        process.apply(batch)
+        if batch in (1, 3):
+            process.fleet.store.maintain(1)
+    objects = process.fleet.objects
+    older, newer = (info.path for info in objects.list("s/0") if info.path.endswith(".snapshot"))
+    for snapshot in (0, 2, 4):
+        assert found_of(process.scan(process.request(snapshot=snapshot))) == totals(5)
+    with pytest.raises(InvalidRequestError, match="snapshots=`0, 2, 4`"):
+        process.scan(process.request(snapshot=3))
+    with pytest.raises(InvalidRequestError, match="snapshots=`0, 2`"):
+        process.scan(process.request(3, snapshot=4))
+    # What is damaged is said, even where memory or another way has the rows.
+    first_delta = process.fleet.deltas()[0]
+    for path, failing, working in ((older, 2, (0, 4)), (newer, 4, (0, 2)), (first_delta, 0, (2, 4))):
+        whole = objects.get(path)
+        objects.delete(path)
+        with pytest.raises(CorruptStateError, match="missing"):
+            process.scan(process.request(snapshot=failing))
+        for snapshot in working:
+            assert found_of(process.scan(process.request(snapshot=snapshot))) == totals(5)
+        assert found_of(process.scan(process.request())) == totals(5)
+        objects.put(path, whole)
