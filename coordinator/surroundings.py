@@ -15,10 +15,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 __all__ = [
     "Clock",
+    "Future",
     "Lock",
     "MachineClock",
     "Pool",
@@ -85,6 +86,9 @@ class Threads(Protocol):
     def start(self, target: Callable[[], None], name: str) -> None:
         """Run a function beside everything else, until the process ends."""
 
+    def future(self) -> Future[Any]:
+        """What one thread tells another that waits for it."""
+
 
 class MachineClock:
     """The clock of this machine."""
@@ -110,6 +114,9 @@ class MachineThreads:
 
     def start(self, target: Callable[[], None], name: str) -> None:
         threading.Thread(target=target, name=name, daemon=True).start()
+
+    def future(self) -> Future[Any]:
+        return Future()
 
 
 def random_id() -> str:

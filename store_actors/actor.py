@@ -331,10 +331,13 @@ class StoreProcess:
     def scan_rows(self, request: ReadRequest, limit: int | None) -> tuple[str, pa.Table | None] | None:
         """Begin to give out rows: what to ask for the next ones by, and the first; None as :meth:`Reads.scan`."""
         scan_id = self._reads.scan(request, limit)
-        return None if scan_id is None else (scan_id, self.next_rows(scan_id))
+        return None if scan_id is None else (scan_id, self._next_rows(scan_id))
 
     @ray.method(concurrency_group="reading")
     def next_rows(self, scan_id: str) -> pa.Table | None:
+        return self._next_rows(scan_id)
+
+    def _next_rows(self, scan_id: str) -> pa.Table | None:
         rows = self._reads.next_rows(scan_id)
         self._metrics.bytes_scanned += 0 if rows is None else rows.nbytes
         return rows

@@ -245,6 +245,10 @@ class ReadRequest(Travelling):
     snapshot: int | None = None
 
 
+#: Given, so that Arrow does not ask the environment for them each time.
+_STREAM = pa.ipc.IpcWriteOptions()
+
+
 class FewRows:
     """A table that travels as one piece of bytes if it is small: Ray takes buffers apart, which of few rows takes a millisecond.
 
@@ -263,7 +267,7 @@ class FewRows:
         if self.table.nbytes > FEW_BYTES:
             return FewRows, (self.table,)
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, self.table.schema) as writer:
+        with pa.ipc.new_stream(sink, self.table.schema, options=_STREAM) as writer:
             writer.write_table(self.table)
         return _few_rows, (sink.getvalue().to_pybytes(),)
 

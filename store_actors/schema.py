@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -58,6 +59,11 @@ class OperatorKind(StrEnum):
     PARTITIONS = "partitions"
 
 
+@lru_cache(maxsize=4096)
+def _arrow_field(name: str, kind: str, nullable: bool) -> pa.Field:
+    return pa.field(name, string_to_type(kind), nullable)
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """A named column with its Arrow type in string form.
@@ -75,7 +81,7 @@ class Field:
     spark: str | None = None
 
     def arrow(self) -> pa.Field:
-        return pa.field(self.name, string_to_type(self.type), self.nullable)
+        return _arrow_field(self.name, self.type, self.nullable)
 
     def spark_json(self) -> dict[str, Any]:
         """The column as Spark writes it in the JSON of a schema (``StructField.json()``)."""

@@ -20,6 +20,8 @@ from store_actors.schema import ROW_COLUMN, StateSchema
 
 __all__ = ["Found", "ShardView", "TableView"]
 
+_Columns = tuple[list[FieldSlot], pa.Schema]
+
 #: Of each row the place of its key among those that were asked for, in ascending order; and the rows.
 Found = tuple[Slots, pa.Table]
 
@@ -69,6 +71,8 @@ class TableView:
         self._store = store
         self._view = VersionView(store, version)
         self.schema = store.schema
+        self._planned: dict[tuple[str, ...], _Columns] = {}
+        self._layout = store.table.layout
 
     @property
     def nbytes(self) -> int:
@@ -84,7 +88,7 @@ class TableView:
         """See :class:`ShardView`."""
         places, rows = self.words_of(keys)
         table = self._store.table
-        return places, _decoded(table, rows, self._fields(columns), table.piece_bytes)
+        return places, _decoded(table, rows, self._columns(columns), table.piece_bytes)
 
     def words_of(self, keys: pa.RecordBatch) -> tuple[Slots, Words]:
         """Rows with some keys as words, each with the place of its key."""
@@ -103,26 +107,32 @@ class TableView:
 
     def frozen(self, columns: Sequence[str]) -> Frozen:
         """See :class:`ShardView`."""
-        return frozen_pieces(self.frozen_rows(), partial(self._of_piece, self._fields(columns)))
+        return frozen_pieces(self.frozen_rows(), partial(self._of_piece, self._columns(columns)))
 
     def frozen_rows(self) -> FrozenRows:
         """All rows as words, made little by little."""
         return self._view.frozen()
 
-    def _of_piece(self, fields: Sequence[FieldSlot], rows: Words, frozen: FrozenRows) -> Iterator[pa.Table]:
+    def _of_piece(self, columns: _Columns, rows: Words, frozen: FrozenRows) -> Iterator[pa.Table]:
         past = self._store.table.as_of(frozen)
-        yield _decoded(past, rows, fields, past.snapshot_bytes)
+        yield _decoded(past, rows, columns, past.snapshot_bytes)
 
-    def _fields(self, columns: Sequence[str]) -> list[FieldSlot]:
-        layout = self._store.table.layout
-        named = {slot.name: slot for slot in (*layout.keys, *layout.state)}
-        return [named[name] for name in columns]
+    def _columns(self, names: Sequence[str]) -> _Columns:
+        """Fields of some columns; worked out once, as look-ups of one key come by the thousand."""
+        wanted, layout = tuple(names), self._store.table.layout
+        if layout is not self._layout:
+            self._planned, self._layout = {}, layout
+        if (found := self._planned.get(wanted)) is None:
+            named = {slot.name: slot for slot in (*layout.keys, *layout.state)}
+            types = layout.schema.row_schema()
+            found = [named[name] for name in wanted], pa.schema([types.field(name) for name in wanted])
+            self._planned[wanted] = found
+        return found
 
 
-def _decoded(table: GroupTable, rows: Words, fields: Sequence[FieldSlot], limit: int) -> pa.Table:
+def _decoded(table: GroupTable, rows: Words, columns: _Columns, limit: int) -> pa.Table:
     """Some columns of rows that are given as words."""
-    types = {field.name: field for field in table.layout.schema.row_schema()}
-    schema = pa.schema([types[slot.name] for slot in fields])
+    fields, schema = columns
     pieces = [
         pa.Table.from_arrays([table.decode_field(slot, rows[some]) for slot in fields], schema=schema)
         for some in table.cut(rows, fields, limit=limit)

@@ -8,12 +8,11 @@ nobody else's for long.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from coordinator.surroundings import Lock
+from coordinator.surroundings import Future, Threads
 
 __all__ = ["Coalescer"]
 
@@ -30,11 +29,11 @@ _COMPANY_S = 0.25
 class _Together(Generic[Key, Found]):
     """Keys of one call. Whose is the first makes the call."""
 
-    keys: list[Key] = field(default_factory=list)
     #: When they may go.
-    turn: Future[None] = field(default_factory=Future)
+    turn: Future[None]
     #: What was found of each; None if each is to be asked for alone.
-    found: Future[Sequence[Found] | None] = field(default_factory=Future)
+    found: Future[Sequence[Found] | None]
+    keys: list[Key] = field(default_factory=list)
 
 
 class Coalescer(Generic[Key, Found]):
@@ -44,13 +43,14 @@ class Coalescer(Generic[Key, Found]):
     ----------
     find_all
         Finds some keys with one call; returns what it found of each, in their order. Of several keys it need not try for long.
-    lock
-        Nobody else's.
+    threads
+        Whose look-ups they are.
     """
 
-    def __init__(self, find_all: Callable[[Sequence[Key]], Sequence[Found]], lock: Lock) -> None:
+    def __init__(self, find_all: Callable[[Sequence[Key]], Sequence[Found]], threads: Threads) -> None:
         self._find_all = find_all
-        self._lock = lock
+        self._new_future = threads.future
+        self._lock = threads.lock()
         self._calls = 0
         #: Whom others may still join.
         self._open: _Together[Key, Found] | None = None
@@ -67,7 +67,7 @@ class Coalescer(Generic[Key, Found]):
             together = self._open
             is_first = together is None
             if together is None:
-                together = _Together()
+                together = _Together(self._new_future(), self._new_future())
                 if self._calls:
                     self._open = together
                 else:

@@ -83,7 +83,7 @@ class Rows:
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         if self._limit is None:
             shards = [partial(self.of_shard, shard) for shard in range(self.num_shards)]
-            for table in _ahead(shards, self._reads.threads, self._reads.elapsed_s):
+            for table in _ahead(shards, self._reads.threads, self._reads.surroundings.clock.elapsed_s):
                 yield from table.to_batches()
             return
         left = self._limit

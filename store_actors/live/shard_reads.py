@@ -67,8 +67,8 @@ class ShardReads:
 
     def __init__(self, source: Source, name: str, surroundings: Surroundings, threads: Pool) -> None:
         self._source = source
-        self._clock, self.threads = surroundings.clock, threads
-        self.elapsed_s, self.new_lock = surroundings.clock.elapsed_s, surroundings.threads.lock
+        self.surroundings, self.threads = surroundings, threads
+        self._clock = surroundings.clock
         self._name = name
         #: The newest view, and when it was known to be.
         self._newest: ReadView | None = None

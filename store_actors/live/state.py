@@ -142,7 +142,7 @@ class LiveState(StateScans):
         look_ups = self._look_ups.get(wanted)
         if look_ups is None:
             made: Coalescer[Mapping[str, Any], FoundKey] = Coalescer(
-                lambda keys: self._find_each(keys, wanted), self._reads.new_lock()
+                lambda keys: self._find_each(keys, wanted), self._reads.surroundings.threads
             )
             look_ups = self._look_ups.setdefault(wanted, made)
         return look_ups.find(key)

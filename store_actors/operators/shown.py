@@ -19,7 +19,7 @@ Without a description, as in states from before there was any, a reader is shown
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -34,6 +34,16 @@ from store_actors.schema import Accumulator, Field, OperatorKind, StateSchema
 from store_actors.type_names import string_to_type
 
 __all__ = ["ShownColumns"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How some columns are made: their trees, what these read, the columns of the state's rows that it takes, and the schema."""
+
+    trees: Mapping[str, ExpressionTree]
+    read: Set[str]
+    needed: tuple[str, ...]
+    schema: pa.Schema
 
 
 class ShownColumns:
@@ -72,6 +82,7 @@ class ShownColumns:
         self.schema = pa.schema([(name, tree.type) for name, tree in self._trees.items()])
         #: Names of the results that are not shown, with why.
         self.not_shown: dict[str, str] = {one["name"]: one["why"] for one in described.get("not_shown", ())}
+        self._planned: dict[tuple[str, ...] | None, _Plan] = {}
 
     @classmethod
     def of(cls, schema: StateSchema, part: str = "") -> ShownColumns:
@@ -119,18 +130,23 @@ class ShownColumns:
         InvalidRequestError
             No column is shown under one of the names.
         """
-        read = self._read(columns)
-        emitted = self._accumulators
-        state = {field.name for name in read if name in emitted for field in emitted[name].state}
-        held = [*self._schema.keys, *self._schema.state_fields]
-        if self.store is not None:
-            held = [*self.store.keys, *self.store.values]
-        return tuple(field.name for field in held if field.name in state or field.name in read)
+        return self._plan(columns).needed
 
-    def _read(self, columns: Sequence[str] | None) -> set[str]:
-        """What the trees of these columns read."""
-        read = set(self._where.columns) if self._where is not None else set()
-        return read.union(*(tree.columns for tree in self._chosen(columns).values()))
+    def _plan(self, columns: Sequence[str] | None) -> _Plan:
+        """How some columns are made; worked out once, as look-ups of one key come by the thousand."""
+        wanted = None if columns is None else tuple(columns)
+        if (found := self._planned.get(wanted)) is None:
+            trees, emitted = self._chosen(columns), self._accumulators
+            read = set(self._where.columns) if self._where is not None else set()
+            read = read.union(*(tree.columns for tree in trees.values()))
+            state = {field.name for name in read if name in emitted for field in emitted[name].state}
+            held = [*self._schema.keys, *self._schema.state_fields]
+            if self.store is not None:
+                held = [*self.store.keys, *self.store.values]
+            needed = tuple(field.name for field in held if field.name in state or field.name in read)
+            schema = pa.schema([(name, tree.type) for name, tree in trees.items()])
+            found = self._planned[wanted] = _Plan(trees, read, needed, schema)
+        return found
 
     def _chosen(self, columns: Sequence[str] | None) -> dict[str, ExpressionTree]:
         if columns is None:
@@ -168,12 +184,13 @@ class ShownColumns:
         InvalidRequestError
             No column is shown under one of the names.
         """
-        trees = self._chosen(columns)
-        read = self._read(columns)
-        schema = pa.schema([(name, tree.type) for name, tree in trees.items()])
+        plan = self._plan(columns)
         # Piece by piece: one column of all rows may have more text than Arrow has in a piece.
-        shown = [self._shown(self._emitted(piece, read), piece.num_rows, trees, schema) for piece in state.to_batches()]
-        return pa.Table.from_batches(shown, schema=schema)
+        shown = [
+            self._shown(self._emitted(piece, plan.read), piece.num_rows, plan.trees, plan.schema)
+            for piece in state.to_batches()
+        ]
+        return pa.Table.from_batches(shown, schema=plan.schema)
 
     def _shown(
         self, columns: Mapping[str, pa.Array], size: int, trees: Mapping[str, ExpressionTree], schema: pa.Schema

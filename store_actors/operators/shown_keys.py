@@ -61,7 +61,8 @@ def leaves_of_keys(
     fields = {field.name: field.arrow() for field in leaves}
     found: dict[str, pa.Array] = {}
     for name, tree in trees.items():
-        column = pa.concat_arrays([pa.array([], keys.column(name).type), *keys.column(name).chunks])
+        chunks = keys.column(name).chunks
+        column = chunks[0] if len(chunks) == 1 else pa.concat_arrays([pa.array([], keys.column(name).type), *chunks])
         found |= _Taken(name, types[name], fields).apart(column, tree)
     arrays = [_normalised(found[field.name]) if normalised else found[field.name] for field in leaves]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(list(fields.values())))
@@ -107,6 +108,8 @@ class _Taken:
         return pc.struct_field(values, place)
 
     def _cast(self, values: pa.Array, wanted: pa.DataType) -> pa.Array:
+        if values.type == wanted:
+            return values
         if pa.types.is_dictionary(values.type):
             values = values.dictionary_decode()
         if not (pa.types.is_null(values.type) or any(of(values.type) and of(wanted) for of in _FAMILIES)):

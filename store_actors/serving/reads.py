@@ -121,17 +121,19 @@ class Reads:
         if rows is None:
             return None
         shown = _shown(request, rows.view.schema)
-        nothing = shown.schema.empty_table()
-        places, tables = (
-            [np.empty(0, np.int64)],
-            [nothing if form.columns is None else nothing.select(list(form.columns))],
-        )
+        places, tables = [], []
         with self._kind(form).using(_partition(request.store_id)):
             for found, table in rows.find(keys, shown.needed(form.columns)):
                 is_of_part = shown.is_of_part(table)
                 places.append(found if is_of_part is None else found[is_of_part.to_numpy()])
                 tables.append(shown.rows(table, form.columns))
-        return FoundRows(version, newest[0], np.concatenate(places), pa.concat_tables(tables))
+        if len(tables) == 1:
+            return FoundRows(version, newest[0], places[0], tables[0])
+        nothing = shown.schema.empty_table()
+        if form.columns is not None:
+            nothing = nothing.select(list(form.columns))
+        every = np.concatenate([np.empty(0, np.int64), *places])
+        return FoundRows(version, newest[0], every, pa.concat_tables([nothing, *tables]))
 
     def scan(self, request: ReadRequest, limit: int | None) -> str | None:
         """Begin to give out all rows, or all changes, up to so many; returns what to ask for them by, or None as :meth:`find`."""
@@ -245,6 +247,7 @@ def _shown(request: ReadRequest, schema: StateSchema) -> ShownColumns:
     return ShownColumns.of(schema) if _form(request.form).schema is None else _columns(request.form)
 
 
+@lru_cache(maxsize=4096)
 def _partition(store_id: StateStoreId) -> StateStoreId:
     return replace(store_id, store_name=DEFAULT_STORE)
 

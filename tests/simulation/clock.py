@@ -103,17 +103,20 @@ class FairLock:
 class SimulatedThreads:
     """Threads are fibers of the process that starts them; see :class:`coordinator.surroundings.Threads`."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, scheduler: Scheduler, clock: SimulatedClock) -> None:
+        self._scheduler, self._clock = scheduler, clock
 
     def lock(self) -> FairLock:
         return FairLock(self._scheduler)
 
     def pool(self, size: int, name: str) -> Pool:
-        return FiberPool(self._scheduler) if name in _SIDE_BY_SIDE else InlinePool()
+        return FiberPool(self._scheduler, self._clock) if name in _SIDE_BY_SIDE else InlinePool()
 
     def start(self, target: Callable[[], None], name: str) -> None:
         self._scheduler.spawn(self._scheduler.party, target)
+
+    def future(self) -> Future[Any]:
+        return _OfFiber(self._scheduler, self._clock)
 
 
 #: Pools whose work goes on side by side.
@@ -121,25 +124,29 @@ _SIDE_BY_SIDE = {"statefleet-apply"}
 
 
 class _OfFiber(Future[Any]):
-    """What comes of a fiber; fibers wait for it."""
+    """What comes of a fiber, or is told by one; fibers wait for it."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, clock: SimulatedClock) -> None:
         super().__init__()
-        self._scheduler = scheduler
+        self._scheduler, self._clock = scheduler, clock
 
     def result(self, timeout: float | None = None) -> Any:
-        self._scheduler.pause(wake=self.done)
-        return super().result(timeout)
+        if timeout is None:
+            self._scheduler.pause(wake=self.done)
+        else:
+            until = self._clock.elapsed_s() + timeout
+            self._scheduler.pause(wake=lambda: self.done() or self._clock.elapsed_s() >= until)
+        return super().result(0)
 
 
 class FiberPool:
     """Work that goes on side by side: each piece is a fiber of the process that gives it."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, scheduler: Scheduler, clock: SimulatedClock) -> None:
+        self._scheduler, self._clock = scheduler, clock
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future = _OfFiber(self._scheduler)
+        future = _OfFiber(self._scheduler, self._clock)
         self._scheduler.spawn(
             self._scheduler.party,
             lambda: run_at_once(lambda: function(*args, **kwargs), future),  # type: ignore[arg-type]

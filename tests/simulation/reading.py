@@ -46,7 +46,7 @@ class Reader(Party):
         scheduler = self._world.scheduler
         try:
             source = FleetSource(self._world.new_coordinator_client(), self._world.actors, self._world.clock)
-            surroundings = Surroundings(clock=self._world.clock, threads=SimulatedThreads(scheduler))
+            surroundings = Surroundings(clock=self._world.clock, threads=SimulatedThreads(scheduler, self._world.clock))
             reads = ShardReads(source, self._state, surroundings, surroundings.threads.pool(1, "scan"))
             for _ in range(8):
                 self._read(reads)

@@ -189,7 +189,9 @@ class World:
             self.scheduler, self.clock, lambda: self._rate(self.weather.message_faults), self._restart
         )
         self.actors = SimulatedActors(self.cluster)
-        self.surroundings = Surroundings(self.clock, self.ids, SimulatedThreads(self.scheduler), hash_seed=seed)
+        self.surroundings = Surroundings(
+            self.clock, self.ids, SimulatedThreads(self.scheduler, self.clock), hash_seed=seed
+        )
         self.maintenance = self._draw_maintenance()
         self._address = FleetAddress(_URI, "ray", maintenance=self.maintenance)
         self.nodes = ("node-0", "node-1")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Event, RLock
+from threading import Event
 
 import pytest
 
+from coordinator.surroundings import Surroundings
 from store_actors.live import coalescing
 from store_actors.live.coalescing import Coalescer
 
@@ -51,7 +52,7 @@ def calls() -> Calls:
 
 @pytest.fixture
 def look_ups(calls: Calls) -> Coalescer[int, int]:
-    return Coalescer(calls, RLock())
+    return Coalescer(calls, Surroundings().threads)
 
 
 @pytest.fixture
@@ -178,7 +179,7 @@ def test_every_thread_is_given_its_own(threads: ThreadPoolExecutor) -> None:
             raise ValueError("not together")
         return [2 * key for key in keys]
 
-    look_ups: Coalescer[int, int] = Coalescer(find_all, RLock())
+    look_ups: Coalescer[int, int] = Coalescer(find_all, Surroundings().threads)
 
     def ask(thread: int) -> bool:
         return all(look_ups.find(key) == 2 * key for key in range(1000 * thread, 1000 * thread + 100))
