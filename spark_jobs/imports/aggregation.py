@@ -2,7 +2,7 @@
 
 What Spark keeps of a group are the buffers of its aggregate functions. The optimiser has the last word on which these are: a decimal
 that fits into 64 bits is summed up as a number, ``count(x)`` of what is never null counts rows, and two aggregates that come to the
-same share a buffer. So the buffers are read off the query as Spark would run it.
+same share a buffer; below a select they are in the select's order. So the buffers are read off the whole query as Spark would run it.
 """
 
 from __future__ import annotations
@@ -62,6 +62,10 @@ class _SparkBuffers:
     def _find(self, aggregate: AggregateExpression) -> AggregateExpression | None:
         return next((one for one in self.aggregates if one.matches(aggregate)), None)
 
+    def has(self, aggregate: AggregateExpression) -> bool:
+        """Whether Spark keeps it: not if nothing uses it."""
+        return self._find(aggregate) is not None
+
     def columns(self) -> list[tuple[str, T.DataType, AggregateFunction | None]]:
         """Name and type of each column, as Spark's state has it, and the function whose bytes it is."""
         told = []
@@ -96,13 +100,17 @@ def without(plan: AggregatePlan, schema: StateSchema, names: Container[str]) -> 
     return replace(schema, accumulators=tuple(one for one in schema.accumulators if one not in gone), shown={})
 
 
-def aggregation_rows(plan: AggregatePlan, schema: StateSchema, operator: SparkOperator) -> DataFrame:
+def aggregation_rows(
+    plan: AggregatePlan, schema: StateSchema, operator: SparkOperator, in_query: Plan | None
+) -> DataFrame:
     """Groups of an operator of Spark's, in the columns of the plan's state.
 
     Parameters
     ----------
     schema
         The plan's, or one :func:`without` some of its aggregates.
+    in_query
+        The aggregation as Spark runs it in the whole query; None if it does not run it as one.
 
     Raises
     ------
@@ -113,7 +121,13 @@ def aggregation_rows(plan: AggregatePlan, schema: StateSchema, operator: SparkOp
     """
     node = plan.analysed
     run = _as_run(node)
-    buffers = _SparkBuffers.of(run)
+    if in_query is None:
+        raise _refused(
+            "does not run each aggregation of the query by itself",
+            "build the query as it was built for Spark",
+            operator,
+        )
+    buffers = _SparkBuffers.of(in_query)
     uses = _pairs(node, run, operator)
     store = store_of(operator)
     is_session = plan.schema.operator is OperatorKind.SESSION
@@ -159,7 +173,14 @@ def aggregation_rows(plan: AggregatePlan, schema: StateSchema, operator: SparkOp
         accumulators = [one for one in plan.accumulators(number) if one in schema.accumulators]
         if not accumulators:
             continue
-        buffer = given[buffers.place(_run_as(aggregate, uses))]
+        as_run = _run_as(aggregate, uses)
+        if not buffers.has(as_run):
+            raise _refused(
+                f"leaves out {aggregate.sql}, which nothing in the query uses",
+                "leave it out, or give the name of its column in from_nothing",
+                operator,
+            )
+        buffer = given[buffers.place(as_run)]
         selected += state_columns(aggregate, accumulators, buffer)
     return rows.select(*selected, hashed(leaves))
 

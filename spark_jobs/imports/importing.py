@@ -17,6 +17,7 @@ from coordinator.model import StateMetadata, TaskIdentity
 from coordinator.watermarks import Watermarks
 from spark_jobs.functions.group_plan import GroupStatePlan
 from spark_jobs.imports.aggregation import aggregation_rows, without
+from spark_jobs.imports.as_spark import aggregations_as_run
 from spark_jobs.imports.checkpoint import NewCheckpoint, SparkCheckpoint, SparkOperator
 from spark_jobs.imports.deduplication import deduplication_rows, limit_rows
 from spark_jobs.imports.function_state import function_rows
@@ -26,7 +27,7 @@ from spark_jobs.operators.aggregate import AggregatePlan
 from spark_jobs.operators.join import JoinPlan
 from spark_jobs.plan.catalyst import JOB_FAILURES
 from spark_jobs.plan.event_time import Upstream, operators_of, used_of
-from spark_jobs.plan.logical import analysed
+from spark_jobs.plan.logical import Plan, analysed
 from spark_jobs.plan.operator_plan import RoutedOperator
 from spark_jobs.plan.row_columns import ProjectedPlan
 from spark_jobs.worker.exchange import HASH_COLUMN
@@ -116,7 +117,13 @@ class Importer:
             return Imported(new.folder.uri, old.batch_id, {name: self._rows_of(name) for name in names})
         self._check_new(states, new)
         # All of them before anything is written: what does not fit is told here.
-        frames = [_rows(one, SparkOperator(spark, old, numbers[one.metadata.state_name]), frame) for one in states]
+        own = {one.metadata.state_name: one.operator.plan for one in states}
+        as_run = aggregations_as_run(
+            analysed(frame), {name: plan.analysed for name, plan in own.items() if isinstance(plan, AggregatePlan)}
+        )
+        frames = [
+            _rows(one, SparkOperator(spark, old, numbers[one.metadata.state_name]), frame, as_run) for one in states
+        ]
         # Where operators follow one another, each has its own; Spark tells them with the next batch.
         watermarks = Watermarks(old.watermark_ms, old.watermark_ms) if len(states) == 1 else Watermarks()
         batch = _Batch(new.query_id, old.batch_id, old.batch_time_ms, watermarks)
@@ -258,11 +265,14 @@ def _without(state: PlannedState, names: Sequence[str]) -> PlannedState:
     return PlannedState(replace(state.operator, schema=left), metadata)
 
 
-def _rows(state: PlannedState, operator: SparkOperator, frame: DataFrame) -> DataFrame:
+def _rows(
+    state: PlannedState, operator: SparkOperator, frame: DataFrame, aggregations: Mapping[str, Plan]
+) -> DataFrame:
     """State of an operator of Spark's in the columns of the fleet's."""
     plan = state.operator.plan
     if isinstance(plan, AggregatePlan):
-        return aggregation_rows(plan, state.operator.schema, operator)
+        in_query = aggregations.get(state.metadata.state_name)
+        return aggregation_rows(plan, state.operator.schema, operator, in_query)
     if isinstance(plan, JoinPlan):
         return join_rows(plan, operator, used_of(analysed(frame), state.metadata.state_name))
     if isinstance(plan, GroupStatePlan):

@@ -33,6 +33,7 @@ __all__ = [
     "event_time_column",
     "event_time_rules",
     "operators_of",
+    "state_of_task",
     "used_of",
 ]
 
@@ -187,7 +188,7 @@ def used_of(plan: Plan, state: str) -> set[str]:
     tasks, others = list[Plan](), list[Plan]()
 
     def walk(node: Plan) -> None:
-        if _is_task_of(node, state):
+        if state_of_task(node) == state:
             tasks.append(node)
             return
         others.append(node)
@@ -204,10 +205,10 @@ def used_of(plan: Plan, state: str) -> set[str]:
     }
 
 
-def _is_task_of(node: Plan, state: str) -> bool:
-    """Whether a node is the task behind the exchange of an operator."""
+def state_of_task(node: Plan) -> str | None:
+    """State of the operator of the fleet behind whose exchange a node is the task; None of any other node."""
     if not node.kind.endswith("MapInArrow"):
-        return False
+        return None
     below = node.child
     while (
         (found := Upstream.of_plan(below)) is None
@@ -215,7 +216,7 @@ def _is_task_of(node: Plan, state: str) -> bool:
         and not below.kind.endswith("MapInArrow")
     ):
         below = below.child
-    return found is not None and found.state == state
+    return None if found is None else found.state
 
 
 def _count(plan: Plan) -> int:

@@ -214,6 +214,37 @@ def same(state: Any) -> list[str]:
     return sorted(map(repr, state.scan().to_arrow().to_pylist()))
 
 
+def test_below_a_select_aggregates_are_in_its_order_and_what_it_leaves_out_is_not_there(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed, old, new = Feed(spark, tmp_path / "in", EVENTS), tmp_path / "old", tmp_path / "new"
+
+    def query(frame: Any) -> DataFrame:
+        once, tenfold, most = (
+            F.sum("v").alias("once"),
+            F.sum(F.col("v") * 10).alias("tenfold"),
+            F.max("v").alias("most"),
+        )
+        selected: DataFrame = frame.groupBy("k").agg(once, tenfold, most).select("k", "tenfold", "once")
+        return selected
+
+    def ours() -> DataFrame:
+        return query(fleet.stateful(feed.stream(), name=name, shards=2))
+
+    feed.add(events(("a", 1, 1), ("b", 2, 2)))
+    run = Run(query(feed.stream()), "update", old)
+    assert run.take_batches() == {0: [("a", 10, 1), ("b", 20, 2)]}
+    run.stop()
+    with pytest.raises(StateMismatchError, match=r"leaves out max.*nothing was written.*from_nothing"):
+        fleet.import_checkpoint(str(old), ours(), checkpoint=str(new))
+    fleet.import_checkpoint(str(old), ours(), checkpoint=str(new), from_nothing=["most"])
+    feed.add(events(("a", 4, 3)))
+    for frame, checkpoint in ((query(feed.stream()), old), (ours(), new)):
+        run = Run(frame, "update", checkpoint)
+        assert run.take_batches() == {1: [("a", 40, 4)]}
+        run.stop()
+
+
 def test_what_does_not_fit_a_checkpoint_is_refused_before_anything_is_written(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
