@@ -22,7 +22,7 @@ from spark_jobs.plan.aggregate_functions import AggregateExpression, AggregateFu
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.checkpoint_state import state_rows
 from spark_jobs.plan.logical import Plan
-from spark_jobs.plan.storable import stored
+from spark_jobs.plan.storable import stored, stored_type
 from store_actors.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 
 __all__ = ["Buffer", "aggregation_rows", "state_columns", "without"]
@@ -176,7 +176,7 @@ def aggregation_rows(
         as_run = _run_as(aggregate, uses)
         if not buffers.has(as_run):
             raise _refused(
-                f"leaves out {aggregate.sql}, which nothing in the query uses",
+                f"leaves out {aggregate.sql}, as nothing in the query uses it, or makes something else of it",
                 "leave it out, or give the name of its column in from_nothing",
                 operator,
             )
@@ -248,7 +248,9 @@ def _summed(aggregate: AggregateExpression, fields: Sequence[Field], buffer: Seq
     if kind.startswith("decimal(") and not isinstance(buffer[0].type, T.DecimalType):
         total = _scaled(total, kind)
     is_empty = others[0] == 0 if aggregate.function.kind == "Average" else total.isNull()
-    nothing = F.lit(0).cast(buffer[0].type) if not kind.startswith("decimal(") else F.lit(0).cast(_decimal(kind))
+    nothing = (
+        F.lit(0).cast(stored_type(buffer[0].type)) if not kind.startswith("decimal(") else F.lit(0).cast(_decimal(kind))
+    )
     return [F.when(is_empty, nothing).otherwise(total), is_empty, *others]
 
 

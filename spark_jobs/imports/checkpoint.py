@@ -203,7 +203,8 @@ class NewCheckpoint:
 
     def _begin(self) -> None:
         """Begin, or begin anew after an import that was killed."""
-        for name in ("commits", "offsets", "sources") if self._was_begun else ():
+        # A query that was started in between was refused, and has left an id of its own.
+        for name in ("commits", "offsets", "sources", "metadata") if self._was_begun else ():
             self.folder.delete(name)
         self.folder.write(_BEGUN, self.query_id)
 

@@ -8,7 +8,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from coordinator.errors import StateMismatchError
+from coordinator.errors import InvalidRequestError, StateMismatchError
 from spark_jobs.imports.checkpoint import SparkOperator
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.checkpoint_state import SPARK_DEFAULT_STORE, SparkStore
@@ -81,7 +81,12 @@ def keys_over(rows: DataFrame, keys: Sequence[Key], columns: Sequence[str], *, n
     for key, name in zip(keys, columns, strict=True):
         path = _path(key)
         made.append(key_of(resolved(rows, name).as_nullable_as(key.expression), path, normalised=normalised))
-        assert [one.name for one in made[-1].leaves] == [one.name for one in key.leaves], "the same type"
+        if [one.name for one in made[-1].leaves] != [one.name for one in key.leaves]:
+            raise InvalidRequestError(
+                "a part of a key may be null where it never is in the query, so the key is another one; nothing was written; group by "
+                "the parts, each a column of its own",
+                key=key.expression.sql,
+            )
     return made
 
 

@@ -110,11 +110,11 @@ class Importer:
         spark = frame.sparkSession
         old = SparkCheckpoint.open(spark, source)
         new = NewCheckpoint.of(spark, checkpoint, f"{old.query_id} batch {old.batch_id}")
-        states = [_without(one, from_nothing) for one in self._states_of(frame)]
+        states = _all_without(self._states_of(frame), from_nothing)
         numbers = _numbers(states, old, operators)
         names = [one.metadata.state_name for one in states]
         if new.is_whole:
-            return Imported(new.folder.uri, old.batch_id, {name: self._rows_of(name) for name in names})
+            return Imported(new.folder.uri, old.batch_id, {name: self._rows_of(name, new) for name in names})
         self._check_new(states, new)
         # All of them before anything is written: what does not fit is told here.
         own = {one.metadata.state_name: one.operator.plan for one in states}
@@ -146,7 +146,7 @@ class Importer:
         name = state.metadata.state_name
         new = NewCheckpoint.of(spark, checkpoint, f"a table for {name}")
         if new.is_whole:
-            return Imported(new.folder.uri, 0, {name: self._rows_of(name)})
+            return Imported(new.folder.uri, 0, {name: self._rows_of(name, new)})
         self._check_new(states, new)
         rows = table_rows(state.operator.plan, table)
         check_keys(rows, state.operator.schema.keys)
@@ -204,8 +204,16 @@ class Importer:
                     query_id=new.query_id,
                 )
 
-    def _rows_of(self, name: str) -> int:
-        """Rows that a state has now."""
+    def _rows_of(self, name: str, new: NewCheckpoint) -> int:
+        """Rows that an imported state has now."""
+        existing = self._coordinator.describe_state(name)
+        if existing is None or existing.query_id != new.query_id:
+            raise StateMismatchError(
+                "the new checkpoint is of an import that made other states; nothing was written; give another folder, or the query "
+                "with the names of that import",
+                state=name,
+                checkpoint=new.folder.uri,
+            )
         return self._coordinator.list_versions(name, 1)[0].state_rows
 
     def _write(self, state: PlannedState, rows: DataFrame, batch: _Batch, run_id: str) -> int:
@@ -249,10 +257,22 @@ def _numbers(
     return numbers
 
 
+def _all_without(states: Sequence[PlannedState], names: Sequence[str]) -> list[PlannedState]:
+    """States without the aggregates in some columns of the results; the query's first batch adds them."""
+    plans = [one.operator.plan for one in states]
+    known = {column.name for plan in plans if isinstance(plan, AggregatePlan) for column in plan.analysed.aggregates}
+    if unknown := [name for name in names if name not in known]:
+        raise InvalidRequestError(
+            "from_nothing has names of columns of aggregates, and not of all of them; nothing was written",
+            from_nothing=unknown,
+            columns=sorted(known),
+        )
+    return [_without(one, names) for one in states]
+
+
 def _without(state: PlannedState, names: Sequence[str]) -> PlannedState:
-    """A state without the aggregates in some columns of the results; the query's first batch adds them."""
     plan, schema = state.operator.plan, state.operator.schema
-    if not names or not isinstance(plan, AggregatePlan):
+    if not isinstance(plan, AggregatePlan) or not {one.name for one in plan.analysed.aggregates} & set(names):
         return state
     left = without(plan, schema, names)
     if left == schema or all(one.kind is AccumulatorKind.VALUE for one in left.accumulators):

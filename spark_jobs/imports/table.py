@@ -17,6 +17,7 @@ from spark_jobs.operators.aggregate import AggregatePlan
 from spark_jobs.plan.aggregate_functions import AggregateExpression
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.keys import Key
+from spark_jobs.plan.logical import quoted
 from spark_jobs.plan.operator_plan import OperatorPlan
 from spark_jobs.plan.row_columns import ProjectedPlan
 from spark_jobs.plan.state_types import spark_field
@@ -109,7 +110,7 @@ def _groups(plan: AggregatePlan, table: DataFrame) -> DataFrame:
     selected = key_columns(leaves)
     for number, aggregate in enumerate(plan.uses):
         name = _shown_as(shown, aggregate)
-        column = _typed(given, [(name, aggregate.type)])[f"`{name}`"]
+        column = _typed(given, [(name, aggregate.type)])[quoted(name)]
         selected += _state(plan, number, aggregate, column)
     return given.select(*selected, hashed(leaves))
 
@@ -148,7 +149,7 @@ def _function_state(plan: GroupStatePlan, table: DataFrame) -> DataFrame:
     given = _typed(_keyed(table, names, plan.keys), [(one.name, one.dataType) for one in plan.state.fields])
     leaves = keys_over(given, plan.keys, names)
     held = [
-        F.col(f"`{one.name}`").alias(field.name)
+        F.col(quoted(one.name)).alias(field.name)
         for one, field in zip(plan.state.fields, plan.columns.fields, strict=True)
     ]
     timeout = F.lit(None).cast("long").alias(TIMEOUT.name)
@@ -171,7 +172,7 @@ def _keyed(table: DataFrame, names: Sequence[str], keys: Sequence[Key]) -> DataF
     """A table that has these keys, none of them null that is never null in the query."""
     named = list(zip(names, (key.expression for key in keys), strict=True))
     given = _typed(table, [(name, one.type) for name, one in named])
-    missing = [F.col(f"`{name}`").isNull() for name, one in named if not one.nullable]
+    missing = [F.col(quoted(name)).isNull() for name, one in named if not one.nullable]
     if missing and given.where(reduce(lambda one, other: one | other, missing)).limit(1).collect():
         raise InvalidRequestError(
             "a key of the table is null that is never null in the query; nothing was written; leave these rows out",

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 from spark_jobs.plan.catalyst import CATALYST, Expression, java_class, optional, scala_list, scala_seq
 
-__all__ = ["Plan", "SortOrder", "analysed", "empty_frame", "resolved"]
+__all__ = ["Plan", "SortOrder", "analysed", "empty_frame", "quoted", "resolved"]
 
 
 class SortOrder(NamedTuple):
@@ -198,9 +198,15 @@ def empty_frame(spark: SparkSession, kind: StructType) -> DataFrame:
     return DataFrame(session.createDataFrame(rows, session.parseDataType(kind.json())), spark)
 
 
+def quoted(name: str) -> str:
+    """A column's name as Spark reads it, whatever is in it."""
+    escaped = name.replace("`", "``")
+    return f"`{escaped}`"
+
+
 def resolved(frame: DataFrame, name: str) -> Expression:
     """Attribute of a DataFrame's column."""
-    return Expression(frame._jdf.col(f"`{name}`").expr())
+    return Expression(frame._jdf.col(quoted(name)).expr())
 
 
 def _expressions(sequence: Any) -> list[Expression]:

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from coordinator.errors import InvalidRequestError, StateMismatchError, StateStoreError
 from spark_jobs.fleet import Fleet
-from spark_jobs.imports.checkpoint import SparkCheckpoint
+from spark_jobs.imports.checkpoint import NewCheckpoint, SparkCheckpoint
 from tests.integration.operator_cases import RESTART, Case, Step
 from tests.integration.streams import Feed, Run
 from tests.integration.test_operators import ALL_CASES, Inputs, System, configured, own
@@ -28,6 +28,10 @@ SPARKS = [name for name, case in ALL_CASES.items() if case.spark and sum(one != 
 
 def files(folder: Path) -> dict[str, bytes]:
     return {str(one.relative_to(folder)): one.read_bytes() for one in sorted(folder.rglob("*")) if one.is_file()}
+
+
+def _killed(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def moved(
@@ -94,16 +98,13 @@ def test_a_checkpoint_of_rocksdb_with_an_open_batch_is_moved_by_the_second_of_tw
 ) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
 
-    def killed(checkpoint: SparkCheckpoint) -> None:
-        raise KeyboardInterrupt
-
     def before(frame: DataFrame) -> None:
         # The newest batch was begun and not committed.
         newest = max(int(one.name) for one in (old / "commits").iterdir() if one.name.isdecimal())
         for file in (f"{newest}", f".{newest}.crc"):
             (old / "commits" / file).unlink()
         with monkeypatch.context() as patched:
-            patched.setattr(SparkCheckpoint, "check_unchanged", killed)
+            patched.setattr(SparkCheckpoint, "check_unchanged", _killed)
             with pytest.raises(KeyboardInterrupt):
                 fleet.import_checkpoint(str(old), frame, checkpoint=str(new))
         assert not new.exists()
@@ -121,7 +122,8 @@ AGGREGATES = (
     "max_by(k, v) mb", "count_if(v > 1) ci", "approx_count_distinct(v) acd", "sort_array(collect_list(v)) cl",
     "sort_array(collect_set(v)) cs", "bit_xor(v) bx", "regr_slope(x, v) rs", "sum(v) FILTER (WHERE v > 1) sf",
     "bool_or(v > 2) bo", "try_sum(v) ts", "skewness(x) sk", "regr_r2(x, v) r2",
-    "median(v) md", "percentile(x, array(0.25, 0.75)) pc", "mode(k) mo",
+    "median(v) md", "sum(make_ym_interval(1, cast(v as int))) sy", "avg(make_ym_interval(0, cast(v as int))) ay",
+    "percentile(x, array(0.25, 0.75)) pc", "mode(k) mo",
 )  # fmt: skip
 
 
@@ -215,7 +217,7 @@ def same(state: Any) -> list[str]:
 
 
 def test_below_a_select_aggregates_are_in_its_order_and_what_it_leaves_out_is_not_there(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feed, old, new = Feed(spark, tmp_path / "in", EVENTS), tmp_path / "old", tmp_path / "new"
 
@@ -237,7 +239,19 @@ def test_below_a_select_aggregates_are_in_its_order_and_what_it_leaves_out_is_no
     run.stop()
     with pytest.raises(StateMismatchError, match=r"leaves out max.*nothing was written.*from_nothing"):
         fleet.import_checkpoint(str(old), ours(), checkpoint=str(new))
+    with monkeypatch.context() as patched:
+        patched.setattr(NewCheckpoint, "_end", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            fleet.import_checkpoint(str(old), ours(), checkpoint=str(new), from_nothing=["most"])
+    # Whoever starts it as it is leaves an id of its own there, and does not keep the next import from making it whole.
+    run = Run(ours(), "update", new)
+    run.wait()
+    run.stop()
+    assert (new / "metadata").exists()
     fleet.import_checkpoint(str(old), ours(), checkpoint=str(new), from_nothing=["most"])
+    other = query(fleet.stateful(feed.stream(), name=f"{name}-other", shards=2))
+    with pytest.raises(StateMismatchError, match="other states"):
+        fleet.import_checkpoint(str(old), other, checkpoint=str(new), from_nothing=["most"])
     feed.add(events(("a", 4, 3)))
     for frame, checkpoint in ((query(feed.stream()), old), (ours(), new)):
         run = Run(frame, "update", checkpoint)
