@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 from coordinator.errors import InvalidRequestError
 from coordinator.logs import log_to_stderr
 from coordinator.maintenance import Maintenance
-from coordinator.metric_export import EXPORT_INTERVAL_S, MetricExport
+from coordinator.metric_export import keep_telling
 from coordinator.names import store_actors_prefix
 from coordinator.service import Coordinator
 from coordinator.storage.counted import CountedObjectStore, StorageFigures
@@ -54,17 +54,7 @@ class CoordinatorActor(Coordinator):
 
     def _begin(self) -> None:
         super()._begin()
-        self._exporting = asyncio.create_task(self._export())
-
-    async def _export(self) -> None:
-        """Tell Ray the figures, again and again."""
-        export = MetricExport(self._uri)
-        while True:
-            try:
-                export.tell(await self.samples())
-            except Exception:  # batches do without
-                log.exception("metrics could not be told; it is tried again")
-            await asyncio.sleep(EXPORT_INTERVAL_S)
+        self._exporting = asyncio.create_task(keep_telling(self._uri, self.samples))
 
     async def storage_options(self) -> StorageOptions:
         """Options that the fleet was started with, as they travel."""

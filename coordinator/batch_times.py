@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
+from coordinator.model import CommitEntry
 from coordinator.slow_batches import SlowBatch
 
-__all__ = ["BatchTimes", "PartitionTime", "Refusal", "TimesOfBatch"]
+__all__ = ["BatchTimes", "PartitionTime", "Refusal", "TimesOfBatch", "moments"]
 
 #: Newest versions, and newest refusals, that are remembered of a state.
 _VERSIONS = 16
@@ -31,6 +32,19 @@ class PartitionTime:
     asked_ms: int | None = None
     leased_ms: int | None = None
     counted_ms: int | None = None
+
+
+def moments(entry: CommitEntry | None, time: PartitionTime) -> dict[str, int | None]:
+    """When a shard's newest commit was at what. Only the coordinator that counted a commit knows how long it took."""
+    is_known = entry is not None and time.counted_ms is not None
+    return {
+        "asked_ms": time.asked_ms,
+        "leased_ms": time.leased_ms,
+        "begun_ms": entry.committed_at_ms if entry else None,
+        "apply_ms": entry.apply_ms if entry and is_known else None,
+        "write_ms": entry.write_ms if entry and is_known else None,
+        "counted_ms": time.counted_ms,
+    }
 
 
 @dataclass(slots=True)

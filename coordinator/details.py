@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from coordinator.assignments import ShardMove
-from coordinator.batch_times import BatchTimes, PartitionTime
+from coordinator.batch_times import BatchTimes, PartitionTime, moments
 from coordinator.core import StateLedger
 from coordinator.generations import Generation
 from coordinator.model import CommitEntry, StateMetadata
@@ -46,7 +46,7 @@ def _shard_details(ledger: StateLedger, partition_id: int, times: BatchTimes) ->
     entry = ledger.newest(partition_id)
     files = ledger.retained_files(partition_id)
     return {
-        **_work(entry, _time_of(times, entry)),
+        **moments(entry, _time_of(times, entry)),
         "oldest_version": ledger.oldest_readable(partition_id),
         "snapshot_version": files.snapshot_version,
         "delta_files": files.deltas,
@@ -59,19 +59,6 @@ def _shard_details(ledger: StateLedger, partition_id: int, times: BatchTimes) ->
 def _time_of(times: BatchTimes, entry: CommitEntry | None) -> PartitionTime:
     found = None if entry is None else times.of(entry.version)
     return _NO_TIME if found is None or entry is None else found.partitions.get(entry.partition_id, _NO_TIME)
-
-
-def _work(entry: CommitEntry | None, time: PartitionTime) -> dict[str, int | None]:
-    """When a shard's newest commit was at what. Only the coordinator that counted a commit knows how long it took."""
-    is_known = entry is not None and time.counted_ms is not None
-    return {
-        "asked_ms": time.asked_ms,
-        "leased_ms": time.leased_ms,
-        "begun_ms": entry.committed_at_ms if entry else None,
-        "apply_ms": entry.apply_ms if entry and is_known else None,
-        "write_ms": entry.write_ms if entry and is_known else None,
-        "counted_ms": time.counted_ms,
-    }
 
 
 def _move(move: ShardMove) -> dict[str, Any]:
@@ -128,5 +115,5 @@ def _batch(entries: Sequence[CommitEntry], generation: Generation, times: BatchT
         "write_total_ms": total("write_ms") if is_known else None,
         "write_longest_ms": max(entry.write_ms for entry in entries) if is_known else None,
         "last_shard": last.partition_id - generation.first_partition,
-        **_work(last, _time_of(times, last)),
+        **moments(last, _time_of(times, last)),
     }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from ray.util.metrics import Counter, Gauge, Histogram
@@ -10,7 +12,9 @@ from ray.util.metrics import Counter, Gauge, Histogram
 from coordinator.metric_table import BATCH_BUCKETS_S, FLEET, Increments, Kind, Metric, Sample, metric_of
 from coordinator.names import fleet_id_of
 
-__all__ = ["EXPORT_INTERVAL_S", "MetricExport"]
+__all__ = ["EXPORT_INTERVAL_S", "MetricExport", "keep_telling"]
+
+log = logging.getLogger(__name__)
 
 #: Seconds between two exports. Ray collects what was told about every ten, and forgets gauges that were not told since.
 EXPORT_INTERVAL_S = 4.0
@@ -51,6 +55,25 @@ class MetricExport:
         if found is None:
             found = self._instruments[metric.name] = _made(metric)
         return found
+
+
+async def keep_telling(uri: str, samples: Callable[[], Awaitable[Iterable[Sample]]]) -> None:
+    """Tell Ray the figures of an asynchronous actor, again and again.
+
+    Parameters
+    ----------
+    uri
+        The fleet's normalised URI.
+    samples
+        Gives all figures of the process, as they are now.
+    """
+    export = MetricExport(uri)
+    while True:
+        try:
+            export.tell(await samples())
+        except Exception:  # whoever uses the actor does without
+            log.exception("metrics could not be told; it is tried again")
+        await asyncio.sleep(EXPORT_INTERVAL_S)
 
 
 def _made(metric: Metric) -> Counter | Gauge | Histogram:

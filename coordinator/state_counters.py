@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coordinator.batch_phases import PHASES, phases
-from coordinator.batch_times import PartitionTime
+from coordinator.batch_times import PartitionTime, moments
 from coordinator.metric_table import Sample
 from coordinator.model import CommitEntry
 from coordinator.slow_batches import RECENT, EndedBatch
@@ -84,18 +84,9 @@ class StateCounters:
         if batch is None:
             return None
         last, time = batch.last, batch.time
-        moments = {
-            "planned_ms": last.batch_time_ms,
-            "asked_ms": time.asked_ms,
-            "leased_ms": time.leased_ms,
-            "begun_ms": last.committed_at_ms,
-            "apply_ms": last.apply_ms,
-            "write_ms": last.write_ms,
-            "counted_ms": time.counted_ms,
-            "ended_ms": ended_ms,
-        }
+        told = {"planned_ms": last.batch_time_ms, **moments(last, time), "ended_ms": ended_ms}
         begun_ms = next(one for one in (last.batch_time_ms, time.asked_ms, last.committed_at_ms) if one is not None)
-        ended = EndedBatch(max(0, ended_ms - begun_ms), tuple(phases(moments)), batch.rows_in, last)
+        ended = EndedBatch(max(0, ended_ms - begun_ms), tuple(phases(told)), batch.rows_in, last)
         self.counts["batches"] += 1
         self.phase_ms.update({name: took for name, took in zip(PHASES, ended.phases, strict=True) if took})
         self._untold_s.append(ended.took_ms / 1000)

@@ -55,16 +55,9 @@ class _SparkBuffers:
         found = cls()
         for output in optimised.aggregates:
             for one in _uses(output):
-                if found._find(one) is None:
+                if found.place(one) is None:
                     found.aggregates.append(one)
         return found
-
-    def _find(self, aggregate: AggregateExpression) -> AggregateExpression | None:
-        return next((one for one in self.aggregates if one.matches(aggregate)), None)
-
-    def has(self, aggregate: AggregateExpression) -> bool:
-        """Whether Spark keeps it: not if nothing uses it."""
-        return self._find(aggregate) is not None
 
     def columns(self) -> list[tuple[str, T.DataType, AggregateFunction | None]]:
         """Name and type of each column, as Spark's state has it, and the function whose bytes it is."""
@@ -74,15 +67,15 @@ class _SparkBuffers:
             told += [(one.name, one.type, function if function.is_serialised else None) for one in function.buffer]
         return told
 
-    def place(self, aggregate: AggregateExpression) -> slice:
-        """Where the columns of an aggregate are."""
+    def place(self, aggregate: AggregateExpression) -> slice | None:
+        """Where the columns of an aggregate are; None if Spark does not keep it, as nothing uses it."""
         begin = 0
         for one in self.aggregates:
             end = begin + len(one.function.buffer)
             if one.matches(aggregate):
                 return slice(begin, end)
             begin = end
-        raise AssertionError("one of them")
+        return None
 
 
 def without(plan: AggregatePlan, schema: StateSchema, names: Container[str]) -> StateSchema:
@@ -167,21 +160,20 @@ def aggregation_rows(
     leaves = keys_over(rows, own_keys, [f"key{place}" for place in range(len(own_keys))])
     selected = key_columns(leaves)
     if is_session:
-        place = next(number for number, (own, _) in enumerate(grouped) if own.is_session)
-        selected += [F.col(f"group{place}.{part}").alias(f"session_{part}") for part in ("start", "end")]
+        session = next(number for number, (own, _) in enumerate(grouped) if own.is_session)
+        selected += [F.col(f"group{session}.{part}").alias(f"session_{part}") for part in ("start", "end")]
     for number, aggregate in enumerate(plan.uses):
         accumulators = [one for one in plan.accumulators(number) if one in schema.accumulators]
         if not accumulators:
             continue
-        as_run = _run_as(aggregate, uses)
-        if not buffers.has(as_run):
+        place = buffers.place(_run_as(aggregate, uses))
+        if place is None:
             raise _refused(
                 f"leaves out {aggregate.sql}, as nothing in the query uses it, or makes something else of it",
                 "leave it out, or give the name of its column in from_nothing",
                 operator,
             )
-        buffer = given[buffers.place(as_run)]
-        selected += state_columns(aggregate, accumulators, buffer)
+        selected += state_columns(aggregate, accumulators, given[place])
     return rows.select(*selected, hashed(leaves))
 
 

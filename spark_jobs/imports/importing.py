@@ -117,10 +117,12 @@ class Importer:
             return Imported(new.folder.uri, old.batch_id, {name: self._rows_of(name, new) for name in names})
         self._check_new(states, new)
         # All of them before anything is written: what does not fit is told here.
-        own = {one.metadata.state_name: one.operator.plan for one in states}
-        as_run = aggregations_as_run(
-            analysed(frame), {name: plan.analysed for name, plan in own.items() if isinstance(plan, AggregatePlan)}
-        )
+        own = {
+            one.metadata.state_name: plan.analysed
+            for one in states
+            if isinstance(plan := one.operator.plan, AggregatePlan)
+        }
+        as_run = aggregations_as_run(analysed(frame), own)
         frames = [
             _rows(one, SparkOperator(spark, old, numbers[one.metadata.state_name]), frame, as_run) for one in states
         ]
@@ -262,11 +264,7 @@ def _all_without(states: Sequence[PlannedState], names: Sequence[str]) -> list[P
     plans = [one.operator.plan for one in states]
     known = {column.name for plan in plans if isinstance(plan, AggregatePlan) for column in plan.analysed.aggregates}
     if unknown := [name for name in names if name not in known]:
-        raise InvalidRequestError(
-            "from_nothing has names of columns of aggregates, and not of all of them; nothing was written",
-            from_nothing=unknown,
-            columns=sorted(known),
-        )
+        raise _wrong_names(unknown, sorted(known))
     return [_without(one, names) for one in states]
 
 
@@ -276,13 +274,17 @@ def _without(state: PlannedState, names: Sequence[str]) -> PlannedState:
         return state
     left = without(plan, schema, names)
     if left == schema or all(one.kind is AccumulatorKind.VALUE for one in left.accumulators):
-        raise InvalidRequestError(
-            "from_nothing has names of columns of aggregates, and not of all of them; nothing was written",
-            from_nothing=list(names),
-            columns=[one.name for one in plan.analysed.aggregates],
-        )
+        raise _wrong_names(names, [one.name for one in plan.analysed.aggregates])
     metadata = replace(state.metadata, schema=left.to_json())
     return PlannedState(replace(state.operator, schema=left), metadata)
+
+
+def _wrong_names(names: Sequence[str], columns: Sequence[str]) -> InvalidRequestError:
+    return InvalidRequestError(
+        "from_nothing has names of columns of aggregates, and not of all of them; nothing was written",
+        from_nothing=list(names),
+        columns=list(columns),
+    )
 
 
 def _rows(

@@ -84,7 +84,7 @@ class AggregatePlan:
 
     def accumulators(self, number: int) -> list[Accumulator]:
         """Those of one of :attr:`uses`."""
-        return [one for one in self.schema.accumulators if one.state[0].name.startswith(_prefix(number))]
+        return [one for one in self.schema.accumulators if one.state[0].name.startswith(f"{_name(number)}_")]
 
     def row_type(self) -> T.StructType:
         """Spark's form of what is emitted."""
@@ -148,9 +148,9 @@ class AggregatePlan:
         return function.result.rebuilt(buffer)
 
 
-def _prefix(number: int) -> str:
-    """What the names of an aggregate's state fields begin with."""
-    return f"a{number}_"
+def _name(number: int) -> str:
+    """What the names of an aggregate's state fields begin with, up to an underscore."""
+    return f"a{number}"
 
 
 def _shown(frame: DataFrame, column: Expression, data_type: T.DataType) -> Expression:
@@ -327,7 +327,7 @@ class _Builder:
         aggregate = _Aggregate(expression)
         number = len(self.aggregates)
         for made in parts_of(self._spark, expression):
-            part = made.named(_prefix(number).removesuffix("_"))
+            part = made.named(_name(number))
             aggregate.buffers += [item.name for item in part.result or part.state]
             meaning = self._told_apart(part.meaning, part.cast)
             self.accumulators.append(

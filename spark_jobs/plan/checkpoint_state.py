@@ -132,7 +132,7 @@ def state_rows(
             shown, functions,
         ]
     )  # fmt: skip
-    code = java_class("org.apache.spark.sql.catalyst.expressions.codegen.CodeAndComment")(_source(), _nothing(spark))
+    code = java_class("org.apache.spark.sql.catalyst.expressions.codegen.CodeAndComment")(_source(), _nothing())
     metrics = java_class("org.apache.spark.sql.execution.metric.SQLMetrics")
     time = metrics.createTimingMetric(session.sparkContext(), "state read", -1)
     made = java_class("org.apache.spark.sql.execution.WholeStageCodegenEvaluatorFactory")(code, time, references)
@@ -148,7 +148,7 @@ def _source() -> str:
     return text[text.index("*/") + 2 :]
 
 
-def _nothing(spark: SparkSession) -> Any:
+def _nothing() -> Any:
     return java_class("org.apache.spark.api.python.PythonUtils").toScalaMap(java_class("java.util.HashMap")())
 
 
@@ -157,4 +157,4 @@ def _store_conf(spark: SparkSession, conf: Mapping[str, str]) -> Any:
     own = spark._jsparkSession.sessionState().conf().clone()
     for name, value in {**conf, **_NEVER_BEGUN}.items():
         own.setConfString(name, value)
-    return java_class(f"{_STATE}.StateStoreConf")(own, _nothing(spark))
+    return java_class(f"{_STATE}.StateStoreConf")(own, _nothing())

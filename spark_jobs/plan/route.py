@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from coordinator.model import StateMetadata
+from spark_jobs.plan.logical import quoted
 from spark_jobs.plan.operator_plan import ReduceTask, RoutedOperator, TaskMaker
 from spark_jobs.plan.stateful_exchange import marked_as_aggregation
 from spark_jobs.worker.exchange import EXCHANGE_SCHEMA, ROUTE_COLUMN, ExchangeTask
@@ -38,10 +39,10 @@ def route_plan(operator: RoutedOperator, metadata: StateMetadata, address: Fleet
     # The name of the column tells operators that this one feeds whom they follow.
     route = operator.upstream.route_column()
     chunks = reduce(DataFrame.unionAll, parts).withColumnRenamed(ROUTE_COLUMN, route)
-    exchange = chunks.repartition(num_shards, F.col(f"`{route}`"))
+    exchange = chunks.repartition(num_shards, F.col(quoted(route)))
     if operator.upstream.complete:
         exchange = marked_as_aggregation(exchange)
-    shuffled = exchange.drop(F.col(f"`{route}`"))
+    shuffled = exchange.drop(F.col(quoted(route)))
     task: ReduceTask = StateTask(schema, metadata, address)
     if isinstance(operator.plan, TaskMaker):
         task = operator.plan.reduce_task(schema, metadata, address)

@@ -14,6 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from coordinator.errors import InvalidRequestError
 from coordinator.model import StateMetadata
 from spark_jobs.functions.grouped_input import GroupedInput, function_mode, pandas_settings, struct_type
+from spark_jobs.plan.logical import quoted
 from spark_jobs.plan.operator_plan import ReduceTask
 from spark_jobs.transform.block import Block
 from spark_jobs.transform.handle import ParsedSchemas, StatefulProcessorHandle
@@ -101,9 +102,9 @@ class TransformPlan:
         """What the processor emits, with its event time marked for the operators that follow."""
         if not self.event_time:
             return emitted
-        marked = F.col(f"`{self.event_time}`").alias(self.event_time, metadata={_WATERMARK_DELAY: self.rows.delay_ms})
+        marked = F.col(quoted(self.event_time)).alias(self.event_time, metadata={_WATERMARK_DELAY: self.rows.delay_ms})
         return emitted.select(
-            *(marked if name == self.event_time else F.col(f"`{name}`") for name in self.output.names)
+            *(marked if name == self.event_time else F.col(quoted(name)) for name in self.output.names)
         )
 
     def reduce_task(self, schema: StateSchema, metadata: StateMetadata, address: FleetAddress) -> ReduceTask:

@@ -17,7 +17,7 @@ from coordinator.calls import RayActors
 from coordinator.client import CoordinatorClient
 from coordinator.errors import SetupError, StateStoreError
 from coordinator.logs import log_to_stderr
-from coordinator.metric_export import EXPORT_INTERVAL_S, MetricExport
+from coordinator.metric_export import keep_telling
 from coordinator.surroundings import Surroundings, freeze_imports, now_ms
 from store_actors.dashboard.access import Access, is_loopback
 from store_actors.dashboard.lookups import LookUps
@@ -161,19 +161,9 @@ class DashboardActor:
                 cause=error,
             ) from error
         watching.start()
-        self._exporting = asyncio.create_task(self._export(watching))
+        self._exporting = asyncio.create_task(keep_telling(self._uri, watching.samples))
         shown = options.shown_host(host, ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         return f"http://{shown}:{port}/" + ("" if token is None else f"?token={token}")
-
-    async def _export(self, watching: Watching) -> None:
-        """Tell Ray the dashboard's figures, again and again."""
-        export = MetricExport(self._uri)
-        while True:
-            try:
-                export.tell(watching.samples())
-            except Exception:  # browsers do without
-                log.exception("metrics could not be told; it is tried again")
-            await asyncio.sleep(EXPORT_INTERVAL_S)
 
     def _look_ups(self) -> LookUps:
         """Those of the calling thread: what they remember is nobody else's."""

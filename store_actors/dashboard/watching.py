@@ -72,7 +72,7 @@ class Watching:
         self._full: Message | None = None
         self._failed_looks = 0
 
-    def samples(self) -> list[Sample]:
+    async def samples(self) -> list[Sample]:
         """Figures of the dashboard, as metrics."""
         return [
             Sample("statefleet_dashboard_browsers", len(self._subscribers)),

@@ -21,7 +21,6 @@ from store_actors.live.portable import Opened, PortableScan
 from store_actors.live.rows import PARTITION_FIELD, Rows
 from store_actors.live.shard_reads import Pinned, ShardReads
 from store_actors.messages import ReadForm
-from store_actors.operators.shown import ShownColumns
 from store_actors.schema import StateSchema
 
 __all__ = ["StateScans"]
@@ -155,7 +154,7 @@ class StateScans:
         InvalidRequestError
             These are not the leading key columns, or a value is of a wrong type.
         """
-        form = self._form(self._reads.believed(self._pinned))
+        form = self._known_form()
         leading = form.shown.keys[: len(prefix)]
         if not prefix or set(leading) != set(prefix):
             raise InvalidRequestError(
@@ -171,9 +170,9 @@ class StateScans:
     def _view(self) -> ReadView:
         return self._reads.view(self._pinned.version)
 
-    def _shown(self) -> ShownColumns:
-        """Columns as a look-up takes them: they change with a query's program only, so what was known a moment ago will do."""
-        return self._form(self._reads.believed(self._pinned)).shown
+    def _known_form(self) -> Form:
+        """As a look-up takes it: columns change with a query's program only, so what was known a moment ago will do."""
+        return self._form(self._reads.believed(self._pinned))
 
     def _form(self, view: ReadView) -> Form:
         told, epoch = view.metadata.schema, view.id.epoch

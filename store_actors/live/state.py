@@ -46,12 +46,12 @@ class LiveState(StateScans):
     @property
     def schema(self) -> pa.Schema:
         """Columns of the rows, keys first."""
-        return self._shown().schema
+        return self._known_form().shown.schema
 
     @property
     def keys(self) -> tuple[str, ...]:
         """Names of the key columns."""
-        return self._shown().keys
+        return self._known_form().shown.keys
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ class LiveState(StateScans):
         InvalidRequestError
             The key lacks a column, has another one or a value of a wrong type; or a key may have several rows in this state.
         """
-        form = self._form(self._reads.believed(self._pinned))
+        form = self._known_form()
         if not form.has_one:
             raise InvalidRequestError(
                 "a key of this state may have several rows; use get_all or multi_get",
@@ -113,7 +113,7 @@ class LiveState(StateScans):
         InvalidRequestError
             As :meth:`get`.
         """
-        return self._rows_of(key, columns, self._form(self._reads.believed(self._pinned)))
+        return self._rows_of(key, columns, self._known_form())
 
     def _rows_of(self, key: Mapping[str, Any], columns: Sequence[str] | None, form: Form) -> list[dict[str, Any]]:
         if not form.shown.keys:
@@ -131,7 +131,7 @@ class LiveState(StateScans):
         InvalidRequestError
             As :meth:`get`.
         """
-        form = self._form(self._reads.believed(self._pinned))
+        form = self._known_form()
         if not form.shown.keys:
             return self._only_row(columns)
         return self._find_together(key, columns)
@@ -186,7 +186,7 @@ class LiveState(StateScans):
         InvalidRequestError
             As :meth:`get`.
         """
-        form = self._form(self._reads.believed(self._pinned))
+        form = self._known_form()
         wanted = None if columns is None else [*dict.fromkeys((*form.shown.keys, *columns))]
         asked = key_table(keys, form)
         found = self._find(asked, wanted)
@@ -229,7 +229,7 @@ class LiveState(StateScans):
         InvalidRequestError
             There is no such shard.
         """
-        found, shown = self._reads.hottest_keys(shard, most), self._shown()
+        found, shown = self._reads.hottest_keys(shard, most), self._known_form().shown
         fields = [*(shown.schema.field(name) for name in shown.keys), *HEAT_FIELDS]
         tables = [pa.schema(fields).empty_table()]
         for kind, told in (("batches", found.written), ("look_ups", found.looked_up)):
