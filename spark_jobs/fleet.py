@@ -163,7 +163,7 @@ class Fleet:
             raise
         self._readied: set[str] = set()
         surroundings = Surroundings()
-        source = FleetSource(self._coordinator, self._actors, surroundings.clock)
+        source = FleetSource.connected(self._coordinator, self._actors, surroundings)
         self._live = LiveFleet(source, opened_live(uri), surroundings)
         #: Of the operators that were built, by name.
         self._planned: dict[str, PlannedState] = {}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import secrets
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -38,7 +39,8 @@ from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.probe import prove_shared
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_travelled_store
-from coordinator.surroundings import Surroundings, freeze_imports
+from coordinator.surroundings import Surroundings, Threads, freeze_imports
+from store_actors.direct_calls import DirectAddress, DirectAnswers
 from store_actors.followers import Followers
 from store_actors.messages import (
     ApplyRequest,
@@ -306,6 +308,9 @@ class StoreProcess:
     @ray.method(concurrency_group="reading")
     def find_few(self, asked: bytes) -> bytes:
         """:meth:`find_rows` of a few keys: both ways in bytes, which Ray hands over as they are."""
+        return self._found_few(asked)
+
+    def _found_few(self, asked: bytes) -> bytes:
         return pickle.dumps(self._found_all(*pickle.loads(asked)), protocol=pickle.HIGHEST_PROTOCOL)
 
     def _found_all(
@@ -454,6 +459,7 @@ class StoreActor(ProvenStoreProcess):
         self._figures = figures
         self._export = MetricExport(uri)
         surroundings.threads.start(self._tell_metrics, "statefleet-metrics")
+        self._direct = _direct_answers(self._found_few, surroundings.threads)
         fields = {"actor": actor_name, "node": location.node_id}
         log.info("store actor of %s started on %s", uri, location.host, extra=fields)
 
@@ -471,6 +477,11 @@ class StoreActor(ProvenStoreProcess):
         super()._prove()
 
     @ray.method(concurrency_group="control")
+    def direct_address(self) -> DirectAddress | None:
+        """Where :meth:`find_few` is answered beside Ray's calls; None if only these are taken."""
+        return None if self._direct is None else self._direct.address
+
+    @ray.method(concurrency_group="control")
     def handed_over(self) -> Secrets | None:
         """The object store's credentials, if this process was handed them."""
         return self._handed.secrets if isinstance(self._handed, HandedOverObjectStore) else None
@@ -480,6 +491,18 @@ class StoreActor(ProvenStoreProcess):
         """Work with other credentials from now on; see ``CoordinatorActor.hand_over``."""
         if isinstance(self._handed, HandedOverObjectStore):
             self._handed.hand_over(secrets)
+
+
+def _direct_answers(answer: Callable[[bytes], bytes], threads: Threads) -> DirectAnswers | None:
+    # Such a cluster sends nothing that others on its network can read; these connections are not encrypted.
+    if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        return None
+    host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    try:
+        return DirectAnswers(host, secrets.token_bytes(32), answer, threads)
+    except OSError:
+        log.exception("look-ups are answered by calls of Ray only: nothing can be listened to on %s", host)
+        return None
 
 
 def _memory_of(options: MemoryOptions) -> StoreMemory:

@@ -12,11 +12,10 @@ from typing import Protocol
 
 import numpy as np
 
-from store_actors.engine.arrays import Bytes, Mask, Slots, Words
-from store_actors.engine.index_kernels import LIVE
+from store_actors.engine.arrays import Bytes, Slots, Words
 from store_actors.engine.layout import RowLayout
 from store_actors.engine.lists import ListPool
-from store_actors.engine.memory import Memory, blocks
+from store_actors.engine.memory import Memory
 from store_actors.engine.strings import StringPool
 
 __all__ = ["FrozenRows"]
@@ -34,7 +33,9 @@ class Freezable(Protocol):
 
     def taken(self, slots: Slots) -> Words: ...
 
-    def used_rows(self) -> Words: ...
+    def taken_columns(self, chosen: Bytes, some: slice, words: Slots) -> Words: ...
+
+    def live_flags(self) -> Bytes: ...
 
     def frozen_by(self, reader: FrozenRows) -> None: ...
 
@@ -52,12 +53,17 @@ class FrozenRows(Iterator[Words]):
     table
         The table; it knows of this from now on.
     shown, extra
-        Which of its slots to give out (all live ones by default), and rows that are no longer in it.
+        Which of its slots to give out (1, else 0; all live ones by default), and rows that are no longer in it.
+    words
+        Which of their words are wanted, all by default; the others may be anything.
     """
 
-    def __init__(self, table: Freezable, shown: Mask | None = None, extra: Words | None = None) -> None:
+    def __init__(
+        self, table: Freezable, shown: Bytes | None = None, extra: Words | None = None, words: Slots | None = None
+    ) -> None:
         self._table = table
-        self._left: Bytes = (_live(table) if shown is None else shown).astype(np.uint8, copy=False)
+        self._left = table.live_flags() if shown is None else shown
+        self._words = np.arange(table.layout.row_words) if words is None else words
         self._position = 0
         self._kept: list[Words] = [] if extra is None or not len(extra) else [extra]
         #: What the words of strings and lists mean.
@@ -84,14 +90,13 @@ class FrozenRows(Iterator[Words]):
         self.lists = copy.copy(self.lists)
 
     def __next__(self) -> Words:
-        """At most ``snapshot_bytes`` of words."""
+        """At most ``snapshot_bytes`` of words, those of a column beside each other: columns are made of them as they are."""
         count = max(1, self._table.snapshot_bytes // (8 * self._table.layout.row_words))
         while self._position < len(self._left):
-            begin = self._position
-            self._position += count
-            slots = begin + np.flatnonzero(self._left[begin : self._position])
-            if len(slots):
-                return self._table.taken(slots)
+            some = slice(self._position, min(self._position + count, len(self._left)))
+            self._position = some.stop
+            if self._left[some].any():
+                return self._table.taken_columns(self._left, some, self._words)
         if not self._kept:
             self.close()
             raise StopIteration
@@ -104,11 +109,3 @@ class FrozenRows(Iterator[Words]):
         self._left, self._kept = self._left[:0], []
         self._position = 0
         self._table.thawed_by(self)
-
-
-def _live(table: Freezable) -> Mask:
-    used = table.used_rows()
-    live = table.memory.zeros(len(used), np.bool_)
-    for some in blocks(table.memory, used):
-        np.not_equal(used[some, 0] & LIVE, 0, out=live[some])
-    return live

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit, void
-from numba.types import boolean, int64, uint64
+from numba.types import boolean, int64, uint8, uint64
 
 from store_actors.engine.hash_kernels import hash_row
 
@@ -32,6 +32,7 @@ __all__ = [
     "grow_index",
     "hash_tags",
     "index_shift",
+    "live_flags",
     "live_slots",
     "lookup",
     "reindex",
@@ -49,7 +50,7 @@ _ZERO = np.uint64(0)
 _NEVER = np.uint64(0x9E3779B97F4A7C15)
 _BLOCK = 256
 
-u64_1, u64_2, i64_1 = uint64[::1], uint64[:, ::1], int64[::1]
+u8_1, u64_1, u64_2, i64_1 = uint8[::1], uint64[::1], uint64[:, ::1], int64[::1]
 
 
 @njit(uint64(int64), cache=True, nogil=True)
@@ -241,3 +242,10 @@ def live_slots(rows, begin, end, out):
             out[count] = slot
             count += 1
     return count
+
+
+@njit(void(u64_2, int64, int64, u8_1), cache=True, nogil=True)
+def live_flags(rows, begin, end, out):
+    """Which rows from `begin` up to `end` are live: 1 in ``out``, at their slots, else 0."""
+    for slot in range(begin, end):
+        out[slot] = rows[slot, 0] & LIVE != _ZERO

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from store_actors.nested_types import is_nested
 from store_actors.schema import ROW_COLUMN, Accumulator, Field, StateSchema
 from store_actors.type_names import is_counted, is_growing, string_to_type
 
-__all__ = ["Feed", "FieldSlot", "ListSlot", "RowLayout", "Sketch", "held_type", "words_of"]
+__all__ = ["Feed", "FieldSlot", "ListSlot", "RowLayout", "Sketch", "all_words", "held_type", "words_of"]
 
 #: State fields of a correlation; a covariance has fewer.
 _CORRELATION_FIELDS = 6
@@ -82,6 +82,12 @@ class FieldSlot:
         """The place of a field."""
         shown, held = string_to_type(field.type), _held_field(field.type)
         return cls(field.name, held, word, flag_word, flag, is_key, None if shown == held else shown)
+
+
+def all_words(fields: Sequence[FieldSlot]) -> Slots:
+    """Words that some fields are made of, flags among them."""
+    found = {slot.word + number for slot in fields for number in range(words_of(slot.type))}
+    return np.array(sorted(found | {slot.flag_word for slot in fields}), np.int64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,21 @@
-"""Compiled loops that write whole rows, their words already laid out (``index_kernels.py``): over what is there, as a version, or not.
+"""Compiled loops over whole rows, their words laid out (``index_kernels.py``): they are written over what is there, as a version, or
+not; and taken.
 
-Each stops when it is out of room, in the index or for rows, and goes on where it stopped once there is more.
+What writes stops when it is out of room, in the index or for rows, and goes on where it stopped once there is more.
 """
 
 from __future__ import annotations
 
 import numpy as np
 from numba import njit
-from numba.types import Tuple, int64, uint32, uint64
+from numba.types import Tuple, int64, uint8, uint32, uint64
 
 from store_actors.engine.hash_kernels import hash_row
 from store_actors.engine.index_kernels import _BLOCK, _LOW32, _NEVER, _S32, _ZERO, LIVE, _find, index_shift
 
-__all__ = ["insert", "put", "upsert"]
+__all__ = ["insert", "put", "take_columns", "upsert"]
 
-u64_1, u64_2, i64_1 = uint64[::1], uint64[:, ::1], int64[::1]
+u8_1, u64_1, u64_2, i64_1 = uint8[::1], uint64[::1], uint64[:, ::1], int64[::1]
 
 
 @njit(
@@ -183,3 +184,18 @@ def insert(
     if warmth == _NEVER:
         counters[0] += 0  # keeps the warming loads from being optimised away
     return total, made
+
+
+@njit(int64(u64_2, u8_1, int64, int64, i64_1, u64_2, int64), cache=True, nogil=True)
+def take_columns(rows, chosen, begin, end, words, out, count):
+    """Copy some words of the rows from `begin` up to `end` that are chosen, a line of ``out`` for each word, from `count` on.
+
+    Returns how many there are in ``out`` then.
+    """
+    for slot in range(begin, end):
+        if chosen[slot]:
+            for place in range(words.shape[0]):
+                word = words[place]
+                out[word, count] = rows[slot, word]
+            count += 1
+    return count

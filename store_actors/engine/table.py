@@ -328,6 +328,21 @@ class GroupTable(WordRows):
             out[some] = np.take(self.rows, slots[some], axis=0)
         return out
 
+    def taken_columns(self, chosen: Bytes, some: slice, words: Slots) -> Words:
+        """:meth:`taken` of the slots from one on up to another that are chosen: the copies of a word are beside each other.
+
+        Parameters
+        ----------
+        words
+            Which to copy; what the others are is left open.
+        """
+        out = np.empty((self.layout.row_words, int(np.count_nonzero(chosen[some]))), np.uint64)
+        count = 0
+        for part in steps(self.memory, some.stop - some.start):
+            begin, end = some.start + part.start, some.start + part.stop
+            count = row_kernels.take_columns(self.rows, chosen, begin, end, words, out, count)
+        return out.T
+
     def used_rows(self) -> Words:
         """Every row that was ever used, live or not (word 0 tells)."""
         return self.rows[: int(self._counters[0])]
@@ -339,6 +354,14 @@ class GroupTable(WordRows):
         for some in blocks(self.memory, self.used_rows()):
             count += index_kernels.live_slots(self.rows, some.start, some.stop, out[count:])
         return out
+
+    def live_flags(self) -> Bytes:
+        """Of every row that was ever used whether it is live: 1, or 0."""
+        used = self.used_rows()
+        live = self.memory.zeros(len(used), np.uint8)
+        for some in blocks(self.memory, used):
+            index_kernels.live_flags(used, some.start, some.stop, live)
+        return live
 
     # -- readers that outlive changes -----------------------------------------------------------------------------
 

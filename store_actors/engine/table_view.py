@@ -12,7 +12,7 @@ import pyarrow as pa
 from store_actors.engine.arrays import Slots, Words
 from store_actors.engine.chains import ChainedTable
 from store_actors.engine.frozen import FrozenRows
-from store_actors.engine.layout import FieldSlot
+from store_actors.engine.layout import FieldSlot, all_words
 from store_actors.engine.table import GroupTable
 from store_actors.engine.version_view import VersionView
 from store_actors.engine.versions import Frozen, VersionedTable, frozen_pieces
@@ -107,7 +107,8 @@ class TableView:
 
     def frozen(self, columns: Sequence[str]) -> Frozen:
         """See :class:`ShardView`."""
-        return frozen_pieces(self.frozen_rows(), partial(self._of_piece, self._columns(columns)))
+        wanted = self._columns(columns)
+        return frozen_pieces(self._view.frozen(all_words(wanted[0])), partial(self._of_piece, wanted))
 
     def frozen_rows(self) -> FrozenRows:
         """All rows as words, made little by little."""

@@ -217,9 +217,12 @@ class VersionView:
         shown[hidden[hidden >= 0]] = False
         return slots[shown[slots]], changed[changed[:, 0] >> _S32 == 0]
 
-    def frozen(self) -> FrozenRows:
-        """All rows, in no particular order, as copies of their words that are made little by little."""
+    def frozen(self, words: Slots | None = None) -> FrozenRows:
+        """All rows, in no particular order, as copies of their words that are made little by little; see :class:`FrozenRows`."""
+        self._catch_up()
+        if not len(self._overlay):
+            return FrozenRows(self._table, words=words)
         slots, extra = self._all()
-        shown = np.zeros(len(self._table.used_rows()), np.bool_)
-        shown[slots] = True
-        return FrozenRows(self._table, shown, extra)
+        shown = np.zeros(len(self._table.used_rows()), np.uint8)
+        shown[slots] = 1
+        return FrozenRows(self._table, shown, extra, words)

@@ -247,7 +247,7 @@ class WordRows:
     def _words_of(slot: FieldSlot, rows: Words) -> tuple[tuple[Slots, ...], Bytes]:
         """Words of a field, and where it has a value."""
         flagged = (rows[:, slot.flag_word] & np.uint64(slot.flag)) != 0
-        valid = (~flagged if slot.is_key else flagged).astype(np.uint8)
+        valid = (~flagged if slot.is_key else flagged).view(np.uint8)
         words = tuple(
             np.ascontiguousarray(rows[:, slot.word + number]).view(np.int64) for number in range(words_of(slot.type))
         )

@@ -67,7 +67,7 @@ def attach(
             "statefleet.attach(uri, offline=True)",
             uri=normalized,
         )
-    return LiveFleet(FleetSource(coordinator, actors, surroundings.clock), opened_live(normalized), surroundings)
+    return LiveFleet(FleetSource.connected(coordinator, actors, surroundings), opened_live(normalized), surroundings)
 
 
 def opened_live(uri: str) -> Opened:

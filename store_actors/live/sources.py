@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import pyarrow as pa
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from coordinator.calls import Actors
 from coordinator.client import CoordinatorClient
 from coordinator.errors import StateStoreError, StoreUnavailableError
 from coordinator.model import ActorLocation, StateStoreId
 from coordinator.reading import ReadView, ViewId
-from coordinator.surroundings import Clock
+from coordinator.surroundings import Surroundings
 from coordinator.version_figures import VersionFigures
+from store_actors.direct_calls import DirectAddress, DirectCalls
 from store_actors.messages import FEW_BYTES, FewRows, FoundRows, ReadRequest
 from store_actors.schema import StateSchema
 from store_actors.serving.shard_heat import HottestKeys
@@ -28,6 +29,8 @@ Outcome = FoundRows | StateStoreError | None
 
 #: How long an answer may take, in seconds: a version that nobody has in memory is loaded first.
 _DEADLINE_S = 300.0
+#: How long a store actor may take to tell where it answers, in seconds.
+_ADDRESS_S = 1.0
 
 
 class Lost(Exception):
@@ -74,13 +77,29 @@ class FleetSource:
     ----------
     coordinator
         The fleet's coordinator.
+    direct
+        How store actors are asked for a few keys; by calls of Ray if it is None.
     """
 
-    def __init__(self, coordinator: CoordinatorClient, actors: Actors, clock: Clock) -> None:
+    def __init__(self, coordinator: CoordinatorClient, actors: Actors, direct: DirectCalls | None = None) -> None:
         self._coordinator = coordinator
         self._actors = actors
-        self._clock = clock
+        self._direct = direct
         self._handles: dict[str, Any] = {}
+
+    @classmethod
+    def connected(cls, coordinator: CoordinatorClient, actors: Actors, surroundings: Surroundings) -> Self:
+        """With connections of this process to the store actors."""
+
+        def address_of(actor_name: str) -> DirectAddress | None:
+            handle = actors.find(actor_name)
+            try:
+                return None if handle is None else actors.get(handle.direct_address.remote(), _ADDRESS_S)
+            except (TimeoutError, RayError):  # a look-up by Ray tells what is wrong
+                return None
+
+        threads = surroundings.threads
+        return cls(coordinator, actors, DirectCalls(address_of, threads.lock(), surroundings.clock))
 
     def names(self) -> list[str]:
         """See :class:`Source`."""
@@ -98,12 +117,27 @@ class FleetSource:
         self, where: ActorLocation | None, requests: Sequence[ReadRequest], keys: Sequence[pa.Table]
     ) -> Callable[[], Sequence[Outcome]]:
         """See :class:`Source`."""
-        asked, handle = (list(requests), [FewRows(one) for one in keys]), self._handle(where)
+        asked = list(requests), [FewRows(one) for one in keys]
         if sum(one.nbytes for one in keys) <= FEW_BYTES:
-            few = handle.find_few.remote(pickle.dumps(asked, protocol=pickle.HIGHEST_PROTOCOL))
-            return lambda: pickle.loads(self._answer(few))
-        reference = handle.find_rows.remote(*asked)
+            return self._find_few(where, pickle.dumps(asked, protocol=pickle.HIGHEST_PROTOCOL))
+        reference = self._handle(where).find_rows.remote(*asked)
         return lambda: self._answer(reference)
+
+    def _find_few(self, where: ActorLocation | None, asked: bytes) -> Callable[[], Sequence[Outcome]]:
+        answered = None
+        if self._direct is not None and where is not None:
+            answered = self._direct.begin(where.actor_name, where.instance_id, asked)
+        if answered is None:
+            reference = self._handle(where).find_few.remote(asked)
+            return lambda: pickle.loads(self._answer(reference))
+
+        def outcomes() -> Sequence[Outcome]:
+            found = answered()
+            if found is None:
+                found = self._answer(self._handle(where).find_few.remote(asked))
+            return pickle.loads(found)  # type: ignore[no-any-return]
+
+        return outcomes
 
     def scan(self, where: ActorLocation | None, request: ReadRequest, limit: int | None) -> Iterator[pa.Table] | None:
         """See :class:`Source`."""

@@ -45,7 +45,7 @@ class Reader(Party):
     def _run(self) -> None:
         scheduler = self._world.scheduler
         try:
-            source = FleetSource(self._world.new_coordinator_client(), self._world.actors, self._world.clock)
+            source = FleetSource(self._world.new_coordinator_client(), self._world.actors)
             surroundings = Surroundings(clock=self._world.clock, threads=SimulatedThreads(scheduler, self._world.clock))
             reads = ShardReads(source, self._state, surroundings, surroundings.threads.pool(1, "scan"))
             for _ in range(8):

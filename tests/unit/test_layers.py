@@ -67,6 +67,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "serving": ("store_actors.serving",),
     "operators": ("store_actors.operators",),
     "keyed stores": ("store_actors.keyed",),
+    "connections": ("store_actors.direct_calls",),
     "messages": ("store_actors.messages",),
     "spilling": ("store_actors.spilling",),
     "engine": ("store_actors.engine",),

@@ -1,0 +1,241 @@
+"""Calls of a store actor by a connection of their own: a look-up of one key takes less than an empty call of Ray.
+
+Nothing depends on them. Who has no connection, or whose connection breaks or is slow to answer, asks by a call of Ray, which is told
+what became of the store actor. What is asked for may therefore be asked twice.
+
+Only who was told the key by Ray is answered. Neither side sends it: each proves to the other that it has it.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+
+from coordinator.surroundings import Clock, Lock, Threads
+
+__all__ = ["DirectAddress", "DirectAnswers", "DirectCalls"]
+
+log = logging.getLogger(__name__)
+
+#: Connections of a store actor at once, each with a thread that waits.
+_MOST = 128
+#: Seconds that a stranger has to prove himself, and a caller to take an answer.
+_PROOF_S = 5.0
+#: Seconds that a caller waits for a connection or for an answer until it asks by Ray.
+_PATIENCE_S = 1.0
+#: Seconds until it tries again where no connection came about.
+_AGAIN_S = 30.0
+#: Unused connections of a caller to one store actor.
+_SPARE = 4
+
+_BROKEN = (OSError, EOFError, AuthenticationError)
+
+
+@dataclass(frozen=True, slots=True)
+class DirectAddress:
+    """Where a life of a store actor answers.
+
+    Attributes
+    ----------
+    key
+        What both sides prove to have.
+    """
+
+    host: str
+    port: int
+    key: bytes = field(repr=False)
+
+
+class DirectAnswers:
+    """The store actor's side.
+
+    Parameters
+    ----------
+    host
+        Address of this node, at which other nodes reach it.
+    key
+        Nobody can guess it.
+    answer
+        Answers a call. What it raises is logged, and left to Ray to tell: it is asked again by a call of Ray.
+
+    Raises
+    ------
+    OSError
+        There is no port.
+    """
+
+    def __init__(self, host: str, key: bytes, answer: Callable[[bytes], bytes], threads: Threads) -> None:
+        self._listening = socket.create_server((host, 0), backlog=_MOST)
+        #: Where callers find it.
+        self.address = DirectAddress(host, self._listening.getsockname()[1], key)
+        self._answer = answer
+        self._threads = threads
+        self._guard = threads.lock()
+        self._connected = 0
+        threads.start(self._accept, "statefleet-direct")
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                caller, _ = self._listening.accept()
+            except OSError:
+                log.exception("no more calls are taken but by Ray")
+                return
+            with self._guard:
+                is_free = self._connected < _MOST
+                self._connected += is_free
+            if is_free:
+                self._threads.start(partial(self._serve, caller), "statefleet-direct-caller")
+            else:
+                caller.close()
+
+    def _serve(self, caller: socket.socket) -> None:
+        try:
+            # So that one is let go of whose machine is gone.
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            with _connection(caller, _PROOF_S) as connection:
+                deliver_challenge(connection, self.address.key)
+                answer_challenge(connection, self.address.key)
+                _wait_at_most(connection, socket.SO_RCVTIMEO, 0.0)
+                while True:
+                    connection.send_bytes(self._answer(connection.recv_bytes()))
+        except _BROKEN:
+            log.debug("a caller left", exc_info=True)
+        except Exception:  # the caller asks again by Ray, which tells it
+            log.exception("a call failed")
+        finally:
+            with self._guard:
+                self._connected -= 1
+
+
+@dataclass(slots=True)
+class _Life:
+    """A life of a store actor, as callers know it."""
+
+    instance_id: str
+    #: Connections that nobody uses now.
+    spare: list[Connection] = field(default_factory=list)
+    #: No connection is tried before.
+    not_before_s: float = 0.0
+
+    def forget(self) -> None:
+        """Close what nobody uses."""
+        while self.spare:
+            self.spare.pop().close()
+
+
+class DirectCalls:
+    """The callers' side: the connections of one process. Thread-safe.
+
+    Parameters
+    ----------
+    address_of
+        Asks a store actor, by its name, for its address; None if it has none now.
+    """
+
+    def __init__(self, address_of: Callable[[str], DirectAddress | None], lock: Lock, clock: Clock) -> None:
+        self._address_of = address_of
+        self._clock = clock
+        self._guard = lock
+        #: By the name of the store actor.
+        self._lives: dict[str, _Life] = {}
+
+    def begin(self, actor_name: str, instance_id: str, asked: bytes) -> Callable[[], bytes | None] | None:
+        """Ask a life of a store actor.
+
+        Returns
+        -------
+        Callable or None
+            Waits for the answer, which is None if it is Ray that must be asked; None at once if there is no connection.
+        """
+        life, connection = self._taken(actor_name, instance_id)
+        try:
+            if connection is None:
+                connection = self._connected(actor_name, life)
+            if connection is not None:
+                connection.send_bytes(asked)
+        except OSError:
+            self._forget(life, connection)
+            return None
+        return None if connection is None else partial(self._received, life, connection)
+
+    def _received(self, life: _Life, connection: Connection) -> bytes | None:
+        try:
+            answered = connection.recv_bytes()
+        except _BROKEN:
+            self._forget(life, connection)
+            return None
+        with self._guard:
+            if len(life.spare) < _SPARE:
+                life.spare.append(connection)
+        return answered
+
+    def _taken(self, actor_name: str, instance_id: str) -> tuple[_Life, Connection | None]:
+        with self._guard:
+            life = self._lives.get(actor_name)
+            if life is None or life.instance_id != instance_id:
+                if life is not None:
+                    life.forget()
+                life = self._lives[actor_name] = _Life(instance_id)
+            return life, life.spare.pop() if life.spare else None
+
+    def _connected(self, actor_name: str, life: _Life) -> Connection | None:
+        """A new connection; None, also for a while after, if there cannot be one."""
+        now_s = self._clock.elapsed_s()
+        with self._guard:
+            if life.not_before_s > now_s:
+                return None
+            # Nobody else tries meanwhile.
+            life.not_before_s = now_s + _AGAIN_S
+        address = self._address_of(actor_name)
+        if address is None:
+            return None
+        try:
+            connection = _connected(address)
+        except _BROKEN:
+            log.info("no connection to %s at %s; its look-ups go by Ray", actor_name, address, exc_info=True)
+            return None
+        life.not_before_s = 0.0
+        return connection
+
+    def _forget(self, life: _Life, connection: Connection | None) -> None:
+        """Close a connection, and all that nobody uses: they broke with it, or are as slow."""
+        if connection is not None:
+            connection.close()
+        with self._guard:
+            life.forget()
+
+
+def _connected(address: DirectAddress) -> Connection:
+    """A connection on which both sides have proved themselves."""
+    connection = _connection(socket.create_connection((address.host, address.port), _PATIENCE_S), _PATIENCE_S)
+    try:
+        answer_challenge(connection, address.key)
+        deliver_challenge(connection, address.key)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _connection(connected: socket.socket, patience_s: float) -> Connection:
+    """Whose sends and receipts raise OSError if nothing moves for so long."""
+    connected.setblocking(True)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection = Connection(connected.detach())
+    for way in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        _wait_at_most(connection, way, patience_s)
+    return connection
+
+
+def _wait_at_most(connection: Connection, way: int, seconds: float) -> None:
+    """The kernel's own limit, which costs a call nothing; 0 is none."""
+    with socket.socket(fileno=connection.fileno()) as same:
+        same.setsockopt(socket.SOL_SOCKET, way, struct.pack("@ll", int(seconds), int(seconds % 1 * 1_000_000)))
+        same.detach()

@@ -1,0 +1,182 @@
+"""Calls of a store actor by a connection of their own: who is answered, and what a caller does that is not."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from coordinator.surroundings import Surroundings
+from store_actors import direct_calls
+from store_actors.direct_calls import DirectAddress, DirectAnswers, DirectCalls
+from tests.clocks import LaterClock
+
+KEY = bytes(range(32))
+
+
+class StoreActor:
+    """Answers with what it was asked twice; some questions it does not answer at once, or at all."""
+
+    def __init__(self) -> None:
+        self.goes_on = threading.Event()
+        self.asked: list[bytes] = []
+        self.direct = DirectAnswers("127.0.0.1", KEY, self.answer, Surroundings().threads)
+
+    def answer(self, asked: bytes) -> bytes:
+        self.asked.append(asked)
+        if asked == b"slow":
+            assert self.goes_on.wait(30)
+        if asked == b"bad":
+            raise ValueError("a question that nobody can answer")
+        return 2 * asked
+
+
+class Caller:
+    """The connections of one process."""
+
+    def __init__(self, address: DirectAddress | None) -> None:
+        self.address = address
+        self.looked_up = 0
+        self.clock = LaterClock()
+        self.calls = DirectCalls(self._address_of, threading.RLock(), self.clock)
+
+    def _address_of(self, actor_name: str) -> DirectAddress | None:
+        self.looked_up += 1
+        return self.address
+
+    def ask(self, asked: bytes, life: str = "first") -> bytes | None:
+        waiting = self.calls.begin("actor", life, asked)
+        return None if waiting is None else waiting()
+
+
+@pytest.fixture
+def actor() -> Iterator[StoreActor]:
+    actor = StoreActor()
+    yield actor
+    actor.goes_on.set()
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_calls_are_answered_by_one_connection(actor: StoreActor) -> None:
+    caller = Caller(actor.direct.address)
+    for asked in (b"x", b"", bytes(1 << 20), b"y"):
+        assert caller.ask(asked) == 2 * asked
+    assert caller.looked_up == 1
+    assert actor.direct._connected == 1
+
+
+def test_calls_of_several_threads_have_a_connection_each(actor: StoreActor) -> None:
+    caller = Caller(actor.direct.address)
+    with ThreadPoolExecutor(16) as threads:
+        asked = [str(number).encode() for number in range(2000)]
+        # Who finds none while another one is being made asks by Ray.
+        for one, found in zip(asked, threads.map(caller.ask, asked), strict=True):
+            assert found in (2 * one, None)
+    assert caller.ask(b"x") == b"xx"
+
+
+def test_a_call_that_fails_is_left_to_ray_and_does_not_end_the_others(
+    actor: StoreActor, caplog: pytest.LogCaptureFixture
+) -> None:
+    caller = Caller(actor.direct.address)
+    assert caller.ask(b"x") == b"xx"
+    assert caller.ask(b"bad") is None
+    until(lambda: "a call failed" in caplog.text)
+    assert caller.ask(b"y") == b"yy"
+    until(lambda: actor.direct._connected == 1)
+
+
+def test_a_slow_answer_is_not_taken_for_another_one(actor: StoreActor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct_calls, "_PATIENCE_S", 0.1)
+    caller = Caller(actor.direct.address)
+    assert caller.ask(b"slow") is None
+    actor.goes_on.set()
+    for asked in (b"x", b"y"):
+        assert caller.ask(asked) == 2 * asked
+
+
+def test_nobody_is_answered_without_the_key(actor: StoreActor) -> None:
+    stranger = Caller(replace(actor.direct.address, key=bytes(32)))
+    assert stranger.ask(b"x") is None
+    with socket.create_connection((actor.direct.address.host, actor.direct.address.port)) as raw:
+        raw.settimeout(30)
+        raw.sendall(b"\0\0\0\1x" * 10)
+        told = b""
+        with suppress(ConnectionResetError):
+            while part := raw.recv(1 << 16):
+                told += part
+    assert KEY not in told
+    assert actor.asked == []
+    assert Caller(actor.direct.address).ask(b"x") == b"xx"
+
+
+def test_a_caller_proves_the_store_actor_too(actor: StoreActor) -> None:
+    """Whoever got the port of a store actor that died must not tell readers anything."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def pose() -> None:
+            posing, _ = listening.accept()
+            # A challenge, and WELCOME whatever is answered.
+            posing.sendall(b"\0\0\0\x16#CHALLENGE#" + bytes(11) + b"\0\0\0\x09#WELCOME#")
+            posing.sendall(b"\0\0\0\x10" + bytes(16))
+            posing.recv(1 << 10)
+
+        threading.Thread(target=pose, daemon=True).start()
+        assert Caller(DirectAddress("127.0.0.1", listening.getsockname()[1], KEY)).ask(b"x") is None
+
+
+def test_strangers_who_say_nothing_are_shown_out(actor: StoreActor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct_calls, "_PROOF_S", 0.2)
+    where = (actor.direct.address.host, actor.direct.address.port)
+    silent = [socket.create_connection(where) for _ in range(150)]
+    for one in silent:
+        one.settimeout(30)
+        while one.recv(1 << 10):
+            pass
+        one.close()
+    until(lambda: actor.direct._connected == 0)
+    assert Caller(actor.direct.address).ask(b"x") == b"xx"
+
+
+def test_where_there_is_no_connection_it_is_tried_again_after_a_while(actor: StoreActor) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        nobody = DirectAddress("127.0.0.1", listening.getsockname()[1], KEY)
+    caller = Caller(nobody)
+    for _ in range(3):
+        assert caller.ask(b"x") is None
+    assert caller.looked_up == 1
+    caller.address = actor.direct.address
+    assert caller.ask(b"x") is None
+    # Another life of the store actor is another matter.
+    assert caller.ask(b"x", "second") == b"xx"
+    assert caller.ask(b"x", "first") is not None
+    caller.address = None
+    assert caller.ask(b"x", "third") is None
+    caller.address = actor.direct.address
+    caller.clock.later_s = direct_calls._AGAIN_S
+    assert caller.ask(b"x", "third") == b"xx"
+
+
+def test_a_store_actor_that_answers_nothing_is_asked_by_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one whose process is stopped: its machine accepts connections for it."""
+    monkeypatch.setattr(direct_calls, "_PATIENCE_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        caller = Caller(DirectAddress("127.0.0.1", listening.getsockname()[1], KEY))
+        assert caller.ask(b"x") is None
+        assert caller.looked_up == 1
+
+
+def test_the_key_is_not_shown(actor: StoreActor) -> None:
+    assert str(KEY) not in repr(actor.direct.address)
