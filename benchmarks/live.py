@@ -3,8 +3,9 @@
 ``python -m benchmarks.live --json result.json``
 
 One aggregation by an integer key. Alone: a ``get`` beside a bare call of a Ray actor, in turn; ``multi_get`` of every key; a scan,
-beside a copy of the same bytes through Ray's object store. Then batches in turn without and with another process that gets keys, so
-many ``--gets`` a second by so many ``--readers``, and both sides' medians.
+beside a copy of the same bytes through Ray's object store. Then batches in turn: alone; beside another process that gets keys, so many
+``--gets`` a second by so many ``--readers``; beside the same process making as many bare calls of the store actor instead; and beside
+its threads doing nothing at the same times. Medians of all sides, and the processor time of that process for each call.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import cycle
@@ -28,7 +30,7 @@ from benchmarks.harness import FLEET, SMALL_SPLITS, Variant, add_options, report
 from benchmarks.micro_batch import SCHEMA, aggregate, keyed_rows
 from coordinator.calls import RayActors
 from coordinator.deploy import ray_address
-from spark_jobs.fleet import Fleet, connect
+from spark_jobs.fleet import connect
 from store_actors.live.fleet import attach
 from store_actors.live.state import LiveState
 
@@ -41,13 +43,17 @@ def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - begun, found
 
 
-def _look_ups(state: LiveState, fleet: Fleet, keys: int, count: int) -> dict[str, float]:
+def _bare_call(actor_name: str) -> Callable[[], Any]:
+    handle = RayActors().find(actor_name)
+    assert handle is not None
+    return lambda: ray.get(handle.ping.remote())
+
+
+def _look_ups(state: LiveState, bare_call: Callable[[], Any], keys: int, count: int) -> dict[str, float]:
     """Medians of a bare actor call and of a ``get``, in turn, in milliseconds."""
-    (actor,) = [one for one in fleet.status()["store_actors"] if one["alive"]][:1]
-    handle = RayActors().find(actor["actor_name"])
     bare, gets = [], []
     for key in np.random.default_rng(1).integers(0, keys, count).tolist():
-        bare.append(_timed(lambda: ray.get(handle.ping.remote()))[0])
+        bare.append(_timed(bare_call)[0])
         took, row = _timed(lambda key=key: state.get({"key": key}))  # type: ignore[misc]
         assert row is not None
         gets.append(took)
@@ -67,11 +73,14 @@ def _bulk(state: LiveState, keys: int, repeats: int) -> dict[str, float]:
         took, found = _timed(lambda: state.multi_get(asked))
         assert found["__found"].to_numpy().all()
         many.append(len(found) / took)
+        del found
         took, rows = _timed(lambda: state.scan().to_arrow())
         assert len(rows) == keys
         scans.append(rows.nbytes / took)
-        took, _ = _timed(lambda rows=rows: ray.get(ray.put(rows)))  # type: ignore[misc]
+        took, copy = _timed(lambda rows=rows: ray.get(ray.put(rows)))  # type: ignore[misc]
         copies.append(rows.nbytes / took)
+        # Ray's memory is used again, instead of more of it for the first time.
+        del rows, copy
     return {
         "multi_get_keys_s": statistics.median(many),
         "scan_bytes_s": statistics.median(scans),
@@ -80,10 +89,11 @@ def _bulk(state: LiveState, keys: int, repeats: int) -> dict[str, float]:
 
 
 class _Reader:
-    """Another process, some threads of which get keys at a rate, while they are told to."""
+    """Another process, some threads of which make calls of a kind at a rate, while they are told to."""
 
-    def __init__(self, uri: str, keys: int, gets_s: int, threads: int) -> None:
-        told = json.dumps({"uri": uri, "address": ray_address(), "keys": keys, "gets_s": gets_s, "threads": threads})
+    def __init__(self, uri: str, actor_name: str, keys: int, gets_s: int, threads: int) -> None:
+        facts = {"uri": uri, "address": ray_address(), "actor_name": actor_name}
+        told = json.dumps({**facts, "keys": keys, "gets_s": gets_s, "threads": threads})
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.live", "--reader", told],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -97,12 +107,12 @@ class _Reader:
         self._process.stdin.flush()
         return self._process.stdout.readline()
 
-    def start(self) -> None:
-        """Get keys from now on."""
-        self._ask("go")
+    def start(self, kind: str) -> None:
+        """Make calls from now on."""
+        self._ask(kind)
 
     def stop(self) -> dict[str, float]:
-        """Get none for now; how many there were a second, and their median in milliseconds."""
+        """Make none for now; how many there were a second, their median and the processor time of each, in milliseconds."""
         told: dict[str, float] = json.loads(self._ask("halt"))
         return told
 
@@ -111,68 +121,75 @@ class _Reader:
         self._process.wait()
 
 
+#: What batches run beside.
+_SIDES = ("alone", "gets", "bare", "threads")
+
+
 def _read(told: str) -> int:
     """The other process."""
-    import threading
-
     facts = json.loads(told)
     state = attach(facts["uri"], address=facts["address"]).state(_NAME)
-    going, took, between_s = threading.Event(), list[float](), facts["threads"] / facts["gets_s"]
-    state.get({"key": 0})
+    keys = cycle(np.random.default_rng(facts["threads"]).integers(0, facts["keys"], 100_000).tolist())
+    calls: dict[str, Callable[[], Any]] = {
+        "gets": lambda: state.get({"key": next(keys)}),
+        "bare": _bare_call(facts["actor_name"]),
+        "threads": lambda: None,
+    }
+    for call in calls.values():
+        call()
+    going, took, between_s, kind = threading.Event(), list[float](), facts["threads"] / facts["gets_s"], ["gets"]
 
-    def get_keys(seed: int) -> None:
-        keys = cycle(np.random.default_rng(seed).integers(0, facts["keys"], 100_000).tolist())
+    def make_calls(number: int) -> None:
         while True:
             going.wait()
-            due = time.perf_counter() + between_s * seed / facts["threads"]
+            due, call = time.perf_counter() + between_s * number / facts["threads"], calls[kind[0]]
             while going.is_set():
                 time.sleep(max(0.0, due - time.perf_counter()))
-                took.append(_timed(lambda: state.get({"key": next(keys)}))[0])
+                took.append(_timed(call)[0])
                 due = max(due + between_s, time.perf_counter() - 0.1)
 
-    for seed in range(facts["threads"]):
-        threading.Thread(target=get_keys, args=(seed,), daemon=True).start()
-    begun = 0.0
+    for number in range(facts["threads"]):
+        threading.Thread(target=make_calls, args=(number,), daemon=True).start()
+    begun = used = 0.0
     for line in sys.stdin:
-        if line == "go\n":
+        told = line.strip()
+        if told in calls:
             took.clear()
-            begun = time.perf_counter()
+            kind[0], begun, used = told, time.perf_counter(), time.process_time()
             going.set()
             print("{}", flush=True)
-        elif line == "halt\n":
+        elif told == "halt":
             going.clear()
-            passed = time.perf_counter() - begun
-            done = {"gets_s": len(took) / passed, "get_ms": 1000 * statistics.median(took or [0.0])}
-            print(json.dumps(done), flush=True)
+            passed, used = time.perf_counter() - begun, time.process_time() - used
+            done = {"calls_s": len(took) / passed, "call_ms": 1000 * statistics.median(took or [0.0])}
+            print(json.dumps({**done, "cpu_ms": 1000 * used / max(1, len(took))}), flush=True)
         else:
             print("{}", flush=True)
     return 0
 
 
 def _beside(variant: Variant, files: Path, reader: _Reader, options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of batches in turn without and with reads."""
+    """Medians of batches in turn beside nothing and beside each kind of calls, and of these calls."""
     files.mkdir()
     random = np.random.default_rng(4)
-    sides: dict[str, list[float]] = {"alone": [], "read": []}
-    told: list[dict[str, float]] = []
-    for number in range(2 + 2 * options.batches):
+    batches: dict[str, list[float]] = {side: [] for side in _SIDES}
+    told: dict[str, list[dict[str, float]]] = {side: [] for side in _SIDES[1:]}
+    for number in range(len(_SIDES) * (1 + options.batches)):
         drawn = random.integers(0, options.keys, options.rows, dtype=np.int64)
         file = write_rows(files / f"{files.name}-{number:04d}.parquet", keyed_rows(drawn))
-        side = ("alone", "read")[number % 2]
-        if side == "read":
-            reader.start()
+        side = _SIDES[number % len(_SIDES)]
+        if side in told:
+            reader.start(side)
         took = variant.run(file)
-        if side == "read":
-            told.append(reader.stop())
-        if number >= 2:
-            sides[side].append(took)
-    medians = {side: statistics.median(took) for side, took in sides.items()}
-    return {
-        "batch_alone_s": medians["alone"],
-        "batch_read_s": medians["read"],
-        "gets_s": statistics.median(one["gets_s"] for one in told),
-        "get_beside_ms": statistics.median(one["get_ms"] for one in told),
-    }
+        calls = reader.stop() if side in told else None
+        if number >= len(_SIDES):
+            batches[side].append(took)
+            if calls is not None:
+                told[side].append(calls)
+    medians: dict[str, Any] = {side: {"batch_s": statistics.median(took)} for side, took in batches.items()}
+    for side, all_calls in told.items():
+        medians[side] |= {name: statistics.median(one[name] for one in all_calls) for name in all_calls[0]}
+    return medians
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -180,6 +197,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--keys", type=int, default=1_000_000, help="distinct keys (%(default)s)")
     parser.add_argument("--rows", type=int, default=200_000, help="rows a batch (%(default)s)")
     parser.add_argument("--batches", type=int, default=9, help="measured batches of each side (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=11, help="times that all keys are read (%(default)s)")
     parser.add_argument("--count", type=int, default=2000, help="keys that are looked up one by one (%(default)s)")
     parser.add_argument(
         "--gets", type=int, nargs="+", default=[100, 1000], help="gets a second beside batches (%(default)s)"
@@ -204,7 +222,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         variant.run(write_rows(root / "prefill.parquet", keyed_rows(every_key)))
         state = attach(fleet.uri).state(_NAME)
         state.get({"key": 0})
-        alone = {**_look_ups(state, fleet, options.keys, options.count), **_bulk(state, options.keys, 5)}
+        (actor,) = [one for one in fleet.status()["store_actors"] if one["alive"]][:1]
+        look_ups = _look_ups(state, _bare_call(actor["actor_name"]), options.keys, options.count)
+        alone = {**look_ups, **_bulk(state, options.keys, options.repeats)}
         print(
             f"a bare actor call {alone['bare_call_ms']:.2f} ms, get {alone['get_ms']:.2f} ms (p99 {alone['get_p99_ms']:.2f})"
         )
@@ -212,14 +232,16 @@ def main(argv: Sequence[str] | None = None) -> int:
               f"copy through Ray {alone['copy_bytes_s'] / 1e9:.2f} GB/s", flush=True)  # fmt: skip
         beside = []
         for gets_s in options.gets:
-            reader = _Reader(fleet.uri, options.keys, gets_s, options.readers)
+            reader = _Reader(fleet.uri, actor["actor_name"], options.keys, gets_s, options.readers)
             try:
                 beside.append(_beside(variant, root / f"gets-{gets_s}", reader, options))
             finally:
                 reader.end()
-            one = beside[-1]
-            print(f"{one['gets_s']:,.0f} gets/s beside: batches {one['batch_read_s'] / one['batch_alone_s']:.3f} times as long "
-                  f"({one['batch_alone_s']:.2f} s alone), get {one['get_beside_ms']:.2f} ms", flush=True)  # fmt: skip
+            print(f"{gets_s:,} calls/s asked for; batches alone {beside[-1]['alone']['batch_s']:.2f} s")
+            for side in _SIDES[1:]:
+                one = beside[-1][side]
+                print(f"  beside {one['calls_s']:,.0f} {side}/s: {one['batch_s'] / beside[-1]['alone']['batch_s']:.3f} times as long; "
+                      f"{one['call_ms']:.2f} ms, {one['cpu_ms']:.2f} ms of a core", flush=True)  # fmt: skip
         variant.query.stop()
         fleet.shutdown()
     report_json(options, alone=alone, beside=beside)

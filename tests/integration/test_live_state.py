@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -314,11 +317,43 @@ def test_a_program_reads_and_leaves_no_trace(fleet: sf.Fleet, clicks: tuple[str,
 def test_a_store_actor_that_dies_is_read_again(fleet: sf.Fleet, clicks: tuple[str, Feed, Run]) -> None:
     name, _, _ = clicks
     state = fleet.state(name)
+    assert state.get({"user": "u7"}) is not None
     for actor in fleet.status()["store_actors"]:
         if actor["alive"]:
             ray.kill(ray.get_actor(actor["actor_name"], namespace=NAMESPACE), no_restart=False)
     assert state.get({"user": "u7"}) == {"user": "u7", "n": 15, "total": 30, "average": 2.0}
     assert state.scan().to_arrow().num_rows == USERS
+
+
+def test_look_ups_go_by_a_connection_or_else_by_ray(
+    fleet: sf.Fleet, clicks: tuple[str, Feed, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, _, _ = clicks
+    wanted = {"user": "u7", "n": 15, "total": 30, "average": 2.0}
+    attached = sf.attach(fleet.uri)
+    state, direct = attached.state(name), attached._source._direct  # type: ignore[attr-defined]
+    assert state.get({"user": "u7"}) == wanted
+    ((life, connections),) = [(one, one.spare) for one in direct._lives.values()]
+    assert (life.not_before_s, len(connections)) == (0.0, 1)
+    connections[0].close()
+    assert state.get({"user": "u7"}) == wanted
+    assert state.get({"user": "u7"}) == wanted
+    assert len(life.spare) == 1
+    with monkeypatch.context() as patched:
+        patched.setattr(direct, "begin", lambda *_: None)
+        assert state.get({"user": "u7"}) == wanted
+    (actor,) = [one for one in fleet.status()["store_actors"] if one["alive"]]
+    os.kill(actor["pid"], signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(state.get, {"user": "u7"})
+            with pytest.raises(TimeoutError):
+                waiting.result(3)
+            os.kill(actor["pid"], signal.SIGCONT)
+            assert waiting.result(60) == wanted
+    finally:
+        os.kill(actor["pid"], signal.SIGCONT)
+    assert state.get({"user": "u7"}) == wanted
 
 
 def _objects_of(fleet: sf.Fleet) -> Any:
