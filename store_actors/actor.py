@@ -39,7 +39,7 @@ from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.probe import prove_shared
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_travelled_store
-from coordinator.surroundings import Surroundings, Threads, freeze_imports
+from coordinator.surroundings import Surroundings, freeze_imports
 from store_actors.direct_calls import DirectAddress, DirectAnswers
 from store_actors.followers import Followers
 from store_actors.messages import (
@@ -459,7 +459,7 @@ class StoreActor(ProvenStoreProcess):
         self._figures = figures
         self._export = MetricExport(uri)
         surroundings.threads.start(self._tell_metrics, "statefleet-metrics")
-        self._direct = _direct_answers(self._found_few, surroundings.threads)
+        self._direct = _direct_answers(self._found_few, surroundings)
         fields = {"actor": actor_name, "node": location.node_id}
         log.info("store actor of %s started on %s", uri, location.host, extra=fields)
 
@@ -493,13 +493,13 @@ class StoreActor(ProvenStoreProcess):
             self._handed.hand_over(secrets)
 
 
-def _direct_answers(answer: Callable[[bytes], bytes], threads: Threads) -> DirectAnswers | None:
+def _direct_answers(answer: Callable[[bytes], bytes], surroundings: Surroundings) -> DirectAnswers | None:
     # Such a cluster sends nothing that others on its network can read; these connections are not encrypted.
     if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
         return None
     host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     try:
-        return DirectAnswers(host, secrets.token_bytes(32), answer, threads)
+        return DirectAnswers(host, secrets.token_bytes(32), answer, surroundings)
     except OSError:
         log.exception("look-ups are answered by calls of Ray only: nothing can be listened to on %s", host)
         return None

@@ -9,15 +9,17 @@ Only who was told the key by Ray is answered. Neither side sends it: each proves
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import struct
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
-from coordinator.surroundings import Clock, Lock, Threads
+from coordinator.surroundings import Surroundings
 
 __all__ = ["DirectAddress", "DirectAnswers", "DirectCalls"]
 
@@ -25,6 +27,10 @@ log = logging.getLogger(__name__)
 
 #: Connections of a store actor at once, each with a thread that waits.
 _MOST = 128
+#: Calls that are worked on at once, as many as those of Ray: batches need the process too.
+_AT_ONCE = 8
+#: Seconds without a new connection when there are no files or threads left for one.
+_PAUSE_S = 1.0
 #: Seconds that a stranger has to prove himself, and a caller to take an answer.
 _PROOF_S = 5.0
 #: Seconds that a caller waits for a connection or for an answer until it asks by Ray.
@@ -70,41 +76,51 @@ class DirectAnswers:
         There is no port.
     """
 
-    def __init__(self, host: str, key: bytes, answer: Callable[[bytes], bytes], threads: Threads) -> None:
-        self._listening = socket.create_server((host, 0), backlog=_MOST)
+    def __init__(self, host: str, key: bytes, answer: Callable[[bytes], bytes], surroundings: Surroundings) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listening = socket.create_server((host, 0), family=family, backlog=_MOST)
         #: Where callers find it.
         self.address = DirectAddress(host, self._listening.getsockname()[1], key)
         self._answer = answer
-        self._threads = threads
-        self._guard = threads.lock()
+        self._clock = surroundings.clock
+        self._start_thread = surroundings.threads.start
+        self._guard = surroundings.threads.lock()
         self._connected = 0
-        threads.start(self._accept, "statefleet-direct")
+        self._working = threading.Semaphore(_AT_ONCE)
+        self._start_thread(self._accept, "statefleet-direct")
 
     def _accept(self) -> None:
         while True:
             try:
                 caller, _ = self._listening.accept()
-            except OSError:
-                log.exception("no more calls are taken but by Ray")
-                return
-            with self._guard:
-                is_free = self._connected < _MOST
-                self._connected += is_free
-            if is_free:
-                self._threads.start(partial(self._serve, caller), "statefleet-direct-caller")
-            else:
-                caller.close()
+                with caller:
+                    self._take(caller)
+            except (OSError, RuntimeError):  # no file, or no thread, for it
+                log.exception("a connection was not taken; look-ups go by Ray")
+                self._clock.sleep(_PAUSE_S)
 
-    def _serve(self, caller: socket.socket) -> None:
+    def _take(self, caller: socket.socket) -> None:
+        # So that one is let go of whose machine is gone.
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection = _connection(caller, _PROOF_S)
+        with self._guard:
+            if self._connected < _MOST:
+                self._start_thread(partial(self._serve, connection), "statefleet-direct-caller")
+                self._connected += 1
+                return
+        connection.close()
+
+    def _serve(self, connection: Connection) -> None:
         try:
-            # So that one is let go of whose machine is gone.
-            caller.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            with _connection(caller, _PROOF_S) as connection:
+            with connection:
                 deliver_challenge(connection, self.address.key)
                 answer_challenge(connection, self.address.key)
                 _wait_at_most(connection, socket.SO_RCVTIMEO, 0.0)
                 while True:
-                    connection.send_bytes(self._answer(connection.recv_bytes()))
+                    asked = connection.recv_bytes()
+                    with self._working:
+                        answered = self._answer(asked)
+                    connection.send_bytes(answered)
         except _BROKEN:
             log.debug("a caller left", exc_info=True)
         except Exception:  # the caller asks again by Ray, which tells it
@@ -139,12 +155,13 @@ class DirectCalls:
         Asks a store actor, by its name, for its address; None if it has none now.
     """
 
-    def __init__(self, address_of: Callable[[str], DirectAddress | None], lock: Lock, clock: Clock) -> None:
+    def __init__(self, address_of: Callable[[str], DirectAddress | None], surroundings: Surroundings) -> None:
         self._address_of = address_of
-        self._clock = clock
-        self._guard = lock
+        self._clock = surroundings.clock
+        self._guard = surroundings.threads.lock()
         #: By the name of the store actor.
         self._lives: dict[str, _Life] = {}
+        self._pid = os.getpid()
 
     def begin(self, actor_name: str, instance_id: str, asked: bytes) -> Callable[[], bytes | None] | None:
         """Ask a life of a store actor.
@@ -178,6 +195,9 @@ class DirectCalls:
 
     def _taken(self, actor_name: str, instance_id: str) -> tuple[_Life, Connection | None]:
         with self._guard:
+            if self._pid != os.getpid():
+                # Its parent's are no connections of a process that was forked: each would take the other's answers.
+                self._lives, self._pid = {}, os.getpid()
             life = self._lives.get(actor_name)
             if life is None or life.instance_id != instance_id:
                 if life is not None:

@@ -98,8 +98,7 @@ class FleetSource:
             except (TimeoutError, RayError):  # a look-up by Ray tells what is wrong
                 return None
 
-        threads = surroundings.threads
-        return cls(coordinator, actors, DirectCalls(address_of, threads.lock(), surroundings.clock))
+        return cls(coordinator, actors, DirectCalls(address_of, surroundings))
 
     def names(self) -> list[str]:
         """See :class:`Source`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -26,7 +27,7 @@ class StoreActor:
     def __init__(self) -> None:
         self.goes_on = threading.Event()
         self.asked: list[bytes] = []
-        self.direct = DirectAnswers("127.0.0.1", KEY, self.answer, Surroundings().threads)
+        self.direct = DirectAnswers("127.0.0.1", KEY, self.answer, Surroundings())
 
     def answer(self, asked: bytes) -> bytes:
         self.asked.append(asked)
@@ -44,7 +45,7 @@ class Caller:
         self.address = address
         self.looked_up = 0
         self.clock = LaterClock()
-        self.calls = DirectCalls(self._address_of, threading.RLock(), self.clock)
+        self.calls = DirectCalls(self._address_of, Surroundings(clock=self.clock))
 
     def _address_of(self, actor_name: str) -> DirectAddress | None:
         self.looked_up += 1
@@ -176,6 +177,55 @@ def test_a_store_actor_that_answers_nothing_is_asked_by_ray(monkeypatch: pytest.
         caller = Caller(DirectAddress("127.0.0.1", listening.getsockname()[1], KEY))
         assert caller.ask(b"x") is None
         assert caller.looked_up == 1
+
+
+def test_a_process_that_was_forked_has_connections_of_its_own(actor: StoreActor) -> None:
+    """As the workers of a data loader: on its parent's, each would take the other's answers."""
+    caller = Caller(actor.direct.address)
+    assert caller.ask(b"x") == b"xx"
+    (life,) = caller.calls._lives.values()
+    (own,) = life.spare
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writing, caller.ask(b"child") or b"none")
+        os._exit(0)
+    assert os.read(reading, 100) == b"childchild"
+    os.waitpid(child, 0)
+    os.close(reading)
+    os.close(writing)
+    assert caller.ask(b"y") == b"yy"
+    assert life.spare == [own]
+    assert caller.looked_up == 1
+
+
+def test_only_some_calls_are_worked_on_at_once(actor: StoreActor, monkeypatch: pytest.MonkeyPatch) -> None:
+    callers = [Caller(actor.direct.address) for _ in range(direct_calls._AT_ONCE + 4)]
+    with ThreadPoolExecutor(len(callers)) as threads:
+        monkeypatch.setattr(direct_calls, "_PATIENCE_S", 30.0)
+        waiting = [threads.submit(one.ask, b"slow") for one in callers]
+        until(lambda: actor.direct._connected == len(callers) and len(actor.asked) == direct_calls._AT_ONCE)
+        time.sleep(0.2)
+        assert len(actor.asked) == direct_calls._AT_ONCE
+        actor.goes_on.set()
+        assert [one.result(30) for one in waiting] == [b"slowslow"] * len(callers)
+
+
+def test_a_connection_that_finds_no_thread_is_not_the_last(
+    actor: StoreActor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(direct_calls, "_PAUSE_S", 0.01)
+    start = actor.direct._start_thread
+
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    actor.direct._start_thread = no_thread  # type: ignore[method-assign]
+    assert Caller(actor.direct.address).ask(b"x") is None
+    until(lambda: "a connection was not taken" in caplog.text)
+    actor.direct._start_thread = start  # type: ignore[method-assign]
+    assert actor.direct._connected == 0
+    assert Caller(actor.direct.address).ask(b"x") == b"xx"
 
 
 def test_the_key_is_not_shown(actor: StoreActor) -> None:
