@@ -12,12 +12,12 @@ import logging
 import os
 import socket
 import struct
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from queue import SimpleQueue
 
 from coordinator.surroundings import Surroundings
 
@@ -86,7 +86,10 @@ class DirectAnswers:
         self._start_thread = surroundings.threads.start
         self._guard = surroundings.threads.lock()
         self._connected = 0
-        self._working = threading.Semaphore(_AT_ONCE)
+        #: Whoever has one works.
+        self._turns: SimpleQueue[None] = SimpleQueue()
+        for _ in range(_AT_ONCE):
+            self._turns.put(None)
         self._start_thread(self._accept, "statefleet-direct")
 
     def _accept(self) -> None:
@@ -117,10 +120,7 @@ class DirectAnswers:
                 answer_challenge(connection, self.address.key)
                 _wait_at_most(connection, socket.SO_RCVTIMEO, 0.0)
                 while True:
-                    asked = connection.recv_bytes()
-                    with self._working:
-                        answered = self._answer(asked)
-                    connection.send_bytes(answered)
+                    connection.send_bytes(self._answered(connection.recv_bytes()))
         except _BROKEN:
             log.debug("a caller left", exc_info=True)
         except Exception:  # the caller asks again by Ray, which tells it
@@ -128,6 +128,13 @@ class DirectAnswers:
         finally:
             with self._guard:
                 self._connected -= 1
+
+    def _answered(self, asked: bytes) -> bytes:
+        turn = self._turns.get()
+        try:
+            return self._answer(asked)
+        finally:
+            self._turns.put(turn)
 
 
 @dataclass(slots=True)

@@ -313,7 +313,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Session folder of a Ray node, on which store actors are made as if Ray made them."""
     monkeypatch.setattr("ray.get_runtime_context", MagicMock())
     monkeypatch.setattr("store_actors.actor.CoordinatorClient.connect", MagicMock())
-    session = MagicMock(get_session_dir_path=lambda: str(tmp_path / "session"))
+    session = MagicMock(get_session_dir_path=lambda: str(tmp_path / "session"), node_ip_address="127.0.0.1")
     monkeypatch.setattr("ray._private.worker._global_node", session)
     return tmp_path
 
