@@ -22,8 +22,8 @@ _READ = {
     "RAY_ADDRESS": ("`start_session`, `connect`, `statefleet doctor`", "the Ray cluster to join; without it a local one is started"),
     "RAY_RAYLET_PID": ("Spark's Python workers", "set by Ray: which node they are on"),
     "RAY_TMPDIR": ("`statefleet doctor`", "where Ray has its session folder, and so what is spilled without a `spill_dir`"),
-    "RAY_USE_TLS": ("store actors", "set for Ray: look-ups then go by Ray's calls only, as [their connections](live-state.md#what-it-costs) "
-                                    "are not encrypted"),
+    "RAY_USE_TLS": ("store actors",
+                    "set for Ray: look-ups go by Ray's calls only; [connections](live-state.md#what-it-costs) are not encrypted"),
     "SPARK_HOME": ("`statefleet doctor`", "warned of: Spark of the installed `pyspark` is the one to run"),
     "STATEFLEET_DASHBOARD_TOKEN": ("the dashboard, on the head",
                                    "token of [whoever looks](dashboard.md#who-may-look), 16 characters or more"),
