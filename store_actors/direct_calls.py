@@ -15,7 +15,6 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from queue import SimpleQueue
 
@@ -31,7 +30,9 @@ _MOST = 128
 _AT_ONCE = 8
 #: Seconds without a new connection when there are no files or threads left for one.
 _PAUSE_S = 1.0
-#: Seconds that a stranger has to prove himself, and a caller to take an answer.
+#: What either side proves is not what the other one does: nobody can pass the proof of one caller on to another as a store actor's.
+_CALLER, _STORE_ACTOR = b"caller", b"store actor"
+#: Seconds that a stranger has for each part of the proof, and a caller to take an answer.
 _PROOF_S = 5.0
 #: Seconds that a caller waits for a connection or for an answer until it asks by Ray.
 _PATIENCE_S = 1.0
@@ -40,7 +41,8 @@ _AGAIN_S = 30.0
 #: Unused connections of a caller to one store actor.
 _SPARE = 4
 
-_BROKEN = (OSError, EOFError, AuthenticationError)
+#: Seconds after which connections are closed that nobody used: their store actor may be gone for good.
+_IDLE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +118,13 @@ class DirectAnswers:
     def _serve(self, connection: Connection) -> None:
         try:
             with connection:
-                deliver_challenge(connection, self.address.key)
-                answer_challenge(connection, self.address.key)
+                deliver_challenge(connection, self.address.key + _CALLER)
+                answer_challenge(connection, self.address.key + _STORE_ACTOR)
                 _wait_at_most(connection, socket.SO_RCVTIMEO, 0.0)
                 while True:
                     connection.send_bytes(self._answered(connection.recv_bytes()))
-        except _BROKEN:
-            log.debug("a caller left", exc_info=True)
-        except Exception:  # the caller asks again by Ray, which tells it
-            log.exception("a call failed")
+        except Exception:  # it left, was a stranger, or is told by Ray what is wrong
+            log.debug("a connection ended", exc_info=True)
         finally:
             with self._guard:
                 self._connected -= 1
@@ -133,6 +133,9 @@ class DirectAnswers:
         turn = self._turns.get()
         try:
             return self._answer(asked)
+        except Exception:
+            log.exception("a call failed")
+            raise
         finally:
             self._turns.put(turn)
 
@@ -144,8 +147,10 @@ class _Life:
     instance_id: str
     #: Connections that nobody uses now.
     spare: list[Connection] = field(default_factory=list)
+    is_connecting: bool = False
     #: No connection is tried before.
     not_before_s: float = 0.0
+    used_s: float = 0.0
 
     def forget(self) -> None:
         """Close what nobody uses."""
@@ -156,6 +161,8 @@ class _Life:
 class DirectCalls:
     """The callers' side: the connections of one process. Thread-safe.
 
+    Nobody waits for a connection: who finds none asks by Ray, and has one made for the next.
+
     Parameters
     ----------
     address_of
@@ -165,7 +172,11 @@ class DirectCalls:
     def __init__(self, address_of: Callable[[str], DirectAddress | None], surroundings: Surroundings) -> None:
         self._address_of = address_of
         self._clock = surroundings.clock
-        self._guard = surroundings.threads.lock()
+        self._threads = surroundings.threads
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._guard = self._threads.lock()
         #: By the name of the store actor.
         self._lives: dict[str, _Life] = {}
         self._pid = os.getpid()
@@ -176,23 +187,30 @@ class DirectCalls:
         Returns
         -------
         Callable or None
-            Waits for the answer, which is None if it is Ray that must be asked; None at once if there is no connection.
+            Waits for the answer, which is None if it is Ray that must be asked; None if there is no connection.
         """
         life, connection = self._taken(actor_name, instance_id)
+        if connection is None:
+            return None
         try:
-            if connection is None:
-                connection = self._connected(actor_name, life)
-            if connection is not None:
-                connection.send_bytes(asked)
+            connection.send_bytes(asked)
         except OSError:
             self._forget(life, connection)
             return None
-        return None if connection is None else partial(self._received, life, connection)
+        return partial(self._received, life, connection)
 
     def _received(self, life: _Life, connection: Connection) -> bytes | None:
         try:
+            # The kernel's limit begins anew with every signal.
+            if not connection.poll(_PATIENCE_S):
+                raise TimeoutError("no answer")
             answered = connection.recv_bytes()
-        except _BROKEN:
+        except TimeoutError:
+            # It has much to do, or hangs: nobody else need wait for as long.
+            life.not_before_s = self._clock.elapsed_s() + _AGAIN_S
+            self._forget(life, connection)
+            return None
+        except (OSError, EOFError):
             self._forget(life, connection)
             return None
         with self._guard:
@@ -201,40 +219,43 @@ class DirectCalls:
         return answered
 
     def _taken(self, actor_name: str, instance_id: str) -> tuple[_Life, Connection | None]:
+        if self._pid != os.getpid():
+            # On its parent's connections a process that was forked would take the parent's answers; its lock may be held for ever.
+            self._begin_anew()
+        now_s = self._clock.elapsed_s()
         with self._guard:
-            if self._pid != os.getpid():
-                # Its parent's are no connections of a process that was forked: each would take the other's answers.
-                self._lives, self._pid = {}, os.getpid()
             life = self._lives.get(actor_name)
             if life is None or life.instance_id != instance_id:
                 if life is not None:
                     life.forget()
+                for one in self._lives.values():
+                    if one.used_s < now_s - _IDLE_S:
+                        one.forget()
                 life = self._lives[actor_name] = _Life(instance_id)
-            return life, life.spare.pop() if life.spare else None
+            life.used_s = now_s
+            if life.spare:
+                return life, life.spare.pop()
+            if not life.is_connecting and life.not_before_s <= now_s:
+                self._threads.start(partial(self._connect, actor_name, life), "statefleet-connect")
+                life.is_connecting, life.not_before_s = True, now_s + _AGAIN_S
+            return life, None
 
-    def _connected(self, actor_name: str, life: _Life) -> Connection | None:
-        """A new connection; None, also for a while after, if there cannot be one."""
-        now_s = self._clock.elapsed_s()
-        with self._guard:
-            if life.not_before_s > now_s:
-                return None
-            # Nobody else tries meanwhile.
-            life.not_before_s = now_s + _AGAIN_S
-        address = self._address_of(actor_name)
-        if address is None:
-            return None
+    def _connect(self, actor_name: str, life: _Life) -> None:
+        connection = None
         try:
-            connection = _connected(address)
-        except _BROKEN:
-            log.info("no connection to %s at %s; its look-ups go by Ray", actor_name, address, exc_info=True)
-            return None
-        life.not_before_s = 0.0
-        return connection
+            address = self._address_of(actor_name)
+            connection = None if address is None else _connected(address)
+        except Exception:  # whatever it is, Ray does without
+            log.info("no connection to %s; its look-ups go by Ray", actor_name, exc_info=True)
+        with self._guard:
+            life.is_connecting = False
+            if connection is not None:
+                life.spare.append(connection)
+                life.not_before_s = 0.0
 
-    def _forget(self, life: _Life, connection: Connection | None) -> None:
+    def _forget(self, life: _Life, connection: Connection) -> None:
         """Close a connection, and all that nobody uses: they broke with it, or are as slow."""
-        if connection is not None:
-            connection.close()
+        connection.close()
         with self._guard:
             life.forget()
 
@@ -243,8 +264,8 @@ def _connected(address: DirectAddress) -> Connection:
     """A connection on which both sides have proved themselves."""
     connection = _connection(socket.create_connection((address.host, address.port), _PATIENCE_S), _PATIENCE_S)
     try:
-        answer_challenge(connection, address.key)
-        deliver_challenge(connection, address.key)
+        answer_challenge(connection, address.key + _CALLER)
+        deliver_challenge(connection, address.key + _STORE_ACTOR)
     except BaseException:
         connection.close()
         raise
@@ -263,6 +284,5 @@ def _connection(connected: socket.socket, patience_s: float) -> Connection:
 
 def _wait_at_most(connection: Connection, way: int, seconds: float) -> None:
     """The kernel's own limit, which costs a call nothing; 0 is none."""
-    with socket.socket(fileno=connection.fileno()) as same:
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
         same.setsockopt(socket.SOL_SOCKET, way, struct.pack("@ll", int(seconds), int(seconds % 1 * 1_000_000)))
-        same.detach()

@@ -62,7 +62,7 @@ class FrozenRows(Iterator[Words]):
         self, table: Freezable, shown: Bytes | None = None, extra: Words | None = None, words: Slots | None = None
     ) -> None:
         self._table = table
-        self._left = table.live_flags() if shown is None else shown
+        self._left: Bytes = table.live_flags() if shown is None else shown
         self._words = np.arange(table.layout.row_words) if words is None else words
         self._position = 0
         self._kept: list[Words] = [] if extra is None or not len(extra) else [extra]
@@ -106,6 +106,6 @@ class FrozenRows(Iterator[Words]):
 
     def close(self) -> None:
         """Give out nothing more; the table need not tell of its changes any more."""
-        self._left, self._kept = self._left[:0], []
+        self._left, self._kept = np.empty(0, np.uint8), []
         self._position = 0
         self._table.thawed_by(self)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, Self, TypeVar
 
 import pyarrow as pa
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
 from coordinator.calls import Actors
 from coordinator.client import CoordinatorClient
@@ -92,13 +92,12 @@ class FleetSource:
         """With connections of this process to the store actors."""
 
         def address_of(actor_name: str) -> DirectAddress | None:
-            handle = actors.find(actor_name)
-            try:
-                return None if handle is None else actors.get(handle.direct_address.remote(), _ADDRESS_S)
-            except (TimeoutError, RayError):  # a look-up by Ray tells what is wrong
-                return None
+            handle = made._handles.get(actor_name) or actors.find(actor_name)
+            address: DirectAddress | None = handle and actors.get(handle.direct_address.remote(), _ADDRESS_S)
+            return address
 
-        return cls(coordinator, actors, DirectCalls(address_of, surroundings))
+        made = cls(coordinator, actors, DirectCalls(address_of, surroundings))
+        return made
 
     def names(self) -> list[str]:
         """See :class:`Source`."""

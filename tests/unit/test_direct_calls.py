@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import socket
 import threading
 import time
@@ -10,6 +12,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from multiprocessing.connection import Connection, Listener
+from typing import Any
 
 import pytest
 
@@ -51,8 +55,16 @@ class Caller:
         self.looked_up += 1
         return self.address
 
-    def ask(self, asked: bytes, life: str = "first") -> bytes | None:
+    def ask_at_once(self, asked: bytes, life: str = "first") -> bytes | None:
         waiting = self.calls.begin("actor", life, asked)
+        return None if waiting is None else waiting()
+
+    def ask(self, asked: bytes, life: str = "first", actor: str = "actor") -> bytes | None:
+        """By a connection, if there can be one; Ray would be asked until there is."""
+        waiting = self.calls.begin(actor, life, asked)
+        if waiting is None:
+            until(lambda: not any(one.is_connecting for one in self.calls._lives.values()))
+            waiting = self.calls.begin(actor, life, asked)
         return None if waiting is None else waiting()
 
 
@@ -104,6 +116,7 @@ def test_a_slow_answer_is_not_taken_for_another_one(actor: StoreActor, monkeypat
     caller = Caller(actor.direct.address)
     assert caller.ask(b"slow") is None
     actor.goes_on.set()
+    caller.clock.later_s = direct_calls._AGAIN_S
     for asked in (b"x", b"y"):
         assert caller.ask(asked) == 2 * asked
 
@@ -136,6 +149,110 @@ def test_a_caller_proves_the_store_actor_too(actor: StoreActor) -> None:
 
         threading.Thread(target=pose, daemon=True).start()
         assert Caller(DirectAddress("127.0.0.1", listening.getsockname()[1], KEY)).ask(b"x") is None
+
+
+def test_the_proof_of_one_caller_is_none_to_another(actor: StoreActor) -> None:
+    """An impostor hands one caller's challenge to another one as its own, and gives back what that answers."""
+    with Listener(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(2) as threads:
+        address = DirectAddress("127.0.0.1", int(listening.address[1]), KEY)
+        asking = [threads.submit(Caller(address).ask, b"x") for _ in range(2)]
+        with listening.accept() as first, listening.accept() as second:
+            first.send_bytes(b"#CHALLENGE#" + bytes(20))
+            first.recv_bytes()
+            first.send_bytes(b"#WELCOME#")
+            second.send_bytes(first.recv_bytes())
+            first.send_bytes(second.recv_bytes())
+            assert first.recv_bytes() == b"#FAILURE#"
+        assert [one.result(30) for one in asking] == [None, None]
+
+
+def test_while_it_is_slow_nobody_else_waits(actor: StoreActor, monkeypatch: pytest.MonkeyPatch) -> None:
+    caller = Caller(actor.direct.address)
+    assert caller.ask(b"x") == b"xx"
+    monkeypatch.setattr(direct_calls, "_PATIENCE_S", 0.1)
+    assert caller.ask_at_once(b"slow") is None
+    for _ in range(3):
+        assert caller.ask(b"x") is None
+    assert caller.looked_up == 1
+    caller.clock.later_s = direct_calls._AGAIN_S
+    assert caller.ask(b"x") == b"xx"
+
+
+def test_nobody_waits_for_a_connection(actor: StoreActor) -> None:
+    """Of many store actors that cannot be reached each would else cost a look-up of keys in all of them a second."""
+    caller = Caller(actor.direct.address)
+    goes_on, find = threading.Event(), caller.calls._address_of
+
+    def slow(actor_name: str) -> DirectAddress | None:
+        assert goes_on.wait(30)
+        return find(actor_name)
+
+    caller.calls._address_of = slow
+    assert [caller.ask_at_once(b"x") for _ in range(3)] == [None] * 3
+    goes_on.set()
+    until(lambda: caller.ask_at_once(b"x") == b"xx")
+    assert caller.looked_up == 1
+
+
+@pytest.mark.parametrize("told", [b"\0\0\0\5hello", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0\0\0\0"])
+def test_another_program_on_the_port_is_none(actor: StoreActor, told: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def tell() -> None:
+            with listening.accept()[0] as other:
+                other.sendall(told)
+                other.recv(1 << 10)
+
+        threading.Thread(target=tell, daemon=True).start()
+        assert Caller(DirectAddress("127.0.0.1", listening.getsockname()[1], KEY)).ask(b"x") is None
+
+
+def test_signals_do_not_keep_a_caller_waiting(actor: StoreActor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a profiler: each has the kernel's time limit begin anew."""
+    caller = Caller(actor.direct.address)
+    assert caller.ask(b"x") == b"xx"
+    monkeypatch.setattr(direct_calls, "_PATIENCE_S", 0.3)
+    came: list[int] = []
+    former = signal.signal(signal.SIGALRM, lambda *_: came.append(1))
+    signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
+    try:
+        begun = time.monotonic()
+        assert caller.ask(b"slow") is None
+        assert came
+        assert time.monotonic() - begun < 20
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
+
+
+def test_an_interrupted_caller_closes_nothing_of_others(actor: StoreActor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A descriptor that is closed twice is somebody else's the second time."""
+    limit = direct_calls._wait_at_most
+
+    def interrupted(connection: Connection, *options: Any) -> None:
+        limit(connection, *options)
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(direct_calls, "_wait_at_most", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        direct_calls._connected(actor.direct.address)
+    opened = [socket.socket() for _ in range(8)]
+    gc.collect()
+    assert all(one.getsockname() for one in opened)
+    for one in opened:
+        one.close()
+
+
+def test_connections_of_store_actors_that_are_gone_are_closed_in_time(actor: StoreActor) -> None:
+    caller = Caller(actor.direct.address)
+    for number in range(3):
+        assert caller.ask(b"x", "life", f"gone-{number}") == b"xx"
+    assert sum(len(one.spare) for one in caller.calls._lives.values()) == 3
+    caller.clock.later_s = direct_calls._IDLE_S + 1
+    assert caller.ask(b"x") == b"xx"
+    assert sum(len(one.spare) for one in caller.calls._lives.values()) == 1
+    assert caller.ask(b"x", "another") == b"xx"
 
 
 def test_strangers_who_say_nothing_are_shown_out(actor: StoreActor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +303,20 @@ def test_a_process_that_was_forked_has_connections_of_its_own(actor: StoreActor)
     (life,) = caller.calls._lives.values()
     (own,) = life.spare
     reading, writing = os.pipe()
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with caller.calls._guard:
+            held.set()
+            done.wait(30)
+
+    holding = threading.Thread(target=hold)
+    holding.start()
+    held.wait(30)
     child = os.fork()
+    if child != 0:
+        done.set()
+        holding.join()
     if child == 0:
         os.write(writing, caller.ask(b"child") or b"none")
         os._exit(0)
