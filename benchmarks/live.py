@@ -142,10 +142,11 @@ def _read(told: str) -> int:
     def make_calls(number: int) -> None:
         while True:
             going.wait()
-            due, call = time.perf_counter() + between_s * number / facts["threads"], calls[kind[0]]
+            due = time.perf_counter() + between_s * number / facts["threads"]
             while going.is_set():
                 time.sleep(max(0.0, due - time.perf_counter()))
-                took.append(_timed(call)[0])
+                # The kind may have changed while it slept.
+                took.append(_timed(calls[kind[0]])[0])
                 due = max(due + between_s, time.perf_counter() - 0.1)
 
     for number in range(facts["threads"]):
