@@ -1,6 +1,9 @@
-"""Clocks that tests set."""
+"""Clocks that tests set, and waiting by the real one."""
 
 from __future__ import annotations
+
+import time
+from collections.abc import Callable
 
 from coordinator.surroundings import MachineClock
 
@@ -12,3 +15,11 @@ class LaterClock(MachineClock):
 
     def elapsed_s(self) -> float:
         return super().elapsed_s() + self.later_s
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Wait for what other threads do, for half a minute at most."""
+    deadline = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)

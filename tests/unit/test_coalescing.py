@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Event
 
@@ -12,6 +12,7 @@ import pytest
 from coordinator.surroundings import Surroundings
 from store_actors.live import coalescing
 from store_actors.live.coalescing import Coalescer
+from tests.clocks import until
 
 
 @pytest.fixture
@@ -36,13 +37,6 @@ class Calls:
         if bad := self.bad & set(keys):
             raise ValueError(f"bad: {sorted(bad)}")
         return [2 * key for key in keys]
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 @pytest.fixture

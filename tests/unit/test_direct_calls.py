@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +20,7 @@ import pytest
 from coordinator.surroundings import Surroundings
 from store_actors import direct_calls
 from store_actors.direct_calls import DirectAddress, DirectAnswers, DirectCalls
-from tests.clocks import LaterClock
+from tests.clocks import LaterClock, until
 
 KEY = bytes(range(32))
 
@@ -73,13 +73,6 @@ def actor() -> Iterator[StoreActor]:
     actor = StoreActor()
     yield actor
     actor.goes_on.set()
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_calls_are_answered_by_one_connection(actor: StoreActor) -> None:
