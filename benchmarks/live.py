@@ -153,13 +153,13 @@ def _read(told: str) -> int:
         threading.Thread(target=make_calls, args=(number,), daemon=True).start()
     begun = used = 0.0
     for line in sys.stdin:
-        told = line.strip()
-        if told in calls:
+        asked = line.strip()
+        if asked in calls:
             took.clear()
-            kind[0], begun, used = told, time.perf_counter(), time.process_time()
+            kind[0], begun, used = asked, time.perf_counter(), time.process_time()
             going.set()
             print("{}", flush=True)
-        elif told == "halt":
+        elif asked == "halt":
             going.clear()
             passed, used = time.perf_counter() - begun, time.process_time() - used
             done = {"calls_s": len(took) / passed, "call_ms": 1000 * statistics.median(took or [0.0])}

@@ -40,7 +40,6 @@ _PATIENCE_S = 1.0
 _AGAIN_S = 30.0
 #: Unused connections of a caller to one store actor.
 _SPARE = 4
-
 #: Seconds after which connections are closed that nobody used: their store actor may be gone for good.
 _IDLE_S = 300.0
 

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +22,7 @@ from pyspark.sql import functions as F
 
 import statefleet as sf
 from coordinator.deploy import NAMESPACE
+from tests.clocks import until
 from tests.integration.streams import Feed, Run
 
 pytestmark = pytest.mark.filterwarnings("ignore::statefleet.UnboundedStateWarning")
@@ -336,10 +336,7 @@ def test_look_ups_go_by_a_connection_or_else_by_ray(
     assert state.get({"user": "u7"}) == wanted
     (life,) = direct._lives.values()
     for _ in range(2):
-        deadline = time.monotonic() + 30
-        while not life.spare:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: bool(life.spare))
         (connection,) = life.spare
         assert state.get({"user": "u7"}) == wanted
         assert life.spare == [connection]

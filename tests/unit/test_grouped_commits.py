@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -14,6 +14,7 @@ from coordinator.errors import FencedError, StateStoreError, StoreUnavailableErr
 from coordinator.model import CommitEntry, Lease, PartitionCommit, StateStoreId
 from coordinator.surroundings import MachineClock, MachineThreads
 from store_actors.serving.grouped_commits import GroupedCommits
+from tests.clocks import until
 from tests.unit.test_coordinator import actor, entry, task
 
 ROOT = "memory:///clicks"
@@ -59,14 +60,6 @@ class Desk:
 
 def grouped(desk: Desk) -> GroupedCommits:
     return GroupedCommits(desk.commit_partitions, MachineThreads().lock, MachineClock())
-
-
-def until(holds: Callable[[], bool]) -> None:
-    for _ in range(3000):
-        if holds():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("it does not come about")
 
 
 def test_what_waits_while_a_call_is_under_way_goes_together_with_the_next_one() -> None:
