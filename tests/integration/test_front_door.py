@@ -19,6 +19,8 @@ from pyspark.sql import SparkSession
 
 import statefleet as sf
 from statefleet.cli import main
+from store_actors.dashboard.differences import apply_difference
+from tests.clocks import until
 from tests.integration.streams import Feed, Run
 
 
@@ -56,24 +58,34 @@ def test_a_fleet_that_does_not_run_is_said_so(fleet: sf.Fleet, capsys: pytest.Ca
 def test_the_dashboard_answers_on_loopback_with_what_is_held(fleet: sf.Fleet, counted: str) -> None:
     url = fleet.dashboard_url()
     assert url.startswith("http://127.0.0.1:")
+
+    def holds_ten_rows(told: dict[str, Any]) -> bool:
+        shards = [one for key, one in told["shards"].items() if key.startswith(f"{counted}/")]
+        return (
+            told["queries"].get(counted, {}).get("state_rows") == 10
+            and sum(one["state_rows"] for one in shards) == 10
+            and all(one["executor"] for one in shards)
+        )
+
+    told: dict[str, Any] = {"queries": {}, "shards": {}}
     with urllib.request.urlopen(url + "api/stream", timeout=30) as stream:
-        # Nobody has looked for a while: the first picture may be older than the query.
-        while counted not in (told := _shown(stream))["queries"]:
-            pass
-    assert told["queries"][counted]["state_rows"] == 10
-    shards = [one for name, one in told["shards"].items() if name.startswith(f"{counted}/")]
-    assert sum(one["state_rows"] for one in shards) == 10
-    assert all(one["executor"] for one in shards)
+
+        def shown() -> bool:
+            nonlocal told
+            told = _followed(told, stream)
+            return holds_ten_rows(told)
+
+        # Nobody has looked for a while: the first pictures may be older than the query, or of its beginning.
+        until(shown)
 
 
-def _shown(stream: IO[bytes]) -> dict[str, Any]:
-    """Rows of the next event, by table: all of them, or what changed."""
+def _followed(before: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
+    """Tables after the next event of a stream."""
     name, data, _ = (stream.readline().decode().partition(": ")[2] for _ in range(3))
     told = json.loads(data)
-    rows = (
-        told["tables"] if name.strip() == "view" else {key: one["set"] for key, one in told.get("changes", {}).items()}
-    )
-    return {"queries": {}, "shards": {}, **rows}
+    if name.strip() == "view":
+        return {**before, **told["tables"]}
+    return {**before, **apply_difference(before, told.get("changes", {}))}
 
 
 def test_a_store_that_cannot_be_written_is_refused_at_once(spark: SparkSession, tmp_path: Path) -> None:
@@ -110,6 +122,8 @@ from ray._private.utils import read_ray_address
 services.find_gcs_addresses = lambda: set()
 assert read_ray_address() == "{(tmp_path / "ray" / "ray_current_cluster").read_text()}"
 from statefleet.cli import main
+from store_actors.dashboard.differences import apply_difference
+from tests.clocks import until
 raise SystemExit(main(["status", "file://{tmp_path}/fleet"]))
 """
     environment = {**os.environ, "RAY_TMPDIR": str(tmp_path)}
