@@ -113,7 +113,6 @@ def _batch(entries: Sequence[CommitEntry], generation: Generation, times: BatchT
         "watermark_ms": min(entry.watermark_ms for entry in entries),
         "apply_total_ms": total("apply_ms") if is_known else None,
         "write_total_ms": total("write_ms") if is_known else None,
-        "write_longest_ms": max(entry.write_ms for entry in entries) if is_known else None,
         "last_shard": last.partition_id - generation.first_partition,
         **moments(last, _time_of(times, last)),
     }

@@ -17,7 +17,7 @@ from coordinator.metric_table import Sample
 from coordinator.model import ActorLocation, CommitEntry, Lease, StateMetadata
 from coordinator.placing import Placing
 from coordinator.rescaling import BatchShards, first_generation
-from coordinator.slow_batches import Circumstances, EndedBatch, SlowBatch, explanation, usual_of_slow
+from coordinator.slow_batches import Circumstances, EndedBatch, SlowBatch, explanation, is_slow
 from coordinator.state_counters import StateCounters
 from coordinator.storage.counted import StorageFigures
 from coordinator.surroundings import Clock, now_ms
@@ -107,7 +107,7 @@ class Observing:
         if ended is None:
             return
         refusals, trouble = self._since_last_batch(name)
-        if usual_of_slow(ended.took_ms, counters.recent) is not None:
+        if is_slow(ended.took_ms, counters.recent):
             counters.counts["slow_batches"] += 1
             around = self._around(ledger, ended, shards, refusals, trouble)
             text = explanation(name, ended, counters.recent, around)

@@ -12,7 +12,7 @@ from coordinator.memory_options import MemoryUse
 from coordinator.model import CommitEntry
 from coordinator.text import size_text
 
-__all__ = ["RECENT", "Circumstances", "EndedBatch", "SlowBatch", "explanation", "usual_of_slow"]
+__all__ = ["RECENT", "Circumstances", "EndedBatch", "SlowBatch", "explanation", "is_slow"]
 
 #: A batch is slow that takes so many times as long as is usual, and so much longer: milliseconds.
 _TIMES = 3
@@ -96,12 +96,12 @@ class Circumstances:
     storage: Mapping[str, int] = field(default_factory=dict)
 
 
-def usual_of_slow(took_ms: int, recent: Sequence[EndedBatch]) -> float | None:
-    """What batches usually take, in milliseconds, if one that took so long is slow; else None, or if too few are known."""
+def is_slow(took_ms: int, recent: Sequence[EndedBatch]) -> bool:
+    """Whether a batch took much longer than is usual; False if too few are known."""
     if len(recent) < _LEAST:
-        return None
+        return False
     usual_ms = median(one.took_ms for one in recent)
-    return usual_ms if took_ms > _TIMES * usual_ms and took_ms - usual_ms >= _LONGER_MS else None
+    return took_ms > _TIMES * usual_ms and took_ms - usual_ms >= _LONGER_MS
 
 
 def explanation(state_name: str, batch: EndedBatch, recent: Sequence[EndedBatch], around: Circumstances) -> str:

@@ -227,9 +227,7 @@ class DirectCalls:
             if life is None or life.instance_id != instance_id:
                 if life is not None:
                     life.forget()
-                for one in self._lives.values():
-                    if one.used_s < now_s - _IDLE_S:
-                        one.forget()
+                self._forget_idle(now_s - _IDLE_S)
                 life = self._lives[actor_name] = _Life(instance_id)
             life.used_s = now_s
             if life.spare:
@@ -238,6 +236,13 @@ class DirectCalls:
                 self._threads.start(partial(self._connect, actor_name, life), "statefleet-connect")
                 life.is_connecting, life.not_before_s = True, now_s + _AGAIN_S
             return life, None
+
+    def _forget_idle(self, horizon_s: float) -> None:
+        """Of store actors that nobody asked since then nothing is kept."""
+        for actor_name, life in list(self._lives.items()):
+            if life.used_s < horizon_s:
+                life.forget()
+                del self._lives[actor_name]
 
     def _connect(self, actor_name: str, life: _Life) -> None:
         connection = None

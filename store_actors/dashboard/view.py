@@ -20,7 +20,7 @@ _SHARD = (
 )  # fmt: skip
 _BATCH = (
     "batch_id", "version", "planned_ms", "first_begun_ms", "ended_ms", "shards_counted", "rows_in", "rows_late",
-    "rows_updated", "rows_removed", "state_rows", "state_bytes", "delta_bytes", "watermark_ms", "write_longest_ms",
+    "rows_updated", "rows_removed", "state_rows", "state_bytes", "delta_bytes", "watermark_ms",
     "apply_total_ms", "write_total_ms", "last_shard",
 )  # fmt: skip
 _ACTOR = ("actor_name", "instance_id", "node_id", "host", "pid", "memory_limit", "resident_bytes", "spilled_bytes")
