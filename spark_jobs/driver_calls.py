@@ -1,4 +1,5 @@
-"""What the planned exchange asks on the driver: where shards shall be, what a batch did to a state and which shards it left out."""
+"""What Spark's JVM asks and tells on the driver: where shards shall be, what a batch did to a state and which shards it left out, and
+that a run has ended."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import ray
 from pyspark.sql import SparkSession
 from ray.exceptions import RayError
 
@@ -78,10 +80,10 @@ class DriverCalls:
         Parameters
         ----------
         told
-            JSON: ``asked`` (``begin``, ``place`` or ``settle``), ``operator`` (what the route column says), ``query_id``, ``run_id``,
-            ``batch_id``, ``time_ms`` and ``former_time_ms`` of the batch; to begin it, with how many ``shards`` its query was built;
-            else, how many it has, and the ``first_partition`` of these; to place, ``executors``: ``cores`` by host, how many are
-            ``present`` and were ``asked`` for.
+            JSON: ``asked`` (``begin``, ``place``, ``settle`` or ``ended``), ``operator`` (what the route column says), ``query_id``,
+            ``run_id``, ``batch_id``, ``time_ms`` and ``former_time_ms`` of the batch; to begin it, with how many ``shards`` its query
+            was built; else, how many it has, and the ``first_partition`` of these; to place, ``executors``: ``cores`` by host, how many
+            are ``present`` and were ``asked`` for. Of a run that has ended only its ``run_id``.
 
         Returns
         -------
@@ -94,6 +96,9 @@ class DriverCalls:
             batch = json.loads(told)
             if batch["asked"] == "begin":
                 return json.dumps(self._begun(batch))
+            if batch["asked"] == "ended":
+                self._ended(batch["run_id"])
+                return json.dumps({})
             if batch["asked"] == "place":
                 return json.dumps({"hosts": self._placed(batch)})
             return json.dumps(self._settled(batch))
@@ -108,6 +113,12 @@ class DriverCalls:
             _task(batch), batch["shards"], operator["shards"]
         )
         return {"shards": shards.num_shards, "first_partition": shards.first_partition}
+
+    def _ended(self, run_id: str) -> None:
+        """Nobody writes by the run any more; its shards stay in memory for the next one."""
+        if ray.is_initialized():
+            for one in self._living():
+                one.coordinator.deactivate_instances(run_id)
 
     def _placed(self, batch: Mapping[str, Any]) -> Sequence[str | None]:
         operator = batch["operator"]

@@ -33,7 +33,6 @@ from spark_jobs.plan.checkpoint_files import begin_checkpoint, copy_checkpoint
 from spark_jobs.plan.operator_plan import Collector, OperatorPlan, RoutedOperator
 from spark_jobs.plan.route import route_plan
 from spark_jobs.plan.stateful_exchange import install
-from spark_jobs.run_listener import RunListener
 from spark_jobs.session.spark_session import check_on_ray, ensure_ray
 from spark_jobs.stateful import StatefulDataFrame
 from spark_jobs.target import Target
@@ -478,8 +477,6 @@ class Fleet:
         application = spark.sparkContext.applicationId
         if application in self._readied:
             return
-        # The coordinator is told when a run of a query ends, as Spark tells its own.
-        spark.streams.addListener(RunListener(self._coordinator))
         slots = spark.sparkContext.defaultParallelism
         tasks = spark.range(0, slots, 1, slots).mapInArrow(ConnectTask(self._address), "id BIGINT")
         try:

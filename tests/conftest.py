@@ -10,6 +10,9 @@ import pytest
 
 from tests.s3_server import BUCKET, S3Server
 
+# JVMs of tests live for minutes and run most of their code a few times: what optimising it once more takes, they never get back.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
 #: A URI that no other test uses.
 NewUri = Callable[[], str]
 

@@ -59,6 +59,7 @@ import org.apache.spark.sql.execution.streaming.StateStoreWriter;
 import org.apache.spark.sql.execution.streaming.StatefulOperatorStateInfo;
 import org.apache.spark.sql.execution.streaming.StreamExecution;
 import org.apache.spark.sql.streaming.StateOperatorProgress;
+import org.apache.spark.sql.streaming.StreamingQueryListener;
 import org.apache.spark.status.api.v1.ExecutorSummary;
 import scala.Function1;
 import scala.Option;
@@ -74,12 +75,13 @@ public class Sessions {
      * Makes a session plan the fleet's exchanges as StatefulExchangeExec; once is enough, twice does no harm.
      *
      * driver: what the driver's Python answers, from JSON to JSON: how many shards an operator has in a batch ("begin"), where they shall
-     * be ("place"), and of a finished batch which shards lack it and what the others did ("settle").
+     * be ("place"), and of a finished batch which shards lack it and what the others did ("settle"). It is told of ended runs ("ended").
      */
     public void install(SparkSession session, Function driver) {
         Batch.driver = driver;
         ExperimentalMethods methods = session.experimental();
         if (!holds(methods.extraStrategies(), ExchangeStrategy.class)) {
+            session.streams().addListener(new RunEnds());
             methods.extraStrategies_$eq(with(methods.extraStrategies(), new ExchangeStrategy()));
         }
         if (!holds(methods.extraOptimizations(), UnmarkRule.class)) {
@@ -104,6 +106,20 @@ public class Sessions {
         ArrayList all = new ArrayList(JavaConverters.seqAsJavaList(seq));
         all.add(one);
         return Lists.seq(all);
+    }
+}
+
+/**
+ * Tells the driver's Python of ended runs. A listener of PySpark's own would be handed the progress of each batch as well, which is
+ * hundreds of calls between the two, each time.
+ */
+class RunEnds extends StreamingQueryListener {
+    public void onQueryStarted(StreamingQueryListener.QueryStartedEvent event) {}
+
+    public void onQueryProgress(StreamingQueryListener.QueryProgressEvent event) {}
+
+    public void onQueryTerminated(StreamingQueryListener.QueryTerminatedEvent event) {
+        Batch.ask(Route.JSON.createObjectNode().put("asked", "ended").put("run_id", event.runId().toString()));
     }
 }
 

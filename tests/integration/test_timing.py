@@ -26,6 +26,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from coordinator.errors import InvalidRequestError
 from spark_jobs.fleet import Fleet
+from tests.clocks import until
 from tests.integration.streams import Feed, Run
 
 SECONDS = pa.schema([("t", pa.timestamp("us", tz="UTC"))])
@@ -278,6 +279,31 @@ def test_progress_tells_of_the_state_as_of_sparks_own(
         spark.streams.removeListener(heard)
         for run in runs:
             run.stop()
+
+
+def test_the_end_of_a_run_is_told_in_every_session_and_progress_is_handed_to_nobody(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    """A listener of PySpark's is handed the progress of each batch by hundreds of calls of the JVM."""
+
+    def is_active() -> bool:
+        (told,) = [one for one in fleet.status()["queries"] if one["name"] == name]
+        return bool(told["active"])
+
+    for session in (spark, spark.newSession()):
+        feed = Feed(session, tmp_path / "in", SECONDS)
+        feed.add(at(10, 11))
+        run = Run(
+            windows(fleet.stateful(feed.stream().withWatermark("t", "10 seconds"), name=name, shards=2)),
+            "update",
+            tmp_path / "ck",
+        )
+        run.wait()
+        assert is_active()
+        run.stop()
+        until(lambda: not is_active())
+        listeners = [str(one) for one in session._jsparkSession.streams().listListeners()]
+        assert [one.partition("@")[0] for one in listeners] == ["statefleet.spark.RunEnds"]
 
 
 def test_two_operators_over_the_same_rows_are_both_seen(

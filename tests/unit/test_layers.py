@@ -36,7 +36,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "spark_jobs.executor_places",
         "spark_jobs.node_watch",
         "spark_jobs.ray_nodes",
-        "spark_jobs.run_listener",
         "spark_jobs.shadow_moves",
     ),
     "imports": ("spark_jobs.imports",),
