@@ -124,9 +124,13 @@ def scratch(options: argparse.Namespace) -> Iterator[Path]:
 
 @contextmanager
 def session(
-    app_name: str, options: argparse.Namespace, configs: Mapping[str, str] | None = None
+    app_name: str,
+    options: argparse.Namespace,
+    configs: Mapping[str, str] | None = None,
+    *,
+    task_slots: int | None = None,
 ) -> Iterator[tuple[SparkSession, Path]]:
-    """A Spark session with one executor on all cores, and a folder for files; both are gone afterwards.
+    """A Spark session with one executor, and a folder for files; both are gone afterwards.
 
     Parameters
     ----------
@@ -134,6 +138,8 @@ def session(
         Those of :func:`add_options`.
     configs
         Further Spark configuration.
+    task_slots
+        Of the executor; by default one for each core.
     """
     # Spark evicts state by the watermark of the batch before: in a steady stream that is one batch an input, as on the fleet.
     settings = {
@@ -141,7 +147,8 @@ def session(
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         **(configs or {}),
     }
-    spark = start_session(app_name, executor_cores=cores(), executor_memory=options.executor_memory, configs=settings)
+    slots = task_slots or cores()
+    spark = start_session(app_name, executor_cores=slots, executor_memory=options.executor_memory, configs=settings)
     # State that nothing ends, on every side, is what some of the queries are to measure.
     warnings.filterwarnings("ignore", category=UnboundedStateWarning)
     with scratch(options) as root:

@@ -204,6 +204,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--gets", type=int, nargs="+", default=[100, 1000], help="gets a second beside batches (%(default)s)"
     )
     parser.add_argument("--readers", type=int, default=32, help="threads that get keys beside batches (%(default)s)")
+    parser.add_argument(
+        "--task-slots",
+        type=int,
+        help="of Spark's executor (default: all cores); with fewer, batches leave cores to readers",
+    )
     parser.add_argument("--reader", help=argparse.SUPPRESS)
     add_options(parser, executor_memory="2g")
     return parser.parse_args(argv)
@@ -214,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     if options.reader:
         return _read(options.reader)
-    with session("statefleet-live", options, SMALL_SPLITS) as (spark, root):
+    with session("statefleet-live", options, SMALL_SPLITS, task_slots=options.task_slots) as (spark, root):
         fleet = connect(f"file://{root}/fleet")
         source = spark.readStream.schema(SCHEMA).parquet(str(Variant.input_folder(root, FLEET)))
         counted = aggregate(fleet.stateful(source, name=_NAME, shards=options.shards))
