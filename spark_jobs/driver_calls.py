@@ -1,5 +1,4 @@
-"""What Spark's JVM asks and tells on the driver: where shards shall be, what a batch did to a state and which shards it left out, and
-that a run has ended."""
+"""What Spark's JVM asks on the driver (where shards shall be, what a batch did, which shards it left out), and what it tells."""
 
 from __future__ import annotations
 
@@ -75,7 +74,7 @@ class DriverCalls:
             self._fleets[address.uri] = _Fleet(coordinator, nodes, moves, options)
 
     def answer(self, told: str) -> str:
-        """What the exchange of an operator is told.
+        """What the exchange of an operator is told, and who hears of ended runs.
 
         Parameters
         ----------
