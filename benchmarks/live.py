@@ -6,12 +6,16 @@ One aggregation by an integer key. Alone: a ``get`` beside a bare call of a Ray 
 beside a copy of the same bytes through Ray's object store. Then batches in turn: alone; beside another process that gets keys, so many
 ``--gets`` a second by so many ``--readers``; beside the same process making as many bare calls of the store actor instead; and beside
 its threads doing nothing at the same times. Medians of all sides, and the processor time of that process for each call.
+
+A batch fills all cores of a small machine, and whatever else they do slows it. With ``--apart`` the processes of Spark have half of
+the cores, and readers, store actors and the coordinator the other half: what is left is what reads themselves do to batches.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -23,10 +27,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import ray
 
-from benchmarks.harness import FLEET, SMALL_SPLITS, Variant, add_options, report_json, session, write_rows
+from benchmarks.harness import FLEET, SMALL_SPLITS, Variant, add_options, cores, report_json, session, write_rows
 from benchmarks.micro_batch import SCHEMA, aggregate, keyed_rows
 from coordinator.calls import RayActors
 from coordinator.deploy import ray_address
@@ -169,6 +174,19 @@ def _read(told: str) -> int:
     return 0
 
 
+def _set_apart(spark_cores: int) -> None:
+    """Give Spark's processes the first cores and all others of this session the rest, with the threads that they have and will have."""
+    every = sorted(os.sched_getaffinity(0))
+    here = psutil.Process()
+    session_processes = [here, *here.children(recursive=True)]
+    jvms = [one for one in session_processes if one.name() == "java"]
+    of_spark = {one.pid for jvm in jvms for one in (jvm, *jvm.children(recursive=True))}
+    for process in session_processes:
+        own = every[:spark_cores] if process.pid in of_spark else every[spark_cores:] or every
+        for thread in process.threads():
+            os.sched_setaffinity(thread.id, own)
+
+
 def _beside(variant: Variant, files: Path, reader: _Reader, options: argparse.Namespace) -> dict[str, Any]:
     """Medians of batches in turn beside nothing and beside each kind of calls, and of these calls."""
     files.mkdir()
@@ -204,11 +222,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--gets", type=int, nargs="+", default=[100, 1000], help="gets a second beside batches (%(default)s)"
     )
     parser.add_argument("--readers", type=int, default=32, help="threads that get keys beside batches (%(default)s)")
-    parser.add_argument(
-        "--task-slots",
-        type=int,
-        help="of Spark's executor (default: all cores); with fewer, batches leave cores to readers",
-    )
+    parser.add_argument("--apart", action="store_true", help="give Spark half of the cores, and readers the others")
     parser.add_argument("--reader", help=argparse.SUPPRESS)
     add_options(parser, executor_memory="2g")
     return parser.parse_args(argv)
@@ -219,7 +233,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     if options.reader:
         return _read(options.reader)
-    with session("statefleet-live", options, SMALL_SPLITS, task_slots=options.task_slots) as (spark, root):
+    spark_cores = max(1, cores() // 2) if options.apart else cores()
+    with session("statefleet-live", options, SMALL_SPLITS, task_slots=spark_cores) as (spark, root):
         fleet = connect(f"file://{root}/fleet")
         source = spark.readStream.schema(SCHEMA).parquet(str(Variant.input_folder(root, FLEET)))
         counted = aggregate(fleet.stateful(source, name=_NAME, shards=options.shards))
@@ -239,6 +254,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         beside = []
         for gets_s in options.gets:
             reader = _Reader(fleet.uri, actor["actor_name"], options.keys, gets_s, options.readers)
+            if options.apart:
+                _set_apart(spark_cores)
             try:
                 beside.append(_beside(variant, root / f"gets-{gets_s}", reader, options))
             finally:
