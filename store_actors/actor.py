@@ -42,12 +42,11 @@ from coordinator.storage.uris import open_travelled_store
 from coordinator.surroundings import Surroundings, freeze_imports
 from store_actors.direct_calls import DirectAddress, DirectAnswers
 from store_actors.followers import Followers
+from store_actors.look_ups import LookUp, Outcome, Outcomes
 from store_actors.messages import (
     ApplyRequest,
     BatchFacts,
-    FewRows,
     Followed,
-    FoundRows,
     Offer,
     OpenRequest,
     ReadRequest,
@@ -297,13 +296,11 @@ class StoreProcess:
     # -- reads beside the batches: see Reads, method by method --------------------------------------------------------
 
     @ray.method(concurrency_group="reading")
-    def find_rows(
-        self, requests: Sequence[ReadRequest], keys: Sequence[FewRows]
-    ) -> list[FoundRows | StateStoreError | None]:
+    def find_rows(self, asked: LookUp) -> Outcomes:
         """:meth:`Reads.find <store_actors.serving.reads.Reads.find>` for some stores; one that fails does not keep the others from
         being read.
         """
-        return self._found_all(requests, keys)
+        return self._found_all(asked)
 
     @ray.method(concurrency_group="reading")
     def find_few(self, asked: bytes) -> bytes:
@@ -311,14 +308,12 @@ class StoreProcess:
         return self._found_few(asked)
 
     def _found_few(self, asked: bytes) -> bytes:
-        return pickle.dumps(self._found_all(*pickle.loads(asked)), protocol=pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps(self._found_all(pickle.loads(asked)), protocol=pickle.HIGHEST_PROTOCOL)
 
-    def _found_all(
-        self, requests: Sequence[ReadRequest], keys: Sequence[FewRows]
-    ) -> list[FoundRows | StateStoreError | None]:
-        return [self._found(request, one.table) for request, one in zip(requests, keys, strict=True)]
+    def _found_all(self, asked: LookUp) -> Outcomes:
+        return Outcomes([self._found(request, keys) for request, keys in asked])
 
-    def _found(self, request: ReadRequest, keys: pa.Table) -> FoundRows | StateStoreError | None:
+    def _found(self, request: ReadRequest, keys: pa.Table) -> Outcome:
         try:
             found = self._reads.find(request, keys)
         except StateStoreError as error:

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -18,13 +16,10 @@ from store_actors.schema import Field, StateSchema
 __all__ = [
     "CHANGE_FIELDS",
     "DELETE",
-    "FEW_BYTES",
     "UPSERT",
     "ApplyRequest",
     "BatchFacts",
-    "FewRows",
     "Followed",
-    "FoundRows",
     "GivenStore",
     "Offer",
     "OpenRequest",
@@ -43,10 +38,6 @@ CHANGE_FIELDS = (
     pa.field("_commit_timestamp", pa.timestamp("us", tz="UTC")),
 )
 UPSERT, DELETE = "upsert", "delete"
-#: See :class:`FewRows`.
-FEW_BYTES = 1 << 15
-#: Column in which places travel beside the rows; no state has one of this name.
-_PLACES = "__places"
 
 #: A put or remove of a session: the store's name, the method and its arguments.
 Write = tuple[str, str, tuple[Any, ...]]
@@ -243,68 +234,6 @@ class ReadRequest(Travelling):
     is_latest: bool = False
     since: int | None = None
     snapshot: int | None = None
-
-
-#: Given, so that Arrow does not ask the environment for them each time.
-_STREAM = pa.ipc.IpcWriteOptions()
-
-
-class FewRows:
-    """A table that travels as one piece of bytes if it is small: Ray takes buffers apart, which of few rows takes a millisecond.
-
-    Parameters
-    ----------
-    table
-        A large one travels as it is, through shared memory.
-    """
-
-    __slots__ = ("table",)
-
-    def __init__(self, table: pa.Table) -> None:
-        self.table = table
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if self.table.nbytes > FEW_BYTES:
-            return FewRows, (self.table,)
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, self.table.schema, options=_STREAM) as writer:
-            writer.write_table(self.table)
-        return _few_rows, (sink.getvalue().to_pybytes(),)
-
-
-def _few_rows(data: bytes) -> FewRows:
-    return FewRows(pa.ipc.open_stream(data).read_all())
-
-
-@dataclass(frozen=True, slots=True)
-class FoundRows:
-    """Answer to a look-up.
-
-    Attributes
-    ----------
-    version
-        That was read.
-    newest
-        Newest counted version that the store actor has in memory; -1 if it has none.
-    places
-        Of each row the place of its key among those asked for, in ascending order.
-    rows
-        As they are shown.
-    """
-
-    version: int
-    newest: int
-    places: npt.NDArray[np.int64]
-    rows: pa.Table
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        few = FewRows(self.rows.append_column(_PLACES, pa.array(self.places)))
-        return _found_rows, (self.version, self.newest, few)
-
-
-def _found_rows(version: int, newest: int, few: FewRows) -> FoundRows:
-    places = few.table.column(_PLACES).to_numpy()
-    return FoundRows(version, newest, places, few.table.drop_columns([_PLACES]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,7 @@ from store_actors.nested_types import is_nested
 from store_actors.schema import ROW_COLUMN, Accumulator, Field, StateSchema
 from store_actors.type_names import is_counted, is_growing, string_to_type
 
-__all__ = ["Feed", "FieldSlot", "ListSlot", "RowLayout", "Sketch", "all_words", "held_type", "words_of"]
+__all__ = ["Feed", "FieldSlot", "ListSlot", "RowLayout", "Sketch", "all_words", "held_type", "is_text", "words_of"]
 
 #: State fields of a correlation; a covariance has fewer.
 _CORRELATION_FIELDS = 6
@@ -32,6 +32,11 @@ def words_of(data_type: pa.DataType) -> int:
     if pa.types.is_fixed_size_binary(data_type):
         return int(data_type.byte_width) // 8
     return 2 if pa.types.is_decimal(data_type) or pa.types.is_list(data_type) else 1
+
+
+def is_text(data_type: pa.DataType) -> bool:
+    """Whether values are ids in a pool."""
+    return bool(pa.types.is_string(data_type) or pa.types.is_binary(data_type))
 
 
 def held_type(data_type: pa.DataType) -> pa.DataType:
@@ -62,6 +67,12 @@ class FieldSlot:
         What its words are made of: of arrays, maps and structs, which are held as bytes (``nested.py``), binary.
     nested
         The field's own type, if that is not `type`; None of any other field.
+    words
+        As :func:`words_of`: look-ups of a few keys ask for it, and for the next ones, by the thousand.
+    is_text, is_list
+        Whether it is an id in a pool, or an extent of a list.
+    is_plain
+        Whether a word is a value as Arrow has it.
     """
 
     name: str
@@ -71,6 +82,20 @@ class FieldSlot:
     flag: int
     is_key: bool
     nested: pa.DataType | None = None
+    words: int = field(init=False)
+    is_text: bool = field(init=False)
+    is_list: bool = field(init=False)
+    is_plain: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        found = {
+            "words": words_of(self.type),
+            "is_text": is_text(self.type),
+            "is_list": pa.types.is_list(self.type),
+            "is_plain": pa.types.is_primitive(self.type) and self.type.bit_width == 64,
+        }
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
 
     @property
     def shown(self) -> pa.DataType:
@@ -86,7 +111,7 @@ class FieldSlot:
 
 def all_words(fields: Sequence[FieldSlot]) -> Slots:
     """Words that some fields are made of, flags among them."""
-    found = {slot.word + number for slot in fields for number in range(words_of(slot.type))}
+    found = {slot.word + number for slot in fields for number in range(slot.words)}
     return np.array(sorted(found | {slot.flag_word for slot in fields}), np.int64)
 
 
@@ -153,9 +178,11 @@ class RowLayout:
         can_be_null = sum(field.name != ROW_COLUMN for field in schema.keys)
         self.null_words = max(0, -(-(can_be_null - FLAG_BITS) // 64))
         self.keys: tuple[FieldSlot, ...] = self._place_keys()
-        self.key_words = self.null_words + sum(words_of(slot.type) for slot in self.keys)
+        #: Whether a look-up of a key needs the pool.
+        self.has_text_keys = any(slot.is_text for slot in self.keys)
+        self.key_words = self.null_words + sum(slot.words for slot in self.keys)
         self.state: tuple[FieldSlot, ...] = self._place_state(self.flag_words + self.key_words, in_word_0)
-        self.row_words = self.flag_words + self.key_words + sum(words_of(slot.type) for slot in self.state)
+        self.row_words = self.flag_words + self.key_words + sum(slot.words for slot in self.state)
         self.key_mask = np.uint64((1 << in_word_0) - 1)
         #: `key_mask` without the last key.
         self.chain_mask = np.uint64((1 << min(max(0, len(schema.keys) - 1), FLAG_BITS)) - 1)
@@ -174,23 +201,23 @@ class RowLayout:
 
     def _place_keys(self) -> tuple[FieldSlot, ...]:
         slots, word = [], self.flag_words + self.null_words
-        for position, field in enumerate(self.schema.keys):
+        for position, key in enumerate(self.schema.keys):
             if position < FLAG_BITS:
                 flag_word, flag = 0, 1 << position
             else:
                 beyond, bit = divmod(position - FLAG_BITS, 64)
-                flag_word, flag = (0, 0) if field.name == ROW_COLUMN else (self.flag_words + beyond, 1 << bit)
-            slots.append(FieldSlot.of(field, word, flag_word, flag, is_key=True))
-            word += words_of(slots[-1].type)
+                flag_word, flag = (0, 0) if key.name == ROW_COLUMN else (self.flag_words + beyond, 1 << bit)
+            slots.append(FieldSlot.of(key, word, flag_word, flag, is_key=True))
+            word += slots[-1].words
         return tuple(slots)
 
     def _place_state(self, word: int, bit: int) -> tuple[FieldSlot, ...]:
         slots = []
-        for position, field in enumerate(self.schema.state_fields, start=bit):
+        for position, one in enumerate(self.schema.state_fields, start=bit):
             flag_word, flag_bit = (0, position) if position < FLAG_BITS else divmod(position - FLAG_BITS, 64)
             flag_word += position >= FLAG_BITS
-            slots.append(FieldSlot.of(field, word, flag_word, 1 << flag_bit, is_key=False))
-            word += words_of(slots[-1].type)
+            slots.append(FieldSlot.of(one, word, flag_word, 1 << flag_bit, is_key=False))
+            word += slots[-1].words
         return tuple(slots)
 
     def null_bits(self, keys: Iterable[FieldSlot]) -> dict[int, np.uint64]:
@@ -310,10 +337,10 @@ class Feed:
     def _input_column(self, name: str) -> int:
         """First column of an input in the words of an encoded batch."""
         column = 0
-        for field in self.inputs:
-            if field.name == name:
+        for one in self.inputs:
+            if one.name == name:
                 return column
-            column += words_of(_held_field(field.type))
+            column += words_of(_held_field(one.type))
         raise InvalidRequestError("an accumulator reads a column that the batch does not carry", column=name)
 
 

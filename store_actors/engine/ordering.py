@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from coordinator.errors import InvalidRequestError
 from store_actors.engine.arrays import Mask, Words
-from store_actors.engine.layout import FieldSlot, RowLayout, words_of
+from store_actors.engine.layout import FieldSlot, RowLayout
 from store_actors.engine.strings import StringPool
 
 __all__ = ["RowOrder", "sorts_before"]
@@ -99,7 +99,7 @@ def _column(blocks: Sequence[Words], word: int) -> Words:
 def _value_words(slot: FieldSlot, blocks: Sequence[Words], valid: Mask, pool: StringPool) -> list[Words]:
     """Ascending words of a column's values, the most significant first; those of nulls are anything."""
     value = _column(blocks, slot.word)
-    if words_of(slot.type) == 2:
+    if slot.words == 2:
         return [_column(blocks, slot.word + 1) ^ _SIGN, value]
     if pa.types.is_floating(slot.type):
         return [_float_words(value)]

@@ -6,7 +6,6 @@ import numpy as np
 
 from store_actors.engine import index_kernels, row_kernels
 from store_actors.engine.arrays import Slots, Words
-from store_actors.engine.layout import words_of
 from store_actors.engine.table import GroupTable
 
 __all__ = ["PrefixMatch"]
@@ -33,7 +32,7 @@ class PrefixMatch:
     def __init__(self, table: GroupTable, prefixes: Words, columns: int) -> None:
         layout = table.layout
         first = layout.flag_words + layout.null_words
-        width = sum(words_of(slot.type) for slot in layout.keys[:columns])
+        width = sum(slot.words for slot in layout.keys[:columns])
         # The first columns have their nulls in word 0, those beyond them in words of their own.
         nulls = layout.null_bits(layout.keys[:columns])
         self._mask, self.words = nulls.pop(0), [0, *nulls, *range(first, first + width)]

@@ -12,13 +12,13 @@ import pyarrow as pa
 
 from store_actors.engine.arrays import Bytes, Mask, Slots, Words
 from store_actors.engine.calendar import NEVER
-from store_actors.engine.layout import Feed, FieldSlot, RowLayout, words_of
+from store_actors.engine.layout import Feed, FieldSlot, RowLayout
 from store_actors.engine.lists import ListPool, element_words
 from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.nested import decode_nested
 from store_actors.engine.pieces import batches, cut
 from store_actors.engine.strings import StringPool
-from store_actors.engine.words import decode_column, encode_column, is_text, validity
+from store_actors.engine.words import decode_column, decode_plain, encode_column, validity
 from store_actors.schema import StateSchema
 from store_actors.type_names import is_growing, string_to_type
 
@@ -147,7 +147,7 @@ class WordRows:
             column = batch.column(slot.name)
             valid = validity(column)
             words: list[Words] = []
-            if pa.types.is_list(slot.type):
+            if slot.is_list:
                 elements, begins, lengths = element_words(column, self.layout.lists[slot.name], self.pool)
                 extents = self.lists.enter(self.layout.lists[slot.name], elements, begins, lengths)
                 words += [extents.view(np.uint64), lengths.view(np.uint64)]
@@ -170,6 +170,8 @@ class WordRows:
 
     def looking(self) -> Self:
         """The rows as they are now, for whoever only looks for keys: no string is taken in."""
+        if not self.layout.has_text_keys:
+            return self
         other = copy.copy(self)
         other.pool = self.pool.looking()
         return other
@@ -209,8 +211,8 @@ class WordRows:
         pool = self.pool if pool is None else pool
         total = 0
         for slot in fields:
-            width = pool.longest + 4 if is_text(slot.type) else 8 * words_of(slot.type)
-            if pa.types.is_list(slot.type):
+            width = pool.longest + 4 if slot.is_text else 8 * slot.words
+            if slot.is_list:
                 field = self.layout.lists[slot.name]
                 longest = int(rows[:, slot.word + 1].max(initial=0))
                 width += longest * (8 * field.width + (pool.longest if field.is_text else 0))
@@ -223,12 +225,12 @@ class WordRows:
         sizes = np.zeros(len(rows), np.int64)
         for slot in fields:
             words, valid = self._words_of(slot, rows)
-            if is_text(slot.type):
+            if slot.is_text:
                 sizes += 4
                 pool.measure(words[0], valid, sizes)
             else:
-                sizes += 8 * words_of(slot.type)
-            if pa.types.is_list(slot.type):
+                sizes += 8 * slot.words
+            if slot.is_list:
                 self.lists.measure(slot, words[0], words[1], pool, sizes)
         return sizes
 
@@ -237,8 +239,10 @@ class WordRows:
     ) -> pa.Array:
         """One column of rows given as words, as one array: cut them before, or ask for the large form of a `data_type` of strings."""
         words, valid = self._words_of(slot, rows)
+        if slot.is_plain:
+            return decode_plain(slot.type, words[0], valid)
         pool = self.pool if pool is None else pool
-        if pa.types.is_list(slot.type):
+        if slot.is_list:
             return self.lists.decode(slot, words[0], words[1], pool)
         decoded = decode_column(slot.type if data_type is None else data_type, words, valid, pool)
         return decoded if slot.nested is None else decode_nested(decoded, slot.nested)
@@ -246,11 +250,9 @@ class WordRows:
     @staticmethod
     def _words_of(slot: FieldSlot, rows: Words) -> tuple[tuple[Slots, ...], Bytes]:
         """Words of a field, and where it has a value."""
-        flagged = (rows[:, slot.flag_word] & np.uint64(slot.flag)) != 0
-        valid = (~flagged if slot.is_key else flagged).view(np.uint8)
-        words = tuple(
-            np.ascontiguousarray(rows[:, slot.word + number]).view(np.int64) for number in range(words_of(slot.type))
-        )
+        flags = rows[:, slot.flag_word] & np.uint64(slot.flag)
+        valid = (flags == 0 if slot.is_key else flags != 0).view(np.uint8)
+        words = tuple([rows[:, slot.word + number].copy().view(np.int64) for number in range(slot.words)])
         return words, valid
 
 

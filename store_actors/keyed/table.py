@@ -17,7 +17,7 @@ from coordinator.errors import InvalidRequestError, VersionNotFoundError
 from store_actors.engine.arrays import Slots, Words
 from store_actors.engine.calendar import NEVER, ExpiryCalendar
 from store_actors.engine.index_kernels import LIVE
-from store_actors.engine.layout import FieldSlot, words_of
+from store_actors.engine.layout import FieldSlot
 from store_actors.engine.memory import HEAP, Memory, blocks
 from store_actors.engine.pieces import batches
 from store_actors.engine.strings import StringPool
@@ -343,7 +343,7 @@ class KeyedTable(VersionedTable):
             dropped = [slot for slot in self.table.layout.state if slot.name in names]
             for some in blocks(self.table.memory, used):
                 for slot in dropped:
-                    used[some, slot.word : slot.word + words_of(slot.type)] = 0
+                    used[some, slot.word : slot.word + slot.words] = 0
                     used[some, slot.flag_word] &= ~np.uint64(slot.flag)
 
     # -- rows that fall due ---------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from store_actors.engine.arrays import Mask, Slots, Words
-from store_actors.engine.layout import FieldSlot, words_of
+from store_actors.engine.layout import FieldSlot
 from store_actors.engine.prefixes import PrefixMatch
 from store_actors.engine.strings import StringPool
 from store_actors.engine.version_view import VersionView
@@ -64,7 +64,7 @@ class KeyedView(VersionView):
             The column's type cannot hold an end of the range.
         """
         slots, extra = self._all()
-        if words_of(slot.type) == 2 or pa.types.is_string(slot.type) or pa.types.is_binary(slot.type):
+        if slot.words == 2 or slot.is_text:
             rows = np.concatenate([self._table.taken(slots), extra])
             large = _LARGE_TYPES.get(slot.type, slot.type)
             values = self._table.decode_field(slot, rows, data_type=large)

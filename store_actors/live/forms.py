@@ -16,6 +16,7 @@ from coordinator.errors import InvalidRequestError
 from coordinator.model import DEFAULT_STORE
 from coordinator.reading import ReadView
 from store_actors.engine.spark_hash import shards_of
+from store_actors.look_ups import is_few
 from store_actors.messages import ReadForm
 from store_actors.operators.shown import ShownColumns
 from store_actors.schema import OperatorKind, StateSchema
@@ -92,12 +93,16 @@ class Form:
             return {shard: (every, keys) for shard in there if leaves.num_rows}
         order = np.argsort(shards, kind="stable")
         begins = np.searchsorted(shards[order], np.arange(len(view.versions) + 1))
+        # Few are put in order at once; of many, a slice would travel with all that it is a part of.
+        sorted_keys = None
+        if is_few(leaves):
+            sorted_keys = leaves if leaves.num_rows == 1 else leaves.take(pa.array(order))
         found = {}
         for shard in there:
-            places = order[begins[shard] : begins[shard + 1]]
-            if len(places):
-                # Of one key, and of keys that are all on one shard, nothing need be copied: the order is theirs.
-                own = leaves if len(places) == leaves.num_rows else leaves.take(pa.array(places))
+            begin, end = begins[shard], begins[shard + 1]
+            if begin < end:
+                places = order[begin:end]
+                own = leaves.take(pa.array(places)) if sorted_keys is None else sorted_keys.slice(begin, end - begin)
                 found[shard] = places, pa.Table.from_batches([own])
         return found
 

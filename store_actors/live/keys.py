@@ -13,7 +13,7 @@ import pyarrow as pa
 from coordinator.errors import InvalidRequestError
 from coordinator.reading import ReadView
 from store_actors.live.forms import Form
-from store_actors.messages import FoundRows
+from store_actors.look_ups import FoundRows
 
 __all__ = ["FOUND_COLUMN", "Answers", "FoundKey", "Keys", "key_array", "key_table", "one_each"]
 

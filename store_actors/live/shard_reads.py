@@ -14,7 +14,8 @@ from coordinator.reading import ReadView
 from coordinator.surroundings import Pool, Surroundings
 from coordinator.version_figures import VersionFigures
 from store_actors.live.sources import Lost, Source
-from store_actors.messages import FoundRows, ReadRequest
+from store_actors.look_ups import FoundRows
+from store_actors.messages import ReadRequest
 from store_actors.schema import StateSchema
 from store_actors.serving.shard_heat import HottestKeys
 
@@ -28,6 +29,8 @@ Plan = Callable[[ReadView], tuple[str, bytes, Mapping[int, pa.Table]]]
 #: How long the place of a shard is believed without a question, in seconds: a store actor that lost a shard without noticing may be
 #: behind for so long.
 _BELIEVED_S = 1.0
+#: How long while another reader asks.
+_ASKED_S = 2.0
 #: How long it is tried when store actors are lost, in seconds; and the pause between, at first.
 _DEADLINE_S = 60.0
 _PAUSE_S = 0.05
@@ -73,6 +76,7 @@ class ShardReads:
         #: The newest view, and when it was known to be.
         self._newest: ReadView | None = None
         self._seen_s = 0.0
+        self._asking = surroundings.threads.lock()
 
     # -- views ----------------------------------------------------------------------------------------------------
 
@@ -101,10 +105,16 @@ class ShardReads:
         """A view to read by, and whether it is as of now."""
         if pinned.version is not None:
             return self.view(pinned.version), True
-        known = self._newest
-        if known is not None and self._clock.elapsed_s() - self._seen_s < _BELIEVED_S:
+        known, age_s = self._newest, self._clock.elapsed_s() - self._seen_s
+        if known is None or age_s >= _ASKED_S:
+            return self.view(), True
+        # One of many readers asks anew, and the others need not wait for it.
+        if age_s < _BELIEVED_S or not self._asking.acquire(blocking=False):
             return known, False
-        return self.view(), True
+        try:
+            return self.view(), True
+        finally:
+            self._asking.release()
 
     # -- reading --------------------------------------------------------------------------------------------------
 

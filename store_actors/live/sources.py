@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol, Self, TypeVar
 
 import pyarrow as pa
@@ -17,15 +18,14 @@ from coordinator.reading import ReadView, ViewId
 from coordinator.surroundings import Surroundings
 from coordinator.version_figures import VersionFigures
 from store_actors.direct_calls import DirectAddress, DirectCalls
-from store_actors.messages import FEW_BYTES, FewRows, FoundRows, ReadRequest
+from store_actors.look_ups import LookUp, Outcome, Outcomes
+from store_actors.messages import ReadRequest
 from store_actors.schema import StateSchema
 from store_actors.serving.shard_heat import HottestKeys
 
-__all__ = ["FleetSource", "Lost", "Outcome", "Source"]
+__all__ = ["FleetSource", "Lost", "Source"]
 
 Result = TypeVar("Result")
-#: What came of a look-up; None if the version was made anew by another attempt meanwhile.
-Outcome = FoundRows | StateStoreError | None
 
 #: How long an answer may take, in seconds: a version that nobody has in memory is loaded first.
 _DEADLINE_S = 300.0
@@ -115,11 +115,15 @@ class FleetSource:
         self, where: ActorLocation | None, requests: Sequence[ReadRequest], keys: Sequence[pa.Table]
     ) -> Callable[[], Sequence[Outcome]]:
         """See :class:`Source`."""
-        asked = list(requests), [FewRows(one) for one in keys]
-        if sum(one.nbytes for one in keys) <= FEW_BYTES:
+        asked = LookUp(requests, keys)
+        if asked.is_small:
             return self._find_few(where, pickle.dumps(asked, protocol=pickle.HIGHEST_PROTOCOL))
-        reference = self._handle(where).find_rows.remote(*asked)
-        return lambda: self._answer(reference)
+        reference = self._handle(where).find_rows.remote(asked)
+        return partial(self._outcomes, reference)
+
+    def _outcomes(self, reference: Any) -> Sequence[Outcome]:
+        told: Outcomes = self._answer(reference)
+        return told.each
 
     def _find_few(self, where: ActorLocation | None, asked: bytes) -> Callable[[], Sequence[Outcome]]:
         answered = None
@@ -127,13 +131,13 @@ class FleetSource:
             answered = self._direct.begin(where.actor_name, where.instance_id, asked)
         if answered is None:
             reference = self._handle(where).find_few.remote(asked)
-            return lambda: pickle.loads(self._answer(reference))
+            return lambda: _unpickled(self._answer(reference))
 
         def outcomes() -> Sequence[Outcome]:
             found = answered()
             if found is None:
                 found = self._answer(self._handle(where).find_few.remote(asked))
-            return pickle.loads(found)  # type: ignore[no-any-return]
+            return _unpickled(found)
 
         return outcomes
 
@@ -208,3 +212,8 @@ class FleetSource:
         except RayActorError as error:
             self._handles.clear()
             raise Lost(str(error)) from error
+
+
+def _unpickled(answer: bytes) -> Sequence[Outcome]:
+    told: Outcomes = pickle.loads(answer)
+    return told.each

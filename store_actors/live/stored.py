@@ -15,7 +15,7 @@ from coordinator.reading import ReadView, ViewId, cut_of, finished, read_view
 from coordinator.storage.protocol import ObjectStore
 from coordinator.surroundings import Surroundings
 from coordinator.version_figures import VersionFigures, version_figures
-from store_actors.live.sources import Outcome
+from store_actors.look_ups import Outcome
 from store_actors.messages import ReadRequest
 from store_actors.schema import StateSchema
 from store_actors.serving.loading import Loader

@@ -26,7 +26,7 @@ from store_actors.engine import session_kernels
 from store_actors.engine.arrays import Bytes, Mask, Slots, Words
 from store_actors.engine.chains import ROW_COLUMN, MultiTable
 from store_actors.engine.index_kernels import LIVE
-from store_actors.engine.layout import Feed, words_of
+from store_actors.engine.layout import Feed
 from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.overflow import check_overflow
 from store_actors.engine.table import GroupTable
@@ -265,7 +265,7 @@ class SessionShard(MultiTable):
         valid = [
             ((rows[:, slot.flag_word] & np.uint64(slot.flag)) != 0).astype(np.uint8)
             for slot in state
-            for _ in range(words_of(slot.type))
+            for _ in range(slot.words)
         ]
         return np.ascontiguousarray(rows[:, state[0].word :].T), np.stack(valid)
 

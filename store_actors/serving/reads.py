@@ -22,7 +22,8 @@ from coordinator.model import DEFAULT_STORE, LoadPlans, StateStoreId
 from coordinator.surroundings import Lock, Surroundings
 from store_actors.engine.table_view import ShardView
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED
-from store_actors.messages import CHANGE_FIELDS, DELETE, UPSERT, FoundRows, ReadForm, ReadRequest
+from store_actors.look_ups import FoundRows
+from store_actors.messages import CHANGE_FIELDS, DELETE, UPSERT, ReadForm, ReadRequest
 from store_actors.operators.shown import ShownColumns
 from store_actors.schema import StateSchema
 from store_actors.serving.pulled import Pulled

@@ -13,7 +13,8 @@ from coordinator.errors import CorruptStateError, InvalidRequestError
 from coordinator.model import DEFAULT_STORE, StateMetadata, StateStoreId
 from coordinator.reading import cut_of, finished, read_view
 from coordinator.surroundings import Surroundings
-from store_actors.messages import FoundRows, ReadForm, ReadRequest, ShardInput
+from store_actors.look_ups import FoundRows
+from store_actors.messages import ReadForm, ReadRequest, ShardInput
 from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
