@@ -75,7 +75,7 @@ class ShardReads:
         self._name = name
         #: The newest view, and when it was known to be.
         self._newest: ReadView | None = None
-        self._seen_s = 0.0
+        self._seen_s = float("-inf")
         self._asking = surroundings.threads.lock()
 
     # -- views ----------------------------------------------------------------------------------------------------
@@ -89,9 +89,12 @@ class ShardReads:
         known = self._newest
         now_s = self._clock.elapsed_s()
         found = self._source.view(self._name, None, None if known is None else known.id)
-        self._newest, self._seen_s = found or known, now_s
-        assert self._newest is not None
-        return self._newest
+        newest = found or known
+        assert newest is not None
+        # Answers may come in another order than they were asked for.
+        if now_s >= self._seen_s:
+            self._newest, self._seen_s = newest, now_s
+        return newest
 
     def figures(self, count: int) -> tuple[VersionFigures, ...]:
         """What the log tells of so many of the newest versions, newest first."""

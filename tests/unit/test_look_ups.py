@@ -1,0 +1,132 @@
+"""How look-ups and their answers travel, and who of several readers asks the coordinator."""
+
+from __future__ import annotations
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from coordinator.errors import InvalidRequestError
+from coordinator.model import StateStoreId
+from coordinator.surroundings import Surroundings
+from store_actors.live.shard_reads import Pinned, ShardReads
+from store_actors.look_ups import FoundRows, LookUp, Outcome, Outcomes
+from store_actors.messages import ReadRequest
+from tests.clocks import LaterClock, until
+
+NESTED = pa.struct([("a", pa.int32()), ("b", pa.list_(pa.string()))])
+SCHEMA = pa.schema([("key", pa.string()), ("n", pa.int64()), ("amount", pa.decimal128(38, 10)), ("nested", NESTED)])
+
+
+def rows(count: int, begin: int = 0) -> pa.Table:
+    """Of each third row some columns are null."""
+    made = [
+        {"key": f"key-{place}", "n": place, "amount": None, "nested": None}
+        if place % 3 == 0
+        else {"key": None, "n": -place, "amount": 10**27 + place, "nested": {"a": None, "b": ["x", None]}}
+        for place in range(begin, begin + count)
+    ]
+    return pa.Table.from_pylist(made, SCHEMA)
+
+
+def request(partition: int) -> ReadRequest:
+    return ReadRequest(StateStoreId("root", 0, partition), 3, "attempt", b"form")
+
+
+def found(table: pa.Table) -> FoundRows:
+    return FoundRows(3, 4, np.arange(table.num_rows), table)
+
+
+def travelled(value: Any) -> Any:
+    """As by a connection."""
+    return pickle.loads(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
+
+
+@pytest.mark.parametrize("counts", [(1,), (3, 0, 2), (0,), (0, 0), (5000, 1)], ids=str)
+def test_keys_arrive_as_they_were_sent(counts: tuple[int, ...]) -> None:
+    keys = [rows(count, 10 * place) for place, count in enumerate(counts)]
+    arrived = travelled(LookUp([request(place) for place in range(len(keys))], keys))
+    assert [asked for asked, _ in arrived] == [request(place) for place in range(len(keys))]
+    assert [own for _, own in arrived] == keys
+    assert all(own.schema == SCHEMA for _, own in arrived)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5000])
+def test_outcomes_arrive_in_their_order_whatever_became_of_each(count: int) -> None:
+    error = InvalidRequestError("no such column", column="m")
+    each: list[Outcome] = [None, found(rows(count)), error, found(rows(2, 7)), None]
+    arrived = travelled(Outcomes(each)).each
+    assert [type(one) for one in arrived] == [type(one) for one in each]
+    for place in (1, 3):
+        sent, got = each[place], arrived[place]
+        assert isinstance(sent, FoundRows)
+        assert (got.version, got.newest, got.places.tolist()) == (3, 4, sent.places.tolist())
+        assert got.rows == sent.rows
+    assert str(arrived[2]) == str(error)
+    (nothing, _) = travelled(Outcomes([None, error])).each
+    assert nothing is None
+
+
+def test_rows_of_other_columns_arrive_with_their_own() -> None:
+    """A keyed store may have been changed between two of its partitions."""
+    each = [found(rows(1)), found(rows(1).append_column("m", pa.array([1])))]
+    arrived = travelled(Outcomes(each)).each
+    assert [one.rows for one in arrived] == [one.rows for one in each]
+
+
+def test_few_rows_travel_small_and_many_are_not_copied() -> None:
+    large = rows(20_000)
+    few = LookUp([request(0), request(1)], [large.slice(3, 1), large.slice(17_000, 2)])
+    assert few.is_small
+    assert len(pickle.dumps(few, protocol=5)) < 4096
+    assert [own for _, own in travelled(few)] == [large.slice(3, 1), large.slice(17_000, 2)]
+    many = LookUp([request(0)], [large])
+    assert not many.is_small
+    buffers: list[Any] = []
+    pickle.dumps(many, protocol=5, buffer_callback=buffers.append)
+    assert sum(one.raw().nbytes for one in buffers) >= large.nbytes
+
+
+class Views:
+    """Where views are asked for; answers wait until they may go."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.goes_on = Event()
+        self.goes_on.set()
+
+    def view(self, name: str, version: int | None, known: object) -> Any:
+        self.asked += 1
+        number = self.asked
+        assert self.goes_on.wait(30)
+        return SimpleNamespace(id=number)
+
+
+def test_one_of_many_readers_asks_for_the_view_and_nobody_waits_for_it_long() -> None:
+    views, clock = Views(), LaterClock()
+    surroundings = Surroundings(clock=clock)
+    reads = ShardReads(views, "clicks", surroundings, surroundings.threads.pool(1, "scan"))  # type: ignore[arg-type]
+    newest = Pinned()
+    with ThreadPoolExecutor(8) as threads:
+        assert reads.believed(newest).id == 1  # type: ignore[comparison-overlap]
+        clock.later_s += 1.2
+        views.goes_on.clear()
+        first = threads.submit(reads.believed, newest)
+        until(lambda: views.asked == 2)
+        # The others go by what is known, ...
+        assert [threads.submit(reads.believed, newest).result(30).id for _ in range(5)] == [1] * 5  # type: ignore[comparison-overlap]
+        assert views.asked == 2
+        # ... but for too long an answer nobody does.
+        clock.later_s += 1.0
+        late = threads.submit(reads.believed, newest)
+        until(lambda: views.asked == 3)
+        views.goes_on.set()
+        assert [first.result(30).id, late.result(30).id] == [2, 3]  # type: ignore[comparison-overlap]
+    assert reads.believed(newest).id == 3  # type: ignore[comparison-overlap]
+    assert views.asked == 3
