@@ -67,7 +67,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "operators": ("store_actors.operators",),
     "keyed stores": ("store_actors.keyed",),
     "connections": ("store_actors.direct_calls",),
-    "messages": ("store_actors.messages",),
+    "messages": ("store_actors.look_ups", "store_actors.messages"),
     "spilling": ("store_actors.spilling",),
     "engine": ("store_actors.engine",),
     "schema": (
