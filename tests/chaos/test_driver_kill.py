@@ -86,11 +86,12 @@ def versions(fleet: Fleet) -> list[int]:
 
 
 def wait_for(driver: Driver, fleet: Fleet, condition: Callable[[list[int]], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition(versions(fleet)):
+    deadline, before = time.monotonic() + DEADLINE_S, versions(fleet)
+    while not condition(found := versions(fleet)):
         assert driver.process.poll() is None, "the driver ended by itself; see its log"
         assert time.monotonic() < deadline
-        time.sleep(0.002)
+        # Moments within a batch are short; the start of Spark is long, and has need of the machine.
+        time.sleep(0.002 if found and found != before else 0.1)
 
 
 def between(reached: int) -> Callable[[list[int]], bool]:
