@@ -94,15 +94,18 @@ class Form:
         order = np.argsort(shards, kind="stable")
         begins = np.searchsorted(shards[order], np.arange(len(view.versions) + 1))
         # Few are put in order at once; of many, a slice would travel with all that it is a part of.
-        sorted_keys = None
-        if is_few(leaves):
-            sorted_keys = leaves if leaves.num_rows == 1 else leaves.take(pa.array(order))
+        are_few = is_few(leaves)
+        in_order = leaves.take(pa.array(order)) if are_few and leaves.num_rows > 1 else leaves
         found = {}
         for shard in there:
             begin, end = begins[shard], begins[shard + 1]
             if begin < end:
                 places = order[begin:end]
-                own = leaves.take(pa.array(places)) if sorted_keys is None else sorted_keys.slice(begin, end - begin)
+                # Of keys that are all on one shard nothing need be copied: the order is theirs.
+                if len(places) == leaves.num_rows:
+                    own = leaves
+                else:
+                    own = in_order.slice(begin, end - begin) if are_few else leaves.take(pa.array(places))
                 found[shard] = places, pa.Table.from_batches([own])
         return found
 

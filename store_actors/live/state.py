@@ -93,7 +93,8 @@ class LiveState(StateScans):
         Raises
         ------
         InvalidRequestError
-            The key lacks a column, has another one or a value of a wrong type; or a key may have several rows in this state.
+            The key lacks a column, has another one or a value of a wrong type; there is no such column, or none is asked for; or a
+            key may have several rows in this state.
         """
         form = self._known_form()
         if not form.has_one:
@@ -139,6 +140,8 @@ class LiveState(StateScans):
     def _find_together(self, key: Mapping[str, Any], columns: Sequence[str] | None) -> FoundKey:
         """Look a key up with those that other threads look up meanwhile."""
         wanted = None if columns is None else tuple(columns)
+        if wanted == ():
+            raise InvalidRequestError("no column is asked for; leave columns out for all of them", state=self.name)
         look_ups = self._look_ups.get(wanted)
         if look_ups is None:
             made: Coalescer[Mapping[str, Any], FoundKey] = Coalescer(

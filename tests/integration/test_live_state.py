@@ -91,6 +91,8 @@ def test_what_cannot_be_read_is_refused(fleet: sf.Fleet, clicks: tuple[str, Feed
         state.get({"user": 7})
     with pytest.raises(sf.InvalidRequestError, match="no such columns"):
         state.get({"user": "u1"}, columns=["count"])
+    with pytest.raises(sf.InvalidRequestError, match="no column is asked for"):
+        state.get({"user": "u1"}, columns=[])
     with pytest.raises(sf.InvalidRequestError, match="leading key columns"):
         state.prefix_scan({"n": 1})
     with pytest.raises(sf.InvalidRequestError, match="only one part"):

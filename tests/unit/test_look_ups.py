@@ -15,9 +15,12 @@ import pytest
 from coordinator.errors import InvalidRequestError
 from coordinator.model import StateStoreId
 from coordinator.surroundings import Surroundings
+from store_actors.live.forms import Form
 from store_actors.live.shard_reads import Pinned, ShardReads
 from store_actors.look_ups import FoundRows, LookUp, Outcome, Outcomes
-from store_actors.messages import ReadRequest
+from store_actors.messages import ReadForm, ReadRequest
+from store_actors.operators.shown import ShownColumns
+from store_actors.schema import Field, StateSchema
 from tests.clocks import LaterClock, until
 
 NESTED = pa.struct([("a", pa.int32()), ("b", pa.list_(pa.string()))])
@@ -91,6 +94,22 @@ def test_few_rows_travel_small_and_many_are_not_copied() -> None:
     buffers: list[Any] = []
     pickle.dumps(many, protocol=5, buffer_callback=buffers.append)
     assert sum(one.raw().nbytes for one in buffers) >= large.nbytes
+
+
+@pytest.mark.parametrize("count", [1, 40, 5000])
+@pytest.mark.parametrize("on", [1, 4])
+def test_each_shard_is_asked_for_its_keys(count: int, on: int) -> None:
+    """Few and many, on one shard and on several, of which one was never written."""
+    schema = StateSchema((Field("k", "int64"),), (), (), None, None, "update")
+    form = Form(ReadForm(schema, is_keyed=False), "", ShownColumns.of(schema), ("k",), True)
+    view: Any = SimpleNamespace(written=[0, 1, 3], versions=[1, 1, 0, 1])
+    leaves = pa.record_batch({"k": np.arange(count)})
+    shards = np.random.default_rng(count).integers(0, on, count)
+    made = form.by_shard(view, leaves, shards)
+    assert sorted(made) == sorted({*shards.tolist()} - {2})
+    for shard, (places, own) in made.items():
+        assert places.tolist() == np.flatnonzero(shards == shard).tolist()
+        assert own.column("k").to_pylist() == places.tolist()
 
 
 class Views:
