@@ -12,13 +12,20 @@ from spark_jobs.fleet import Fleet, connect
 from spark_jobs.session.spark_session import start_session, stop_session
 from tests.conftest import NewUri
 
+_SETTINGS = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.task.maxFailures": "4",
+    # As on object stores and HDFS. The one for local files starts a process for each look at a link, forty a second here.
+    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager",
+}
+
 
 @pytest.fixture(scope="session")
 def spark(new_uri: NewUri) -> Iterator[SparkSession]:
     session = start_session(
         "statefleet-tests",
         executor_cores=2,
-        configs={"spark.sql.shuffle.partitions": "2", "spark.task.maxFailures": "4"},
+        configs=_SETTINGS,
     )
     yield session
     stop_session()
