@@ -252,7 +252,9 @@ class WordRows:
         """Words of a field, and where it has a value."""
         flags = rows[:, slot.flag_word] & np.uint64(slot.flag)
         valid = (flags == 0 if slot.is_key else flags != 0).view(np.uint8)
-        words = tuple([rows[:, slot.word + number].copy().view(np.int64) for number in range(slot.words)])
+        words = tuple(
+            [np.ascontiguousarray(rows[:, slot.word + number]).view(np.int64) for number in range(slot.words)]
+        )
         return words, valid
 
 
