@@ -18,7 +18,7 @@ from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.nested import decode_nested
 from store_actors.engine.pieces import batches, cut
 from store_actors.engine.strings import StringPool
-from store_actors.engine.words import decode_column, decode_plain, encode_column, validity
+from store_actors.engine.words import decode_column, encode_column, validity
 from store_actors.schema import StateSchema
 from store_actors.type_names import is_growing, string_to_type
 
@@ -238,14 +238,23 @@ class WordRows:
         self, slot: FieldSlot, rows: Words, pool: StringPool | None = None, data_type: pa.DataType | None = None
     ) -> pa.Array:
         """One column of rows given as words, as one array: cut them before, or ask for the large form of a `data_type` of strings."""
+        if slot.is_plain and not self._has_nulls(slot, rows):
+            values = np.ascontiguousarray(rows[:, slot.word])
+            return pa.Array.from_buffers(slot.type, len(rows), [None, pa.py_buffer(values)], 0)
         words, valid = self._words_of(slot, rows)
-        if slot.is_plain:
-            return decode_plain(slot.type, words[0], valid)
         pool = self.pool if pool is None else pool
         if slot.is_list:
             return self.lists.decode(slot, words[0], words[1], pool)
         decoded = decode_column(slot.type if data_type is None else data_type, words, valid, pool)
         return decoded if slot.nested is None else decode_nested(decoded, slot.nested)
+
+    @staticmethod
+    def _has_nulls(slot: FieldSlot, rows: Words) -> bool:
+        """Whether a field has no value in some row; in one pass, and without any memory."""
+        flags = rows[:, slot.flag_word]
+        if slot.is_key:
+            return int(np.bitwise_or.reduce(flags)) & slot.flag != 0
+        return int(np.bitwise_and.reduce(flags)) & slot.flag == 0
 
     @staticmethod
     def _words_of(slot: FieldSlot, rows: Words) -> tuple[tuple[Slots, ...], Bytes]:

@@ -27,7 +27,7 @@ from store_actors.engine.layout import is_text, words_of
 from store_actors.engine.nested import encode_nested
 from store_actors.engine.strings import StringPool
 
-__all__ = ["check_countable", "decode_column", "decode_plain", "encode_column", "validity"]
+__all__ = ["check_countable", "decode_column", "encode_column", "validity"]
 
 #: Arrow counts the bytes of a column of strings, and the elements of one of lists, in 32 bits.
 _MOST = 2**31 - 1
@@ -110,7 +110,8 @@ def decode_column(data_type: pa.DataType, words: tuple[Slots, ...], valid: Bytes
         ``large_string`` or ``large_binary``.
     """
     size = len(valid)
-    nulls, bitmap = _bitmap(valid)
+    nulls = size - int(np.count_nonzero(valid))
+    bitmap = pa.py_buffer(np.packbits(valid, bitorder="little")) if nulls else None
     if is_text(data_type) or pa.types.is_large_string(data_type) or pa.types.is_large_binary(data_type):
         ends = pool.ends(words[0], valid)
         if is_text(data_type):
@@ -132,15 +133,3 @@ def decode_column(data_type: pa.DataType, words: tuple[Slots, ...], valid: Bytes
     else:  # timestamp, duration: int64 microseconds
         values = words[0]
     return pa.Array.from_buffers(data_type, size, [bitmap, pa.py_buffer(np.ascontiguousarray(values))], nulls)
-
-
-def decode_plain(data_type: pa.DataType, words: Slots, valid: Bytes) -> pa.Array:
-    """:func:`decode_column` of a type whose values are its words."""
-    nulls, bitmap = _bitmap(valid)
-    return pa.Array.from_buffers(data_type, len(valid), [bitmap, pa.py_buffer(words)], nulls)
-
-
-def _bitmap(valid: Bytes) -> tuple[int, pa.Buffer | None]:
-    """How many values are null, and Arrow's bitmap of those that are not; None if none is."""
-    nulls = len(valid) - int(np.count_nonzero(valid))
-    return nulls, pa.py_buffer(np.packbits(valid, bitorder="little")) if nulls else None
