@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
 from store_actors.engine import list_kernels
 from store_actors.engine.arrays import Bytes, Slots, Words
@@ -89,7 +88,7 @@ def _texts(table: GroupTable, rows: Words) -> list[tuple[int, Slots]]:
     """Words of strings that the rows have, each with the live rows in which it is not null."""
     found = []
     for slot in (*table.layout.keys, *table.layout.state):
-        if (pa.types.is_string(slot.type) or pa.types.is_binary(slot.type)) and slot.word < rows.shape[1]:
+        if slot.is_text and slot.word < rows.shape[1]:
             flagged = (rows[:, slot.flag_word] & np.uint64(slot.flag)) != 0
             found.append((slot.word, np.flatnonzero((flagged != slot.is_key) & (rows[:, 0] & LIVE != 0))))
     return found

@@ -370,6 +370,6 @@ def _ordering(data_type: pa.DataType) -> Ordering:
         return Ordering.FLOAT
     if pa.types.is_decimal(data_type):
         return Ordering.DECIMAL
-    if pa.types.is_string(data_type) or pa.types.is_binary(data_type):
+    if is_text(data_type):
         return Ordering.STRING
     return Ordering.INT

@@ -103,7 +103,7 @@ def _value_words(slot: FieldSlot, blocks: Sequence[Words], valid: Mask, pool: St
         return [_column(blocks, slot.word + 1) ^ _SIGN, value]
     if pa.types.is_floating(slot.type):
         return [_float_words(value)]
-    if pa.types.is_string(slot.type) or pa.types.is_binary(slot.type):
+    if slot.is_text:
         return [_string_words(value, valid, pool)]
     return [value ^ _SIGN]
 
