@@ -14,12 +14,12 @@ from store_actors.engine.accumulate_kernels import ACCUMULATE_WORDS
 from store_actors.engine.arrays import Slots, Words
 from store_actors.engine.index_kernels import FLAG_BITS
 from store_actors.engine.list_kernels import FLOAT_SET, LIST, SET
-from store_actors.engine.nested import parts_of
+from store_actors.engine.nested import is_text, parts_of
 from store_actors.nested_types import is_nested
 from store_actors.schema import ROW_COLUMN, Accumulator, Field, StateSchema
 from store_actors.type_names import is_counted, is_growing, string_to_type
 
-__all__ = ["Feed", "FieldSlot", "ListSlot", "RowLayout", "Sketch", "all_words", "held_type", "is_text", "words_of"]
+__all__ = ["Feed", "FieldSlot", "ListSlot", "RowLayout", "Sketch", "all_words", "held_type", "words_of"]
 
 #: State fields of a correlation; a covariance has fewer.
 _CORRELATION_FIELDS = 6
@@ -32,11 +32,6 @@ def words_of(data_type: pa.DataType) -> int:
     if pa.types.is_fixed_size_binary(data_type):
         return int(data_type.byte_width) // 8
     return 2 if pa.types.is_decimal(data_type) or pa.types.is_list(data_type) else 1
-
-
-def is_text(data_type: pa.DataType) -> bool:
-    """Whether values are ids in a pool."""
-    return bool(pa.types.is_string(data_type) or pa.types.is_binary(data_type))
 
 
 def held_type(data_type: pa.DataType) -> pa.DataType:

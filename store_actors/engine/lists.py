@@ -10,9 +10,9 @@ from coordinator.errors import InvalidRequestError
 from store_actors.engine import count_kernels, hll_kernels, list_kernels
 from store_actors.engine.arrays import Bytes, Slots, Words
 from store_actors.engine.hash_kernels import ELEMENT_SECRETS, secret_words
-from store_actors.engine.layout import FieldSlot, ListSlot, is_text, words_of
+from store_actors.engine.layout import FieldSlot, ListSlot, words_of
 from store_actors.engine.memory import HEAP, Memory
-from store_actors.engine.nested import decode_nested
+from store_actors.engine.nested import decode_nested, is_text
 from store_actors.engine.strings import StringPool
 from store_actors.engine.words import check_countable, decode_column, encode_column
 

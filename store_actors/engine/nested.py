@@ -21,12 +21,17 @@ from numba import int64, njit, uint8, void
 
 from store_actors.engine.arrays import Bytes, Slots
 
-__all__ = ["decode_nested", "encode_nested", "nested_keys", "parts_of"]
+__all__ = ["decode_nested", "encode_nested", "is_text", "nested_keys", "parts_of"]
 
 Lengths: TypeAlias = npt.NDArray[np.int32]
 
 u8_1 = uint8[::1]
 i64_1 = int64[::1]
+
+
+def is_text(data_type: pa.DataType) -> bool:
+    """Whether values are strings or bytes: in rows, ids in a pool."""
+    return bool(pa.types.is_string(data_type) or pa.types.is_binary(data_type))
 
 
 @njit(void(u8_1, i64_1, i64_1, u8_1, i64_1), cache=True, nogil=True)
@@ -88,7 +93,7 @@ def _write(array: pa.Array, counts: Slots, out: list[_Section]) -> None:
         _write_elements(array.cast(_entries_type(data_type)), counts, out)
     elif pa.types.is_list(data_type):
         _write_elements(array, counts, out)
-    elif pa.types.is_string(data_type) or pa.types.is_binary(data_type):
+    elif is_text(data_type):
         _write_strings(array, counts, out)
     else:
         values = _fixed(array)
@@ -157,7 +162,7 @@ def parts_of(data_type: pa.DataType) -> list[tuple[int, int]]:
             children += parts_of(data_type.field(place).type)
     elif pa.types.is_list(data_type):
         kind, number, children = 3, 0, parts_of(data_type.value_type)
-    elif pa.types.is_string(data_type) or pa.types.is_binary(data_type):
+    elif is_text(data_type):
         kind, number = 2, 0
     else:
         kind = int(pa.types.is_floating(data_type))
@@ -214,7 +219,7 @@ class _Bytes:
             element = _entries_type(data_type).value_type if pa.types.is_map(data_type) else data_type.value_type
             elements = self.values(element, _per_row(lengths, counts))
             return pa.Array.from_buffers(data_type, size, [bitmap, _ends(lengths)], nulls, children=[elements])
-        if pa.types.is_string(data_type) or pa.types.is_binary(data_type):
+        if is_text(data_type):
             lengths = self._section(counts * 4).view(np.int32)
             data = self._section(_per_row(lengths, counts))
             return pa.Array.from_buffers(data_type, size, [bitmap, _ends(lengths), pa.py_buffer(data)], nulls)

@@ -23,8 +23,8 @@ import pyarrow.compute as pc
 
 from coordinator.errors import InvalidRequestError
 from store_actors.engine.arrays import Bytes, Slots, Words
-from store_actors.engine.layout import is_text, words_of
-from store_actors.engine.nested import encode_nested
+from store_actors.engine.layout import words_of
+from store_actors.engine.nested import encode_nested, is_text
 from store_actors.engine.strings import StringPool
 
 __all__ = ["check_countable", "decode_column", "encode_column", "validity"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, Protocol, Self, TypeVar
 
 import pyarrow as pa
@@ -119,11 +118,7 @@ class FleetSource:
         if asked.is_small:
             return self._find_few(where, pickle.dumps(asked, protocol=pickle.HIGHEST_PROTOCOL))
         reference = self._handle(where).find_rows.remote(asked)
-        return partial(self._outcomes, reference)
-
-    def _outcomes(self, reference: Any) -> Sequence[Outcome]:
-        told: Outcomes = self._answer(reference)
-        return told.each
+        return lambda: self._answer(reference).each
 
     def _find_few(self, where: ActorLocation | None, asked: bytes) -> Callable[[], Sequence[Outcome]]:
         answered = None
@@ -131,13 +126,14 @@ class FleetSource:
             answered = self._direct.begin(where.actor_name, where.instance_id, asked)
         if answered is None:
             reference = self._handle(where).find_few.remote(asked)
-            return lambda: _unpickled(self._answer(reference))
+            return lambda: pickle.loads(self._answer(reference)).each
 
         def outcomes() -> Sequence[Outcome]:
             found = answered()
             if found is None:
                 found = self._answer(self._handle(where).find_few.remote(asked))
-            return _unpickled(found)
+            told: Outcomes = pickle.loads(found)
+            return told.each
 
         return outcomes
 
@@ -212,8 +208,3 @@ class FleetSource:
         except RayActorError as error:
             self._handles.clear()
             raise Lost(str(error)) from error
-
-
-def _unpickled(answer: bytes) -> Sequence[Outcome]:
-    told: Outcomes = pickle.loads(answer)
-    return told.each
