@@ -27,7 +27,7 @@ from coordinator.model import (
 from coordinator.placements import Placement
 from coordinator.placing import PlacementExplanation, PlannedMove
 from coordinator.preparation import Preparation
-from coordinator.reading import ReadView, ViewId
+from coordinator.reading import ReadView, ViewId, WantedView
 from coordinator.rescaling import BatchShards, RescalePlan
 from coordinator.spreading import Place
 from coordinator.storage.options import Secrets, StorageOptions
@@ -267,9 +267,13 @@ class CoordinatorClient:
         located: ShardLocation = self._call("locate", state_name, shard, version)
         return located
 
-    def read_view(self, state_name: str, version: int | None, known: ViewId | None) -> ReadView | None:
+    def batch_finished(self, state_names: Sequence[str], run_id: str, batch_id: int, within_s: float) -> None:
+        """See :meth:`Coordinator.batch_finished <coordinator.service.Coordinator.batch_finished>`."""
+        self._call("batch_finished", list(state_names), run_id, batch_id, within_s)
+
+    def read_view(self, state_name: str, asked: WantedView, known: ViewId | None) -> ReadView | None:
         """See :meth:`Coordinator.read_view <coordinator.service.Coordinator.read_view>`."""
-        view: ReadView | None = self._call("read_view", state_name, version, known)
+        view: ReadView | None = self._call("read_view", state_name, asked, known)
         return view
 
     def list_versions(self, state_name: str, count: int) -> tuple[VersionFigures, ...]:

@@ -44,6 +44,7 @@ from coordinator.model import (
 )
 from coordinator.placement import FleetView, PlacementPolicy, PlacementRequest
 from coordinator.records import (
+    BatchFinished,
     Branched,
     BranchMade,
     Committed,
@@ -110,6 +111,8 @@ class StateLedger(StateHistory):
         self.epoch = 0
         self.run_id = ""
         self.query_id = ""
+        #: Newest version whose batch Spark is known to have finished; None of a run of an earlier release, which did not report it.
+        self.finished: int | None = None
         #: Runs that a newer run has replaced; they may not lease or commit any more.
         self.retired: set[str] = set()
         self.assignments = Assignments()
@@ -275,7 +278,7 @@ class StateLedger(StateHistory):
         if task.run_id != self.run_id:
             self.check_not_of_the_past(task)
             epoch += 1
-            records.append(RunStarted(task.run_id, task.query_id, task.batch_id, epoch))
+            records.append(RunStarted(task.run_id, task.query_id, task.batch_id, epoch, reports_finished=True))
         assignment = self.assignments.get(task.partition_id)
         present = self.holder(task.partition_id)
         choice = policy.place(PlacementRequest(self.state_name, task.partition_id, asking, present), fleet)
@@ -394,6 +397,12 @@ class StateLedger(StateHistory):
             )
         return [Committed(one.sharing()) for one in entries], tuple(entries)
 
+    def decide_finished(self, run_id: str, batch_id: int) -> list[Record]:
+        """Note that Spark's commit log has a batch of a run; nothing if the run was replaced, or the log says so by now."""
+        if run_id != self.run_id or (self.finished or 0) > batch_id:
+            return []
+        return [BatchFinished(run_id, batch_id)]
+
     def decide_snapshot(self, snapshot: SnapshotEntry) -> tuple[list[Record], bool]:
         """Count a snapshot, if the commit that it shows still counts and it is new; returns whether it is counted."""
         known = self._snapshots.get(snapshot.shard, ())
@@ -432,10 +441,15 @@ class StateLedger(StateHistory):
                 if self.run_id:
                     self.retired.add(self.run_id)
                 self.run_id, self.query_id, self.epoch = record.run_id, record.query_id, record.epoch
+                # The run begins with this batch because the commit log ends before it, whatever earlier runs reported.
+                self.finished = record.batch_id if record.reports_finished else None
                 self.assignments.renew(self.epoch)
                 self.asked = None
                 for generation in self.generations.start_run(record.run_id):
                     self.forget(generation.partitions)
+            case BatchFinished():
+                if record.run_id == self.run_id:
+                    self._raise_finished(record.batch_id + 1)
             case ShardsAssigned():
                 self.epoch = record.epoch
                 self.assignments.assign(record, self.newest_version(record.partition_id))
@@ -444,7 +458,11 @@ class StateLedger(StateHistory):
             case SchemaChanged():
                 self._fitting = None
                 self.take(record)
-            case Committed() | SnapshotAdded() | Truncated():
+            case Committed(entry):
+                # A batch is planned once the one before it is in Spark's commit log; what was imported was finished elsewhere.
+                self._raise_finished(entry.version if entry.is_import else entry.version - 1)
+                self.take(record)
+            case SnapshotAdded() | Truncated():
                 self.take(record)
             case RescaleAsked():
                 self.asked = record
@@ -452,7 +470,7 @@ class StateLedger(StateHistory):
                 self.asked = None
                 self.take(record)
             case Branched():
-                self.origin = record.parent, record.version
+                self.origin, self.finished = (record.parent, record.version), record.version
                 self.epoch, self.query_id = record.ledger["epoch"], record.ledger["query_id"]
                 self.load_history(record.ledger)
             case BranchMade():
@@ -460,11 +478,15 @@ class StateLedger(StateHistory):
             case _:
                 assert_never(record)
 
+    def _raise_finished(self, version: int) -> None:
+        if self.finished is not None:
+            self.finished = max(self.finished, version)
+
     def copy(self, records: Iterable[Committed | SnapshotAdded]) -> StateLedger:
         """The same, for good: this one may go on; but of its commits and snapshots these only."""
         other = StateLedger(self.root)
         other.epoch, other.run_id, other.query_id = self.epoch, self.run_id, self.query_id
-        other.retired = set(self.retired)
+        other.finished, other.retired = self.finished, set(self.retired)
         other.assignments = self.assignments.copy()
         other.asked = self.asked
         other.origin, other.branches = self.origin, dict(self.branches)
@@ -486,6 +508,7 @@ class StateLedger(StateHistory):
             "epoch": self.epoch,
             "run_id": self.run_id,
             "query_id": self.query_id,
+            **({} if self.finished is None else {"finished": self.finished}),
             "retired": sorted(self.retired),
             **self.assignments.to_json(),
             **self.history_to_json(),
@@ -501,7 +524,7 @@ class StateLedger(StateHistory):
         """Ledger of a checkpoint; `earlier` as for :meth:`load_history`."""
         ledger = cls(root)
         ledger.epoch, ledger.run_id, ledger.query_id = data["epoch"], data["run_id"], data["query_id"]
-        ledger.retired = set(data["retired"])
+        ledger.finished, ledger.retired = data.get("finished"), set(data["retired"])
         ledger.assignments = Assignments.from_json(data)
         ledger.load_history(data, earlier)
         if "rescale_asked" in data:

@@ -6,6 +6,7 @@
     ├── InvalidRequestError      fix the call (also a ValueError)
     │   ├── OperationOutOfOrderError   the handle is committed, aborted or released: open a new one
     │   └── VersionNotFoundError       no such version, or memory no longer holds it: load it
+    │       └── VersionReplacedError   the version that was read is another one now: read anew from the start
     ├── SumOverflowError         a sum left its type: change data or query (also an ArithmeticError)
     ├── WriterBusyError          another handle is changing the shard: end it first
     ├── StateMismatchError       the query and the state do not belong together
@@ -40,6 +41,7 @@ __all__ = [
     "StoreUnavailableError",
     "SumOverflowError",
     "VersionNotFoundError",
+    "VersionReplacedError",
     "WriterBusyError",
 ]
 
@@ -83,6 +85,10 @@ class OperationOutOfOrderError(InvalidRequestError):
 
 class VersionNotFoundError(InvalidRequestError):
     """A version is negative, does not exist, or is no longer in memory. What is stored is untouched."""
+
+
+class VersionReplacedError(VersionNotFoundError):
+    """A version was made anew by a repeated batch since it was read, perhaps with other rows. What was read of it is not what counts."""
 
 
 class SumOverflowError(StateStoreError, ArithmeticError):

@@ -61,7 +61,7 @@ class StateFigures:
         for partition in partitions:
             rows, size = ledger.held(partition)
             self.shards, self.rows, self.bytes = self.shards + 1, self.rows + rows, self.bytes + size
-            # As StateLedger.finished_version, which looks at all shards in one turn.
+            # As StateLedger.committed_version, which looks at all shards in one turn.
             version = ledger.newest_version(partition)
             self.version = version if self.version is None else min(self.version, version)
             holder, entry = ledger.holder(partition), ledger.newest(partition)

@@ -237,7 +237,7 @@ class StateHistory:
         shards = self.generations.newest(Generation(created.num_shards)).num_shards
         return replace(created, schema=dict(self.committed_schema(created) or created.schema), num_shards=shards)
 
-    def finished_version(self, generation: Generation) -> int:
+    def committed_version(self, generation: Generation) -> int:
         """Newest version that every shard has, or is behind of; 0 where one has none."""
         return min(map(self.newest_version, generation.partitions))
 

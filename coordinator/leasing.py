@@ -75,7 +75,7 @@ class Leasing:
             return
 
         def look(ledger: StateLedger) -> tuple[list[Record], Mapping[str, Any] | None]:
-            newest = ledger.finished_version(ledger.generations.newest(first_generation(created)))
+            newest = ledger.committed_version(ledger.generations.newest(first_generation(created)))
             schemas = (ledger.committed_schema(created, version) for version in (newest, max(0, newest - 1)))
             return [], fitting(schemas, created, metadata)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from coordinator.checkpoints import CheckpointPlan
@@ -30,6 +31,14 @@ _LONGEST_MOMENT_S = 0.01
 
 Result = TypeVar("Result")
 Decide = Callable[[StateLedger], tuple[list[Record], Result]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    """A fact that answers know of before it is in the log; and who waits until it is."""
+
+    records: Callable[[StateLedger], list[Record]]
+    written: asyncio.Future[None]
 
 
 class LedgerKeeper:
@@ -70,6 +79,10 @@ class LedgerKeeper:
         #: Goes up whenever the ledger may have become another one.
         self.changes = 0
         self._draining: asyncio.Task[None] | None = None
+        #: Facts that are yet to be written; how many of them the ledger has, and by which records; whether not to wait for others'.
+        self._notes: list[_Note] = []
+        self._taken, self._unwritten = 0, list[Record]()
+        self._must_write = False
         self._checkpointing: asyncio.Task[None] | None = None
 
     @property
@@ -86,6 +99,7 @@ class LedgerKeeper:
         now_s = self._clock.elapsed_s()
         ledger = await asyncio.to_thread(self._log.load)
         self._ledger, self._compared_s = ledger, now_s
+        self._taken, self._unwritten = 0, []
         self.changes += 1
         return ledger
 
@@ -122,9 +136,38 @@ class LedgerKeeper:
         self._came += is_one_of_many
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._queue.append((decide, future))
+        self._begin_draining()
+        return await future
+
+    async def note(self, records: Callable[[StateLedger], list[Record]], within_s: float) -> None:
+        """Have a fact written with the records of others, or by itself if there are none for a while; returns once it is in the log.
+
+        Answers know of it at once, so it must be true whether or not it is written. It must not raise.
+
+        Parameters
+        ----------
+        records
+            From the ledger to the fact's records; none if the log says it by now.
+        within_s
+            Seconds that it waits for others.
+
+        Raises
+        ------
+        StateStoreError
+            The log could not be written.
+        """
+        note = _Note(records, asyncio.get_running_loop().create_future())
+        self._notes.append(note)
+        if within_s > 0:
+            await asyncio.wait([note.written], timeout=within_s)
+        if not note.written.done():
+            self._must_write = True
+            self._begin_draining()
+        await note.written
+
+    def _begin_draining(self) -> None:
         if self._draining is None or self._draining.done():
             self._draining = asyncio.create_task(self._drain())
-        return await future
 
     async def _drain(self) -> None:
         came, self._came = self._came, 0
@@ -137,15 +180,18 @@ class LedgerKeeper:
         self._came = 0
 
     async def _answer_all(self) -> None:
-        while self._queue:
+        while self._queue or self._must_write:
             group, self._queue = self._queue, []
+            must_write, self._must_write = self._must_write, False
             fence, self._fence = self._fence, False
             must_look, self._must_look = self._must_look, False
             try:
-                outcomes = await self._decide_group([decide for decide, _ in group], fence, must_look)
+                outcomes = await self._decide_group([decide for decide, _ in group], fence, must_look, must_write)
             except Exception as error:  # noqa: BLE001 - every waiting caller gets it
                 self._ledger = None
                 outcomes = [error] * len(group)
+                if must_write:
+                    self._fail_notes(error)
             for (_, future), outcome in zip(group, outcomes, strict=True):
                 if future.cancelled():
                     continue
@@ -155,15 +201,22 @@ class LedgerKeeper:
                     future.set_result(outcome[0])
 
     async def _decide_group(
-        self, group: list[Decide[Any]], fence: bool, must_look: bool
+        self, group: list[Decide[Any]], fence: bool, must_look: bool, must_write: bool
     ) -> list[tuple[Any] | Exception]:
         for _ in range(_DECIDE_ATTEMPTS):
             ledger = self._ledger
             if ledger is None or (self._is_old() and not await self._compared()):
                 ledger = await self._load()
+            self._take_notes(ledger)
             records, outcomes = self._decide_all(ledger, group)
             self.changes += bool(records)
+            taken = self._taken
+            if records or fence or must_write or not self._unwritten:
+                records = [*self._unwritten, *records]
+            else:
+                taken = 0
             if await self._settle(records, ledger, fence, must_look):
+                self._notes_are_written(taken)
                 return outcomes
             self._ledger = None
         raise StorageUnavailableError(
@@ -171,6 +224,29 @@ class LedgerKeeper:
             "counted is found out when it is repeated; committed versions are safe",
             attempts=_DECIDE_ATTEMPTS,
         )
+
+    def _take_notes(self, ledger: StateLedger) -> None:
+        for note in self._notes[self._taken :]:
+            records = note.records(ledger)
+            for record in records:
+                ledger.fold(record)
+            self._unwritten += records
+            self._taken += 1
+
+    def _notes_are_written(self, count: int) -> None:
+        """The log has the first so many notes."""
+        if count:
+            written, self._notes = self._notes[:count], self._notes[count:]
+            self._taken, self._unwritten = self._taken - count, []
+            for note in written:
+                if not note.written.done():
+                    note.written.set_result(None)
+
+    def _fail_notes(self, error: Exception) -> None:
+        """Notes could not be written. They are true all the same, so answers know of them, and the next records take them along."""
+        for note in self._notes:
+            if not note.written.done():
+                note.written.set_exception(error)
 
     async def _settle(self, records: list[Record], ledger: StateLedger, fence: bool, must_look: bool) -> bool:
         """Make a group's answers true; False if they were decided by an old ledger."""

@@ -1,20 +1,47 @@
 """Which version of a state is read: the newest that is one cut across all its shards, and across the operators of its query. Pure.
 
-A version counts shard by shard while a batch runs. Whoever reads is given the newest one that every shard has, and that the other
-operators of the query have, too: what one finished batch left, nothing of the one that is being made.
+A version counts shard by shard while a batch runs, and all shards have it before the batch's sink, and Spark's commit log, are done
+with it. If the batch fails there, it is replayed, perhaps by another program, and makes the version anew, with other rows. So readers are
+given the newest version whose batch Spark has finished: it is never replaced. Who asks for what is *committed* is given the newest one
+that every shard has.
+
+That Spark has finished batch `b` is known from the log: a run began with batch ``b + 1``, a shard committed version ``b + 2`` (Spark plans
+a batch once the one before it is in its commit log), or the driver reported it. A run that begins with `b` again says that it was not.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from coordinator.core import StateLedger
 from coordinator.errors import VersionNotFoundError
+from coordinator.generations import Generation
 from coordinator.model import ActorLocation, StateMetadata, Travelling
 from coordinator.rescaling import first_generation
 
-__all__ = ["ReadView", "ViewId", "cut_of", "finished", "read_view"]
+__all__ = ["ReadView", "ViewId", "WantedView", "committed", "cut_of", "finished", "newest_readable", "read_view"]
+
+
+@dataclass(frozen=True, slots=True)
+class WantedView(Travelling):
+    """Which view of a state is asked for.
+
+    Attributes
+    ----------
+    version
+        None for the newest one.
+    is_committed
+        Whether what all shards have will do, though Spark may not have finished its batch.
+    first_partition
+        Of the shards by which the version is read, as :attr:`ViewId.first_partition`: a version from which on the state has other shards can
+        be read by the former ones, too. None for the newest ones that have the version.
+    """
+
+    version: int | None = None
+    is_committed: bool = False
+    first_partition: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +68,9 @@ class ReadView(Travelling):
     versions, attempts
         Of each shard its version, and the attempt that made it. Partitions of Python programs each have a version of their own; all
         others have that of the view.
+    lineage
+        Digest of the attempts that made the version on all shards: a version that was made anew has another one. The same for all
+        generations of shards that have the version.
     stores
         Names of the stores that the partitions have.
     holders
@@ -53,6 +83,7 @@ class ReadView(Travelling):
     oldest: int
     versions: tuple[int, ...]
     attempts: tuple[str, ...]
+    lineage: str
     stores: tuple[str, ...]
     holders: tuple[int, ...]
     locations: tuple[ActorLocation, ...]
@@ -82,17 +113,45 @@ class ReadView(Travelling):
         return None if holder < 0 else self.locations[holder]
 
 
-def finished(ledger: StateLedger, created: StateMetadata) -> int:
-    """Newest version that every shard of a state has, made by one batch.
+def committed(ledger: StateLedger, created: StateMetadata) -> int:
+    """Newest version that every shard of a state has, made by one run, whose batch Spark need not have finished.
 
-    A batch that is repeated makes the same version again. One that was planned anew makes another one, shard by shard: until all have
-    it, the version before is the newest.
+    A run that repeats a batch makes its version anew, shard by shard, and may have another program: until all have it, the version
+    before is the newest.
     """
     generation = ledger.generations.newest(first_generation(created))
-    version = ledger.finished_version(generation)
+    version = ledger.committed_version(generation)
     made = (ledger.entry_of(version, one) for one in generation.partitions)
-    planned = {one.batch_time_ms for one in made if one is not None and one.batch_time_ms is not None}
-    return version - 1 if len(planned) > 1 else version
+    runs = {one.run_id for one in made if one is not None}
+    return version - 1 if len(runs) > 1 else version
+
+
+def finished(ledger: StateLedger, created: StateMetadata) -> int:
+    """Newest version of a state whose batch Spark has finished, as far as that is known.
+
+    A run of an earlier release reported nothing. Its newest version is taken for finished, as that release did, unless a run began since:
+    that one says itself what was finished before it.
+    """
+    version = committed(ledger, created)
+    if ledger.is_of_python:
+        # Programs have no batches: what they committed is done.
+        return version
+    if ledger.finished is not None:
+        return min(version, ledger.finished)
+    generation = ledger.generations.newest(first_generation(created))
+    made = (ledger.entry_of(version, one) for one in generation.partitions)
+    return version if all(one is None or one.run_id == ledger.run_id for one in made) else version - 1
+
+
+def newest_readable(ledger: StateLedger, created: StateMetadata, *, is_committed: bool) -> int:
+    """Newest version of a state for those who ask for what is committed, or for what is finished."""
+    return committed(ledger, created) if is_committed else finished(ledger, created)
+
+
+def _lineage(ledger: StateLedger, committed_by: Generation, version: int) -> str:
+    """See :attr:`ReadView.lineage`."""
+    attempts = "\n".join(ledger.counted(one, version)[1] for one in committed_by.partitions)
+    return hashlib.blake2b(attempts.encode(), digest_size=8).hexdigest()
 
 
 def cut_of(own: int, others: Iterable[int]) -> int:
@@ -110,7 +169,7 @@ def cut_of(own: int, others: Iterable[int]) -> int:
 
 
 def read_view(
-    ledger: StateLedger, created: StateMetadata, cut: int, version: int | None, known: ViewId | None = None
+    ledger: StateLedger, created: StateMetadata, cut: int, asked: WantedView, known: ViewId | None = None
 ) -> ReadView | None:
     """How a version of a state is read; None if the caller has that view.
 
@@ -118,22 +177,24 @@ def read_view(
     ----------
     cut
         Newest version of the query.
-    version
-        Which to read; the newest by default.
+    asked
+        Which to read.
     known
         Of a view that the caller has.
 
     Raises
     ------
     VersionNotFoundError
-        There is no such version, or it is not retained any more.
+        There is no such version, or it is not retained any more, or not by the shards that are asked for.
     """
     first = first_generation(created)
     newest = cut
     if ledger.is_of_python:
         newest = max(map(ledger.newest_version, first.partitions))
-    wanted = newest if version is None else version
-    generation = ledger.generations.with_version(first, wanted)
+    wanted = newest if asked.version is None else asked.version
+    # The shards that committed it; there may be others that are made of it, and have nothing of their own yet.
+    former = ledger.generations.with_version(first, wanted - 1)
+    generation = _generation(ledger, first, former, wanted, asked.first_partition)
     oldest = max((ledger.oldest_readable(one) for one in generation.partitions), default=0)
     if not 0 <= wanted <= newest or (wanted < oldest and not ledger.is_of_python):
         raise VersionNotFoundError(
@@ -165,7 +226,26 @@ def read_view(
         oldest,
         tuple(own for own, _ in made),
         tuple(attempt for _, attempt in made),
+        _lineage(ledger, former, wanted),
         ledger.store_names(generation.partitions),
         tuple(-1 if one is None else places[one.instance_id] for one in located),
         tuple(lives.values()),
     )
+
+
+def _generation(
+    ledger: StateLedger, first: Generation, former: Generation, version: int, first_partition: int | None
+) -> Generation:
+    """The shards by which a version is read."""
+    newest = ledger.generations.with_version(first, version)
+    if first_partition in (None, newest.first_partition):
+        return newest
+    if former.first_partition != first_partition:
+        raise VersionNotFoundError(
+            "the shards by which the version was to be read are not there any more: what was committed on them was replaced by another run; "
+            "nothing was changed; ask for the rows anew",
+            state=ledger.state_name,
+            version=version,
+            first_partition=first_partition,
+        )
+    return former

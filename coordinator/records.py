@@ -15,6 +15,7 @@ from coordinator.model import ActorLocation, CommitEntry, SnapshotEntry
 from coordinator.preparation import Preparation
 
 __all__ = [
+    "BatchFinished",
     "BranchMade",
     "Branched",
     "Committed",
@@ -41,6 +42,8 @@ class RecordKind(StrEnum):
     RUN_STARTED = "run_started"
     #: The run's schema is not that of the run before it; in force from the run's epoch on.
     SCHEMA_CHANGED = "schema_changed"
+    #: Spark recorded a batch of the run as finished: readers may see what it made.
+    BATCH_FINISHED = "batch_finished"
     #: Shards were given to store actors under new epochs.
     SHARDS_ASSIGNED = "shards_assigned"
     #: A shard that was to go to another store actor stays where it is.
@@ -63,12 +66,24 @@ class RecordKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunStarted:
-    """A run of the query took the state over, with its batch `batch_id`; every older run is fenced from here on."""
+    """A run of the query took the state over, with its batch `batch_id`; every older run is fenced from here on.
+
+    `reports_finished` says whether there are :class:`BatchFinished` records of the run; runs of earlier releases have none.
+    """
 
     run_id: str
     query_id: str
     batch_id: int
     epoch: int
+    reports_finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFinished:
+    """Spark's commit log has a batch of a run: the version that the batch made is never replaced by a replay of it."""
+
+    run_id: str
+    batch_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +183,7 @@ class BranchMade:
 
 Record = (
     RunStarted
+    | BatchFinished
     | SchemaChanged
     | ShardsAssigned
     | MoveFailed
@@ -185,7 +201,11 @@ def record_to_json(record: Record) -> dict[str, Any]:
     """A record as JSON data."""
     match record:
         case RunStarted():
-            kind = RecordKind.RUN_STARTED
+            # Those of earlier releases do not have the last field.
+            fields = {name: value for name, value in asdict(record).items() if value is not False}
+            return {"kind": RecordKind.RUN_STARTED, **fields}
+        case BatchFinished():
+            kind = RecordKind.BATCH_FINISHED
         case SchemaChanged():
             kind = RecordKind.SCHEMA_CHANGED
         case ShardsAssigned():
@@ -216,6 +236,7 @@ def record_to_json(record: Record) -> dict[str, Any]:
 
 _READERS: dict[RecordKind, Callable[[dict[str, Any]], Record]] = {
     RecordKind.RUN_STARTED: lambda fields: RunStarted(**fields),
+    RecordKind.BATCH_FINISHED: lambda fields: BatchFinished(**fields),
     RecordKind.SCHEMA_CHANGED: lambda fields: SchemaChanged(**fields),
     RecordKind.SHARDS_ASSIGNED: lambda fields: ShardsAssigned(
         **{**fields, "location": ActorLocation(**fields["location"]), "preparation": preparation_from_json(fields)}

@@ -47,7 +47,7 @@ from coordinator.placement import PlacementPolicy, StayElseLocal
 from coordinator.placements import Placement, Placements
 from coordinator.placing import PlacementExplanation, PlannedMove
 from coordinator.preparation import Preparation
-from coordinator.reading import ReadView, ViewId
+from coordinator.reading import ReadView, ViewId, WantedView
 from coordinator.records import Record
 from coordinator.rescaling import BatchShards, RescalePlan, decide_ask, first_generation
 from coordinator.spreading import Place
@@ -370,9 +370,13 @@ class Coordinator:
         """See :meth:`Versions.locate`."""
         return await self._versions.locate(state_name, shard, version)
 
-    async def read_view(self, state_name: str, version: int | None, known: ViewId | None) -> ReadView | None:
+    async def batch_finished(self, state_names: Sequence[str], run_id: str, batch_id: int, within_s: float) -> None:
+        """See :meth:`Versions.batch_finished`."""
+        await self._versions.batch_finished(state_names, run_id, batch_id, within_s)
+
+    async def read_view(self, state_name: str, asked: WantedView, known: ViewId | None) -> ReadView | None:
         """See :meth:`Versions.read_view`."""
-        return await self._versions.read_view(state_name, version, known)
+        return await self._versions.read_view(state_name, asked, known)
 
     async def list_versions(self, state_name: str, count: int) -> tuple[VersionFigures, ...]:
         """See :meth:`Versions.list_newest`."""

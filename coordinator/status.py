@@ -74,7 +74,7 @@ def query_status(ledger: StateLedger, metadata: StateMetadata, placing: Placing,
     entries = {partition: ledger.newest(partition) for partition in generation.partitions}
     present = [entry for entry in entries.values() if entry is not None]
     complete = len(present) == generation.num_shards
-    version = ledger.finished_version(generation)
+    version = ledger.committed_version(generation)
     shards = [
         {
             **_shard_status(ledger, partition, entry),

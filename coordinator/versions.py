@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from coordinator.branches import Branch
@@ -14,7 +14,7 @@ from coordinator.errors import InvalidRequestError
 from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.model import PYTHON_QUERY_ID, ShardLocation, StateMetadata, StateStoreId
 from coordinator.open_states import OpenStates
-from coordinator.reading import ReadView, ViewId, cut_of, finished, read_view
+from coordinator.reading import ReadView, ViewId, WantedView, cut_of, newest_readable, read_view
 from coordinator.records import Record
 from coordinator.rescaling import first_generation
 from coordinator.version_figures import VersionFigures, version_figures
@@ -44,13 +44,15 @@ class Versions:
         #: Whether the states that were there when this coordinator began are open; those that are made later are, anyway.
         self._all_are_open = False
 
-    async def read_view(self, state_name: str, version: int | None, known: ViewId | None) -> ReadView | None:
+    async def read_view(
+        self, state_name: str, asked: WantedView = WantedView(), known: ViewId | None = None
+    ) -> ReadView | None:
         """How a version of a state is read, by the log as it was a moment ago at most.
 
         Parameters
         ----------
-        version
-            The newest by default: one cut across the shards of all operators of its query.
+        asked
+            The newest version by default: one cut across the shards of all operators of its query, whose batch Spark has finished.
         known
             Of a view that the caller has.
 
@@ -73,13 +75,27 @@ class Versions:
                 "there is no such state; nothing was changed; `statefleet status` lists those that there are",
                 state=state_name,
             )
-        others = await self._finished_beside(keeper) if version is None else []
+        others = await self._newest_beside(keeper, asked.is_committed) if asked.version is None else []
 
         def look(ledger: StateLedger) -> tuple[list[Record], ReadView | None]:
-            cut = cut_of(finished(ledger, created), others)
-            return [], read_view(ledger, created, cut, version, known)
+            cut = cut_of(newest_readable(ledger, created, is_committed=asked.is_committed), others)
+            return [], read_view(ledger, created, cut, asked, known)
 
         return await keeper.submit(look, is_recent=True)
+
+    async def batch_finished(self, state_names: Sequence[str], run_id: str, batch_id: int, within_s: float) -> None:
+        """Spark's commit log has a batch of a run, which worked on these states: readers see it from now on.
+
+        Returns once the states' logs say so, which they do with their next records, or after a while without any.
+
+        Parameters
+        ----------
+        within_s
+            That while, in seconds.
+        """
+        keepers = [await self._keeper(name) for name in state_names]
+        notes = [keeper.note(lambda ledger: ledger.decide_finished(run_id, batch_id), within_s) for keeper in keepers]
+        await asyncio.gather(*notes)
 
     async def list_newest(self, state_name: str, count: int) -> tuple[VersionFigures, ...]:
         """What the log tells of the newest versions of a state that can be read, newest first; `count` of them at most.
@@ -89,7 +105,7 @@ class Versions:
         InvalidRequestError
             There is no such state.
         """
-        view = await self.read_view(state_name, None, None)
+        view = await self.read_view(state_name)
         assert view is not None
         newest = view
         keeper = await self._keeper(state_name)
@@ -101,15 +117,15 @@ class Versions:
 
         return await keeper.submit(look, is_recent=True)
 
-    async def _finished_beside(self, keeper: LedgerKeeper) -> list[int]:
-        """Newest version that every shard has of each other state of a state's query."""
+    async def _newest_beside(self, keeper: LedgerKeeper, is_committed: bool) -> list[int]:
+        """See :func:`~coordinator.reading.newest_readable`; of each other state of a state's query."""
         if not self._all_are_open:
             await self.load_all_states()
             self._all_are_open = True
         query_id = "" if keeper.ledger is None else keeper.ledger.query_id
 
         def look(created: StateMetadata, ledger: StateLedger) -> tuple[list[Record], int]:
-            return [], finished(ledger, created)
+            return [], newest_readable(ledger, created, is_committed=is_committed)
 
         beside = [
             (one, created)
@@ -152,7 +168,7 @@ class Versions:
         name
             Of the branch.
         version
-            The newest of all operators of the query by default. Of a state that Python programs own, whose partitions go on each by
+            One whose batch Spark has finished; the newest of all operators of the query by default. Of a state that Python programs own, whose partitions go on each by
             itself, it is the newest of each, and none can be asked for.
 
         Raises
@@ -165,7 +181,7 @@ class Versions:
         found = await self._branching.existing(state_name, version, name)
         if found is not None:
             return found
-        view = await self.read_view(state_name, version, None)
+        view = await self.read_view(state_name, WantedView(version))
         assert view is not None
         parent = (await self._keeper(state_name)).metadata
         assert parent is not None

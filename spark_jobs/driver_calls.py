@@ -19,6 +19,7 @@ from coordinator.errors import StateStoreError
 from coordinator.model import TaskIdentity
 from coordinator.rescaling import BatchShards
 from spark_jobs.executor_nodes import ExecutorNodes
+from spark_jobs.finished_batches import FinishedBatches
 from spark_jobs.node_watch import NodeWatch, WatchedFleet
 from spark_jobs.plan.executors import Executors
 from spark_jobs.shadow_moves import ShadowMoves
@@ -40,6 +41,7 @@ class _Fleet(NamedTuple):
     coordinator: CoordinatorClient
     nodes: ExecutorNodes
     moves: ShadowMoves
+    finished: FinishedBatches
     options: PlacementOptions
 
 
@@ -59,11 +61,12 @@ class DriverCalls:
             self._watches[application].start()
 
     def _living(self) -> list[WatchedFleet]:
+        return [WatchedFleet(one.coordinator, one.moves) for one in self._running()]
+
+    def _running(self) -> list[_Fleet]:
         # Whoever asked a fleet that was shut down would start it anew.
         return [
-            WatchedFleet(one.coordinator, one.moves)
-            for uri, one in list(self._fleets.items())
-            if RayActors().find(coordinator_name(uri)) is not None
+            one for uri, one in list(self._fleets.items()) if RayActors().find(coordinator_name(uri)) is not None
         ]
 
     def add(self, address: FleetAddress, coordinator: CoordinatorClient, options: PlacementOptions) -> None:
@@ -71,10 +74,10 @@ class DriverCalls:
         known = self._fleets.get(address.uri)
         if known is None or (known.coordinator, known.options) != (coordinator, options):
             nodes, moves = ExecutorNodes(address, options.store_actors_per_node), ShadowMoves(coordinator)
-            self._fleets[address.uri] = _Fleet(coordinator, nodes, moves, options)
+            self._fleets[address.uri] = _Fleet(coordinator, nodes, moves, FinishedBatches(coordinator), options)
 
     def answer(self, told: str) -> str:
-        """What the exchange of an operator is told, and who hears of ended runs.
+        """What the exchange of an operator is told, and who hears of finished batches and ended runs.
 
         Parameters
         ----------
@@ -82,7 +85,8 @@ class DriverCalls:
             JSON: ``asked`` (``begin``, ``place``, ``settle`` or ``ended``), ``operator`` (what the route column says), ``query_id``,
             ``run_id``, ``batch_id``, ``time_ms`` and ``former_time_ms`` of the batch; to begin it, with how many ``shards`` its query
             was built; else, how many it has, and the ``first_partition`` of these; to place, ``executors``: ``cores`` by host, how many
-            are ``present`` and were ``asked`` for. Of a run that has ended only its ``run_id``.
+            are ``present`` and were ``asked`` for. Of a batch that is ``finished`` its ``run_id`` and ``batch_id``, the ``states`` of
+            the query by fleet, and whether their logs must have it ``at_once``; of a run that has ended only its ``run_id``.
 
         Returns
         -------
@@ -95,6 +99,9 @@ class DriverCalls:
             batch = json.loads(told)
             if batch["asked"] == "begin":
                 return json.dumps(self._begun(batch))
+            if batch["asked"] == "finished":
+                self._finished(batch)
+                return json.dumps({})
             if batch["asked"] == "ended":
                 self._ended(batch["run_id"])
                 return json.dumps({})
@@ -113,11 +120,18 @@ class DriverCalls:
         )
         return {"shards": shards.num_shards, "first_partition": shards.first_partition}
 
+    def _finished(self, batch: Mapping[str, Any]) -> None:
+        for uri, names in batch["states"].items():
+            finished = self._fleets[uri].finished
+            report = finished.report_now if batch["at_once"] else finished.report
+            report(batch["run_id"], batch["batch_id"], names)
+
     def _ended(self, run_id: str) -> None:
         """Nobody writes by the run any more; its shards stay in memory for the next one."""
         if ray.is_initialized():
-            for one in self._living():
-                one.coordinator.deactivate_instances(run_id)
+            for fleet in self._running():
+                fleet.finished.end(run_id)
+                fleet.coordinator.deactivate_instances(run_id)
 
     def _placed(self, batch: Mapping[str, Any]) -> Sequence[str | None]:
         operator = batch["operator"]

@@ -372,7 +372,7 @@ class Fleet:
         """
         return Importer(self._coordinator, self._address, self._planned).import_table(frame, rows, checkpoint)
 
-    def state(self, name: str, part: str = "", *, consistency: str = "committed") -> LiveState:
+    def state(self, name: str, part: str = "", *, consistency: str = "finished") -> LiveState:
         """The state of one operator as a table, also while its query runs; see
         :meth:`LiveFleet.state <store_actors.live.fleet.LiveFleet.state>`.
 

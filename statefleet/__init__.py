@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         StoreUnavailableError,
         SumOverflowError,
         VersionNotFoundError,
+        VersionReplacedError,
         WriterBusyError,
     )
     from coordinator.maintenance import Maintenance
@@ -85,6 +86,7 @@ __all__ = [
     "UnboundedStateWarning",
     "ValueState",
     "VersionNotFoundError",
+    "VersionReplacedError",
     "WriterBusyError",
     "attach",
     "connect",
@@ -112,6 +114,7 @@ _HOMES = {
     "StoreUnavailableError": "coordinator.errors",
     "SumOverflowError": "coordinator.errors",
     "VersionNotFoundError": "coordinator.errors",
+    "VersionReplacedError": "coordinator.errors",
     "WriterBusyError": "coordinator.errors",
     "Maintenance": "coordinator.maintenance",
     "Fleet": "spark_jobs.fleet",

@@ -10,6 +10,7 @@ package statefleet.spark;
 
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
+import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
@@ -55,6 +56,7 @@ import org.apache.spark.sql.execution.exchange.ShuffleExchangeExec;
 import org.apache.spark.sql.execution.exchange.ShuffleOrigin;
 import org.apache.spark.sql.execution.streaming.IncrementalExecution;
 import org.apache.spark.sql.execution.streaming.OffsetSeqMetadata;
+import org.apache.spark.sql.execution.streaming.OneTimeTrigger$;
 import org.apache.spark.sql.execution.streaming.StateStoreWriter;
 import org.apache.spark.sql.execution.streaming.StatefulOperatorStateInfo;
 import org.apache.spark.sql.execution.streaming.StreamExecution;
@@ -75,7 +77,8 @@ public class Sessions {
      * Makes a session plan the fleet's exchanges as StatefulExchangeExec; once is enough, twice does no harm.
      *
      * driver: what the driver's Python answers, from JSON to JSON: how many shards an operator has in a batch ("begin"), where they shall
-     * be ("place"), and of a finished batch which shards lack it and what the others did ("settle"). It is told of ended runs ("ended").
+     * be ("place"), and at the end of a batch which shards lack it and what the others did ("settle"). It is told of batches that the commit
+     * log has ("finished") and of ended runs ("ended").
      */
     public void install(SparkSession session, Function driver) {
         Batch.driver = driver;
@@ -119,6 +122,7 @@ class RunEnds extends StreamingQueryListener {
     public void onQueryProgress(StreamingQueryListener.QueryProgressEvent event) {}
 
     public void onQueryTerminated(StreamingQueryListener.QueryTerminatedEvent event) {
+        Finished.forget(event.runId().toString());
         Batch.ask(Route.JSON.createObjectNode().put("asked", "ended").put("run_id", event.runId().toString()));
     }
 }
@@ -187,9 +191,56 @@ class Batch {
 
     /** Null outside a streaming query, as for explain() before it starts. */
     static IncrementalExecution current(SparkContext context, SparkSession session) {
+        StreamExecution query = query(context, session);
+        return query == null ? null : query.lastExecution();
+    }
+
+    /** The query whose thread this is; null if it is none's. */
+    static StreamExecution query(SparkContext context, SparkSession session) {
         String id = context.getLocalProperty("sql.streaming.queryId");
-        Object query = id == null ? null : session.sharedState().activeStreamingQueries().get(UUID.fromString(id));
-        return query == null ? null : ((StreamExecution) query).lastExecution();
+        return id == null ? null : (StreamExecution) session.sharedState().activeStreamingQueries().get(UUID.fromString(id));
+    }
+}
+
+/** Reports batches that Spark's commit log has, of all operators of a query at once, each batch once. */
+class Finished {
+    /** Newest batch of each run that was reported, and that is known to be in the states' logs. */
+    private static final ConcurrentHashMap REPORTED = new ConcurrentHashMap();
+    private static final ConcurrentHashMap WRITTEN = new ConcurrentHashMap();
+
+    static void report(IncrementalExecution execution, boolean isAtOnce) {
+        String runId = execution.runId().toString();
+        Long batch = Long.valueOf(execution.currentBatchId());
+        if (batch.equals(WRITTEN.get(runId)) || !isAtOnce && batch.equals(REPORTED.get(runId))) {
+            return;
+        }
+        ObjectNode told = Route.JSON.createObjectNode();
+        told.put("asked", "finished").put("run_id", runId).put("batch_id", batch.longValue()).put("at_once", isAtOnce);
+        collect(execution.executedPlan(), told.putObject("states"));
+        Batch.ask(told);
+        REPORTED.put(runId, batch);
+        if (isAtOnce) {
+            WRITTEN.put(runId, batch);
+        }
+    }
+
+    static void forget(String runId) {
+        REPORTED.remove(runId);
+        WRITTEN.remove(runId);
+    }
+
+    /** States of the operators of a plan, by fleet. */
+    private static void collect(SparkPlan node, ObjectNode states) {
+        if (node instanceof StatefulExchangeExec) {
+            JsonNode facts = ((StatefulExchangeExec) node).facts();
+            String uri = facts.get("uri").asText();
+            ArrayNode names = states.has(uri) ? (ArrayNode) states.get(uri) : states.putArray(uri);
+            names.add(facts.get("state").asText());
+        }
+        Seq children = node.children();
+        for (int i = 0; i < children.size(); i++) {
+            collect((SparkPlan) children.apply(i), states);
+        }
     }
 }
 
@@ -336,7 +387,7 @@ class Shards {
  * An exchange that gives each task of the operator behind it, as the first row of each of its shards, what it must know of its batch: which it
  * is, whose, which shard, and Spark's watermarks of this operator and batch. Spark runs its batches without data for it, and its progress has the
  * operator's figures. Once Spark is done with a batch, and before it says so in its commit log, shards that no task of the batch ran
- * for (a sink that read some rows only) are run here.
+ * for (a sink that read some rows only) are run here. Once the commit log has the batch, the driver's Python is told, and readers see it.
  */
 public class StatefulExchangeExec extends ShuffleExchangeExec implements StateStoreWriter {
     /** Source of the row in which a task is told of its batch. */
@@ -355,7 +406,7 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
     }
 
     /** What the route column says; null in a canonical form, which is compared and never run. */
-    private JsonNode facts() {
+    JsonNode facts() {
         if (facts == null) {
             // Not by the partitioning, which for one shard has no column.
             Seq columns = output();
@@ -417,7 +468,22 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
         return ((StatefulOperatorStateInfo) stateInfo().get()).operatorId();
     }
 
+    /** Asked after the commit log has this batch, when the next one is to be planned. */
     public boolean shouldRunAnotherBatch(long newWatermarkMs) {
+        boolean again = needsAnotherBatch(newWatermarkMs);
+        // Whoever waits for the query to have done all its input goes on after this. Where a batch follows, it will be known by that.
+        if (!again && execution != null && !hasNewData()) {
+            Finished.report(execution, true);
+        }
+        return again;
+    }
+
+    private boolean hasNewData() {
+        StreamExecution query = Batch.query(sparkContext(), session());
+        return query == null || !query.availableOffsets().equals(query.committedOffsets());
+    }
+
+    private boolean needsAnotherBatch(long newWatermarkMs) {
         String when = facts().get("again").asText();
         if (when.equals("watermark")) {
             return newWatermarkMs > evictMs;
@@ -436,7 +502,11 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
         return facts().get("name").asText();
     }
 
+    /** Asked at the end of each trigger: of one that ran a batch, once the commit log has it. */
     public StateOperatorProgress getProgress() {
+        if (execution != null && isCalledBy("finishTrigger", "ProgressReporter")) {
+            Finished.report(execution, isLastWord());
+        }
         HashMap custom = new HashMap();
         Map told = figures == null ? new HashMap() : figures;
         Map others = (Map) told.get("custom");
@@ -449,6 +519,13 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
             shortName(), told(told, "rows_total"), told(told, "rows_updated"), told(told, "updates_ms"),
             told(told, "rows_removed"), told(told, "removals_ms"), told(told, "commit_ms"), told(told, "memory_bytes"),
             told(told, "rows_late"), (long) shards(), told(told, "instances"), custom);
+    }
+
+    /** Whether Spark asks nothing more after this batch, before whoever waits for the query goes on. */
+    private boolean isLastWord() {
+        StreamExecution query = Batch.query(sparkContext(), session());
+        return query != null && query.trigger() instanceof OneTimeTrigger$
+            || !execution.sparkSession().sessionState().conf().streamingNoDataMicroBatchesEnabled();
     }
 
     private static long told(Map figures, String name) {
@@ -619,16 +696,16 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
      * what is missing can still be run, and an error still keeps the batch from counting.
      */
     public void foreach(Function1 each) {
-        if (!settled && execution != null && isEndOfBatch()) {
+        if (!settled && execution != null && isCalledBy("updateWatermark", ".WatermarkTracker")) {
             settle();
         }
         super.foreach(each);
     }
 
-    private static boolean isEndOfBatch() {
+    private static boolean isCalledBy(String method, String kind) {
         StackTraceElement[] calls = Thread.currentThread().getStackTrace();
         for (int i = 0; i < calls.length; i++) {
-            if (calls[i].getMethodName().equals("updateWatermark") && calls[i].getClassName().endsWith(".WatermarkTracker")) {
+            if (calls[i].getMethodName().equals(method) && calls[i].getClassName().endsWith(kind)) {
                 return true;
             }
         }

@@ -70,7 +70,7 @@ class Side:
             asked = dict.fromkeys((shard for shard in shards if view.has_rows(shard)), leaves)
             return self.form.store_name, self.form.asking(None), asked
 
-        _, found = self.reads.find(Pinned(self.view.version), plan)
+        _, found = self.reads.find(Pinned.to(self.view), plan)
         return pa.concat_tables([self.rows.schema.empty_table(), *(one.rows for one in found.values())])
 
     def of_shards(self, shards: Sequence[int]) -> pa.RecordBatchReader:

@@ -14,6 +14,7 @@ from coordinator.client import CoordinatorClient
 from coordinator.deploy import join_cluster, ray_address
 from coordinator.errors import InvalidRequestError, SetupError
 from coordinator.names import check_state_name
+from coordinator.reading import WantedView
 from coordinator.storage.uris import normalize_uri, open_object_store
 from coordinator.surroundings import Surroundings
 from store_actors.live.metadata import STATE_METADATA, metadata_of
@@ -27,7 +28,7 @@ from store_actors.live.stored import StoredSource
 __all__ = ["LiveFleet", "attach"]
 
 _SCANNERS = 8
-_CONSISTENCIES = MappingProxyType({"committed": Pinned(), "latest": Pinned(is_latest=True)})
+_CONSISTENCIES = MappingProxyType({"finished": Pinned(), "committed": Pinned(), "latest": Pinned(is_latest=True)})
 
 
 def attach(
@@ -102,13 +103,13 @@ class LiveFleet:
         self._surroundings = surroundings
         #: Of all scans together: each has a few pieces under way.
         self._threads = surroundings.threads.pool(_SCANNERS, "statefleet-scan")
-        self._reads: dict[str, ShardReads] = {}
+        self._reads: dict[tuple[str, bool], ShardReads] = {}
 
     def states(self) -> list[str]:
         """Names of all states."""
         return self._source.names()
 
-    def state(self, name: str, part: str = "", *, consistency: str = "committed") -> LiveState:
+    def state(self, name: str, part: str = "", *, consistency: str = "finished") -> LiveState:
         """The state of one operator, as a table.
 
         Parameters
@@ -118,20 +119,25 @@ class LiveFleet:
         part
             ``left`` or ``right`` of a join, a variable of a processor, a keyed store; none where there is only one.
         consistency
-            ``committed``: the newest version that all shards of the query's operators have. ``latest``: of each shard the newest
-            that it has itself, which a batch that fails may take back.
+            ``finished``: the newest version whose batch Spark has finished; it is never replaced. ``committed``: the newest that all
+            shards of the query's operators have, while the batch's sink and Spark's commit log may not be done with it: if the batch
+            fails there, it is repeated, and another program may make the version with other rows. ``latest``: of each shard the
+            newest that it has itself, which a batch that fails may take back.
 
         Raises
         ------
         InvalidRequestError
-            The name cannot be a state's, or the consistency is neither. Whether there is such a state shows when it is read.
+            The name cannot be a state's, or the consistency is none of these. Whether there is such a state shows when it is read.
         """
         check_state_name(name)
         if consistency not in _CONSISTENCIES:
             raise InvalidRequestError(f"consistency is one of {', '.join(_CONSISTENCIES)}", consistency=consistency)
-        if name not in self._reads:
-            self._reads[name] = ShardReads(self._source, name, self._surroundings, self._threads)
-        return LiveState(self._reads[name], self._opened, name, part, _CONSISTENCIES[consistency])
+        is_committed = consistency != "finished"
+        reads = self._reads.get((name, is_committed))
+        if reads is None:
+            reads = ShardReads(self._source, name, self._surroundings, self._threads, is_committed=is_committed)
+            self._reads[name, is_committed] = reads
+        return LiveState(reads, self._opened, name, part, _CONSISTENCIES[consistency])
 
     def state_metadata(self, name: str | None = None, version: int | None = None) -> pa.Table:
         """What stores there are, how many shards, and which batches can be read: as Spark's ``state-metadata`` reader tells it.
@@ -157,7 +163,7 @@ class LiveFleet:
         """
         if version is not None and name is None:
             raise InvalidRequestError("versions are of one state; name it", version=version)
-        views = (self._source.view(one, version, None) for one in ([name] if name is not None else self.states()))
+        views = (self._source.view(one, WantedView(version), None) for one in ([name] if name is not None else self.states()))
         rows = [row for view in views if view is not None for row in metadata_of(view)]
         return pa.Table.from_pylist(rows, STATE_METADATA)
 

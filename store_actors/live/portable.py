@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from store_actors.live.shard_reads import Pinned
+
 __all__ = ["Opened", "PortableScan", "ray_datasource"]
 
 
@@ -39,12 +41,13 @@ class Opened:
 
 @dataclass(frozen=True)
 class PortableScan:
-    """Rows of a version, as :meth:`~store_actors.live.scans.StateScans.scan` is asked for them."""
+    """Rows of a version, as :meth:`~store_actors.live.scans.StateScans.scan` is asked for them, of the very shards and attempts."""
 
     opened: Opened
     name: str
     part: str
-    version: int
+    is_committed: bool
+    pinned: Pinned
     columns: Sequence[str] | None
     filter: pc.Expression | None
     since: int | None = None
@@ -52,13 +55,11 @@ class PortableScan:
 
     def rows(self) -> RowsByShard:
         """The scan in this process."""
-        state = self.opened.fleet().state(self.name, self.part)
-        rows: RowsByShard
-        if self.since is None:
-            rows = state.at(self.version).scan(self.columns, self.filter, partition_id=self.partition_id)
-        else:
-            told = {"columns": self.columns, "filter": self.filter, "partition_id": self.partition_id}
-            rows = state.changes(self.since, self.version, **told)
+        consistency = "committed" if self.is_committed else "finished"
+        # By the shards that were counted when the scan was made: there may be others by now.
+        state = self.opened.fleet().state(self.name, self.part, consistency=consistency).pinned(self.pinned)
+        told = {"columns": self.columns, "filter": self.filter, "partition_id": self.partition_id}
+        rows: RowsByShard = state.scan(**told) if self.since is None else state.changes(self.since, **told)
         return rows
 
     def of_shard(self, shard: int) -> Iterator[pa.Table]:

@@ -50,6 +50,8 @@ class Rows:
         The same for other processes.
     limit
         Most rows to give.
+    position
+        See :attr:`position`; by default that of the view.
     """
 
     def __init__(
@@ -61,9 +63,12 @@ class Rows:
         asking: bytes,
         scan: PortableScan,
         limit: int | None,
+        position: str = "",
     ) -> None:
         self._reads, self._view, self._pinned = reads, view, pinned
         self._form, self._asking, self._scan, self._limit = form, asking, scan, limit
+        #: The version and the attempts that made it: what ``changes(since=)`` takes, so that it tells if the version was replaced.
+        self.position = position or f"{view.version}:{view.lineage}"
         names = form.shown.schema.names if scan.columns is None else scan.columns
         further = () if scan.since is None else CHANGE_FIELDS
         numbers = (PARTITION_FIELD,) if scan.partition_id else ()
@@ -72,8 +77,8 @@ class Rows:
 
     @property
     def version(self) -> int:
-        """The version that is read."""
-        return self._view.version
+        """The version that is read; of changes, the one to ask for later ones by."""
+        return int(self.position.partition(":")[0])
 
     @property
     def num_shards(self) -> int:
@@ -87,7 +92,7 @@ class Rows:
                 yield from table.to_batches()
             return
         left = self._limit
-        for shard in range(self.num_shards):
+        for shard in range(self.num_shards if left else 0):
             for table in self.of_shard(shard, left):
                 yield from table.to_batches()
                 left -= table.num_rows

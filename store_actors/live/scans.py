@@ -92,6 +92,7 @@ class StateScans:
         since: int | None = None,
         pinned: Pinned | None = None,
         partition_id: bool = False,
+        position: str = "",
     ) -> Rows:
         # Pinned now: however slowly it is read, it is one version.
         view = view or self._view()
@@ -102,12 +103,14 @@ class StateScans:
                 "the state has a column of this name itself; take the rows of each shard: rows.of_shard(number)",
                 column=PARTITION_FIELD.name,
             )
-        scan = PortableScan(self._opened, self.name, self.part, view.version, columns, chosen, since, partition_id)
-        return Rows(self._reads, view, pinned or self._pinned, form, asking, scan, limit)
+        at = Pinned.to(view)
+        told = columns, chosen, since, partition_id
+        scan = PortableScan(self._opened, self.name, self.part, self._reads.is_committed, at, *told)
+        return Rows(self._reads, view, pinned or self._pinned, form, asking, scan, limit, position)
 
     def changes(
         self,
-        since: int,
+        since: int | str,
         until: int | None = None,
         *,
         columns: Sequence[str] | None = None,
@@ -120,7 +123,8 @@ class StateScans:
         Parameters
         ----------
         since, until
-            Versions; the newest by default.
+            Versions; until the one that is read, by default. For `since`, the ``position`` of rows that were read before says which
+            version it was, and which attempts had made it: what was replaced since is then told.
         columns, filter
             As :meth:`scan`; the filter may look at the columns of changes, too, if it is an expression.
         limit, partition_id
@@ -135,14 +139,25 @@ class StateScans:
         Raises
         ------
         InvalidRequestError
-            There is no such column, or `until` is before `since`.
+            There is no such column, `until` is before `since`, or `since` is no position.
+        VersionReplacedError
+            The version of the position was made anew since; of a version with consistency ``finished`` only if somebody changed
+            Spark's checkpoint.
         VersionNotFoundError
             The commits are not retained; told when they are read.
         """
-        if until is not None and until < since:
+        after = _pinned_since(since)
+        assert after.version is not None
+        if until is not None and until < after.version:
             raise InvalidRequestError("changes are of later versions than the one given", since=since, until=until)
-        view, chosen = self._reads.view(until), expression_of(filter)
-        return self._scan(columns, *chosen, limit, view, since, partition_id=partition_id)
+        view, chosen = self._view() if until is None else self._reads.view(Pinned(until)), expression_of(filter)
+        if after.version > view.version:
+            # A run has begun again with the version's batch, or a coordinator that was replaced answers: nothing new, as yet.
+            position = f"{after.version}:{after.lineage}"
+            return self._scan(columns, *chosen, 0, view, after.version, partition_id=partition_id, position=position)
+        if after.lineage:
+            self._reads.view(after)
+        return self._scan(columns, *chosen, limit, view, after.version, partition_id=partition_id)
 
     def prefix_scan(
         self, prefix: Mapping[str, Any], columns: Sequence[str] | None = None, limit: int | None = None
@@ -168,7 +183,7 @@ class StateScans:
     # -- how they are asked for -------------------------------------------------------------------------------------
 
     def _view(self) -> ReadView:
-        return self._reads.view(self._pinned.version)
+        return self._reads.view(self._pinned)
 
     def _known_form(self) -> Form:
         """As a look-up takes it: columns change with a query's program only, so what was known a moment ago will do."""
@@ -194,3 +209,13 @@ class StateScans:
                 "nothing was ever written to the store, so nobody knows its columns", state=self.name, part=self.part
             )
         return found
+
+
+def _pinned_since(since: int | str) -> Pinned:
+    """A version, or a position in the changes of a state: the version and its lineage."""
+    if isinstance(since, int):
+        return Pinned(since)
+    version, _, lineage = since.partition(":")
+    if not version.isdecimal():
+        raise InvalidRequestError("this is no position of rows that were read, and no version", since=since)
+    return Pinned(int(version), lineage=lineage)

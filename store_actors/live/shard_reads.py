@@ -8,9 +8,15 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from coordinator.errors import InvalidRequestError, StateStoreError, StoreUnavailableError, VersionNotFoundError
+from coordinator.errors import (
+    InvalidRequestError,
+    StateStoreError,
+    StoreUnavailableError,
+    VersionNotFoundError,
+    VersionReplacedError,
+)
 from coordinator.model import ActorLocation, StateStoreId
-from coordinator.reading import ReadView
+from coordinator.reading import ReadView, WantedView
 from coordinator.surroundings import Pool, Surroundings
 from coordinator.version_figures import VersionFigures
 from store_actors.live.sources import Lost, Source
@@ -47,10 +53,21 @@ class Pinned:
         None for the newest one.
     is_latest
         Whether each shard is read at the newest version that it has, for which others may not be ready.
+    lineage
+        Of the version as it was read before; empty if it was not: if another attempt has made it since, that is an error.
+    first_partition
+        See :class:`~coordinator.reading.WantedView`.
     """
 
     version: int | None = None
     is_latest: bool = False
+    lineage: str = ""
+    first_partition: int | None = None
+
+    @classmethod
+    def to(cls, view: ReadView) -> Pinned:
+        """What a view is of, by its shards."""
+        return cls(view.version, False, view.lineage, view.id.first_partition)
 
 
 class ShardReads:
@@ -66,10 +83,15 @@ class ShardReads:
         By which readers wait, and share things.
     threads
         Where they fetch what comes next.
+    is_committed
+        See :class:`~coordinator.reading.WantedView`.
     """
 
-    def __init__(self, source: Source, name: str, surroundings: Surroundings, threads: Pool) -> None:
+    def __init__(
+        self, source: Source, name: str, surroundings: Surroundings, threads: Pool, *, is_committed: bool = False
+    ) -> None:
         self._source = source
+        self.is_committed = is_committed
         self.surroundings, self.threads = surroundings, threads
         self._clock = surroundings.clock
         self._name = name
@@ -80,15 +102,31 @@ class ShardReads:
 
     # -- views ----------------------------------------------------------------------------------------------------
 
-    def view(self, version: int | None = None) -> ReadView:
-        """The view of a version, or the newest one, as it is now."""
-        if version is not None:
-            view = self._source.view(self._name, version, None)
+    def view(self, pinned: Pinned = Pinned()) -> ReadView:
+        """The view of a version, or the newest one, as it is now.
+
+        Raises
+        ------
+        VersionNotFoundError
+            There is no such version, or it is not retained any more.
+        VersionReplacedError
+            The version was made anew since it was read.
+        """
+        asked = WantedView(pinned.version, self.is_committed, pinned.first_partition)
+        if pinned.version is not None:
+            view = self._source.view(self._name, asked, None)
             assert view is not None
+            if pinned.lineage not in ("", view.lineage):
+                raise VersionReplacedError(
+                    "the version was made anew since it was read, as its batch was repeated, and its rows may be others; nothing was "
+                    "changed; what was read of it does not count: read the newest version anew, and changes from there on",
+                    state=self._name,
+                    version=pinned.version,
+                )
             return view
         known = self._newest
         now_s = self._clock.elapsed_s()
-        found = self._source.view(self._name, None, None if known is None else known.id)
+        found = self._source.view(self._name, asked, None if known is None else known.id)
         newest = found or known
         assert newest is not None
         # Answers may come in another order than they were asked for.
@@ -107,7 +145,7 @@ class ShardReads:
     def _begin(self, pinned: Pinned) -> tuple[ReadView, bool]:
         """A view to read by, and whether it is as of now."""
         if pinned.version is not None:
-            return self.view(pinned.version), True
+            return self.view(pinned), True
         known, age_s = self._newest, self._clock.elapsed_s() - self._seen_s
         if known is None or age_s >= _ASKED_S:
             return self.view(), True
@@ -153,7 +191,7 @@ class ShardReads:
         StoreUnavailableError
             A store actor was lost, or the version was made anew, when some rows had been given out.
         """
-        asked = self._request(view, shard, pinned if snapshot is None else Pinned(view.version), store_name, form)
+        asked = self._request(view, shard, pinned if snapshot is None else Pinned(), store_name, form)
         request, given = replace(asked, since=since, snapshot=snapshot), False
         deadline, pause_s = self._clock.elapsed_s() + _DEADLINE_S, _PAUSE_S
         while True:
@@ -169,7 +207,8 @@ class ShardReads:
                     raise _lost(view, error) from error
                 self._wait(view, deadline, pause_s, error)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-                view = self.view(view.version)
+                # By the same shards: the number is one of theirs.
+                view = self.view(Pinned.to(view))
             else:
                 return
 
@@ -222,7 +261,7 @@ class ShardReads:
             if is_now:
                 self._wait(view, deadline, pause_s, error)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            view, is_now = self.view(pinned.version), True
+            view, is_now = self.view(pinned), True
 
     def _is_newest(self, view: ReadView, found: object, pinned: Pinned) -> bool:
         """Whether a view is still the newest: as all that was found in memory proves, else by a question."""

@@ -13,7 +13,7 @@ from coordinator.calls import Actors
 from coordinator.client import CoordinatorClient
 from coordinator.errors import StateStoreError, StoreUnavailableError
 from coordinator.model import ActorLocation, StateStoreId
-from coordinator.reading import ReadView, ViewId
+from coordinator.reading import ReadView, ViewId, WantedView
 from coordinator.surroundings import Surroundings
 from coordinator.version_figures import VersionFigures
 from store_actors.direct_calls import DirectAddress, DirectCalls
@@ -42,7 +42,7 @@ class Source(Protocol):
     def names(self) -> list[str]:
         """Names of all states."""
 
-    def view(self, name: str, version: int | None, known: ViewId | None) -> ReadView | None:
+    def view(self, name: str, asked: WantedView, known: ViewId | None) -> ReadView | None:
         """See :meth:`Coordinator.read_view <coordinator.service.Coordinator.read_view>`."""
 
     def figures(self, name: str, count: int) -> tuple[VersionFigures, ...]:
@@ -102,9 +102,9 @@ class FleetSource:
         """See :class:`Source`."""
         return self._coordinator.load_all_states()
 
-    def view(self, name: str, version: int | None, known: ViewId | None) -> ReadView | None:
+    def view(self, name: str, asked: WantedView, known: ViewId | None) -> ReadView | None:
         """See :class:`Source`."""
-        return self._coordinator.read_view(name, version, known)
+        return self._coordinator.read_view(name, asked, known)
 
     def figures(self, name: str, count: int) -> tuple[VersionFigures, ...]:
         """See :class:`Source`."""

@@ -29,8 +29,8 @@ HEAT_FIELDS = (pa.field("_met_by", pa.string()), pa.field("_share", pa.float64()
 class LiveState(StateScans):
     """A state's rows. Made by ``fleet.state(name)``; making one costs nothing.
 
-    Reads hold up no batch and change nothing. By default each sees the newest version that *all* shards of all operators of the query
-    have committed: what one finished batch left. Threads may share one: keys that several of them look up at once travel together.
+    Reads hold up no batch and change nothing. By default each sees the newest version whose batch Spark has finished, on *all* shards of
+    all operators of the query. Threads may share one: keys that several of them look up at once travel together.
     """
 
     def __repr__(self) -> str:
@@ -73,10 +73,14 @@ class LiveState(StateScans):
         Raises
         ------
         VersionNotFoundError
-            There is no such version, or it is not retained any more.
+            There is no such version, or it is not retained any more; told by reads, too: of a version that was made anew meanwhile,
+            as :class:`~coordinator.errors.VersionReplacedError`.
         """
-        self._reads.view(version)
-        return LiveState(self._reads, self._opened, self.name, self.part, Pinned(version))
+        return self.pinned(Pinned(version, lineage=self._reads.view(Pinned(version)).lineage))
+
+    def pinned(self, pinned: Pinned) -> LiveState:
+        """The same state at what is pinned."""
+        return LiveState(self._reads, self._opened, self.name, self.part, pinned)
 
     # -- by key ---------------------------------------------------------------------------------------------------
 
@@ -164,7 +168,7 @@ class LiveState(StateScans):
     def _only_row(self, columns: Sequence[str] | None) -> FoundKey:
         """The row of a state without keys."""
         view = self._view()
-        rows = self._scan(columns, None, None, 1, view, pinned=Pinned(view.version))
+        rows = self._scan(columns, None, None, 1, view, pinned=Pinned.to(view))
         having = ((shard, table) for shard in range(rows.num_shards) for table in rows.of_shard(shard, 1))
         shard, table = next(having, (None, rows.schema.empty_table()))
         return FoundKey(tuple(table.to_pylist()), self.name, view.metadata.query_id, shard, view.version)

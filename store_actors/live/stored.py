@@ -11,7 +11,7 @@ from coordinator.errors import InvalidRequestError, StateStoreError
 from coordinator.manifest_log import ManifestLog
 from coordinator.model import PYTHON_QUERY_ID, ActorLocation, LoadPlans, StateMetadata, StateStoreId
 from coordinator.names import is_state_name
-from coordinator.reading import ReadView, ViewId, cut_of, finished, read_view
+from coordinator.reading import ReadView, ViewId, WantedView, cut_of, newest_readable, read_view
 from coordinator.storage.protocol import ObjectStore
 from coordinator.surroundings import Surroundings
 from coordinator.version_figures import VersionFigures, version_figures
@@ -50,13 +50,16 @@ class StoredSource:
     def names(self) -> list[str]:
         return [name for name in self._objects.folders() if is_state_name(name) and self._found(name) is not None]
 
-    def view(self, name: str, version: int | None, known: ViewId | None) -> ReadView | None:
+    def view(self, name: str, asked: WantedView, known: ViewId | None) -> ReadView | None:
         ledger, created = self._ledger(name), self._created(name)
-        others = [] if version is not None else [finished(*one) for one in self._beside(name, ledger.query_id)]
-        return read_view(ledger, created, cut_of(finished(ledger, created), others), version, known)
+        beside = self._beside(name, ledger.query_id) if asked.version is None else ()
+        own, *others = (
+            newest_readable(*one, is_committed=asked.is_committed) for one in ((ledger, created), *beside)
+        )
+        return read_view(ledger, created, cut_of(own, others), asked, known)
 
     def figures(self, name: str, count: int) -> tuple[VersionFigures, ...]:
-        newest = self.view(name, None, None)
+        newest = self.view(name, WantedView(), None)
         assert newest is not None
         return version_figures(self._ledger(name), self._created(name), newest.oldest, newest.version, count)
 

@@ -30,6 +30,9 @@ async def commit(office: Office, batches: range, run: str = "run-1", state: str 
         office.objects.put(begun.file, b"delta")
         await office.count(begun, state)
         files.append(begun.file)
+    # The others are, as another one followed.
+    last = batches[-1]
+    await (await office.opened(state)).note(lambda ledger: ledger.decide_finished(run, last), 0.0)
     return files
 
 

@@ -39,7 +39,10 @@ Rows = list[tuple[str, float | None]]
 def live(objects: MemoryObjectStore, shards: int, schema: StateSchema | None) -> LiveState:
     """The state as whoever reads it offline has it."""
     metadata = StateMetadata("s", "query", shards, "update", {} if schema is None else schema.to_json())
-    ManifestLog(objects, "s", "test").create_metadata(metadata)
+    log = ManifestLog(objects, "s", "test")
+    log.create_metadata(metadata)
+    ledger = log.load()
+    log.append(ledger.decide_finished(ledger.run_id, ledger.newest_version(0) - 1))
     surroundings = Surroundings()
     return LiveFleet(StoredSource(objects, surroundings), Opened(lambda: None), surroundings).state("s")
 

@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.errors import InvalidRequestError, StateMismatchError
 from coordinator.model import CommitEntry, StateMetadata, TaskIdentity
-from coordinator.reading import finished, read_view
+from coordinator.reading import WantedView, finished, read_view
 from coordinator.watermarks import Watermarks
 from spark_jobs.worker.import_task import as_state
 from store_actors.messages import ApplyRequest
@@ -91,11 +91,11 @@ def test_what_an_import_did_not_finish_is_used_by_no_query() -> None:
 def test_there_is_no_version_before_the_one_that_was_imported() -> None:
     query, created = Imports(), StateMetadata("s", "query", SHARDS, "update")
     query.imported([0, 1, 2], "import-1")
-    view = read_view(query.ledger, created, 5, None)
+    view = read_view(query.ledger, created, 5, WantedView())
     assert view is not None
     assert (view.version, view.oldest) == (5, 5)
     with pytest.raises(InvalidRequestError, match="no such version"):
-        read_view(query.ledger, created, 5, 4)
+        read_view(query.ledger, created, 5, WantedView(4))
 
 
 def test_rows_of_one_key_are_numbered_over_all_pieces() -> None:

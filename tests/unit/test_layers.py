@@ -37,6 +37,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "spark_jobs.node_watch",
         "spark_jobs.ray_nodes",
         "spark_jobs.shadow_moves",
+        "spark_jobs.finished_batches",
     ),
     "imports": ("spark_jobs.imports",),
     "transformWithState": ("spark_jobs.transform",),

@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.errors import CorruptStateError, InvalidRequestError
 from coordinator.model import DEFAULT_STORE, StateMetadata, StateStoreId
-from coordinator.reading import cut_of, finished, read_view
+from coordinator.reading import WantedView, committed, read_view
 from coordinator.surroundings import Surroundings
 from store_actors.look_ups import FoundRows
 from store_actors.messages import ReadForm, ReadRequest, ShardInput
@@ -59,7 +59,7 @@ class Process:
         """As a reader asks that has just asked the coordinator."""
 
         def look(ledger: Any) -> Any:
-            return [], read_view(ledger, CREATED, cut_of(finished(ledger, CREATED), []), version)
+            return [], read_view(ledger, CREATED, committed(ledger, CREATED), WantedView(version))
 
         view = self.fleet.coordinator._do(self.fleet.coordinator._keeper.submit(look))
         store_id = StateStoreId(view.root, 0, 0, DEFAULT_STORE)

@@ -16,7 +16,7 @@ from coordinator.errors import InvalidRequestError, VersionNotFoundError
 from coordinator.generations import Generation
 from coordinator.model import DEFAULT_STORE, CommitEntry, LoadPlan, SnapshotEntry, StateMetadata
 from coordinator.placement import StayElseLocal
-from coordinator.reading import finished, read_view
+from coordinator.reading import WantedView, committed, read_view
 from coordinator.records import Committed, Record, Rescaled, RunStarted, SnapshotAdded
 from coordinator.rescaling import decide_ask, decide_shards, first_generation
 from tests.unit.test_coordinator import ROOT, Living, actor, entry, task, through_json
@@ -135,7 +135,7 @@ class RescaleMachine(RuleBasedStateMachine):
             self.start(None)
             return
         self.truth.append({**self.truth[-1], **some})
-        assert self.ledger.finished_version(self.generation) == len(self.truth) - 1
+        assert self.ledger.committed_version(self.generation) == len(self.truth) - 1
         self.begin()
 
     @rule(asked=st.sampled_from((None, 1, 2, 3, 4, 5, 6, 8, 12)))
@@ -155,7 +155,7 @@ class RescaleMachine(RuleBasedStateMachine):
         self.fold(records)
         assert (plan.num_shards, plan.new_shards) == (present, wanted)
         batch = len(self.truth) - 1
-        if self.ledger.finished_version(self.generation) == batch and not any(
+        if self.ledger.committed_version(self.generation) == batch and not any(
             one.version > batch for partition in self.generation.partitions for one in self.ledger.entries(partition)
         ):
             # As at the end of the batch before.
@@ -193,6 +193,7 @@ class RescaleMachine(RuleBasedStateMachine):
         """Another query takes the history over at one of the versions that are retained."""
         newest = len(self.truth) - 1
         version = newest - pick % 4
+        self.fold(self.ledger.decide_finished(self.ledger.run_id, newest - 1))
         try:
             begun = first_record(self.ledger, CREATED, self.ledger.state_name, version)
         except VersionNotFoundError:
@@ -274,11 +275,11 @@ def test_versions_of_shards_that_were_let_go_of_are_neither_read_nor_branched(
         ledger.fold(record)
     if reloaded:
         ledger = StateLedger.from_json(ROOT, json.loads(json.dumps(ledger.to_json())))
-    newest = finished(ledger, created)
+    newest = committed(ledger, created)
     assert newest == 9
     for version in range(1, 6):
         with pytest.raises(VersionNotFoundError):
-            read_view(ledger, created, newest, version)
+            read_view(ledger, created, newest, WantedView(version))
         with pytest.raises(VersionNotFoundError):
             first_record(ledger, created, "what_if", version)
 

@@ -1,0 +1,86 @@
+"""Reports to a fleet's coordinator of batches that Spark's commit log has, beside the batches that follow."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ray.exceptions import RayError
+
+from coordinator.client import CoordinatorClient
+from coordinator.errors import StateStoreError
+
+__all__ = ["FinishedBatches"]
+
+log = logging.getLogger(__name__)
+
+#: Seconds that a report waits to be written with the records of the next batch.
+_WITHIN_S = 1.0
+
+
+class _Report(NamedTuple):
+    run_id: str
+    batch_id: int
+    state_names: Sequence[str]
+
+
+class FinishedBatches:
+    """Reports of one fleet: of each run one at a time, repeated while the coordinator starts anew, until the states' logs have it.
+
+    Parameters
+    ----------
+    coordinator
+        The fleet's coordinator.
+    """
+
+    def __init__(self, coordinator: CoordinatorClient) -> None:
+        self._coordinator = coordinator
+        self._guard = threading.Lock()
+        #: Newest report of each run that a thread is busy with, or will be.
+        self._newest: dict[str, _Report] = {}
+
+    def report(self, run_id: str, batch_id: int, state_names: Sequence[str]) -> None:
+        """Have the coordinator know that a batch is finished, soon."""
+        report = _Report(run_id, batch_id, state_names)
+        with self._guard:
+            is_busy = run_id in self._newest
+            self._newest[run_id] = report
+        if not is_busy:
+            # A daemon: of what it could not report, the next batch or run is the proof.
+            threading.Thread(target=self._run, args=(report,), name="statefleet-finished", daemon=True).start()
+
+    def report_now(self, run_id: str, batch_id: int, state_names: Sequence[str]) -> None:
+        """Have it in the logs when this returns."""
+        self._send(_Report(run_id, batch_id, state_names), 0.0)
+
+    def end(self, run_id: str) -> None:
+        """Have what is left of a run in the logs when this returns."""
+        with self._guard:
+            report = self._newest.get(run_id)
+        if report is not None:
+            self._send(report, 0.0)
+
+    def _run(self, report: _Report) -> None:
+        while True:
+            self._send(report, _WITHIN_S)
+            with self._guard:
+                newest = self._newest[report.run_id]
+                if newest is report:
+                    del self._newest[report.run_id]
+                    return
+            report = newest
+
+    def _send(self, report: _Report, within_s: float) -> None:
+        try:
+            self._coordinator.batch_finished(report.state_names, report.run_id, report.batch_id, within_s)
+        except (StateStoreError, RayError) as error:
+            # The batch is done whether or not readers know it.
+            log.warning(
+                "batch %d of %s is finished, and the fleet could not be told: readers see what it did once the next batch has begun: %s: %s",
+                report.batch_id,
+                ", ".join(report.state_names),
+                type(error).__name__,
+                error,
+            )

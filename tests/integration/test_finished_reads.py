@@ -1,0 +1,149 @@
+"""Readers see what Spark has finished: neither batches whose sink failed nor, twice, what a corrected program made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQuery
+
+import statefleet as sf
+from tests.clocks import until
+from tests.integration.streams import Feed, Run
+
+pytestmark = pytest.mark.filterwarnings("ignore::statefleet.UnboundedStateWarning")
+
+VALUES = pa.schema([("k", pa.int64())])
+
+
+def counts(fleet: sf.Fleet, stream: DataFrame, name: str, shards: int = 2) -> DataFrame:
+    return fleet.stateful(stream, name=name, shards=shards).groupBy("k").agg(F.count("*").alias("n"))
+
+
+def sources(fleet: sf.Fleet) -> tuple[Any, Any]:
+    """Who reads beside the query, and who reads what is stored."""
+    return sf.attach(fleet.uri), sf.attach(fleet.uri, offline=True)
+
+
+def rows_of(rows: Any) -> dict[int, int]:
+    return {row["k"]: row["n"] for row in rows.to_arrow().to_pylist()}
+
+
+def fails(batch: int) -> Callable[[DataFrame, int], None]:
+    """A sink that fails in one batch, once it has taken all of its rows."""
+
+    def write(rows: DataFrame, batch_id: int) -> None:
+        rows.collect()
+        if batch_id == batch:
+            raise RuntimeError("this sink fails, on purpose")
+
+    return write
+
+
+class Follower:
+    """A consumer that keeps a copy of a state by what changes, from position to position."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+        self.rows: dict[int, int] = {}
+        self.position: int | str = 0
+        self.versions: list[int] = []
+
+    def follow(self) -> None:
+        changed = self.state.changes(self.position)
+        for row in sorted(changed.to_arrow().to_pylist(), key=lambda row: row["_commit_version"]):
+            self.versions.append(row["_commit_version"])
+            if row["_change_type"] == "delete":
+                del self.rows[row["k"]]
+            else:
+                self.rows[row["k"]] = row["n"]
+        self.position = changed.position
+
+
+def test_a_batch_whose_sink_failed_is_seen_by_nobody_until_a_run_has_finished_it(
+    spark: SparkSession, fleet: sf.Fleet, tmp_path: Path, name: str
+) -> None:
+    feed, checkpoint = Feed(spark, tmp_path / "in", VALUES), tmp_path / "ck"
+    feed.add([(1,), (2,)])
+    feed.add([(2,), (3,)])
+    query: StreamingQuery = (
+        counts(fleet, feed.stream(), name).writeStream.outputMode("update").foreachBatch(fails(1))
+        .option("checkpointLocation", str(checkpoint)).start()
+    )  # fmt: skip
+    with pytest.raises(Exception, match="on purpose"):
+        query.processAllAvailable()
+    followers = [Follower(one.state(name)) for one in sources(fleet)]
+    for one, follower in zip(sources(fleet), followers, strict=True):
+        state, committed = one.state(name), one.state(name, consistency="committed")
+        assert (state.version, rows_of(state.scan())) == (1, {1: 1, 2: 1})
+        assert state.versions() == range(2)
+        assert [row["n"] for row in state.multi_get([{"k": 2}]).to_pylist()] == [1]
+        with pytest.raises(sf.VersionNotFoundError):
+            state.at(2)
+        assert rows_of(committed.scan()) == {1: 1, 2: 2, 3: 1}
+        follower.follow()
+        assert (follower.rows, set(follower.versions)) == ({1: 1, 2: 1}, {1})
+    hasty = [Follower(one.state(name, consistency="committed")) for one in sources(fleet)]
+    pinned = [one.state(name, consistency="committed").at(2) for one in sources(fleet)]
+    for follower in hasty:
+        follower.follow()
+        assert follower.rows == {1: 1, 2: 2, 3: 1}
+    with pytest.raises(sf.VersionNotFoundError):
+        fleet.branch(name, f"{name}-of-2", version=2)
+    assert fleet.branch(name, f"{name}-of-1").version == 1
+    # The program is corrected, and the batch comes again.
+    run = Run(counts(fleet, feed.stream().where("k <> 3"), name), "update", checkpoint)
+    run.wait()
+    for one, follower in zip(sources(fleet), followers, strict=True):
+        assert rows_of(one.state(name).scan()) == {1: 1, 2: 2}
+        follower.follow()
+        assert (follower.rows, set(follower.versions)) == ({1: 1, 2: 2}, {1, 2})
+    for follower, at in zip(hasty, pinned, strict=True):
+        with pytest.raises(sf.VersionReplacedError, match="made anew"):
+            follower.follow()
+        with pytest.raises(sf.VersionReplacedError, match="made anew"):
+            at.get({"k": 2})
+    feed.add([(1,)])
+    run.wait()
+    for follower in followers:
+        follower.follow()
+        assert (follower.rows, follower.versions[-1]) == ({1: 2, 2: 2}, 3)
+    run.stop()
+
+
+@pytest.mark.parametrize("how", ["once", "available now", "without batches of no data", "stopped"])
+def test_what_spark_has_finished_is_seen_by_the_next_read(
+    spark: SparkSession, fleet: sf.Fleet, tmp_path: Path, name: str, how: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", VALUES)
+    feed.add([(1,), (2,)])
+    if how == "without batches of no data":
+        spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+    try:
+        writer = counts(fleet, feed.stream(), name).writeStream.outputMode("update").format("noop")
+        if how in ("once", "available now"):
+            writer = writer.trigger(**{"once" if how == "once" else "availableNow": True})
+        if how == "stopped":
+            writer = writer.trigger(processingTime="1 hour")
+        query = writer.option("checkpointLocation", str(tmp_path / "ck")).start()
+        if how in ("once", "available now"):
+            query.awaitTermination()
+        elif how == "stopped":
+            until(lambda: query.lastProgress is not None)
+            # Nothing asks for another batch, for an hour.
+            query.stop()
+        else:
+            query.processAllAvailable()
+        for one in sources(fleet):
+            state = one.state(name)
+            if how == "stopped":
+                until(lambda state=state: state.version == 1)
+            assert rows_of(state.scan()) == {1: 1, 2: 1}
+        query.stop()
+    finally:
+        spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "true")
