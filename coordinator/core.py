@@ -113,6 +113,8 @@ class StateLedger(StateHistory):
         self.query_id = ""
         #: Newest version whose batch Spark is known to have finished; None of a run of an earlier release, which did not report it.
         self.finished: int | None = None
+        #: Newest version that any shard ever had, also of shards that came to nothing.
+        self._newest_seen = 0
         #: Runs that a newer run has replaced; they may not lease or commit any more.
         self.retired: set[str] = set()
         self.assignments = Assignments()
@@ -330,6 +332,8 @@ class StateLedger(StateHistory):
         alone = task.is_of_python
         chains = self._partition_chains(task.partition_id) if alone else self._chains.values()
         newest = max((chain[-1].version for chain in chains if chain), default=0)
+        if not alone:
+            newest = max(newest, self._newest_seen)
         if newest > task.batch_id + 1 and self.origin is not None and not self.run_id:
             raise StateMismatchError(
                 "the state is a branch, and this checkpoint does not begin with the batch that reads the version it begins with; "
@@ -461,6 +465,7 @@ class StateLedger(StateHistory):
             case Committed(entry):
                 # A batch is planned once the one before it is in Spark's commit log; what was imported was finished elsewhere.
                 self._raise_finished(entry.version if entry.is_import else entry.version - 1)
+                self._newest_seen = max(self._newest_seen, entry.version)
                 self.take(record)
             case SnapshotAdded() | Truncated():
                 self.take(record)
@@ -486,7 +491,8 @@ class StateLedger(StateHistory):
         """The same, for good: this one may go on; but of its commits and snapshots these only."""
         other = StateLedger(self.root)
         other.epoch, other.run_id, other.query_id = self.epoch, self.run_id, self.query_id
-        other.finished, other.retired = self.finished, set(self.retired)
+        other.finished, other._newest_seen = self.finished, self._newest_seen
+        other.retired = set(self.retired)
         other.assignments = self.assignments.copy()
         other.asked = self.asked
         other.origin, other.branches = self.origin, dict(self.branches)
@@ -508,7 +514,7 @@ class StateLedger(StateHistory):
             "epoch": self.epoch,
             "run_id": self.run_id,
             "query_id": self.query_id,
-            **({} if self.finished is None else {"finished": self.finished}),
+            **({} if self.finished is None else {"finished": self.finished, "newest_seen": self._newest_seen}),
             "retired": sorted(self.retired),
             **self.assignments.to_json(),
             **self.history_to_json(),
@@ -524,7 +530,8 @@ class StateLedger(StateHistory):
         """Ledger of a checkpoint; `earlier` as for :meth:`load_history`."""
         ledger = cls(root)
         ledger.epoch, ledger.run_id, ledger.query_id = data["epoch"], data["run_id"], data["query_id"]
-        ledger.finished, ledger.retired = data.get("finished"), set(data["retired"])
+        ledger.finished, ledger._newest_seen = data.get("finished"), data.get("newest_seen", 0)
+        ledger.retired = set(data["retired"])
         ledger.assignments = Assignments.from_json(data)
         ledger.load_history(data, earlier)
         if "rescale_asked" in data:

@@ -132,6 +132,10 @@ class _History:
                         for kept in (self.chains, self.snapshots, self.floors):
                             kept.pop(place, None)
                 self.leases = dict.fromkeys(self.leases, self.epoch)
+            case "batch_finished":
+                newest = max((one[-1]["version"] for one in self.chains.values() if one), default=0)
+                is_of_run = record["run_id"] == self.run and newest > record["batch_id"]
+                _require(is_of_run, "a batch was finished that its run has not committed", record)
             case "shards_assigned":
                 self._newer_epoch(record["epoch"])
                 self.leases[record["partition_id"]] = self.epoch

@@ -20,7 +20,7 @@ from coordinator.records import Committed
 from coordinator.service import Coordinator
 from store_actors.actor import StoreProcess
 from store_actors.engine.version_view import VersionView
-from store_actors.live.shard_reads import ShardReads
+from store_actors.live.shard_reads import Pinned, ShardReads
 from store_actors.messages import Followed
 from store_actors.serving import reads
 from store_actors.serving.commits import Commits
@@ -30,7 +30,7 @@ from store_actors.serving.reading_order import MemoryRows, Split
 from tests.simulation.clock import ProcessClock
 from tests.simulation.spark import Driver
 
-__all__ = ["BUGS", "KEYED_BUGS", "MOVE_BUGS", "READ_BUGS", "RESCALE_BUGS", "STOPPED_BUGS", "planted"]
+__all__ = ["BUGS", "KEYED_BUGS", "MOVE_BUGS", "READ_BUGS", "READ_RESCALED_BUGS", "RESCALE_BUGS", "STOPPED_BUGS", "planted"]
 
 
 def _conflicts_ignored(append: Callable[..., None]) -> Callable[..., None]:
@@ -239,7 +239,15 @@ def _pending_change_shown(_: Callable[..., None]) -> Callable[..., None]:
 
 
 def _shards_not_waited_for(_: Callable[..., int]) -> Callable[..., int]:
-    return lambda ledger, created: max(map(ledger.newest_version, range(created.num_shards)))
+    return lambda ledger, created, is_committed: max(map(ledger.newest_version, range(created.num_shards)))
+
+
+def _spark_not_waited_for(newest_readable: Callable[..., int]) -> Callable[..., int]:
+    return lambda ledger, created, is_committed: newest_readable(ledger, created, is_committed=True)
+
+
+def _any_shards_will_do(to: Callable[..., Pinned]) -> Any:
+    return staticmethod(lambda view: replace(to(view), first_partition=None))
 
 
 #: Those that are sought where the state is read all the time; see BUGS.
@@ -247,7 +255,12 @@ READ_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "a reader is given the newest version of each shard": (reads, "_wanted", _newest_of_each_shard),
     "a reader believes whatever it knew": (ShardReads, "_is_newest", _any_view_believed),
     "a reader sees the change that is being made": (VersionView, "_catch_up", _pending_change_shown),
-    "a version is read before all shards have it": (versions, "finished", _shards_not_waited_for),
+    "a version is read before all shards have it": (versions, "newest_readable", _shards_not_waited_for),
+    "a version is read before Spark has finished its batch": (versions, "newest_readable", _spark_not_waited_for),
+}
+#: Those that are sought where states that are rescaled, and whose shards are moved, are read; see BUGS.
+READ_RESCALED_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
+    "a scan is read by other shards than it was made of": (Pinned, "to", _any_shards_will_do),
 }
 #: Those that are sought where states are rescaled; see BUGS.
 RESCALE_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
@@ -316,6 +329,7 @@ BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     **KEYED_BUGS,
     **RESCALE_BUGS,
     **READ_BUGS,
+    **READ_RESCALED_BUGS,
 }
 #: Bugs that are only one together with another.
 WITH = {"batches count by halves": "shards that no action asked for are left out of their batch"}

@@ -25,10 +25,12 @@ __all__ = ["Reader"]
 #: How far behind a read may be where processes are killed and frozen, in seconds: what a store actor, and a coordinator, that were
 #: replaced without noticing may be.
 _BEHIND_S = 2.5
+#: For how many moments somebody who was told what to scan waits until it is scanned, at most.
+_LATER = 120
 
 
 class Reader(Party):
-    """Looks all keys up a few times, or scans.
+    """Looks all keys up a few times, or scans, and follows what changes.
 
     Parameters
     ----------
@@ -40,14 +42,21 @@ class Reader(Party):
         super().__init__(name, world.nodes[0])
         self._world, self._state = world, state
         self.is_over = False
+        #: Shards and version that changes were followed to, and what these came to.
+        self._followed: tuple[ReadView, dict[int, Groups]] | None = None
         world.scheduler.spawn(self, self._run)
+
+    def _reads(self) -> ShardReads:
+        """As a process of its own has them."""
+        source = FleetSource(self._world.new_coordinator_client(), self._world.actors)
+        threads = SimulatedThreads(self._world.scheduler, self._world.clock)
+        surroundings = Surroundings(clock=self._world.clock, threads=threads)
+        return ShardReads(source, self._state, surroundings, threads.pool(1, "scan"))
 
     def _run(self) -> None:
         scheduler = self._world.scheduler
         try:
-            source = FleetSource(self._world.new_coordinator_client(), self._world.actors)
-            surroundings = Surroundings(clock=self._world.clock, threads=SimulatedThreads(scheduler, self._world.clock))
-            reads = ShardReads(source, self._state, surroundings, surroundings.threads.pool(1, "scan"))
+            reads = self._reads()
             for _ in range(8):
                 self._read(reads)
         except StateStoreError as error:
@@ -66,23 +75,71 @@ class Reader(Party):
         def plan(view: ReadView) -> tuple[str, bytes, dict[int, pa.Table]]:
             schema = StateSchema.from_json(view.metadata.schema)
             keys = pa.Table.from_batches([workload.all_keys(schema)])
-            return DEFAULT_STORE, pickle.dumps(ReadForm(schema, is_keyed=False)), dict.fromkeys(view.written, keys)
+            return DEFAULT_STORE, _form(view), dict.fromkeys(view.written, keys)
 
         view, found = reads.find(Pinned(), plan)
         self._check(view, {shard: groups_of(one.rows) for shard, one in found.items()}, "looked up")
-        if view.version < oldest:
+        if view.version > len(world.commit_log.finished):
+            raise Violation(f"{self.name}: version {view.version} was read, and Spark has not finished its batch")
+        if view.version < oldest and not world.was_begun_again(view.version):
             raise Violation(f"{self.name}: version {view.version} was read, and {oldest} was finished long before")
         world.scheduler.fault(self.name, "read")
-        form = plan(view)[1]
+        self._check(view, self._scanned(reads, view), "scanned")
+        self._follow(reads, view)
+        if world.rescales:
+            self._scan_later(view)
+
+    def _scanned(self, reads: ShardReads, view: ReadView) -> dict[int, Groups]:
+        form = _form(view)
         scanned: dict[int, Groups] = {}
-        for shard in found:
+        for shard in view.written:
             pieces = list(reads.scan(view, Pinned(), DEFAULT_STORE, form, shard, None))
             scanned[shard] = {key: row for piece in pieces for key, row in groups_of(piece).items()}
-        self._check(view, scanned, "scanned")
+        return scanned
+
+    def _scan_later(self, view: ReadView) -> None:
+        """A task of another process is told what to scan, and comes to it later, when the state may have other shards."""
+        scheduler = self._world.scheduler
+        until = scheduler.now + self._world.later_steps(_LATER)
+        scheduler.pause(wake=lambda: scheduler.now >= until)
+        reads = self._reads()
+        again = reads.view(Pinned.to(view))
+        if len(again.versions) != len(view.versions):
+            raise Violation(f"{self.name}: {len(view.versions)} shards were to be scanned, and there are {len(again.versions)}")
+        if again.id.first_partition != reads.view(Pinned(view.version)).id.first_partition:
+            scheduler.fault(self.name, "scanned_by_former_shards")
+        self._check(again, self._scanned(reads, again), "scanned later")
+
+    def _follow(self, reads: ShardReads, view: ReadView) -> None:
+        """Take what changed since the last time; from the start where the state has other shards."""
+        if self._followed is None or self._followed[0].id.first_partition != view.id.first_partition:
+            self._followed = view, self._scanned(reads, view)
+            return
+        before, rows = self._followed
+        if view.version < before.version:
+            return
+        reads.view(Pinned(before.version, lineage=before.lineage))
+        form = _form(view)
+        for shard in view.written:
+            for piece in reads.scan(view, Pinned(), DEFAULT_STORE, form, shard, None, before.version):
+                groups = rows.setdefault(shard, {})
+                for number, (kind, version) in enumerate(
+                    zip(piece["_change_type"].to_pylist(), piece["_commit_version"].to_pylist(), strict=True)
+                ):
+                    if not before.version < version <= view.version:
+                        raise Violation(f"{self.name}: a change of version {version} between {before.id} and {view.id}")
+                    for key, row in groups_of(piece.slice(number, 1)).items():
+                        groups.pop(key, None)
+                        if kind == "upsert":
+                            groups[key] = row
+        self._followed = view, rows
+        self._check(view, rows, "followed")
 
     def _check(self, view: ReadView, found: dict[int, Groups], how: str) -> None:
-        states = self._world.workload.states
         for shard, groups in found.items():
-            compare(
-                f"{self.name}: version {view.version} of shard {shard} as {how}", groups, states[shard][view.version]
-            )
+            told = f"{self.name}: version {view.version} of shard {shard} as {how}"
+            compare(told, groups, self._world.workload.rows_at(view.version, view.partitions[shard]))
+
+
+def _form(view: ReadView) -> bytes:
+    return pickle.dumps(ReadForm(StateSchema.from_json(view.metadata.schema), is_keyed=False))

@@ -81,6 +81,9 @@ class RescaledWorkload(AggregationWorkload):
             found = self._shard_of[key, num_shards] = int(shards_of(pa.table(columns), list(columns), num_shards)[0])
         return found
 
+    def rows_at(self, version: int, partition: int) -> Groups:
+        return self._own(self.states[0][version], partition)
+
     # -- see Workload -------------------------------------------------------------------------------------------------
 
     def run_task(

@@ -127,11 +127,15 @@ class Driver(Party):
                 return False
             if not self._run_batch(run_id, batch):
                 return False
+            if self._world.sink_fails():
+                self._scheduler.fault(self.name, "sink_failed", f"of batch {batch}")
+                return False
             self._scheduler.pause(f"records batch {batch}")
             if not self._world.commit_log.add(batch):
                 self._scheduler.log(self.name, "stops: another driver has recorded the batch")
                 return True
             self._world.batch_finished(batch)
+            self._report(run_id, batch)
             batch += 1
         return True
 
@@ -177,6 +181,24 @@ class Driver(Party):
             self._to_coordinator().place_shards(STATE, QUERY, shards, places, self._world.standbys)
         except (StateStoreError, RayError) as error:
             self._scheduler.log(self.name, f"shards are not placed: {type(error).__name__}")
+
+    def _report(self, run_id: str, batch: int) -> None:
+        """Tell the fleet that Spark's commit log has a batch: at once where the query waits for input then, else beside the next one."""
+        within_s = self._world.report_within_s()
+        if within_s is None:
+            return
+
+        def report() -> None:
+            try:
+                self._to_coordinator().batch_finished([STATE], run_id, batch, within_s)
+                self._world.batch_reported(run_id, batch)
+            except StateStoreError as error:
+                self._scheduler.log(self.name, f"batch {batch} is not reported: {type(error).__name__}")
+
+        if within_s:
+            self._scheduler.spawn(self, report)
+        else:
+            report()
 
     def _to_coordinator(self) -> CoordinatorClient:
         if self._coordinator is None:

@@ -190,6 +190,10 @@ class AggregationWorkload:
         fields = [one.arrow() for one in schema.input_keys]
         return pa.record_batch([columns[one.name] for one in fields], schema=pa.schema(fields))
 
+    def rows_at(self, version: int, partition: int) -> Groups:
+        """What a partition has at a version."""
+        return self.states[partition][version]
+
     # -- see Workload -------------------------------------------------------------------------------------------------
 
     def metadata(self, state: str, query: str, form: int = 0) -> StateMetadata:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,7 +33,7 @@ from tests.simulation.rescaling import NUMBERS, RescaledWorkload, Rescaler
 from tests.simulation.scheduler import Party, Scheduler, Violation
 from tests.simulation.spark import QUERY, STATE, CommitLog, Driver
 from tests.simulation.storage import RememberedObjects, SimulatedObjects
-from tests.simulation.workload import AggregationWorkload, Workload
+from tests.simulation.workload import AggregationWorkload, Entry, Workload
 
 __all__ = ["Outcome", "World", "is_keyed", "run_seed"]
 
@@ -137,8 +139,8 @@ class World:
         self._reads = reads
         self._reads_rng = random.Random(seed + 4)
         self._reader: Reader | None = None
-        #: When each batch was finished.
-        self._finished_s: list[float] = []
+        #: Newest batch that was reported as finished, by when that was.
+        self._reported: list[tuple[float, int]] = []
         #: Of its own, as that of moves.
         self._rescales_rng = random.Random(seed + 3)
         self._rescaler: Rescaler | None = None
@@ -413,13 +415,51 @@ class World:
         """Spark has recorded a batch: from here on it must never be lost."""
         if self.commit_log.finished != list(range(batch + 1)):
             raise Violation(f"batches were recorded in the order {self.commit_log.finished}")
-        self._finished_s.append(self.clock.elapsed_s())
         if self._audits_each_batch:
             self._audit_state(f"after batch {batch}")
 
+    def later_steps(self, most: int) -> int:
+        """For how many moments a reader waits."""
+        return self._reads_rng.randrange(most)
+
+    def sink_fails(self) -> bool:
+        """Whether a batch fails after all of its shards have committed."""
+        return self._reads and self._reads_rng.random() < self._rate(0.1)
+
+    def report_within_s(self) -> float | None:
+        """How long a report that a batch is finished may wait for records of the next one; None where nobody reads."""
+        return self._reads_rng.choice((0.0, 1.0)) if self._reads else None
+
+    def batch_reported(self, run_id: str, batch: int) -> None:
+        """The fleet was told that a batch is finished, and said that it knows. Of a run that was replaced meanwhile it is of no account: the
+        other one began with that batch, or a later one.
+        """
+        runs = [one["run_id"] for one in self._logged() if one["kind"] == "run_started"]
+        if runs[-1] == run_id:
+            self._reported.append((self.clock.elapsed_s(), batch))
+
+    def _logged(self) -> Iterator[Entry]:
+        """Records of the state's log, in their order."""
+        for path in sorted(path for path in self.stored.ever if path.startswith(f"{STATE}/manifest/")):
+            yield from json.loads(self.stored.ever[path])["records"]
+
     def finished_by(self, elapsed_s: float) -> int:
-        """How many batches were finished at a time."""
-        return sum(one <= elapsed_s for one in self._finished_s)
+        """Newest version whose batch was reported by a time."""
+        return max((batch + 1 for when_s, batch in self._reported if when_s <= elapsed_s), default=0)
+
+    def was_begun_again(self, version: int) -> bool:
+        """Whether a run began again with the batch that a version is read by, though the log said that it was finished: its driver had
+        read Spark's commit log before.
+        """
+        finished = 0
+        for record in self._logged():
+            if record["kind"] == "committed":
+                finished = max(finished, record["entry"]["version"] - 1)
+            elif record["kind"] == "batch_finished":
+                finished = max(finished, record["batch_id"] + 1)
+            elif record["kind"] == "run_started" and record["batch_id"] <= version < finished:
+                return True
+        return False
 
     def _audit_state(self, when: str) -> None:
         copy = RememberedObjects(self.clock.now_s)

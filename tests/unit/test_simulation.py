@@ -7,7 +7,16 @@ from collections import Counter
 import pytest
 
 from tests.simulation.many import Totals, run_many
-from tests.simulation.planted import BUGS, KEYED_BUGS, MOVE_BUGS, READ_BUGS, RESCALE_BUGS, STOPPED_BUGS, planted
+from tests.simulation.planted import (
+    BUGS,
+    KEYED_BUGS,
+    MOVE_BUGS,
+    READ_BUGS,
+    READ_RESCALED_BUGS,
+    RESCALE_BUGS,
+    STOPPED_BUGS,
+    planted,
+)
 from tests.simulation.scheduler import NoEndError
 from tests.simulation.world import Outcome, run_seed
 
@@ -64,6 +73,18 @@ def test_every_read_beside_the_batches_is_one_finished_version() -> None:
     assert faults["read"] > 180
 
 
+def test_reads_beside_moves_and_rescales_are_of_the_shards_that_they_began_with() -> None:
+    faults: Counter[str] = Counter()
+    for seed in range(12):
+        outcome = run_seed(seed, keyed=False, reads=True, rescales=True, moves=seed % 3 != 2)
+        assert outcome.error is None, outcome.told()
+        faults += outcome.faults
+    assert faults["read"] > 60
+    assert faults["scanned_by_former_shards"] > 5
+    assert faults["sink_failed"] > 2
+    assert {"moved", "rescaled"} <= faults.keys()
+
+
 def test_schedules_with_rescales_keep_every_batch_exactly_once() -> None:
     faults: Counter[str] = Counter()
     for seed in range(20):
@@ -82,6 +103,8 @@ def test_a_planted_bug_is_found_and_nothing_without_it(bug: str) -> None:
     def run(seed: int) -> Outcome:
         if bug in RESCALE_BUGS:
             return run_seed(seed, keyed=False, rescales=True)
+        if bug in READ_RESCALED_BUGS:
+            return run_seed(seed, keyed=False, reads=True, rescales=True, moves=True)
         if bug in READ_BUGS:
             return run_seed(seed, keyed=False, reads=True)
         moves = bug in MOVE_BUGS
