@@ -88,7 +88,7 @@ class VersionNotFoundError(InvalidRequestError):
 
 
 class VersionReplacedError(VersionNotFoundError):
-    """A version was made anew by a repeated batch since it was read, perhaps with other rows. What was read of it is not what counts."""
+    """A version was made anew by a repeated batch since it was read, perhaps with other rows. What was read of it does not count."""
 
 
 class SumOverflowError(StateStoreError, ArithmeticError):

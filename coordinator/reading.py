@@ -1,12 +1,13 @@
 """Which version of a state is read: the newest that is one cut across all its shards, and across the operators of its query. Pure.
 
-A version counts shard by shard while a batch runs, and all shards have it before the batch's sink, and Spark's commit log, are done
-with it. If the batch fails there, it is replayed, perhaps by another program, and makes the version anew, with other rows. So readers are
+A version counts shard by shard while a batch runs, and all shards have it before the batch's sink and Spark's commit log are done with
+it. If the batch fails there, it is replayed, perhaps by another program, and makes the version anew, with other rows. So readers are
 given the newest version whose batch Spark has finished: it is never replaced. Who asks for what is *committed* is given the newest one
 that every shard has.
 
-That Spark has finished batch `b` is known from the log: a run began with batch ``b + 1``, a shard committed version ``b + 2`` (Spark plans
-a batch once the one before it is in its commit log), or the driver reported it. A run that begins with `b` again says that it was not.
+That Spark has finished batch `b` is known from the log: a run began with batch ``b + 1``, a shard committed version ``b + 2`` (Spark
+plans a batch once the one before it is in its commit log), or the driver reported it. A run that begins with `b` again says that it was
+not.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class WantedView(Travelling):
     is_committed
         Whether what all shards have will do, though Spark may not have finished its batch.
     first_partition
-        Of the shards by which the version is read, as :attr:`ViewId.first_partition`: a version from which on the state has other shards can
-        be read by the former ones, too. None for the newest ones that have the version.
+        Of the shards by which the version is read, as :attr:`ViewId.first_partition`: a version from which on the state has other
+        shards can be read by the former ones, too. None for the newest ones that have the version.
     """
 
     version: int | None = None
@@ -129,8 +130,8 @@ def committed(ledger: StateLedger, created: StateMetadata) -> int:
 def finished(ledger: StateLedger, created: StateMetadata) -> int:
     """Newest version of a state whose batch Spark has finished, as far as that is known.
 
-    A run of an earlier release reported nothing. Its newest version is taken for finished, as that release did, unless a run began since:
-    that one says itself what was finished before it.
+    A run of an earlier release reported nothing. Its newest version is taken for finished, as that release did, unless a run began
+    since: that one says itself what was finished before it.
     """
     version = committed(ledger, created)
     if ledger.is_of_python:
@@ -242,8 +243,8 @@ def _generation(
         return newest
     if former.first_partition != first_partition:
         raise VersionNotFoundError(
-            "the shards by which the version was to be read are not there any more: what was committed on them was replaced by another run; "
-            "nothing was changed; ask for the rows anew",
+            "the shards by which the version was to be read are not there any more: what was committed on them was replaced by another "
+            "run; nothing was changed; ask for the rows anew",
             state=ledger.state_name,
             version=version,
             first_partition=first_partition,

@@ -44,9 +44,7 @@ class Versions:
         #: Whether the states that were there when this coordinator began are open; those that are made later are, anyway.
         self._all_are_open = False
 
-    async def read_view(
-        self, state_name: str, asked: WantedView = WantedView(), known: ViewId | None = None
-    ) -> ReadView | None:
+    async def read_view(self, state_name: str, asked: WantedView, known: ViewId | None = None) -> ReadView | None:
         """How a version of a state is read, by the log as it was a moment ago at most.
 
         Parameters
@@ -105,7 +103,7 @@ class Versions:
         InvalidRequestError
             There is no such state.
         """
-        view = await self.read_view(state_name)
+        view = await self.read_view(state_name, WantedView())
         assert view is not None
         newest = view
         keeper = await self._keeper(state_name)
@@ -168,8 +166,8 @@ class Versions:
         name
             Of the branch.
         version
-            One whose batch Spark has finished; the newest of all operators of the query by default. Of a state that Python programs own, whose partitions go on each by
-            itself, it is the newest of each, and none can be asked for.
+            One whose batch Spark has finished; the newest of all operators of the query by default. Of a state that Python programs
+            own, whose partitions go on each by itself, it is the newest of each, and none can be asked for.
 
         Raises
         ------

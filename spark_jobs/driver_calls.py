@@ -65,9 +65,7 @@ class DriverCalls:
 
     def _running(self) -> list[_Fleet]:
         # Whoever asked a fleet that was shut down would start it anew.
-        return [
-            one for uri, one in list(self._fleets.items()) if RayActors().find(coordinator_name(uri)) is not None
-        ]
+        return [one for uri, one in list(self._fleets.items()) if RayActors().find(coordinator_name(uri)) is not None]
 
     def add(self, address: FleetAddress, coordinator: CoordinatorClient, options: PlacementOptions) -> None:
         """Know a fleet."""

@@ -78,7 +78,7 @@ class FinishedBatches:
         except (StateStoreError, RayError) as error:
             # The batch is done whether or not readers know it.
             log.warning(
-                "batch %d of %s is finished, and the fleet could not be told: readers see what it did once the next batch has begun: %s: %s",
+                "batch %d of %s is finished, and the fleet could not be told; readers see it once the next one has begun: %s: %s",
                 report.batch_id,
                 ", ".join(report.state_names),
                 type(error).__name__,

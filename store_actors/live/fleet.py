@@ -163,7 +163,9 @@ class LiveFleet:
         """
         if version is not None and name is None:
             raise InvalidRequestError("versions are of one state; name it", version=version)
-        views = (self._source.view(one, WantedView(version), None) for one in ([name] if name is not None else self.states()))
+        views = (
+            self._source.view(one, WantedView(version), None) for one in ([name] if name is not None else self.states())
+        )
         rows = [row for view in views if view is not None for row in metadata_of(view)]
         return pa.Table.from_pylist(rows, STATE_METADATA)
 

@@ -29,8 +29,8 @@ HEAT_FIELDS = (pa.field("_met_by", pa.string()), pa.field("_share", pa.float64()
 class LiveState(StateScans):
     """A state's rows. Made by ``fleet.state(name)``; making one costs nothing.
 
-    Reads hold up no batch and change nothing. By default each sees the newest version whose batch Spark has finished, on *all* shards of
-    all operators of the query. Threads may share one: keys that several of them look up at once travel together.
+    Reads hold up no batch and change nothing. By default each sees the newest version whose batch Spark has finished, on *all* shards
+    of all operators of the query. Threads may share one: keys that several of them look up at once travel together.
     """
 
     def __repr__(self) -> str:

@@ -30,7 +30,16 @@ from store_actors.serving.reading_order import MemoryRows, Split
 from tests.simulation.clock import ProcessClock
 from tests.simulation.spark import Driver
 
-__all__ = ["BUGS", "KEYED_BUGS", "MOVE_BUGS", "READ_BUGS", "READ_RESCALED_BUGS", "RESCALE_BUGS", "STOPPED_BUGS", "planted"]
+__all__ = [
+    "BUGS",
+    "KEYED_BUGS",
+    "MOVE_BUGS",
+    "READ_BUGS",
+    "READ_RESCALED_BUGS",
+    "RESCALE_BUGS",
+    "STOPPED_BUGS",
+    "planted",
+]
 
 
 def _conflicts_ignored(append: Callable[..., None]) -> Callable[..., None]:

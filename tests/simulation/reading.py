@@ -105,7 +105,9 @@ class Reader(Party):
         reads = self._reads()
         again = reads.view(Pinned.to(view))
         if len(again.versions) != len(view.versions):
-            raise Violation(f"{self.name}: {len(view.versions)} shards were to be scanned, and there are {len(again.versions)}")
+            raise Violation(
+                f"{self.name}: {len(view.versions)} shards were to be scanned, and there are {len(again.versions)}"
+            )
         if again.id.first_partition != reads.view(Pinned(view.version)).id.first_partition:
             scheduler.fault(self.name, "scanned_by_former_shards")
         self._check(again, self._scanned(reads, again), "scanned later")

@@ -183,7 +183,7 @@ class Driver(Party):
             self._scheduler.log(self.name, f"shards are not placed: {type(error).__name__}")
 
     def _report(self, run_id: str, batch: int) -> None:
-        """Tell the fleet that Spark's commit log has a batch: at once where the query waits for input then, else beside the next one."""
+        """Tell the fleet that Spark's commit log has a batch: at once, or else beside the next one."""
         within_s = self._world.report_within_s()
         if within_s is None:
             return

@@ -431,8 +431,8 @@ class World:
         return self._reads_rng.choice((0.0, 1.0)) if self._reads else None
 
     def batch_reported(self, run_id: str, batch: int) -> None:
-        """The fleet was told that a batch is finished, and said that it knows. Of a run that was replaced meanwhile it is of no account: the
-        other one began with that batch, or a later one.
+        """The fleet was told that a batch is finished, and said that it knows. Of a run that was replaced by then it is of no account:
+        the other one began with that batch, or a later one.
         """
         runs = [one["run_id"] for one in self._logged() if one["kind"] == "run_started"]
         if runs[-1] == run_id:
