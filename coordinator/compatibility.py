@@ -35,7 +35,7 @@ _WIDER = {
     "float32": ("float64",),
 }
 #: Options that say how event time moves, not what state is.
-_OF_EVENT_TIME = {"sources", "upstream", "upstream_sources", "policy", "late_us"}
+_OF_EVENT_TIME = {"sources", "upstream", "upstream_sources", "policy", "late_us", "late"}
 #: Kinds whose states are the same thing: which rows are counted depends on whether a column can be null.
 _COUNTS = {"count_rows", "count_valid"}
 #: Kinds of operators (``store_actors.schema.OperatorKind``) as a user calls them.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from coordinator.errors import InvalidRequestError
-from spark_jobs.plan.event_time import event_time, event_time_column
-from spark_jobs.plan.keys import key_of, leaf_field
+from spark_jobs.plan.catalyst import Expression
+from spark_jobs.plan.event_time import event_time, event_time_column, watermark_time
+from spark_jobs.plan.keys import Key, key_of, leaf_field
 from spark_jobs.plan.logical import analysed
 from spark_jobs.plan.operator_plan import check_output_mode
 from spark_jobs.plan.row_columns import ProjectedPlan, RowColumns
@@ -19,6 +23,8 @@ from store_actors.schema import Accumulator, AccumulatorKind, Field, OperatorKin
 __all__ = ["build_deduplicate", "build_limit"]
 
 _EXPIRES = Field("expires", "timestamp")
+#: Of a row whose watermark column is no key, by which it is late.
+_LATE = Field("late", "timestamp")
 _COUNT = Field("count", "int64")
 
 
@@ -57,6 +63,9 @@ def build_deduplicate(marked: DataFrame, output_mode: str, *, within_watermark: 
         # What ends after the largest time there is never ends.
         ends = F.coalesce(F.try_add(F.unix_micros(time), F.lit(delay_ms * 1000).cast("long")), F.lit(2**63 - 1))
         selected.append(F.when(time.isNotNull(), F.timestamp_micros(ends)).alias(expiry))
+    late = None if within_watermark else _late_by(attributes, keys)
+    if late is not None:
+        selected.append(watermark_time(late).alias(_LATE.name))
     hashed = F.hash(*(one for key in keys for one in key.columns)).alias(HASH_COLUMN)
     prepared = node.child.frame().select(*selected, *event_time_column(time), hashed)
     types = {item.name: item for item in prepared.schema.fields}
@@ -66,17 +75,33 @@ def build_deduplicate(marked: DataFrame, output_mode: str, *, within_watermark: 
     names_of_keys = [leaf.name for key in keys for leaf in key.leaves]
     schema = StateSchema(
         keys=tuple(leaf_field(types[name]) for name in names_of_keys),
-        inputs=(*rows.fields, *([_EXPIRES] if within_watermark else [])),
+        inputs=(*rows.fields, *([_EXPIRES] if within_watermark else []), *([] if late is None else [_LATE])),
         accumulators=(Accumulator(AccumulatorKind.VALUE, (), (_EXPIRES,)),) if within_watermark else (),
         expiry_key=expiry,
         delay_ms=delay_ms,
         output_mode="append",
         operator=OperatorKind.DEDUPLICATE,
-        options={"late_us": delay_ms * 1000} if within_watermark and delay_ms is not None else {},
+        options=_options(delay_ms if within_watermark else None, late),
         shown={"": shown.to_json()},
     )
     emitted = T.StructType([types[name] for name in (*names_of_keys, *(field.name for field in rows.fields))])
-    return ProjectedPlan((prepared,), schema, emitted, rows.results, keys=tuple(keys))
+    late_columns = {}
+    if late is not None and not any(key.expression.matches(late) for key in keys):
+        late_columns[_LATE.name] = (f"c{attributes.index(late)}",)
+    return ProjectedPlan((prepared,), schema, emitted, rows.results, keys=tuple(keys), late_columns=late_columns)
+
+
+def _late_by(attributes: Sequence[Expression], keys: Sequence[Key]) -> Expression | None:
+    """The column of the input by whose watermark rows are late, unless the keys tell: Spark takes the first, be it a key or not."""
+    late = next((one for one in attributes if one.watermark_delay_ms is not None), None)
+    first_key = next((key for key in keys if key.expiry is not None), None)
+    is_told = late is None or (first_key is not None and first_key.expression.matches(late))
+    return None if is_told else late
+
+
+def _options(within_ms: int | None, late: Expression | None) -> dict[str, Any]:
+    options: dict[str, Any] = {} if within_ms is None else {"late_us": within_ms * 1000}
+    return options if late is None else {**options, "late": _LATE.name}
 
 
 def build_limit(df: DataFrame, count: int, output_mode: str) -> ProjectedPlan:

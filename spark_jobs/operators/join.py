@@ -7,7 +7,7 @@ still match (Spark's ``StreamingSymmetricHashJoinHelper``), and the columns of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -16,11 +16,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from spark_jobs.operators.join_analysis import JoinNode, analysed_join, is_time, lags_ms
+from spark_jobs.operators.join_analysis import JoinNode, analysed_join, lags_ms
 from spark_jobs.operators.join_condition import JoinCondition, split_condition
 from spark_jobs.operators.join_keys import JoinKeys, join_keys
 from spark_jobs.plan.catalyst import Expression
-from spark_jobs.plan.event_time import event_time, event_time_column
+from spark_jobs.plan.event_time import event_time, event_time_column, watermark_time
 from spark_jobs.plan.keys import leaf_field
 from spark_jobs.plan.logical import analysed, resolved
 from spark_jobs.plan.operator_plan import check_output_mode
@@ -67,6 +67,8 @@ class JoinPlan:
         Parts of the condition that Spark evaluates on the rows emitted.
     sides
         Each side, for whoever has its rows from elsewhere.
+    late_columns
+        See :class:`~spark_jobs.plan.event_time.Upstream`.
     """
 
     inputs: tuple[DataFrame, ...]
@@ -76,6 +78,7 @@ class JoinPlan:
     outputs: tuple[Expression, ...]
     later: tuple[Expression, ...]
     sides: tuple[JoinedSide, JoinedSide]
+    late_columns: Mapping[str, Sequence[str]]
     appends: bool = True
 
     def row_type(self) -> T.StructType:
@@ -162,6 +165,7 @@ class _Side:
     event_time: str | None
     expiry: str | None
     pre: str | None
+    late_columns: Mapping[str, Sequence[str]]
 
 
 def _side(
@@ -174,13 +178,19 @@ def _side(
 ) -> _Side:
     prefix = "lr"[side]
     extra = list(condition.computed[side])
-    marked = next((one for one in node.attributes(side) if one.watermark_delay_ms is not None), None)
+    attributes = node.attributes(side)
+    marked = next((one for one in attributes if one.watermark_delay_ms is not None), None)
     late = expiry = pre = None
+    late_columns: dict[str, Sequence[str]] = {}
     if marked is not None:
-        time = marked.column() if is_time(marked) else marked.column().getField("end")
-        time = time.cast("timestamp")
+        time = watermark_time(marked)
         late = f"{prefix}_late"
         extra.append((Field(late, "timestamp"), time))
+        if not _is_compared(node, side, marked):
+            name = f"{prefix}{attributes.index(marked)}"
+            late_columns[late] = [
+                one.name for one in rows.fields if one.name == name or one.name.startswith(f"{name}_")
+            ]
         if keys.expiry is None and lag_ms is not None:
             expiry = f"{prefix}_expires"
             extra.append((Field(expiry, "timestamp"), F.timestamp_micros(F.unix_micros(time) + lag_ms * 1000)))
@@ -191,7 +201,14 @@ def _side(
     prepared = _prepared(node, side, keys, columns)
     leaves = tuple(zip(keys.leaves, keys.columns[side], strict=True))
     joined = JoinedSide(tuple(node.sides[side].output), tuple(node.keys[side]), leaves, tuple(columns))
-    return _Side(prepared, joined, (*rows.fields, *(one for one, _ in extra)), late, keys.expiry or expiry, pre)
+    fields = (*rows.fields, *(one for one, _ in extra))
+    return _Side(prepared, joined, fields, late, keys.expiry or expiry, pre, late_columns)
+
+
+def _is_compared(node: JoinNode, side: int, attribute: Expression) -> bool:
+    """Whether a join itself reads a column of a side, so that Spark does not prune it whatever the query does with the results."""
+    compared = [*node.keys[side], *([] if node.rest is None else [node.rest])]
+    return any(one.id == attribute.id for part in compared for one in part.references)
 
 
 def _prepared(node: JoinNode, side: int, keys: JoinKeys, columns: list[Column]) -> DataFrame:
@@ -270,6 +287,7 @@ def _planned(
         outputs=node.outputs,
         later=tuple(condition.later),
         sides=(sides[0].joined, sides[1].joined),
+        late_columns={**sides[0].late_columns, **sides[1].late_columns},
     )
 
 

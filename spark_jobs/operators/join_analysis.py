@@ -14,7 +14,7 @@ from spark_jobs.plan.join_rules import check_join, equi_join, pushed_down, state
 from spark_jobs.plan.logical import Plan, analysed
 from store_actors.operators.join_schema import JoinType
 
-__all__ = ["JoinNode", "analysed_join", "is_time", "lags_ms"]
+__all__ = ["JoinNode", "analysed_join", "lags_ms"]
 
 _TYPES = {
     "INNER": JoinType.INNER,
@@ -110,31 +110,39 @@ def _check(join: Plan, sql: str) -> None:
             join=sql,
         )
     try:
-        check_join(join, _of_event_time(join, join.join_condition))
+        check_join(join, _of_event_time(join, join.join_condition, needs_both=False))
     except AnalysisException as error:
         raise InvalidRequestError(
-            "Spark does not run this join of two streams; an outer or semi join needs withWatermark on both streams and event time "
-            "among the equal keys, or in a condition that says how far apart the two times may be",
+            "Spark does not run this join of two streams; an outer or semi join needs event time with a watermark among its equal "
+            "keys, or a watermark on the side that may lack a match (the right one of a left outer or left semi join) and a "
+            "condition that bounds the other side's rows by it",
             join=sql,
             reason=str(error).partition("\n")[0].rstrip(";"),
         ) from error
 
 
-def _of_event_time(join: Plan, condition: Expression | None) -> Expression | None:
-    """The parts of a condition that read both sides, and nothing but their event times.
+def _of_event_time(join: Plan, condition: Expression | None, *, needs_both: bool) -> Expression | None:
+    """The parts of a condition that compare event time of one side with the other side.
 
     Spark takes a comparison of any numbers or times for a bound of event time. With ``x > 4`` it never removes a row, nor emits one
     that matched nothing; with ``left.ts < right.expires`` it removes rows that later ones would have matched. So it is not shown these.
+
+    Parameters
+    ----------
+    needs_both
+        Whether only event times are compared. Else a side without a watermark may be compared by any column: its rows have no end, and
+        Spark runs the join.
     """
     if condition is None:
         return None
     sides = [side.output for side in (join.left, join.right)]
     ids = [{one.id for one in side} for side in sides]
-    event_times = {one.id for side in sides for one in side if one.watermark_delay_ms is not None}
+    marked = [{one.id for one in side if one.watermark_delay_ms is not None} for side in sides]
+    bounding = marked if needs_both or not any(marked) else [some or own for some, own in zip(marked, ids, strict=True)]
     parts = []
     for part in condition.conjuncts():
         read = {one.id for one in part.references}
-        if read <= event_times and all(read & own for own in ids):
+        if read <= set().union(*bounding) and all(read & own for own in ids):
             parts.append(part)
     return conjunction(parts)
 
@@ -158,11 +166,11 @@ def _with_event_time(plan: Plan) -> Plan:
     child = _with_event_time(plan.child)
     listed = plan.projected
     ids = {one.id for one in listed}
-    hidden = [one for one in child.output if one.watermark_delay_ms is not None and is_time(one) and one.id not in ids]
+    hidden = [one for one in child.output if one.watermark_delay_ms is not None and _is_time(one) and one.id not in ids]
     return child.project([*listed, *hidden]) if hidden else plan
 
 
-def is_time(attribute: Expression) -> bool:
+def _is_time(attribute: Expression) -> bool:
     return not isinstance(attribute.type, T.StructType)
 
 
@@ -174,7 +182,7 @@ def lags_ms(spark: SparkSession, node: JoinNode) -> tuple[int | None, int | None
     InvalidRequestError
         It is not a fixed time.
     """
-    rest = _of_event_time(node.own, node.rest)
+    rest = _of_event_time(node.own, node.rest, needs_both=True)
     is_first_enough = spark.conf.get(_ALLOW_MULTIPLE, "true") != "true"
     kept = [state_watermarks_ms(node.own, node.keys, rest, probe, is_first_enough=is_first_enough) for probe in _PROBES]
     lags: list[int | None] = []

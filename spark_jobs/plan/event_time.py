@@ -12,7 +12,7 @@ it: a filter that Spark itself moves below the watermark is no obstacle.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -35,6 +35,7 @@ __all__ = [
     "operators_of",
     "state_of_task",
     "used_of",
+    "watermark_time",
 ]
 
 _WATERMARK = "EventTimeWatermark"
@@ -67,6 +68,9 @@ class Upstream:
         Output modes of a query whose last operator it is.
     together
         Whether a task may have several shards.
+    late_columns
+        Columns of its input by which rows are late, each with the columns that it emits of the same time. Spark drops late rows by a
+        column only if something reads it, as it prunes others; ``StatefulExchange.java`` makes the column null where nothing does.
     shards
         How many shards the program asks for; None if it takes what is there.
     """
@@ -82,6 +86,7 @@ class Upstream:
     complete: bool
     modes: tuple[str, ...]
     together: bool
+    late_columns: Mapping[str, Sequence[str]]
     shards: int | None = None
 
     def route_column(self) -> str:
@@ -258,6 +263,12 @@ def event_time(attributes: Sequence[Expression]) -> tuple[int | None, Column | N
         return marked[0][1], None
     attribute, delay = times[0]
     return delay, attribute.column().cast("timestamp")
+
+
+def watermark_time(attribute: Expression) -> Column:
+    """The time that Spark compares with the watermark, of a column that has one: of a window its end."""
+    column = attribute.column()
+    return (column.getField("end") if isinstance(attribute.type, T.StructType) else column).cast("timestamp")
 
 
 def event_time_column(time: Column | None) -> list[Column]:

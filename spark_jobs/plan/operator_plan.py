@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -73,6 +73,15 @@ class Collector(Protocol):
         num_shards
             How many shards its first batch has.
         """
+
+
+@runtime_checkable
+class FiltersLateRows(Protocol):
+    """A plan that drops late rows by columns which nothing else of it needs."""
+
+    @property
+    def late_columns(self) -> Mapping[str, Sequence[str]]:
+        """See :class:`~spark_jobs.plan.event_time.Upstream`."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +170,7 @@ class RoutedOperator:
             modes=query_modes(schema),
             # A function of the user's sees one partition of its state.
             together=not isinstance(plan, TaskMaker),
+            late_columns=dict(plan.late_columns) if isinstance(plan, FiltersLateRows) else {},
         )
         return cls(plan, schema, branches, upstream)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -120,6 +120,8 @@ class ProjectedPlan:
     ----------
     keys
         Of which it keeps rows; none if it has no keys.
+    late_columns
+        See :class:`~spark_jobs.plan.event_time.Upstream`.
     """
 
     inputs: tuple[DataFrame, ...]
@@ -128,6 +130,7 @@ class ProjectedPlan:
     results: tuple[Result, ...]
     appends: bool = True
     keys: tuple[Key, ...] = ()
+    late_columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def row_type(self) -> T.StructType:
         """Spark's form of the rows that shards emit."""

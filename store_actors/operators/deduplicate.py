@@ -7,6 +7,7 @@ retry of a committed batch emits the same rows.
 Schema: ``keys``; ``inputs`` are the other columns of a row, of any type; the accumulators are empty, or one ``VALUE``: the expiry,
 which then is an input, too.
 Option ``late_us``: how long before its expiry a row is late already, in microseconds (the delay, within watermark; else 0).
+Option ``late``: the input by whose time a row is late, where that is no key; it is not part of what is emitted.
 """
 
 from __future__ import annotations
@@ -47,15 +48,16 @@ class DeduplicateShard(VersionedTable):
 
     def __init__(self, schema: StateSchema, seed: int = 0, memory: Memory = HEAP) -> None:
         super().__init__(schema, seed, memory)
-        state = {field.name for field in schema.state_fields}
-        self._payload = [field.name for field in schema.inputs if field.name not in state]
+        self._late: str | None = schema.options.get("late")
+        unseen = {self._late, *(field.name for field in schema.state_fields)}
+        self._payload = [field.name for field in schema.inputs if field.name not in unseen]
 
     def apply(self, rows: ShardInput, watermark_ms: int, version: int, late_ms: int | None = None) -> Change:
         """Keep the rows whose key is new; see :meth:`AggregateShard.apply`."""
         self.check_next(version, late_ms)
         batch = pa.Table.from_batches(batches(rows.raw, self.table.piece_bytes), rows.raw.schema)
         words = self.table.rows_of_table(batch)
-        on_time = self._on_time(words)
+        on_time = self._on_time(batch, words)
         words = self._dated(batch, words)
         late = len(words) - len(on_time)
         created, sources = self.table.insert(words[on_time], version & 0xFFFFFFFF)
@@ -99,7 +101,11 @@ class DeduplicateShard(VersionedTable):
                 return self.table.rows_of_table(dated)
         return words
 
-    def _on_time(self, words: Words) -> Slots:
+    def _on_time(self, batch: pa.Table, words: Words) -> Slots:
+        if self._late is not None:
+            times = batch.column(self._late).cast(pa.int64())
+            # A row without a time is never late.
+            return np.flatnonzero(pc.fill_null(pc.greater(times, self.late_ms * 1000), True).to_numpy())
         word = self.table.layout.expiry_word
         if word < 0:
             return np.arange(len(words))

@@ -133,7 +133,89 @@ def nested(ops: Operators, i: Inputs) -> DataFrame:
     return joined.select(left["s"]["in"]["k"], left["s"]["x"], right["s"].isNull(), right["s"]["in"]["k"])  # type: ignore[no-any-return]
 
 
+def by_key_with_watermarks(
+    ops: Operators, i: Inputs, columns: list[str], delays: tuple[str | None, str | None]
+) -> DataFrame:
+    left, right = i["a"], i["b"]
+    if delays[0] is not None:
+        left = left.withWatermark("t", delays[0])
+    if delays[1] is not None:
+        right = right.withWatermark("u", delays[1])
+    joined = ops(left, "join").join(right, "k")
+    return joined.select(*(seconds(column) if column in "tu" else column for column in columns))  # type: ignore[no-any-return]
+
+
+def with_a_watermark_on_one_side(ops: Operators, i: Inputs, how: str, is_left: bool) -> DataFrame:
+    left, right = i["a"], i["b"]
+    left, right = (
+        (left.withWatermark("t", "10 seconds"), right) if is_left else (left, right.withWatermark("u", "10 seconds"))
+    )
+    near = "a.k = b.k and u between t - interval 5 seconds and t + interval 10 seconds"
+    joined = ops(left.alias("a"), "join").join(right.alias("b"), F.expr(near), how)
+    if how == "left_semi":
+        return joined.select("a.k", seconds("t"), "x")  # type: ignore[no-any-return]
+    return joined.select("a.k", "b.k", seconds("t"), seconds("u"), "x", "y")  # type: ignore[no-any-return]
+
+
+def window_of_one_side(ops: Operators, i: Inputs) -> DataFrame:
+    left, right = i["a"].withWatermark("t", "0 seconds").alias("l"), i["b"].withWatermark("u", "10 seconds").alias("r")
+    near = "l.k <=> r.k and r.u between l.t and l.t + interval 10 seconds and r.y is not null"
+    joined = ops(left, "join").join(right, F.expr(near), "right_outer")
+    counts = ops(joined.select(F.col("l.t").alias("t"), F.col("r.k").alias("k")), "agg", "append")
+    return counts.groupBy(F.window("t", "10 seconds")).count().select(seconds("window.start"), "count")  # type: ignore[no-any-return]
+
+
+TWO_TIMED_STREAMS: list[Step | str] = [
+    Step({"a": [("a", 100, 1), ("b", 101, 2)], "b": [("a", 102, 1), ("c", 103, 2)]}, None),
+    Step(
+        {"a": [("a", 60, 3), ("c", 104, 4), ("n", None, 4)], "b": [("b", 61, 3), ("b", 104, 4), ("a", None, 5)]}, None
+    ),
+    RESTART,
+    Step({"a": [("d", 130, 5)], "b": [("d", 131, 6), ("c", 99, 7)]}, None),
+    Step({"a": [("b", 131, 6), ("e", 90, 7)], "b": [("b", 140, 8), ("e", 91, 9)]}, None),
+    Step({"a": [("z", 170, 8)], "b": [("z", 171, 10)]}, None),
+    Step({"a": [("y", 200, 9)], "b": [("y", 201, 11)]}, None),
+]
+
 JOIN_CASES: dict[str, Case] = {
+    **{
+        f"late rows of a join by key, {about}": Case(
+            TIMED,
+            lambda ops, i, columns=columns, delays=delays: by_key_with_watermarks(ops, i, columns, delays),  # type: ignore[misc]
+            TWO_TIMED_STREAMS,
+        )
+        for about, columns, delays in (
+            ("both times read", ["k", "t", "u", "x", "y"], ("10 seconds", "5 seconds")),
+            ("no time read", ["k", "x", "y"], ("10 seconds", "5 seconds")),
+            ("one time read", ["k", "u", "x", "y"], ("10 seconds", "5 seconds")),
+            ("a watermark on one side", ["k", "t", "u", "x", "y"], (None, "5 seconds")),
+        )
+    },
+    **{
+        f"{how} with a watermark on its {'left' if is_left else 'right'} side only": Case(
+            TIMED,
+            lambda ops, i, how=how, is_left=is_left: with_a_watermark_on_one_side(ops, i, how, is_left),  # type: ignore[misc]
+            TWO_TIMED_STREAMS,
+        )
+        for how, is_left in (
+            ("left_outer", False),
+            ("left_semi", False),
+            ("right_outer", True),
+            ("full_outer", True),
+            ("full_outer", False),
+        )
+    },
+    "a window over the left time of a right outer join": Case(
+        TIMED,
+        window_of_one_side,
+        [
+            Step({"a": [("a", 3, 1)], "b": [("a", 4, 1)]}, None),
+            Step({"a": [("a", 8, 1)], "b": [("a", 14, 1), ("b", 9, 2)]}, None),
+            Step({"a": [("b", 12, 2)], "b": [("b", 17, 3)]}, None),
+            RESTART,
+            *TWO_TIMED_STREAMS,
+        ],
+    ),
     "J1 inner": Case(
         TWO,
         lambda ops, i: ops(left_of(i), "join").join(right_of(i), "k"),

@@ -305,6 +305,49 @@ CASES: dict[str, Case] = {
         )
         for mode in ("append", "complete")
     },
+    **{
+        f"late rows of dropDuplicates by {about}": Case(
+            {"a": "k string, t timestamp, v int"},
+            lambda ops, i, keys=keys, shown=shown: (  # type: ignore[misc]
+                ops(i["a"].withWatermark("t", "10 seconds").withColumn("minute", F.date_trunc("minute", "t")), "dedup")
+                .dropDuplicates(keys)
+                .select(*(seconds(column) if column == "t" else column for column in shown))
+            ),
+            [
+                Step({"a": [("a", 100, 1), ("b", 101, 2)]}, None),
+                # The watermark is at 91: the first two are late, and one without a time never is.
+                Step({"a": [("c", 50, 3), ("d", 91, 4), ("e", 92, 5), ("f", None, 6), ("a", 93, 7)]}, None),
+                RESTART,
+                Step({"a": [("c", 95, 8), ("d", 80, 9), ("g", 130, 10)]}, None),
+                Step({"a": [("c", 131, 11), ("d", 119, 12), ("d", 132, 13)]}, None),
+            ],
+        )
+        for about, keys, shown in (
+            ("a time that is no key", ["k"], ["k", "t", "v"]),
+            ("a time that nothing reads", ["k"], ["k", "v"]),
+            ("a time of which a key is computed", ["k", "minute"], ["k", "t", "v"]),
+        )
+    },
+    "late rows of dropDuplicates by a window that is no key": Case(
+        {"a": "k string, t timestamp"},
+        lambda ops, i: (
+            ops(
+                ops(i["a"].withWatermark("t", "0 seconds"), "agg", "append")
+                .groupBy(F.window("t", "10 seconds"), "k")
+                .count(),
+                "dedup",
+            )
+            .dropDuplicates(["k"])
+            .select("k", seconds("window.start"), "count")
+        ),
+        [
+            Step({"a": [("a", 5), ("b", 15)]}, None),
+            Step({"a": [("b", 18), ("c", 25), ("a", 31)]}, None),
+            RESTART,
+            Step({"a": [("d", 33), ("a", 45)]}, None),
+            Step({"a": [("e", 60)]}, None),
+        ],
+    ),
     "E1 windows, append": Case(
         T,
         lambda ops, i: windows(ops, i["a"].withWatermark("t", "10 seconds"), "append"),

@@ -99,8 +99,8 @@ Refused = Callable[[Any, dict[str, DataFrame]], DataFrame]
         (lambda left, i: left.join(i["b"], i["a"]["t"] > i["b"]["u"]), "needs an equality"),
         (lambda left, i: left.join(i["b"]), "needs an equality"),
         (lambda left, i: left.join(i["b"], "k", "left_anti"), "left semi joins of two streams; use one"),
-        (lambda left, i: left.join(i["b"], "k", "left_outer"), "withWatermark on both streams"),
-        (lambda left, i: left.join(i["b"], "k", "full_outer"), "withWatermark on both streams"),
+        (lambda left, i: left.join(i["b"], "k", "left_outer"), "event time with a watermark among its equal keys"),
+        (lambda left, i: left.join(i["b"], "k", "full_outer"), "event time with a watermark among its equal keys"),
     ],
 )
 def test_a_join_that_cannot_run_is_refused_when_it_is_built(

@@ -191,14 +191,14 @@ JOINS = {
     **{
         f"{how} without a watermark": Refusal(
             lambda op, i, how=how: op(i["a"].alias("a")).join(i["b"].alias("b"), F.expr(NEAR), how),  # type: ignore[misc]
-            "needs withWatermark on both streams and event time among the equal keys, or in a condition",
+            "needs event time with a watermark among its equal keys, or a watermark on the side that may lack a match",
             spark="without a watermark",
         )
         for how in ("left_outer", "right_outer", "full_outer", "left_semi")
     },
     "left outer without a bound": Refusal(
         lambda op, i: op(i["at"]).join(i["bt"], "k", "left_outer"),
-        "a condition that says how far apart the two times may be",
+        "a condition that bounds the other side's rows by it",
         spark="watermark",
     ),
     "every row with every row": Refusal(lambda op, i: op(i["at"]).crossJoin(i["bt"]), "needs an equality.*add one"),
