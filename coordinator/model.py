@@ -428,6 +428,11 @@ class LoadPlans(Travelling):
     attempt_id: str
     plans: Mapping[str, LoadPlan]
 
+    def state_bytes(self) -> int:
+        """Bytes of memory that the version's rows take, about, as its commits tell."""
+        newest = (part.deltas[-1].state_bytes for plan in self.plans.values() for part in plan.parts() if part.deltas)
+        return sum(newest)
+
     def file_bytes(self) -> int:
         """See :meth:`LoadPlan.file_bytes`; of all the stores."""
         return sum(plan.file_bytes() for plan in self.plans.values())

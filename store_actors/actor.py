@@ -139,7 +139,7 @@ class StoreProcess:
         serving: Any = {"standbys": self._standbys, "memory": self._memory}
         self._shards = OperatorShards(objects, located, self._metrics, surroundings, **serving)
         self._keyed = KeyedStores(objects, located, self._metrics, surroundings, **serving)
-        self._reads = Reads(self._shards, self._keyed, located, surroundings)
+        self._reads = Reads(self._shards, self._keyed, located, surroundings, self._memory.read_bytes)
         self._heat = ShardHeat(surroundings.threads.lock())
         self._appliers = surroundings.threads.pool(SHARDS_AT_ONCE, "statefleet-apply")
         self._copying: set[StateStoreId] = set()
@@ -334,13 +334,22 @@ class StoreProcess:
         return None if scan_id is None else (scan_id, self._next_rows(scan_id))
 
     @ray.method(concurrency_group="reading")
-    def next_rows(self, scan_id: str) -> pa.Table | None:
-        return self._next_rows(scan_id)
+    def next_rows(self, scan_id: str) -> pa.Table | StateStoreError | None:
+        """The next rows of a scan; None after the last. An error is a result, too: who stops asking does not look at the last one."""
+        try:
+            return self._next_rows(scan_id)
+        except StateStoreError as error:
+            return error
 
     def _next_rows(self, scan_id: str) -> pa.Table | None:
         rows = self._reads.next_rows(scan_id)
         self._metrics.bytes_scanned += 0 if rows is None else rows.nbytes
         return rows
+
+    @ray.method(concurrency_group="control")
+    def keep_scans(self, scan_ids: Sequence[str]) -> None:
+        """Whoever takes the rows of some scans lives, and is slow."""
+        self._reads.keep_scans(scan_ids)
 
     @ray.method(concurrency_group="reading")
     def end_scan(self, scan_id: str) -> None:

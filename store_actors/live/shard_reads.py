@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from coordinator.errors import (
     InvalidRequestError,
+    OperationOutOfOrderError,
     StateStoreError,
     StoreUnavailableError,
     VersionNotFoundError,
@@ -189,7 +190,8 @@ class ShardReads:
         InvalidRequestError
             There is no such snapshot.
         StoreUnavailableError
-            A store actor was lost, or the version was made anew, when some rows had been given out.
+            A store actor was lost, or the version was made anew, when some rows had been given out; or this process was halted for
+            more than a minute.
         """
         asked = self._request(view, shard, pinned if snapshot is None else Pinned(), store_name, form)
         request, given = replace(asked, since=since, snapshot=snapshot), False
@@ -202,6 +204,8 @@ class ShardReads:
                 for piece in pieces:
                     given = True
                     yield piece
+            except OperationOutOfOrderError as error:
+                raise _forgotten(view) from error
             except Lost as error:
                 if given:
                     raise _lost(view, error) from error
@@ -310,6 +314,15 @@ def _lost(view: ReadView, error: Exception) -> StoreUnavailableError:
         state=view.metadata.state_name,
         version=view.version,
         cause=error,
+    )
+
+
+def _forgotten(view: ReadView) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        "this process was not heard of for a minute, as it or its machine was halted, so the store actor has given up the rows that "
+        "were read; nothing was changed; read again",
+        state=view.metadata.state_name,
+        version=view.version,
     )
 
 

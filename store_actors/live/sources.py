@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, Self, TypeVar
 
 import pyarrow as pa
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from coordinator.calls import Actors
 from coordinator.client import CoordinatorClient
@@ -30,6 +31,8 @@ Result = TypeVar("Result")
 _DEADLINE_S = 300.0
 #: How long a store actor may take to tell where it answers, in seconds.
 _ADDRESS_S = 1.0
+#: How often store actors are told that the takers of rows live, in seconds: after a minute without a word one is taken for dead.
+_ALIVE_S = 15.0
 
 
 class Lost(Exception):
@@ -76,15 +79,28 @@ class FleetSource:
     ----------
     coordinator
         The fleet's coordinator.
+    surroundings
+        By which it is known that takers of rows live.
     direct
         How store actors are asked for a few keys; by calls of Ray if it is None.
     """
 
-    def __init__(self, coordinator: CoordinatorClient, actors: Actors, direct: DirectCalls | None = None) -> None:
+    def __init__(
+        self,
+        coordinator: CoordinatorClient,
+        actors: Actors,
+        surroundings: Surroundings,
+        direct: DirectCalls | None = None,
+    ) -> None:
         self._coordinator = coordinator
         self._actors = actors
+        self._surroundings = surroundings
         self._direct = direct
         self._handles: dict[str, Any] = {}
+        #: Store actors of the scans whose rows are being taken.
+        self._taken: dict[str, Any] = {}
+        self._is_keeping = False
+        self._guard = surroundings.threads.lock()
 
     @classmethod
     def connected(cls, coordinator: CoordinatorClient, actors: Actors, surroundings: Surroundings) -> Self:
@@ -95,7 +111,7 @@ class FleetSource:
             address: DirectAddress | None = handle and actors.get(handle.direct_address.remote(), _ADDRESS_S)
             return address
 
-        made = cls(coordinator, actors, DirectCalls(address_of, surroundings))
+        made = cls(coordinator, actors, surroundings, DirectCalls(address_of, surroundings))
         return made
 
     def names(self) -> list[str]:
@@ -145,15 +161,45 @@ class FleetSource:
 
     def _pieces(self, handle: Any, scan_id: str, first: pa.Table | None) -> Iterator[pa.Table]:
         piece = first
+        self._take(scan_id, handle)
         try:
             while piece is not None:
                 # The next one is made while this one is used.
                 waiting = handle.next_rows.remote(scan_id)
                 yield piece
                 piece = self._answer(waiting)
+                if isinstance(piece, StateStoreError):
+                    raise piece
         finally:
+            with self._guard:
+                del self._taken[scan_id]
             if piece is not None:
                 handle.end_scan.remote(scan_id)
+
+    def _take(self, scan_id: str, handle: Any) -> None:
+        """Have a store actor know that the taker of a scan's rows lives, until they are taken."""
+        with self._guard:
+            self._taken[scan_id] = handle
+            is_keeping, self._is_keeping = self._is_keeping, True
+        if not is_keeping:
+            self._surroundings.threads.start(self._keep_scans, "statefleet-takers")
+
+    def _keep_scans(self) -> None:
+        while True:
+            self._surroundings.clock.sleep(_ALIVE_S)
+            self.keep_scans()
+
+    def keep_scans(self) -> None:
+        """Tell store actors that the takers of the rows that they give live."""
+        with self._guard:
+            taken = list(self._taken.items())
+        by_handle: dict[int, tuple[Any, list[str]]] = {}
+        for scan_id, handle in taken:
+            by_handle.setdefault(id(handle), (handle, []))[1].append(scan_id)
+        for reference in [handle.keep_scans.remote(scan_ids) for handle, scan_ids in by_handle.values()]:
+            # Of a store actor that is lost, or hangs, whoever takes the next rows is told.
+            with suppress(TimeoutError, RayError):
+                self._actors.get(reference, _ALIVE_S)
 
     def describe(self, where: ActorLocation | None, request: ReadRequest) -> StateSchema | None:
         """See :class:`Source`."""

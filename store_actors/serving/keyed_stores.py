@@ -17,7 +17,6 @@ from coordinator.errors import InvalidRequestError, OperationOutOfOrderError, Wr
 from coordinator.model import LoadPlans, StateStoreId
 from coordinator.storage.protocol import ObjectStore
 from coordinator.surroundings import Surroundings
-from store_actors.engine.table_view import ShardView
 from store_actors.keyed.shard import KeyedShard, ReadHandle, UpdateHandle
 from store_actors.messages import BatchFacts, Offer, OpenRequest, Write
 from store_actors.schema import StateSchema
@@ -30,7 +29,7 @@ from store_actors.serving.keyed_partition import Ended, Partition, Positioner, S
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.sessions import IDLE_S, Sessions
-from store_actors.serving.stored_rows import Changes, store_changes, store_view
+from store_actors.serving.stored_rows import Changes, LoadedView, store_changes, store_view
 from store_actors.spilling.store_memory import StoreMemory, UnlimitedMemory
 
 __all__ = ["KeyedStores"]
@@ -312,7 +311,7 @@ class KeyedStores(ServedPartitions[Partition]):
 
     def loaded_view(
         self, store_id: StateStoreId, version: int, loading: LoadPlans, schema: StateSchema | None
-    ) -> ShardView:
+    ) -> LoadedView:
         """See :meth:`OperatorShards.loaded_view <store_actors.serving.operator_shards.OperatorShards.loaded_view>`; the columns are
         those of the store's newest file, whatever the operator's `schema` is.
         """

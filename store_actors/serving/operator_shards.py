@@ -35,7 +35,7 @@ from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.readable_rows import Views
 from store_actors.serving.reading_order import InMemory, nothing_in_memory
-from store_actors.serving.stored_rows import Changes, operator_changes, operator_view
+from store_actors.serving.stored_rows import Changes, LoadedView, operator_changes, operator_view
 from store_actors.spilling.store_memory import StoreMemory, UnlimitedMemory
 
 __all__ = ["OperatorShards"]
@@ -404,7 +404,7 @@ class OperatorShards(ServedPartitions[_HeldShard]):
 
     def loaded_view(
         self, store_id: StateStoreId, version: int, loading: LoadPlans, schema: StateSchema | None
-    ) -> ShardView:
+    ) -> LoadedView:
         """A retained version from storage, to be read; what is in memory is not touched.
 
         Raises

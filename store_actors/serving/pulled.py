@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -13,7 +13,7 @@ __all__ = ["Pulled"]
 
 Piece = TypeVar("Piece")
 
-#: Seconds without a call after which a taker is taken for dead: what is kept for it takes memory.
+#: Seconds without a word after which a taker is taken for dead: what is kept for it takes memory.
 _IDLE_S = 60.0
 
 
@@ -53,19 +53,28 @@ class Pulled(Generic[Piece]):
         Raises
         ------
         OperationOutOfOrderError
-            Nobody asked for long, or the process has begun anew.
+            The taker was not heard of for long, or the process has begun anew.
         """
         with self._guard:
             found = self._open.get(pulled_id)
             if found is None:
                 raise OperationOutOfOrderError(
-                    "the rows that were offered are not given any more: nobody asked for them for long; nothing was lost; ask anew"
+                    "the rows that were offered are not given any more: their taker was not heard of for a minute; nothing was lost; "
+                    "ask anew"
                 )
             found.used_s = self._elapsed_s()
         piece = next(found.pieces, None)
         if piece is None:
             self.close(pulled_id)
         return piece
+
+    def keep(self, pulled_ids: Iterable[str]) -> None:
+        """Their takers live, and take more later."""
+        now_s = self._elapsed_s()
+        with self._guard:
+            for pulled_id in pulled_ids:
+                if (found := self._open.get(pulled_id)) is not None:
+                    found.used_s = now_s
 
     def close_idle(self) -> None:
         """Let go of what nobody takes."""

@@ -1,7 +1,7 @@
 """Answers to whoever reads versions of the shards and keyed stores of one process, beside its batches. No Ray.
 
 A version that memory has is read there, under a lock that batches take only while rows change. Any other one that is retained is loaded
-for its readers, and kept for as long as they come.
+for its readers, and kept for as long as they come and there is room for it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 from collections import OrderedDict
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 
 from coordinator.model import DEFAULT_STORE, LoadPlans, StateStoreId
 from coordinator.surroundings import Lock, Surroundings
-from store_actors.engine.table_view import ShardView
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED
 from store_actors.look_ups import FoundRows
 from store_actors.messages import CHANGE_FIELDS, DELETE, UPSERT, ReadForm, ReadRequest
@@ -28,18 +27,22 @@ from store_actors.operators.shown import ShownColumns
 from store_actors.schema import StateSchema
 from store_actors.serving.pulled import Pulled
 from store_actors.serving.readable_rows import ReadableRows
-from store_actors.serving.stored_rows import Changes
+from store_actors.serving.stored_rows import Changes, LoadedView
+from store_actors.spilling.store_memory import READ_BYTES
 
 __all__ = ["Planner", "Readable", "Reads"]
 
 #: Versions that are kept loaded for readers, and for how long after the last of them, in seconds.
 _LOADED = 32
 _IDLE_S = 60.0
+#: Those whose rows take more than this part of what may be kept are loaded one after the other: as many threads read.
+_LARGE = 8
 
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
     rows: ReadableRows
+    nbytes: int
     used_s: float
 
 
@@ -57,7 +60,7 @@ class Readable(Protocol):
 
     def loaded_view(
         self, store_id: StateStoreId, version: int, loading: LoadPlans, schema: StateSchema | None
-    ) -> ShardView:
+    ) -> LoadedView:
         """A version of a store from its files; of a keyed store in the columns of the newest one, else in a schema."""
 
     def changes(self, store_id: StateStoreId, loading: LoadPlans, since: int, schema: StateSchema | None) -> Changes:
@@ -80,6 +83,8 @@ class Reads:
         What the process holds.
     coordinator
         Knows the files of versions.
+    most_bytes
+        Most memory for versions that are loaded and kept; one that takes more by itself is read, and kept until the next is loaded.
     """
 
     def __init__(
@@ -88,18 +93,22 @@ class Reads:
         keyed: Readable,
         coordinator: Planner,
         surroundings: Surroundings,
+        most_bytes: int = READ_BYTES,
     ) -> None:
         self._operators, self._keyed = operators, keyed
         self._coordinator = coordinator
         self._elapsed_s = surroundings.clock.elapsed_s
         self._new_lock = surroundings.threads.lock
         self._guard = self._new_lock()
+        self._most_bytes = most_bytes
+        self._one_large = self._new_lock()
         self._loading: dict[tuple[StateStoreId, int, str], Lock] = {}
         self._loaded: OrderedDict[tuple[StateStoreId, int, str], _Loaded] = OrderedDict()
         self._scans: Pulled[pa.Table] = Pulled(self._new_lock(), surroundings.new_id, self._elapsed_s)
         #: The next rows of a scan; None after the last.
         self.next_rows = self._scans.next_piece
         self.end_scan = self._scans.close
+        self.keep_scans = self._scans.keep
 
     # -- answers --------------------------------------------------------------------------------------------------
 
@@ -145,7 +154,8 @@ class Reads:
         if request.snapshot is None:
             rows = self._rows(request, form, *_wanted(request, self._newest(request)))
         else:
-            rows = self._load((request.store_id, request.version, request.attempt_id), form, request.snapshot)
+            loaded = self._load((request.store_id, request.version, request.attempt_id), form, request.snapshot)
+            rows = None if loaded is None else loaded.rows
         if rows is None:
             return None
         return self._scans.add(_limited(_filtered(rows, _shown(request, rows.view.schema), form), limit))
@@ -204,18 +214,25 @@ class Reads:
             return kept.rows
 
     def _load_and_keep(self, key: tuple[StateStoreId, int, str], form: ReadForm) -> ReadableRows | None:
-        rows = self._load(key, form)
-        if rows is not None:
-            with self._guard:
-                self._loaded[key] = _Loaded(rows, self._elapsed_s())
-                while len(self._loaded) > _LOADED:
-                    self._loaded.popitem(last=False)
-        return rows
+        loaded = self._load(key, form)
+        if loaded is None:
+            return None
+        with self._guard:
+            self._loaded[key] = loaded
+        self._make_room(0)
+        return loaded.rows
 
-    def _load(
-        self, key: tuple[StateStoreId, int, str], form: ReadForm, snapshot: int | None = None
-    ) -> ReadableRows | None:
-        """Rows of a version from its files, from a snapshot on if one is named; None as :meth:`find`."""
+    def _make_room(self, more: int) -> None:
+        """Let go of what was read longest ago, if it does not fit beside so many bytes more; the newest stays if there are none."""
+        with self._guard:
+            kept = sum(one.nbytes for one in self._loaded.values())
+            while self._loaded and (kept + more > self._most_bytes or len(self._loaded) > _LOADED):
+                if not more and len(self._loaded) == 1:
+                    return
+                kept -= self._loaded.popitem(last=False)[1].nbytes
+
+    def _load(self, key: tuple[StateStoreId, int, str], form: ReadForm, snapshot: int | None = None) -> _Loaded | None:
+        """A version from its files, from a snapshot on if one is named; None as :meth:`find`."""
         store_id, version, attempt_id = key
         loading = self._coordinator.load_plans(
             store_id.state_name, store_id.partition_id, version, (store_id.store_name,)
@@ -226,7 +243,11 @@ class Reads:
             loading = replace(
                 loading, plans={name: plan.beginning_with(snapshot) for name, plan in loading.plans.items()}
             )
-        return ReadableRows(self._new_lock(), self._kind(form).loaded_view(store_id, version, loading, form.schema))
+        size = loading.state_bytes()
+        with self._one_large if size > self._most_bytes // _LARGE else nullcontext():
+            self._make_room(size)
+            loaded = self._kind(form).loaded_view(store_id, version, loading, form.schema)
+            return _Loaded(ReadableRows(self._new_lock(), loaded.view), loaded.nbytes, self._elapsed_s())
 
 
 @lru_cache(maxsize=256)

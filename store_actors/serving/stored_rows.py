@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -20,15 +21,23 @@ from store_actors.serving.files import schema_of
 from store_actors.serving.loading import Loader
 from store_actors.serving.readable_rows import ReadableRows
 
-__all__ = ["Changes", "StoredRows", "operator_changes", "operator_view", "store_changes", "store_view"]
+__all__ = ["Changes", "LoadedView", "StoredRows", "operator_changes", "operator_view", "store_changes", "store_view"]
 
 #: What each commit changed, in a schema: its rows have ``__change`` last.
 Changes: TypeAlias = Iterator[tuple[CommitEntry, pa.Table, StateSchema]]
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedView:
+    """A version that was read from its files, and the bytes of its rows in memory."""
+
+    view: ShardView
+    nbytes: int
+
+
 def operator_view(
     loader: Loader, store_id: StateStoreId, loading: LoadPlans, schema: StateSchema, seed: int, memory: Memory = HEAP
-) -> ShardView:
+) -> LoadedView:
     """An operator's shard at the version that was planned for, with its rows in a schema.
 
     Raises
@@ -38,12 +47,12 @@ def operator_view(
     """
     plan = loading.plans[store_id.store_name]
     shard, _ = loader.load(lambda: make_shard(schema, seed, memory), plan, groups_adapter(plan, schema))
-    return view_of(shard, shard.version)
+    return LoadedView(view_of(shard, shard.version), shard.nbytes)
 
 
 def store_view(
     loader: Loader, store_id: StateStoreId, loading: LoadPlans, seed: int, memory: Memory = HEAP
-) -> ShardView:
+) -> LoadedView:
     """A keyed store at the version that was planned for, in the columns of its newest file.
 
     Raises
@@ -58,7 +67,7 @@ def store_view(
     store = EvolvingStore(StoreSpec(store_id.store_name, written.keys, written.state_fields), seed, memory)
     loader.load(store.anew, plan, store.adapted)
     shard = store.loaded()
-    return shard.view(shard.version)
+    return LoadedView(shard.view(shard.version), shard.nbytes)
 
 
 def operator_changes(
@@ -149,7 +158,7 @@ class StoredRows:
 
     def loaded_view(
         self, store_id: StateStoreId, version: int, loading: LoadPlans, schema: StateSchema | None
-    ) -> ShardView:
+    ) -> LoadedView:
         if self._is_keyed:
             return store_view(self._loader, store_id, loading, self._seed)
         assert schema is not None

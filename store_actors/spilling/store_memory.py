@@ -22,8 +22,10 @@ from store_actors.spilling.resident_memory import ResidentMemory, keep_nothing_b
 from store_actors.spilling.spill_folder import checked_folder
 from store_actors.spilling.work_budget import WorkBudget
 
-__all__ = ["LimitedMemory", "StoreMemory", "UnlimitedMemory"]
+__all__ = ["READ_BYTES", "LimitedMemory", "StoreMemory", "UnlimitedMemory"]
 
+#: Bytes of versions that are kept loaded for readers, where no limit says less.
+READ_BYTES = 1 << 28
 #: Seconds that a request waits for memory that others have.
 _PATIENCE_S = 60.0
 #: Bytes that there must be beside what a process has before any state.
@@ -41,10 +43,13 @@ class StoreMemory(Protocol):
         Bytes of rows from which on a file of a snapshot is closed, at most.
     ahead_bytes
         Bytes of files, as they are stored, that are fetched before they are used, at most; one file may be larger.
+    read_bytes
+        Bytes of versions that were loaded for readers and are kept for them, at most.
     """
 
     file_bytes: int
     ahead_bytes: int
+    read_bytes: int
 
     def region(self, store_id: StateStoreId) -> Memory:
         """Where the arrays of a partition come from: the same each time."""
@@ -70,6 +75,7 @@ class UnlimitedMemory:
 
     file_bytes = sys.maxsize
     ahead_bytes = sys.maxsize
+    read_bytes = READ_BYTES
 
     def region(self, store_id: StateStoreId) -> Memory:
         return HEAP
@@ -129,6 +135,7 @@ class LimitedMemory:
             snapshot=_between(room >> 6, 1 << 18, HEAP.snapshot_bytes),
         )
         self.file_bytes = self.ahead_bytes = max(room >> 4, 1 << 20)
+        self.read_bytes = min(READ_BYTES, room >> 3)
         self._regions: dict[StateStoreId, Region] = {}
         self._guard = threading.Lock()
         self._loading = threading.Lock()

@@ -147,3 +147,27 @@ def test_what_spark_has_finished_is_seen_by_the_next_read(
         query.stop()
     finally:
         spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "true")
+
+
+def test_rows_that_were_asked_for_before_a_rescale_are_all_there_after_it(
+    spark: SparkSession, fleet: sf.Fleet, tmp_path: Path, name: str
+) -> None:
+    feed, checkpoint = Feed(spark, tmp_path / "in", VALUES), tmp_path / "ck"
+    expected = dict.fromkeys(range(26), 1)
+    changed = sorted((key, 1, "upsert", 1) for key in expected)
+    asked: list[tuple[Any, Any]] = []
+    for shards in (2, 4, 3, 1):
+        feed.add([(key,) for key in range(26)])
+        run = Run(counts(fleet, feed.stream(), name, shards), "update", checkpoint)
+        run.wait()
+        run.stop()
+        for one in sources(fleet) if not asked else ():
+            state = one.state(name)
+            asked.append((state.scan(), state.changes(0)))
+    for rows, changes in asked:
+        assert rows_of(rows) == expected
+        in_tasks = [rows.to_spark(spark).toPandas(), rows.to_ray_dataset().to_pandas()]
+        assert [dict(zip(found["k"], found["n"], strict=True)) for found in in_tasks] == [expected, expected]
+        found = changes.to_spark(spark).toPandas()
+        names = ["k", "n", "_change_type", "_commit_version"]
+        assert sorted(map(tuple, found[names].itertuples(index=False))) == changed

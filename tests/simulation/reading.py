@@ -48,9 +48,9 @@ class Reader(Party):
 
     def _reads(self) -> ShardReads:
         """As a process of its own has them."""
-        source = FleetSource(self._world.new_coordinator_client(), self._world.actors)
         threads = SimulatedThreads(self._world.scheduler, self._world.clock)
         surroundings = Surroundings(clock=self._world.clock, threads=threads)
+        source = FleetSource(self._world.new_coordinator_client(), self._world.actors, surroundings)
         return ShardReads(source, self._state, surroundings, threads.pool(1, "scan"))
 
     def _run(self) -> None:

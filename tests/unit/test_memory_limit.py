@@ -71,7 +71,8 @@ def test_a_folder_in_memory_or_that_cannot_be_written_is_refused(tmp_path: Path)
 def test_a_limit_below_what_the_process_takes_itself_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MemoryLimitError, match="too small") as caught:
         LimitedMemory(64 * MIB, str(tmp_path))
-    LimitedMemory(caught.value.context["least"] + 16 * MIB, str(tmp_path))  # type: ignore[operator]
+    memory = LimitedMemory(caught.value.context["least"] + 16 * MIB, str(tmp_path))  # type: ignore[operator]
+    assert 0 < memory.read_bytes <= 16 * MIB, "readers are left a part of the room only"
 
 
 # -- who works when ------------------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -149,6 +150,46 @@ def test_scans_that_nobody_takes_end(monkeypatch: pytest.MonkeyPatch) -> None:
     process.reads.maintain()
     with pytest.raises(Exception, match="not given any more"):
         process.reads.next_rows(scan_id)
+
+
+def test_whoever_goes_through_old_versions_takes_no_more_memory_than_readers_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process = Process()
+    for batch in range(12):
+        process.apply(batch)
+    reads = process.reads
+    assert found_of(process.scan(process.request(1))) == totals(1)
+    (size,) = (one.nbytes for one in reads._loaded.values())
+    assert size > 32 * len(KEYS)
+    reads._most_bytes = 3 * size
+    loads, most_at_once = list[int](), 0
+    load = process.fleet.store.loaded_view
+
+    def counted(*told: Any) -> Any:
+        nonlocal most_at_once
+        loads.append(told[1])
+        most_at_once = max(most_at_once, len(loads))
+        try:
+            return load(*told)
+        finally:
+            loads.remove(told[1])
+
+    monkeypatch.setattr(process.fleet.store, "loaded_view", counted)
+    for version in (*range(2, 10), 3, 4):
+        assert found_of(process.scan(process.request(version))) == totals(version)
+        assert sum(one.nbytes for one in reads._loaded.values()) <= 3 * size
+        assert len(reads._loaded) >= min(2, version)
+    with ThreadPoolExecutor(6) as threads:
+        found = list(threads.map(lambda version: found_of(process.scan(process.request(version))), range(1, 7)))
+    assert found == [totals(version) for version in range(1, 7)]
+    assert sum(one.nbytes for one in reads._loaded.values()) <= 3 * size
+    assert most_at_once == 1, "large ones are loaded one after the other"
+    # One that is larger than all that may be kept is read all the same, and kept until the next one is.
+    reads._most_bytes = size // 2
+    for version in (7, 8, 8):
+        assert found_of(process.scan(process.request(version))) == totals(version)
+        assert [key[1] for key in reads._loaded] == [version]
 
 
 def test_readers_beside_batches_never_see_parts_of_one() -> None:
