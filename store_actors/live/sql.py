@@ -116,7 +116,26 @@ def _columns_read(database: Any, query: str, states: Mapping[str, LiveState]) ->
             # The plan does not say of which table.
             read.update([columns] if isinstance(columns, str) else columns)
     # To count rows one needs some column of them.
-    return {name: [one for one in schema.names if one in read] or schema.names[:1] for name, schema in schemas.items()}
+    chosen = {
+        name: [one for one in schema.names if one in read] or schema.names[:1] for name, schema in schemas.items()
+    }
+    whole = _result_columns(database, query)
+    for name, schema in schemas.items():
+        database.register(name, schema.empty_table().select(chosen[name]))
+    # A query may name columns that its plan does not need, and mean something else without them.
+    is_enough = _result_columns(database, query) == whole
+    return chosen if is_enough else {name: schema.names for name, schema in schemas.items()}
+
+
+def _result_columns(database: Any, query: str) -> list[tuple[str, str]] | None:
+    """Names and types of what a query gives; None if it does not fit the tables that are there."""
+    import duckdb
+
+    try:
+        relation = database.sql(query)
+    except duckdb.Error:
+        return None
+    return list(zip(relation.columns, map(str, relation.types), strict=True))
 
 
 def _nodes(told: Any) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,159 @@
+"""SQL over states gives what DuckDB gives of the same tables, though it reads only the columns that a query looks at."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+from coordinator.errors import InvalidRequestError
+from store_actors.live.sql import answer
+
+TABLES = {
+    "clicks": pa.table(
+        {
+            "k": [1, 2, 2, 3, None],
+            "x": [5, 7, None, 1, 5],
+            "s": ["a", "b", "b", None, "c"],
+            "y": [1.5, 0.5, 2.5, 1.5, 4.0],
+        }
+    ),
+    "users": pa.table({"k": [1, 2, 4], "name": ["ann", "bob", "eve"], "x": [10, 20, 30]}),
+    "seen": pa.table({"d": pa.array([[1, 2], None, []], pa.list_(pa.int64())), "b": [True, False, None]}),
+}
+
+
+class State:
+    """A state of which it is noted what is read."""
+
+    version = 1
+
+    def __init__(self, table: pa.Table, read: Callable[[Sequence[str]], None]) -> None:
+        self._table, self._read = table, read
+        self.schema = table.schema
+
+    def at(self, version: int) -> State:
+        return self
+
+    def scan(self, columns: Sequence[str]) -> pa.Table:
+        self._read(columns)
+        return self._table.select(columns)
+
+
+class States:
+    """Some tables as the states of a fleet."""
+
+    def __init__(self) -> None:
+        self.read: dict[str, list[str]] = {}
+
+    def states(self) -> list[str]:
+        return list(TABLES)
+
+    def state(self, name: str, part: str = "") -> Any:
+        if name not in TABLES:
+            raise InvalidRequestError("there is no such state", state=name)
+        return State(TABLES[name], lambda columns: self.read.__setitem__(name, list(columns)))
+
+
+def directly(query: str) -> pa.Table:
+    with duckdb.connect() as database:
+        for name, table in TABLES.items():
+            database.register(name, table)
+        return database.sql(query).to_arrow_table()
+
+
+def rows(table: pa.Table) -> Counter[str]:
+    return Counter(str(list(row.values())) for row in table.to_pylist())
+
+
+VALID = [
+    "select s.c from (select count(*) c, max(x) m from clicks) s",
+    "select * exclude (x) from clicks",
+    "select * exclude (x, y) from clicks where k = 2",
+    "select * replace (k + 1 as k) from clicks",
+    "select columns('k|s') from clicks",
+    "select count(*) from (select * from clicks)",
+    "select count(*) from (select distinct * from clicks)",
+    "select u.k from users u natural join clicks",
+    "select name from users join clicks using (k)",
+    "select count(*) from users semi join clicks using (k)",
+    "select count(*) from clicks positional join users",
+    "select a.k from clicks a where exists (select * from users b where b.k = a.k)",
+    "select (select max(x) from users) from clicks",
+    "select k as x, s from clicks order by x",
+    "select k as x from clicks group by all order by all",
+    "select s, sum(x) over (partition by s order by k, y) from clicks",
+    "with a as (select *, x + 1 as z from clicks) select z from a",
+    "with a as (select *, x + 1 as z from clicks) select k from a",
+    "select k from clicks union all by name select k, name from users",
+    "select c from (from clicks select s as c, x as d) where c is not null",
+    "from clicks limit 0",
+    "select clicks from clicks",
+    "select t.s from clicks t order by t.k desc nulls last limit 2",
+    "select unnest(d) from seen",
+    "select b, len(d) from seen",
+    "unpivot (select k, x from clicks) on x into name what value amount",
+    "select distinct on (k) k from clicks order by k, x",
+    "select k from clicks qualify row_number() over (partition by k order by y) = 1",
+    "select count(*) filter (where x > 1) from clicks",
+    "select 1 from clicks, users where clicks.k = users.k",
+    "values (1), (2)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("query", VALID)
+def test_a_valid_query_gives_what_duckdb_gives(query: str) -> None:
+    assert rows(answer(query, States())) == rows(directly(query))
+
+
+def test_columns_that_a_query_does_not_look_at_are_not_read() -> None:
+    states = States()
+    answer("select s, count(*) from clicks where x > 1 group by s", states)
+    assert states.read == {"clicks": ["x", "s"]}
+    answer("select count(*) from users", states)
+    assert states.read["users"] == ["k"]
+
+
+def test_random_queries_give_what_duckdb_gives() -> None:
+    rng = random.Random(7)
+    answered = 0
+    for _ in range(80):
+        query = _query(rng, 2)
+        try:
+            expected = rows(directly(query))
+        except duckdb.Error:
+            with pytest.raises(InvalidRequestError):
+                answer(query, States())
+            continue
+        assert rows(answer(query, States())) == expected, query
+        answered += 1
+    assert answered > 40
+
+
+def _query(rng: random.Random, depth: int) -> str:
+    """One SELECT of columns that some table has, and now and then of one that it does not have."""
+    table = rng.choice(["clicks", "clicks", "users"])
+    source, columns = table, TABLES[table].schema.names
+    if depth and rng.random() < 0.5:
+        source, columns = f"({_query(rng, depth - 1)}) q{depth}", ["k", "x", "s", "c", "m"]
+    if depth and rng.random() < 0.3:
+        source = f"{source} {rng.choice(['join', 'left join', 'semi join', 'anti join'])} users u{depth} using (k)"
+    column = rng.choice(columns)
+    number = rng.choice(["k", "x"])
+    selected = rng.choice(
+        [
+            "*", f"* exclude ({column})", f"{column}", f"{column} as s, k", f"k, x, {number} + 1 as c",
+            f"count(*) c, max({number}) m, min(k) k, sum(x) x", f"k, count(*) c, max({number}) m, any_value(x) x group",
+            f"columns('{column}|k')", "distinct k, x", f"k, x, row_number() over (order by k, x, {number}) c",
+        ]
+    )  # fmt: skip
+    is_grouped = selected.endswith(" group")
+    where = rng.choice(
+        ["", "", f" where {number} > 1", f" where {column} is not null", " where k in (select k from users)"]
+    )
+    return f"select {selected.removesuffix(' group')} from {source}{where}{' group by k' if is_grouped else ''}"
