@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+import ray
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
@@ -171,3 +178,65 @@ def test_rows_that_were_asked_for_before_a_rescale_are_all_there_after_it(
         found = changes.to_spark(spark).toPandas()
         names = ["k", "n", "_change_type", "_commit_version"]
         assert sorted(map(tuple, found[names].itertuples(index=False))) == changed
+
+
+@pytest.mark.parametrize("batches", [16, pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(3000)])])
+def test_programs_that_follow_a_state_hear_of_each_finished_version_once(
+    spark: SparkSession, fleet: sf.Fleet, tmp_path: Path, name: str, batches: int
+) -> None:
+    """Sinks fail, each time another program repeats the batch, and processes of the fleet are killed."""
+    feed, every = Feed(spark, tmp_path / "in", VALUES), max(8, batches // 40)
+    for batch in range(batches):
+        feed.add([(key,) for key in range(11) if (key * batch) % 3 != 1])
+    results: dict[int, dict[int, list[int]]] = {}
+    failed: set[int] = set()
+
+    def write(rows: DataFrame, batch_id: int) -> None:
+        results[batch_id] = {row["k"]: [row["n"], row["w"]] for row in rows.collect()}
+        if batch_id % every == 3 and batch_id not in failed:
+            failed.add(batch_id)
+            raise RuntimeError("this sink fails, on purpose")
+        if batch_id % every == every - 1 and batch_id not in failed:
+            failed.add(batch_id)
+            status = fleet.status()
+            actors = [one for one in (*status["store_actors"], status["coordinator"]) if one.get("alive", True)]
+            os.kill(actors[batch_id // every % len(actors)]["pid"], signal.SIGKILL)
+
+    def query(weight: int) -> StreamingQuery:
+        """The program that each run has: what it makes of a batch tells which it was."""
+        stream = fleet.stateful(
+            feed.stream().withColumn("w", F.lit(weight)), name=name, outputMode="complete", shards=3
+        )
+        frame = stream.groupBy("k").agg(F.count("*").alias("n"), F.sum("w").alias("w"))
+        writer = frame.writeStream.outputMode("complete").foreachBatch(write)
+        return writer.option("checkpointLocation", str(tmp_path / "ck")).start()
+
+    followers: list[subprocess.Popen[bytes]] = []
+    for run in range(batches):
+        running = query(run + 1)
+        if not followers:
+            until(lambda: 0 in results)
+            for address in (ray.get_runtime_context().gcs_address, "offline"):
+                command = [sys.executable, "-m", "tests.integration.follower", fleet.uri, name, address, str(tmp_path)]
+                followers.append(subprocess.Popen(command, cwd=Path(__file__).parents[2]))
+        try:
+            running.processAllAvailable()
+            break
+        except StreamingQueryException as error:
+            assert "on purpose" in str(error), error  # noqa: PT017 - the last run raises nothing
+    running.stop()
+    (tmp_path / "stop").touch()
+    assert [follower.wait(120) for follower in followers] == [0, 0]
+    assert len(failed) >= 4
+    logs = sorted(tmp_path.glob("*.jsonl"))
+    assert len(logs) == 2
+    for log in logs:
+        told = [json.loads(line) for line in log.read_text().splitlines()]
+        versions = [version for one in told for version in one["versions"]]
+        assert versions == sorted(set(versions)), "each version is told once, and none after a later one"
+        assert [one["version"] for one in told] == sorted(one["version"] for one in told)
+        for one in told:
+            expected = results[one["version"] - 1] if one["version"] else {}
+            assert {int(key): row for key, row in one["rows"].items()} == expected, one["version"]
+        assert told[-1]["version"] == len(results)
+        assert len({one["version"] for one in told}) > batches / 4, "it followed"
