@@ -71,7 +71,7 @@ class ReadView(Travelling):
         others have that of the view.
     lineage
         Digest of the attempts that made the version on all shards: a version that was made anew has another one. The same for all
-        generations of shards that have the version.
+        generations of shards that have the version. Empty for programs' states, whose partitions have versions of their own.
     stores
         Names of the stores that the partitions have.
     holders
@@ -151,6 +151,8 @@ def newest_readable(ledger: StateLedger, created: StateMetadata, *, is_committed
 
 def _lineage(ledger: StateLedger, committed_by: Generation, version: int) -> str:
     """See :attr:`ReadView.lineage`."""
+    if ledger.is_of_python:
+        return ""
     attempts = "\n".join(ledger.counted(one, version)[1] for one in committed_by.partitions)
     return hashlib.blake2b(attempts.encode(), digest_size=8).hexdigest()
 

@@ -1,7 +1,7 @@
 """A program that follows what changes in a state, from position to position, and writes down each copy that it comes to.
 
-``python -m tests.integration.follower URI NAME ADDRESS FOLDER``; `ADDRESS` is that of Ray, or ``offline`` to read object storage alone. It
-ends once ``FOLDER/stop`` is there and nothing changes any more.
+``python -m tests.integration.follower URI NAME ADDRESS FOLDER``; `ADDRESS` is that of Ray, or ``offline`` to read object storage alone.
+It ends once ``FOLDER/stop`` is there and nothing changes any more.
 """
 
 from __future__ import annotations

@@ -1,0 +1,244 @@
+"""What readers are given is finished: which facts of the log say so, and how one that is not in the log yet comes into it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coordinator.core import StateLedger
+from coordinator.errors import StateMismatchError, StorageUnavailableError, VersionNotFoundError
+from coordinator.generations import Generation
+from coordinator.ledger_keeper import LedgerKeeper
+from coordinator.manifest_log import ManifestLog, unseal
+from coordinator.model import PYTHON_QUERY_ID, CommitEntry, StateMetadata, TaskIdentity
+from coordinator.reading import ReadView, WantedView, committed, finished, read_view
+from coordinator.records import (
+    BatchFinished,
+    Branched,
+    Committed,
+    Record,
+    Rescaled,
+    RunStarted,
+    record_from_json,
+    record_to_json,
+)
+from coordinator.storage.memory import MemoryObjectStore
+
+CREATED = StateMetadata("s", "query", 2, "update", {"keys": [{"name": "k", "type": "int32"}]})
+
+
+def started(run: str, batch: int, epoch: int, query: str = "query") -> RunStarted:
+    return RunStarted(run, query, batch, epoch, reports_finished=True)
+
+
+def commits(run: str, version: int, epoch: int, partitions: tuple[int, ...] = (0, 1), **options: Any) -> list[Record]:
+    made = [
+        CommitEntry(one, version, version - 1, epoch, run, f"{run}-{one}-{version}", f"{run}-{one}-{version}.delta", *[1] * 11)
+        for one in partitions
+    ]  # fmt: skip
+    return [Committed(replace(one, **options)) for one in made]
+
+
+def ledger_of(*records: Record, root: str = "file:///fleet/s") -> StateLedger:
+    ledger = StateLedger(root)
+    for record in records:
+        ledger.fold(record_from_json(json.loads(json.dumps(record_to_json(record)))))
+    again = StateLedger.from_json(root, json.loads(json.dumps(ledger.to_json())))
+    copied = ledger.copy(ledger.retained())
+    assert again.finished == copied.finished == ledger.finished
+    return again
+
+
+def view(ledger: StateLedger, version: int | None = None, **options: Any) -> ReadView:
+    newest = finished(ledger, CREATED)
+    found = read_view(ledger, CREATED, newest, WantedView(version, **options))
+    assert found is not None
+    return found
+
+
+def test_a_version_is_finished_once_something_says_so() -> None:
+    begun = [started("r1", 0, 1), *commits("r1", 1, 1)]
+    assert [count(ledger_of(*begun), CREATED) for count in (finished, committed)] == [0, 1]
+    # The driver reports it, ...
+    assert finished(ledger_of(*begun, BatchFinished("r1", 0)), CREATED) == 1
+    # ... a shard commits the next one, ...
+    assert finished(ledger_of(*begun, *commits("r1", 2, 1, (0,))), CREATED) == 1
+    # ... or a run begins with the next batch.
+    assert finished(ledger_of(*begun, started("r2", 1, 2)), CREATED) == 1
+    with pytest.raises(VersionNotFoundError):
+        view(ledger_of(*begun), 1)
+
+
+def test_a_run_that_begins_with_a_batch_again_says_that_it_is_not_finished() -> None:
+    begun = [started("r1", 0, 1), *commits("r1", 1, 1), *commits("r1", 2, 1), BatchFinished("r1", 1)]
+    assert finished(ledger_of(*begun), CREATED) == 2
+    again = [*begun, started("r2", 1, 2)]
+    assert finished(ledger_of(*again), CREATED) == 1
+    # While it makes the version anew, shard by shard, nobody is given rows of two programs.
+    half = [*again, *commits("r2", 2, 2, (0,))]
+    assert [count(ledger_of(*half), CREATED) for count in (finished, committed)] == [1, 1]
+    # What the former run says by now is of no account.
+    assert finished(ledger_of(*half, BatchFinished("r1", 1)), CREATED) == 1
+    whole = [*half, *commits("r2", 2, 2, (1,))]
+    assert [count(ledger_of(*whole), CREATED) for count in (finished, committed)] == [1, 2]
+    assert finished(ledger_of(*whole, BatchFinished("r2", 1)), CREATED) == 2
+
+
+def test_what_an_earlier_release_wrote_is_finished_unless_a_run_replaces_it() -> None:
+    begun = [RunStarted("r1", "query", 0, 1), *commits("r1", 1, 1), *commits("r1", 2, 1)]
+    assert "reports_finished" not in record_to_json(begun[0])
+    assert finished(ledger_of(*begun), CREATED) == 2
+    assert finished(ledger_of(*begun, RunStarted("r2", "query", 1, 2)), CREATED) == 1
+    assert finished(ledger_of(*begun, started("r2", 1, 2)), CREATED) == 1
+    assert finished(ledger_of(*begun, started("r2", 2, 2)), CREATED) == 2
+
+
+def test_what_is_imported_branched_or_a_programs_is_finished_when_it_is_committed() -> None:
+    assert finished(ledger_of(started("r1", 4, 1), *commits("r1", 5, 1, is_import=True)), CREATED) == 5
+    of_program = [started("r1", 0, 1, PYTHON_QUERY_ID), *commits("r1", 1, 1)]
+    assert finished(ledger_of(*of_program), CREATED) == 1
+    assert view(ledger_of(*of_program)).lineage == "", "each of its partitions has versions of its own"
+    parent = ledger_of(started("r1", 0, 1), *commits("r1", 1, 1), BatchFinished("r1", 0))
+    branch = StateLedger("file:///fleet/b")
+    branch.begin_with(parent, 1)
+    assert finished(ledger_of(Branched("s", 1, branch.to_json()), root="file:///fleet/b"), CREATED) == 1
+
+
+def test_a_version_that_was_made_anew_has_another_lineage_and_no_other_one() -> None:
+    begun = [started("r1", 0, 1), *commits("r1", 1, 1), *commits("r1", 2, 1), BatchFinished("r1", 1)]
+    lineage = view(ledger_of(*begun), 2).lineage
+    assert lineage == view(ledger_of(*begun, started("r2", 2, 2), *commits("r2", 3, 2)), 2).lineage
+    anew = [*begun, started("r2", 1, 2), *commits("r2", 2, 2), BatchFinished("r2", 1)]
+    assert lineage != view(ledger_of(*anew), 2).lineage
+    # Read by the shards that committed it, or by those that are made of it.
+    rescaled = [*begun, Rescaled(Generation(4, 2, 2, "r3", 0, 2, ("k",))), started("r3", 2, 2)]
+    ledger = ledger_of(*rescaled, *commits("r3", 3, 2, (2, 3, 4, 5)), BatchFinished("r3", 2))
+    newer, former = view(ledger, 2), view(ledger, 2, first_partition=0)
+    assert (len(newer.versions), len(former.versions), view(ledger, 1, first_partition=0).partitions) == (
+        4,
+        2,
+        range(2),
+    )
+    assert newer.lineage == former.lineage == lineage
+    assert former.attempts == ("r1-0-2", "r1-1-2")
+    with pytest.raises(VersionNotFoundError, match="not there any more"):
+        view(ledger, 2, first_partition=7)
+    with pytest.raises(VersionNotFoundError, match="not there any more"):
+        view(ledger, 3, first_partition=0)
+
+
+def test_a_run_of_the_past_is_known_by_shards_that_came_to_nothing() -> None:
+    wish = Generation(4, 2, 1, "r1", 0, 2, ("k",))
+    begun = [started("r1", 0, 1), *commits("r1", 1, 1), Rescaled(wish), *commits("r1", 2, 1, (3,)), started("r2", 1, 2)]
+    task = TaskIdentity("s", "query", "r3", 0, 0, 0, "executor")
+    with pytest.raises(StateMismatchError, match="ahead of the checkpoint"):
+        ledger_of(*begun).check_not_of_the_past(task)
+
+
+# -- how a report comes into the log ----------------------------------------------------------------------------------
+
+
+class Objects(MemoryObjectStore):
+    """An object store that may fail."""
+
+    fails = False
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        if self.fails:
+            raise StorageUnavailableError("simulated: the store does not answer")
+        return super().put_if_absent(path, data)
+
+
+def logged(objects: MemoryObjectStore) -> list[list[str]]:
+    """Kinds of records by file of the log."""
+    files = sorted(info.path for info in objects.list("s/manifest"))
+    return [[record["kind"] for record in unseal(objects.get(file))["records"]] for file in files]
+
+
+def run(scenario: Callable[[LedgerKeeper, Objects], Awaitable[None]]) -> None:
+    async def play() -> None:
+        objects = Objects()
+        keeper = LedgerKeeper(ManifestLog(objects, "s", "one"))
+        await keeper.open()
+        await keeper.submit(lambda _: ([started("r1", 0, 1), *commits("r1", 1, 1)], None))
+        await scenario(keeper, objects)
+
+    asyncio.run(play())
+
+
+def report(keeper: LedgerKeeper, within_s: float, batch: int = 0) -> asyncio.Task[None]:
+    return asyncio.create_task(keeper.note(lambda ledger: ledger.decide_finished("r1", batch), within_s))
+
+
+async def newest(keeper: LedgerKeeper) -> int:
+    return await keeper.submit(lambda ledger: ([], finished(ledger, CREATED)))
+
+
+def test_a_report_is_known_at_once_and_written_with_the_next_records() -> None:
+    async def scenario(keeper: LedgerKeeper, objects: Objects) -> None:
+        reported = report(keeper, 30.0)
+        await asyncio.sleep(0)
+        assert await newest(keeper) == 1
+        assert len(logged(objects)) == 1
+        assert not reported.done()
+        await keeper.submit(lambda _: (commits("r1", 2, 1), None))
+        await reported
+        assert logged(objects)[1:] == [["batch_finished", "committed", "committed"]]
+        # The log says it by now.
+        await report(keeper, 0.0)
+        assert len(logged(objects)) == 2
+
+    run(scenario)
+
+
+def test_a_report_is_written_by_itself_where_nothing_follows() -> None:
+    async def scenario(keeper: LedgerKeeper, objects: Objects) -> None:
+        await asyncio.gather(report(keeper, 0.05), report(keeper, 0.05))
+        assert logged(objects)[1:] == [["batch_finished"]]
+        await keeper.submit(lambda _: (commits("r1", 2, 1), None))
+        late = report(keeper, 30.0, 1)
+        await report(keeper, 0.0, 1)
+        await late
+        assert logged(objects)[3:] == [["batch_finished"]]
+
+    run(scenario)
+
+
+def test_a_report_outlives_another_coordinators_records() -> None:
+    async def scenario(keeper: LedgerKeeper, objects: Objects) -> None:
+        reported = report(keeper, 30.0)
+        await asyncio.sleep(0)
+        assert await newest(keeper) == 1
+        other = LedgerKeeper(ManifestLog(objects, "s", "other"))
+        await other.open()
+        await other.submit(lambda _: ([], None), fence=True)
+        await keeper.submit(lambda _: (commits("r1", 2, 1), None))
+        await reported
+        assert logged(objects)[1:] == [[], ["batch_finished", "committed", "committed"]]
+        # Of a run that was replaced it says nothing.
+        late = report(keeper, 30.0, 1)
+        await other.submit(lambda _: ([started("r2", 1, 2)], None))
+        await keeper.submit(lambda _: ([], None), fence=True)
+        await late
+        assert "batch_finished" not in logged(objects)[-1]
+        assert await newest(keeper) == 1
+
+    run(scenario)
+
+
+def test_a_report_that_cannot_be_written_is_true_all_the_same() -> None:
+    async def scenario(keeper: LedgerKeeper, objects: Objects) -> None:
+        objects.fails = True
+        with pytest.raises(StorageUnavailableError):
+            await report(keeper, 0.0)
+        assert await newest(keeper) == 1
+        objects.fails = False
+        await keeper.submit(lambda _: (commits("r1", 2, 1), None))
+        assert logged(objects)[1:] == [["batch_finished", "committed", "committed"]]
+
+    run(scenario)
