@@ -199,6 +199,14 @@ def read_view(
     former = ledger.generations.with_version(first, wanted - 1)
     generation = _generation(ledger, first, former, wanted, asked.first_partition)
     oldest = max((ledger.oldest_readable(one) for one in generation.partitions), default=0)
+    if newest < wanted <= committed(ledger, created) and not asked.is_committed:
+        raise VersionNotFoundError(
+            "all shards have this version, and Spark has not finished its batch, which may be repeated and make it anew; nothing was "
+            "changed; read it once it is finished, or as it is with consistency='committed'",
+            state=created.state_name,
+            version=wanted,
+            newest=newest,
+        )
     if not 0 <= wanted <= newest or (wanted < oldest and not ledger.is_of_python):
         raise VersionNotFoundError(
             "the state has no such version (any more); nothing was changed; read one from the oldest to the newest, and raise "
