@@ -48,7 +48,7 @@ def _work(number: int, rows: int, batches: int) -> None:
     for _ in range(batches):
         version = shard.version + 1
         change = shard.apply(_batch(random.integers(0, len(shard), rows)), 0, version)
-        encode_delta(change, SCHEMA)
+        encode_delta(change, SCHEMA, {})
         shard.commit()
 
 

@@ -39,7 +39,7 @@ def _batch(random: np.random.Generator, rows: int) -> ShardInput:
 
 def _apply(shard: AggregateShard, rows: ShardInput) -> None:
     change = shard.apply(rows, 0, shard.version + 1)
-    encode_delta(change, SCHEMA)
+    encode_delta(change, SCHEMA, {})
     shard.commit()
 
 

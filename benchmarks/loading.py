@@ -61,7 +61,7 @@ def _write(objects: ObjectStore, rows: int, deltas: int) -> tuple[LoadPlan, int,
             started = time.perf_counter()
             tables = (table for made in shard.frozen() for table in made())
             files = []
-            for piece in encode_snapshot(tables, 1, 0, SCHEMA, shard.room()):
+            for piece in encode_snapshot(tables, 1, 0, SCHEMA, shard.room(), {}):
                 files.append(
                     StoredFile(snapshot_path(store_id, 1, "aa", piece.number), len(piece.data), piece.checksum)
                 )
@@ -73,7 +73,7 @@ def _write(objects: ObjectStore, rows: int, deltas: int) -> tuple[LoadPlan, int,
             )
             size = sum(one.file_bytes for one in files)
         else:
-            data, checksum = encode_delta(change, SCHEMA)
+            data, checksum = encode_delta(change, SCHEMA, {})
             file = delta_path(store_id, version, "aa")
             objects.put(file, data)
             size += len(data)

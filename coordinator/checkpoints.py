@@ -110,6 +110,8 @@ class CheckpointPlan:
         Records that are to be written as parts (:func:`in_parts`).
     rest
         The commits and snapshots after these, of which some may count no more.
+    record_id
+        Of the last record that is in it.
     """
 
     seq: int
@@ -117,6 +119,7 @@ class CheckpointPlan:
     parts: tuple[Part, ...]
     further: tuple[Committed | SnapshotAdded, ...]
     rest: tuple[Committed | SnapshotAdded, ...]
+    record_id: str = ""
 
 
 def plan_checkpoint(
@@ -159,7 +162,7 @@ def in_parts(plan: CheckpointPlan, part_records: int = PART_RECORDS) -> Iterator
 
 
 def part_body(records: Sequence[Committed | SnapshotAdded]) -> dict[str, Any]:
-    """A part as JSON data."""
+    """A part as JSON data; :class:`~coordinator.manifest_log.ManifestLog` adds what it says of its place."""
     return {"records": [record_to_json(record) for record in records]}
 
 
@@ -168,16 +171,20 @@ def newest_version(records: Iterable[Committed | SnapshotAdded]) -> int:
     return max(one.version for one in records)
 
 
-def records_of_part(body: dict[str, Any]) -> Iterator[Committed | SnapshotAdded]:
+def records_of_part(body: dict[str, Any], part: Part) -> list[Committed | SnapshotAdded]:
     """Records of a part's JSON data.
 
     Raises
     ------
     ValueError, KeyError, TypeError
-        It is none.
+        It is not that part.
     """
+    records = []
     for one in body["records"]:
         record = record_from_json(one)
         if not isinstance(record, Committed | SnapshotAdded):
             raise ValueError("a part of a checkpoint has commits and snapshots only")
-        yield record
+        records.append(record)
+    if len(records) != part.records or newest_version(records) != part.newest_version:
+        raise ValueError("a part of a checkpoint has other records than the checkpoint says")
+    return records

@@ -15,7 +15,8 @@
     │   └── CredentialsNeededError     no process has its credentials any more: connect with them again
     ├── CommitUnknownError       a commit may or may not have landed: ask, delete nothing
     ├── LogConflictError         another coordinator appended first: read the log, decide again
-    ├── CorruptStateError        a file is damaged or missing: an operator must look
+    ├── CorruptStateError        a file is damaged or missing, or another one than it should be: an operator must look
+    ├── NewerFormatError         a later release wrote the state: use that one
     ├── StoreUnavailableError    no store actor or coordinator answered in time
     ├── MemoryLimitError         it does not fit a store actor's memory or spill folder: give it more, or use more shards and nodes
     └── SetupError               Ray, Java or the fleet is not there
@@ -33,6 +34,7 @@ __all__ = [
     "InvalidRequestError",
     "LogConflictError",
     "MemoryLimitError",
+    "NewerFormatError",
     "OperationOutOfOrderError",
     "SetupError",
     "StateMismatchError",
@@ -125,6 +127,10 @@ class LogConflictError(StateStoreError):
 
 class CorruptStateError(StateStoreError):
     """A file named by a manifest is missing or damaged. The message names it."""
+
+
+class NewerFormatError(StateStoreError):
+    """A file of a state is in a format of a later release. Nothing was read of it, and nothing was changed."""
 
 
 class StoreUnavailableError(StateStoreError):

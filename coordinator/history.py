@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import Any
 
 from coordinator.batch_result import BatchResult
-from coordinator.errors import InvalidRequestError, StateMismatchError
+from coordinator.errors import CorruptStateError, InvalidRequestError, StateMismatchError
 from coordinator.generations import Generation, Generations
 from coordinator.model import (
     DEFAULT_STORE,
@@ -209,11 +209,34 @@ class StateHistory:
             )
         snapshots = [one for one in self._snapshots.get(shard, ()) if one.version <= version]
         deltas = tuple(entry for entry in self._chains.get(shard, ()) if entry.version <= version)
+        self._check_chain(deltas)
         schemas = sorted({place for entry in deltas if (place := self._schema_at(entry.epoch)) >= 0})
         origin = None if own is None or floor else self._origin(shard, own)
         return LoadPlan(
             tuple(reversed(snapshots)), deltas, floor, tuple(self._schemas[place] for place in schemas), origin
         )
+
+    def _check_chain(self, deltas: Sequence[CommitEntry]) -> None:
+        """Refuse commits of a shard between which one is missing: what only that one changed would be lost.
+
+        Raises
+        ------
+        CorruptStateError
+            One was made on a version that the log does not have.
+        """
+        for below, entry in itertools.pairwise(deltas):
+            # A store that a run did not ask for stays at a version, while the partition's other stores go on.
+            if entry.base_version > below.version and not self._made(entry.partition_id, entry.base_version):
+                raise CorruptStateError(
+                    "the log of the state lacks a commit that a later one was made on, so a record or a part of a checkpoint is "
+                    "missing; nothing was read and nothing was changed; restore the state's folder from a backup of the object store",
+                    file=entry.file,
+                    state=self.state_name,
+                    partition=entry.partition_id,
+                    store=entry.store_name,
+                    version=entry.version,
+                    missing=entry.base_version,
+                )
 
     def _schema_at(self, epoch: int) -> int:
         """Place of the schema that commits of an epoch are in; -1 for the one that the state was made with."""

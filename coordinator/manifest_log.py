@@ -13,7 +13,8 @@ import logging
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from coordinator.checkpoints import (
@@ -30,12 +31,13 @@ from coordinator.checkpoints import (
 )
 from coordinator.core import StateLedger
 from coordinator.errors import CommitUnknownError, CorruptStateError, LogConflictError, StorageUnavailableError
+from coordinator.file_format import FORMAT, check_format, check_place
 from coordinator.model import CommitEntry, SnapshotEntry, StateMetadata
 from coordinator.records import Committed, Record, SnapshotAdded, record_from_json, record_to_json
 from coordinator.storage.protocol import ObjectInfo, ObjectStore
 from coordinator.surroundings import Pool, random_id
 
-__all__ = ["CHECKPOINT_INTERVAL", "ManifestLog", "Needed", "seal", "unseal"]
+__all__ = ["CHECKPOINT_INTERVAL", "ManifestLog", "Needed", "place_of", "seal", "unseal"]
 
 log = logging.getLogger(__name__)
 
@@ -107,8 +109,9 @@ def _pieces(value: Any, *, sort_keys: bool = False, depth: int = _DEPTH) -> Iter
         yield json.dumps(value, sort_keys=sort_keys)
 
 
-def _name(path: str) -> str:
-    return path.rpartition("/")[2].removesuffix(".json")
+def place_of(path: str) -> int:
+    """Sequence number of a record or a checkpoint, by its path."""
+    return int(path.rpartition("/")[2].removesuffix(".json"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +184,10 @@ class ManifestLog:
         self._written: Written | None = None
         self._since = Since(0)
 
+        #: Identity of the state, and that of the last record that was loaded or appended; empty where they are not known.
+        self._state_id = ""
+        self._record_id = ""
+
     def _path(self, folder: str, seq: int) -> str:
         return f"{self._state_name}/{folder}/{seq:020d}.json"
 
@@ -190,7 +197,9 @@ class ManifestLog:
         Raises
         ------
         CorruptStateError
-            A record is missing or unreadable; names the file.
+            A record is missing or unreadable, or another one than belongs there; names the file.
+        NewerFormatError
+            A later release wrote the log.
         """
         while True:
             checkpoints = self._store.list(f"{self._state_name}/checkpoints")
@@ -205,44 +214,87 @@ class ManifestLog:
                 )
 
     def _load_from(self, checkpoints: Sequence[ObjectInfo]) -> StateLedger:
-        ledger, done, written = self._load_checkpoint(checkpoints)
+        ledger, written, record_id = self._load_checkpoint(checkpoints)
+        done = 0 if written is None else written.seq
         names = [info.path for info in self._store.list(f"{self._state_name}/manifest")]
-        newest = max((int(_name(name)) for name in names), default=0)
+        newest = max((place_of(name) for name in names), default=0)
         since = Since(done)
         for path, body in self._read_all([self._path("manifest", seq) for seq in range(done + 1, newest + 1)]):
             try:
+                check_place(body, {"seq": place_of(path), "previous": record_id}, path)
                 records = [record_from_json(record) for record in body["records"]]
                 for record in records:
                     ledger.fold(record)
+                record_id = body["record_id"]
             except (KeyError, TypeError, ValueError) as error:
                 raise self._unreadable(path) from error
             since.add(body["seq"], records)
         # Before anything is told by it: who wrote the newest records may have died before they were durable.
         for folder in ("manifest", "checkpoints"):
             self._store.ensure_durable(f"{self._state_name}/{folder}")
-        self._seq, self._written, self._since = max(done, newest), written, since
+        self._seq, self._written, self._since, self._record_id = max(done, newest), written, since, record_id
         return ledger
 
-    def _load_checkpoint(self, checkpoints: Sequence[ObjectInfo]) -> tuple[StateLedger, int, Written | None]:
-        """The newest ledger that can be read, its place in the log, and what its checkpoint was made of."""
-        root = f"{self._store.uri}/{self._state_name}"
+    def _load_checkpoint(self, checkpoints: Sequence[ObjectInfo]) -> tuple[StateLedger, Written | None, str]:
+        """The newest ledger that can be read, what its checkpoint was made of, and the id of the last record in it."""
         for info in reversed(checkpoints):
             try:
-                data = self._read(info.path)
-                parts = _parts_of(data)
-                earlier = self._records_of(parts) if parts else None
-                ledger = StateLedger.from_json(root, data["ledger"], earlier)
-                rest = _records_of_ledger(data["ledger"]) if parts else ()
-                return ledger, int(data["seq"]), Written(int(data["seq"]), parts, rest)
-            except (CorruptStateError, AttributeError, KeyError, TypeError, ValueError) as error:
+                return self._checkpoint_of(info.path)
+            except CorruptStateError as error:
                 if not self._has_record_of(info.path):
-                    raise error if isinstance(error, CorruptStateError) else self._unreadable(info.path) from error
+                    raise
                 log.warning("a checkpoint of the manifest log is unreadable, reading from the one before: %s", error)
-        return StateLedger(root), 0, None
+        return StateLedger(f"{self._store.uri}/{self._state_name}"), None, ""
 
-    def _records_of(self, parts: Iterable[Part]) -> Iterator[Committed | SnapshotAdded]:
-        for _, body in self._read_all([part.file for part in parts]):
-            yield from records_of_part(body)
+    def _checkpoint_of(self, path: str) -> tuple[StateLedger, Written, str]:
+        data = self._read(path)
+        try:
+            check_place(data, {"seq": place_of(path)}, path)
+            # Releases that know format 1 only find no ledger in later ones, and do not go on from a part of what they say.
+            folded = data["folded" if "format" in data else "ledger"]
+            parts = _parts_of(data)
+            earlier = self._records_of(parts) if parts else None
+            ledger = StateLedger.from_json(f"{self._store.uri}/{self._state_name}", folded, earlier)
+            rest = _records_of_ledger(folded) if parts else ()
+            return ledger, Written(int(data["seq"]), parts, rest), data.get("record_id", "")
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise self._unreadable(path) from error
+
+    def _records_of(self, parts: Sequence[Part]) -> Iterator[Committed | SnapshotAdded]:
+        for part, (path, body) in zip(parts, self._read_all([part.file for part in parts]), strict=True):
+            try:
+                yield from records_of_part(body, part)
+            except (KeyError, TypeError, ValueError) as error:
+                raise self._unreadable(path) from error
+
+    def check_file(self, path: str) -> None:
+        """Read a file of the log and compare what it says with its place and its neighbours.
+
+        Raises
+        ------
+        CorruptStateError
+            It is missing or unreadable, or another one than belongs there; names the file.
+        NewerFormatError
+            A later release wrote it.
+        """
+        if path.endswith("/metadata.json"):
+            if self.load_metadata() is None:
+                raise self._unreadable(path)
+            return
+        if "/checkpoints/" in path:
+            _, _, record_id = self._checkpoint_of(path)
+            record = path.replace("/checkpoints/", "/manifest/")
+            if record_id and self._has_record_of(path):
+                check_place({"record_id": record_id}, {"record_id": self._read(record).get("record_id")}, path)
+            return
+        body = self._read(path)
+        if "/manifest/" in path:
+            seq = place_of(path)
+            check_place(body, {"seq": seq}, path)
+            # One that is damaged itself is named for itself.
+            with suppress(FileNotFoundError, ValueError):
+                before = unseal(self._store.get(self._path("manifest", seq - 1)))
+                check_place(body, {"previous": before.get("record_id")}, path)
 
     def _read_all(self, paths: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         """Files in their order, the next ones on their way while one is used."""
@@ -266,9 +318,12 @@ class ManifestLog:
 
     def _read(self, path: str) -> dict[str, Any]:
         try:
-            return unseal(self._store.get(path))
+            body = unseal(self._store.get(path))
         except (FileNotFoundError, ValueError) as error:
             raise self._unreadable(path) from error
+        check_format(body, path)
+        check_place(body, {"state": self._state_name, "state_id": self._state_id, "file": path}, path)
+        return body
 
     def _unreadable(self, path: str) -> CorruptStateError:
         return CorruptStateError(
@@ -286,6 +341,16 @@ class ManifestLog:
             return True
         return False
 
+    def is_current(self) -> bool:
+        """Whether the log ends with the record that was last loaded or appended here, and that one is still the same."""
+        if self._seq:
+            try:
+                if unseal(self._store.get(self._path("manifest", self._seq))).get("record_id") != self._record_id:
+                    return False
+            except (FileNotFoundError, ValueError):
+                return False
+        return self.is_newest()
+
     def was_passed(self) -> bool:
         """Whether the log has gone on so far that records from this place on may have been cleaned away.
 
@@ -293,7 +358,7 @@ class ManifestLog:
         checkpoints only become more. So while that one is older than this log's last record, the places after it were never
         freed, however long all of this took: what was put there is the log's, and what was not found there was not there.
         """
-        checkpoints = [int(_name(info.path)) for info in self._store.list(f"{self._state_name}/checkpoints")]
+        checkpoints = [place_of(info.path) for info in self._store.list(f"{self._state_name}/checkpoints")]
         return len(checkpoints) > 1 and self._seq <= sorted(checkpoints)[-2]
 
     @property
@@ -321,10 +386,21 @@ class ManifestLog:
         seq = self._seq + 1
         record_id = self._new_id()
         told = [record_to_json(record) for record in records]
-        body = {"seq": seq, "writer_id": self._writer_id, "record_id": record_id, "records": told}
+        body = {
+            **self._facts(),
+            "seq": seq,
+            "previous": self._record_id,
+            "writer_id": self._writer_id,
+            "record_id": record_id,
+            "records": told,
+        }
         self._put(self._path("manifest", seq), seal(body), record_id)
-        self._seq = seq
+        self._seq, self._record_id = seq, record_id
         self._since.add(seq, records)
+
+    def _facts(self) -> dict[str, Any]:
+        """What every file of the log says of itself."""
+        return {"format": FORMAT, "state": self._state_name, "state_id": self._state_id}
 
     def _put(self, path: str, data: bytes, record_id: str) -> None:
         for _ in range(_APPEND_ATTEMPTS):
@@ -368,6 +444,7 @@ class ManifestLog:
     def plan_checkpoint(self, ledger: StateLedger) -> CheckpointPlan:
         """What is to be written of the ledger, which is as the last record left it; it is carried out before the next is planned."""
         plan = plan_checkpoint(self._seq, ledger, self._written, self._since, self._part_records)
+        plan = replace(plan, record_id=self._record_id)
         # What this one does not make known: where it fails, nobody knows which files are there, and the next one is written anew.
         self._written, self._since = None, self._since.after(self._seq)
         return plan
@@ -379,7 +456,12 @@ class ManifestLog:
                 *plan.parts,
                 *(self._put_part(plan.seq, records) for records in in_parts(plan, self._part_records)),
             )
-            body = {"seq": plan.seq, "ledger": plan.ledger.to_json()}
+            body = {
+                **self._facts(),
+                "seq": plan.seq,
+                "record_id": plan.record_id,
+                "folded": plan.ledger.to_json(),
+            }
             if parts:
                 body["parts"] = [part.to_json() for part in parts]
             if self._store.put_if_absent(self._path("checkpoints", plan.seq), seal(body)):
@@ -390,7 +472,7 @@ class ManifestLog:
     def _put_part(self, seq: int, records: tuple[Committed | SnapshotAdded, ...]) -> Part:
         # Its name is nobody else's: another coordinator may make other parts at the same place of the log.
         file = f"{self._state_name}/parts/{seq:020d}-{self._new_id()}.json"
-        self._store.put(file, seal(part_body(records), sort_keys=True))
+        self._store.put(file, seal({**self._facts(), "file": file, **part_body(records)}, sort_keys=True))
         return Part(file, len(records), newest_version(records))
 
     def needed(self, infos: Iterable[ObjectInfo]) -> Needed:
@@ -406,29 +488,45 @@ class ManifestLog:
                 continue
             parts |= named
             if named <= there:
-                whole.append(int(_name(path)))
+                whole.append(place_of(path))
             if len(whole) == 2:
                 return Needed(whole[1], parts)
         return Needed(0, there)
 
     def load_metadata(self) -> StateMetadata | None:
-        """The state's fixed facts; None if the state does not exist."""
-        try:
-            data = self._store.get(f"{self._state_name}/metadata.json")
-        except FileNotFoundError:
-            return None
-        self._store.ensure_durable(f"{self._state_name}/metadata.json")
-        try:
-            return StateMetadata.from_json(unseal(data))
-        except (TypeError, ValueError) as error:
-            raise self._unreadable(f"{self._state_name}/metadata.json") from error
+        """The state's fixed facts; None if the state does not exist.
 
-    def create_metadata(self, metadata: StateMetadata) -> StateMetadata:
-        """Write the fixed facts once; returns those that are there (another's, if that was first)."""
+        Raises
+        ------
+        CorruptStateError
+            The file is unreadable, or another state's.
+        NewerFormatError
+            A later release wrote it.
+        """
         path = f"{self._state_name}/metadata.json"
         try:
-            if self._store.put_if_absent(path, seal(metadata.to_json())):
-                return metadata
+            data = self._store.get(path)
+        except FileNotFoundError:
+            return None
+        self._store.ensure_durable(path)
+        try:
+            facts = unseal(data)
+            check_format(facts, path, "format_version")
+            check_place(facts, {"state_name": self._state_name}, path)
+            metadata = StateMetadata.from_json(facts)
+        except (TypeError, ValueError) as error:
+            raise self._unreadable(path) from error
+        self._state_id = metadata.state_id
+        return metadata
+
+    def create_metadata(self, metadata: StateMetadata) -> StateMetadata:
+        """Write the fixed facts once, with an id of the state; returns those that are there (another's, if that was first)."""
+        path = f"{self._state_name}/metadata.json"
+        created = replace(metadata, format_version=FORMAT, state_id=self._new_id())
+        try:
+            if self._store.put_if_absent(path, seal(created.to_json())):
+                self._state_id = created.state_id
+                return created
         except CommitUnknownError:
             log.warning("no clear answer to the creation of %s; reading it back", path)
         existing = self.load_metadata()

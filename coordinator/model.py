@@ -513,10 +513,15 @@ class StateMetadata:
     num_shards: int
     output_mode: str
     schema: dict[str, Any] = field(default_factory=dict)
-    format_version: int = 1
+    #: Of the file (:mod:`coordinator.file_format`), and what no other state has, whatever its name. States of format 1 have no id.
+    format_version: int = field(default=1, compare=False)
+    state_id: str = field(default="", compare=False)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        data = asdict(self)
+        if not self.state_id:
+            del data["state_id"]
+        return data
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> StateMetadata:

@@ -130,9 +130,12 @@ class StoredSource:
         """The ledger as the log has it now."""
         # A log that several threads load has the place of one and the ledger of another.
         with self._lock:
-            log = self._log(name)
-            if name not in self._ledgers or not log.is_newest():
-                self._ledgers[name] = log.load()
-                # With another log it may be another state of that name.
+            if name not in self._ledgers or not self._log(name).is_current():
+                # It may be another state of that name by now: one that was made anew, or put back from a backup.
+                self._logs.pop(name, None)
+                created = self._log(name).load_metadata()
                 self._known.pop(name, None)
+                if created is not None:
+                    self._known[name] = created
+                self._ledgers[name] = self._log(name).load()
             return self._ledgers[name]

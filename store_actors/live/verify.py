@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 
 from coordinator.core import StateLedger
-from coordinator.errors import CorruptStateError
+from coordinator.errors import CorruptStateError, NewerFormatError
 from coordinator.generations import Generation
-from coordinator.manifest_log import ManifestLog, unseal
+from coordinator.manifest_log import ManifestLog, place_of
 from coordinator.model import CommitEntry, SnapshotEntry, StateMetadata, StoredFile
 from coordinator.names import is_state_name
 from coordinator.records import Committed
@@ -126,15 +127,19 @@ def files_of(objects: ObjectStore, name: str) -> StateFiles:
     metadata = NeededFile(f"{name}/metadata.json", "metadata")
     try:
         created = log.load_metadata()
-    except CorruptStateError:
+    except (CorruptStateError, NewerFormatError):
         created = None  # it is told as a file
     try:
         ledger = log.load()
-    except CorruptStateError as error:
+    except (CorruptStateError, NewerFormatError) as error:
+        if error.context.get("field") == "state_id" and _agrees(objects, name):
+            # All records are of one state, and it is not that of the metadata.
+            told = Damage(metadata.path, "metadata", _problem(error, "state_id"), name, advice=_RESTORE)
+            return StateFiles(name, created, None, (metadata,), (told,))
         told = Damage(
             str(error.context["file"]),
             "log record",
-            "it is missing or unreadable",
+            _problem(error),
             name,
             advice=f"no version of the state can be trusted without it; {_RESTORE}",
         )
@@ -143,25 +148,29 @@ def files_of(objects: ObjectStore, name: str) -> StateFiles:
     return StateFiles(name, created, ledger, files)
 
 
+def _agrees(objects: ObjectStore, name: str) -> bool:
+    """Whether the files of a state's log belong together, whatever its metadata say."""
+    try:
+        ManifestLog(objects, name, "").load()
+    except (CorruptStateError, NewerFormatError):
+        return False
+    return True
+
+
 def _log_files(objects: ObjectStore, log: ManifestLog, name: str) -> Iterator[NeededFile]:
     """Files of the log from the second newest whole checkpoint on, also those that should be there."""
     infos = [info for folder in ("manifest", "checkpoints", "parts") for info in objects.list(f"{name}/{folder}")]
     needed = log.needed(infos)
     listed = {info.path for info in infos}
-    places = [_place(path) for path in listed if "/manifest/" in path]
+    places = [place_of(path) for path in listed if "/manifest/" in path]
     begin = needed.seq + 1 if needed.seq else min(places, default=1)
     for place in range(begin, log.seq + 1):
         yield NeededFile(f"{name}/manifest/{place:020d}.json", "log record")
     for path in sorted(listed):
-        if "/checkpoints/" in path and _place(path) >= needed.seq:
+        if "/checkpoints/" in path and place_of(path) >= needed.seq:
             yield NeededFile(path, "checkpoint")
     for path in sorted(needed.parts if needed.seq else [one for one in listed if "/parts/" in one]):
         yield NeededFile(path, "part of a checkpoint")
-
-
-def _place(path: str) -> int:
-    """Place in the log of a record or a checkpoint."""
-    return int(path.rpartition("/")[2].removesuffix(".json"))
 
 
 def _data_files(ledger: StateLedger) -> Iterator[NeededFile]:
@@ -183,7 +192,10 @@ def check_files(objects: ObjectStore, found: StateFiles, checked: Callable[[int]
     """
     problems: list[tuple[NeededFile, str]] = []
     size = 0
-    for file, read, problem in _read_all(objects, found.files):
+    log = ManifestLog(objects, found.name, "")
+    with suppress(CorruptStateError, NewerFormatError):  # it is one of the files
+        log.load_metadata()
+    for file, read, problem in _read_all(objects, log, found.files):
         size += read
         if problem:
             problems.append((file, problem))
@@ -198,13 +210,15 @@ def check_files(objects: ObjectStore, found: StateFiles, checked: Callable[[int]
     return StateCheck(found.name, len(found.files), size, damages)
 
 
-def _read_all(objects: ObjectStore, files: Sequence[NeededFile]) -> Iterator[tuple[NeededFile, int, str]]:
+def _read_all(
+    objects: ObjectStore, log: ManifestLog, files: Sequence[NeededFile]
+) -> Iterator[tuple[NeededFile, int, str]]:
     """Files in their order with their sizes and what is wrong with them; a few are on their way at once."""
     left = iter(files)
     pool = Surroundings().threads.pool(_THREADS, "statefleet-verify")
 
     def begun(file: NeededFile) -> tuple[NeededFile, Callable[[], tuple[int, str]]]:
-        return file, pool.submit(_check, objects, file).result
+        return file, pool.submit(_check, objects, log, file).result
 
     waiting = deque(map(begun, islice(left, _AHEAD)))
     while waiting:
@@ -213,24 +227,39 @@ def _read_all(objects: ObjectStore, files: Sequence[NeededFile]) -> Iterator[tup
         yield file, *outcome()
 
 
-def _check(objects: ObjectStore, file: NeededFile) -> tuple[int, str]:
+def _check(objects: ObjectStore, log: ManifestLog, file: NeededFile) -> tuple[int, str]:
     """Size of a file, and what is wrong with it; empty if nothing is."""
     try:
         data = objects.get(file.path)
     except FileNotFoundError:
         return 0, "it is missing"
     try:
-        if file.entry is None:
-            unseal(data)
-        else:
+        if file.entry is not None:
             decode_file(data, file.entry, file.piece)
-    except CorruptStateError:
-        if file.size != len(data):
+        else:
+            log.check_file(file.path)
+    except CorruptStateError as error:
+        if file.size not in (None, len(data)):
             return len(data), f"it has {len(data)} bytes instead of {file.size}"
-        return len(data), "its checksum differs from the log's, or it is no Arrow file"
-    except (ValueError, RecursionError):
+        needed = error.context.get("file")
+        return len(data), _problem(error) if needed == file.path else f"it needs {needed}, of which: {_problem(error)}"
+    except NewerFormatError as error:
+        return len(data), _problem(error)
+    except RecursionError:
         return len(data), "its checksum differs, or it is no JSON"
     return len(data), ""
+
+
+def _problem(error: CorruptStateError | NewerFormatError, of_metadata: str = "") -> str:
+    """What is wrong with a file, in a few words; or with the metadata, of which the log has another field."""
+    facts = error.context
+    if of_metadata:
+        return f"it belongs elsewhere: its {of_metadata} is {facts['expected']} and that of the log {facts['says']}"
+    if isinstance(error, NewerFormatError):
+        return f"a later release wrote it (format {facts['format']}, and this release knows {facts['known_up_to']})"
+    if "says" in facts:
+        return f"it belongs elsewhere: its {facts['field']} is {facts['says']} and not {facts['expected']}"
+    return "it is missing or unreadable, or its checksum differs"
 
 
 def _damages(found: StateFiles, problems: Sequence[tuple[NeededFile, str]]) -> Iterator[Damage]:

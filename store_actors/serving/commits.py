@@ -22,7 +22,14 @@ from coordinator.watermarks import Watermarks
 from store_actors.engine.versions import Change
 from store_actors.schema import StateSchema
 from store_actors.serving.coordinator_ref import CoordinatorRef
-from store_actors.serving.files import PIECE_BYTES, delta_path, encode_delta, encode_snapshot, snapshot_path
+from store_actors.serving.files import (
+    PIECE_BYTES,
+    delta_path,
+    encode_delta,
+    encode_snapshot,
+    place_in_state,
+    snapshot_path,
+)
 from store_actors.serving.lineage import Lineage
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
@@ -222,7 +229,9 @@ class Commits:
         stored: list[StoredFile] = []
         rows = 0
         try:
-            for piece in encode_snapshot(tables, entry.version, entry.watermark_ms, schema, room, self._piece_bytes):
+            place = place_in_state(store_id, entry.attempt_id)
+            facts = (entry.version, entry.watermark_ms, schema, room, place, self._piece_bytes)
+            for piece in encode_snapshot(tables, *facts):
                 file = snapshot_path(store_id, entry.version, attempt_id, piece.number)
                 stored.append(StoredFile(file, len(piece.data), piece.checksum))
                 self._objects.put(file, piece.data)
@@ -271,7 +280,7 @@ def describe_commit(
     watermarks: Watermarks | None = None,
 ) -> Delta:
     """Manifest entry and delta file of a change; nothing is written yet."""
-    data, checksum = encode_delta(change, schema)
+    data, checksum = encode_delta(change, schema, place_in_state(store_id, attempt_id))
     if watermarks is None:
         watermarks = Watermarks(change.watermark_ms, change.watermark_ms)
     entry = CommitEntry(

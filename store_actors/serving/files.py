@@ -1,8 +1,8 @@
 """Files of a shard: Arrow IPC, LZ4-compressed, readable by any Arrow tool (``docs/format.md``).
 
 A delta holds what one commit changed, a snapshot all rows of one version, in as many files as it needs. Columns are the operator's
-``row_schema`` and ``__change`` (a snapshot's rows are all updates); the file's schema metadata carries the version, the one it builds
-on, the watermark, the operator's schema and Spark's (``StructType.json()``) under the key ``statefleet``.
+``row_schema`` and ``__change`` (a snapshot's rows are all updates); the file's schema metadata carries whose it is, the version, the
+one it builds on, the watermark, the operator's schema and Spark's (``StructType.json()``) under the key ``statefleet``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from coordinator.errors import CorruptStateError
+from coordinator.file_format import FORMAT, check_format, check_place
 from coordinator.model import CommitEntry, SnapshotEntry, StateStoreId, StoredFile
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change
 from store_actors.schema import StateSchema
@@ -28,6 +29,7 @@ __all__ = [
     "corrupt_file",
     "decode_file",
     "delta_path",
+    "place_in_state",
     "encode_delta",
     "encode_snapshot",
     "room_of",
@@ -61,10 +63,27 @@ def snapshot_path(store_id: StateStoreId, version: int, attempt_id: str, piece: 
     return f"{store_id.path()}/{version}-{attempt_id}{f'-{piece}' if piece else ''}.snapshot"
 
 
-def encode_delta(change: Change, schema: StateSchema) -> tuple[bytes, int]:
-    """Bytes of the file and their CRC-32."""
+def place_in_state(store_id: StateStoreId, attempt_id: str) -> dict[str, Any]:
+    """What a file says of itself: its format, whose it is, and the attempt that committed its version."""
+    return {
+        "format": FORMAT,
+        "state": store_id.state_name,
+        "partition": store_id.partition_id,
+        "store": store_id.store_name,
+        "attempt": attempt_id,
+    }
+
+
+def encode_delta(change: Change, schema: StateSchema, place: Mapping[str, Any]) -> tuple[bytes, int]:
+    """Bytes of the file and their CRC-32.
+
+    Parameters
+    ----------
+    place
+        As :func:`place_in_state` gives it.
+    """
     facts = {"version": change.version, "base_version": change.base_version, "watermark_ms": change.watermark_ms}
-    return _encode(change.delta, facts, schema)
+    return _encode(change.delta, {**place, **facts}, schema)
 
 
 def encode_snapshot(
@@ -73,6 +92,7 @@ def encode_snapshot(
     watermark_ms: int,
     schema: StateSchema,
     room: Mapping[str, Any],
+    place: Mapping[str, Any],
     piece_bytes: int = PIECE_BYTES,
 ) -> Iterator[EncodedPiece]:
     """The files of a snapshot, one after the other; at least one.
@@ -83,10 +103,12 @@ def encode_snapshot(
         All rows, in ``row_schema``; each is asked for when the ones before are encoded.
     room
         What the shard needs to hold the rows (``OperatorShard.room``), for whoever loads them.
+    place
+        As :func:`place_in_state` gives it.
     piece_bytes
         Bytes of rows, before they are compressed, from which on a file is closed.
     """
-    facts = {"version": version, "watermark_ms": watermark_ms, "room": dict(room)}
+    facts = {**place, "version": version, "watermark_ms": watermark_ms, "room": dict(room)}
     file_schema = _file_schema(schema)
     number, open_file = 0, _OpenFile(file_schema, facts, schema)
     for table in tables:
@@ -163,15 +185,36 @@ def decode_file(data: bytes, entry: CommitEntry | SnapshotEntry, piece: StoredFi
     Raises
     ------
     CorruptStateError
-        Size or checksum differ from the manifest's, or the bytes are no Arrow file. Names file, shard and version.
+        Size or checksum differ from the manifest's, the bytes are no Arrow file, or the file says that it is another one. Names file,
+        shard and version.
+    NewerFormatError
+        A later release wrote it.
     """
     piece = StoredFile(entry.file, entry.file_bytes, entry.checksum) if piece is None else piece
     if len(data) != piece.file_bytes or zlib.crc32(data) != piece.checksum:
         raise corrupt_file(entry, "its size or checksum differs from the manifest's", piece.file)
     try:
-        return pa.ipc.open_file(pa.BufferReader(data)).read_all()
+        rows = pa.ipc.open_file(pa.BufferReader(data)).read_all()
     except pa.ArrowInvalid as error:
         raise corrupt_file(entry, f"it is not a readable Arrow file ({error})", piece.file) from error
+    facts = json.loads((rows.schema.metadata or {}).get(_METADATA_KEY, b"{}"))
+    check_format(facts, piece.file)
+    check_place(facts, _expected(entry, piece), piece.file)
+    return rows
+
+
+def _expected(entry: CommitEntry | SnapshotEntry, piece: StoredFile) -> dict[str, Any]:
+    """What a file of an entry says of itself. A branch has files of the state that it was made of, whose name is in their paths."""
+    expected = {
+        "state": entry.file.partition("/")[0],
+        "partition": entry.partition_id,
+        "store": entry.store_name,
+        "attempt": entry.attempt_id,
+        "version": entry.version,
+    }
+    if isinstance(entry, CommitEntry):
+        return {**expected, "base_version": entry.base_version}
+    return {**expected, "piece": entry.pieces.index(piece) or None}
 
 
 def corrupt_file(entry: CommitEntry | SnapshotEntry, reason: str, file: str | None = None) -> CorruptStateError:

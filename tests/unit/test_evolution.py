@@ -584,7 +584,7 @@ def test_files_tell_every_type_as_spark_has_it() -> None:
     keys = tuple(state_field(one.name, one.dataType, one.nullable, metadata=one.metadata) for one in fields)
     of = replace(schema(COUNT), keys=keys)
     assert [spark_field(key).dataType for key in keys] == [one.dataType for one in fields]
-    (data,) = (piece.data for piece in encode_snapshot([], 1, 0, of, {}))
+    (data,) = (piece.data for piece in encode_snapshot([], 1, 0, of, {}, {}))
     rows = pa.ipc.open_file(pa.BufferReader(data)).read_all()
     told = T.StructType.fromJson(json.loads(rows.schema.metadata[b"statefleet"])["spark"])
     assert told == T.StructType([*fields, T.StructField("a0_0", T.LongType())])
@@ -612,7 +612,7 @@ def test_a_keyed_store_has_its_spark_types_by_its_arrow_types() -> None:
 def test_files_from_before_spark_types_and_meanings_are_read() -> None:
     of = schema(replace(COUNT, meaning=""))
     rows = pa.table({"k": ["a"], "a0_0": [1]}, schema=of.row_schema())
-    (data,) = (piece.data for piece in encode_snapshot([rows], 1, 0, of, {}))
+    (data,) = (piece.data for piece in encode_snapshot([rows], 1, 0, of, {}, {}))
     rows = pa.ipc.open_file(pa.BufferReader(data)).read_all()
     facts = json.loads(rows.schema.metadata[b"statefleet"])
     del facts["spark"]

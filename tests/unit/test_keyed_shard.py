@@ -454,7 +454,7 @@ def test_only_net_changes_are_told_and_written() -> None:
 def test_a_delta_is_a_file_like_any_other() -> None:
     shard = filled(1)
     change = shard.begin(1).commit()
-    data, _ = encode_delta(change, shard.schema)
+    data, _ = encode_delta(change, shard.schema, {})
     table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
     assert table.schema.names == ["k", "v", CHANGE_COLUMN]
     assert delta_path(StateStoreId("x/s", 0, 3, "timers"), 2, "id") == "s/0/3/timers/2-id.delta"

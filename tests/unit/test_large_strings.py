@@ -78,7 +78,7 @@ def test_a_column_of_more_than_4_gib_is_applied_emitted_written_and_loaded(tmp_p
     emitted = output_of(change.delta, "update")
     assert emitted.nbytes > 2**31
     assert same(emitted) == len(half)
-    data, _ = encode_delta(change, SCHEMA)
+    data, _ = encode_delta(change, SCHEMA, {})
     del emitted, change
     batches = pa.ipc.open_file(data)
     read = sum(same(pa.table(batches.get_batch(number))) for number in range(batches.num_record_batches))

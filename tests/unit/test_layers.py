@@ -131,6 +131,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "surroundings": ("coordinator.logs", "coordinator.surroundings"),
     "words": (
         "coordinator.errors",
+        "coordinator.file_format",
         "coordinator.maintenance",
         "coordinator.memory_options",
         "coordinator.metric_table",

@@ -371,7 +371,7 @@ def test_more_strings_in_one_row_than_arrow_counts_are_refused_and_never_written
 def test_files_have_arrow_lists_that_any_tool_reads() -> None:
     shard = AggregateShard(SCHEMA)
     change = shard.apply(input_of([(1, "a", "x", None, 0.5), (1, "a", "x", None, None)]), 0, 1)
-    data, _ = encode_delta(change, SCHEMA)
+    data, _ = encode_delta(change, SCHEMA, {})
     rows = pa.ipc.open_file(data).read_all()
     assert rows.column("words").to_pylist() == [["x", "x"]]
     assert rows.schema.field("amounts").type == pa.list_(pa.field("element", pa.decimal128(20, 2), nullable=False))

@@ -1,0 +1,121 @@
+"""Files of a later format are refused by name, and a state that became another one is read anew."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from coordinator.core import StateLedger
+from coordinator.errors import CorruptStateError, InvalidRequestError, NewerFormatError
+from coordinator.file_format import FORMAT
+from coordinator.manifest_log import seal, unseal
+from coordinator.model import LoadPlan, StateStoreId
+from coordinator.records import Committed
+from store_actors.engine.versions import Change
+from store_actors.live.fleet import attach
+from store_actors.serving.files import decode_file, encode_delta, place_in_state
+from tests.unit.test_damage_survey import made
+from tests.unit.test_operator_shards import SCHEMA, Fleet
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made(tmp_path / "fleet", "a")
+    return tmp_path / "fleet"
+
+
+def newest(folder: Path, kind: str) -> Path:
+    return sorted((folder / "s").glob(kind))[-1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [("metadata.json", "format_version"), ("manifest/*", "format"), ("checkpoints/*", "format"), ("parts/*", "format")],
+)
+def test_a_file_of_a_later_format_is_refused_by_name(folder: Path, kind: str, field: str) -> None:
+    file = newest(folder, kind)
+    file.write_bytes(seal({**unseal(file.read_bytes()), field: FORMAT + 1, "unheard": "of"}))
+    with pytest.raises(NewerFormatError, match=f"later release.*{file.name}.*format=`{FORMAT + 1}`"):
+        attach(f"file://{folder}", offline=True).state("s").versions()
+
+
+def test_a_delta_of_a_later_format_is_refused_by_name() -> None:
+    fleet = Fleet()
+    fleet.apply(0, "a")
+    (entry,) = fleet.coordinator.plan(1).deltas
+    rows = decode_file(fleet.objects.get(entry.file), entry)
+    change = Change(1, 0, rows, 1, 0, 1, 0, 0)
+    place = {**place_in_state(StateStoreId("memory:///s", 0, 0), entry.attempt_id), "format": FORMAT + 1}
+    data, checksum = encode_delta(change, SCHEMA, place)
+    with pytest.raises(NewerFormatError, match=entry.file):
+        decode_file(data, replace(entry, file_bytes=len(data), checksum=checksum))
+
+
+def test_a_delta_of_another_shard_is_not_read_though_its_checksum_is_right() -> None:
+    fleet = Fleet()
+    fleet.apply(0, "a")
+    (entry,) = fleet.coordinator.plan(1).deltas
+    data = fleet.objects.get(entry.file)
+    assert decode_file(data, entry).num_rows == 1
+    for field, value in (("partition_id", 1), ("version", 2), ("attempt_id", "another"), ("store_name", "other")):
+        with pytest.raises(CorruptStateError, match="not the one that belongs in its place"):
+            decode_file(data, replace(entry, **{field: value}))
+    elsewhere = entry.file.replace("s/", "t/", 1)
+    with pytest.raises(CorruptStateError, match="says=`s` expected=`t`"):
+        decode_file(data, replace(entry, file=elsewhere))
+
+
+def test_a_commit_that_the_log_lacks_is_noticed_where_a_later_one_was_made_on_it() -> None:
+    fleet = Fleet()
+    for batch in range(3):
+        fleet.apply(batch, "a")
+    first, second, third = fleet.coordinator.plan(3).deltas
+    ledger = StateLedger("memory:///s")
+    for entry in (first, third):
+        ledger.fold(Committed(entry))
+    with pytest.raises(CorruptStateError, match=r"lacks a commit.*missing=`2`"):
+        ledger.load_plans(0, 3)
+    assert isinstance(ledger.load_plans(0, 1).plans["default"], LoadPlan)
+    assert second.version == 2
+
+
+def replaced_by_another(folder: Path, other: Path) -> None:
+    shutil.rmtree(folder / "s")
+    shutil.copytree(other / "s", folder / "s")
+
+
+def put_back(folder: Path, other: Path) -> None:
+    for file in sorted((folder / "s" / "manifest").iterdir())[-4:]:
+        file.unlink()
+
+
+@pytest.mark.parametrize("change", [replaced_by_another, put_back])
+def test_an_open_reader_reads_anew_what_became_another_state(
+    folder: Path, tmp_path: Path, change: Callable[[Path, Path], None]
+) -> None:
+    made(tmp_path / "other", "b")
+    state = attach(f"file://{folder}", offline=True).state("s", consistency="committed")
+    before = rows_of(state.scan().to_arrow())
+    assert "a" in before
+    change(folder, tmp_path / "other")
+    assert state.version  # asks, where a scan may go by what was known a second ago
+    after = rows_of(state.scan().to_arrow())
+    fresh = attach(f"file://{folder}", offline=True).state("s", consistency="committed")
+    assert after == rows_of(fresh.scan().to_arrow()) != before
+
+
+def test_an_open_reader_is_told_that_its_state_is_gone(folder: Path) -> None:
+    state = attach(f"file://{folder}", offline=True).state("s", consistency="committed")
+    assert state.scan().to_arrow().num_rows
+    shutil.rmtree(folder / "s")
+    with pytest.raises(InvalidRequestError, match="no such state"):
+        state.scan().to_arrow()
+
+
+def rows_of(table: pa.Table) -> dict[str, int]:
+    return {row["v"]: row["n"] for row in table.to_pylist()}
