@@ -52,6 +52,7 @@ class ViewId(Travelling):
     version: int
     epoch: int
     first_partition: int
+    state_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +217,7 @@ def read_view(
             oldest=oldest,
             newest=newest,
         )
-    view_id = ViewId(wanted, ledger.epoch, generation.first_partition)
+    view_id = ViewId(wanted, ledger.epoch, generation.first_partition, created.state_id)
     if view_id == known:
         return None
     made = [ledger.counted(one, wanted) for one in generation.partitions]
