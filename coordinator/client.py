@@ -168,6 +168,10 @@ class CoordinatorClient:
         """See :meth:`Coordinator.check_state <coordinator.service.Coordinator.check_state>`."""
         self._call("check_state", metadata)
 
+    def check_start(self, state_name: str, query_id: str, output_mode: str | None) -> None:
+        """See :meth:`Coordinator.check_start <coordinator.service.Coordinator.check_start>`."""
+        self._call("check_start", state_name, query_id, output_mode)
+
     def attach_and_lease_all(
         self, tasks: Sequence[TaskIdentity], metadata: StateMetadata, local: ActorLocation
     ) -> list[LeaseGrant]:

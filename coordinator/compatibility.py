@@ -18,6 +18,7 @@ from coordinator.model import StateMetadata
 __all__ = [
     "changes",
     "check_metadata",
+    "check_output_mode",
     "continued",
     "fitting",
     "is_wider",
@@ -70,13 +71,7 @@ def check_metadata(existing: StateMetadata, asked: StateMetadata) -> None:
             asked=_operator(asked),
             **facts,
         )
-    if existing.output_mode != asked.output_mode:
-        raise StateMismatchError(
-            "the state was made in another output mode; use that, or another name",
-            existing=existing.output_mode,
-            asked=asked.output_mode,
-            **facts,
-        )
+    check_output_mode(existing, asked.output_mode)
     for part, brief in (("keys", _brief), ("expiry_key", str), ("options", str)):
         if _fixed_part(existing, part) != _fixed_part(asked, part):
             raise _mismatch(f"the query's {part} differ from those of the existing state", part, existing, asked, brief)
@@ -99,6 +94,23 @@ def check_metadata(existing: StateMetadata, asked: StateMetadata) -> None:
             asked,
             _brief,
         ) from error
+
+
+def check_output_mode(existing: StateMetadata, asked: str) -> None:
+    """Refuse another output mode than a state's.
+
+    Raises
+    ------
+    StateMismatchError
+        It differs.
+    """
+    if existing.output_mode != asked:
+        raise StateMismatchError(
+            "the state was made in another output mode; use that, or another name",
+            existing=existing.output_mode,
+            asked=asked,
+            state=existing.state_name,
+        )
 
 
 def routing_keys(metadata: StateMetadata) -> tuple[str, ...]:

@@ -180,23 +180,32 @@ class StateLedger(StateHistory):
                 run_id=task.run_id,
                 newer_run_id=self.run_id,
             )
-        if self.has_versions():
-            # A branch belongs to the first query that goes on from it.
-            if self.query_id not in (task.query_id, ""):
-                raise StateMismatchError(
-                    "the state belongs to another query (each checkpoint is a query of its own); start with the checkpoint "
-                    "that the state was made with, or use another name",
-                    state=self.state_name,
-                    owner_query_id=self.query_id,
-                    query_id=task.query_id,
-                )
-        elif task.batch_id > 0 and not task.is_import:
+        self.check_owner(task.query_id)
+        if not self.has_versions() and task.batch_id > 0 and not task.is_import:
             raise StateMismatchError(
                 "the checkpoint has finished batches but the state has no version; refusing to count from nothing; restore the "
                 "state's folder, or start with a new checkpoint",
                 state=self.state_name,
                 root=self.root,
                 batch_id=task.batch_id,
+            )
+
+    def check_owner(self, query_id: str) -> None:
+        """Refuse a query that does not own the state; an empty id is a new query's.
+
+        Raises
+        ------
+        StateMismatchError
+            Another query wrote the state.
+        """
+        # A branch belongs to the first query that goes on from it.
+        if self.has_versions() and self.query_id not in (query_id, ""):
+            raise StateMismatchError(
+                "the state belongs to another query (each checkpoint is a query of its own); start with the checkpoint "
+                "that the state was made with, or use another name",
+                state=self.state_name,
+                owner_query_id=self.query_id,
+                query_id=query_id,
             )
 
     def check_whole(self, task: TaskIdentity, generation: Generation) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from coordinator.batch_result import BatchResult
-from coordinator.compatibility import changes, fitting
+from coordinator.compatibility import changes, check_output_mode, fitting
 from coordinator.core import LeaseGrant, StateLedger
 from coordinator.generations import Generation
 from coordinator.ledger_keeper import LedgerKeeper
@@ -63,6 +63,29 @@ class Leasing:
         self._fleet = fleet
         self._placing = placing
         self._keeper = keeper
+
+    async def check_start(self, state_name: str, query_id: str, output_mode: str | None) -> None:
+        """Refuse a query that is to start on another query's state, or in another output mode than the state's (StateMismatchError).
+
+        Parameters
+        ----------
+        query_id
+            That of its checkpoint; empty for a new query.
+        output_mode
+            None if it was looked at before.
+        """
+        keeper = await self._keeper(state_name)
+        created = keeper.metadata
+        if created is None:
+            return
+
+        def look(ledger: StateLedger) -> tuple[list[Record], None]:
+            ledger.check_owner(query_id)
+            return [], None
+
+        await keeper.submit(look)
+        if output_mode is not None:
+            check_output_mode(created, output_mode)
 
     async def check(self, metadata: StateMetadata) -> None:
         """Refuse a query that does not fit an existing state (StateMismatchError), before it starts.

@@ -15,7 +15,7 @@ from coordinator.batch_result import BatchResult
 from coordinator.calls import RayActors
 from coordinator.client import CoordinatorClient
 from coordinator.deploy import coordinator_name
-from coordinator.errors import StateStoreError
+from coordinator.errors import StateMismatchError, StateStoreError
 from coordinator.model import TaskIdentity
 from coordinator.rescaling import BatchShards
 from spark_jobs.executor_nodes import ExecutorNodes
@@ -51,6 +51,8 @@ class DriverCalls:
     def __init__(self) -> None:
         self._fleets: dict[str, _Fleet] = {}
         self._watches: dict[str, NodeWatch] = {}
+        #: By run its query's id, and the states that it has begun to write.
+        self._writers: dict[str, tuple[str, set[tuple[str, str]]]] = {}
 
     def watch(self, spark: SparkSession) -> None:
         """Look after the nodes of a session's application, once."""
@@ -80,23 +82,29 @@ class DriverCalls:
         Parameters
         ----------
         told
-            JSON: ``asked`` (``begin``, ``place``, ``settle`` or ``ended``), ``operator`` (what the route column says), ``query_id``,
-            ``run_id``, ``batch_id``, ``time_ms`` and ``former_time_ms`` of the batch; to begin it, with how many ``shards`` its query
-            was built; else, how many it has, and the ``first_partition`` of these; to place, ``executors``: ``cores`` by host, how many
-            are ``present`` and were ``asked`` for. Of a batch that is ``finished`` its ``run_id`` and ``batch_id``, the ``states`` of
-            the query by fleet, and whether their logs must have it ``at_once``; of a run that has ended only its ``run_id``.
+            JSON: ``asked`` (``start``, ``begin``, ``place``, ``settle``, ``finished`` or ``ended``), ``operator`` (what the route
+            column says), ``query_id``, ``run_id``, ``batch_id``, ``time_ms`` and ``former_time_ms`` of the batch; to begin it, with how
+            many ``shards`` its query was built; else, how many it has, and the ``first_partition`` of these; to place, ``executors``:
+            ``cores`` by host, how many are ``present`` and were ``asked`` for. Of a batch that is ``finished`` its ``run_id`` and
+            ``batch_id``, the ``states`` of the query by fleet, and whether their logs must have it ``at_once``; of a run that has ended
+            only its ``run_id``. Of a query that is to start its ``query_id``, null for a new one, whether it ``has_checkpoint`` that a
+            later start finds, and its ``operators``: ``uri``, ``state`` and, where it is the query's, output ``mode``. To start and to
+            begin also the ids of queries that are ``active``.
 
         Returns
         -------
         str
-            JSON: of a batch that begins its ``shards`` and ``first_partition``. Else ``hosts``, one a shard, null for one that may be
-            anywhere. Of a batch that is settled also ``missing``, shards that have not committed it, the ``next`` batch's shards, and
-            figures, by the names of ``StatefulExchange.java``.
+            JSON: of a query that is to start or to begin why it is ``refused``, if it is. Of a batch that begins its ``shards`` and
+            ``first_partition``. Else ``hosts``, one a shard, null for one that may be anywhere. Of a batch that is settled also
+            ``missing``, shards that have not committed it, the ``next`` batch's shards, and figures, by the names of
+            ``StatefulExchange.java``.
         """
         try:
             batch = json.loads(told)
             if batch["asked"] == "begin":
                 return json.dumps(self._begun(batch))
+            if batch["asked"] == "start":
+                return json.dumps({"refused": self._refusal(batch)})
             if batch["asked"] == "finished":
                 self._finished(batch)
                 return json.dumps({})
@@ -111,12 +119,46 @@ class DriverCalls:
             log.exception("the exchange of an operator could not be answered: %s", told)
             raise
 
-    def _begun(self, batch: Mapping[str, Any]) -> dict[str, int]:
+    def _begun(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         operator = batch["operator"]
+        if refused := self._taken(operator, batch["query_id"], batch["active"]):
+            return {"refused": refused}
+        _, states = self._writers.setdefault(batch["run_id"], (batch["query_id"], set()))
+        states.add((operator["uri"], operator["state"]))
         shards = self._fleets[operator["uri"]].coordinator.begin_batch(
             _task(batch), batch["shards"], operator["shards"]
         )
         return {"shards": shards.num_shards, "first_partition": shards.first_partition}
+
+    def _refusal(self, query: Mapping[str, Any]) -> str | None:
+        """Why a query may not start on the states of its operators."""
+        for operator in query["operators"]:
+            if taken := self._taken(operator, query["query_id"], query["active"]):
+                return taken
+            coordinator = self._fleets[operator["uri"]].coordinator
+            try:
+                coordinator.check_start(operator["state"], query["query_id"] or "", operator["mode"])
+            except StateMismatchError as error:
+                if query["has_checkpoint"]:
+                    return str(error)
+                return (
+                    "the query has no checkpointLocation, so each start of it is a new query, and the state belongs to an earlier "
+                    "one; nothing was started; give it a checkpointLocation, with which it goes on when it is started again, and a "
+                    f"name that no state has yet ({error})"
+                )
+        return None
+
+    def _taken(self, operator: Mapping[str, Any], query_id: str | None, active: Sequence[str]) -> str | None:
+        """Why a query may not have the state of an operator, if another one that runs in this program writes it."""
+        state = operator["uri"], operator["state"]
+        for owner, states in list(self._writers.values()):
+            if state in states and owner != query_id and owner in active:
+                return (
+                    "another query that is running has this state, and a state is one query's; nothing was changed; stop the other "
+                    "one, or give each a name of its own; for two sinks of one result, write both in one foreachBatch "
+                    f"[state=`{operator['state']}` running_query_id=`{owner}`]"
+                )
+        return None
 
     def _finished(self, batch: Mapping[str, Any]) -> None:
         for uri, names in batch["states"].items():
@@ -126,6 +168,7 @@ class DriverCalls:
 
     def _ended(self, run_id: str) -> None:
         """Nobody writes by the run any more; its shards stay in memory for the next one."""
+        self._writers.pop(run_id, None)
         if ray.is_initialized():
             for fleet in self._running():
                 fleet.finished.end(run_id)

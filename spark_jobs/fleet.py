@@ -30,20 +30,23 @@ from spark_jobs.driver_calls import DriverCalls, PlacementOptions
 from spark_jobs.imports.importing import Imported, Importer, PlannedState
 from spark_jobs.plan.catalyst import JOB_FAILURES
 from spark_jobs.plan.checkpoint_files import begin_checkpoint, copy_checkpoint
-from spark_jobs.plan.operator_plan import Collector, OperatorPlan, RoutedOperator
+from spark_jobs.plan.operator_plan import Collector, OperatorPlan, QueryModes, RoutedOperator
 from spark_jobs.plan.route import route_plan
 from spark_jobs.plan.stateful_exchange import install
+from spark_jobs.plan.timing import OUTPUT_MODES
 from spark_jobs.session.spark_session import check_on_ray, ensure_ray
 from spark_jobs.stateful import StatefulDataFrame
 from spark_jobs.target import Target
 from spark_jobs.worker.fleet_client import ConnectTask, FleetAddress, fleet_client
 from spark_jobs.worker.state_store import ReadStateStore, StateStore, store_specs
+from spark_jobs.worker.task import in_output_mode
 from store_actors.dashboard.deploy import dashboard_url
 from store_actors.dashboard.options import DashboardOptions
 from store_actors.deploy import end_fleet, ensure_store_actor, hand_over, store_metrics
 from store_actors.live.fleet import LiveFleet, opened_live
 from store_actors.live.sources import FleetSource
 from store_actors.live.state import LiveState
+from store_actors.schema import StateSchema
 
 __all__ = ["Fleet", "connect"]
 
@@ -190,8 +193,8 @@ class Fleet:
             Name of the state, unique in the fleet; its folder below the fleet's URI. Use a query's checkpoint and a state's
             name together, always the same pair.
         outputMode
-            ``update``, ``append`` or ``complete``, as in Spark, in any case; the query's own. By default the operator's usual one:
-            ``append`` where rows stand once they are emitted (duplicates, joins, ``limit``), else ``update``.
+            ``update``, ``append`` or ``complete``, as in Spark, in any case. By default an aggregation has the mode of its query
+            (``writeStream.outputMode``), and every other operator the one that it has. One that is given has to be the query's.
         shards
             Number of shards. By default that of the existing state, else the cluster's parallelism, and at least four. A state that
             exists with another number is rescaled with the first batch of the query; see :meth:`rescale`.
@@ -215,9 +218,9 @@ class Fleet:
         _check_frame(df, name)
         check_on_ray(df.sparkSession)
 
-        def run_plan(plan: OperatorPlan) -> DataFrame:
+        def run_plan(plan: OperatorPlan, modes: QueryModes) -> DataFrame:
             existing = self._coordinator.describe_state(name)
-            operator = RoutedOperator.of(plan, name, self.uri, existing, closes_early=closing == "early")
+            operator = RoutedOperator.of(plan, name, self.uri, existing, modes=modes, closes_early=closing == "early")
             asked = shards if operator.schema.keys else 1  # one global group has one place
             told = operator.schema.to_json()
             # What readers are shown goes with the state's metadata: no task needs it.
@@ -229,7 +232,8 @@ class Fleet:
                 self._planned[name] = PlannedState(operator, metadata)
                 return route_plan(self._collected(operator, metadata, existing), metadata, address)
 
-            return self.attach(df, name, operator.schema.output_mode, told, asked, route)
+            following = operator.schema if modes.mode is None else None
+            return self.attach(df, name, operator.schema.output_mode, told, asked, route, following)
 
         return StatefulDataFrame(df, Target(name, outputMode, shards, closing, run_plan))
 
@@ -251,8 +255,14 @@ class Fleet:
         schema: dict[str, Any],
         shards: int | None,
         route: Callable[[StateMetadata, FleetAddress], DataFrame],
+        following: StateSchema | None = None,
     ) -> DataFrame:
         """The DataFrame of an operator whose state is `name`, once it is known to fit the state that exists.
+
+        Parameters
+        ----------
+        following
+            The schema of an operator that has its query's output mode, which is looked at when the query starts.
 
         Raises
         ------
@@ -275,8 +285,11 @@ class Fleet:
             shards = existing.num_shards if existing is not None else parallelism
         # The query's id is known to its tasks only.
         metadata = StateMetadata(name, "", shards, output_mode, schema)
+        asked = metadata
+        if following is not None and existing is not None and existing.output_mode in OUTPUT_MODES:
+            asked = in_output_mode(metadata, following.in_output_mode(existing.output_mode))
         # Refused now, when the query is built, rather than in its first batch.
-        self._coordinator.check_state(metadata)
+        self._coordinator.check_state(asked)
         if existing is not None and existing.num_shards != shards:
             log.warning(
                 "%s has %d shards and is asked for with %d: it is rescaled with the first batch of the query",

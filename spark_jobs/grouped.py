@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import types as T
 
@@ -273,12 +274,17 @@ class StatefulGroupedData:
     ) -> DataFrame:
         function = GroupFunction(func, output, state, output_mode, timeout_conf, arrow)
         plan = build_group_state(self._grouped, function, self._target.output_mode)
-        return self._target.run(plan, self._grouped._df, plan.schema.output_mode)
+        try:
+            own = self._grouped.applyInPandasWithState(func, output, state, output_mode, timeout_conf)
+        except AnalysisException:
+            # Spark has no keys that are expressions.
+            own = self._grouped._df
+        return self._target.run(plan, own)
 
     def _transform(self, given: Transformation) -> DataFrame:
         plan = build_transform(self._grouped, given, self._target.output_mode)
-        return self._target.run(plan, self._grouped._df, plan.schema.output_mode)
+        return self._target.run(plan, self._grouped._df)
 
     def _aggregate(self, aggregated: DataFrame) -> DataFrame:
-        mode = self._target.mode("update")
-        return self._target.run(build_plan(aggregated, mode), aggregated, mode)
+        plan = build_plan(aggregated, self._target.output_mode)
+        return self._target.run(plan, aggregated, plan.refused)

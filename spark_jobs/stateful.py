@@ -103,7 +103,7 @@ class StatefulDataFrame(StreamingFrame):
         if not right.isStreaming:
             return self._over(joined)
         mode = self._target.mode("append")
-        return self._target.run(build_join(self._df, right, on, how, mode), joined, mode)
+        return self._target.run(build_join(self._df, right, on, how, mode), joined)
 
     def crossJoin(self, other: DataFrame | StatefulDataFrame) -> Any:
         """Join with a static DataFrame without a condition, as ``DataFrame.crossJoin``; of two streams there is none, as in Spark."""
@@ -112,7 +112,7 @@ class StatefulDataFrame(StreamingFrame):
     def limit(self, num: int) -> DataFrame:
         """The first `num` rows of the stream, as ``DataFrame.limit``."""
         mode = self._target.mode("append")
-        return self._target.run(build_limit(self._df, num, mode), self._df.limit(num), mode)
+        return self._target.run(build_limit(self._df, num, mode), self._df.limit(num))
 
     def topN(
         self,
@@ -135,7 +135,7 @@ class StatefulDataFrame(StreamingFrame):
             Columns, such as ``F.desc("price")``. Of rows that are equal in them the one that came first is first.
         """
         mode = self._target.mode("update")
-        return self._target.run(build_top(self._df, n, _listed(partition_by), _listed(order_by), mode), self._df, mode)
+        return self._target.run(build_top(self._df, n, _listed(partition_by), _listed(order_by), mode), self._df)
 
     def keepLast(
         self, keys: ColumnLike | Sequence[ColumnLike], order_by: ColumnLike | Sequence[ColumnLike]
@@ -148,14 +148,14 @@ class StatefulDataFrame(StreamingFrame):
         descending = [column.desc() for column in last]
         mode = self._target.mode("update")
         plan = build_top(self._df, 1, _listed(keys), descending, mode, ties="last", rank=False)
-        return self._target.run(plan, self._df, mode)
+        return self._target.run(plan, self._df)
 
     def _deduplicated(self, subset: Sequence[str] | None, *, within_watermark: bool) -> DataFrame:
         # A string goes to Spark as it is, which refuses it: its letters are no columns.
         names: Any = list(subset) if isinstance(subset, Iterable) and not isinstance(subset, str) else subset
         own = self._df.dropDuplicatesWithinWatermark if within_watermark else self._df.dropDuplicates
         marked, mode = own(names), self._target.mode("append")
-        return self._target.run(build_deduplicate(marked, mode, within_watermark=within_watermark), marked, mode)
+        return self._target.run(build_deduplicate(marked, mode, within_watermark=within_watermark), marked)
 
     def _frame_of(self, given: Any) -> Any:
         if isinstance(given, StatefulDataFrame) and given._target != self._target:

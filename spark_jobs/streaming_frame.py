@@ -70,6 +70,11 @@ class StreamingFrame:
 
     _df: DataFrame
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        # What asks whether it is given a DataFrame, as typed helpers do, is told that it is one. What type() says stays.
+        return DataFrame
+
     def __getattr__(self, name: str) -> Any:
         # Python asks objects of any kind for such names, also before there is a DataFrame.
         if name.startswith("__") or name == "_df":
@@ -85,7 +90,7 @@ class StreamingFrame:
         return self._over(found) if isinstance(found, DataFrame) else found
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *_ROW_BY_ROW, *_ASKED, *self._df.columns})
+        return sorted({*dir(type(self)), *self.__dict__, *_ROW_BY_ROW, *_ASKED, *self._df.columns})
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._df!r})"

@@ -267,6 +267,19 @@ class StateSchema:
         accumulators = tuple(Accumulator(AccumulatorKind.VALUE, (), (one,)) for one in values)
         return cls(keys, (), accumulators, None, None, "update")
 
+    def in_output_mode(self, mode: str) -> StateSchema:
+        """The schema of an aggregation whose query runs in a mode; of any other operator this one.
+
+        In complete mode everything is kept: no group ends, and none of its rows are late but those of sessions of event time.
+        """
+        if mode == self.output_mode or self.operator not in (OperatorKind.AGGREGATE, OperatorKind.SESSION):
+            return self
+        if mode != "complete":
+            return replace(self, output_mode=mode)
+        is_other_time = self.operator is OperatorKind.SESSION and self.expiry_key is None
+        delay_ms = None if is_other_time else self.delay_ms
+        return replace(self, output_mode=mode, expiry_key=None, delay_ms=delay_ms)
+
     def undescribed(self) -> StateSchema:
         """The same without what a reader is shown: as tasks and files have it."""
         return replace(self, shown={})

@@ -8,10 +8,9 @@ Spark's own final expressions (:meth:`AggregatePlan.finish`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -26,7 +25,7 @@ from spark_jobs.plan.aggregate_functions import AggregateExpression
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import event_time, event_time_column
 from spark_jobs.plan.keys import Key, key_of, leaf_field
-from spark_jobs.plan.logical import Plan, analysed, empty_frame, resolved
+from spark_jobs.plan.logical import Plan, analysed, empty_frame, projected, resolved
 from spark_jobs.plan.state_types import spark_field
 from spark_jobs.plan.storable import restored, stored_type
 from spark_jobs.worker.exchange import HASH_COLUMN, KEEP_COLUMN
@@ -57,15 +56,18 @@ class AggregatePlan:
         Whether a row that was emitted stands.
     analysed
         Spark's own aggregation.
+    refused
+        Where it has the query's output mode, modes that it has not, and why; None if it has a mode of its own.
     """
 
     prepared: DataFrame
     schema: StateSchema
     appends: bool
     analysed: Plan
+    refused: Mapping[str, str] | None
     _keys: tuple[Key, ...]
     _aggregates: tuple[_Aggregate, ...]
-    _outputs: tuple[tuple[Expression, dict[str, Any]], ...]
+    _outputs: tuple[Expression, ...]
 
     @property
     def inputs(self) -> tuple[DataFrame, ...]:
@@ -91,7 +93,7 @@ class AggregatePlan:
         return T.StructType([spark_field(item) for item in (*self.schema.input_keys, *self.schema.emitted_fields)])
 
     def finish(self, reduced: DataFrame) -> DataFrame:
-        """Results, with Spark's names, types and nullability, of a DataFrame in ``row_type``."""
+        """Results: the columns of Spark's own aggregation, of a DataFrame in ``row_type``."""
         keys = [(key.expression, _resolve(reduced, key.tree.column())) for key in self._keys]
 
         def replacement(node: Expression) -> Expression | None:
@@ -101,16 +103,15 @@ class AggregatePlan:
             aggregate = AggregateExpression.at(node)
             return None if aggregate is None else self._evaluate(reduced, aggregate)
 
-        columns = []
-        for output, metadata in self._outputs:
-            columns.append(output.unaliased.rebuilt(replacement).column().alias(output.name, metadata=metadata))
-        return reduced.select(*columns)
+        outputs = zip(self._outputs, self.analysed.output, strict=True)
+        return projected(
+            reduced, ((output.unaliased.rebuilt(replacement).column(), attribute) for output, attribute in outputs)
+        )
 
     def described(self) -> AggregatePlan:
         """The plan with what readers are shown of its groups."""
         empty = empty_frame(self.prepared.sparkSession, self.row_type())
-        outputs = [output for output, _ in self._outputs]
-        shown = shown_aggregation(self.schema, self._keys, outputs, partial(self._evaluate, empty))
+        shown = shown_aggregation(self.schema, self._keys, self._outputs, partial(self._evaluate, empty))
         return replace(self, schema=replace(self.schema, shown=shown))
 
     def _evaluate(self, reduced: DataFrame, node: AggregateExpression) -> Expression:
@@ -168,8 +169,13 @@ def _resolve(frame: DataFrame, column: Column) -> Expression:
     return analysed(frame.select(column.alias("resolved"))).projected[0].child
 
 
-def build_plan(aggregated: DataFrame, output_mode: str) -> AggregatePlan:
+def build_plan(aggregated: DataFrame, output_mode: str | None) -> AggregatePlan:
     """Plan of an aggregation of Spark's, such as ``df.groupBy(..).agg(..)`` and ``df.rollup(..).sum(..)``.
+
+    Parameters
+    ----------
+    output_mode
+        None for the query's, which is known when it starts; the schema then is that of update mode, or of append mode.
 
     Raises
     ------
@@ -184,22 +190,30 @@ def build_plan(aggregated: DataFrame, output_mode: str) -> AggregatePlan:
             operator=node.kind,
         )
     outputs = node.aggregates
-    grouping = _Grouping.of(node, output_mode)
+    grouping = _Grouping.of(node)
     builder = _Builder(aggregated.sparkSession)
     for output in outputs:
         builder.collect(output, grouping.expressions)
-    grouping.check(output_mode)
+    refused = grouping.refused_modes()
+    mode = output_mode or ("append" if "update" in refused else "update")
+    if output_mode in refused:
+        raise InvalidRequestError(refused[output_mode])
     inputs = [*([] if grouping.session is None else grouping.session.inputs()), *builder.inputs]
     prepared = _prepared(node.child, grouping, inputs)
-    schema = _schema(prepared, grouping, [name for name, _ in inputs], tuple(builder.accumulators), output_mode)
+    schema = _schema(prepared, grouping, [name for name, _ in inputs], tuple(builder.accumulators), mode)
     schema = replace(
         schema,
         inputs=tuple(replace(item, type=builder.input_types.get(item.name, item.type)) for item in schema.inputs),
     )
-    described = [attribute.metadata for attribute in node.output]
-    named = tuple(zip(outputs, described, strict=True))
     plan = AggregatePlan(
-        prepared, schema, output_mode == "append", node, grouping.shown, tuple(builder.aggregates), named
+        prepared,
+        schema,
+        mode == "append",
+        node,
+        refused if output_mode is None else None,
+        grouping.shown,
+        tuple(builder.aggregates),
+        tuple(outputs),
     )
     return plan.described()
 
@@ -227,9 +241,9 @@ class _Grouping:
     time: Column | None
 
     @classmethod
-    def of(cls, node: Plan, output_mode: str) -> _Grouping:
+    def of(cls, node: Plan) -> _Grouping:
         expressions = tuple(node.grouping)
-        session = Session.among(expressions, output_mode)
+        session = Session.among(expressions)
         if session is not None and node.child.kind == "Expand":
             raise InvalidRequestError(
                 "session windows are not rolled up (Spark fails in the first batch of such a query); group by them, and once more "
@@ -254,13 +268,20 @@ class _Grouping:
             return self.session.expiry
         return next((key.expiry for key in self.keys if key.expiry is not None), None)
 
-    def check(self, output_mode: str) -> None:
-        """Refuse what would never end a group that is emitted at its end."""
-        if output_mode == "append" and (self.delay_ms is None or self.expiry is None):
-            raise InvalidRequestError(
+    def refused_modes(self) -> dict[str, str]:
+        """Output modes that such groups have not, and why."""
+        refused = {}
+        if self.session is not None:
+            refused["update"] = (
+                "session windows are not supported in update mode, as in Spark: a session that grows is another one; use append "
+                "mode, with a watermark, or complete mode"
+            )
+        if self.delay_ms is None or self.expiry is None:
+            refused["append"] = (
                 "append mode needs a watermark and its event-time column, or a window over it, among the grouping columns: "
                 "without them no group is ever final; add withWatermark and group by window, or use update mode"
             )
+        return refused
 
 
 def _prepared(rows: Plan, grouping: _Grouping, inputs: Sequence[tuple[str, Column]]) -> DataFrame:
@@ -286,17 +307,15 @@ def _schema(
     output_mode: str,
 ) -> StateSchema:
     types = {item.name: item for item in prepared.schema.fields}
-    is_other_time = grouping.session is not None and grouping.expiry is None
     schema = StateSchema(
         keys=tuple(leaf_field(types[leaf.name]) for key in grouping.keys for leaf in key.leaves),
         inputs=tuple(leaf_field(types[name]) for name in inputs),
         accumulators=accumulators,
-        # Complete mode keeps everything: nothing is evicted, and nothing is late (as in Spark) but for sessions of event time.
-        expiry_key=None if output_mode == "complete" else grouping.expiry,
-        delay_ms=None if output_mode == "complete" and is_other_time else grouping.delay_ms,
-        output_mode=output_mode,
+        expiry_key=grouping.expiry,
+        delay_ms=grouping.delay_ms,
+        output_mode="append",
     )
-    return schema if grouping.session is None else grouping.session.schema(schema)
+    return (schema if grouping.session is None else grouping.session.schema(schema)).in_output_mode(output_mode)
 
 
 class _Builder:
@@ -346,7 +365,8 @@ class _Builder:
         return tuple(self._named(column, part.input_type) for column in part.inputs)
 
     def _named(self, column: Column, input_type: str | None) -> str:
-        key = Expression.of(column).canonical
+        expression = Expression.of(column)
+        key = expression.canonical if expression.is_resolved else f"input {len(self.inputs)}"
         if key not in self._input_keys:
             self._input_keys[key] = f"v{len(self.inputs)}"
             self.inputs.append((self._input_keys[key], column))

@@ -22,7 +22,7 @@ from spark_jobs.operators.join_keys import JoinKeys, join_keys
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import event_time, event_time_column, watermark_time
 from spark_jobs.plan.keys import leaf_field
-from spark_jobs.plan.logical import analysed, resolved
+from spark_jobs.plan.logical import projected, resolved
 from spark_jobs.plan.operator_plan import check_output_mode
 from spark_jobs.plan.row_columns import RowColumns
 from spark_jobs.plan.shown import ShownPart, column
@@ -95,12 +95,9 @@ class JoinPlan:
 
         for part in self.later:
             rows = rows.where(part.rebuilt(over_rows).column())
-        named = []
-        for output in self.outputs:
-            wanted = output.attribute
-            # What is left of a column in the state can tell less, or more, of nulls than the query does.
-            named.append(output.unaliased.rebuilt(over_rows).as_nullable_as(wanted).named_as(wanted))
-        return analysed(rows).project(named).frame()
+        return projected(
+            rows, ((output.unaliased.rebuilt(over_rows).column(), output.attribute) for output in self.outputs)
+        )
 
 
 def build_join(left: DataFrame, right: DataFrame, on: Any, how: str | None, output_mode: str) -> JoinPlan:
@@ -311,7 +308,7 @@ def _shown(node: JoinNode, side: int, keys: JoinKeys, rows: RowColumns, conditio
         part.key(expression.column_name, tree.shown_tree())
     for attribute, one in zip(node.attributes(side), rows.results, strict=False):
         if one.tree is not None and not any(attribute.matches(key) for key in expressions):
-            part.value(one.name, one.tree)
+            part.value(one.attribute.name, one.tree)
     for field, computed in condition.computed[side]:
         # A left semi join emits nothing of its right side, of which the condition still reads columns.
         if (read := Expression.of(computed)).is_attribute:

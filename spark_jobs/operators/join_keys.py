@@ -76,7 +76,10 @@ class _Leaves:
                 (
                     mine.name,
                     self.flatten(
-                        (pair[0].getField(mine.name), pair[1].getField(theirs.name)),
+                        (
+                            Expression.of(pair[0]).field(place, mine.name).column(),
+                            Expression.of(pair[1]).field(place, theirs.name).column(),
+                        ),
                         (mine.dataType, theirs.dataType),
                         f"{path}_{place}",
                         nullable=mine.nullable or theirs.nullable,

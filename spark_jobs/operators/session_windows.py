@@ -25,7 +25,7 @@ class Session:
     window: Expression
 
     @classmethod
-    def among(cls, grouping: Sequence[Expression], output_mode: str) -> Session | None:
+    def among(cls, grouping: Sequence[Expression]) -> Session | None:
         """The one among the grouping expressions, if there is one.
 
         Raises
@@ -36,11 +36,6 @@ class Session:
         window = next((expression for expression in grouping if expression.is_session), None)
         if window is None:
             return None
-        if output_mode == "update":
-            raise InvalidRequestError(
-                "session windows are not supported in update mode, as in Spark: a session that grows is another one; use append "
-                "mode, with a watermark, or complete mode"
-            )
         if len(grouping) < 2:
             raise InvalidRequestError(
                 "a session window needs at least one more grouping column, as in Spark; group by what the sessions are of"

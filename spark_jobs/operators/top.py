@@ -86,8 +86,13 @@ def build_top(
     results = rows.results
     if rank:
         emitted.append(T.StructField(RANK_COLUMN, T.IntegerType()))
-        results = (*results, Result(F.col(RANK_COLUMN), RANK_COLUMN, {}))
+        results = (*results, Result(F.col(RANK_COLUMN), _rank(df)))
     return ProjectedPlan((prepared,), schema, T.StructType(emitted), results, appends=False)
+
+
+def _rank(df: DataFrame) -> Expression:
+    """A column that no other plan has."""
+    return analysed(df.select(F.lit(1).cast("int").alias(RANK_COLUMN))).output[0].nullable_attribute()
 
 
 def _partition(df: DataFrame, partition_by: Sequence[ColumnLike]) -> tuple[list[Expression], Plan]:

@@ -21,6 +21,7 @@ import java.util.Map;
 import java.util.UUID;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.function.Function;
+import org.apache.hadoop.fs.Path;
 import org.apache.spark.Partition;
 import org.apache.spark.Partitioner;
 import org.apache.spark.SparkContext;
@@ -32,7 +33,10 @@ import org.apache.spark.rdd.RDD;
 import org.apache.spark.scheduler.TaskScheduler;
 import org.apache.spark.scheduler.TaskSchedulerImpl;
 import org.apache.spark.sql.ExperimentalMethods;
+import org.apache.spark.sql.AnalysisException;
 import org.apache.spark.sql.SparkSession;
+import org.apache.spark.sql.catalyst.analysis.Analyzer;
+import org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker$;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.Alias;
 import org.apache.spark.sql.catalyst.expressions.Attribute;
@@ -47,6 +51,7 @@ import org.apache.spark.sql.catalyst.plans.logical.Project;
 import org.apache.spark.sql.catalyst.plans.logical.RepartitionByExpression;
 import org.apache.spark.sql.catalyst.plans.physical.Partitioning;
 import org.apache.spark.sql.catalyst.rules.Rule;
+import org.apache.spark.sql.catalyst.streaming.WriteToStreamStatement;
 import org.apache.spark.sql.catalyst.trees.TreeNode;
 import org.apache.spark.sql.execution.CoalescedPartitionSpec;
 import org.apache.spark.sql.execution.ShufflePartitionSpec;
@@ -62,9 +67,13 @@ import org.apache.spark.sql.execution.streaming.OneTimeTrigger$;
 import org.apache.spark.sql.execution.streaming.StateStoreWriter;
 import org.apache.spark.sql.execution.streaming.StatefulOperatorStateInfo;
 import org.apache.spark.sql.execution.streaming.StreamExecution;
+import org.apache.spark.sql.execution.streaming.StreamMetadata;
+import org.apache.spark.sql.execution.streaming.StreamMetadata$;
+import org.apache.spark.sql.streaming.OutputMode;
 import org.apache.spark.sql.streaming.StateOperatorProgress;
 import org.apache.spark.sql.streaming.StreamingQueryListener;
 import org.apache.spark.status.api.v1.ExecutorSummary;
+import org.apache.spark.unsafe.Platform;
 import scala.Function1;
 import scala.Option;
 import scala.Some;
@@ -80,7 +89,7 @@ public class Sessions {
      *
      * driver: what the driver's Python answers, from JSON to JSON: how many shards an operator has in a batch ("begin"), where they shall
      * be ("place"), and at the end of a batch which shards lack it and what the others did ("settle"). It is told of batches that the commit
-     * log has ("finished") and of ended runs ("ended").
+     * log has ("finished") and of ended runs ("ended"). When a query is started, it is asked whether the states are the query's ("start").
      */
     public void install(SparkSession session, Function driver) {
         Batch.driver = driver;
@@ -93,6 +102,7 @@ public class Sessions {
             methods.extraOptimizations_$eq(with(methods.extraOptimizations(), new UnmarkRule()));
             methods.extraOptimizations_$eq(with(methods.extraOptimizations(), new LateRowsRule()));
         }
+        StartRule.install(session);
     }
 
     public boolean isInstalled(SparkSession session) {
@@ -158,6 +168,21 @@ class Route {
     }
 }
 
+/** Output modes, in Spark's words in lower case. */
+class Mode {
+    static String of(OutputMode mode) {
+        return mode.toString().toLowerCase();
+    }
+
+    /** That of an operator: its own, or else that of the query which is being planned; null if there is none. */
+    static String of(JsonNode facts, IncrementalExecution execution) {
+        if (!facts.get("mode").isNull()) {
+            return facts.get("mode").asText();
+        }
+        return execution == null ? null : of(execution.outputMode());
+    }
+}
+
 /** The batch that is being planned or run in this thread; the callback into Python. */
 class Batch {
     static volatile Function driver;
@@ -182,6 +207,14 @@ class Batch {
             told.put("former_time_ms", ((OffsetSeqMetadata) execution.prevOffsetSeqMetadata().get()).batchTimestampMs());
         }
         return told;
+    }
+
+    /** Adds the ids of the queries that run now. */
+    static void putActive(ObjectNode told, SparkSession session) {
+        com.fasterxml.jackson.databind.node.ArrayNode active = told.putArray("active");
+        for (Object id : session.sharedState().activeStreamingQueries().keySet()) {
+            active.add(id.toString());
+        }
     }
 
     /** What Python is asked of an operator in a batch. */
@@ -378,7 +411,12 @@ class Shards {
             if (shards == null || !shards.areOf(execution)) {
                 ObjectNode told = Batch.described(execution, facts, "begin");
                 told.put("shards", planned);
-                shards = told(Batch.ask(told), execution.runId().toString(), execution.currentBatchId());
+                Batch.putActive(told, execution.sparkSession());
+                Map answer = Batch.ask(told);
+                if (answer.get("refused") != null) {
+                    throw new IllegalStateException((String) answer.get("refused"));
+                }
+                shards = told(answer, execution.runId().toString(), execution.currentBatchId());
             }
             PRESENT.put(state, shards);
         }
@@ -487,7 +525,8 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
     }
 
     private boolean needsAnotherBatch(long newWatermarkMs) {
-        String when = facts().get("again").asText();
+        // In complete mode nothing ends.
+        String when = "complete".equals(Mode.of(facts(), execution)) ? "never" : facts().get("again").asText();
         if (when.equals("watermark")) {
             return newWatermarkMs > evictMs;
         }
@@ -559,7 +598,6 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
                 "a stateful DataFrame of the fleet runs only inside a streaming query; start it with writeStream [state=`"
                     + facts().get("state").asText() + "`]");
         }
-        checkMode();
         evictMs = execution.watermarkPropagator().getInputWatermarkForEviction(execution.currentBatchId(), operatorId());
         RDD shuffled;
         int[] chosen = only;
@@ -582,6 +620,7 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
         told.put("late_ms", execution.watermarkPropagator().getInputWatermarkForLateEvents(execution.currentBatchId(), operatorId()));
         told.put("evict_ms", evictMs);
         told.put("first_partition", firstPartition());
+        told.put("output_mode", Mode.of(facts(), execution));
         for (int i = 0; i < chosen.length; i++) {
             told.put("shard", chosen[i]);
             rows.add(projection.apply(header(told.toString())).copy());
@@ -633,35 +672,6 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
             hosts.put((String) host, ((Integer) cores.get(host)).intValue());
         }
         return told;
-    }
-
-    /** The last operator of a query gives its results in the query's output mode, or they would be taken for something else. */
-    private void checkMode() {
-        String mode = execution.outputMode().toString().toLowerCase();
-        boolean fits = false;
-        for (JsonNode one : facts().get("modes")) {
-            fits |= one.asText().equals(mode);
-        }
-        if (!fits && isLast(execution.executedPlan())) {
-            throw new IllegalArgumentException(
-                "the operator emits its results for output mode " + facts().get("modes") + " and the query runs in " + mode
-                    + " mode, which would take them for something else; nothing was run; give fleet.stateful(.., outputMode=..) and"
-                    + " writeStream.outputMode(..) the same mode [state=`" + facts().get("state").asText() + "`]");
-        }
-    }
-
-    /** Whether no other operator of the fleet stands above this one. */
-    private boolean isLast(SparkPlan node) {
-        if (node instanceof StatefulExchangeExec) {
-            return node == this;
-        }
-        Seq children = node.children();
-        for (int i = 0; i < children.size(); i++) {
-            if (isLast((SparkPlan) children.apply(i))) {
-                return true;
-            }
-        }
-        return false;
     }
 
     /** A row of the exchange that says nothing but what a task is told. */
@@ -938,8 +948,8 @@ public class ResultExchange extends RepartitionByExpression {
 }
 
 /**
- * In complete mode an aggregation that aggregates nothing stands above the exchange, for Spark's checks: they then take the query for
- * what it is. It is taken out here, before it is planned.
+ * Above the exchange of an aggregation that has its query's output mode, or complete mode, stands one that aggregates nothing, for Spark's
+ * checks: they then take the query for what it is. It is taken out here, before it is planned.
  */
 class UnmarkRule extends Rule {
     public TreeNode apply(TreeNode plan) {
@@ -967,7 +977,7 @@ class UnmarkRule extends Rule {
         return node;
     }
 
-    /** The exchange of an operator in complete mode with the projections above it; null if it is none. */
+    /** The exchange of an operator with the projections above it; null if it is none. */
     private static LogicalPlan result(LogicalPlan plan, boolean asTable) {
         if (plan instanceof Project) {
             LogicalPlan below = result(((Project) plan).child(), asTable);
@@ -976,8 +986,10 @@ class UnmarkRule extends Rule {
         if (plan instanceof RepartitionByExpression && !(plan instanceof ResultExchange)) {
             RepartitionByExpression exchange = (RepartitionByExpression) plan;
             String name = Route.nameIn(exchange.partitionExpressions());
-            if (name != null && Route.facts(name).get("complete").asBoolean()) {
-                return !asTable ? exchange : new ResultExchange(
+            if (name != null) {
+                SparkSession session = SparkSession.active();
+                String mode = Mode.of(Route.facts(name), Batch.current(session.sparkContext(), session));
+                return !asTable || !"complete".equals(mode) ? exchange : new ResultExchange(
                     exchange.partitionExpressions(),
                     exchange.child(),
                     exchange.optNumPartitions(),
@@ -1129,5 +1141,179 @@ class LateRowsRule extends Rule {
             differs |= isLate;
         }
         return differs ? new Project(Lists.seq(columns), rows.child()) : rows;
+    }
+}
+
+/**
+ * Looks at a query when writeStream.start() has Spark analyse it: refuses what would only fail in its first batch, in words that are not
+ * about exchanges. It stands before the rule that has Spark's own checks.
+ */
+class StartRule extends Rule {
+    private final SparkSession session;
+
+    StartRule(SparkSession session) {
+        this.session = session;
+    }
+
+    /** Spark takes rules of its users when a session is made; this one may be older than the classes here. */
+    static void install(SparkSession session) {
+        Analyzer analyzer = session.sessionState().analyzer();
+        ArrayList rules = new ArrayList(JavaConverters.seqAsJavaList(analyzer.extendedResolutionRules()));
+        for (Object rule : rules) {
+            if (rule instanceof StartRule) {
+                return;
+            }
+        }
+        rules.add(0, new StartRule(session));
+        try {
+            java.lang.reflect.Field field = analyzer.getClass().getDeclaredField("extendedResolutionRules");
+            field.setAccessible(true);
+            field.set(analyzer, Lists.seq(rules));
+        } catch (ReflectiveOperationException error) {
+            throw new IllegalStateException("this session's analyzer takes no rules", error);
+        }
+    }
+
+    public TreeNode apply(TreeNode plan) {
+        if (plan instanceof WriteToStreamStatement) {
+            WriteToStreamStatement query = (WriteToStreamStatement) plan;
+            ArrayList operators = new ArrayList();
+            find(query.inputQuery(), true, operators, new HashMap());
+            if (!operators.isEmpty()) {
+                check(query, operators);
+            }
+        }
+        return plan;
+    }
+
+    /** An operator of the fleet, and whether no other one stands above it. */
+    private static class Operator {
+        final JsonNode facts;
+        final boolean isLast;
+
+        Operator(JsonNode facts, boolean isLast) {
+            this.facts = facts;
+            this.isLast = isLast;
+        }
+    }
+
+    private static void find(LogicalPlan node, boolean isLast, ArrayList operators, HashMap seen) {
+        if (node instanceof RepartitionByExpression) {
+            String name = Route.nameIn(((RepartitionByExpression) node).partitionExpressions());
+            if (name != null) {
+                JsonNode facts = Route.facts(name);
+                String state = facts.get("uri").asText() + "/" + facts.get("state").asText();
+                LogicalPlan same = (LogicalPlan) seen.get(state);
+                if (same == null) {
+                    seen.put(state, node);
+                    operators.add(new Operator(facts, isLast));
+                } else if (!same.sameResult(node)) {
+                    // One that comes in twice, as in a self join, is the same and runs once.
+                    refuse("two stateful operators of the query have the same name, and would share one state; nothing was started; give each "
+                        + "a name of its own", facts);
+                }
+                isLast = false;
+            }
+        }
+        Seq children = node.children();
+        for (int i = 0; i < children.size(); i++) {
+            find((LogicalPlan) children.apply(i), isLast, operators, seen);
+        }
+    }
+
+    private void check(WriteToStreamStatement query, ArrayList operators) {
+        String mode = Mode.of(query.outputMode());
+        if (query.isContinuousTrigger()) {
+            refuse("stateful operators run in batches, the fleet's as well as Spark's, and a continuous query has none; nothing was started; "
+                + "leave the trigger out, or use processingTime or availableNow", ((Operator) operators.get(0)).facts);
+        }
+        for (Object each : operators) {
+            Operator operator = (Operator) each;
+            if (operator.isLast) {
+                checkMode(operator.facts, mode);
+            } else if (operator.facts.get("mode").isNull() && !mode.equals("append")) {
+                refuse("the query runs in " + mode + " mode, in which this operator emits a row again when it changes, and the one above "
+                    + "would count it twice; nothing was started; use append mode, or write its results to a sink and read them in a second "
+                    + "query", operator.facts);
+            }
+        }
+        if (session.sessionState().conf().isUnsupportedOperationCheckEnabled()) {
+            checkAsSpark(query);
+        }
+        checkStates(query, mode, operators);
+    }
+
+    private static void checkMode(JsonNode facts, String mode) {
+        if (facts.get("refused").has(mode)) {
+            refuse(facts.get("refused").get(mode).asText(), facts);
+        }
+        boolean fits = false;
+        for (JsonNode one : facts.get("modes")) {
+            fits |= one.asText().equals(mode);
+        }
+        if (!fits) {
+            refuse("the operator emits its results for output mode " + facts.get("modes") + " and the query runs in " + mode
+                + " mode, which would take them for something else; nothing was started; give writeStream.outputMode(..) one that it "
+                + "has, or leave outputMode out of fleet.stateful(..) if it was given", facts);
+        }
+    }
+
+    /** Spark's own check, without the plan in its words. */
+    private static void checkAsSpark(WriteToStreamStatement query) {
+        try {
+            UnsupportedOperationChecker$.MODULE$.checkForStreaming(query.inputQuery(), query.outputMode());
+        } catch (Exception error) {
+            if (error instanceof AnalysisException) {
+                refuse(((AnalysisException) error).getSimpleMessage());
+            }
+            Platform.throwException(error);
+        }
+    }
+
+    private void checkStates(WriteToStreamStatement query, String mode, ArrayList operators) {
+        ObjectNode told = Route.JSON.createObjectNode();
+        told.put("asked", "start");
+        String folder = checkpoint(query);
+        told.put("query_id", folder == null ? null : queryId(folder, query));
+        told.put("has_checkpoint", folder != null);
+        Batch.putActive(told, session);
+        com.fasterxml.jackson.databind.node.ArrayNode states = told.putArray("operators");
+        for (Object each : operators) {
+            JsonNode facts = ((Operator) each).facts;
+            ObjectNode state = states.addObject();
+            state.set("uri", facts.get("uri"));
+            state.set("state", facts.get("state"));
+            // Only of one that has the query's mode: of any other it was compared when it was built.
+            state.put("mode", facts.get("mode").isNull() ? mode : null);
+        }
+        Object refused = Batch.ask(told).get("refused");
+        if (refused != null) {
+            refuse((String) refused);
+        }
+    }
+
+    /** Where the query keeps its checkpoint; null if that is a folder of this start alone. */
+    private String checkpoint(WriteToStreamStatement query) {
+        if (query.userSpecifiedCheckpointLocation().isDefined()) {
+            return (String) query.userSpecifiedCheckpointLocation().get();
+        }
+        boolean isNamed = query.userSpecifiedName().isDefined() && session.sessionState().conf().checkpointLocation().isDefined();
+        return isNamed ? session.sessionState().conf().checkpointLocation().get() + "/" + query.userSpecifiedName().get() : null;
+    }
+
+    /** Id of the query that a checkpoint is of; null if it will be a new one. */
+    private static String queryId(String folder, WriteToStreamStatement query) {
+        Option found = StreamMetadata$.MODULE$.read(new Path(new Path(folder), "metadata"), query.hadoopConf());
+        return found.isDefined() ? ((StreamMetadata) found.get()).id() : null;
+    }
+
+    private static void refuse(String words, JsonNode facts) {
+        refuse(words + " [state=`" + facts.get("state").asText() + "`]");
+    }
+
+    private static void refuse(String words) {
+        Option none = Option.apply(null);
+        Platform.throwException(new AnalysisException(
+            words, none, none, none, none, new scala.collection.immutable.HashMap(), new org.apache.spark.QueryContext[0]));
     }
 }

@@ -20,7 +20,17 @@ from pyspark.errors import PythonException
 from pyspark.sql import Column
 from pyspark.sql.types import DataType, _parse_datatype_json_string
 
-__all__ = ["CATALYST", "JOB_FAILURES", "Expression", "conjunction", "java_class", "optional", "scala_list", "scala_seq"]
+__all__ = [
+    "CATALYST",
+    "JOB_FAILURES",
+    "WATERMARK_KEY",
+    "Expression",
+    "conjunction",
+    "java_class",
+    "optional",
+    "scala_list",
+    "scala_seq",
+]
 
 #: How a job that Spark ran fails, seen from Python.
 JOB_FAILURES = (PythonException, Py4JJavaError)
@@ -30,7 +40,8 @@ CATALYST = "org.apache.spark.sql.catalyst"
 
 _EXPRESSIONS = f"{CATALYST}.expressions"
 _REPLACEABLE = f"{_EXPRESSIONS}.RuntimeReplaceable"
-_WATERMARK_KEY = "spark.watermarkDelayMs"
+#: In the metadata of a column, the delay of its watermark.
+WATERMARK_KEY = "spark.watermarkDelayMs"
 _SESSION_KEY = "spark.sessionWindow"
 
 
@@ -130,6 +141,11 @@ class Expression:
         return str(java_class(f"{CATALYST}.util.package").toPrettySQL(self._java))
 
     @property
+    def is_resolved(self) -> bool:
+        """Whether Spark knows its type by now."""
+        return bool(self._java.resolved())
+
+    @property
     def canonical(self) -> str:
         """Text that is the same for expressions that differ in looks only."""
         return str(self._java.canonicalized().toString())
@@ -163,9 +179,9 @@ class Expression:
     @property
     def watermark_delay_ms(self) -> int | None:
         """Delay of an attribute that carries a watermark, as Spark marks it; None for any other expression."""
-        if not self._is_marked(_WATERMARK_KEY):
+        if not self._is_marked(WATERMARK_KEY):
             return None
-        return int(self._java.metadata().getLong(_WATERMARK_KEY))
+        return int(self._java.metadata().getLong(WATERMARK_KEY))
 
     @property
     def is_session(self) -> bool:
@@ -213,6 +229,12 @@ class Expression:
     def field_name(self) -> str:
         """The field that is taken out of a struct."""
         return str(self._java.extractFieldName())
+
+    def field(self, place: int, name: str) -> Expression:
+        """A field of a struct by its place: two may have one name."""
+        return Expression(
+            java_class(f"{_EXPRESSIONS}.GetStructField")(self._java, place, java_class("scala.Some")(name))
+        )
 
     # -- trees ----------------------------------------------------------------------------------------------------
 

@@ -57,15 +57,18 @@ class Upstream:
     sources
         Every watermark source of it and of those that feed it.
     appends
-        Whether a row that it emitted stands: an aggregation in update mode, say, emits a group again when it changes.
+        Whether a row that it emitted stands: an aggregation in update mode, say, emits a group again when it changes. One that has the
+        query's mode may append; whether it does is known when the query starts.
     has_watermark
         Whether its output moves in event time.
     name, again, lag_ms
         What Spark's progress calls it, when Spark runs it again, and its lag (:mod:`spark_jobs.plan.timing`).
-    complete
-        Whether it emits its whole result in each batch.
+    mode
+        Its output mode; None if it has the query's.
     modes
         Output modes of a query whose last operator it is.
+    refused
+        By output mode, why Spark or the fleet does not run it as a query's last operator.
     together
         Whether a task may have several shards.
     late_columns
@@ -83,8 +86,9 @@ class Upstream:
     name: str
     again: str
     lag_ms: int
-    complete: bool
+    mode: str | None
     modes: tuple[str, ...]
+    refused: Mapping[str, str]
     together: bool
     late_columns: Mapping[str, Sequence[str]]
     shards: int | None = None

@@ -99,7 +99,12 @@ def key_of(expression: Expression, path: str, *, normalised: bool = True) -> Key
             fields = tuple(
                 (
                     item.name,
-                    flatten(column.getField(item.name), item.dataType, f"{path}_{place}", nullable=item.nullable),
+                    flatten(
+                        Expression.of(column).field(place, item.name).column(),
+                        item.dataType,
+                        f"{path}_{place}",
+                        nullable=item.nullable,
+                    ),
                 )
                 for place, item in enumerate(kind.fields)
             )

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from spark_jobs.plan.catalyst import CATALYST, Expression, java_class, optional, scala_list, scala_seq
 
-__all__ = ["Plan", "SortOrder", "analysed", "empty_frame", "quoted", "resolved"]
+__all__ = ["Plan", "SortOrder", "analysed", "empty_frame", "projected", "quoted", "resolved"]
 
 
 class SortOrder(NamedTuple):
@@ -80,6 +80,11 @@ class Plan:
     @property
     def is_streaming(self) -> bool:
         return bool(self._java.isStreaming())
+
+    @property
+    def checks_streaming(self) -> bool:
+        """Whether Spark refuses what it does not support of a stream."""
+        return bool(self._spark._jsparkSession.sessionState().conf().isUnsupportedOperationCheckEnabled())
 
     @property
     def streaming_sources(self) -> int:
@@ -196,6 +201,21 @@ def empty_frame(spark: SparkSession, kind: StructType) -> DataFrame:
     session = spark._jsparkSession
     rows = java_class("java.util.ArrayList")()
     return DataFrame(session.createDataFrame(rows, session.parseDataType(kind.json())), spark)
+
+
+def projected(frame: DataFrame, columns: Iterable[tuple[Column, Expression]]) -> DataFrame:
+    """Columns over a DataFrame, each in the place of an attribute: with its name, id, qualifier, metadata and nullability.
+
+    What refers to the attribute (``df.k``, ``"a.k"``) then refers to the column.
+    """
+    pairs = list(columns)
+    rows = frame.select(*(column.alias(f"c{place}") for place, (column, _) in enumerate(pairs)))
+    # What is left of a column in the state can tell less, or more, of nulls than the query does.
+    named = [
+        resolved(rows, f"c{place}").as_nullable_as(attribute).named_as(attribute)
+        for place, (_, attribute) in enumerate(pairs)
+    ]
+    return analysed(rows).project(named).frame()
 
 
 def quoted(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -21,7 +21,7 @@ from spark_jobs.worker.fleet_client import FleetAddress
 from store_actors.operators.operator_names import operator_name
 from store_actors.schema import EventTime, StateSchema
 
-__all__ = ["Collector", "OperatorPlan", "ReduceTask", "RoutedOperator", "TaskMaker", "check_output_mode"]
+__all__ = ["Collector", "OperatorPlan", "QueryModes", "ReduceTask", "RoutedOperator", "TaskMaker", "check_output_mode"]
 
 #: A ``mapInArrow`` function: what one partition of the exchange received in, what it emits out.
 ReduceTask = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -75,6 +75,29 @@ class Collector(Protocol):
         """
 
 
+class QueryModes(NamedTuple):
+    """How an operator goes with the output mode of a query whose last operator it is.
+
+    Attributes
+    ----------
+    mode
+        The operator's own output mode; None if it has the query's.
+    modes
+        Output modes that the query may have.
+    refused
+        By output mode, why it may not have it.
+    """
+
+    mode: str | None
+    modes: tuple[str, ...]
+    refused: Mapping[str, str]
+
+    @classmethod
+    def of(cls, schema: StateSchema) -> QueryModes:
+        """Those of an operator with a mode of its own."""
+        return cls(schema.output_mode, query_modes(schema), {})
+
+
 @runtime_checkable
 class FiltersLateRows(Protocol):
     """A plan that drops late rows by columns which nothing else of it needs."""
@@ -95,12 +118,21 @@ class RoutedOperator:
 
     @classmethod
     def of(
-        cls, plan: OperatorPlan, state: str, uri: str, existing: StateMetadata | None, *, closes_early: bool = False
+        cls,
+        plan: OperatorPlan,
+        state: str,
+        uri: str,
+        existing: StateMetadata | None,
+        *,
+        modes: QueryModes | None = None,
+        closes_early: bool = False,
     ) -> RoutedOperator:
         """Find out what feeds an operator; a state that exists keeps the policy for several watermarks that it was made with.
 
         Parameters
         ----------
+        modes
+            By default those of an operator with a mode of its own.
         closes_early
             Whether it goes by the watermark that includes the batch, and not by Spark's.
 
@@ -126,7 +158,8 @@ class RoutedOperator:
         if not closes_early:
             # Spark knows the time; nobody asks for that of a row.
             frames = tuple((Branch(frame.drop(EVENT_TIME_COLUMN), None, ()),) for frame in plan.inputs)
-            return cls._named(plan, plan.schema, frames, state, uri, (), moves=plan.schema.delay_ms is not None)
+            moves = plan.schema.delay_ms is not None
+            return cls._named(plan, plan.schema, frames, state, uri, (), modes=modes, moves=moves)
         branches = tuple(tuple(branches_of(frame)) for frame in plan.inputs)
         flat = [branch for some in branches for branch in some]
         for frame, some in zip(plan.inputs, branches, strict=True):
@@ -142,7 +175,8 @@ class RoutedOperator:
             rules = replace(rules, policy=former.policy)
         sources = (*rules.sources, *rules.upstream_sources)
         moves = bool(rules.sources) or any(one.has_watermark for branch in flat for one in branch.upstream)
-        return cls._named(plan, replace(plan.schema, event_time=rules), branches, state, uri, sources, moves=moves)
+        schema = replace(plan.schema, event_time=rules)
+        return cls._named(plan, schema, branches, state, uri, sources, modes=modes, moves=moves)
 
     @classmethod
     def _named(
@@ -154,20 +188,23 @@ class RoutedOperator:
         uri: str,
         sources: tuple[str, ...],
         *,
+        modes: QueryModes | None,
         moves: bool,
     ) -> RoutedOperator:
         warn_if_unbounded(schema, state)
+        mode, possible, refused = modes or QueryModes.of(schema)
         upstream = Upstream(
             state,
             uri,
             sources,
-            plan.appends,
+            "append" in possible if mode is None else plan.appends,
             moves,
             name=operator_name(schema),
             again=runs_again(schema),
             lag_ms=output_lag_ms(schema),
-            complete=schema.output_mode == "complete",
-            modes=query_modes(schema),
+            mode=mode,
+            modes=possible,
+            refused=dict(refused),
             # A function of the user's sees one partition of its state.
             together=not isinstance(plan, TaskMaker),
             late_columns=dict(plan.late_columns) if isinstance(plan, FiltersLateRows) else {},

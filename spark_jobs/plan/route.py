@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from coordinator.model import StateMetadata
 from spark_jobs.plan.logical import quoted
 from spark_jobs.plan.operator_plan import ReduceTask, RoutedOperator, TaskMaker
-from spark_jobs.plan.stateful_exchange import marked_as_aggregation
+from spark_jobs.plan.stateful_exchange import marked_as_aggregation, with_event_time
 from spark_jobs.worker.exchange import EXCHANGE_SCHEMA, ROUTE_COLUMN, ExchangeTask
 from spark_jobs.worker.fleet_client import FleetAddress
 from spark_jobs.worker.task import StateTask
@@ -39,8 +39,11 @@ def route_plan(operator: RoutedOperator, metadata: StateMetadata, address: Fleet
     # The name of the column tells operators that this one feeds whom they follow.
     route = operator.upstream.route_column()
     chunks = reduce(DataFrame.unionAll, parts).withColumnRenamed(ROUTE_COLUMN, route)
+    is_marked = operator.upstream.mode in (None, "complete")
+    if is_marked and "append" in operator.upstream.modes:
+        chunks = with_event_time(chunks)
     exchange = chunks.repartition(num_shards, F.col(quoted(route)))
-    if operator.upstream.complete:
+    if is_marked:
         exchange = marked_as_aggregation(exchange)
     shuffled = exchange.drop(F.col(quoted(route)))
     task: ReduceTask = StateTask(schema, metadata, address)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -14,6 +13,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.expression_trees import Node
 from spark_jobs.plan.keys import Key, key_of
+from spark_jobs.plan.logical import projected
 from spark_jobs.plan.shown import ShownPart
 from spark_jobs.plan.storable import restored, stored, stored_type
 from store_actors.schema import Field, StateSchema
@@ -28,6 +28,8 @@ class Result:
 
     Attributes
     ----------
+    attribute
+        What Spark's own operator has in its place.
     tree
         The same over the state's rows (:mod:`store_actors.operators.expressions`), if they have it.
     key
@@ -35,8 +37,7 @@ class Result:
     """
 
     column: Column
-    name: str
-    metadata: dict[str, Any]
+    attribute: Expression
     tree: Node | None = None
     key: Key | None = None
 
@@ -77,7 +78,7 @@ class RowColumns:
                 selected.append(stored(attribute.column(), attribute.type, nullable=attribute.nullable).alias(name))
             as_it_was = restored(F.col(name), attribute.type, nullable=attribute.nullable)
             column = as_it_was if held is None else held.tree.column()
-            results.append(Result(column, attribute.name, attribute.metadata))
+            results.append(Result(column, attribute))
         return cls(tuple(fields), tuple(selected), tuple(results))
 
     @classmethod
@@ -102,14 +103,14 @@ class RowColumns:
                 leaves.append(own.tree.leaf if own.is_atomic else None)
             else:
                 leaves.append(None)
-            results.append(Result(own.tree.column(), attribute.name, attribute.metadata, own.tree.shown_tree(), key))
+            results.append(Result(own.tree.column(), attribute, own.tree.shown_tree(), key))
         return cls(tuple(fields), tuple(selected), tuple(results), tuple(leaves))
 
     def show(self, part: ShownPart) -> None:
         """Show readers the columns that a state holds and that are not among the part's keys."""
         for one in self.results:
             if one.tree is not None and one.key is None:
-                part.value(one.name, one.tree)
+                part.value(one.attribute.name, one.tree)
 
 
 @dataclass(frozen=True)
@@ -137,5 +138,5 @@ class ProjectedPlan:
         return self.emitted
 
     def finish(self, emitted: DataFrame) -> DataFrame:
-        """Results, with Spark's names, types and nullability."""
-        return emitted.select(*(one.column.alias(one.name, metadata=one.metadata) for one in self.results))
+        """Results: the columns of Spark's own operator."""
+        return projected(emitted, [(one.column, one.attribute) for one in self.results])

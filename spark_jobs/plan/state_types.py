@@ -117,11 +117,17 @@ def _type_name(data_type: T.DataType, what: str, *, nested: bool = False) -> str
     if name is None:
         raise InvalidRequestError(
             "a fleet's state holds numbers, decimals, strings, binaries, booleans, dates, timestamps and intervals, as keys and values "
-            "of rows also arrays, maps and structs of these; cast the column, or take the fields that you need out of it",
+            "of rows also arrays, maps and structs of these; " + _remedy(data_type),
             column=what,
             type=data_type.simpleString(),
         )
     return name
+
+
+def _remedy(data_type: T.DataType) -> str:
+    if isinstance(data_type, T.UserDefinedType):
+        return "cast the column, or take the fields that you need out of it; of ML vectors, use pyspark.ml.functions.vector_to_array"
+    return "cast the column, or take the fields that you need out of it"
 
 
 def spark_field(field: Field) -> T.StructField:

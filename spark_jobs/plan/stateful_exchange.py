@@ -16,10 +16,10 @@ from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import DataFrame, SparkSession
 
 from coordinator.errors import SetupError
-from spark_jobs.plan.catalyst import CATALYST, java_class
+from spark_jobs.plan.catalyst import CATALYST, WATERMARK_KEY, java_class
 from spark_jobs.plan.logical import Plan
 
-__all__ = ["install", "marked_as_aggregation"]
+__all__ = ["install", "marked_as_aggregation", "with_event_time"]
 
 _SOURCE = Path(__file__).with_name("StatefulExchange.java")
 _ENTRY = "statefleet.spark.Sessions"
@@ -79,8 +79,13 @@ def _compiled(gateway: Any) -> Any:
     return entry.getDeclaredConstructor(nothing[0]).newInstance(nothing[1])
 
 
+def with_event_time(chunks: DataFrame) -> DataFrame:
+    """Chunks with a column that Spark's checks take for the event time of groups, as append mode asks for."""
+    return chunks.withMetadata("rows_read", {WATERMARK_KEY: 0})
+
+
 def marked_as_aggregation(exchange: DataFrame) -> DataFrame:
-    """An exchange whose operator emits its whole result in each batch, so that Spark's checks take it for the aggregation that it is.
+    """An exchange that Spark's checks take for the aggregation that its operator is.
 
     The mark is taken out again before the query is planned, in a session where :func:`install` was called.
     """

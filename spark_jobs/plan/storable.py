@@ -1,7 +1,8 @@
 """Values that Arrow does not carry to Python, as others that it does; and floating-point numbers as Spark groups them.
 
-Year-month intervals are held as their months, nulls without a type (``void``) as booleans, wherever in an array, map or struct they
-stand. Spark itself makes the one of the other, in columns before and after the fleet.
+Year-month intervals are held as their months, nulls without a type (``void``) as booleans, and of fields of a struct that have one name
+the later ones have another, wherever in an array, map or struct they stand. Spark itself makes the one of the other, in columns before
+and after the fleet.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def stored_type(kind: T.DataType) -> T.DataType:
     if isinstance(kind, T.MapType):
         return T.MapType(stored_type(kind.keyType), stored_type(kind.valueType))
     if isinstance(kind, T.StructType):
-        return T.StructType([T.StructField(one.name, stored_type(one.dataType)) for one in kind.fields])
+        fields = zip(_stored_names(kind), kind.fields, strict=True)
+        return T.StructType([T.StructField(name, stored_type(one.dataType)) for name, one in fields])
     return kind
 
 
@@ -43,8 +45,17 @@ def is_changed(kind: T.DataType, *, normalised: bool) -> bool:
     if isinstance(kind, T.MapType):
         return any(is_changed(one, normalised=normalised) for one in (kind.keyType, kind.valueType))
     if isinstance(kind, T.StructType):
-        return any(is_changed(one.dataType, normalised=normalised) for one in kind.fields)
+        is_renamed = _stored_names(kind) != kind.names
+        return is_renamed or any(is_changed(one.dataType, normalised=normalised) for one in kind.fields)
     return isinstance(kind, T.YearMonthIntervalType | T.NullType) or (normalised and isinstance(kind, _FLOATS))
+
+
+def _stored_names(kind: T.StructType) -> list[str]:
+    """Names of a struct's fields, of which Arrow has no two alike."""
+    names: list[str] = []
+    for place, name in enumerate(kind.names):
+        names.append(name if name not in names else f"{name}:{place}")
+    return names
 
 
 def stored(column: Column, kind: T.DataType, *, nullable: bool = True, normalised: bool = False) -> Column:
@@ -103,14 +114,11 @@ def _rebuilt(
         column = F.transform_values(column, lambda _, one: element(one, values, may_be_null=may_be_null))
         return F.transform_keys(column, lambda one, _: element(one, keys, may_be_null=False))
     assert isinstance(kind, T.StructType)
-    return F.struct(
-        *(
-            element(column.getField(one.name), one.dataType, may_be_null=one.nullable).alias(
-                one.name, metadata=one.metadata if tells else None
-            )
-            for one in kind.fields
-        )
-    )
+    whole, parts = Expression.of(column), []
+    for place, (name, one) in enumerate(zip(_stored_names(kind), kind.fields, strict=True)):
+        made = element(whole.field(place, one.name).column(), one.dataType, may_be_null=one.nullable)
+        parts.append(made.alias(one.name, metadata=one.metadata) if tells else made.alias(name))
+    return F.struct(*parts)
 
 
 def _element(

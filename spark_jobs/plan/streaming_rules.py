@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pyspark.errors import AnalysisException
 
-from coordinator.errors import InvalidRequestError
 from spark_jobs.plan.catalyst import CATALYST, java_class
 from spark_jobs.plan.logical import Plan
 
-__all__ = ["check_as_spark_would", "check_streaming"]
+__all__ = ["check_streaming", "refused_modes"]
 
 
 def check_streaming(plan: Plan, output_mode: str) -> None:
@@ -24,29 +25,23 @@ def check_streaming(plan: Plan, output_mode: str) -> None:
     checker.checkForStreaming(plan._java, getattr(modes, output_mode.capitalize())())
 
 
-def check_as_spark_would(plan: Plan, output_mode: str, state: str) -> None:
-    """Refuse a query that Spark refuses with its own operator in the place of the fleet's.
+def refused_modes(plan: Plan, output_modes: Iterable[str]) -> dict[str, str]:
+    """Output modes of some in which Spark does not run a query with its own operator in the place of the fleet's, with its words.
 
-    Spark sees no operator of its own where the fleet's is, so it would start what it refuses else.
+    Spark sees no operator of its own where the fleet's is, so it would start what it refuses else. None are refused where
+    ``spark.sql.streaming.unsupportedOperationCheck`` is false.
 
     Parameters
     ----------
     plan
         The query up to the operator, with Spark's own.
-    state
-        The state's name.
-
-    Raises
-    ------
-    InvalidRequestError
-        Has Spark's words.
     """
-    try:
-        check_streaming(plan, output_mode)
-    except AnalysisException as error:
-        raise InvalidRequestError(
-            "Spark does not run this query with an operator of its own, so neither does the fleet; nothing was started: "
-            + str(error).partition("\n")[0].rstrip(";"),
-            state=state,
-            outputMode=output_mode,
-        ) from error
+    refused: dict[str, str] = {}
+    if not plan.checks_streaming:
+        return refused
+    for mode in output_modes:
+        try:
+            check_streaming(plan, mode)
+        except AnalysisException as error:
+            refused[mode] = str(error).partition("\n")[0].rstrip(";")
+    return refused

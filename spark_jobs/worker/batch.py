@@ -29,6 +29,8 @@ class BatchHeader:
         When Spark planned the batch: its processing time. In the offset log, so a repeated batch has the same.
     former_time_ms
         That of the batch before; None if this is the first.
+    output_mode
+        The operator's: its own, or else its query's.
     """
 
     query_id: str
@@ -40,6 +42,7 @@ class BatchHeader:
     time_ms: int
     former_time_ms: int | None = None
     first_partition: int = 0
+    output_mode: str = ""
 
     @classmethod
     def of_json(cls, text: bytes) -> BatchHeader:

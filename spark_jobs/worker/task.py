@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -15,7 +16,7 @@ from spark_jobs.worker.exchange import unpack_shards
 from spark_jobs.worker.fleet_client import FleetAddress, ShardWork, executor_name, fleet_client
 from store_actors.schema import StateSchema
 
-__all__ = ["StateTask", "task_identity"]
+__all__ = ["StateTask", "in_output_mode", "task_identity"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +32,24 @@ class StateTask:
             ShardWork(task_identity(self.metadata, one.header), one.rows, one.watermarks_ms, one.header)
             for one in unpack_shards(batches, self.schema)
         )
-        for emitted in fleet_client(self.address).apply_all(works, self.metadata, self.schema):
+        # All of a task's shards are of one batch.
+        if (first := next(works, None)) is None:
+            return
+        assert first.header is not None
+        schema = self.schema.in_output_mode(first.header.output_mode or self.schema.output_mode)
+        metadata = in_output_mode(self.metadata, schema)
+        for emitted in fleet_client(self.address).apply_all(chain([first], works), metadata, schema):
             # The numbers of rows are the shard's own affair.
             wanted = emitted.drop_columns([name for name in emitted.column_names if name.startswith("__")])
             yield from wanted.to_batches(max_chunksize=1 << 16)
+
+
+def in_output_mode(metadata: StateMetadata, schema: StateSchema) -> StateMetadata:
+    """Metadata of an operator as its schema in an output mode says."""
+    if metadata.output_mode == schema.output_mode:
+        return metadata
+    changed = {name: getattr(schema, name) for name in ("output_mode", "expiry_key", "delay_ms")}
+    return replace(metadata, output_mode=schema.output_mode, schema={**metadata.schema, **changed})
 
 
 def task_identity(metadata: StateMetadata, header: BatchHeader | None) -> TaskIdentity:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,17 @@ def test_what_is_asked_of_a_dataframe_is_answered(
     assert str(frame.toDF("_1", "_2", "_3", "_4")._1) == "Column<'_1'>"
     assert {"groupBy", "where", "schema", "x", "topN"} <= set(dir(frame))
     assert repr(frame) == f"StatefulDataFrame({df!r})"
+
+
+def test_a_helper_that_asks_for_a_dataframe_takes_it(frame: Frame) -> None:
+    again = copy.copy(frame.where("x > 1"))
+    for one in (frame, again):
+        assert isinstance(one, DataFrame)
+        assert type(one) is StatefulDataFrame
+        assert not hasattr(one, "_jdf")
+    assert again.groupBy("k").count().columns == ["k", "count"]
+    # What it has not is not shown as its own.
+    assert not {"createTempView", "orderBy", "toPandas"} & set(dir(frame))
 
 
 @pytest.mark.parametrize("action", ["count", "show", "collect", "toPandas", "cache", "isEmpty"])

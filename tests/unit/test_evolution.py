@@ -551,6 +551,15 @@ def test_a_query_that_is_taken_back_is_not_refused_before_it_starts() -> None:
         with pytest.raises(StateMismatchError, match="cannot become int32"):
             await coordinator.check_state(two(first))
         await coordinator.check_state(two(second))
+        # When it is started, whose it is and the output mode are looked at.
+        await coordinator.check_start("s", "query", "update")
+        await coordinator.check_start("s", "query", None)
+        await coordinator.check_start("another", "", "complete")
+        for query in ("", "another"):
+            with pytest.raises(StateMismatchError, match=f"belongs to another query.*query_id=`{query}`"):
+                await coordinator.check_start("s", query, "update")
+        with pytest.raises(StateMismatchError, match=r"output mode.*existing=`update` asked=`complete`"):
+            await coordinator.check_start("s", "query", "complete")
 
     asyncio.run(scenario())
 

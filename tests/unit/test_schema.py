@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -54,6 +55,17 @@ def test_files_from_before_operators_had_kinds_and_options_are_read() -> None:
     told = json.loads(WRITTEN[UNNAMED])
     del told["operator"], told["options"]
     assert StateSchema.from_json(told) == UNNAMED
+
+
+def test_in_complete_mode_nothing_ends_and_only_sessions_of_event_time_have_late_rows() -> None:
+    windows = replace(UNNAMED, expiry_key="k0")
+    assert windows.in_output_mode("append") == replace(windows, output_mode="append")
+    assert windows.in_output_mode("complete") == replace(windows, output_mode="complete", expiry_key=None)
+    sessions = replace(windows, operator=OperatorKind.SESSION)
+    assert sessions.in_output_mode("complete").delay_ms == 7
+    of_another_time = replace(sessions, expiry_key=None)
+    assert of_another_time.in_output_mode("complete").delay_ms is None
+    assert TOP.in_output_mode("complete") is TOP
 
 
 def test_sources_are_known_by_their_names() -> None:

@@ -1,0 +1,232 @@
+"""One changed line: the operator has the output mode of its query, and its columns are those of Spark's own operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from spark_jobs.fleet import Fleet
+from tests.integration.streams import Feed, Run
+
+ROWS = pa.schema([("k", pa.string()), ("x", pa.int64()), ("v", pa.int64())])
+
+Build = Callable[[Any], DataFrame]
+
+
+def timed(feed: Feed) -> DataFrame:
+    return feed.stream().withColumn("t", F.timestamp_seconds("x")).withWatermark("t", "10 seconds")
+
+
+def words(rows: Any) -> DataFrame:
+    return rows.groupBy("k").count()  # type: ignore[no-any-return]
+
+
+def windows(rows: Any) -> DataFrame:
+    return rows.groupBy(F.window("t", "10 seconds"), "k").count()  # type: ignore[no-any-return]
+
+
+def sessions(rows: Any) -> DataFrame:
+    return rows.groupBy(F.session_window("t", "5 seconds"), "k").count()  # type: ignore[no-any-return]
+
+
+def chained(rows: Any) -> DataFrame:
+    return windows(rows).groupBy(F.window("window", "20 seconds")).agg(F.sum("count"))
+
+
+RUNS: dict[str, tuple[Build, str]] = {
+    "words, complete": (words, "complete"),
+    "words, sorted and limited": (lambda rows: words(rows).orderBy(F.desc("count"), "k").limit(2), "complete"),
+    "words, update": (words, "update"),
+    "windows, append": (windows, "append"),
+    "windows, update": (windows, "update"),
+    "windows, complete": (windows, "complete"),
+    "sessions, append": (sessions, "append"),
+    "sessions, complete": (sessions, "complete"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
+@pytest.mark.parametrize("case", RUNS)
+def test_an_aggregation_has_the_output_mode_of_its_query(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case: str
+) -> None:
+    build, mode = RUNS[case]
+    feed = Feed(spark, tmp_path / "in", ROWS)
+    for batch in ([("a", 1, 0), ("b", 2, 1)], [("a", 31, 2)], [("a", 1, 3), ("c", 32, 3)], [("c", 70, 1)]):
+        feed.add(batch)
+    frames = build(fleet.stateful(timed(feed), name=name, shards=2)), build(timed(feed))
+    runs = [Run(frame, mode, tmp_path / str(place), available_now=True) for place, frame in enumerate(frames)]
+    ours, sparks = (run.take_batches() for run in runs)
+    assert ours == sparks
+    assert any(ours.values())
+    states = [run.states() for run in runs]
+    assert states[0] == states[1]
+
+
+NAMES: dict[str, Build] = {
+    "sorted by a column of the source": lambda rows: rows.groupBy(rows.k).count().orderBy(rows.k),
+    "filtered by it": lambda rows: rows.groupBy(rows.k).count().where(rows.k != "a"),
+    "selected": lambda rows: rows.groupBy(rows.k).count().select(rows.k, "count"),
+    "of its alias": lambda rows: rows.alias("a").groupBy("a.k").agg(F.max("v").alias("m")).select("a.k", "m"),
+}
+FIRST: dict[str, Build] = {
+    "filtered by another column": lambda rows: rows.dropDuplicates(["k", "t"]).where(rows.v > 1),
+    "selected after limit": lambda rows: rows.limit(3).select(rows.k),
+    "of the alias after dropDuplicates": lambda rows: rows.alias("a").dropDuplicates(["k"]).select("a.k"),
+    "dropped": lambda rows: rows.dropDuplicates(["k"]).drop(rows.x),
+}
+
+
+@pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
+def test_columns_are_named_as_after_sparks_own_operator(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", ROWS)
+    feed.add([("a", 1, 0), ("b", 2, 1), ("b", 2, 5), ("c", 3, 3)])
+    for place, (case, build) in enumerate({**NAMES, **FIRST}.items()):
+        rows = timed(feed)
+        ours, own = (build(one) for one in (fleet.stateful(rows, name=f"{name}-{place}", shards=1), rows))
+        assert ours.schema == own.schema, case
+        assert [str(one) for one in attributes(ours)] == [str(one) for one in attributes(own)], case
+    mode = "complete"
+    frame = NAMES["sorted by a column of the source"](fleet.stateful(timed(feed), name=name, shards=1))
+    assert Run(frame, mode, tmp_path / "ck", available_now=True).take() == [("a", 1), ("b", 2), ("c", 1)]
+
+
+def attributes(frame: DataFrame) -> list[Any]:
+    output = frame._jdf.queryExecution().analyzed().output()
+    return [(output.apply(place).name(), list_of(output.apply(place).qualifier())) for place in range(output.size())]
+
+
+def list_of(names: Any) -> list[str]:
+    return [names.apply(place) for place in range(names.size())]
+
+
+REFUSED: dict[str, tuple[Build, str, str]] = {
+    "complete without an aggregation": (
+        lambda rows: rows.dropDuplicates(["k"]),
+        "complete",
+        "Complete output mode not supported when there are no streaming aggregations",
+    ),
+    "append without a watermark": (words, "append", "append mode needs a watermark"),
+    "sessions in update mode": (sessions, "update", "session windows are not supported in update mode"),
+    "a sorted update": (lambda rows: words(rows).orderBy("k"), "update", "Sorting is not supported"),
+    "a limit in update mode": (lambda rows: rows.limit(1), "update", "Limits are not supported"),
+    "topN in append mode": (lambda rows: rows.topN(1, "k", "v"), "append", r"output mode \[\"update\"\] and the query"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_the_mode_is_refused_by_start(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case: str
+) -> None:
+    build, mode, says = REFUSED[case]
+    feed = Feed(spark, tmp_path / "in", ROWS)
+    frame = build(fleet.stateful(timed(feed), name=name, shards=2))
+    with pytest.raises(AnalysisException, match=says) as refused:
+        frame.writeStream.outputMode(mode).format("noop").option("checkpointLocation", str(tmp_path / "ck")).start()
+    assert "__route" not in str(refused.value)
+    assert "MapInArrow" not in str(refused.value)
+
+
+def rows_in_memory(frame: DataFrame, table: str, mode: str = "complete") -> Any:
+    return frame.writeStream.outputMode(mode).format("memory").queryName(table)
+
+
+@pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
+def test_a_state_of_another_query_is_refused_before_any_task(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", ROWS)
+    feed.add([("a", 1, 0)])
+    counts, table = words(fleet.stateful(timed(feed), name=name, shards=2)), name.replace("-", "_")
+    query = rows_in_memory(counts, table).start()
+    query.processAllAvailable()
+    with pytest.raises(AnalysisException, match=r"another query that is running has this state.*one foreachBatch"):
+        rows_in_memory(counts, f"{table}_2").start()
+    query.stop()
+    with pytest.raises(AnalysisException, match=r"has no checkpointLocation.*each start of it is a new query"):
+        rows_in_memory(counts, table).start()
+    with pytest.raises(AnalysisException, match=r"belongs to another query \(each checkpoint"):
+        rows_in_memory(counts, table).option("checkpointLocation", str(tmp_path / "ck")).start()
+    with pytest.raises(AnalysisException, match=r"belongs to another query|another output mode"):
+        rows_in_memory(counts, table, "update").option("checkpointLocation", str(tmp_path / "ck")).start()
+
+
+@pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
+def test_of_two_queries_that_start_on_one_state_the_second_one_runs_no_task(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", ROWS)
+    counts = words(fleet.stateful(timed(feed), name=name, shards=2))
+    # Without input neither has planned a batch when the other one starts.
+    runs = [Run(counts, "update", tmp_path / str(place)) for place in range(2)]
+    feed.add([("a", 1, 0)])
+    ended = []
+    for run in runs:
+        try:
+            run.wait()
+        except StreamingQueryException as error:
+            ended.append(str(error))
+    for run in runs:
+        run.stop()
+    (refused,) = ended
+    assert "another query that is running has this state" in refused.splitlines()[0]
+    assert sorted(row["count"] for run in runs for rows in run.batches.values() for row in rows) == [1]
+
+
+@pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
+def test_two_operators_of_one_frame_are_refused_in_one_query(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", ROWS)
+    frame = fleet.stateful(timed(feed), name=name, shards=2)
+    both = frame.dropDuplicates(["k"]).select("k").union(frame.dropDuplicates(["x"]).select("k"))
+    with pytest.raises(AnalysisException, match="two stateful operators of the query have the same name"):
+        both.writeStream.format("noop").start()
+
+
+def test_a_continuous_query_is_refused_in_words_of_ours(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    rates = spark.readStream.format("rate").load()
+    limited = fleet.stateful(rates, name=name, shards=2).limit(3)
+    with pytest.raises(AnalysisException, match=r"stateful operators run in batches.*leave the trigger out"):
+        limited.writeStream.format("console").trigger(continuous="1 second").start()
+
+
+ALIKE: dict[str, tuple[Build, str]] = {
+    "rows that pass": (lambda rows: rows.dropDuplicates(["k"]), "append"),
+    "keys": (lambda rows: rows.groupBy("s").count(), "update"),
+    "keys that differ in case": (lambda rows: rows.groupBy("c", "s").count(), "update"),
+    "values": (lambda rows: rows.groupBy("k").agg(F.first("s").alias("s"), F.max("l").alias("l")), "update"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
+@pytest.mark.parametrize("case", ALIKE)
+def test_structs_with_two_fields_of_one_name_are_held(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case: str
+) -> None:
+    build, mode = ALIKE[case]
+    feed = Feed(spark, tmp_path / "in", ROWS)
+    feed.add([("a", 1, 0), ("b", 2, 1), ("a", 1, 0), ("c", 3, 3)])
+
+    def rows() -> DataFrame:
+        twice = F.struct(F.col("x").alias("a"), F.col("v").alias("a"))
+        case = F.struct(F.col("x").alias("b"), F.col("v").alias("B"))
+        return feed.stream().select("k", twice.alias("s"), case.alias("c"), F.array(twice).alias("l"))
+
+    frames = build(fleet.stateful(rows(), name=name, shards=2)), build(rows())
+    assert frames[0].schema == frames[1].schema
+    taken = [Run(frame, mode, tmp_path / str(n), available_now=True).take_batches() for n, frame in enumerate(frames)]
+    assert taken[0] == taken[1]
+    assert any(taken[0].values())
