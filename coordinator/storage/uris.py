@@ -35,22 +35,31 @@ def normalize_uri(uri: str) -> str:
         raise InvalidRequestError(
             "a fleet's URI holds no password; credentials belong in the environment", scheme=parts.scheme
         )
+    # What comes after a question mark, or before an @, may be a secret that was meant for somebody: no error repeats it.
+    shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if parts.scheme else "(no scheme)"
+    if parts.username is not None and _ALIASES.get(parts.scheme, parts.scheme) != "az":
+        raise InvalidRequestError(
+            "a fleet's URI holds no user and no key; credentials belong in the environment or in storage_options",
+            uri=shown,
+        )
     scheme = _ALIASES.get(parts.scheme, parts.scheme)
     if scheme not in _SCHEMES:
         raise InvalidRequestError(
             "a fleet's URI needs one of the schemes file, s3 (or s3a), gs, az, such as file:///var/lib/statefleet or "
             "s3://bucket/prefix",
-            uri=uri,
+            uri=shown,
         )
     if parts.query or parts.fragment:
-        raise InvalidRequestError("a fleet's URI has no '?' or '#' (write %3F or %23 in a file path)", uri=uri)
+        raise InvalidRequestError("a fleet's URI has no '?' or '#' (write %3F or %23 in a file path)", uri=shown)
     path = parts.path.rstrip("/")
     if scheme == "file":
         if parts.netloc not in ("", "localhost") or not path.startswith("/"):
-            raise InvalidRequestError("a file URI needs an absolute path: file:///folder", uri=uri)
+            raise InvalidRequestError("a file URI needs an absolute path: file:///folder", uri=shown)
         return f"file://{os.path.normpath(path)}"
     if not parts.netloc:
-        raise InvalidRequestError(f"the URI names no bucket: {scheme}://bucket/prefix (or use file:///folder)", uri=uri)
+        raise InvalidRequestError(
+            f"the URI names no bucket: {scheme}://bucket/prefix (or use file:///folder)", uri=shown
+        )
     return f"{scheme}://{parts.netloc}{path}"
 
 

@@ -14,7 +14,6 @@ __all__ = ["Access", "is_loopback"]
 
 #: What a browser on this machine calls it. Any port: ``ssh -L`` forwards another one here.
 _OWN_NAMES = re.compile(r"(?:127\.0\.0\.1|localhost|\[::1\])(?::\d{1,5})?", re.IGNORECASE)
-_COOKIE = "statefleet_token"
 _QUERY = "token"
 _SCHEME = "Bearer "
 
@@ -59,6 +58,10 @@ class Access:
     def __init__(self, token: str | None, *, only_own_names: bool) -> None:
         self._token = token
         self._only_own_names = only_own_names
+        # Browsers have one cookie of a name for all ports of a host, and send it to each of them: so the name is this dashboard's own,
+        # and whoever else is sent the value does not learn the token.
+        self._cookie_name = f"statefleet_{_derived(token, 'name')[:16]}"
+        self._cookie_value = _derived(token, "value")
 
     def middleware(self) -> Middleware:
         """What every request goes through."""
@@ -103,18 +106,30 @@ class Access:
     def _knows_token(self, request: web.Request) -> bool:
         assert self._token is not None
         header = request.headers.get("Authorization", "")
-        given = [request.cookies.get(_COOKIE, ""), header.removeprefix(_SCHEME) if header.startswith(_SCHEME) else ""]
+        given = [header.removeprefix(_SCHEME) if header.startswith(_SCHEME) else ""]
         if request.path == "/":
             given.append(request.query.get(_QUERY, ""))
-        return any(hmac.compare_digest(one.encode(), self._token.encode()) for one in given)
+        cookie = request.cookies.get(self._cookie_name, "")
+        return _is_equal(cookie, self._cookie_value) or any(_is_equal(text, self._token) for text in given)
 
     def _let_in(self, request: web.Request) -> web.Response | None:
         """Take the token from the address into a cookie: addresses are kept in histories and logs."""
         if self._token is None or request.path != "/" or _QUERY not in request.query:
             return None
         answer = web.Response(status=303, headers={"Location": "/"})
-        answer.set_cookie(_COOKIE, self._token, httponly=True, samesite="Strict", secure=request.secure, path="/")
+        facts = self._cookie_name, self._cookie_value
+        answer.set_cookie(*facts, httponly=True, samesite="Strict", secure=request.secure, path="/")
         return answer
+
+
+def _derived(token: str | None, purpose: str) -> str:
+    """What only who knows the token can compute, and from which nobody learns it."""
+    return hmac.new((token or "").encode(), f"statefleet cookie {purpose}".encode(), "sha256").hexdigest()
+
+
+def _is_equal(given: str, expected: str) -> bool:
+    """In a time that tells nothing of where they differ."""
+    return hmac.compare_digest(given.encode(), expected.encode())
 
 
 def _is_of_this_page(request: web.Request, host: str) -> bool:

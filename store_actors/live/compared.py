@@ -15,6 +15,7 @@ import pyarrow as pa
 from coordinator.errors import InvalidRequestError, VersionNotFoundError
 from coordinator.reading import ReadView
 from coordinator.version_figures import VersionFigures
+from store_actors.live.databases import isolated_database
 from store_actors.live.forms import Form
 from store_actors.live.rows import Rows
 from store_actors.live.shard_reads import Pinned, ShardReads
@@ -106,11 +107,8 @@ def differing(former: Side, later: Side, changed: Rows | None, limit: int | None
 
 
 def _differences(former: Side, later: Side, changed: Rows | None, num_rows: int) -> Iterator[pa.Table]:
-    # Late: most readers have no need of it.
-    import duckdb
-
     is_same = former.view.id.first_partition == later.view.id.first_partition
-    with duckdb.connect() as database:
+    with isolated_database() as database:
         for ours, theirs in _parts(former, later, is_same):
             most = _FEW_ROWS + _AS_LONG * num_rows * len(theirs) // later.rows.num_shards
             keys = _touched(database, changed, theirs, most) if changed is not None and is_same else None

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from coordinator.errors import InvalidRequestError, StateStoreError, StoreUnavailableError
+from store_actors.live.databases import isolated_database, lock_settings
 from store_actors.live.state import LiveState
 
 __all__ = ["answer"]
@@ -32,15 +33,23 @@ def answer(query: str, fleet: States) -> pa.Table:
     # Late: most readers have no need of it.
     import duckdb
 
-    with duckdb.connect() as database:
+    with isolated_database() as database:
         try:
             states = {name: _state_of(fleet, name) for name in _tables(database, query)}
             versions = _one_moment(states)
             pinned = {name: state.at(versions[name]) for name, state in states.items()}
             columns = _columns_read(database, query, pinned)
+            lock_settings(database)
             for name, state in pinned.items():
                 database.register(name, state.scan(columns[name]))
             return database.sql(query).to_arrow_table()
+        except duckdb.PermissionException as error:
+            raise InvalidRequestError(
+                "SQL over states reads states and nothing else: files, the network and extensions are out of its reach; nothing was "
+                "read; export the state's rows (to_arrow, statefleet export), and query them with a database of your own",
+                query=query,
+                cause=error,
+            ) from error
         except duckdb.Error as error:
             raise _error_within(error) or InvalidRequestError(
                 "the query cannot be answered; a state is a table of its name, a part of one is written in quotes with a dot",

@@ -114,6 +114,18 @@ def test_the_token_in_an_address_counts_once_and_becomes_a_cookie_that_scripts_d
     assert ask(locked, "/main.js", {"Authorization": f"Bearer {TOKEN}"})[0] == 200
 
 
+def test_a_cookie_is_one_dashboards_own_and_does_not_tell_the_token(locked: str) -> None:
+    _, headers, _ = ask(locked, f"/?token={TOKEN}")
+    name, _, value = headers["set-cookie"].split(";")[0].partition("=")
+    assert TOKEN not in headers["set-cookie"]
+    assert ask(locked, "/", {"Cookie": f"{name}={TOKEN}"})[0] == 401, "the token itself is no cookie"
+    assert ask(locked, "/", {"Authorization": f"Bearer {value}"})[0] == 401, "a cookie is no token"
+    other = Access("another fleet's token", only_own_names=False)
+    # A browser keeps both, of whatever port they are.
+    assert other._cookie_name != name
+    assert ask(locked, "/", {"Cookie": f"{other._cookie_name}={other._cookie_value}; {name}={value}"})[0] == 200
+
+
 @pytest.mark.parametrize(
     "headers",
     [

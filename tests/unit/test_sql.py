@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -12,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from coordinator.errors import InvalidRequestError
+from store_actors.live.databases import isolated_database
 from store_actors.live.sql import answer
 
 TABLES = {
@@ -157,3 +160,41 @@ def _query(rng: random.Random, depth: int) -> str:
         ["", "", f" where {number} > 1", f" where {column} is not null", " where k in (select k from users)"]
     )
     return f"select {selected.removesuffix(' group')} from {source}{where}{' group by k' if is_grouped else ''}"
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select * from read_csv('/etc/passwd')",
+        "select * from read_text('/etc/passwd'), clicks",
+        "select * from glob('/*')",
+        "select * from sniff_csv('/etc/passwd')",
+        "select k from clicks where s = (select content from read_text('/etc/hostname'))",
+        "select * from parquet_scan('https://example.org/x.parquet')",
+        "select * from '/etc/passwd'",
+        "select * from TABLES",
+        "copy (select 1) to '/tmp/statefleet-copy.csv'",
+        "attach '/tmp/statefleet.db'",
+        "install httpfs",
+        "load httpfs",
+        "set enable_external_access = true",
+        "pragma temp_directory='/tmp'",
+    ],
+)
+def test_sql_does_not_leave_the_states(query: str) -> None:
+    with pytest.raises(InvalidRequestError) as error:
+        answer(query, States())
+    assert "root:" not in str(error.value)
+
+
+def test_what_does_not_fit_memory_goes_to_a_folder_that_nobody_else_may_read_and_that_goes_again() -> None:
+    with isolated_database() as database:
+        database.execute("SET memory_limit = '60MB'")
+        database.execute("SET threads = 1")
+        (folder,) = (Path(one[0]) for one in database.sql("SELECT current_setting('temp_directory')").fetchall())
+        rows = database.sql("select count(*) from (select i, random() r from range(6000000) t(i) order by r)")
+        assert rows.fetchall() == [(6_000_000,)]
+        assert folder.stat().st_mode & 0o077 == 0
+        assert folder.parent == Path(tempfile.gettempdir())
+        assert any(folder.iterdir())
+    assert not folder.exists()

@@ -121,6 +121,23 @@ def test_uris_have_one_form(uri: str, normal: str) -> None:
     assert normalize_uri(uri) == normal
 
 
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://bucket/x?secret_key=hunter2",
+        "s3://bucket/x#hunter2",
+        "s3://hunter2@bucket/x",
+        "s3://user:hunter2@bucket/x",
+        "http://hunter2@host/x?key=hunter2",
+        "hunter2",
+    ],
+)
+def test_no_error_repeats_a_secret_of_a_uri(uri: str) -> None:
+    with pytest.raises(InvalidRequestError) as error:
+        normalize_uri(uri)
+    assert "hunter2" not in str(error.value)
+
+
 @pytest.mark.parametrize("uri", ["", "/var/lib", "hdfs://x/y", "file://relative/x", "http://x/y", "s3:///prefix"])
 def test_other_uris_are_refused_with_what_is_supported(uri: str) -> None:
     with pytest.raises(InvalidRequestError, match=r"file.*uri=`"):
