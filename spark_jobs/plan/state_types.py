@@ -145,6 +145,8 @@ def _nested_name(data_type: T.ArrayType | T.MapType | T.StructType, what: str) -
         kind: pa.DataType = pa.list_(held("element", data_type.elementType))
     elif isinstance(data_type, T.MapType):
         kind = pa.map_(held("key", data_type.keyType).with_nullable(False), held("value", data_type.valueType))
+    elif not data_type.fields:
+        raise InvalidRequestError("a struct without fields holds nothing; leave it out", column=what)
     else:
         kind = pa.struct([held(one.name, one.dataType) for one in data_type.fields])
     return type_to_string(kind)

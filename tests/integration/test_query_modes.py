@@ -137,6 +137,25 @@ def test_what_does_not_fit_the_mode_is_refused_by_start(
     assert "MapInArrow" not in str(refused.value)
 
 
+@pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
+def test_sparks_checks_are_left_out_where_they_are_turned_off(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", ROWS)
+    feed.add([("b", 1, 0), ("a", 1, 0)])
+    checks = "spark.sql.streaming.unsupportedOperationCheck"
+    spark.conf.set(checks, "false")
+    try:
+        numbered = timed(feed).withColumn("n", F.monotonically_increasing_id() * 0)
+        frame = fleet.stateful(numbered, name=name, shards=2).groupBy("k", "n").count()
+        assert Run(frame, "update", tmp_path / "ck", available_now=True).take_batches()[0] == [("a", 0, 1), ("b", 0, 1)]
+        # What the operator has not, it has not.
+        with pytest.raises(AnalysisException, match="append mode needs a watermark"):
+            Run(frame, "append", tmp_path / "ck")
+    finally:
+        spark.conf.set(checks, "true")
+
+
 def rows_in_memory(frame: DataFrame, table: str, mode: str = "complete") -> Any:
     return frame.writeStream.outputMode(mode).format("memory").queryName(table)
 

@@ -212,9 +212,17 @@ TYPES = {
     ),
     "the first value of a type that a user made": Refusal(
         lambda op, i: op(i["a"]).groupBy("k").agg(F.first(array_to_vector(F.col("l").cast("array<double>")))),
-        "cast the column, or take the fields",
+        "cast the column, or take the fields.*of ML vectors, use pyspark.ml.functions.vector_to_array",
         "update",
     ),
+    **{
+        f"{function} of structs without fields": Refusal(
+            lambda op, i, function=function: op(i["a"]).groupBy("k").agg(F.expr(f"{function}(named_struct())")),  # type: ignore[misc]
+            "a struct without fields holds nothing; leave it out",
+            "update",
+        )
+        for function in ("first", "collect_list")
+    },
     "state of a type that Arrow does not carry": Refusal(
         lambda op, i: in_pandas(op(i["a"]).groupBy("k"), "append", state="d interval year to month"), "cast it"
     ),
