@@ -16,8 +16,11 @@ come that was decided before (:mod:`coordinator.cleaning_rules`), and deletes no
 at. So of a branch that is noted before that record it knows what it needs. One that is noted later reads its parent's ledger later
 still, and needs nothing that the parent did not need when it was looked at: an old file of another state is never needed anew.
 
-A branch that is noted and not there yet may come any moment, so nothing is deleted. After the grace period its own log is appended to:
-what its maker, who slept, still has on its way is refused its place, and decided again, too late (:func:`check_in_time`).
+A branch that is noted and not there yet may come any moment, so nothing is deleted. Once a coordinator has seen it missing for a grace
+period, it writes into the branch's own log that there is no such state (:class:`~coordinator.records.Dropped`): what the maker, who
+slept, still has on its way is refused its place, and decided again, by a log that says so (:func:`decide_beginning`). No clock of one
+machine is compared with another's. A branch that was there is noted as such
+(:class:`~coordinator.records.BranchBorn`): if its folder is missing, it was deleted, and nothing is written into it.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from coordinator.reading import finished
 from coordinator.records import Branched, Committed, Record
 from coordinator.rescaling import first_generation
 
-__all__ = ["Branch", "check_in_time", "decide_beginning", "described", "first_record", "owners", "taken"]
+__all__ = ["Branch", "decide_beginning", "described", "first_record", "owners", "taken"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +123,15 @@ def _ledger_of(record: Branched) -> StateLedger:
     return ledger
 
 
-def decide_beginning(ledger: StateLedger, begun: Branched) -> list[Record]:
+def decide_beginning(ledger: StateLedger, begun: Branched, drops: int) -> list[Record]:
     """Begin a branch's log.
 
     Parameters
     ----------
     ledger
         The branch's own, which has nothing yet, or has begun just so before.
+    drops
+        How many states of the name were no more when the first state took note of this one.
 
     Raises
     ------
@@ -135,6 +140,13 @@ def decide_beginning(ledger: StateLedger, begun: Branched) -> list[Record]:
     """
     if ledger.origin == (begun.parent, begun.version):
         return []
+    if ledger.drops != drops:
+        raise InvalidRequestError(
+            "making the branch took so long that files which it needs may be gone; it was not made; make it again",
+            state=ledger.state_name,
+            branch_of=begun.parent,
+            version=begun.version,
+        )
     if ledger.origin is not None or ledger.has_versions() or ledger.run_id:
         raise taken(ledger, begun.parent, begun.version)
     return [begun]
@@ -150,17 +162,6 @@ def taken(ledger: StateLedger, parent: str, version: int | None) -> InvalidReque
         version=version,
         **told,
     )
-
-
-def check_in_time(name: str, noted_at_ms: int, now_ms: int, grace_s: float) -> None:
-    """Refuse to begin a branch whose files may be gone, as :func:`~coordinator.cleaning_rules.check_age` refuses commits."""
-    if now_ms - noted_at_ms > grace_s * 500:
-        raise InvalidRequestError(
-            "making the branch took so long that files which it needs may be gone; it was not made; make it again",
-            state=name,
-            took_s=(now_ms - noted_at_ms) // 1000,
-            grace_s=grace_s,
-        )
 
 
 def described(ledger: StateLedger, created: StateMetadata) -> Branch:

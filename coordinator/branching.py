@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from coordinator.branches import (
     Branch,
-    check_in_time,
     decide_beginning,
     described,
     first_record,
@@ -19,7 +18,7 @@ from coordinator.core import StateLedger
 from coordinator.errors import InvalidRequestError
 from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.model import StateMetadata
-from coordinator.records import Branched, BranchMade, Record
+from coordinator.records import BranchBorn, Branched, BranchMade, Record
 from coordinator.surroundings import Clock, now_ms
 
 __all__ = ["Branching"]
@@ -32,14 +31,13 @@ class Branching:
     ----------
     keeper
         Gives the keeper of a state's ledger.
-    grace_s
-        Seconds that a file which nothing needs is left alone.
+    clock
+        By which a branch is dated, for people.
     """
 
-    def __init__(self, keeper: Callable[[str], Awaitable[LedgerKeeper]], clock: Clock, grace_s: float) -> None:
+    def __init__(self, keeper: Callable[[str], Awaitable[LedgerKeeper]], clock: Clock) -> None:
         self._keeper = keeper
         self._clock = clock
-        self._grace_s = grace_s
 
     async def existing(self, parent: str, version: int | None, name: str) -> Branch | None:
         """The branch of that name, if it began with the version of the parent, or with any if none is given; None without one.
@@ -84,15 +82,14 @@ class Branching:
             return [], first_record(ledger, parent, name, version)
 
         wanted = await owner.submit(look)
-        noted_at_ms = now_ms(self._clock)
-        await self._note(owners(wanted), BranchMade(name, parent.state_name, version, noted_at_ms))
+        drops = await branch.submit(lambda ledger: ([], ledger.drops))
+        made_at_ms = now_ms(self._clock)
+        await self._note(owners(wanted), BranchMade(name, parent.state_name, version, made_at_ms))
         # Again: what the parent needs from here on is left alone.
         begun = await owner.submit(look)
 
         def begin(ledger: StateLedger) -> tuple[list[Record], None]:
-            records = decide_beginning(ledger, begun)
-            check_in_time(name, noted_at_ms, now_ms(self._clock), self._grace_s)
-            return records, None
+            return decide_beginning(ledger, begun, drops), None
 
         await branch.submit(begin)
         wanted_metadata = replace(parent, state_name=name, query_id=str(begun.ledger["query_id"]))
@@ -101,6 +98,8 @@ class Branching:
             raise taken(StateLedger(name), parent.state_name, version)
         made = await self.existing(parent.state_name, version, name)
         assert made is not None
+        for one in sorted(owners(begun)):
+            await (await self._keeper(one)).submit(lambda _: ([BranchBorn(name)], None))
         return made
 
     async def _note(self, names: Iterable[str], made: BranchMade) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from coordinator.cleaning_rules import ListingSchedule, Pins, abandoned, orphans, prunable_records
@@ -16,7 +17,8 @@ from coordinator.errors import StateStoreError
 from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.maintenance import Maintenance
 from coordinator.model import LoadPlans, ShardKey
-from coordinator.records import BranchMade, Record
+from coordinator.records import BranchBorn, BranchEnded, BranchMade, Dropped, Record
+from coordinator.storage.probe import time_of_store
 from coordinator.storage.protocol import ObjectInfo, ObjectStore
 from coordinator.surroundings import Clock
 
@@ -35,7 +37,7 @@ class Cleaner:
     maintenance
         What is kept, and for how long.
     clock
-        Ages of files are measured against the time of day, all else by what has elapsed.
+        By which is measured what has elapsed. Ages of files are told by the object store's own times.
     keeper
         Gives the keeper of a state's ledger, of branches whose files are not their own.
     """
@@ -54,8 +56,8 @@ class Cleaner:
         self._started_s = clock.elapsed_s()
         self._pins = Pins(maintenance.grace_s)
         self._schedules: dict[str, ListingSchedule] = {}
-        #: Branches that were never made, whose makers were kept from it.
-        self._given_up: dict[str, BranchMade] = {}
+        #: Branches that are noted and not there, each with since when.
+        self._awaited: dict[str, tuple[BranchMade, float]] = {}
 
     def pin(self, loading: LoadPlans) -> None:
         """Leave the files of plans alone for the grace period: somebody was told to read them."""
@@ -75,11 +77,13 @@ class Cleaner:
         """What a round does, at once; see ``Coordinator.clean``."""
         schedule = self._schedule(state_name)
         floors, _ = await self._truncate(keeper, dry_run=dry_run)
-        now_s = self._clock.now_s()
+        now_s = 0.0
         if dry_run:
+            now_s = await asyncio.to_thread(time_of_store, self._store)
             files = await self._candidates(keeper, state_name, now_s, dry_run=True)
         elif schedule.may_delete(self._clock.elapsed_s()):
             files = await self._delete(keeper, state_name, schedule)
+            now_s = await asyncio.to_thread(time_of_store, self._store) if files else 0.0
         else:
             files = []
         return {
@@ -103,11 +107,11 @@ class Cleaner:
     async def _candidates(
         self, keeper: LedgerKeeper, state_name: str, now_s: float, *, dry_run: bool = False
     ) -> list[ObjectInfo]:
-        """What may go as far as can be said without writing to the log; `now_s` is the time of day before the call."""
+        """What may go as far as can be said without writing to the log; `now_s` is the time of the object store before the call."""
         infos = await asyncio.to_thread(self._store.list, state_name)
         unfinished = await asyncio.to_thread(self._store.list_unfinished, state_name)
         referenced, branches = await keeper.submit(_referenced)
-        shared = await self._shared(branches, now_s, fence=not dry_run)
+        shared = await self._shared(keeper, branches, may_write=not dry_run)
         pinned = self._pins.current(self._clock.elapsed_s())
         needed = await keeper.needed(infos)
         grace_s = self._maintenance.grace_s
@@ -120,14 +124,18 @@ class Cleaner:
     async def _delete(self, keeper: LedgerKeeper, state_name: str, schedule: ListingSchedule) -> list[ObjectInfo]:
         """Delete what nothing needs; returns it."""
         schedule.listed(self._clock.elapsed_s())
-        now_s = self._clock.now_s()
+        now_s = await asyncio.to_thread(time_of_store, self._store)
         # Before all else: see :mod:`coordinator.branches`.
         _, looked_at = await keeper.submit(_referenced)
         found = await self._candidates(keeper, state_name, now_s)
         if not found:
             return []
-        referenced, branches = await keeper.submit(_referenced, fence=True)
-        if branches != looked_at:
+
+        def discard(ledger: StateLedger) -> tuple[list[Record], tuple[set[str], dict[str, BranchMade]]]:
+            return ledger.decide_discard(info.path for info in found), _referenced(ledger)[1]
+
+        referenced, branches = await keeper.submit(discard, fence=True)
+        if not branches.items() <= looked_at.items():
             # A branch was made meanwhile, whose needs were not looked at.
             return []
         needed = referenced | self._pins.current(self._clock.elapsed_s())
@@ -137,12 +145,17 @@ class Cleaner:
         await asyncio.to_thread(self._store.delete_all, [info.path for info in files])
         return files
 
-    async def _shared(self, branches: Mapping[str, BranchMade], now_s: float, *, fence: bool) -> set[str] | None:
-        """Files that branches of a state need, of whatever state; None if that is not known yet, as one is being made."""
+    async def _shared(
+        self, keeper: LedgerKeeper, branches: Mapping[str, BranchMade], *, may_write: bool
+    ) -> set[str] | None:
+        """Files that branches of a state need, of whatever state; None if that is not known yet, as one is being made.
+
+        Its log takes note of branches that are there, and of those that are no more.
+        """
         files: set[str] = set()
         for name, made in branches.items():
             try:
-                needed = await self._needed_by(made, now_s, fence=fence)
+                needed = await self._needed_by(keeper, made, may_write=may_write)
             except StateStoreError as error:
                 log.warning(
                     "nothing is deleted, as it is not known which files a branch needs: %s",
@@ -155,16 +168,46 @@ class Cleaner:
             files |= needed
         return files
 
-    async def _needed_by(self, made: BranchMade, now_s: float, *, fence: bool) -> set[str] | None:
+    async def _needed_by(self, parent: LedgerKeeper, made: BranchMade, *, may_write: bool) -> set[str] | None:
+        """Files that a branch needs, none if there is no such state any more; None if it may be made this moment."""
         keeper = await self._keeper(made.name)
-        is_born, needed = await keeper.submit(_needed_by_branch)
-        if not is_born and now_s * 1000 - made.made_at_ms <= self._maintenance.grace_s * 1000:
+        was_born = await parent.submit(lambda ledger: ([], made.name in ledger.born))
+        is_there, needed = await keeper.submit(_needed_by_branch)
+        if is_there:
+            if may_write and not was_born:
+                await parent.submit(partial(_noted, made, BranchBorn(made.name)))
+            return needed
+        if was_born:
+            if may_write and await parent.submit(partial(_noted, made, BranchEnded(made.name))):
+                log.warning(
+                    "a branch of a state is not there any more, so what it needed of the state's files is let go",
+                    extra={"state": made.name},
+                )
+            return set()
+        now_s = self._clock.elapsed_s()
+        noted, since_s = self._awaited.setdefault(made.name, (made, now_s))
+        if noted != made:
+            since_s = now_s
+            self._awaited[made.name] = made, since_s
+        if now_s - since_s <= self._maintenance.grace_s or not may_write:
             return None
-        if not is_born and fence and self._given_up.get(made.name) != made:
-            # Whoever still makes it finds its place in the log taken, and that it took too long.
-            is_born, needed = await keeper.submit(_needed_by_branch, fence=True)
-            self._given_up[made.name] = made
+        # Whoever still makes it finds its place in the log taken, and reads there that it is not to be made.
+        needed = await keeper.submit(_given_up)
+        if not needed:
+            await parent.submit(partial(_noted, made, BranchEnded(made.name)))
         return needed
+
+
+def _noted(made: BranchMade, record: Record, ledger: StateLedger) -> tuple[list[Record], bool]:
+    """Take note of what became of a branch, unless another one of its name was made since."""
+    is_that = ledger.branches.get(made.name) == made
+    return [record] if is_that else [], is_that
+
+
+def _given_up(ledger: StateLedger) -> tuple[list[Record], set[str]]:
+    if ledger.has_versions() or ledger.run_id:
+        return [], ledger.referenced_files()
+    return [Dropped()], set()
 
 
 def _referenced(ledger: StateLedger) -> tuple[list[Record], tuple[set[str], dict[str, BranchMade]]]:

@@ -4,8 +4,10 @@ A file is deleted once no retained version needs it, no reader has asked for it 
 never be needed afterwards, whoever believes to be the coordinator, however long anybody sleeps between two steps. The steps of
 :class:`coordinator.cleaner.Cleaner` are therefore, in this order:
 
-1. The folder is listed. Only files that are older than the grace period *now* are candidates.
-2. A record, an empty one, is appended to the manifest log, and what retained versions need is read off the ledger at that record.
+1. The folder is listed. Only files that are older than the grace period *now* are candidates. Both times are the object store's own
+   (:func:`coordinator.storage.probe.time_of_store`): no clock of a machine is asked how old a file is.
+2. A record is appended to the manifest log, and what retained versions need is read off the ledger at that record. It says which of the
+   candidates could still be counted; from there on they are refused (:mod:`coordinator.discards`).
 3. Candidates that are not needed there are deleted.
 
 A candidate that is not needed at the record is not needed by anything later, for only a record that counts a file makes it needed:
@@ -13,8 +15,10 @@ A candidate that is not needed at the record is not needed by anything later, fo
 - A record that was decided before, and is still on its way (its writer sleeps, or its request hangs), finds its place taken by the
   record of step 2, or by what came before that. Its writer reads the log, and decides again. That is why a look that the log's next
   place is free is not enough.
-- What is decided later is refused by :func:`check_age`: a file is counted only until half the grace period after it was begun, and
-  a candidate is older than the whole. The other half is for clocks that differ: of coordinators, store actors and the object store.
+- What is decided later is refused, by what the log says: by the record of step 2, or because a newer run, owner or version is there.
+
+No clock decides whether a file counts. The grace period only spares attempts that take long: one that takes longer is refused, and its
+task repeats it.
 
 So a coordinator may sleep before step 2, and then it finds out what was decided meanwhile; or after it, and then it deletes what nobody
 can have begun to need.
@@ -26,38 +30,16 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from coordinator.errors import CommitUnknownError
+from coordinator.discards import DataFile
 from coordinator.storage.protocol import ObjectInfo
 
-__all__ = ["ListingSchedule", "Pins", "abandoned", "check_age", "orphans", "prunable_records"]
+__all__ = ["ListingSchedule", "Pins", "abandoned", "orphans", "prunable_records"]
 
-_DATA_FILE = re.compile(r"^[^/]+/\d+/\d+/(?:[^/]+/)?\d+-[0-9a-f]+(?:-\d+)?\.(?:delta|snapshot)$")
 #: Listings in a grace period in which something may be found, and grace periods between listings in which nothing is expected.
 _LISTINGS_A_GRACE = 4
 _GRACES_AT_REST = 24
 _PART = re.compile(r"^[^/]+/parts/\d{20}-[^/]+\.json$")
 _RECORD = re.compile(r"/(?P<folder>manifest|checkpoints)/(?P<seq>\d{20})\.json$")
-
-
-def check_age(file: str, written_at_ms: int, now_ms: int, grace_s: float) -> None:
-    """Refuse to count a file that cleaning may have taken for an orphan.
-
-    The refusal rests on a clock, not on the log: a coordinator that was asked before may have decided in time, with its record still on
-    its way. So it is no FencedError, after which a file may be deleted.
-
-    Raises
-    ------
-    CommitUnknownError
-        It was begun more than half the grace period ago (the other half is for clocks that differ).
-    """
-    if now_ms - written_at_ms > grace_s * 500:
-        raise CommitUnknownError(
-            "the commit took too long: its file may have been cleaned away meanwhile, so it is not counted any more, unless an earlier "
-            "request for it still is; nothing is to be deleted; repeat the task, which finds out; raise grace_s if this comes again",
-            file=file,
-            age_s=(now_ms - written_at_ms) // 1000,
-            grace_s=grace_s,
-        )
 
 
 def orphans(
@@ -67,7 +49,7 @@ def orphans(
     return [
         info
         for info in infos
-        if _DATA_FILE.match(info.path)
+        if DataFile.of(info.path) is not None
         and info.path not in referenced
         and info.path not in pinned
         and now_s - info.modified_s > grace_s

@@ -27,6 +27,7 @@ from typing import Any, assert_never
 
 from coordinator.assignments import Assignments
 from coordinator.compatibility import check_metadata, same_description, same_state
+from coordinator.discards import DataFile, Discards
 from coordinator.errors import FencedError, InvalidRequestError, StateMismatchError
 from coordinator.generations import Generation
 from coordinator.history import StateHistory
@@ -45,9 +46,13 @@ from coordinator.model import (
 from coordinator.placement import FleetView, PlacementPolicy, PlacementRequest
 from coordinator.records import (
     BatchFinished,
+    BranchBorn,
     Branched,
+    BranchEnded,
     BranchMade,
     Committed,
+    Discarded,
+    Dropped,
     MoveFailed,
     Record,
     RescaleAsked,
@@ -127,6 +132,13 @@ class StateLedger(StateHistory):
         #: State and version that this one began with, of a branch; and states that began with files of this one, by name.
         self.origin: tuple[str, int] | None = None
         self.branches: dict[str, BranchMade] = {}
+        #: Files that may be deleted, and are never counted.
+        self.discards = Discards()
+        #: Of those branches, the ones that were there.
+        self.born: set[str] = set()
+        #: How many states of this name are no more, and the metadata of the newest of them.
+        self.drops = 0
+        self.dropped_metadata: Mapping[str, Any] | None = None
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -398,6 +410,15 @@ class StateLedger(StateHistory):
         others = tuple(one for one in known if one.run_id == entry.run_id)
         if others:
             return [], others
+        if self._newest_of_run(entry.partition_id) > entry.version:
+            raise FencedError(
+                "the shard has gone beyond this version in the same run, and does not retain it any more; the commit was not counted "
+                "and no version changed",
+                state=self.state_name,
+                partition=entry.partition_id,
+                version=entry.version,
+            )
+        self.discards.refuse(one.file for one in entries)
         base = self.base_version(entry.partition_id, entry.version - 1)
         if entry.base_version != base:
             raise InvalidRequestError(
@@ -409,6 +430,33 @@ class StateLedger(StateHistory):
                 expected=base,
             )
         return [Committed(one.sharing()) for one in entries], tuple(entries)
+
+    def _newest_of_run(self, partition_id: int) -> int:
+        """Newest version of a partition that the present run counted; 0 without any."""
+        newest = (chain[-1] for chain in self._partition_chains(partition_id) if chain)
+        return max((entry.version for entry in newest if entry.run_id == self.run_id), default=0)
+
+    def decide_discard(self, files: Iterable[str]) -> list[Record]:
+        """Have files refused that are about to be deleted, as far as they could still be counted."""
+        needed = self.referenced_files()
+        could = tuple(file for file in files if file not in needed and self._may_count(file, self.epoch))
+        return [Discarded(could)] if could else []
+
+    def _may_count(self, path: str, epoch: int) -> bool:
+        """Whether a file that was written at an epoch, or before, could still be counted."""
+        file = DataFile.of(path)
+        if file is None:
+            return False
+        if file.is_snapshot:
+            return any(
+                entry.version == file.version for chain in self._partition_chains(file.partition_id) for entry in chain
+            )
+        assignment = self.assignments.get(file.partition_id)
+        return (
+            assignment is not None
+            and assignment.epoch <= epoch
+            and file.version > self._newest_of_run(file.partition_id)
+        )
 
     def decide_finished(self, run_id: str, batch_id: int) -> list[Record]:
         """Note that Spark's commit log has a batch of a run; nothing if the run was replaced, or the log says so by now."""
@@ -427,6 +475,7 @@ class StateLedger(StateHistory):
         )
         if not shown or any(one.version >= snapshot.version for one in known):
             return [], False
+        self.discards.refuse(snapshot.files)
         return [SnapshotAdded(snapshot)], True
 
     def decide_truncation(self, min_versions_to_retain: int) -> tuple[list[Record], dict[ShardKey, int]]:
@@ -478,6 +527,9 @@ class StateLedger(StateHistory):
                 self.take(record)
             case SnapshotAdded() | Truncated():
                 self.take(record)
+            case Discarded(files):
+                self.discards.keep(self._may_count)
+                self.discards.add(files, self.epoch)
             case RescaleAsked():
                 self.asked = record
             case Rescaled():
@@ -489,12 +541,32 @@ class StateLedger(StateHistory):
                 self.load_history(record.ledger)
             case BranchMade():
                 self.branches[record.name] = record
+                self.born.discard(record.name)
+            case BranchBorn():
+                self.born.add(record.name)
+            case BranchEnded():
+                self.branches.pop(record.name, None)
+                self.born.discard(record.name)
+            case Dropped():
+                self._drop(record)
             case _:
                 assert_never(record)
 
     def _raise_finished(self, version: int) -> None:
         if self.finished is not None:
             self.finished = max(self.finished, version)
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether the state is no more, and no other one of its name has begun."""
+        return self.drops > 0 and not self.run_id and self.origin is None
+
+    def _drop(self, record: Dropped) -> None:
+        """Begin anew as a state without anything. What runs and owners of the former one still ask for is refused."""
+        retired, epoch, drops = {*self.retired, *filter(None, [self.run_id])}, self.epoch, self.drops
+        self.__init__(self.root)  # type: ignore[misc]
+        self.retired, self.epoch, self.drops = retired, epoch + 1, drops + 1
+        self.dropped_metadata = record.metadata
 
     def copy(self, records: Iterable[Committed | SnapshotAdded]) -> StateLedger:
         """The same, for good: this one may go on; but of its commits and snapshots these only."""
@@ -505,6 +577,9 @@ class StateLedger(StateHistory):
         other.assignments = self.assignments.copy()
         other.asked = self.asked
         other.origin, other.branches = self.origin, dict(self.branches)
+        other.discards = self.discards.copy()
+        other.born = set(self.born)
+        other.drops, other.dropped_metadata = self.drops, self.dropped_metadata
         other.copy_history(self, records)
         return other
 
@@ -529,6 +604,9 @@ class StateLedger(StateHistory):
             **self.history_to_json(),
             **({} if self.asked is None else {"rescale_asked": asdict(self.asked)}),
             **({} if self.origin is None else {"origin": list(self.origin)}),
+            **({"discarded": discarded} if (discarded := self.discards.to_json()) else {}),
+            **({"drops": self.drops, "dropped_metadata": self.dropped_metadata} if self.drops else {}),
+            **({"born": sorted(self.born)} if self.born else {}),
             **({"branches": [asdict(one) for one in self.branches.values()]} if self.branches else {}),
         }
 
@@ -548,5 +626,8 @@ class StateLedger(StateHistory):
         if "origin" in data:
             parent, version = data["origin"]
             ledger.origin = parent, version
+        ledger.discards = Discards(data.get("discarded"))
+        ledger.born = set(data.get("born", ()))
+        ledger.drops, ledger.dropped_metadata = data.get("drops", 0), data.get("dropped_metadata")
         ledger.branches = {one["name"]: BranchMade(**one) for one in data.get("branches", ())}
         return ledger

@@ -16,9 +16,13 @@ from coordinator.preparation import Preparation
 
 __all__ = [
     "BatchFinished",
+    "BranchBorn",
+    "BranchEnded",
     "BranchMade",
     "Branched",
     "Committed",
+    "Discarded",
+    "Dropped",
     "MoveFailed",
     "Record",
     "RecordKind",
@@ -52,6 +56,8 @@ class RecordKind(StrEnum):
     COMMITTED = "committed"
     #: A snapshot of a counted version was written.
     SNAPSHOT = "snapshot"
+    #: Files that no version needs are about to be deleted: no commit or snapshot of them is counted any more.
+    DISCARDED = "discarded"
     #: Somebody asked for another number of shards while a run goes on.
     RESCALE_ASKED = "rescale_asked"
     #: From a version on the state has other shards.
@@ -62,6 +68,11 @@ class RecordKind(StrEnum):
     BRANCHED = "branched"
     #: Another state is about to begin with files of this one.
     BRANCH_MADE = "branch_made"
+    #: That state is there, or it never will be, or not any more: then its need of files is over.
+    BRANCH_BORN = "branch_born"
+    BRANCH_ENDED = "branch_ended"
+    #: The state is no more: what comes after is another one of its name.
+    DROPPED = "dropped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +159,13 @@ class Truncated:
 
 
 @dataclass(frozen=True, slots=True)
+class Discarded:
+    """Files of attempts that were not counted are about to be deleted: none of them is counted from here on."""
+
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RescaleAsked:
     """A run is to go on with so many shards, from one of its next batches on."""
 
@@ -181,6 +199,30 @@ class BranchMade:
     made_at_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class BranchBorn:
+    """A state that was noted as :class:`BranchMade` is there: if it is missing later, it was deleted."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class BranchEnded:
+    """A state that was noted as :class:`BranchMade` is no more, or was never made: it needs no files of this one."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """The state is no more: no file, run or version of it counts from here on, and its name is free.
+
+    `metadata` is the content of the metadata that were the state's, as JSON data; None if it had none.
+    """
+
+    metadata: Mapping[str, Any] | None = None
+
+
 Record = (
     RunStarted
     | BatchFinished
@@ -190,10 +232,14 @@ Record = (
     | Committed
     | SnapshotAdded
     | Truncated
+    | Discarded
     | RescaleAsked
     | Rescaled
     | Branched
     | BranchMade
+    | BranchBorn
+    | BranchEnded
+    | Dropped
 )
 
 
@@ -220,6 +266,8 @@ def record_to_json(record: Record) -> dict[str, Any]:
             return {"kind": RecordKind.SNAPSHOT, "snapshot": record.snapshot.to_json()}
         case Truncated():
             kind = RecordKind.TRUNCATED
+        case Discarded(files):
+            return {"kind": RecordKind.DISCARDED, "files": list(files)}
         case RescaleAsked():
             kind = RecordKind.RESCALE_ASKED
         case Rescaled(generation):
@@ -229,6 +277,12 @@ def record_to_json(record: Record) -> dict[str, Any]:
             return {"kind": RecordKind.BRANCHED, "parent": parent, "version": version, "ledger": ledger}
         case BranchMade():
             kind = RecordKind.BRANCH_MADE
+        case BranchBorn():
+            kind = RecordKind.BRANCH_BORN
+        case BranchEnded():
+            kind = RecordKind.BRANCH_ENDED
+        case Dropped():
+            kind = RecordKind.DROPPED
         case _:
             assert_never(record)
     return {"kind": kind, **asdict(record)}
@@ -245,10 +299,14 @@ _READERS: dict[RecordKind, Callable[[dict[str, Any]], Record]] = {
     RecordKind.COMMITTED: lambda fields: Committed(CommitEntry.from_json(fields["entry"])),
     RecordKind.SNAPSHOT: lambda fields: SnapshotAdded(SnapshotEntry.from_json(fields["snapshot"])),
     RecordKind.TRUNCATED: lambda fields: Truncated(**fields),
+    RecordKind.DISCARDED: lambda fields: Discarded(**{**fields, "files": tuple(fields["files"])}),
     RecordKind.RESCALE_ASKED: lambda fields: RescaleAsked(**fields),
     RecordKind.RESCALED: lambda fields: Rescaled(Generation.from_json(fields)),
     RecordKind.BRANCHED: lambda fields: Branched(**fields),
     RecordKind.BRANCH_MADE: lambda fields: BranchMade(**fields),
+    RecordKind.BRANCH_BORN: lambda fields: BranchBorn(**fields),
+    RecordKind.BRANCH_ENDED: lambda fields: BranchEnded(**fields),
+    RecordKind.DROPPED: lambda fields: Dropped(**fields),
 }
 
 

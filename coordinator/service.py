@@ -16,7 +16,6 @@ from coordinator.branches import Branch
 from coordinator.branching import Branching
 from coordinator.checkpoints import PART_RECORDS
 from coordinator.cleaner import Cleaner
-from coordinator.cleaning_rules import check_age
 from coordinator.core import Counted, LeaseGrant, StateLedger
 from coordinator.details import query_details
 from coordinator.drained_nodes import DrainedNodes
@@ -144,7 +143,7 @@ class Coordinator:
         self._leasing = Leasing(self._fleet, self._placements.placing, self._keeper)
         self._maintenance = maintenance
         self._cleaner = Cleaner(self._store, maintenance, self._clock, self._keeper)
-        self._versions = Versions(self._states, self._keeper, Branching(self._keeper, self._clock, maintenance.grace_s))
+        self._versions = Versions(self._states, self._keeper, Branching(self._keeper, self._clock))
         self._rounds: asyncio.Task[None] | None = None
         # The loop's own has a few threads more than this node has cores, for which requests of many states would wait.
         self._requests: Any = surroundings.threads.pool(_REQUESTS, "statefleet-requests")
@@ -153,7 +152,7 @@ class Coordinator:
     async def open(self) -> None:
         """Prove that the store works; raises StorageUnavailableError if it doesn't."""
         await asyncio.to_thread(probe, self._store)
-        await asyncio.to_thread(remove_left_over, self._store, self._clock.now_s(), self._maintenance.grace_s)
+        await asyncio.to_thread(remove_left_over, self._store, self._maintenance.grace_s)
         await self._placements.open()
 
     async def _keeper(self, state_name: str) -> LedgerKeeper:
@@ -233,9 +232,6 @@ class Coordinator:
             records, counted = ledger.decide_commits(commit.entries)
             if not records:
                 return [], (Counted(counted), False)
-            # Here, not when the call came in: the wait for the log's turn is part of the commit's age.
-            for entry in commit.entries:
-                check_age(entry.file, entry.committed_at_ms, now_ms(self._clock), self._maintenance.grace_s)
             if created is None:
                 return records, (Counted(counted), True)
             entry, first = commit.entries[0], first_generation(created)
@@ -406,8 +402,6 @@ class Coordinator:
 
         def decide(ledger: StateLedger) -> tuple[list[Record], tuple[bool, bool]]:
             records, counted = ledger.decide_snapshot(snapshot)
-            if records:
-                check_age(snapshot.file, snapshot.created_at_ms, now_ms(self._clock), self._maintenance.grace_s)
             return records, (counted, bool(records))
 
         counted, is_new = await (await self._keeper(state_name)).submit(decide)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 
 from coordinator.storage.protocol import ObjectInfo
@@ -18,18 +19,19 @@ class MemoryObjectStore:
 
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}
+        self._modified_s: dict[str, float] = {}
         self._lock = threading.Lock()
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         with self._lock:
             if path in self._objects:
                 return False
-            self._objects[path] = data
+            self._objects[path], self._modified_s[path] = data, time.time()
             return True
 
     def put(self, path: str, data: bytes) -> None:
         with self._lock:
-            self._objects[path] = data
+            self._objects[path], self._modified_s[path] = data, time.time()
 
     def ensure_durable(self, path: str) -> None:
         """Nothing: what can be read is as durable as it will be."""
@@ -44,7 +46,9 @@ class MemoryObjectStore:
         folder = prefix.rstrip("/") + "/" if prefix else ""
         with self._lock:
             return [
-                ObjectInfo(key, len(self._objects[key]), 0.0) for key in sorted(self._objects) if key.startswith(folder)
+                ObjectInfo(key, len(self._objects[key]), self._modified_s[key])
+                for key in sorted(self._objects)
+                if key.startswith(folder)
             ]
 
     def list_unfinished(self, prefix: str) -> Sequence[ObjectInfo]:

@@ -19,7 +19,7 @@ from coordinator.errors import (
 )
 from coordinator.storage.protocol import ObjectStore
 
-__all__ = ["Sighting", "look_into", "probe", "prove_shared", "remove_left_over"]
+__all__ = ["Sighting", "look_into", "probe", "prove_shared", "remove_left_over", "time_of_store"]
 
 log = logging.getLogger(__name__)
 
@@ -106,17 +106,38 @@ def _without_conditions(verb: str, store: ObjectStore, **context: object) -> Sto
     )
 
 
-def remove_left_over(store: ObjectStore, now_s: float, grace_s: float) -> None:
+def time_of_store(store: ObjectStore) -> float:
+    """Return the time of day of an object store's own clock: when it says that an object was written which is written now.
+
+    Raises
+    ------
+    StorageUnavailableError
+        It failed.
+    """
+    path = f"_probe/{uuid.uuid4().hex}/time"
+    store.put(path, b"")
+    try:
+        return max(info.modified_s for info in store.list(path.rpartition("/")[0]))
+    except ValueError:
+        raise StorageUnavailableError(
+            "the object store does not list what was just written, so the age of files is not known; nothing was deleted",
+            uri=store.uri,
+            file=path,
+        ) from None
+    finally:
+        store.delete(path)
+
+
+def remove_left_over(store: ObjectStore, grace_s: float) -> None:
     """Delete what probes and proofs left behind whose process was killed.
 
     Parameters
     ----------
-    now_s
-        The time of day.
     grace_s
         Anything younger may be of one that goes on.
     """
     try:
+        now_s = time_of_store(store)
         for info in (*store.list("_probe"), *store.list_unfinished("_probe")):
             if now_s - info.modified_s > grace_s:
                 store.delete(info.path)

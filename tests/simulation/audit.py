@@ -115,6 +115,8 @@ class _History:
     given: int = 0
     #: Those (by the same) that are more than a wish of their run.
     counting: set[int] = field(default_factory=set)
+    #: Files that cleaning took for nobody's.
+    discarded: set[str] = field(default_factory=set)
 
     def take(self, record: Entry) -> None:
         match record["kind"]:
@@ -152,6 +154,10 @@ class _History:
                 shown = any(one["version"] == floor for one in self.snapshots.get(place, ()))
                 _require(shown and floor > self.floors.get(place, 0), "history is cut where no snapshot is", record)
                 self.floors[place] = floor
+            case "discarded":
+                counted = {one["file"] for chain in self.chains.values() for one in chain}
+                _require(not counted & set(record["files"]), "a file that counts is discarded", record)
+                self.discarded |= set(record["files"])
             case "move_failed":
                 # It says what was tried; nothing follows from it.
                 _require(
@@ -236,6 +242,7 @@ class _History:
             entry["base_version"] == (below[-1]["version"] if below else first), "a version forks the chain", entry
         )
         _require(made is None or version > first, "a shard has a version from before it was made", entry)
+        _require(entry["file"] not in self.discarded, "a file that was discarded counts", entry)
         self.attempts.add(attempt)
         self.counted.add((place, version, self.run))
         self.chains[place] = [*below, entry]
@@ -258,6 +265,7 @@ class _History:
         place, shown = _place(snapshot), (snapshot["version"], snapshot["attempt_id"])
         counted = [(entry["version"], entry["attempt_id"]) for entry in self.chains.get(place, ())]
         _require(shown in counted, "a snapshot of a version that does not count", snapshot)
+        _require(snapshot["file"] not in self.discarded, "a file that was discarded counts", snapshot)
         self.snapshots.setdefault(place, []).append(snapshot)
 
     def check_stores_are_together(self, stores: tuple[str, ...]) -> None:

@@ -11,7 +11,14 @@ from coordinator.surroundings import Pool
 from tests.simulation.event_loop import run_at_once
 from tests.simulation.scheduler import Fiber, Party, Scheduler
 
-__all__ = ["InlinePool", "ProcessClock", "SimulatedClock", "SimulatedIds", "SimulatedThreads"]
+__all__ = [
+    "InlinePool",
+    "ProcessClock",
+    "SimulatedClock",
+    "SimulatedIds",
+    "SimulatedThreads",
+    "Skew",
+]
 
 
 class SimulatedClock:
@@ -40,12 +47,38 @@ class SimulatedClock:
         self._scheduler.pause(wake=lambda: self._scheduler.now >= wake)
 
 
-class ProcessClock:
-    """The clock as one process sees it: whether it goes on while its machine sleeps is the process's choice."""
+class Skew:
+    """How a machine's time of day differs from the true one: it is behind or ahead, is set forward and back, or stands still."""
 
-    def __init__(self, clock: SimulatedClock, party: Party) -> None:
-        self._clock, self._party = clock, party
-        self.now_s, self.sleep = clock.now_s, clock.sleep
+    def __init__(self, rng: random.Random, unit_s: float) -> None:
+        self._offset_s = rng.choice((0.0, -1.0, 1.0)) * unit_s * rng.choice((1, 30))
+        self._jump_s = rng.choice((0.0, 0.0, -3.0, 3.0)) * unit_s
+        self._period_s = rng.uniform(0.5, 3.0) * unit_s
+        self._stands_still = rng.random() < 0.15
+
+    def shown_s(self, now_s: float, elapsed_s: float) -> float:
+        """Time of day that the machine shows."""
+        since = elapsed_s if self._stands_still else 0.0
+        is_set = int(elapsed_s / self._period_s) % 2
+        return now_s - since + self._offset_s + self._jump_s * is_set
+
+
+class ProcessClock:
+    """The clock as one process sees it: whether it goes on while its machine sleeps is the process's choice.
+
+    Parameters
+    ----------
+    skew
+        Of its machine's time of day; none by default.
+    """
+
+    def __init__(self, clock: SimulatedClock, party: Party, skew: Skew | None = None) -> None:
+        self._clock, self._party, self._skew = clock, party, skew
+        self.sleep = clock.sleep
+
+    def now_s(self) -> float:
+        now_s, elapsed_s = self._clock.now_s(), self._clock.elapsed_s()
+        return now_s if self._skew is None else self._skew.shown_s(now_s, elapsed_s)
 
     def elapsed_s(self) -> float:
         return self._clock.elapsed_s()

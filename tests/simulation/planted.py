@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from coordinator import versions
-from coordinator.cleaning_rules import check_age
 from coordinator.core import Counted, StateLedger
+from coordinator.discards import Discards
 from coordinator.errors import CommitUnknownError, FencedError, LogConflictError, StateStoreError
 from coordinator.generations import Generation, Generations
 from coordinator.history import StateHistory
@@ -160,17 +160,23 @@ def _any_base_will_do(_: Callable[..., None]) -> Callable[..., None]:
     return lambda ledger, task, num_shards: None
 
 
-def _files_of_late_commits_deleted(_: Any) -> Any:
-    # That a commit is too old rests on the clock: an older coordinator's record of it may still land.
-    return staticmethod(lambda error: isinstance(error, FencedError | CommitUnknownError))
+def _discards_not_written(_: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda ledger, files: []
 
 
-def _age_checked_at_the_door(_: Callable[..., Any]) -> Callable[..., Any]:
+def _two_clocks_compared(_: Callable[..., Any]) -> Callable[..., Any]:
+    """Whether a commit is too old is told by the coordinator's time of day and the store actor's, and by nothing else."""
+
     async def careless(actor: Any, state_name: str, keeper: Any, commit: PartitionCommit) -> Counted:
-        now_ms = int(actor._clock.now_s() * 1000)
-        for entry in commit.entries:
-            check_age(entry.file, entry.committed_at_ms, now_ms, actor._maintenance.grace_s)
-        return Counted(await keeper.submit(lambda ledger: ledger.decide_commits(commit.entries)))
+        def decide(ledger: StateLedger) -> Any:
+            ledger.discards = Discards()
+            records, counted = ledger.decide_commits(commit.entries)
+            for entry in commit.entries if records else ():
+                if actor._clock.now_s() * 1000 - entry.committed_at_ms > actor._maintenance.grace_s * 500:
+                    raise CommitUnknownError("the commit took too long", file=entry.file)
+            return records, Counted(counted)
+
+        return await keeper.submit(decide)
 
     return careless
 
@@ -301,7 +307,7 @@ MOVE_BUGS = {
     "commits since a copy are left out",
 }
 #: Those that are sought where coordinators stop just before they write.
-STOPPED_BUGS = {"files of commits that are too old are deleted"}
+STOPPED_BUGS = {"what cleaning deletes may be counted later"}
 #: name -> (class, method, what to make of it)
 BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "conflicts of the log are ignored": (ManifestLog, "append", _conflicts_ignored),
@@ -312,8 +318,8 @@ BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "runs that were replaced may come back": (StateLedger, "check_query", _past_runs_welcome),
     "a coordinator answers from an old memory": (ManifestLog, "is_newest", _memory_taken_for_log),
     "files of failed commits are deleted": (Commits, "_counts_for_sure_not", _files_of_failed_commits_deleted),
-    "files of commits that are too old are deleted": (Commits, "_counts_for_sure_not", _files_of_late_commits_deleted),
-    "the age of a commit is checked before it waits": (Coordinator, "_commit", _age_checked_at_the_door),
+    "what cleaning deletes may be counted later": (StateLedger, "decide_discard", _discards_not_written),
+    "the age of a commit is told by two clocks": (Coordinator, "_commit", _two_clocks_compared),
     "ages are measured by a clock that stands still while the machine sleeps": (
         ProcessClock,
         "elapsed_s",

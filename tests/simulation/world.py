@@ -24,7 +24,7 @@ from spark_jobs.worker.fleet_client import FleetAddress, FleetClient
 from store_actors.actor import StoreProcess
 from store_actors.deploy import store_actor_name
 from tests.simulation.audit import audit_log, audit_state, counted_forms
-from tests.simulation.clock import ProcessClock, SimulatedClock, SimulatedIds, SimulatedThreads
+from tests.simulation.clock import ProcessClock, SimulatedClock, SimulatedIds, SimulatedThreads, Skew
 from tests.simulation.cluster import AsyncLife, Cluster, Life, SimulatedActors
 from tests.simulation.keyed import KeyedWorkload
 from tests.simulation.moves import Mover
@@ -138,6 +138,7 @@ class World:
         self.rescales = rescales
         self._reads = reads
         self._reads_rng = random.Random(seed + 4)
+        self._clocks_rng = random.Random(seed + 5)
         self._reader: Reader | None = None
         #: Newest batch that was reported as finished, by when that was.
         self._reported: list[tuple[float, int]] = []
@@ -232,17 +233,21 @@ class World:
         self._lives += 1
         return f"{kind}#{self._lives}"
 
+    def _of_machine(self) -> Surroundings:
+        """Surroundings of a process on a machine with a time of day of its own."""
+        skew = Skew(self._clocks_rng, min(self.maintenance.grace_s, 3600.0))
+        return replace(self.surroundings, clock=ProcessClock(self.clock, self.scheduler.party, skew))
+
     def start_coordinator(self) -> None:
         name = coordinator_name(_URI)
 
         def make() -> Coordinator:
-            clock = ProcessClock(self.clock, self.scheduler.party)
             return Coordinator(
                 _URI,
                 self.objects,
                 self.maintenance,
                 self.nodes[0],
-                surroundings=replace(self.surroundings, clock=clock),
+                surroundings=self._of_machine(),
                 checkpoint_interval=self.weather.checkpoint_interval,
                 part_records=self._part_records,
             )
@@ -255,7 +260,7 @@ class World:
         def make() -> StoreProcess:
             location = ActorLocation(name, self.ids(), node, "host", 1)
             client = self.new_coordinator_client()
-            return StoreProcess(location, self.objects, client, self.maintenance, self.surroundings, self.actors)
+            return StoreProcess(location, self.objects, client, self.maintenance, self._of_machine(), self.actors)
 
         self.cluster.current[name] = Life(self.cluster, name, self._label(f"store-{node[-1]}"), node, make)
 

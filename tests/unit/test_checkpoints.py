@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -209,7 +210,7 @@ def test_without_a_part_the_checkpoint_before_is_read_and_records_after_it_are_n
     infos = writer.objects.list("clicks")
     needed = writer.log.needed(infos)
     assert needed.seq == seqs[0]
-    for old in prunable_records(infos, needed.seq, needed.parts, 1_000.0, 0):
+    for old in prunable_records(infos, needed.seq, needed.parts, math.inf, 0):
         writer.objects.delete(old.path)
     writer.check()
     # Without the records either, nobody makes up what was there.
@@ -229,7 +230,7 @@ def test_parts_that_no_checkpoint_names_are_pruned_and_no_others() -> None:
     writer.objects.put("clicks/parts/00000000000000000001-x.json", b"of a coordinator that was killed")
     infos = writer.objects.list("clicks")
     needed = writer.log.needed(infos)
-    gone = {one.path for one in prunable_records(infos, needed.seq, needed.parts, 1_000.0, 0)}
+    gone = {one.path for one in prunable_records(infos, needed.seq, needed.parts, math.inf, 0)}
     assert "clicks/parts/00000000000000000001-x.json" in gone
     for path in gone:
         writer.objects.delete(path)
@@ -303,7 +304,7 @@ def test_a_reader_that_is_overtaken_by_cleaning_reads_from_the_newer_checkpoint(
             writer.checkpoint()
         infos = objects.list("clicks")
         needed = writer.log.needed(infos)
-        for old in prunable_records(infos, needed.seq, needed.parts, 1_000.0, 0):
+        for old in prunable_records(infos, needed.seq, needed.parts, math.inf, 0):
             objects.delete(old.path)
 
     writer.batch()

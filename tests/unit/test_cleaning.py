@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,14 +14,15 @@ import pytest
 
 from coordinator.branching import Branching
 from coordinator.cleaner import Cleaner
-from coordinator.cleaning_rules import ListingSchedule, check_age
-from coordinator.core import Record, StateLedger
+from coordinator.cleaning_rules import ListingSchedule
+from coordinator.core import Counted, Record, StateLedger
 from coordinator.errors import CommitUnknownError
 from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.maintenance import Maintenance
 from coordinator.manifest_log import ManifestLog
-from coordinator.model import ActorLocation, CommitEntry, TaskIdentity
+from coordinator.model import ActorLocation, CommitEntry, PartitionCommit, TaskIdentity
 from coordinator.placement import StayElseLocal
+from coordinator.service import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo, ObjectStore
 from coordinator.surroundings import MachineClock
@@ -64,7 +66,8 @@ class Gated:
         return self._objects.list_unfinished(prefix)
 
     def list(self, prefix: str) -> list[ObjectInfo]:
-        self.lists += 1
+        # What the store's time is, is asked beside.
+        self.lists += not prefix.startswith("_probe")
         infos = self._objects.list(prefix)
         self._pass("list")
         return infos
@@ -89,7 +92,7 @@ class Office:
         self.keepers: dict[str, LedgerKeeper] = {}
         self.keeper = self.of("s")
         self.cleaner = Cleaner(objects, Maintenance(grace_s=GRACE_S), MachineClock(), self.opened)
-        self.branching = Branching(self.opened, MachineClock(), GRACE_S)
+        self.branching = Branching(self.opened, MachineClock())
 
     def of(self, state_name: str) -> LedgerKeeper:
         """The keeper of a state's ledger."""
@@ -118,10 +121,7 @@ class Office:
         """As ``Coordinator.commit_partitions``."""
 
         def decide(ledger: StateLedger) -> tuple[list[Record], None]:
-            records, _ = ledger.decide_commits([begun])
-            if records:
-                check_age(begun.file, begun.committed_at_ms, int(time.time() * 1000), GRACE_S)
-            return records, None
+            return ledger.decide_commits([begun])[0], None
 
         await (await self.opened(state_name)).submit(decide)
 
@@ -155,9 +155,29 @@ async def read_anew(objects: ObjectStore) -> set[str]:
     return ledger.referenced_files()
 
 
-def test_a_commit_that_hangs_on_its_way_to_the_log_is_not_counted_after_its_file_is_cleaned_away() -> None:
+#: How far the clock of a store actor's machine is ahead, in milliseconds.
+AHEAD = pytest.mark.parametrize("ahead_ms", [0, 2_000_000, -2_000_000])
+
+
+@AHEAD
+def test_a_commit_counts_whatever_the_clock_of_its_store_actor_shows(ahead_ms: int) -> None:
+    async def scenario(old: Office, _: Office, objects: MemoryObjectStore, __: Gated) -> None:
+        begun = await old.begin("run-1", 0)
+        begun = replace(begun, committed_at_ms=begun.committed_at_ms + ahead_ms)
+        objects.put(begun.file, b"delta")
+        coordinator = Coordinator("memory://", objects, Maintenance(), "node")
+        (outcome,) = await coordinator.commit_partitions("s", [PartitionCommit((begun,))])
+        assert isinstance(outcome, Counted)
+        assert await read_anew(objects) == {begun.file}
+
+    two_coordinators(scenario, "")
+
+
+@AHEAD
+def test_a_commit_that_hangs_on_its_way_to_the_log_is_not_counted_after_its_file_is_cleaned_away(ahead_ms: int) -> None:
     async def scenario(old: Office, new: Office, objects: MemoryObjectStore, gated: Gated) -> None:
         begun = await old.begin("run-1", 0)
+        begun = replace(begun, committed_at_ms=begun.committed_at_ms + ahead_ms)
         objects.put(begun.file, b"delta")
         gated.gate.clear()
         counting = asyncio.create_task(old.count(begun))
@@ -168,6 +188,17 @@ def test_a_commit_that_hangs_on_its_way_to_the_log_is_not_counted_after_its_file
         with pytest.raises(CommitUnknownError, match="took too long"):
             await counting
         assert await read_anew(objects) == set()
+        # Nor by whoever is told of it later, also by a checkpoint of the log; the task's next attempt is.
+        log = ManifestLog(objects, "s", "other")
+        ledger = StateLedger.from_json("memory:///s", json.loads(json.dumps(log.load().to_json())))
+        with pytest.raises(CommitUnknownError, match="took too long"):
+            ledger.decide_commits([begun])
+        again = replace(begun, file="s/0/0/1-0a.delta", attempt_id="again")
+        objects.put(again.file, b"delta")
+        await new.count(again)
+        assert await read_anew(objects) == {again.file}
+        assert new.keeper.ledger is not None
+        assert not new.keeper.ledger.decide_discard([begun.file]), "the shard has gone beyond it"
 
     two_coordinators(scenario, "put_if_absent")
 
@@ -229,6 +260,7 @@ def test_files_that_may_go_go_together() -> None:
 def test_nothing_is_deleted_by_a_young_coordinator_and_a_dry_run_always_looks() -> None:
     async def scenario(old: Office, new: Office, objects: MemoryObjectStore, gated: Gated) -> None:
         objects.put("s/0/0/1-0f.delta", b"of a failed attempt")
+        objects._modified_s["s/0/0/1-0f.delta"] -= 2 * GRACE_S
         gated.lists = 0
         assert await old.clean() == []
         await old.cleaner.round(old.keeper, "s")

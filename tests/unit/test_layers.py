@@ -109,6 +109,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "coordinator.compatibility",
         "coordinator.core",
         "coordinator.details",
+        "coordinator.discards",
         "coordinator.fleet_samples",
         "coordinator.fleet_view",
         "coordinator.generations",

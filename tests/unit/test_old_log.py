@@ -102,7 +102,8 @@ def plain(rows: list[dict[str, Any]]) -> list[list[Any]]:
 #: What the log tells of since then.
 LATER_KINDS = {
     RecordKind.BATCH_FINISHED, RecordKind.MOVE_FAILED, RecordKind.RESCALE_ASKED,
-    RecordKind.RESCALED, RecordKind.BRANCHED, RecordKind.BRANCH_MADE
+    RecordKind.RESCALED, RecordKind.BRANCHED, RecordKind.BRANCH_MADE, RecordKind.BRANCH_BORN,
+    RecordKind.BRANCH_ENDED, RecordKind.DISCARDED, RecordKind.DROPPED
 }  # fmt: skip
 
 
