@@ -438,6 +438,9 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
     private transient JsonNode facts;
     private transient Map figures;
     private transient boolean settled;
+    /** Whether the fleet heard that the batch is finished, and whether its logs have it: Spark asks again and again while it has no data. */
+    private transient boolean reported;
+    private transient boolean written;
     private transient int[] only;
     private transient scala.collection.immutable.Map noMetrics;
     private transient long evictMs;
@@ -513,8 +516,9 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
     public boolean shouldRunAnotherBatch(long newWatermarkMs) {
         boolean again = needsAnotherBatch(newWatermarkMs);
         // Whoever waits for the query to have done all its input goes on after this. Where a batch follows, it will be known by that.
-        if (!again && execution != null && !hasNewData()) {
+        if (!again && !written && execution != null && !hasNewData()) {
             Finished.report(execution, true);
+            written = true;
         }
         return again;
     }
@@ -547,8 +551,9 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
 
     /** Asked at the end of each trigger: of one that ran a batch, once the commit log has it. */
     public StateOperatorProgress getProgress() {
-        if (execution != null && isCalledBy("finishTrigger", "ProgressReporter")) {
+        if (!reported && execution != null && isCalledBy("finishTrigger", "ProgressReporter")) {
             Finished.report(execution, isLastWord());
+            reported = true;
         }
         HashMap custom = new HashMap();
         Map told = figures == null ? new HashMap() : figures;
