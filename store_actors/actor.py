@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -308,7 +307,7 @@ class StoreProcess:
         return self._found_few(asked)
 
     def _found_few(self, asked: bytes) -> bytes:
-        return pickle.dumps(self._found_all(pickle.loads(asked)), protocol=pickle.HIGHEST_PROTOCOL)
+        return self._found_all(LookUp.decoded(asked)).encoded()
 
     def _found_all(self, asked: LookUp) -> Outcomes:
         return Outcomes([self._found(request, keys) for request, keys in asked])

@@ -1,7 +1,13 @@
-"""Look-ups of keys and their answers, as they travel: few rows, whosever shards they are of, as one piece of bytes."""
+"""Look-ups of keys and their answers, as they travel: few rows, whosever shards they are of, as one piece of bytes.
+
+What goes over a connection of its own (:mod:`store_actors.direct_calls`) is JSON and Arrow data, of which nothing is run: what came
+from a socket is never unpickled.
+"""
 
 from __future__ import annotations
 
+import json
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,13 +17,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from coordinator import errors
 from coordinator.errors import StateStoreError
-from store_actors.messages import ReadRequest
+from coordinator.model import StateStoreId
+from store_actors.messages import ReadRequest, is_json
 
 __all__ = ["FoundRows", "LookUp", "Outcome", "Outcomes", "is_few"]
 
 #: Rows of at most so many bytes are few.
 _FEW_BYTES = 1 << 15
+#: Before the JSON of what is encoded, its length.
+_LENGTH = struct.Struct("<I")
 
 
 def is_few(rows: pa.Table | pa.RecordBatch) -> bool:
@@ -79,6 +89,34 @@ class LookUp:
     def __reduce__(self) -> tuple[Any, ...]:
         return _look_up, (self.requests, _packed(self.keys))
 
+    def encoded(self) -> bytes:
+        """The look-up as JSON and Arrow data."""
+        forms = list(dict.fromkeys(request.form for request in self.requests))
+        facts = [
+            [*_fields(one.store_id), one.version, one.attempt_id, forms.index(one.form), one.is_latest]
+            for one in self.requests
+        ]
+        return _joined({"requests": facts, "forms": len(forms)}, forms, self.keys)
+
+    @classmethod
+    def decoded(cls, encoded: bytes) -> LookUp:
+        """The look-up of :meth:`encoded`.
+
+        Raises
+        ------
+        ValueError
+            It is none.
+        """
+        facts, blobs, keys = _parted(encoded)
+        forms = blobs[: facts["forms"]]
+        if not all(map(is_json, forms)):
+            raise ValueError("a look-up's form is JSON")
+        requests = [
+            ReadRequest(_store_id(*store), version, attempt, forms[form], is_latest)
+            for *store, version, attempt, form, is_latest in facts["requests"]
+        ]
+        return cls(requests, keys)
+
 
 class Outcomes:
     """What came of each request of a :class:`LookUp`, in their order."""
@@ -91,6 +129,91 @@ class Outcomes:
     def __reduce__(self) -> tuple[Any, ...]:
         told = [(one.version, one.newest, one.places) if isinstance(one, FoundRows) else one for one in self.each]
         return _outcomes, (told, _packed([one.rows for one in self.each if isinstance(one, FoundRows)]))
+
+    def encoded(self) -> bytes:
+        """The outcomes as JSON and Arrow data; of an error its class by name, its message and its context in words."""
+        rows = [one.rows for one in self.each if isinstance(one, FoundRows)]
+        return _joined({"each": [_outcome_facts(one) for one in self.each]}, [], rows)
+
+    @classmethod
+    def decoded(cls, encoded: bytes) -> Outcomes:
+        """The outcomes of :meth:`encoded`.
+
+        Raises
+        ------
+        ValueError
+            They are none.
+        """
+        facts, _, tables = _parted(encoded)
+        rows = iter(tables)
+        return cls([_outcome_of(one, rows) for one in facts["each"]])
+
+
+def _outcome_facts(outcome: Outcome) -> Any:
+    if isinstance(outcome, FoundRows):
+        return [outcome.version, outcome.newest, outcome.places.tolist()]
+    if outcome is None:
+        return None
+    context = {
+        name: value if isinstance(value, str | int | float) else str(value) for name, value in outcome.context.items()
+    }
+    return {"error": type(outcome).__name__, "message": outcome.message, "context": context}
+
+
+def _outcome_of(facts: Any, rows: Iterator[pa.Table]) -> Outcome:
+    if isinstance(facts, list):
+        version, newest, places = facts
+        return FoundRows(version, newest, np.array(places, np.int64), next(rows))
+    if facts is None:
+        return None
+    kind = getattr(errors, facts["error"], None) if facts["error"] in errors.__all__ else None
+    return (kind or StateStoreError)(facts["message"], **facts["context"])
+
+
+def _fields(store_id: StateStoreId) -> tuple[str, int, int, str]:
+    return store_id.checkpoint_root_location, store_id.operator_id, store_id.partition_id, store_id.store_name
+
+
+@lru_cache(maxsize=4096)
+def _store_id(root: str, operator_id: int, partition_id: int, store_name: str) -> StateStoreId:
+    return StateStoreId(root, operator_id, partition_id, store_name)
+
+
+def _joined(facts: dict[str, Any], blobs: Sequence[bytes], tables: Sequence[pa.Table]) -> bytes:
+    """JSON, pieces of bytes and tables in one: the length of the JSON, the JSON, in which the lengths of the rest are, the rest."""
+    packed = _packed(tables)
+    if isinstance(packed, tuple):
+        schema, rows, facts["lengths"] = packed
+        data = [schema, rows]
+    else:
+        data = [_as_stream(one) for one in packed]
+    parts = [*blobs, *data]
+    head = json.dumps({**facts, "blobs": len(blobs), "sizes": [len(part) for part in parts]}).encode()
+    return b"".join([_LENGTH.pack(len(head)), head, *parts])
+
+
+def _parted(encoded: bytes) -> tuple[dict[str, Any], list[bytes], Sequence[pa.Table]]:
+    """What :func:`_joined` was given."""
+    (length,) = _LENGTH.unpack_from(encoded)
+    begin = _LENGTH.size + length
+    facts = json.loads(encoded[_LENGTH.size : begin])
+    parts = []
+    for size in facts["sizes"]:
+        parts.append(encoded[begin : begin + size])
+        begin += size
+    blobs, data = parts[: facts["blobs"]], parts[facts["blobs"] :]
+    if "lengths" in facts:
+        schema, rows = data
+        return facts, blobs, _unpacked((schema, rows, facts["lengths"]))
+    return facts, blobs, [pa.ipc.open_stream(one).read_all() for one in data]
+
+
+def _as_stream(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    written: bytes = sink.getvalue().to_pybytes()
+    return written
 
 
 #: Tables as they are, or few rows of one schema: it, the rows as bytes and how many each table has.

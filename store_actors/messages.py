@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +30,7 @@ __all__ = [
     "ShardInput",
     "StoreSpec",
     "Write",
+    "is_json",
 ]
 
 #: What changes are shown with, after a row's columns: what was done to it (`UPSERT`, or `DELETE`, which shows it as it was last), by
@@ -208,6 +211,31 @@ class ReadForm:
     filter: pc.Expression | None = None
     filtered: tuple[str, ...] | None = None
 
+    def encoded(self) -> bytes:
+        """The form as it is sent: JSON. A filter is an expression of Arrow's, which is pickled, and is sent by Ray only."""
+        if self.filter is not None:
+            return pickle.dumps(self)
+        schema = None if self.schema is None else self.schema.to_json()
+        return json.dumps(
+            {"schema": schema, "is_keyed": self.is_keyed, "part": self.part, "columns": self.columns}
+        ).encode()
+
+    @classmethod
+    def decoded(cls, encoded: bytes) -> ReadForm:
+        """The form of :meth:`encoded`, from somebody who may call the store actor by Ray."""
+        if not is_json(encoded):
+            form: ReadForm = pickle.loads(encoded)
+            return form
+        facts = json.loads(encoded)
+        schema = None if facts["schema"] is None else StateSchema.from_json(facts["schema"])
+        columns = None if facts["columns"] is None else tuple(facts["columns"])
+        return cls(schema, facts["is_keyed"], facts["part"], columns)
+
+
+def is_json(encoded: bytes) -> bool:
+    """Whether an encoded form is JSON, so that it may come from anywhere."""
+    return encoded.startswith(b"{")
+
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest(Travelling):
@@ -224,7 +252,7 @@ class ReadRequest(Travelling):
     snapshot
         Rows of the version as its files make it from the snapshot of this version on, whatever memory has; None for any way to them.
     form
-        A pickled :class:`ReadForm`: as bytes, of which a store actor knows most already.
+        An encoded :class:`ReadForm`: as bytes, of which a store actor knows most already.
     """
 
     store_id: StateStoreId

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -47,7 +46,7 @@ class Form:
     shown: ShownColumns
     routing: tuple[str, ...]
     has_one: bool
-    _pickled: dict[tuple[str, ...] | None, bytes] = field(default_factory=dict)
+    _encoded: dict[tuple[str, ...] | None, bytes] = field(default_factory=dict)
 
     def asking(self, columns: Sequence[str] | None) -> bytes:
         """The form for some columns, as it is sent.
@@ -58,10 +57,10 @@ class Form:
             There are no such columns.
         """
         wanted = None if columns is None else tuple(columns)
-        if wanted not in self._pickled:
+        if wanted not in self._encoded:
             self._check(wanted or ())
-            self._pickled[wanted] = pickle.dumps(replace(self.read, columns=wanted))
-        return self._pickled[wanted]
+            self._encoded[wanted] = replace(self.read, columns=wanted).encoded()
+        return self._encoded[wanted]
 
     def filtering(
         self, columns: Sequence[str] | None, chosen: pc.Expression | None, filtered: Sequence[str] | None
@@ -72,7 +71,7 @@ class Form:
         self._check((*(columns or ()), *(filtered or ())))
         wanted = None if columns is None else tuple(columns)
         of_filter = None if filtered is None else tuple(filtered)
-        return pickle.dumps(replace(self.read, columns=wanted, filter=chosen, filtered=of_filter))
+        return replace(self.read, columns=wanted, filter=chosen, filtered=of_filter).encoded()
 
     def _check(self, columns: Sequence[str]) -> None:
         unknown = [name for name in columns if name not in self.shown.schema.names]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import and_
@@ -202,7 +201,7 @@ class StateScans:
 
     def _described(self, view: ReadView) -> StateSchema:
         """Columns of a store that only its user knows."""
-        form = pickle.dumps(ReadForm(None, is_keyed=True))
+        form = ReadForm(None, is_keyed=True).encoded()
         found = self._reads.describe(self._pinned, named_part(view, self.part) or DEFAULT_STORE, form)
         if found is None:
             raise InvalidRequestError(

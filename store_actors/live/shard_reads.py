@@ -29,7 +29,7 @@ from store_actors.serving.shard_heat import HottestKeys
 __all__ = ["Pinned", "Plan", "ShardReads"]
 
 Result = TypeVar("Result")
-#: By a view, the store to look in, what is wanted of each row (a pickled :class:`~store_actors.messages.ReadForm`), and the keys to
+#: By a view, the store to look in, what is wanted of each row (an encoded :class:`~store_actors.messages.ReadForm`), and the keys to
 #: look for in each shard.
 Plan = Callable[[ReadView], tuple[str, bytes, Mapping[int, pa.Table]]]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, Self, TypeVar
@@ -132,7 +131,7 @@ class FleetSource:
         """See :class:`Source`."""
         asked = LookUp(requests, keys)
         if asked.is_small:
-            return self._find_few(where, pickle.dumps(asked, protocol=pickle.HIGHEST_PROTOCOL))
+            return self._find_few(where, asked.encoded())
         reference = self._handle(where).find_rows.remote(asked)
         return lambda: self._answer(reference).each
 
@@ -142,14 +141,13 @@ class FleetSource:
             answered = self._direct.begin(where.actor_name, where.instance_id, asked)
         if answered is None:
             reference = self._handle(where).find_few.remote(asked)
-            return lambda: pickle.loads(self._answer(reference)).each
+            return lambda: Outcomes.decoded(self._answer(reference)).each
 
         def outcomes() -> Sequence[Outcome]:
             found = answered()
             if found is None:
                 found = self._answer(self._handle(where).find_few.remote(asked))
-            told: Outcomes = pickle.loads(found)
-            return told.each
+            return Outcomes.decoded(found).each
 
         return outcomes
 

@@ -6,7 +6,6 @@ for its readers, and kept for as long as they come and there is room for it.
 
 from __future__ import annotations
 
-import pickle
 from collections import OrderedDict
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -251,15 +250,14 @@ class Reads:
 
 
 @lru_cache(maxsize=256)
-def _form(pickled: bytes) -> ReadForm:
-    """A form as it was told; readers ask with one for many keys."""
-    form: ReadForm = pickle.loads(pickled)
-    return form
+def _form(encoded: bytes) -> ReadForm:
+    """A form as it was sent; readers ask with one for many keys."""
+    return ReadForm.decoded(encoded)
 
 
 @lru_cache(maxsize=256)
-def _columns(pickled: bytes) -> ShownColumns:
-    form = _form(pickled)
+def _columns(encoded: bytes) -> ShownColumns:
+    form = _form(encoded)
     assert form.schema is not None
     return ShownColumns.of(form.schema, form.part)
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from multiprocessing.connection import Connection, Listener
+from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
 import pytest
@@ -135,9 +136,8 @@ def test_a_caller_proves_the_store_actor_too(actor: StoreActor) -> None:
 
         def pose() -> None:
             posing, _ = listening.accept()
-            # A challenge, and WELCOME whatever is answered.
-            posing.sendall(b"\0\0\0\x16#CHALLENGE#" + bytes(11) + b"\0\0\0\x09#WELCOME#")
-            posing.sendall(b"\0\0\0\x10" + bytes(16))
+            # A number, and some proof whatever is answered.
+            posing.sendall(b"\0\0\0\x20" + bytes(32) + b"\0\0\0\x20" + bytes(32))
             posing.recv(1 << 10)
 
         threading.Thread(target=pose, daemon=True).start()
@@ -145,17 +145,21 @@ def test_a_caller_proves_the_store_actor_too(actor: StoreActor) -> None:
 
 
 def test_the_proof_of_one_caller_is_none_to_another(actor: StoreActor) -> None:
-    """An impostor hands one caller's challenge to another one as its own, and gives back what that answers."""
+    """An impostor gives two callers the same number, and each the other one's proof as its own."""
     with Listener(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(2) as threads:
         address = DirectAddress("127.0.0.1", int(listening.address[1]), KEY)
         asking = [threads.submit(Caller(address).ask, b"x") for _ in range(2)]
         with listening.accept() as first, listening.accept() as second:
-            first.send_bytes(b"#CHALLENGE#" + bytes(20))
-            first.recv_bytes()
-            first.send_bytes(b"#WELCOME#")
-            second.send_bytes(first.recv_bytes())
-            first.send_bytes(second.recv_bytes())
-            assert first.recv_bytes() == b"#FAILURE#"
+            for one in (first, second):
+                one.send_bytes(bytes(32))
+            (_, one_proof), (_, other_proof) = (
+                (told[:32], told[32:]) for told in (first.recv_bytes(), second.recv_bytes())
+            )
+            first.send_bytes(other_proof)
+            second.send_bytes(one_proof)
+            for one in (first, second):
+                with pytest.raises((EOFError, OSError)):
+                    one.recv_bytes()
         assert [one.result(30) for one in asking] == [None, None]
 
 
@@ -259,6 +263,110 @@ def test_strangers_who_say_nothing_are_shown_out(actor: StoreActor, monkeypatch:
         one.close()
     until(lambda: actor.direct._connected == 0)
     assert Caller(actor.direct.address).ask(b"x") == b"xx"
+
+
+def test_a_crowd_that_trickles_its_proof_keeps_nobody_out(actor: StoreActor) -> None:
+    where = (actor.direct.address.host, actor.direct.address.port)
+    known = Caller(actor.direct.address)
+    assert known.ask(b"x") == b"xx"
+    crowd = [socket.create_connection(where) for _ in range(3 * direct_calls._STRANGERS)]
+    for one in crowd:
+        with suppress(OSError):
+            one.sendall(b"\0")
+    assert known.ask(b"y") == b"yy", "those who have proved themselves stay"
+    assert Caller(actor.direct.address).ask(b"z") == b"zz", "who proves itself at once is let in"
+    assert len(actor.direct._strangers) <= direct_calls._STRANGERS
+    for one in crowd:
+        one.close()
+
+
+def test_a_stranger_who_sends_a_byte_now_and_then_has_the_time_of_one_proof(
+    actor: StoreActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct_calls, "_PROOF_S", 0.5)
+    with socket.create_connection((actor.direct.address.host, actor.direct.address.port)) as slow:
+        slow.settimeout(30)
+        slow.recv(1 << 10)
+        with pytest.raises(OSError):  # noqa: PT012 - it is shut out in the middle
+            for _ in range(300):
+                slow.sendall(b"\0")
+                time.sleep(0.1)
+
+
+class Relay:
+    """Passes on what two sides say to each other, as `change` gives it back."""
+
+    def __init__(self, address: DirectAddress, change: Callable[[str, int, bytes], list[bytes]]) -> None:
+        self._listening = Listener(("127.0.0.1", 0))
+        self.address = replace(address, port=int(self._listening.address[1]))
+        self._behind, self._change = (address.host, address.port), change
+        threading.Thread(target=self._pass_on, daemon=True).start()
+
+    def _pass_on(self) -> None:
+        while True:
+            caller, actor = self._listening.accept(), Client(self._behind)
+            for name, giving, taking in (("caller", caller, actor), ("actor", actor, caller)):
+                threading.Thread(target=self._one_way, args=(name, giving, taking), daemon=True).start()
+
+    def _one_way(self, name: str, giving: Connection, taking: Connection) -> None:
+        with suppress(EOFError, OSError):
+            for number in itertools.count():
+                for message in self._change(name, number, giving.recv_bytes()):
+                    taking.send_bytes(message)
+
+
+#: Messages of either side before the first that has a code: the caller's proof; the actor's number and proof.
+FIRST = {"caller": 1, "actor": 2}
+
+
+def flipped(message: bytes) -> bytes:
+    return message[:-1] + bytes([message[-1] ^ 1])
+
+
+@pytest.mark.parametrize("who", FIRST)
+@pytest.mark.parametrize("how", ["changed", "repeated", "of another connection", "cut"])
+def test_what_was_changed_on_its_way_is_not_taken(actor: StoreActor, who: str, how: str) -> None:
+    kept: list[bytes] = []
+
+    def change(name: str, number: int, message: bytes) -> list[bytes]:
+        if name != who or number < FIRST[who]:
+            return [message]
+        kept.append(message)
+        match how:
+            case "changed":
+                return [flipped(message)]
+            case "repeated":
+                return [kept[0]]
+            case "of another connection":
+                return [message[:16] + b"zz" if len(kept) > 1 else message]
+            case _:
+                return [message[:-1]]
+
+    relay = Relay(actor.direct.address, change)
+    caller = Caller(relay.address)
+    answers = [caller.ask(asked) for asked in (b"a", b"b")]
+    honest = [b"aa", b"bb"]
+    assert all(answer in (None, right) for answer, right in zip(answers, honest, strict=True))
+    assert None in answers
+    assert set(actor.asked) <= {b"a", b"b"}
+
+
+def test_what_is_said_is_not_sent_back_as_an_answer(actor: StoreActor) -> None:
+    with Listener(("127.0.0.1", 0)) as listening:
+        behind = (actor.direct.address.host, actor.direct.address.port)
+
+        def reflect() -> None:
+            with listening.accept() as caller, Client(behind) as there:
+                caller.send_bytes(there.recv_bytes())
+                there.send_bytes(caller.recv_bytes())
+                caller.send_bytes(there.recv_bytes())
+                with suppress(OSError, EOFError):
+                    caller.send_bytes(caller.recv_bytes())
+
+        threading.Thread(target=reflect, daemon=True).start()
+        caller = Caller(replace(actor.direct.address, port=int(listening.address[1])))
+        assert caller.ask(b"x") is None
+    assert actor.asked == []
 
 
 def test_where_there_is_no_connection_it_is_tried_again_after_a_while(actor: StoreActor) -> None:

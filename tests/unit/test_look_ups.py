@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import pickle
+import struct
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
-from coordinator.errors import InvalidRequestError
+from coordinator.errors import InvalidRequestError, StateStoreError
 from coordinator.model import StateStoreId
 from coordinator.surroundings import Surroundings
 from store_actors.live.forms import Form
 from store_actors.live.shard_reads import Pinned, ShardReads
 from store_actors.look_ups import FoundRows, LookUp, Outcome, Outcomes
-from store_actors.messages import ReadForm, ReadRequest
+from store_actors.messages import ReadForm, ReadRequest, is_json
 from store_actors.operators.shown import ShownColumns
 from store_actors.schema import Field, StateSchema
 from tests.clocks import LaterClock, until
@@ -39,20 +43,33 @@ def rows(count: int, begin: int = 0) -> pa.Table:
 
 
 def request(partition: int) -> ReadRequest:
-    return ReadRequest(StateStoreId("root", 0, partition), 3, "attempt", b"form")
+    return ReadRequest(StateStoreId("root", 0, partition), 3, "attempt", b'{"form": 1}')
 
 
 def found(table: pa.Table) -> FoundRows:
     return FoundRows(3, 4, np.arange(table.num_rows), table)
 
 
-def travelled(value: Any) -> Any:
-    """As by a connection."""
+def by_ray(value: Any) -> Any:
     return pickle.loads(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
 
 
+def by_a_connection(value: Any) -> Any:
+    return type(value).decoded(value.encoded())
+
+
+Way = Callable[[Any], Any]
+
+
+@pytest.fixture(params=[by_ray, by_a_connection])
+def travelled(request: pytest.FixtureRequest) -> Way:
+    """What arrives of a look-up, or of its outcomes."""
+    way: Way = request.param
+    return way
+
+
 @pytest.mark.parametrize("counts", [(1,), (3, 0, 2), (0,), (0, 0), (5000, 1)], ids=str)
-def test_keys_arrive_as_they_were_sent(counts: tuple[int, ...]) -> None:
+def test_keys_arrive_as_they_were_sent(travelled: Way, counts: tuple[int, ...]) -> None:
     keys = [rows(count, 10 * place) for place, count in enumerate(counts)]
     arrived = travelled(LookUp([request(place) for place in range(len(keys))], keys))
     assert [asked for asked, _ in arrived] == [request(place) for place in range(len(keys))]
@@ -61,7 +78,7 @@ def test_keys_arrive_as_they_were_sent(counts: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 5000])
-def test_outcomes_arrive_in_their_order_whatever_became_of_each(count: int) -> None:
+def test_outcomes_arrive_in_their_order_whatever_became_of_each(travelled: Way, count: int) -> None:
     error = InvalidRequestError("no such column", column="m")
     each: list[Outcome] = [None, found(rows(count)), error, found(rows(2, 7)), None]
     arrived = travelled(Outcomes(each)).each
@@ -76,14 +93,14 @@ def test_outcomes_arrive_in_their_order_whatever_became_of_each(count: int) -> N
     assert nothing is None
 
 
-def test_rows_of_other_columns_arrive_with_their_own() -> None:
+def test_rows_of_other_columns_arrive_with_their_own(travelled: Way) -> None:
     """A keyed store may have been changed between two of its partitions."""
     each = [found(rows(1)), found(rows(1).append_column("m", pa.array([1])))]
     arrived = travelled(Outcomes(each)).each
     assert [one.rows for one in arrived] == [one.rows for one in each]
 
 
-def test_few_rows_travel_small_and_many_are_not_copied() -> None:
+def test_few_rows_travel_small_and_many_are_not_copied(travelled: Way) -> None:
     large = rows(20_000)
     few = LookUp([request(0), request(1)], [large.slice(3, 1), large.slice(17_000, 2)])
     assert few.is_small
@@ -149,3 +166,41 @@ def test_one_of_many_readers_asks_for_the_view_and_nobody_waits_for_it_long() ->
         assert [first.result(30).id, late.result(30).id] == [2, 3]  # type: ignore[comparison-overlap]
     assert reads.believed(newest).id == 3  # type: ignore[comparison-overlap]
     assert views.asked == 3
+
+
+def test_what_is_no_look_up_is_refused_and_nothing_of_it_is_run() -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return pytest.fail, ("a pickle was loaded",)
+
+    for content in (pickle.dumps(Bomb()), b"", b"\x05\0\0\0{}", b"\xff\xff\xff\xff"):
+        for kind in (LookUp, Outcomes):
+            with pytest.raises((ValueError, KeyError, struct.error)):
+                kind.decoded(content)
+    pickled = replace(request(0), form=pickle.dumps(Bomb()))
+    with pytest.raises(ValueError, match="form is JSON"):
+        LookUp.decoded(LookUp([pickled], [rows(1)]).encoded())
+
+
+def test_an_error_of_a_connection_is_one_of_ours_whatever_it_is_called() -> None:
+    class ElseError(StateStoreError):
+        """Not among the errors that callers know."""
+
+    known = InvalidRequestError("no such column", column="x", count=3, where=None)
+    arrived = by_a_connection(Outcomes([known, ElseError("odd"), None])).each
+    assert [type(one) for one in arrived] == [InvalidRequestError, StateStoreError, type(None)]
+    assert str(arrived[0]) == str(known)
+
+
+def test_forms_are_data_but_for_filters() -> None:
+    schema = StateSchema((Field("k", "int64"),), (), (), None, None, "update")
+    for form in (
+        ReadForm(schema, False, "left", ("a", "b")),
+        ReadForm(None, True),
+        ReadForm(schema, False, columns=()),
+    ):
+        assert is_json(form.encoded())
+        assert ReadForm.decoded(form.encoded()) == form
+    filtering = ReadForm(schema, False, filter=pc.field("k") > 1)
+    assert not is_json(filtering.encoded())
+    assert str(ReadForm.decoded(filtering.encoded()).filter) == str(filtering.filter)
