@@ -296,9 +296,9 @@ class CoordinatorClient:
         """See :meth:`Coordinator.add_snapshot <coordinator.service.Coordinator.add_snapshot>`."""
         return bool(self._call("add_snapshot", state_name, snapshot))
 
-    def report_store_actor(self, location: ActorLocation) -> None:
+    def report_store_actor(self, location: ActorLocation, *, is_new: bool = True) -> None:
         """See :meth:`Coordinator.report_store_actor <coordinator.service.Coordinator.report_store_actor>`."""
-        self._call("report_store_actor", location)
+        self._call("report_store_actor", location, is_new)
 
     def report_memory(self, instance_id: str, use: MemoryUse) -> None:
         """See :meth:`Coordinator.report_memory <coordinator.service.Coordinator.report_memory>`."""

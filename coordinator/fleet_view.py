@@ -36,8 +36,13 @@ class KnownFleet:
         return self._lives.newest(location)
 
     def actors(self) -> Collection[ActorLocation]:
-        """Newest life of each store actor, unless that is over."""
-        return [location for location in self._lives.all() if self.is_alive(location)]
+        """Newest life of each store actor, unless that is over.
+
+        A coordinator that has just started was told of none yet: those that have shards are in the ledgers.
+        """
+        known = {location.actor_name: location for location in self._lives.all()}
+        holders = {one.actor_name: one for ledger in self._ledgers() for one in ledger.assigned().values()}
+        return [location for location in {**holders, **known}.values() if self.is_alive(location)]
 
     def load(self, location: ActorLocation) -> ActorLoad:
         """Sum over the partitions that are leased to the life; looks at every partition of every ledger."""

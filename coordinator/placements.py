@@ -134,10 +134,24 @@ class Placements:
                 "no living store actor has the shard, so there is nothing to move; it is placed with its next batch",
                 **facts,
             )
+        if node_id in self.placing.drained:
+            raise InvalidRequestError(
+                "the node is drained, so no shard goes there; nothing was changed; `statefleet drain NODE --undo` lets them back",
+                **facts,
+            )
+        going = self.placing.going(state_name, partitions[shard], self._fleet)
+        if going is not None and going.node_id != node_id:
+            raise InvalidRequestError(
+                "the shard was moved a moment ago, and goes to another node at the end of the batch at hand; nothing was changed; "
+                "move it again once it is there",
+                goes_to=going.node_id,
+                **facts,
+            )
         takers = [one for one in self._fleet.actors() if one.node_id == node_id]
         if not takers:
             raise InvalidRequestError(
-                "the node has no living store actor of this fleet; one starts with the first executor there; see `statefleet status`",
+                "no living store actor of this fleet is known on the node; one starts with the first executor there; a coordinator "
+                "that has just started knows of those that have no shards within a minute: ask again; see `statefleet status`",
                 nodes=sorted(one.node_id for one in self._fleet.actors()),
                 **facts,
             )
@@ -192,8 +206,7 @@ class Placements:
         giver = await self._holder(move.state_name, move.partition_id)
         if giver != move.giver or not self._fleet.is_alive(move.taker):
             return False
-        self.placing.prepared(move, preparation)
-        return True
+        return self.placing.prepared(move, preparation, self._fleet)
 
     async def failed(self, move: PlannedMove, error: str) -> None:
         """A move came to nothing: the state's log says why."""

@@ -241,12 +241,28 @@ class Placing:
             for place in places
             if place.location.node_id not in self.drained and (living := _living(place.location, fleet)) is not None
         ]
-        choices = spread(len(partitions), open_places, there, query_id)
+        choices = spread(len(partitions), open_places, there, query_id, self.drained)
         return {partitions[shard]: choice for shard, choice in choices.items()}
 
-    def prepared(self, move: PlannedMove, preparation: Preparation | None) -> None:
-        """The taker is ready: it has the shard from the end of the batch at hand on."""
+    def prepared(self, move: PlannedMove, preparation: Preparation | None, fleet: FleetView) -> bool:
+        """The taker is ready: it has the shard from the end of the batch at hand on.
+
+        Returns
+        -------
+        bool
+            False if the shard is about to go to another store actor, or the taker's node was drained: nothing is changed.
+        """
+        going = self.going(move.state_name, move.partition_id, fleet)
+        if going not in (None, move.taker) or move.taker.node_id in self.drained:
+            return False
         self._plans[move.state_name].at_end[move.partition_id] = Choice(move.taker, move.reason, preparation)
+        return True
+
+    def going(self, state_name: str, partition_id: int, fleet: FleetView) -> ActorLocation | None:
+        """The living store actor that a shard goes to at the end of the batch at hand, if that was prepared."""
+        plan = self._plans.get(state_name)
+        choice = None if plan is None else plan.at_end.get(partition_id)
+        return choice.location if choice is not None and fleet.is_alive(choice.location) else None
 
     def batch_ended(self, state_name: str) -> None:
         """No task of the batch at hand is to come: what was prepared goes where it shall."""

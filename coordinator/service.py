@@ -449,9 +449,14 @@ class Coordinator:
 
     # -- store actors ---------------------------------------------------------------------------------------------
 
-    async def report_store_actor(self, location: ActorLocation) -> None:
-        """A store actor has started; a former life of the same name is over."""
-        self._lives.begun(location)
+    async def report_store_actor(self, location: ActorLocation, is_new: bool = True) -> None:
+        """A store actor has started: a former life of the same name is over; or, if it is not new, goes on, for a coordinator that does
+        not know of it.
+        """
+        if is_new:
+            self._lives.begun(location)
+        else:
+            self._lives.newest(location)
 
     async def report_memory(self, instance_id: str, use: MemoryUse) -> None:
         """A life of a store actor with a memory limit tells what it takes."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,7 +39,11 @@ def place_order(place: Place) -> tuple[str, str]:
 
 
 def spread(
-    num_shards: int, places: Sequence[Place], present: Mapping[int, ActorLocation], query_id: str
+    num_shards: int,
+    places: Sequence[Place],
+    present: Mapping[int, ActorLocation],
+    query_id: str,
+    drained: Collection[str] = (),
 ) -> dict[int, Choice]:
     """Shards that are to go elsewhere, or that are nowhere yet, by partition.
 
@@ -56,6 +60,8 @@ def spread(
         Where shards are.
     query_id
         Whose state it is.
+    drained
+        Nodes that shall have no shards.
     """
     ordered = sorted((place for place in places if place.cores > 0), key=place_order)
     if not ordered:
@@ -84,7 +90,7 @@ def spread(
     for partition in sorted(rest, key=lambda one: room[wanted[one]] == 0):
         there = wanted[partition] if room[wanted[partition]] > 0 else next(iter(room))
         take(there)
-        choices[partition] = Choice(ordered[there].location, _reason(present.get(partition), number))
+        choices[partition] = Choice(ordered[there].location, _reason(present.get(partition), number, drained))
     for partition, here in kept.items():
         if present[partition] != ordered[here].location:
             choices[partition] = Choice(ordered[here].location, "the store actor of its node started anew")
@@ -113,9 +119,11 @@ def _name(location: ActorLocation | None) -> str:
     return "" if location is None else location.actor_name
 
 
-def _reason(present: ActorLocation | None, number: Mapping[str, int]) -> str:
+def _reason(present: ActorLocation | None, number: Mapping[str, int], drained: Collection[str]) -> str:
     if present is None:
         return "spread over the nodes that have executors"
+    if present.node_id in drained:
+        return "the node that had it is drained"
     if present.actor_name not in number:
         return "the node that had it has no executor"
     return "the node that had it had more than its cores' share"

@@ -150,6 +150,8 @@ class StoreProcess:
         while True:
             self._clock.sleep(self._maintenance.interval_s)
             try:
+                # A coordinator that was started anew may know of no life without shards.
+                self._coordinator.report_store_actor(self._location, is_new=False)
                 self._shards.maintain(self._maintenance.min_deltas_for_snapshot)
                 self._keyed.maintain(self._maintenance.min_deltas_for_snapshot)
                 self._reads.maintain()

@@ -83,7 +83,7 @@ def _ended(actors: Actors, coordinator: CoordinatorClient, move: PlannedMove, st
         preparation = unwrapped(actors, started.handle, started.answer)
         if coordinator.move_prepared(move, preparation):
             return MoveOutcome(move, preparation)
-        error = "the shard was given to another store actor meanwhile, or the one that was to have it was lost"
+        error = "the shard is given to another store actor by now, or the one that was to have it was lost or its node drained"
     except (StateStoreError, RayError) as failure:
         error = f"{type(failure).__name__}: {failure}"
     return MoveOutcome(move, preparation, error)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from store_actors.engine.arrays import Bytes
+from store_actors.spilling.spill_folder import checked_folder
 
 __all__ = ["MappedFile", "Mapping", "mapping_of"]
 
@@ -32,13 +33,24 @@ class MappedFile:
     Parameters
     ----------
     folder
-        On a local disk.
+        On a local disk; made if it is not there any more.
+
+    Raises
+    ------
+    MemoryLimitError
+        It is not there and cannot be made, or would lie in memory.
+    OSError
+        There is no room.
     """
 
     def __init__(self, folder: str) -> None:
         self.size = 0
         # Its descriptor is closed, and with it the file is gone, once nobody has a mapping of it any more.
-        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+        try:
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+        except FileNotFoundError:
+            # The folder always looks empty, so what cleans a disk by age takes it.
+            self._file = tempfile.TemporaryFile(dir=checked_folder(folder), buffering=0)  # noqa: SIM115
 
     def grow(self, size: int) -> None:
         """Have at least so many bytes, zeros beyond those that there were.

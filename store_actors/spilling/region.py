@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeVar
@@ -186,6 +187,12 @@ class Region:
             self._mappings.add(mapping)
         return mapping.array()
 
+    def _free_bytes(self) -> int | None:
+        """Bytes that can be written in the folder yet; None if that cannot be learned."""
+        with suppress(OSError):
+            return free_bytes(self._folder)
+        return None
+
     def _no_room(self, size: int, error: OSError) -> MemoryLimitError:
         remedy = _REMEDIES.get(error.errno or 0, "give the spill folder more room (spill_dir), or use more nodes")
         return MemoryLimitError(
@@ -195,7 +202,7 @@ class Region:
             **self.facts,
             bytes=size,
             spill_dir=self._folder,
-            free_bytes=free_bytes(self._folder),
+            free_bytes=self._free_bytes(),
             memory_limit=self._keeper.limit,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -249,6 +250,24 @@ def test_a_disk_that_is_full_at_any_moment_costs_a_batch_and_nothing_else(tmp_pa
     # Another process reads the same from what was stored.
     fleet.store = fleet.new_store()
     assert fleet.apply(6, "ab") == {"a": 7, "b": 7}
+
+
+def test_a_spill_folder_that_was_deleted_is_made_again_and_one_that_cannot_be_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "spilled"
+    folder.mkdir()
+    fleet = SpillingFleet(folder)
+    assert fleet.apply(0, "ab") == {"a": 1, "b": 1}
+    shutil.rmtree(folder)
+    more = "".join(chr(0x100 + number) for number in range(300))
+    assert fleet.apply(1, "ab" + more)["a"] == 2
+    assert folder.is_dir()
+    shutil.rmtree(folder)
+    # What is in its place cannot be a folder.
+    folder.write_text("")
+    with pytest.raises(MemoryLimitError, match="spill folder"):
+        fleet.apply(2, "ab" + more + "".join(chr(0x1000 + number) for number in range(900)))
+    folder.unlink()
+    assert fleet.apply(2, "ab")["a"] == 3
 
 
 def test_a_disk_that_is_full_on_the_way_back_to_a_version_costs_a_load(tmp_path: Path, full: list[int]) -> None:

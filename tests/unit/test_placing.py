@@ -8,10 +8,14 @@ from dataclasses import replace
 
 import pytest
 
+from coordinator.core import StateLedger
+from coordinator.fleet_view import KnownFleet
+from coordinator.lives import StoreActorLives
 from coordinator.model import ActorLocation
 from coordinator.placement import PlacementRequest, StayElseLocal
 from coordinator.placing import ELSEWHERE, LOCAL, MOVED, NO_EXECUTOR, UNPLACED, Placing, PlannedMove
 from coordinator.preparation import Preparation
+from coordinator.records import RunStarted, ShardsAssigned
 from coordinator.spreading import Place
 from tests.unit.test_coordinator import actor
 
@@ -79,7 +83,7 @@ def test_shards_that_are_held_are_moved_once_their_taker_is_ready_and_the_batch_
     assert [(move.giver.actor_name, move.taker.actor_name) for move in moves] == [("a", "b")] * 3
     assert set(town.run_batch()) == {"a"}, "nobody is ready"
     for move in moves:
-        town.placing.prepared(move, Preparation(1, 10, 1))
+        town.placing.prepared(move, Preparation(1, 10, 1), town)
     assert set(town.run_batch()) == {"a"}, "tasks of the batch were sent there"
     town.placing.batch_ended("s")
     assert sorted(town.run_batch()) == ["a"] * 3 + ["b"] * 3
@@ -90,9 +94,38 @@ def test_a_move_that_was_prepared_while_no_batch_ran_holds_for_the_next_run() ->
     town = Town("a", "b")
     town.run_batch("a")
     for move in town.plan("a", "b"):
-        town.placing.prepared(move, None)
+        town.placing.prepared(move, None, town)
     assert town.plan("a", "b") == (), "what is prepared is not planned again"
     assert sorted(town.run_batch()) == ["a"] * 3 + ["b"] * 3
+
+
+def test_a_coordinator_that_has_just_started_knows_the_store_actors_that_have_shards() -> None:
+    ledger = StateLedger("memory:///s")
+    ledger.fold(RunStarted("run", "query", 0, 1))
+    ledger.fold(ShardsAssigned(0, 2, actor("a"), "for a test"))
+    lives = StoreActorLives()
+    fleet = KnownFleet(lives, lambda: [ledger])
+    assert list(fleet.actors()) == [actor("a")]
+    lives.begun(actor("a", life=2))
+    assert list(fleet.actors()) == [actor("a", life=2)]
+    lives.ended(actor("a", life=2).instance_id)
+    assert list(fleet.actors()) == []
+
+
+def test_a_second_move_of_a_shard_is_told_that_the_first_one_has_it_and_drained_nodes_get_none() -> None:
+    town = Town("a", "b", "c")
+    town.run_batch("a")
+    first, second = (
+        PlannedMove("s", 0, town.lives["a"], town.lives[to], "asked for by `statefleet move`") for to in ("b", "c")
+    )
+    assert town.placing.prepared(first, None, town)
+    assert town.placing.going("s", 0, town) == town.lives["b"]
+    assert not town.placing.prepared(second, None, town)
+    assert town.placing.prepared(first, None, town), "the answer was lost"
+    town.placing.batch_ended("s")
+    assert town.placing.going("s", 0, town) is None
+    town.placing.drained.add(town.lives["c"].node_id)
+    assert not town.placing.prepared(second, None, town)
 
 
 def test_shards_of_a_lost_store_actor_go_where_tasks_are_and_back_once_it_is_there_again() -> None:
@@ -108,7 +141,7 @@ def test_shards_of_a_lost_store_actor_go_where_tasks_are_and_back_once_it_is_the
     assert {move.taker for move in moves} == {town.lives["b"]}
     assert town.repairs() == (), "told once"
     for move in moves:
-        town.placing.prepared(move, None)
+        town.placing.prepared(move, None, town)
     town.placing.batch_ended("s")
     assert sorted(town.run_batch()) == sorted(before)
 
@@ -165,7 +198,7 @@ def test_what_became_of_operations_is_counted_by_reason() -> None:
     town.plan("a", "b")
     town.run_batch("b", [0])
     assert town.placing.operations("s", 0)[ELSEWHERE] == 1
-    town.placing.prepared(PlannedMove("s", 0, town.lives["a"], town.lives["b"], "for a test"), None)
+    town.placing.prepared(PlannedMove("s", 0, town.lives["a"], town.lives["b"], "for a test"), None, town)
     town.placing.batch_ended("s")
     town.run_batch("a", [0])
     assert town.placing.operations("s", 0)[MOVED] == 1
