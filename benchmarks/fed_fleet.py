@@ -33,6 +33,8 @@ class FedFleet:
         self._random = random.Random(seed)
         self.actors = [self._actor(number) for number in range(_NODES * _ACTORS_EACH)]
         self.unanswering: set[str] = set()
+        self.executors = [self._executor(node) for node in range(_NODES)]
+        self.running: dict[str, dict[str, Any]] = {}
         self._looks = 0
         self.queries = {
             name: self._query(name, shards // queries) for name in map("query-{:02d}".format, range(queries))
@@ -48,6 +50,7 @@ class FedFleet:
             "coordinator": {"node_id": _node_id(0), "pid": 4001, "started_at_ms": 1_760_000_000_000},
             "store_actors": [dict(one) for one in self.actors],
             "queries": list(self.queries.values()),
+            "executors": [dict(one) for one in self.executors], "running": dict(self.running),
             "stamps": {name: str(self._looks) for name in self.queries},
         }  # fmt: skip
 
@@ -69,6 +72,17 @@ class FedFleet:
             "moves": [*was["moves"], move][-4:],
         }  # fmt: skip
         self.queries[name] = {**query, "shards": shards}
+
+    def lose_executor(self, number: int) -> None:
+        """Have an executor's driver take it for lost."""
+        self.executors[number] |= {"alive": False, "lost_at_ms": now_ms(), "reason": "Remote RPC client disassociated"}
+
+    @staticmethod
+    def _executor(node: int) -> dict[str, Any]:
+        return {
+            "application": "app-1", "executor_id": str(node), "host": f"10.0.0.{node + 4}", "alive": True, "lost_at_ms": None,
+            "reason": "", "is_expected": False,
+        }  # fmt: skip
 
     @staticmethod
     def _actor(number: int) -> dict[str, Any]:

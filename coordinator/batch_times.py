@@ -112,6 +112,10 @@ class BatchTimes:
         """The batch that makes a version is at its end."""
         self._of(version).ended_ms = now_ms
 
+    def is_ended(self, version: int) -> bool:
+        """Whether the batch that makes a version is known to be at its end."""
+        return version in self._versions and self._versions[version].ended_ms is not None
+
     def refused(self, partition_id: int, kind: str, text: str, now_ms: int) -> None:
         """A caller was refused."""
         self.changes += 1

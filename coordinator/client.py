@@ -10,6 +10,7 @@ from coordinator.branches import Branch
 from coordinator.calls import Actors, RayActors, call_until
 from coordinator.core import Counted, LeaseGrant
 from coordinator.deploy import coordinator_name, deploy_coordinator
+from coordinator.drivers import DriverReport
 from coordinator.errors import CredentialsNeededError, InvalidRequestError, StateStoreError
 from coordinator.maintenance import Maintenance
 from coordinator.memory_options import MemoryUse
@@ -303,6 +304,10 @@ class CoordinatorClient:
     def report_memory(self, instance_id: str, use: MemoryUse) -> None:
         """See :meth:`Coordinator.report_memory <coordinator.service.Coordinator.report_memory>`."""
         self._call("report_memory", instance_id, use)
+
+    def report_driver(self, report: DriverReport) -> None:
+        """See :meth:`Coordinator.report_driver <coordinator.service.Coordinator.report_driver>`; not waited for."""
+        self._handle.report_driver.remote(report)
 
     def report_store_actor_lost(self, instance_id: str) -> None:
         """See :meth:`Coordinator.report_store_actor_lost <coordinator.service.Coordinator.report_store_actor_lost>`."""

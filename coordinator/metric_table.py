@@ -94,6 +94,7 @@ def _gauge(name: str, meaning: str, *labels: str) -> Metric:
 def _of_coordinator() -> Iterable[Metric]:
     yield _gauge("store_actors", "Store actors by `condition`: `alive`, or `lost` and not back yet", "condition")
     yield _gauge("coordinator_start_timestamp_seconds", "When the coordinator started")
+    yield _counter("executors_lost", "Executors that drivers reported as lost, and that were not ended on purpose")
     yield _gauge("state_rows", "Rows that the shards hold", "state")
     yield _gauge("state_bytes", "Bytes that the shards hold in memory, or have spilled", "state")
     yield _gauge("state_shards", "Shards", "state")
@@ -110,6 +111,9 @@ def _of_coordinator() -> Iterable[Metric]:
     yield _counter("delta_bytes", "Bytes of the commits' files", "state")
     yield _counter("batches", "Batches that ended, after their sink", "state")
     yield _counter("slow_batches", "Those that took much longer than usual; the coordinator's log says why", "state")
+    yield _gauge(
+        "batch_overdue_seconds", "How long a batch that takes much longer than usual has been running; else 0", "state"
+    )
     yield Metric(
         "statefleet_batch_seconds",
         Kind.HISTOGRAM,

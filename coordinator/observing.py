@@ -6,9 +6,12 @@ import asyncio
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
 from coordinator.batch_times import BatchTimes
 from coordinator.core import StateLedger
+from coordinator.drivers import DriverReport, Drivers
 from coordinator.errors import StateStoreError
 from coordinator.fleet_samples import StateFigures, coordinator_samples
 from coordinator.lives import StoreActorLives
@@ -17,7 +20,15 @@ from coordinator.metric_table import Sample
 from coordinator.model import ActorLocation, CommitEntry, Lease, StateMetadata
 from coordinator.placing import Placing
 from coordinator.rescaling import BatchShards, first_generation
-from coordinator.slow_batches import Circumstances, EndedBatch, SlowBatch, explanation, is_slow
+from coordinator.slow_batches import (
+    Circumstances,
+    EndedBatch,
+    RunningBatch,
+    SlowBatch,
+    explanation,
+    is_slow,
+    running_batch,
+)
 from coordinator.state_counters import StateCounters
 from coordinator.storage.counted import StorageFigures
 from coordinator.surroundings import Clock, now_ms
@@ -53,6 +64,9 @@ class Observing:
         self._figures: dict[str, tuple[str, StateFigures]] = {}
         #: By state, refusals and trouble with the object store when its last batch ended.
         self._at_end: dict[str, tuple[Counter[str], Counter[str]]] = {}
+        self._drivers = Drivers()
+        #: By state, how many executors were lost when its last batch ended.
+        self._lost_at_end: dict[str, int] = {}
 
     def times(self, state_name: str) -> BatchTimes:
         """Moments of a state's newest batches."""
@@ -98,6 +112,32 @@ class Observing:
         """Count something that has no label but the state; see :data:`~coordinator.metric_table.METRICS`."""
         self._counters[state_name].counts[name] += by
 
+    def reported(self, report: DriverReport) -> None:
+        """A driver reports its executors, and the batches that take long."""
+        for executor in self._drivers.take(report, self._clock.elapsed_s()):
+            log.warning("%s: %s", executor.loss_text(), executor.reason or "Spark gives no reason")
+
+    def executors(self) -> list[dict[str, Any]]:
+        """Executors of the drivers that go on, as JSON data, those that were lost lately included."""
+        return [
+            {"application": application, **asdict(executor), "alive": executor.lost_at_ms is None}
+            for application, executor in self._drivers.executors(self._clock.elapsed_s())
+        ]
+
+    def running(self, ledger: StateLedger, metadata: StateMetadata) -> RunningBatch | None:
+        """A state's batch at hand, if it has been running for some seconds."""
+        batch, name = self._drivers.batch(ledger.run_id, self._clock.elapsed_s()), metadata.state_name
+        if batch is None or self._times[name].is_ended(batch.batch_id + 1):
+            return None
+        generation = ledger.generations.newest(first_generation(metadata))
+        missing = [
+            partition - generation.first_partition
+            for partition in generation.partitions
+            if ledger.newest_version(partition) <= batch.batch_id
+        ]
+        lost = self._drivers.lost_since(ledger.run_id, self._lost_at_end.get(name, 0))
+        return running_batch(name, batch, self._counters[name].recent, missing, generation.num_shards, lost)
+
     def ended(self, ledger: StateLedger, version: int, shards: BatchShards) -> None:
         """A batch is at its end; a slow one is explained."""
         name, at_ms = ledger.state_name, now_ms(self._clock)
@@ -107,9 +147,11 @@ class Observing:
         if ended is None:
             return
         refusals, trouble = self._since_last_batch(name)
+        lost = self._drivers.lost_since(ended.last.run_id, self._lost_at_end.get(name, 0))
+        self._lost_at_end[name] = self._drivers.lost
         if is_slow(ended.took_ms, counters.recent):
             counters.counts["slow_batches"] += 1
-            around = self._around(ledger, ended, shards, refusals, trouble)
+            around = replace(self._around(ledger, ended, shards, refusals, trouble), lost_executors=lost)
             text = explanation(name, ended, counters.recent, around)
             batch_id, number = ended.last.version - 1, counters.counts["slow_batches"]
             self._times[name].was_slow(SlowBatch(number, at_ms, batch_id, around.shard, ended.took_ms, text))
@@ -157,6 +199,7 @@ class Observing:
             Those that are open: a stamp that is another one once something happened, ledger, metadata, and whether a run goes on.
         """
         found = list(coordinator_samples(self._started_at_ms, self._lives))
+        found.append(Sample("statefleet_executors_lost_total", self._drivers.lost))
         for stamp, ledger, metadata, is_active in states:
             name = metadata.state_name
             told = self._figures.get(name)
@@ -164,6 +207,9 @@ class Observing:
                 told = self._figures[name] = stamp, await self._summed(ledger, metadata)
             found += told[1].samples(name, self._lives, is_active=is_active)
             found += self._counters[name].samples(name, told[1].operations)
+            running = self.running(ledger, metadata)
+            overdue_ms = running.running_ms if running is not None and running.is_overdue else 0
+            found.append(Sample("statefleet_batch_overdue_seconds", overdue_ms / 1000, (name,)))
         return [*found, *self._storage.samples("coordinator")]
 
     async def _summed(self, ledger: StateLedger, metadata: StateMetadata) -> StateFigures:

@@ -19,6 +19,7 @@ from coordinator.cleaner import Cleaner
 from coordinator.core import Counted, LeaseGrant, StateLedger
 from coordinator.details import query_details
 from coordinator.drained_nodes import DrainedNodes
+from coordinator.drivers import DriverReport
 from coordinator.errors import InvalidRequestError, StateStoreError
 from coordinator.fleet_view import KnownFleet
 from coordinator.leasing import Leasing
@@ -462,6 +463,10 @@ class Coordinator:
         """A life of a store actor with a memory limit tells what it takes."""
         self._lives.takes(instance_id, use)
 
+    async def report_driver(self, report: DriverReport) -> None:
+        """A driver reports its executors, and what its long batches wait for."""
+        self._observing.reported(report)
+
     async def report_store_actor_lost(self, instance_id: str) -> None:
         """A store actor died under a call; its shards go elsewhere at their next lease."""
         if self._lives.ended(instance_id):
@@ -516,10 +521,17 @@ class Coordinator:
             {
                 **query_status(ledger, metadata, self._placements.placing, active=self._is_active(ledger)),
                 "slow_batches": [asdict(one) for one in self._observing.times(metadata.state_name).slow_batches()],
+                "running_batch": self._running(ledger, metadata),
             }
             for ledger, metadata in states
         ]
-        return fleet_status(self._uri, self._described(), self._lives, queries)
+        told = fleet_status(self._uri, self._described(), self._lives, queries)
+        return {**told, "executors": self._observing.executors()}
+
+    def _running(self, ledger: StateLedger, metadata: StateMetadata) -> dict[str, Any] | None:
+        """A state's batch that has been running for some seconds, as JSON data."""
+        running = self._observing.running(ledger, metadata) if self._is_active(ledger) else None
+        return None if running is None else asdict(running)
 
     def _described(self) -> dict[str, Any]:
         return {"node_id": self._node_id, "pid": os.getpid(), "started_at_ms": self._started_at_ms}
@@ -539,7 +551,7 @@ class Coordinator:
         -------
         dict
             ``queries`` are those whose stamp is another one now; ``stamps`` has one of each state; ``took_ms`` is how long nobody else
-            was answered meanwhile.
+            was answered meanwhile. ``executors`` are those of all drivers, and ``running`` are the batches that take long, by state.
         """
         stamps: dict[str, str] = {}
         queries: list[dict[str, Any]] = []
@@ -554,7 +566,21 @@ class Coordinator:
                 await asyncio.sleep(0)
         told = fleet_status(self._uri, self._described(), self._lives, queries)
         drained = sorted(self._placements.placing.drained)
-        return {**told, "stamps": stamps, "drained": drained, "took_ms": int(1000 * took_s)}
+        return {
+            **told,
+            "executors": self._observing.executors(),
+            "running": self._all_running(),
+            "stamps": stamps,
+            "drained": drained,
+            "took_ms": int(1000 * took_s),
+        }
+
+    def _all_running(self) -> dict[str, dict[str, Any]]:
+        """By state, the batches that have been running for some seconds."""
+        running = {
+            metadata.state_name: self._running(ledger, metadata) for ledger, metadata in self._states.described()
+        }
+        return {name: batch for name, batch in running.items() if batch is not None}
 
     def _details(
         self, name: str, keeper: LedgerKeeper, known: Mapping[str, str], stamps: dict[str, str]

@@ -8,15 +8,28 @@ from statistics import median
 
 from coordinator.assignments import ShardMove
 from coordinator.batch_phases import PHASES
+from coordinator.drivers import ExecutorState, LongBatch
 from coordinator.memory_options import MemoryUse
 from coordinator.model import CommitEntry
 from coordinator.text import size_text
 
-__all__ = ["RECENT", "Circumstances", "EndedBatch", "SlowBatch", "explanation", "is_slow"]
+__all__ = [
+    "RECENT",
+    "Circumstances",
+    "EndedBatch",
+    "RunningBatch",
+    "SlowBatch",
+    "explanation",
+    "is_slow",
+    "running_batch",
+]
 
 #: A batch is slow that takes so many times as long as is usual, and so much longer: milliseconds.
 _TIMES = 3
 _LONGER_MS = 1000
+#: A batch that runs is overdue after so many times what is usual, and so much longer: milliseconds.
+_OVERDUE_TIMES = 10
+_OVERDUE_LONGER_MS = 5000
 #: Batches by which it is known what is usual: at most, and at least.
 RECENT = 20
 _LEAST = 5
@@ -25,6 +38,8 @@ _WORTH_TELLING = 0.15
 _TOLD = 3
 #: Times the usual rows from which on there are many.
 _MANY_ROWS = 2
+#: Shards that are named of those that a batch waits for.
+_SHARDS_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +100,8 @@ class Circumstances:
         Leases and commits that were refused meanwhile, by error.
     storage
         What the coordinator's own requests to the object store met with meanwhile: errors, and ``repeated``.
+    lost_executors
+        Executors of the batch's application that were lost meanwhile.
     """
 
     shard: int
@@ -94,6 +111,64 @@ class Circumstances:
     memory: MemoryUse | None = None
     refusals: Mapping[str, int] = field(default_factory=dict)
     storage: Mapping[str, int] = field(default_factory=dict)
+    lost_executors: Sequence[ExecutorState] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunningBatch:
+    """A batch that has been running for some seconds.
+
+    Attributes
+    ----------
+    running_ms, median_ms
+        How long it has been running, and how long batches usually take; None while too few are known.
+    is_overdue
+        Whether it takes much longer than usual.
+    text
+        What it waits for.
+    """
+
+    batch_id: int
+    running_ms: int
+    median_ms: int | None
+    is_overdue: bool
+    text: str
+
+
+def running_batch(
+    state_name: str,
+    batch: LongBatch,
+    recent: Sequence[EndedBatch],
+    missing: Sequence[int],
+    num_shards: int,
+    lost_executors: Sequence[ExecutorState],
+) -> RunningBatch:
+    """A batch that runs, with what it waits for as far as that is known.
+
+    Parameters
+    ----------
+    recent
+        The batches before it.
+    missing
+        Shards of the state that have not committed it yet.
+    """
+    usual_ms = int(median(one.took_ms for one in recent)) if len(recent) >= _LEAST else None
+    is_overdue = usual_ms is not None and (
+        batch.running_ms > _OVERDUE_TIMES * usual_ms and batch.running_ms - usual_ms >= _OVERDUE_LONGER_MS
+    )
+    usual = "" if usual_ms is None else f" (median {_s(usual_ms)})"
+    parts = [executor.loss_text() for executor in lost_executors]
+    if batch.waits_for:
+        parts.append(batch.waits_for)
+    if missing:
+        named = ", ".join(map(str, missing[:_SHARDS_NAMED])) + (", …" if len(missing) > _SHARDS_NAMED else "")
+        parts.append(f"not committed yet by {len(missing)} of {num_shards} shards: {named}")
+    else:
+        parts.append("all shards have committed it, so it is in the sink, or in another operator of the query")
+    text = (
+        f"batch {batch.batch_id} of {state_name} has been running for {_s(batch.running_ms)}{usual}: {'; '.join(parts)}"
+    )
+    return RunningBatch(batch.batch_id, batch.running_ms, usual_ms, is_overdue, text)
 
 
 def is_slow(took_ms: int, recent: Sequence[EndedBatch]) -> bool:
@@ -118,6 +193,7 @@ def explanation(state_name: str, batch: EndedBatch, recent: Sequence[EndedBatch]
     reasons = [*_reasons(batch, recent, around)]
     if around.was_lost and "was lost" not in where:
         reasons.insert(0, f"the store actor that had shard {around.shard} was lost")
+    reasons[:0] = [text for executor in around.lost_executors if (text := executor.loss_text()) not in where]
     return "; ".join((f"{told}: {where}", *reasons))
 
 
@@ -146,6 +222,9 @@ def _words(phase: str, took_ms: int, last: CommitEntry, around: Circumstances) -
         case "spark" if around.was_lost:
             # Tasks that had its lease call the lost one first, and wait until there is another.
             return f"before {shard} was asked for again, after its store actor was lost"
+        case "spark" if around.lost_executors:
+            lost = ", ".join(executor.loss_text() for executor in around.lost_executors)
+            return f"in Spark before {shard} was asked: {lost}, and its tasks had to run again"
         case "spark":
             return f"in Spark before {shard} was asked (source, shuffle, waiting for a core)"
         case "lease":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["format_table", "size_text"]
+__all__ = ["clock_text", "format_table", "size_text"]
 
 
 def size_text(size: float) -> str:
@@ -15,6 +15,12 @@ def size_text(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"
+
+
+def clock_text(when_ms: int) -> str:
+    """A time of day, in UTC."""
+    minutes, seconds = divmod(when_ms // 1000 % 86_400, 60)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02} UTC"
 
 
 def format_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

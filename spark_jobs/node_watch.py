@@ -1,4 +1,4 @@
-"""Looks after the nodes of a driver's fleets while its queries run: executors where nodes join, shards off nodes that end.
+"""Looks after the nodes of a driver's fleets while its queries run: executors where nodes join, shards off nodes that end, and reports.
 
 Neither Spark nor RayDP does it: RayDP has as many executors as it began with, or fewer, and tells Spark of no node that Ray is going to
 end. What Ray tells is looked at every few seconds, in a thread that ends with the Spark application.
@@ -22,6 +22,7 @@ from coordinator.calls import Actors, RayActors
 from coordinator.client import CoordinatorClient
 from coordinator.errors import StateStoreError
 from coordinator.placing import PlannedMove
+from spark_jobs.driver_reports import DriverReports
 from spark_jobs.executor_places import ExecutorPlaces
 from spark_jobs.plan.executors import Executors
 from spark_jobs.ray_nodes import RayCluster, RayNode
@@ -101,6 +102,7 @@ class NodeWatch:
         self._fleets = fleets
         self._cluster = cluster or RayCluster()
         self._actors = actors or RayActors()
+        self._reports = DriverReports()
         # Held while the nodes are looked at.
         self._guard = threading.Lock()
         self._drains: dict[str, _Drain] = {}
@@ -124,6 +126,7 @@ class NodeWatch:
     def _watch(self) -> None:
         while not self._executors.is_over() and ray.is_initialized():
             try:
+                self.report(time.monotonic(), int(time.time() * 1000))
                 self.look(time.monotonic())
             except (RayError, StateStoreError) as error:
                 log.warning(
@@ -134,6 +137,15 @@ class NodeWatch:
                     return
                 log.exception("Ray's nodes could not be looked at; it is tried again")
             time.sleep(_LOOK_S)
+
+    def report(self, now_s: float, now_ms: int) -> None:
+        """Report executors and long batches to the fleets' coordinators."""
+        try:
+            report = self._executors.report(now_ms)
+            self._reports.report(report, (fleet.coordinator for fleet in self._fleets()), now_s)
+        except Exception as error:  # noqa: BLE001 - nodes are looked after all the same
+            if not self._executors.is_over():
+                log.warning("executors and long batches could not be reported; it is tried again: %s", error)
 
     def look(self, now_s: float) -> None:
         """Look once, and do what is due."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -447,7 +446,8 @@ class StoreActor(ProvenStoreProcess):
             actor_name=actor_name,
             instance_id=surroundings.new_id(),
             node_id=ray.get_runtime_context().get_node_id(),
-            host=socket.gethostname(),
+            # Machines of one image all have one name; the address tells them apart.
+            host=ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
             pid=os.getpid(),
         )
         coordinator = CoordinatorClient.connect(uri, storage_options, maintenance)

@@ -112,7 +112,7 @@ def executor_name() -> str:
         pid = int(fields[1])
     except (OSError, IndexError, ValueError):
         pass  # not Linux: the daemon's pid tells executors of a host apart just as well
-    return f"{socket.gethostname()}:{pid}"
+    return f"{_executors_node_ip() or socket.gethostname()}:{pid}"
 
 
 class FleetClient:

@@ -12,6 +12,10 @@ from coordinator.text import size_text
 
 __all__ = ["Event", "EventKind", "Seen", "events_between"]
 
+#: What ends the first part of an error's text.
+_FIGURES = re.compile(r" \(|; |, ")
+#: Its number on its node, at the end of a name; the first one has none.
+_NUMBER = re.compile(r"-(\d+)$")
 #: What the names of all store actors of a fleet begin with.
 _OF_FLEET = re.compile(r"^statefleet-store-[0-9a-f]+-")
 
@@ -26,6 +30,7 @@ class EventKind(StrEnum):
     MAINTENANCE = "maintenance"
     QUERY = "query"
     ACTOR = "actor"
+    EXECUTOR = "executor"
     COORDINATOR = "coordinator"
 
 
@@ -41,6 +46,8 @@ class Event:
         Of which; None where it is about others.
     is_bad
         Whether somebody should look.
+    cause
+        Events that have it in common are shown as one; empty for an event of its own.
     """
 
     at_ms: int
@@ -49,6 +56,7 @@ class Event:
     state: str | None = None
     shard: int | None = None
     is_bad: bool = False
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +69,17 @@ class Seen:
         What tells its lives apart, and None while it does not answer.
     actors, queries
         By name; of actors ``alive`` is as it is shown.
+    executors
+        Spark's, by application and id.
+    running
+        By query, batches that have been running for some seconds.
     """
 
     coordinator: tuple[int, int] | None = None
     actors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     queries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    executors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    running: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def events_between(before: Seen, after: Seen, now_ms: int) -> list[Event]:
@@ -73,6 +87,8 @@ def events_between(before: Seen, after: Seen, now_ms: int) -> list[Event]:
     return [
         *_of_coordinator(before, after, now_ms),
         *_of_actors(before, after, now_ms),
+        *_of_executors(before, after, now_ms),
+        *_of_overdue_batches(before, after, now_ms),
         *(
             event
             for name, query in after.queries.items()
@@ -104,18 +120,53 @@ def _of_actors(before: Seen, after: Seen, now_ms: int) -> Iterator[Event]:
     kind = EventKind.ACTOR
     for name, actor in after.actors.items():
         former = before.actors.get(name)
-        where = f"on {actor['host']}"
+        who = f"store actor {_short(name, after.actors)}"
         if former is None:
-            yield Event(now_ms, kind, f"store actor {_short(name)} started {where}")
+            yield Event(now_ms, kind, f"{who} started")
         elif former["alive"] and not actor["alive"]:
-            yield Event(now_ms, kind, f"store actor {_short(name)} {where} is lost (pid {former['pid']})", is_bad=True)
+            yield Event(now_ms, kind, f"{who} is lost (pid {former['pid']})", is_bad=True)
         elif actor["alive"] and (former["instance_id"] != actor["instance_id"] or not former["alive"]):
-            yield Event(now_ms, kind, f"store actor {_short(name)} {where} is back (pid {actor['pid']})")
+            yield Event(now_ms, kind, f"{who} is back (pid {actor['pid']})")
 
 
-def _short(name: str | None) -> str:
-    """A store actor as people are told it: by its node, and its number there."""
-    return "nobody" if name is None else _OF_FLEET.sub("store-", name)
+def _of_executors(before: Seen, after: Seen, now_ms: int) -> Iterator[Event]:
+    kind = EventKind.EXECUTOR
+    for key, executor in after.executors.items():
+        former = before.executors.get(key)
+        name = f"executor {executor['executor_id']} on {executor['host']}"
+        if executor["alive"]:
+            if former is None:
+                yield Event(now_ms, kind, f"{name} is there")
+        elif former is None or former["alive"]:
+            how = "was ended" if executor["is_expected"] else "was lost"
+            why = f": {executor['reason']}" if executor["reason"] else ""
+            at_ms = executor["lost_at_ms"] or now_ms
+            yield Event(at_ms, kind, f"{name} {how}{why}", is_bad=not executor["is_expected"])
+
+
+def _of_overdue_batches(before: Seen, after: Seen, now_ms: int) -> Iterator[Event]:
+    """Batches that have taken much longer than usual since the look before, and are not over."""
+    for name, batch in after.running.items():
+        former = before.running.get(name)
+        was_overdue = former is not None and former["batch_id"] == batch["batch_id"] and former["is_overdue"]
+        if batch["is_overdue"] and not was_overdue:
+            yield Event(now_ms, EventKind.SLOW, batch["text"], name, is_bad=True)
+
+
+def _short(name: str | None, actors: Mapping[str, Mapping[str, Any]]) -> str:
+    """A store actor as people are told it: by the address of its node, and its number there."""
+    if name is None:
+        return "nobody"
+    short = _OF_FLEET.sub("", name)
+    host = actors.get(name, {}).get("host")
+    number = _NUMBER.search(short)
+    return (
+        f"store-{short}"
+        if host is None and short != name
+        else short
+        if host is None
+        else f"{host} #{number[1] if number else 0}"
+    )
 
 
 def _of_query(
@@ -152,7 +203,10 @@ def _of_runs(name: str, former: Mapping[str, Any], query: Mapping[str, Any], now
 def _of_refusals(name: str, former: Mapping[str, Any], query: Mapping[str, Any]) -> Iterator[Event]:
     for one in _newly_numbered(former.get("refusals", ()), query.get("refusals", ())):
         kind = EventKind.FENCE if one["kind"] == "FencedError" else EventKind.QUERY
-        yield Event(one["at_ms"], kind, f"{one['kind']}: {one['text']}", name, one["shard"], is_bad=True)
+        text = f"{one['kind']}: {one['text']}"
+        # What it is about stands before the first parenthesis or semicolon; after it are a task's own figures.
+        cause = f"{name}: {_FIGURES.split(text)[0]}"
+        yield Event(one["at_ms"], kind, text, name, one["shard"], is_bad=True, cause=cause)
 
 
 def _of_moves(
@@ -171,19 +225,20 @@ def _identity(move: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _moved(name: str, shard: int, move: Mapping[str, Any], before: Seen, now_ms: int) -> Event:
     if move["error"]:
-        text = f"stays at {_short(move['from'])}, was to go to {_short(move['to'])} ({move['reason']}): {move['error']}"
-        return Event(now_ms, EventKind.MOVE, text, name, shard, is_bad=True)
+        stays, goes = (_short(move[end], before.actors) for end in ("from", "to"))
+        text = f"stays at {stays}, was to go to {goes} ({move['reason']}): {move['error']}"
+        return Event(now_ms, EventKind.MOVE, text, name, shard, is_bad=True, cause=f"{name}: {text}")
     giver = before.actors.get(move["from"] or "")
     # Who had it was lost by then, or is another life of the same name.
     was_lost = giver is not None and (not giver["alive"] or move["from"] == move["to"])
     kind = EventKind.RECOVERY if was_lost else EventKind.MOVE
-    way = f"{_short(move['from'])} → {_short(move['to'])}"
+    way = f"{_short(move['from'], before.actors)} → {_short(move['to'], before.actors)}"
     if move["from"] == move["to"]:
-        way = f"read again by the next life of {_short(move['to'])}"
+        way = f"read again by the next life of {_short(move['to'], before.actors)}"
     text = f"{way} at version {move['version']}: {move['reason']}"
     if move["moved_bytes"] is not None:
         text += f"; {size_text(move['moved_bytes'])} from memory in {move['moved_ms']} ms"
-    return Event(now_ms, kind, text, name, shard)
+    return Event(now_ms, kind, text, name, shard, cause=f"{name}: {way}: {move['reason']}")
 
 
 def _of_maintenance(name: str, former: Mapping[str, Any], query: Mapping[str, Any], now_ms: int) -> Iterator[Event]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from store_actors.dashboard.differences import Row, Tables, difference
 from store_actors.dashboard.events import Event, Seen, events_between
-from store_actors.dashboard.view import actor_row, batch_row, query_row, shard_id, shard_row
+from store_actors.dashboard.view import actor_row, batch_row, executor_row, query_row, shard_id, shard_row
 
 __all__ = ["FleetModel", "Update"]
 
@@ -70,7 +70,9 @@ class FleetModel:
             for one in told["store_actors"]
         }
         coordinator = told["coordinator"]
-        seen = Seen((coordinator["pid"], coordinator["started_at_ms"]), actors, queries)
+        executors = {f"{one['application']}/{one['executor_id']}": executor_row(one) for one in told["executors"]}
+        running = {name: batch for name, batch in told["running"].items() if name in queries}
+        seen = Seen((coordinator["pid"], coordinator["started_at_ms"]), actors, queries, executors, running)
         is_first = not self._told
         self._told = told
         for name, query in changed.items():
@@ -81,7 +83,7 @@ class FleetModel:
 
     def unreachable(self, why: str, now_ms: int) -> Update:
         """The coordinator did not answer: what is known stays, and is said to be old."""
-        seen = Seen(None, self._seen.actors, self._seen.queries)
+        seen = replace(self._seen, coordinator=None)
         fleet = self._tables.get("fleet", {}).get("fleet", {})
         tables = {**self._tables, "fleet": {"fleet": {**fleet, "error": why}}}
         return self._update(seen, tables, now_ms, is_first=False)
@@ -119,7 +121,8 @@ class FleetModel:
         return {
             "fleet": {"fleet": fleet},
             "actors": {name: dict(row) for name, row in seen.actors.items()},
-            "queries": {name: query_row(query) for name, query in seen.queries.items()},
+            "executors": {key: dict(row) for key, row in seen.executors.items()},
+            "queries": {name: query_row(query, seen.running.get(name)) for name, query in seen.queries.items()},
             "shards": shards,
             "batches": {
                 f"{name}/{version}": row for name, rows in self._batches.items() for version, row in rows.items()

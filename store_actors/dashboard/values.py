@@ -23,8 +23,11 @@ _ITEMS = 200
 
 
 def column_json(field: pa.Field) -> dict[str, Any]:
-    """A column's name and type, and an example of what to type where that is no plain text or number."""
-    return {"name": field.name, "type": str(field.type), "example": _example(field.type)}
+    """A column's name and type, an example of what to type where that is no plain text or number, and the ``fields`` of a struct."""
+    column = {"name": field.name, "type": str(field.type), "example": _example(field.type)}
+    if pa.types.is_struct(field.type):
+        column["fields"] = [column_json(one) for one in field.type]
+    return column
 
 
 def _example(kind: pa.DataType) -> str | None:

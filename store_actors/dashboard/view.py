@@ -8,7 +8,7 @@ from typing import Any
 from coordinator.batch_phases import phases
 from store_actors.dashboard.differences import Row
 
-__all__ = ["actor_row", "batch_row", "query_row", "shard_id", "shard_row"]
+__all__ = ["actor_row", "batch_row", "executor_row", "query_row", "shard_id", "shard_row"]
 
 _QUERY = (
     "name", "query_id", "run_id", "output_mode", "num_shards", "active", "version", "batch_id", "watermark_ms",
@@ -23,6 +23,8 @@ _BATCH = (
     "rows_updated", "rows_removed", "state_rows", "state_bytes", "delta_bytes", "watermark_ms",
     "apply_total_ms", "write_total_ms", "last_shard",
 )  # fmt: skip
+_EXECUTOR = ("executor_id", "host", "alive", "lost_at_ms", "reason", "is_expected")
+_RUNNING = ("batch_id", "running_ms", "is_overdue", "text")
 _ACTOR = ("actor_name", "instance_id", "node_id", "host", "pid", "memory_limit", "resident_bytes", "spilled_bytes")
 
 
@@ -35,13 +37,25 @@ def _picked(told: Mapping[str, Any], names: Iterable[str]) -> Row:
     return {name: told.get(name) for name in names}
 
 
-def query_row(told: Mapping[str, Any]) -> Row:
-    """A query, without its shards and batches."""
+def executor_row(told: Mapping[str, Any]) -> Row:
+    """An executor of Spark's."""
+    return _picked(told, _EXECUTOR)
+
+
+def query_row(told: Mapping[str, Any], running: Mapping[str, Any] | None = None) -> Row:
+    """A query, without its shards and batches.
+
+    Parameters
+    ----------
+    running
+        Its batch that has been running for some seconds, if there is one.
+    """
     rate, locality = told.get("rows_per_second"), told.get("locality")
     return {
         **_picked(told, _QUERY),
         "rows_per_second": None if rate is None else round(rate, 1),
         "locality": None if locality is None else round(locality, 4),
+        "running": None if running is None else _picked(running, _RUNNING),
     }
 
 

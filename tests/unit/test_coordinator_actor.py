@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from coordinator.drivers import DriverReport, ExecutorState, LongBatch
 from coordinator.errors import CorruptStateError, InvalidRequestError
 from coordinator.maintenance import Maintenance
 from coordinator.model import PartitionCommit, StateMetadata, StateStoreProviderId
@@ -51,6 +52,44 @@ def test_a_restarted_coordinator_has_no_shard_unloaded_that_is_still_leased_to_w
         ended = coordinator_over(store)
         await ended.deactivate_instances("run-1")
         assert (await ended.open_instance(arriving, actor("a"), mine, 1, ["default"])).stale == tuple(mine)
+
+    asyncio.run(scenario())
+
+
+def test_a_driver_reports_executors_and_a_long_batch_and_both_are_shown_until_they_are_over() -> None:
+    async def scenario() -> None:
+        coordinator = coordinator_over(MemoryObjectStore())
+        for shard in range(4):
+            await leased(coordinator, shard, "a")
+        lost = ExecutorState("2", "10.0.0.7", 1, "killed")
+        report = DriverReport("app", (lost,), ("run-1",), (LongBatch("run-1", 1, 5000, "2 tasks run"),))
+        await coordinator.report_driver(report)
+        status, watched = await coordinator.status(), await coordinator.watch({})
+        assert [(one["executor_id"], one["alive"]) for one in status["executors"]] == [("2", False)]
+        assert watched["executors"] == status["executors"]
+        running = watched["running"]["clicks"]
+        assert status["queries"][0]["running_batch"] == running
+        assert (
+            "executor 2 on 10.0.0.7 was lost at 00:00:00 UTC; 2 tasks run; not committed yet by 4 of 4 shards"
+            in running["text"]
+        )
+        names = {sample.name: sample.value for sample in await coordinator.samples()}
+        assert (names["statefleet_executors_lost_total"], names["statefleet_batch_overdue_seconds"]) == (1, 0)
+        await coordinator.report_driver(replace(report, batches=()))
+        assert (await coordinator.watch({}))["running"] == {}
+
+    asyncio.run(scenario())
+
+
+def test_a_node_that_is_drained_is_the_reason_and_not_that_it_has_no_executor() -> None:
+    async def scenario() -> None:
+        coordinator = coordinator_over(MemoryObjectStore())
+        for shard, name in enumerate("aabb"):
+            await coordinator.report_store_actor(actor(name))
+            await leased(coordinator, shard, name)
+        moves = await coordinator.drain(actor("a").node_id, True)
+        assert {move.reason for move in moves} == {"the node that had it is drained"}
+        assert len(moves) == 2
 
     asyncio.run(scenario())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -72,6 +73,62 @@ def test_shards_are_reached_and_opened_by_keys_alone(page: Page) -> None:
         page.keyboard.press("Escape")
         expect(dialog).to_be_hidden()
         expect(cells.last).to_be_focused()
+
+
+def test_the_first_screen_says_that_all_is_well_and_the_map_has_a_row_for_each_query(page: Page) -> None:
+    with served(FedFleet(3, 24)) as url:
+        page.goto(url)
+        health = page.locator(".health .sentence")
+        expect(health).to_have_text("All is well: all 3 queries run, all 10 store actors answer, 5 executors work.")
+        rows = page.locator("table.map tbody tr")
+        expect(rows.locator("th")).to_have_text([f"query-0{number}" for number in range(3)])
+        for row in rows.all():
+            labels = row.locator(".cell").all_inner_texts()
+            assert sorted(map(int, labels)) == list(range(8)), "each square says which shard it is"
+        expect(page.locator("th.actor .host").first).to_have_text("10.0.0.4 #0")
+        expect(page.locator("table.overview tbody tr").first).to_contain_text("running")
+        expect(page.locator("#trouble-title")).to_be_hidden()
+
+
+def test_a_lost_executor_and_an_overdue_batch_are_on_the_first_screen_at_once(page: Page) -> None:
+    fleet = FedFleet(2, 8)
+    with served(fleet) as url:
+        page.goto(url)
+        chip = page.locator("th.actor .chip", has_text="executor 2")
+        expect(chip.first).to_have_class("chip")
+        fleet.lose_executor(2)
+        text = "batch 120 of query-00 has been running for 29.3 s (median 1.9 s): executor 2 on 10.0.0.6 was lost"
+        fleet.running["query-00"] = {"batch_id": 120, "running_ms": 29_300, "is_overdue": True, "text": text}
+        expect(chip.first).to_have_class("chip gone")
+        expect(chip.first).to_have_text("executor 2 lost")
+        expect(page.locator(".health")).to_contain_text("2 things to look at")
+        expect(page.locator(".findings")).to_contain_text(text)
+        expect(page.locator("table.overview tbody tr").first).to_contain_text("batch 120 runs for 29 s")
+        expect(page.locator(".log")).to_contain_text("executor 2 on 10.0.0.6 was lost: Remote RPC client disassociated")
+        fleet.executors.append({**fleet.executors[2], "executor_id": "9", "alive": True, "lost_at_ms": None})
+        fleet.running.clear()
+        expect(page.locator(".health")).to_contain_text("All is well")
+        expect(page.locator("th.actor .chip", has_text="executor 9").first).to_be_visible()
+        expect(chip).to_have_count(0)
+
+
+def test_what_one_cause_did_to_several_shards_is_one_row_and_maintenance_is_asked_for(page: Page) -> None:
+    fleet = FedFleet(1, 8)
+    with served(fleet) as url:
+        page.goto(f"{url}#/events")
+        expect(page.locator("#live-text")).to_have_text("live")
+        giver = fleet.queries["query-00"]["shards"][0]["actor_name"]
+        query = fleet.queries["query-00"]
+        own = [{**one, "actor_name": giver, "snapshot_version": 99} for one in query["shards"]]
+        fleet.queries["query-00"] = {**query, "shards": own}
+        for shard in range(8):
+            fleet.move("query-00", shard, 3, "the store actor that had it was lost")
+        rows = page.locator(".log > li")
+        expect(rows).to_have_count(1)
+        expect(rows).to_contain_text("query-00, 8 shards (0, 1, 2, 3, 4, 5, 6, 7)")
+        expect(rows.locator("summary")).to_have_text("8 times")
+        page.get_by_label("show").select_option("maintenance")
+        expect(rows).to_contain_text("snapshots of 8 shards")
 
 
 def test_queries_are_sorted_by_what_is_asked_for(page: Page) -> None:
@@ -174,6 +231,39 @@ def test_what_is_known_stays_when_the_coordinator_or_the_server_is_away_and_the_
         expect(banner).to_be_hidden()
     with served(fleet, port, token="another-one-than-before"):
         expect(banner).to_contain_text("wants its token", timeout=30_000)
+
+
+def test_charts_that_an_operator_has_not_are_not_shown_and_the_first_batch_leaves_the_others_room(page: Page) -> None:
+    fleet = FedFleet(1, 2)
+    for _ in range(4):
+        fleet.watch({})
+    query = fleet.queries["query-00"]
+    first, *others = query["batches"]
+    slow = {**first, "planned_ms": first["planned_ms"] - 60_000, "rows_in": 1}
+    fleet.queries["query-00"] = {**query, "batches": [slow, *others]}
+
+    class NoWatermark(FedFleet):
+        def watch(self, known: Mapping[str, str]) -> dict[str, Any]:
+            told = fleet.watch(known)
+            return {**told, "queries": [{**one, "watermark_ms": None} for one in told["queries"]]}
+
+    with served(NoWatermark(1, 2)) as url:
+        page.goto(f"{url}#/queries/query-00")
+        expect(page.locator(".chart:visible")).to_have_count(4)
+        expect(page.get_by_text("Behind by event time")).to_be_hidden()
+        expect(page.locator(".timeline .bar.cut")).to_have_count(1)
+        expect(page.locator(".timeline .num", has_text=re.compile(r"· 1 row$"))).to_have_count(1)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("queries", "shards"), [(1, 1), (1, 8), (50, 1000)])
+def test_the_first_screen_fits_any_number_of_shards(browser: Browser, width: int, queries: int, shards: int) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    with served(FedFleet(queries, shards)) as url:
+        page.goto(url)
+        expect(page.locator(".cell")).to_have_count(shards)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.close()
 
 
 def test_a_look_up_that_fails_says_so(page: Page) -> None:

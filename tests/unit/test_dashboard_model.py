@@ -133,7 +133,7 @@ def test_a_shard_that_the_next_life_of_its_store_actor_has_is_a_recovery_also_if
     name, *_ = before.actors
     event = only(before, shards(before, 1, moves=[{**MOVE, "from": name, "to": name, "moved_bytes": None}]))
     assert event.kind is EventKind.RECOVERY
-    assert event.text == "read again by the next life of store-00f9c1d27e00 at version 100: spread evenly"
+    assert event.text == "read again by the next life of 10.0.0.4 #0 at version 100: spread evenly"
 
 
 def test_a_move_that_failed_is_trouble() -> None:
@@ -162,6 +162,54 @@ def test_a_store_actor_whose_next_life_was_told_of_before_it_answers_is_back_onc
     alive, lost, back = (replace(here, actors={name: {**here.actors[name], **one}}) for one in lives)
     assert "is lost" in only(alive, lost).text
     assert "is back" in only(lost, back).text
+
+
+EXECUTOR = {
+    "executor_id": "2",
+    "host": "10.0.0.7",
+    "alive": True,
+    "lost_at_ms": None,
+    "reason": "",
+    "is_expected": False,
+}
+
+
+def test_an_executor_that_is_lost_is_trouble_once_and_one_that_was_ended_is_not() -> None:
+    before = replace(seen(), executors={"app/2": EXECUTOR})
+    lost = {**EXECUTOR, "alive": False, "lost_at_ms": NOW_MS - 70, "reason": "killed by the system"}
+    after = replace(before, executors={"app/2": lost})
+    event = only(before, after)
+    assert (event.kind, event.at_ms, event.is_bad) == (EventKind.EXECUTOR, NOW_MS - 70, True)
+    assert event.text == "executor 2 on 10.0.0.7 was lost: killed by the system"
+    assert events_between(after, after, NOW_MS) == []
+    assert only(replace(before, executors={}), after).text == event.text, "it came and went between two looks"
+    ended = only(before, replace(before, executors={"app/2": {**lost, "is_expected": True}}))
+    assert not ended.is_bad
+    assert only(replace(before, executors={}), before).text == "executor 2 on 10.0.0.7 is there"
+
+
+def test_a_batch_that_becomes_overdue_is_trouble_while_it_runs_and_once() -> None:
+    batch = {"batch_id": 7, "running_ms": 4000, "is_overdue": False, "text": "batch 7 runs"}
+    before = replace(seen(), running={"query-00": batch})
+    overdue = {**batch, "is_overdue": True, "text": "batch 7 of query-00 has been running for 29.3 s"}
+    after = replace(before, running={"query-00": overdue})
+    event = only(before, after)
+    assert (event.kind, event.state, event.text, event.is_bad) == (EventKind.SLOW, "query-00", overdue["text"], True)
+    assert events_between(after, replace(after, running={"query-00": {**overdue, "running_ms": 9}}), NOW_MS) == []
+    assert only(after, replace(after, running={"query-00": {**overdue, "batch_id": 8}})).kind is EventKind.SLOW
+
+
+def test_what_one_cause_does_to_several_shards_has_it_in_common() -> None:
+    before = seen()
+    (query,) = before.queries.values()
+    moves = [{**MOVE, "version": 100 + one["partition_id"]} for one in query["shards"]]
+    after = changed(before, shards=[{**one, "moves": [move]} for one, move in zip(query["shards"], moves, strict=True)])
+    causes = {event.cause for event in events_between(before, after, NOW_MS)}
+    assert causes == {"query-00: a → b: spread evenly"}
+    told = {"at_ms": NOW_MS, "partition_id": 0, "kind": "StoreUnavailableError"}
+    refusals = [{**told, "number": n, "shard": n, "text": f"the store actor is lost (shard={n})"} for n in (1, 2)]
+    first, second = events_between(before, changed(before, refusals=refusals), NOW_MS)
+    assert first.cause == second.cause == "query-00: StoreUnavailableError: the store actor is lost"
 
 
 def test_a_coordinator_that_goes_comes_and_starts_anew_is_told() -> None:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from coordinator.drivers import DriverReport, ExecutorState
 from coordinator.errors import InvalidRequestError
+from spark_jobs.driver_reports import DriverReports
 from spark_jobs.executor_places import ExecutorPlaces
 from spark_jobs.node_watch import NodeWatch, WatchedFleet
 from spark_jobs.plan.executors import Executor
@@ -172,6 +174,36 @@ class World:
         assert not restart
         self.store_actors.remove(handle.address)
         self.told.append(("end store actor", handle.address))
+
+
+class Listener:
+    """A coordinator that notes what is reported."""
+
+    def __init__(self) -> None:
+        self.reports: list[DriverReport] = []
+
+    def report_driver(self, report: DriverReport) -> None:
+        self.reports.append(report)
+
+
+def test_what_is_new_is_reported_at_once_and_repeated_for_coordinators_that_started_anew() -> None:
+    reports, listener = DriverReports(), Listener()
+    calm = DriverReport("app", (ExecutorState("1", "a"),))
+    lost = DriverReport("app", (ExecutorState("1", "a", 5, "killed"),))
+    for now_s, report in ((0.0, calm), (2.0, calm), (4.0, lost), (6.0, lost), (14.0, lost)):
+        reports.report(report, [listener], now_s)
+    assert listener.reports == [calm, lost, lost]
+
+
+def test_a_report_that_fails_does_not_keep_nodes_from_being_looked_after(caplog: pytest.LogCaptureFixture) -> None:
+    world = World("a")
+
+    def fails(now_ms: int) -> DriverReport:
+        raise RuntimeError("Spark does not say")
+
+    world.report, world.is_over = fails, lambda: False  # type: ignore[attr-defined]
+    world.watch.report(0.0, 0)
+    assert "could not be reported" in caplog.text
 
 
 def test_a_node_that_joins_gets_an_executor() -> None:

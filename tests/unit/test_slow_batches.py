@@ -8,9 +8,10 @@ import pytest
 
 from coordinator.assignments import ShardMove
 from coordinator.batch_times import PartitionTime
+from coordinator.drivers import DriverReport, Drivers, ExecutorState, LongBatch
 from coordinator.memory_options import MemoryUse
 from coordinator.model import CommitEntry
-from coordinator.slow_batches import Circumstances, EndedBatch, explanation, is_slow
+from coordinator.slow_batches import Circumstances, EndedBatch, explanation, is_slow, running_batch
 from coordinator.state_counters import StateCounters
 from tests.unit.test_coordinator import actor
 from tests.unit.test_lineage import ENTRY
@@ -79,6 +80,59 @@ def test_a_loss_is_told_wherever_the_time_went() -> None:
     waited = told(ended(9000, *USUAL[1:]), lost)
     assert waited.endswith(": 9.0 s before shard 7 on node-b was asked for again, after its store actor was lost")
     assert told(ended(*USUAL[:6], 9000), lost).endswith("batch's end; the store actor that had shard 7 was lost")
+
+
+LOST = ExecutorState("2", "10.0.0.7", 43_384_000, "killed")
+
+
+def test_a_lost_executor_is_named_by_the_batch_that_waited_for_it() -> None:
+    around = replace(ON_B, lost_executors=[LOST])
+    assert told(ended(29_300, *USUAL[1:]), around) == (
+        "batch 41 of clicks took 30.2 s (median 1.9 s): 29.3 s in Spark before shard 7 on node-b was asked: executor 2 on 10.0.0.7 was "
+        "lost at 12:03:04 UTC, and its tasks had to run again"
+    )
+    assert told(ended(*USUAL[:6], 9000), around).endswith(
+        "in the sink and at the batch's end; executor 2 on 10.0.0.7 was lost at 12:03:04 UTC"
+    )
+
+
+@pytest.mark.parametrize(
+    ("running_ms", "recent", "overdue"),
+    [(19_000, RECENT, False), (19_001, RECENT, True), (5100, [ended(100)] * 5, True), (5100, [ended(200)] * 5, False),
+     (99_000, RECENT[:4], False)],
+)  # fmt: skip
+def test_a_batch_that_runs_is_overdue_by_ten_medians_and_some_seconds(
+    running_ms: int, recent: list[EndedBatch], overdue: bool
+) -> None:
+    batch = LongBatch("run", 41, running_ms, "")
+    assert running_batch("clicks", batch, recent, [1], 4, []).is_overdue == overdue
+
+
+def test_a_batch_that_runs_says_what_it_waits_for() -> None:
+    batch = LongBatch("run", 41, 29_300, "3 of 8 tasks are done")
+    assert running_batch("clicks", batch, RECENT, [3, 5], 8, [LOST]).text == (
+        "batch 41 of clicks has been running for 29.3 s (median 1.9 s): executor 2 on 10.0.0.7 was lost at 12:03:04 UTC; 3 of 8 tasks "
+        "are done; not committed yet by 2 of 8 shards: 3, 5"
+    )
+    assert "in the sink" in running_batch("clicks", batch, [], [], 8, []).text
+    assert "5, 6, 7, …" in running_batch("clicks", batch, [], list(range(1000)), 1000, []).text
+
+
+def test_what_a_driver_reports_is_counted_once_is_its_own_runs_and_ends_with_it() -> None:
+    drivers = Drivers()
+    alive, on_purpose = ExecutorState("1", "10.0.0.6"), replace(LOST, executor_id="3", is_expected=True)
+    report = DriverReport("app", (alive, LOST, on_purpose), ("run",), (LongBatch("run", 41, 5000, ""),))
+    assert drivers.take(report, 10.0) == [LOST]
+    assert drivers.take(report, 12.0) == []
+    drivers.take(DriverReport("other", (replace(LOST, host="elsewhere"),), ("run-2",)), 12.0)
+    assert (drivers.lost, drivers.lost_since("run", 0), drivers.lost_since("run", 1)) == (2, [LOST], [])
+    assert drivers.lost_since("run-2", 1) == [replace(LOST, host="elsewhere")]
+    assert [one.executor_id for app, one in drivers.executors(13.0) if app == "app"] == ["1", "2", "3"]
+    assert drivers.batch("run", 13.0) == report.batches[0]
+    assert drivers.batch("run-2", 13.0) is None
+    drivers.take(replace(report, batches=()), 14.0)
+    assert drivers.batch("run", 15.0) is None
+    assert list(drivers.executors(60.0)) == [], "a driver that is silent has ended"
 
 
 def test_what_took_as_long_as_usual_is_not_named_and_the_worst_comes_first() -> None:

@@ -2,7 +2,7 @@
 
 const QUIET_MS = 25000; // two heartbeats that did not come
 
-export const fleet = { tables: { fleet: {}, actors: {}, queries: {}, shards: {}, batches: {} }, events: [], clockMs: 0, seen: false };
+export const fleet = { tables: { fleet: {}, actors: {}, executors: {}, queries: {}, shards: {}, batches: {} }, events: [], clockMs: 0, seen: false };
 
 const listeners = new Set();
 let source = null;

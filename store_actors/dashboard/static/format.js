@@ -1,5 +1,7 @@
 // Figures as people read them; "–" is what is not known.
 
+import { fleet } from "./feed.js";
+
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
 
@@ -31,11 +33,20 @@ export function duration(ms) {
 
 export const ago = (ms, now) => (given(ms) ? `${duration(Math.max(0, now - ms))} ago` : unknown);
 export const moment = (ms) => (given(ms) ? `${new Date(ms).toISOString().replace("T", " ").slice(0, 19)} UTC` : unknown);
-export const clock = (ms) => (given(ms) ? new Date(ms).toTimeString().slice(0, 8) : unknown);
+// Times are UTC everywhere, as in the coordinator's own sentences.
+export const clock = (ms) => (given(ms) ? new Date(ms).toISOString().slice(11, 19) : unknown);
+export const day = (ms) => (given(ms) ? new Date(ms).toISOString().slice(0, 10) : unknown);
 export const shortId = (id) => (id ? id.slice(0, 12) : unknown);
-// What tells the store actors of a fleet apart: the beginning of the node's id, and their number there.
-export const actorName = (name) => (name ? name.replace(/^statefleet-store-[0-9a-f]+-/, "store-") : unknown);
-export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
+// A store actor as people are told it: the address of its node, and its number there.
+export function actorName(name) {
+  if (!name) return unknown;
+  const host = fleet.tables.actors[name]?.host;
+  const short = name.replace(/^statefleet-store-[0-9a-f]+-/, "");
+  return host ? `${host} #${/-(\d+)$/.exec(short)?.[1] ?? 0}` : `store-${short}`;
+}
+export const plural = (number, noun, many = `${noun}s`) => `${number < 1e6 ? count(number) : brief(number)} ${number === 1 ? noun : many}`;
+// Doubles as they were meant: the digits that they hold for sure.
+export const number = (value) => (Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(15))));
 
 export const PHASES = [
   ["spark", "Spark", "source, plan, map side and exchange, until the shard's task asks for its lease or begins"],

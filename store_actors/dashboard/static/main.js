@@ -1,7 +1,7 @@
 // Which part is shown, how the connection is, and colours.
 import { setText } from "./dom.js";
 import { connect, fleet, listen } from "./feed.js";
-import { mapView } from "./map.js";
+import { overviewView } from "./overview.js";
 import { queriesView } from "./queries.js";
 import { queryView } from "./query.js";
 import { eventsView } from "./events.js";
@@ -27,7 +27,7 @@ function route() {
   if (section === "queries") shown = name ? queryView(decoded(name)) : queriesView();
   else if (section === "events") shown = eventsView();
   else if (section === "state") shown = stateView(decoded(name));
-  else shown = mapView();
+  else shown = overviewView();
   for (const link of document.querySelectorAll("nav a")) {
     if (link.getAttribute("href") === `#/${section}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");

@@ -2,12 +2,13 @@
 import { h, keyed, setText } from "./dom.js";
 import * as f from "./format.js";
 import { fleet, now } from "./feed.js";
+import { stateText } from "./overview.js";
 import { bar, legend, total } from "./bars.js";
 
 const lag = (query) => (query.watermark_ms === null || !query.watermark_ms ? null : Math.max(0, now() - query.watermark_ms));
 const COLUMNS = [
   ["name", "query", "wide", (query) => query.name],
-  ["active", "status", "", (query) => (query.active ? "running" : "stopped")],
+  ["active", "status", "", (query) => stateText(query)[0]],
   ["batch_id", "batch", "n", (query) => f.count(query.batch_id)],
   ["rows_per_second", "rows/s", "n", (query) => f.brief(query.rows_per_second)],
   ["state_rows", "state rows", "n", (query) => f.brief(query.state_rows)],
@@ -60,7 +61,10 @@ export function queriesView() {
       COLUMNS.forEach(([column, , , show], place) => {
         const cell = row.cells[place];
         setText(column === "name" ? cell.firstChild : cell, show(query));
-        if (column === "active") cell.className = query.active ? "good" : "soft";
+        if (column === "active") {
+          cell.className = stateText(query)[1];
+          cell.title = query.running?.text ?? "";
+        }
         if (column === "lag") cell.title = `watermark ${f.moment(query.watermark_ms || null)}`;
       });
       const batch = batches.get(name);

@@ -3,23 +3,26 @@
 import { h, keyed, setText } from "./dom.js";
 import * as f from "./format.js";
 import { fleet, now } from "./feed.js";
+import { stateText } from "./overview.js";
 import { bar, legend, total } from "./bars.js";
 import { openShard } from "./shard.js";
 
 const SHOWN = 15; // batches of the timeline
+const LONGEST = 4; // times the median that the longest bar shows
 const LANES = 64; // shards whose lanes are drawn
 
 export function queryView(name) {
   const title = h("h1", {}, name);
   const facts = h("dl", { class: "facts" });
   const gone = h("p", { class: "empty", hidden: true }, "The fleet has no such query. It may have been removed, or nothing was committed yet.");
+  const overdue = h("p", { class: "bad", role: "status", hidden: true });
   const charts = [
     chart("Rows a second", "s1", f.brief, (batch, before) => rate(batch, before)),
     chart("Time of a batch", "s2", f.duration, (batch) => (batch.planned_ms === null ? null : total(batch))),
     chart("State rows", "s3", f.brief, (batch) => batch.state_rows),
     chart("State bytes", "s4", f.bytes, (batch) => batch.state_bytes),
-    chart("Behind by event time", "s5", f.duration, (batch) => (batch.watermark_ms > 0 ? at(batch) - batch.watermark_ms : null)),
-    chart("Late rows", "s6", f.count, (batch) => batch.rows_late),
+    chart("Behind by event time", "s5", f.duration, (batch) => (batch.watermark_ms > 0 ? at(batch) - batch.watermark_ms : null), (query) => query.watermark_ms !== null),
+    chart("Late rows", "s6", f.count, (batch) => batch.rows_late, (query) => query.watermark_ms !== null),
   ];
   const timeline = h("div", { class: "timeline" });
   const lanes = h("div", { class: "lanes" });
@@ -35,17 +38,19 @@ export function queryView(name) {
     h("section", { class: "card" }, h("h2", { class: "head" }, "Shards"), h("div", { class: "scroll" }, h("table", {},
       h("thead", {}, h("tr", {}, head.map((text, place) => h("th", { scope: "col", class: place > 2 ? "n" : null }, text)))), body))));
   const element = h("div", { class: "view" }, h("section", { class: "card" }, h("div", { class: "head" }, title,
-    h("div", { class: "controls" }, h("a", { href: `#/state/${encodeURIComponent(name)}` }, "look into its state"), h("a", { href: "#/queries" }, "all queries"))), gone, facts), rest);
+    h("div", { class: "controls" }, h("a", { href: `#/state/${encodeURIComponent(name)}` }, "look into its state"), h("a", { href: "#/queries" }, "all queries"))), gone, overdue, facts), rest);
 
   function update() {
     const query = fleet.tables.queries[name];
     gone.hidden = Boolean(query);
     rest.hidden = facts.hidden = !query;
     if (!query) return;
+    overdue.hidden = !query.running?.is_overdue;
+    setText(overdue, query.running?.text ?? "");
     drawFacts(facts, query);
     const batches = Object.values(fleet.tables.batches).filter((batch) => batch.state === name).sort((a, b) => a.version - b.version);
     const whole = batches.filter((batch) => batch.shards_counted === query.num_shards);
-    for (const one of charts) one.draw(whole);
+    for (const one of charts) one.draw(whole, query);
     drawTimeline(timeline, batches.slice(-SHOWN).reverse(), query);
     const shards = Object.values(fleet.tables.shards).filter((shard) => shard.state === name).sort((a, b) => a.shard - b.shard);
     drawLanes(lanes, lanesText, shards);
@@ -65,7 +70,7 @@ function rate(batch, before) {
 function drawFacts(facts, query) {
   const watermark = query.watermark_ms || null;
   const pairs = {
-    "State": query.active ? "running" : "stopped",
+    "State": stateText(query)[0],
     "Batch, version": `${f.count(query.batch_id)}, ${f.count(query.version)}`,
     "Rows a second": f.count(query.rows_per_second),
     "State rows": f.count(query.state_rows),
@@ -81,7 +86,8 @@ function drawFacts(facts, query) {
   keyed(facts, Object.keys(pairs), (key) => h("div", {}, h("dt", {}, key), h("dd", { class: "num" })), (pair, key) => setText(pair.lastChild, pairs[key]));
 }
 
-function chart(text, id, show, value) {
+// `applies` says of which queries there is such a chart.
+function chart(text, id, show, value, applies = () => true) {
   const newest = h("span", { class: "num" });
   const plot = h("div", { class: "plot" });
   const element = h("figure", { class: "chart", role: "img" }, h("figcaption", { class: "head small" }, h("span", { class: "soft" }, text), newest), plot);
@@ -90,7 +96,9 @@ function chart(text, id, show, value) {
   const size = new ResizeObserver(() => drawn?.setSize({ width: plot.clientWidth, height: 168 }));
   size.observe(plot);
 
-  function draw(batches) {
+  function draw(batches, query) {
+    element.hidden = !applies(query);
+    if (element.hidden) return;
     const points = batches.map((batch, place) => [at(batch) / 1000, value(batch, batches[place - 1])]).filter(([, one]) => one !== null);
     setText(newest, points.length ? show(points[points.length - 1][1]) : "nothing yet");
     element.setAttribute("aria-label", `${text}: ${newest.textContent}`);
@@ -116,7 +124,9 @@ function chart(text, id, show, value) {
 }
 
 function drawTimeline(timeline, batches, query) {
-  const largest = Math.max(1, ...batches.map(total));
+  const totals = batches.map(total).sort((a, b) => a - b);
+  // One that took very long, as the first one does, is cut off: it would leave the others no room.
+  const largest = Math.max(1, Math.min(totals.at(-1) ?? 1, LONGEST * (totals[totals.length >> 1] ?? 1)));
   if (!batches.length) {
     timeline.known?.clear();
     timeline.replaceChildren(h("p", { class: "empty" }, "No batch was committed yet, or programs write this state without batches."));
@@ -127,9 +137,12 @@ function drawTimeline(timeline, batches, query) {
   const by = new Map(batches.map((batch) => [String(batch.version), batch]));
   keyed(timeline, keys, (key) => (key[0] === "b" ? h("div", { class: "bar" }) : h("span", { class: "num" })), (part, key) => {
     const batch = by.get(key.slice(1));
-    if (key[0] === "b") bar(part, batch, largest);
+    if (key[0] === "b") {
+      bar(part, batch, largest);
+      part.classList.toggle("cut", total(batch) > largest);
+    }
     else if (key[0] === "l") setText(part, `${f.count(batch.batch_id)}`);
-    else setText(part, batch.shards_counted < query.num_shards ? `${batch.shards_counted} of ${query.num_shards} shards` : `${f.duration(total(batch))} · ${f.brief(batch.rows_in)} rows`);
+    else setText(part, batch.shards_counted < query.num_shards ? `${batch.shards_counted} of ${query.num_shards} shards` : `${f.duration(total(batch))} · ${f.plural(batch.rows_in, "row")}`);
   });
 }
 
@@ -144,7 +157,7 @@ function drawLanes(lanes, text, shards) {
     (part, key) => {
       const shard = known.find((one) => String(one.shard) === key.slice(1));
       if (key[0] === "n") return setText(part, key.slice(1));
-      if (key[0] === "t") return setText(part, `${f.duration(Math.max(0, shard.counted_ms - shard.begun_ms))} · ${f.brief(shard.rows_in)} rows`);
+      if (key[0] === "t") return setText(part, `${f.duration(Math.max(0, shard.counted_ms - shard.begun_ms))} · ${f.plural(shard.rows_in, "row")}`);
       let from = shard.begun_ms - begin;
       const written = shard.apply_ms + shard.write_ms;
       [shard.apply_ms, shard.write_ms, Math.max(0, shard.counted_ms - shard.begun_ms - written)].forEach((ms, place) => {

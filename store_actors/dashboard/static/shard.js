@@ -32,7 +32,7 @@ function facts(told) {
     ["Store actor", f.actorName(told.actor_name)], ["Node", f.shortId(told.node_id)], ["Spark executor, newest batch", told.executor || f.unknown],
     ["Version", `${f.count(told.version)}, can be read from ${f.count(told.oldest_version)}`], ["Epoch", f.count(told.epoch)],
     ["Newest commit", told.last_commit_ms === null ? f.unknown : f.ago(told.last_commit_ms, now())],
-    ["State", `${f.count(told.state_rows)} rows, ${f.bytes(told.state_bytes)}`], ["Rows in the newest batch", f.count(told.rows_in)],
+    ["State", `${f.plural(told.state_rows, "row")}, ${f.bytes(told.state_bytes)}`], ["Rows in the newest batch", f.count(told.rows_in)],
     ["Apply and write", `${f.duration(told.apply_ms)} and ${f.duration(told.write_ms)}`],
     ["Files", `${f.plural(told.delta_files, "delta")}, ${f.plural(told.snapshot_files, "snapshot file")}, ${f.bytes(told.file_bytes)}`],
     ["Newest snapshot", told.snapshot_version === null ? "none yet" : `of version ${f.count(told.snapshot_version)}`],

@@ -1,5 +1,6 @@
 // Rows of a state: those of a key, now and at the versions before, or some of them.
 import { h, keyed } from "./dom.js";
+import * as f from "./format.js";
 import { ask, fleet } from "./feed.js";
 
 export function stateView(chosen) {
@@ -68,7 +69,7 @@ export function stateView(chosen) {
 
   const lookUp = () => working(async () => {
     const key = {};
-    for (const field of keys.querySelectorAll("[data-key]")) key[field.dataset.key] = field.disabled ? null : field.value;
+    for (const field of keys.children) key[field.dataset.column] = field.value();
     const told = await ask(path("/look-up"), { key, versions: Number(history.value) });
     const [newest] = told.versions;
     const found = newest.rows.length ? `${newest.rows.length}${newest.more ? " or more" : ""} row${newest.rows.length === 1 ? "" : "s"} at version ${newest.version}` : `The key is not in version ${newest.version}`;
@@ -83,10 +84,24 @@ export function stateView(chosen) {
   return { element, update, uses: ["queries"] };
 }
 
-function keyField(column) {
-  const input = h("input", { "data-key": column.name, placeholder: column.example, autocomplete: "off", spellcheck: "false" });
-  const isNull = h("input", { type: "checkbox", "aria-label": `${column.name} is null`, onchange: () => (input.disabled = isNull.checked) });
-  return h("label", {}, `${column.name} (${column.type})`, h("span", { class: "null" }, input, isNull, "null"));
+// A field for each column; of a struct, such as a window, one for each of its own.
+function keyField(column, path = column.name) {
+  const isNull = h("input", { type: "checkbox", "aria-label": `${path} is null` });
+  let element;
+  if (column.fields) {
+    const fields = column.fields.map((one) => keyField(one, `${path}.${one.name}`));
+    const inner = h("div", { class: "inner" }, fields);
+    isNull.addEventListener("change", () => inner.querySelectorAll("input").forEach((one) => (one.disabled = isNull.checked)));
+    element = h("fieldset", {}, h("legend", {}, column.name, " ", h("span", { class: "null" }, isNull, "null")), inner);
+    element.value = () => (isNull.checked ? null : Object.fromEntries(fields.map((one) => [one.dataset.column, one.value()])));
+  } else {
+    const input = h("input", { "data-key": path, placeholder: column.example, autocomplete: "off", spellcheck: "false" });
+    isNull.addEventListener("change", () => (input.disabled = isNull.checked));
+    element = h("label", {}, `${column.name} (${column.type})`, h("span", { class: "null" }, input, isNull, "null"));
+    element.value = () => (isNull.checked ? null : input.value);
+  }
+  element.dataset.column = column.name;
+  return element;
 }
 
 function historyTable(versions) {
@@ -102,4 +117,4 @@ function rowTable(rows) {
       row === null ? h("td", { class: "soft", colspan: names.length }, "not there") : names.map((name) => h("td", { class: "wrap mono" }, shown(row[name]))))))));
 }
 
-const shown = (value) => (value === null ? "null" : typeof value === "object" ? JSON.stringify(value) : String(value));
+const shown = (value) => (value === null ? "null" : typeof value === "number" ? f.number(value) : typeof value === "object" ? JSON.stringify(value, (_, one) => (typeof one === "number" ? Number(f.number(one)) : one)) : String(value));
