@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
+from coordinator.core import StateLedger
 from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.lives import StoreActorLives
-from coordinator.model import ActorLocation, StateStoreProviderId
+from coordinator.model import ActorLocation, StateStoreId, StateStoreProviderId
 from coordinator.registry import InstanceRegistry
 
 __all__ = ["ActiveInstances"]
@@ -46,6 +47,15 @@ class ActiveInstances:
         for other in remembered:
             self.registry.report_active_instance(other, location, ())
         return [other for other in stale if other not in remembered]
+
+    def has(self, ledger: StateLedger) -> bool:
+        """Whether store actors have reported shards of a state for its newest run, which nobody has said is over."""
+        if ledger.run_id in self.ended_runs:
+            return False
+        stores = (StateStoreId(ledger.root, 0, partition) for partition in ledger.assigned())
+        return any(
+            self.registry.get_location(StateStoreProviderId(store, ledger.run_id)) is not None for store in stores
+        )
 
     def end(self, run_id: str) -> int:
         """See :meth:`InstanceRegistry.deactivate_instances`; called when a query stops."""

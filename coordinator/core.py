@@ -116,6 +116,8 @@ class StateLedger(StateHistory):
         self.epoch = 0
         self.run_id = ""
         self.query_id = ""
+        #: Whether the query's checkpoint goes with its run.
+        self.is_temporary = False
         #: Newest version whose batch Spark is known to have finished; None of a run of an earlier release, which did not report it.
         self.finished: int | None = None
         #: Newest version that any shard ever had, also of shards that came to nothing.
@@ -201,6 +203,11 @@ class StateLedger(StateHistory):
                 root=self.root,
                 batch_id=task.batch_id,
             )
+
+    @property
+    def ends_with_its_run(self) -> bool:
+        """Whether nothing will ever go on from the state once its run is over."""
+        return self.is_temporary and not self.branches
 
     def check_owner(self, query_id: str) -> None:
         """Refuse a query that does not own the state; an empty id is a new query's.
@@ -301,7 +308,16 @@ class StateLedger(StateHistory):
         if task.run_id != self.run_id:
             self.check_not_of_the_past(task)
             epoch += 1
-            records.append(RunStarted(task.run_id, task.query_id, task.batch_id, epoch, reports_finished=True))
+            records.append(
+                RunStarted(
+                    task.run_id,
+                    task.query_id,
+                    task.batch_id,
+                    epoch,
+                    reports_finished=True,
+                    is_temporary=task.is_temporary,
+                )
+            )
         assignment = self.assignments.get(task.partition_id)
         present = self.holder(task.partition_id)
         choice = policy.place(PlacementRequest(self.state_name, task.partition_id, asking, present), fleet)
@@ -503,6 +519,7 @@ class StateLedger(StateHistory):
                 if self.run_id:
                     self.retired.add(self.run_id)
                 self.run_id, self.query_id, self.epoch = record.run_id, record.query_id, record.epoch
+                self.is_temporary = record.is_temporary
                 # The run begins with this batch because the commit log ends before it, whatever earlier runs reported.
                 self.finished = record.batch_id if record.reports_finished else None
                 self.assignments.renew(self.epoch)
@@ -573,6 +590,7 @@ class StateLedger(StateHistory):
         other = StateLedger(self.root)
         other.epoch, other.run_id, other.query_id = self.epoch, self.run_id, self.query_id
         other.finished, other._newest_seen = self.finished, self._newest_seen
+        other.is_temporary = self.is_temporary
         other.retired = set(self.retired)
         other.assignments = self.assignments.copy()
         other.asked = self.asked
@@ -599,6 +617,7 @@ class StateLedger(StateHistory):
             "run_id": self.run_id,
             "query_id": self.query_id,
             **({} if self.finished is None else {"finished": self.finished, "newest_seen": self._newest_seen}),
+            **({"is_temporary": True} if self.is_temporary else {}),
             "retired": sorted(self.retired),
             **self.assignments.to_json(),
             **self.history_to_json(),
@@ -618,6 +637,7 @@ class StateLedger(StateHistory):
         ledger = cls(root)
         ledger.epoch, ledger.run_id, ledger.query_id = data["epoch"], data["run_id"], data["query_id"]
         ledger.finished, ledger._newest_seen = data.get("finished"), data.get("newest_seen", 0)
+        ledger.is_temporary = data.get("is_temporary", False)
         ledger.retired = set(data["retired"])
         ledger.assignments = Assignments.from_json(data)
         ledger.load_history(data, earlier)

@@ -25,7 +25,7 @@ from coordinator.model import (
 from coordinator.placement import FleetView, PlacementRequest
 from coordinator.placements import Placement, Placements
 from coordinator.placing import Placing
-from coordinator.records import Record
+from coordinator.records import Dropped, Record
 from coordinator.rescaling import BatchShards, decide_shards, first_generation
 from coordinator.watermarks import Watermarks
 
@@ -64,8 +64,12 @@ class Leasing:
         self._placing = placing
         self._keeper = keeper
 
-    async def check_start(self, state_name: str, query_id: str, output_mode: str | None) -> None:
+    async def check_start(
+        self, state_name: str, query_id: str, output_mode: str | None, is_active: Callable[[StateLedger], bool]
+    ) -> None:
         """Refuse a query that is to start on another query's state, or in another output mode than the state's (StateMismatchError).
+
+        A state whose query had a temporary checkpoint, and is over, goes as the checkpoint did: it begins anew.
 
         Parameters
         ----------
@@ -73,24 +77,34 @@ class Leasing:
             That of its checkpoint; empty for a new query.
         output_mode
             None if it was looked at before.
+        is_active
+            Whether the newest run of a state may still go on.
         """
         keeper = await self._keeper(state_name)
         created = keeper.metadata
         if created is None:
             return
-
-        def look(ledger: StateLedger) -> tuple[list[Record], None]:
-            ledger.check_owner(query_id)
-            return [], None
-
-        await keeper.submit(look)
         if output_mode is not None:
             check_output_mode(created, output_mode)
 
-    async def check(self, metadata: StateMetadata) -> None:
+        def decide(ledger: StateLedger) -> tuple[list[Record], bool]:
+            if ledger.ends_with_its_run and query_id != ledger.query_id and not is_active(ledger):
+                return [Dropped()], True
+            ledger.check_owner(query_id)
+            return [], False
+
+        if await keeper.submit(decide):
+            log.warning(
+                "%s: the query that it was of had no checkpointLocation, and is over; its state went with it, and begins anew",
+                state_name,
+                extra={"state": state_name},
+            )
+
+    async def check(self, metadata: StateMetadata, is_active: Callable[[StateLedger], bool]) -> None:
         """Refuse a query that does not fit an existing state (StateMismatchError), before it starts.
 
-        Its first batch is known to its tasks only: the one after the newest that every shard has, or that one again. It may fit either.
+        A state that begins anew with the query fits any (:meth:`check_start`). Its first batch is known to its tasks only: the one
+        after the newest that every shard has, or that one again. It may fit either.
         """
         keeper = await self._keeper(metadata.state_name)
         created = keeper.metadata
@@ -98,6 +112,8 @@ class Leasing:
             return
 
         def look(ledger: StateLedger) -> tuple[list[Record], Mapping[str, Any] | None]:
+            if ledger.ends_with_its_run and not is_active(ledger):
+                return [], None
             newest = ledger.committed_version(ledger.generations.newest(first_generation(created)))
             schemas = (ledger.committed_schema(created, version) for version in (newest, max(0, newest - 1)))
             return [], fitting(schemas, created, metadata)

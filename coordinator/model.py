@@ -111,6 +111,8 @@ class TaskIdentity(Travelling):
         whoever repeats a batch, another one in another history of the query. None if that is not known.
     is_import
         Whether it makes a state's first version, whatever its batch's number is: of a query that kept its state elsewhere until then.
+    is_temporary
+        Whether the query's checkpoint is deleted when it ends, as that of one without a ``checkpointLocation``.
     """
 
     state_name: str
@@ -123,6 +125,7 @@ class TaskIdentity(Travelling):
     batch_time_ms: int | None = None
     former_time_ms: int | None = None
     is_import: bool = False
+    is_temporary: bool = False
 
     @property
     def is_of_python(self) -> bool:

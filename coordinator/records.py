@@ -80,6 +80,7 @@ class RunStarted:
     """A run of the query took the state over, with its batch `batch_id`; every older run is fenced from here on.
 
     `reports_finished` says whether there are :class:`BatchFinished` records of the run; runs of earlier releases have none.
+    `is_temporary` says that the query's checkpoint goes with the run, so that nothing ever goes on from it.
     """
 
     run_id: str
@@ -87,6 +88,7 @@ class RunStarted:
     batch_id: int
     epoch: int
     reports_finished: bool = False
+    is_temporary: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,11 +176,11 @@ class Coordinator:
 
     async def check_state(self, metadata: StateMetadata) -> None:
         """See :meth:`Leasing.check`."""
-        await self._leasing.check(metadata)
+        await self._leasing.check(metadata, self._instances.has)
 
     async def check_start(self, state_name: str, query_id: str, output_mode: str | None) -> None:
         """See :meth:`Leasing.check_start`."""
-        await self._leasing.check_start(state_name, query_id, output_mode)
+        await self._leasing.check_start(state_name, query_id, output_mode, self._instances.has)
 
     async def attach_and_lease(self, task: TaskIdentity, metadata: StateMetadata, local: ActorLocation) -> LeaseGrant:
         """The store actor that may commit the task's shard, and the version its batch reads."""

@@ -132,6 +132,10 @@ class DriverCalls:
 
     def _refusal(self, query: Mapping[str, Any]) -> str | None:
         """Why a query may not start on the states of its operators."""
+        for run_id, (owner, _) in list(self._writers.items()):
+            # Spark's listeners may not have heard of it yet.
+            if owner not in query["active"]:
+                self._ended(run_id)
         for operator in query["operators"]:
             if taken := self._taken(operator, query["query_id"], query["active"]):
                 return taken

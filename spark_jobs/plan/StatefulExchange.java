@@ -231,6 +231,17 @@ class Batch {
         return query == null ? null : query.lastExecution();
     }
 
+    /** Whether a query's checkpoint is deleted when it ends. */
+    static boolean isTemporary(StreamExecution query) {
+        try {
+            java.lang.reflect.Field field = StreamExecution.class.getDeclaredField("deleteCheckpointOnStop");
+            field.setAccessible(true);
+            return query != null && field.getBoolean(query);
+        } catch (ReflectiveOperationException error) {
+            throw new IllegalStateException("this Spark does not say which checkpoints it deletes", error);
+        }
+    }
+
     /** The query whose thread this is; null if it is none's. */
     static StreamExecution query(SparkContext context, SparkSession session) {
         String id = context.getLocalProperty("sql.streaming.queryId");
@@ -626,6 +637,7 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
         told.put("evict_ms", evictMs);
         told.put("first_partition", firstPartition());
         told.put("output_mode", Mode.of(facts(), execution));
+        told.put("is_temporary", Batch.isTemporary(Batch.query(sparkContext(), session())));
         for (int i = 0; i < chosen.length; i++) {
             told.put("shard", chosen[i]);
             rows.add(projection.apply(header(told.toString())).copy());

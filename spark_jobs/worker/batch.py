@@ -31,6 +31,8 @@ class BatchHeader:
         That of the batch before; None if this is the first.
     output_mode
         The operator's: its own, or else its query's.
+    is_temporary
+        Whether the query's checkpoint is deleted when it ends.
     """
 
     query_id: str
@@ -43,6 +45,7 @@ class BatchHeader:
     former_time_ms: int | None = None
     first_partition: int = 0
     output_mode: str = ""
+    is_temporary: bool = False
 
     @classmethod
     def of_json(cls, text: bytes) -> BatchHeader:

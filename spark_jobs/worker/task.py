@@ -76,4 +76,5 @@ def task_identity(metadata: StateMetadata, header: BatchHeader | None) -> TaskId
         executor=executor_name(),
         batch_time_ms=header.time_ms,
         former_time_ms=header.former_time_ms,
+        is_temporary=header.is_temporary,
     )

@@ -172,12 +172,45 @@ def test_a_state_of_another_query_is_refused_before_any_task(
     with pytest.raises(AnalysisException, match=r"another query that is running has this state.*one foreachBatch"):
         rows_in_memory(counts, f"{table}_2").start()
     query.stop()
+    other = words(fleet.stateful(timed(feed), name=f"{name}-kept", shards=2))
+    query = rows_in_memory(other, f"{table}_2").option("checkpointLocation", str(tmp_path / "ck")).start()
+    query.processAllAvailable()
+    query.stop()
     with pytest.raises(AnalysisException, match=r"has no checkpointLocation.*each start of it is a new query"):
-        rows_in_memory(counts, table).start()
+        rows_in_memory(other, f"{table}_3").start()
     with pytest.raises(AnalysisException, match=r"belongs to another query \(each checkpoint"):
-        rows_in_memory(counts, table).option("checkpointLocation", str(tmp_path / "ck")).start()
-    with pytest.raises(AnalysisException, match=r"belongs to another query|another output mode"):
-        rows_in_memory(counts, table, "update").option("checkpointLocation", str(tmp_path / "ck")).start()
+        rows_in_memory(other, f"{table}_3").option("checkpointLocation", str(tmp_path / "another")).start()
+    with pytest.raises(AnalysisException, match="made in another output mode"):
+        rows_in_memory(other, f"{table}_3", "update").option("checkpointLocation", str(tmp_path / "ck")).start()
+
+
+@pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
+def test_a_cell_without_a_checkpoint_runs_as_often_as_it_is_run(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed, table = Feed(spark, tmp_path / "in", ROWS), name.replace("-", "_")
+
+    def cell(build: Build, shards: int) -> Any:
+        query = rows_in_memory(build(fleet.stateful(timed(feed), name=name, shards=shards)), table).start()
+        try:
+            query.processAllAvailable()
+            return sorted(tuple(row) for row in spark.table(table).collect()), len(fleet.state(name).scan().to_pandas())
+        finally:
+            query.stop()
+
+    for number in range(3):
+        feed.add([("a", number, 0), ("b", number, 1)])
+        assert cell(words, 2) == ([("a", number + 1), ("b", number + 1)], 2)
+    # What is changed in it, is.
+    assert cell(lambda rows: rows.groupBy("v").agg(F.count("*"), F.max("x")), 2) == ([(0, 3, 2), (1, 3, 2)], 2)
+    assert cell(words, 3) == ([("a", 3), ("b", 3)], 2)
+    # With a checkpoint, it is a state that stays.
+    kept = words(fleet.stateful(timed(feed), name=name, shards=3))
+    run = Run(kept, "complete", tmp_path / "ck")
+    run.wait()
+    run.stop()
+    with pytest.raises(AnalysisException, match="each start of it is a new query"):
+        cell(words, 3)
 
 
 @pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")

@@ -18,7 +18,7 @@ from coordinator.compatibility import changes, check_metadata, continued, is_wid
 from coordinator.core import LeaseGrant, Record, StateLedger
 from coordinator.errors import FencedError, StateMismatchError
 from coordinator.maintenance import Maintenance
-from coordinator.model import ActorLocation, PartitionCommit, StateMetadata, TaskIdentity
+from coordinator.model import ActorLocation, PartitionCommit, StateMetadata, StateStoreProviderId, TaskIdentity
 from coordinator.placement import StayElseLocal
 from coordinator.service import Coordinator as Actor
 from coordinator.storage.memory import MemoryObjectStore
@@ -560,6 +560,43 @@ def test_a_query_that_is_taken_back_is_not_refused_before_it_starts() -> None:
                 await coordinator.check_start("s", query, "update")
         with pytest.raises(StateMismatchError, match=r"output mode.*existing=`update` asked=`complete`"):
             await coordinator.check_start("s", "query", "complete")
+
+    asyncio.run(scenario())
+
+
+def test_a_state_goes_with_a_temporary_checkpoint_once_its_run_is_over() -> None:
+    of, objects = schema(COUNT), MemoryObjectStore()
+    where = ActorLocation("a", "a", "node", "host", 1)
+
+    async def batch(coordinator: Actor, query: str, number: int, *, is_temporary: bool) -> int:
+        run = f"run-of-{query}"
+        identity = TaskIdentity("s", query, run, number, 0, 0, "executor", is_temporary=is_temporary)
+        grant = await coordinator.attach_and_lease(identity, metadata(of), where)
+        made = replace(entry(grant, number + 1, f"{query}-{number}"), committed_at_ms=now_ms(MachineClock()))
+        await coordinator.commit_partitions("s", [PartitionCommit((made,))])
+        await coordinator.report_active_instance(StateStoreProviderId(grant.lease.store_id, run), where, [])
+        return grant.base_version
+
+    async def scenario() -> None:
+        coordinator = Actor("memory://", objects, Maintenance(), "node")
+        for number in range(3):
+            assert await batch(coordinator, "first", number, is_temporary=True) == number
+        with pytest.raises(StateMismatchError, match="belongs to another query"):
+            await coordinator.check_start("s", "", "update")
+        await coordinator.check_start("s", "first", "update")
+        await coordinator.deactivate_instances("run-of-first")
+        with pytest.raises(StateMismatchError, match="another output mode"):
+            await coordinator.check_start("s", "", "append")
+        # Another life of the coordinator knows it from the log, and that nobody has told it of the run.
+        coordinator = Actor("memory://", objects, Maintenance(), "node")
+        await coordinator.check_start("s", "", "update")
+        assert await batch(coordinator, "second", 0, is_temporary=False) == 0
+        with pytest.raises(FencedError):
+            await batch(coordinator, "first", 3, is_temporary=True)
+        await coordinator.deactivate_instances("run-of-second")
+        with pytest.raises(StateMismatchError, match="belongs to another query"):
+            await coordinator.check_start("s", "", "update")
+        assert await batch(coordinator, "second", 1, is_temporary=False) == 1
 
     asyncio.run(scenario())
 
