@@ -36,7 +36,8 @@ def status(uri: Uri, address: Address = "auto", as_json: AsJson = False) -> None
     print_text(f"fleet {told['fleet_id']} at {told['uri']}")
     print()
     print_table(
-        ("store actor", "host", "pid", "memory", "of", "spilled", "state"), list(map(_actor_row, _actors(told)))
+        ("store actor", "id", "pid", "memory", "of", "spilled", "state"),
+        [_actor_row(told, actor) for actor in told["store_actors"]],
     )
     print()
     print_table(
@@ -55,7 +56,38 @@ def status(uri: Uri, address: Address = "auto", as_json: AsJson = False) -> None
             for one in told["queries"]
         ],
     )
+    _print_executors(told["executors"])
+    _print_overdue(told["queries"])
     _print_slow(told["queries"])
+
+
+def _print_executors(executors: list[dict[str, Any]]) -> None:
+    """Spark's executors, and when they were lost."""
+    if not executors:
+        return
+    print()
+    print_table(
+        ("executor", "on", "state", "why"),
+        [
+            (
+                one["executor_id"],
+                one["host"],
+                "alive"
+                if one["alive"]
+                else f"{'ended' if one['is_expected'] else 'lost'} {ago_text(one['lost_at_ms'])}",
+                one["reason"] or None,
+            )
+            for one in executors
+        ],
+    )
+
+
+def _print_overdue(queries: list[dict[str, Any]]) -> None:
+    """Batches that take much longer than usual, and are not over."""
+    for running in (query["running_batch"] for query in queries):
+        if running is not None and running["is_overdue"]:
+            print()
+            print_text(f"now: {running['text']}")
 
 
 def _print_slow(queries: list[dict[str, Any]]) -> None:
@@ -66,19 +98,25 @@ def _print_slow(queries: list[dict[str, Any]]) -> None:
         print_text(f"{ago_text(one['at_ms'])}: {one['text']}")
 
 
-def _actors(told: dict[str, Any]) -> list[dict[str, Any]]:
-    """Store actors of a status, with the short name that tables have."""
-    return [{**one, "short": _short(told["uri"], one["actor_name"])} for one in told["store_actors"]]
+def _named(told: dict[str, Any], actor_name: str | None) -> str | None:
+    """A store actor as people are told it: the address of its node, and its number there."""
+    if actor_name is None:
+        return None
+    hosts = {one["actor_name"]: one["host"] for one in told["store_actors"]}
+    number = _id(told, actor_name).partition("-")[2] or "0"
+    # A shard's holder may be gone since an earlier coordinator.
+    return f"{hosts[actor_name]}#{number}" if actor_name in hosts else _id(told, actor_name)
 
 
-def _short(uri: str, actor_name: str | None) -> str | None:
-    """A store actor's name without what all of a fleet begin with: the beginning of its Ray node's id."""
-    return None if actor_name is None else actor_name.removeprefix(store_actors_prefix(uri))
+def _id(told: dict[str, Any], actor_name: str) -> str:
+    """A store actor's name without what all of a fleet begin with: the beginning of its Ray node's id, and its number."""
+    return actor_name.removeprefix(store_actors_prefix(told["uri"]))
 
 
-def _actor_row(actor: dict[str, Any]) -> tuple[object, ...]:
+def _actor_row(told: dict[str, Any], actor: dict[str, Any]) -> tuple[object, ...]:
     sizes = (size_cell(actor[name]) for name in ("resident_bytes", "memory_limit", "spilled_bytes"))
-    return actor["short"], actor["host"], str(actor["pid"]), *sizes, "alive" if actor["alive"] else "lost"
+    name = actor["actor_name"]
+    return _named(told, name), _id(told, name), str(actor["pid"]), *sizes, "alive" if actor["alive"] else "lost"
 
 
 def queries(uri: Uri, name: Name = None, address: Address = "auto", as_json: AsJson = False) -> None:
@@ -126,7 +164,7 @@ def shards(uri: Uri, name: Name = None, address: Address = "auto", as_json: AsJs
             (
                 row["state"],
                 str(row["partition_id"]),
-                _short(told["uri"], row["actor_name"]),
+                _named(told, row["actor_name"]),
                 row["executor"],
                 str(row["version"]),
                 None if row["epoch"] is None else str(row["epoch"]),
@@ -157,7 +195,7 @@ def metrics(uri: Uri, address: Address = "auto", as_json: AsJson = False) -> Non
         values = [one.get(counter) for one in counters.values()]
         own = [counters[name].get(counter) for name in names]
         rows.append((counter, *(_counter(counter, value) for value in (_sum(values), *own))))
-    print_table(("counter", f"all {len(counters)}", *(_short(told["uri"], name) or name for name in names)), rows)
+    print_table(("counter", f"all {len(counters)}", *(_named(told, name) or name for name in names)), rows)
 
 
 def _sum(values: list[Any]) -> Any:

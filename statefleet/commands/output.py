@@ -1,4 +1,4 @@
-"""What commands print: tables of at most 100 columns or JSON, times and sizes as a person reads them, progress on standard error.
+"""What commands print: tables of 100 columns at most where names leave that much room, or JSON; progress on standard error.
 
 Standard output has what was asked for and nothing else, so that it can be piped; with ``--json`` that is one JSON value.
 """
@@ -34,7 +34,7 @@ __all__ = [
     "time_text",
 ]
 
-#: Most columns of the terminal that a table takes, also where it is piped.
+#: Most columns of the terminal that a table takes, also where it is piped, as long as no name has to be broken for it.
 WIDTH = 100
 #: Cells of a state's rows that are longer make it a list of records instead of a table.
 _WIDEST_CELL = 40
@@ -162,14 +162,29 @@ def _print_cells(columns: Sequence[str], cells: Sequence[Sequence[str]], right: 
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    widths = _widths([[column, *(row[place] for row in cells)] for place, column in enumerate(columns)], _width())
     for place, column in enumerate(columns):
-        table.add_column(Text(column), justify="right" if place in right else "left", overflow="fold")
+        table.add_column(
+            Text(column), justify="right" if place in right else "left", overflow="fold", width=widths[place]
+        )
     for row in cells:
         table.add_row(*map(Text, row))
-    console = Console(file=sys.stdout, width=_width())
+    console = Console(file=sys.stdout, width=max(_width(), sum(widths) + 2 * len(widths)))
     with console.capture() as captured:
         console.print(table)
     print("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
+
+
+def _widths(columns: Sequence[Sequence[str]], limit: int) -> list[int]:
+    """Width of each column of cells: the table fits the limit as far as no word is broken, as half a name is of no use."""
+    widths = [max(map(len, cells)) for cells in columns]
+    least = [max((len(word) for cell in cells for word in cell.split()), default=0) for cells in columns]
+    while sum(widths) + 2 * (len(widths) - 1) > limit:
+        width, place = max(((widths[at], at) for at in range(len(widths)) if widths[at] > least[at]), default=(0, -1))
+        if place < 0:
+            break
+        widths[place] = width - 1
+    return widths
 
 
 @contextmanager

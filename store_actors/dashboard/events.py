@@ -165,7 +165,7 @@ def _short(name: str | None, actors: Mapping[str, Mapping[str, Any]]) -> str:
         if host is None and short != name
         else short
         if host is None
-        else f"{host} #{number[1] if number else 0}"
+        else f"{host}#{number[1] if number else 0}"
     )
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +21,9 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.errors import InvalidRequestError
+from coordinator.names import store_actors_prefix
 from statefleet.cli import app, main
+from statefleet.commands import looking
 from statefleet.commands.output import WIDTH, ago_text, print_json, print_records, print_table, progress, time_text
 from statefleet.commands.reading import _value
 from tests.unit.test_verify import STORED
@@ -120,12 +124,70 @@ def test_names_of_states_are_completed(uri: str) -> None:
 # -- tables, records, times ---------------------------------------------------------------------------------------
 
 
+NAMES = ("3f9c1d27e00a-clicks_by_user_and_region_of_the_shop", "192.168.100.200:4123456", "10.0.0.200#11")
+
+
+@pytest.mark.parametrize("columns", [40, 80, None])
+def test_a_table_breaks_no_name_however_narrow_the_terminal_is(
+    columns: int | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if columns is not None:
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        monkeypatch.setenv("COLUMNS", str(columns))
+    print_table(("state", "executor", "store actor", "last commit", "why"), [(*NAMES, "5 s ago", "a reason " * 20)] * 2)
+    told = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out)
+    for name in NAMES:
+        assert told.count(name) == 2
+    assert max(map(len, told.splitlines())) <= sum(map(len, NAMES)) + len("commitreason") + 10, (
+        "only names make it wider"
+    )
+    assert told.count("reason") == 40
+
+
+FLEET = {
+    "fleet_id": "c3bb14d6",
+    "uri": "s3://bucket/prefix",
+    "store_actors": [
+        {
+            "actor_name": f"{store_actors_prefix('s3://bucket/prefix')}0af9c1d27e00{number}", "host": host, "pid": 7, "alive": True,
+            "resident_bytes": None, "memory_limit": None, "spilled_bytes": None,
+        }
+        for host, number in (("10.0.0.4", ""), ("10.0.0.4", "-1"))
+    ],
+    "executors": [
+        {
+            "executor_id": "2", "host": "10.0.0.7", "alive": False, "lost_at_ms": 1, "reason": "killed by the system",
+            "is_expected": False, "application": "app",
+        },
+    ],
+    "queries": [],
+}  # fmt: skip
+
+
+def test_the_status_names_store_actors_by_address_and_says_which_executors_were_lost_and_what_is_overdue(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = {"is_overdue": True, "text": "batch 41 of clicks has been running for 29.3 s"}
+    figures = dict.fromkeys(("state_rows", "state_bytes", "output_mode", "last_commit_ms"))
+    query = {**figures, "name": "clicks", "version": 4, "num_shards": 2, "active": True, "slow_batches": []}
+    told = {**FLEET, "queries": [{**query, "running_batch": running}, {**query, "running_batch": None}]}
+    coordinator = SimpleNamespace(load_all_states=list, status=lambda: told)
+    monkeypatch.setattr(looking, "find", lambda uri, address: coordinator)
+    said = Told(capsys, ["status", "s3://bucket/prefix"])
+    assert said.code == 0
+    lines = [" ".join(line.split()) for line in said.out.splitlines()]
+    assert "10.0.0.4#0 0af9c1d27e00 7 - - - alive" in lines
+    assert "10.0.0.4#1 0af9c1d27e00-1 7 - - - alive" in lines
+    assert any(line.startswith("2 10.0.0.7 lost") and line.endswith("killed by the system") for line in lines)
+    assert f"now: {running['text']}" in lines
+
+
 def test_tables_are_100_columns_wide_at_most(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [("a-long-name-" * 8, number * 10**9, 0.5, None, True) for number in range(3)]
+    rows = [("a long name " * 12, number * 10**9, 0.5, None, True) for number in range(3)]
     print_table(("name", "number", "part", "nothing", "flag"), rows)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= WIDTH
-    assert "".join(line.split()[0] for line in lines[2:] if line.startswith("a-long")).count("a-long-name") >= 3
+    assert "\n".join(lines).count("a long name") >= 3
     assert "2,000,000,000" in "\n".join(lines)
     assert all(line == line.rstrip() for line in lines)
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from benchmarks.dashboard import measure, served
 from benchmarks.fed_fleet import FedFleet
+from store_actors.dashboard.values import column_json, typed_value
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: apt-get install chromium)")
@@ -85,7 +88,7 @@ def test_the_first_screen_says_that_all_is_well_and_the_map_has_a_row_for_each_q
         for row in rows.all():
             labels = row.locator(".cell").all_inner_texts()
             assert sorted(map(int, labels)) == list(range(8)), "each square says which shard it is"
-        expect(page.locator("th.actor .host").first).to_have_text("10.0.0.4 #0")
+        expect(page.locator("th.actor .host").first).to_have_text("10.0.0.4#0")
         expect(page.locator("table.overview tbody tr").first).to_contain_text("running")
         expect(page.locator("#trouble-title")).to_be_hidden()
 
@@ -253,6 +256,47 @@ def test_charts_that_an_operator_has_not_are_not_shown_and_the_first_batch_leave
         expect(page.get_by_text("Behind by event time")).to_be_hidden()
         expect(page.locator(".timeline .bar.cut")).to_have_count(1)
         expect(page.locator(".timeline .num", has_text=re.compile(r"· 1 row$"))).to_have_count(1)
+
+
+def test_a_window_has_fields_and_doubles_are_shown_as_they_were_meant(page: Page) -> None:
+    asked: list[Any] = []
+    time = pa.timestamp("us", tz="UTC")
+    schema = [pa.field("window", pa.struct([("start", time), ("end", time)])), pa.field("user", pa.string())]
+    told = {
+        "parts": [],
+        "columns": [column_json(one) for one in schema],
+        "keys": ["window", "user"],
+        "oldest": 1,
+        "newest": 3,
+    }
+    row = {"user": "ann", "total": 16164.090000000002, "n": 3, "list": [0.30000000000000004]}
+
+    def answer(route: Route) -> None:
+        if route.request.method == "POST":
+            asked.append(route.request.post_data_json)
+            found = {"versions": [{"version": 3, "rows": [row], "more": False}], "complete": True}
+            route.fulfill(json=found)
+        else:
+            route.fulfill(json=told)
+
+    page.route("**/api/states/**", answer)
+    with served(FedFleet(1, 2)) as url:
+        page.goto(f"{url}#/state")
+        expect(page.locator("fieldset legend")).to_contain_text("window")
+        page.locator('[data-key="window.start"]').fill("2025-01-31 13:30:00")
+        page.locator('[data-key="window.end"]').fill("2025-01-31 13:35:00")
+        page.get_by_label("user is null").check()
+        page.get_by_role("button", name="Look up").click()
+        expect(page.locator("tbody tr").first).to_contain_text("16164.09")
+        assert page.locator("tbody td").all_inner_texts() == ["3", "ann", "16164.09", "3", "[0.3]"]
+        window = {"start": "2025-01-31 13:30:00", "end": "2025-01-31 13:35:00"}
+        assert asked[0]["key"] == {"window": window, "user": None}
+        key = {one.name: typed_value(asked[0]["key"][one.name], one.type, one.name) for one in schema}
+        assert key["window"]["end"] == dt.datetime(2025, 1, 31, 13, 35, tzinfo=dt.UTC)
+        page.get_by_label("window is null").check()
+        page.get_by_role("button", name="Look up").click()
+        expect(page.locator("h3")).to_contain_text("1 row at version 3")
+        assert [one["key"]["window"] for one in asked] == [window, None]
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -42,7 +42,7 @@ export function actorName(name) {
   if (!name) return unknown;
   const host = fleet.tables.actors[name]?.host;
   const short = name.replace(/^statefleet-store-[0-9a-f]+-/, "");
-  return host ? `${host} #${/-(\d+)$/.exec(short)?.[1] ?? 0}` : `store-${short}`;
+  return host ? `${host}#${/-(\d+)$/.exec(short)?.[1] ?? 0}` : `store-${short}`;
 }
 export const plural = (number, noun, many = `${noun}s`) => `${number < 1e6 ? count(number) : brief(number)} ${number === 1 ? noun : many}`;
 // Doubles as they were meant: the digits that they hold for sure.

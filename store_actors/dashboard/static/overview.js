@@ -17,7 +17,7 @@ export function overviewView() {
   const head = ["query", "state", "batch", "newest commit", "rows/s", "state rows", "shards"];
   const table = h("table", { class: "cards overview" }, h("thead", {}, h("tr", {}, head.map((text, place) => h("th", { scope: "col", class: place > 1 ? "n" : null }, text)))), body);
   const queries = h("section", { class: "card", "aria-labelledby": "overview-queries" },
-    h("div", { class: "head" }, h("h2", { id: "overview-queries" }, "Queries"), h("a", { href: "#/queries" }, "where their time goes")), h("div", { class: "scroll" }, table));
+    h("div", { class: "head" }, h("h2", { id: "overview-queries" }, "Queries"), h("a", { href: "#/queries" }, "where their time goes")), h("div", { class: "scroll tall" }, table));
   const list = h("ol", { class: "log" });
   const trouble = h("section", { class: "card", "aria-labelledby": "trouble-title" },
     h("div", { class: "head" }, h("h2", { id: "trouble-title" }, "Trouble of the last hour"), h("a", { href: "#/events" }, "all events")), list);
@@ -102,7 +102,9 @@ export function stateText(query) {
 
 function drawQueries(body) {
   const { queries } = fleet.tables;
-  keyed(body, Object.keys(queries).sort(), (name) => h("tr", {},
+  const isOverdue = (name) => Boolean(queries[name].running?.is_overdue);
+  const names = Object.keys(queries).sort((a, b) => isOverdue(b) - isOverdue(a) || (a < b ? -1 : 1));
+  keyed(body, names, (name) => h("tr", {},
     h("td", { class: "name-cell wide" }, h("a", { href: `#/queries/${encodeURIComponent(name)}` }, name)),
     ...["state", "batch", "newest commit", "rows/s", "state rows", "shards"].map((text, place) => h("td", { class: place ? "n" : null, "data-label": text }))),
   (row, name) => {
