@@ -65,7 +65,8 @@ def test_example(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, e
     exec(code, scope)
     expected = [ast.literal_eval(line) for line in re.findall(r"^# (\(.*\))$", code, re.MULTILINE)]
     assert expected, "an example says what comes out"
-    run = Run(scope["result"], "update" if "update" in code else "append", tmp_path / "ck")
+    updates = any(text in code for text in ('"update"', ".topN(", ".keepLast("))
+    run = Run(scope["result"], "update" if updates else "append", tmp_path / "ck")
     try:
         run.wait()
         for stream, feed in feeds.items():
