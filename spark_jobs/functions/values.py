@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import date, datetime
+from math import isinf
+from numbers import Integral, Real
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -13,6 +15,7 @@ from coordinator.errors import InvalidRequestError
 
 __all__ = ["Raw", "RowValues", "to_arrow", "to_python"]
 
+_LARGEST_FLOAT = 3.4028234663852886e38
 #: Types whose values are the same on both sides, besides those that are made of others.
 _CONVERTED = (T.TimestampType, T.ArrayType, T.MapType, T.StructType)
 
@@ -52,6 +55,32 @@ def to_arrow(value: Any, kind: T.DataType) -> Any:
     return value
 
 
+#: Integers of so many bits.
+_BITS = {T.ByteType: 8, T.ShortType: 16, T.IntegerType: 32, T.LongType: 64}
+
+
+def _fits(value: Any, kind: T.DataType) -> bool:
+    """Whether Arrow takes a value for what it is, or says that it does not: it cuts 1.5 to 1 and a moment to its day without a word."""
+    if value is None:
+        return True
+    if isinstance(kind, T.IntegralType):
+        half = 1 << (_BITS[type(kind)] - 1)
+        return not isinstance(value, bool) and isinstance(value, Integral) and -half <= int(value) < half
+    if isinstance(kind, T.FloatType):
+        return isinstance(value, Real) and (isinf(value) or not abs(float(value)) > _LARGEST_FLOAT)
+    if isinstance(kind, T.StringType):
+        return isinstance(value, str)
+    if isinstance(kind, T.DateType):
+        return isinstance(value, date) and not isinstance(value, datetime)
+    if isinstance(kind, T.ArrayType):
+        return all(_fits(item, kind.elementType) for item in value)
+    if isinstance(kind, T.MapType):
+        return all(_fits(key, kind.keyType) and _fits(item, kind.valueType) for key, item in value)
+    if isinstance(kind, T.StructType):
+        return all(_fits(value[item.name], item.dataType) for item in kind.fields)
+    return True
+
+
 class RowValues:
     """Tuples of a struct's columns, as Python sees them and as Arrow takes them.
 
@@ -61,11 +90,15 @@ class RowValues:
         The struct.
     what
         What the tuples are, for errors.
+    needs_names
+        Whether the fields of a Row that has names must be the columns. Else those of a Row with other names are taken in their order.
     """
 
-    def __init__(self, kind: T.StructType, what: str) -> None:
-        self.kind, self._what = kind, what
+    def __init__(self, kind: T.StructType, what: str, *, needs_names: bool = False) -> None:
+        self.kind, self._what, self._needs_names = kind, what, needs_names
         self._types = [item.dataType for item in kind.fields]
+        self._names = sorted(kind.names)
+        self._row = T.Row(*kind.names)
         #: Whether tuples are the same on both sides.
         self._is_plain = not any(isinstance(one, _CONVERTED) for one in self._types)
 
@@ -75,31 +108,63 @@ class RowValues:
             return raw
         return tuple([to_python(value, kind) for value, kind in zip(raw, self._types, strict=True)])
 
+    def row(self, raw: Raw) -> T.Row:
+        """What the user sees of a tuple of Arrow's values, with the columns as its fields."""
+        return self._row(*self.shown(raw))
+
     def raw(self, given: Any) -> Raw:
         """What Arrow takes of a tuple (or Row, list) of the user's; what is done to nested values afterwards is not seen.
+
+        The fields of a Row are taken by their names, in whatever order they are.
 
         Raises
         ------
         InvalidRequestError
-            It has another number of values than there are columns, or a value that cannot be of its type.
+            It has another number of values than there are columns, other names, or a value that cannot be of its type.
         """
-        values = tuple(given) if isinstance(given, tuple | list) else None
+        values = self._ordered(given)
         if values is None or len(values) != len(self._types):
             raise InvalidRequestError(
                 f"{self._what} takes a tuple with one value for each of its columns; nothing was changed",
                 columns=self.kind.names,
                 got=given,
             )
-        if self._is_plain:
-            return values
         try:
-            return tuple([to_arrow(value, kind) for value, kind in zip(values, self._types, strict=True)])
-        except (AttributeError, TypeError, ValueError) as error:
+            if not self._is_plain:
+                values = tuple([to_arrow(value, kind) for value, kind in zip(values, self._types, strict=True)])
+            fitting = [_fits(value, kind) for value, kind in zip(values, self._types, strict=True)]
+        except (AttributeError, TypeError, ValueError, KeyError) as error:
             raise InvalidRequestError(
                 f"{self._what} has columns of other types ({error}); nothing was changed",
                 type=self.kind.simpleString(),
                 got=given,
             ) from error
+        if not all(fitting):
+            item = self.kind.fields[fitting.index(False)]
+            raise InvalidRequestError(
+                f"{self._what} was given a value that does not fit its column, and would have become another one; nothing was changed; "
+                "cast it",
+                column=item.name,
+                type=item.dataType.simpleString(),
+                got=given,
+            )
+        return values
+
+    def _ordered(self, given: Any) -> Raw | None:
+        """The values in the order of the columns; None of what is no tuple."""
+        names = getattr(given, "__fields__", None) if isinstance(given, T.Row) else None
+        if names is None or list(names) == self.kind.names:
+            return tuple(given) if isinstance(given, tuple | list) else None
+        if sorted(names) == self._names and len(set(names)) == len(names):
+            return tuple([given[names.index(name)] for name in self.kind.names])
+        if self._needs_names:
+            raise InvalidRequestError(
+                f"{self._what} was given a Row whose fields are not its columns; nothing was changed; name them as the columns, or "
+                "give a tuple in their order",
+                columns=self.kind.names,
+                fields=list(names),
+            )
+        return tuple(given)
 
     def tuples(self, arrays: Iterable[pa.Array]) -> list[Raw]:
         """Rows of Arrow columns, as Arrow has them."""

@@ -62,7 +62,7 @@ class RowForm:
 
     @cached_property
     def _output_rows(self) -> RowValues:
-        return RowValues(self.output, "the output")
+        return RowValues(self.output, "the output", needs_names=True)
 
     def keys(self, keys: pa.Table) -> Iterator[tuple[Any, ...]]:
         """Each key as a tuple."""

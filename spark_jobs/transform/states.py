@@ -17,7 +17,7 @@ __all__ = ["ListState", "MapState", "ValueState"]
 
 
 class ValueState:
-    """One value of the current key: a tuple with an item for each column of its schema."""
+    """One value of the current key: a Row with a field for each column of its schema; a tuple will do to set it."""
 
     def __init__(self, block: Block, variable: Variable) -> None:
         self._block, self._rows = block, variable.rows
@@ -34,7 +34,7 @@ class ValueState:
     def get(self) -> tuple[Any, ...] | None:
         """The value; None if there is none."""
         raw = self._raw()
-        return None if raw is None else self._rows.shown(raw)
+        return None if raw is None else self._rows.row(raw)
 
     def update(self, newValue: tuple[Any, ...]) -> None:
         """Set the value; its time to live begins anew.
@@ -88,7 +88,7 @@ class _NewElements:
 
 
 class ListState(Many):
-    """A list of the current key: tuples with an item for each column of its schema, in the order in which they were appended.
+    """A list of the current key: Rows with a field for each column of its schema, in the order in which they were appended.
 
     With a time to live each element has its own. Appending does not read the list.
     """
@@ -111,7 +111,7 @@ class ListState(Many):
         place = self._block.here()
         change = self._changed.get(place)
         rows = [] if change is not None and change.in_place else self._read().rows[place]
-        return map(self._rows.shown, [*rows, *(change.added if change is not None else ())])
+        return map(self._rows.row, [*rows, *(change.added if change is not None else ())])
 
     def put(self, newState: list[tuple[Any, ...]]) -> None:
         """Set the elements.
@@ -198,7 +198,7 @@ class _Map:
 
 
 class MapState(Many):
-    """A map of the current key: tuples under tuples, with an item for each column of the two schemas.
+    """A map of the current key: Rows under Rows, with a field for each column of the two schemas.
 
     With a time to live each entry has its own. A map is read as a whole.
     """
@@ -216,7 +216,7 @@ class MapState(Many):
     def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """The value under a key; None if there is none."""
         raw = self._map().values.get(self._key(key))
-        return None if raw is None else self._rows.shown(raw)
+        return None if raw is None else self._rows.row(raw)
 
     def containsKey(self, key: tuple[Any, ...]) -> bool:
         """Whether there is a value under a key."""
@@ -241,11 +241,11 @@ class MapState(Many):
 
     def keys(self) -> Iterator[tuple[Any, ...]]:
         """The keys, in no particular order."""
-        return map(self._keys.shown, list(self._map().values))
+        return map(self._keys.row, list(self._map().values))
 
     def values(self) -> Iterator[tuple[Any, ...]]:
         """The values, in the order of :meth:`keys`."""
-        return map(self._rows.shown, list(self._map().values.values()))
+        return map(self._rows.row, list(self._map().values.values()))
 
     def removeKey(self, key: tuple[Any, ...]) -> None:
         """Remove the value under a key, if there is one."""

@@ -126,7 +126,7 @@ def words(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
                     self.seen.removeKey(word)
                 else:
                     self.seen.updateValue(word, ((self.seen.getValue(word) or (0,))[0] + 1,))
-            told = sorted((str(one), n) for one, (n,) in self.seen.iterator())
+            told = sorted((str(tuple(one)), n) for one, (n,) in self.seen.iterator())
             yield (str(key[0]), str(told))
 
     grouped = ops(i["a"], "words", "update").groupBy(F.struct((F.col("v") > 5).alias("big")).alias("s"))
@@ -374,7 +374,7 @@ def variables(*declared: tuple[str, str], lists: Sequence[str] = (), delete: Seq
         def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
             for name, state in self.states.items():
                 value = state.get()
-                yield (name, str(value))
+                yield (name, str(None if value is None else tuple(value)))
                 state.update((1 + (value[0] if value and value[0] else 0), *(value or ())[1:]))
             for name, state in self.lists.items():
                 yield (name, str(len(list(state.get()))))

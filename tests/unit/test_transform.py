@@ -242,7 +242,7 @@ def look(processor: Any, models: dict[str, Model], key: str, now: int) -> None:
     assert processor.map.exists() == bool(entries)
     assert {str(k[0]): v[0] for k, v in processor.map.iterator()} == entries
     assert sorted(map(str, next(zip(*processor.map.keys(), strict=True), ()))) == sorted(entries)
-    assert sorted(map(repr, processor.map.values())) == sorted(repr((v,)) for v in entries.values())
+    assert sorted(repr(tuple(row)) for row in processor.map.values()) == sorted(repr((v,)) for v in entries.values())
     for one in (float("nan"), 1.0, 2.0, None):
         assert processor.map.containsKey((one,)) == (str(one) in entries)
         assert processor.map.getValue((one,)) == ((entries[str(one)],) if str(one) in entries else None)
@@ -359,7 +359,7 @@ def test_t2_initial_state_comes_before_any_rows() -> None:
     def in_rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Any]:
         n = (self.sum.get() or (0,))[0] + sum(row.v for row in rows)
         self.sum.update((n,))
-        yield T.Row(id=key[0], value=str(n))
+        yield T.Row(out=str(n), k=key[0])  # in another order than the output has them
 
     def in_pandas(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Any]:
         n = (self.sum.get() or (0,))[0] + sum(int(pdf["v"].sum()) for pdf in rows)
@@ -443,12 +443,12 @@ def test_t6_a_value_is_there_until_its_time_and_then_gone_for_good() -> None:
             yield (key[0], str(self.value.get()))
 
     query = Query(Given(init, work), PROCESSING)
-    assert query.batch(("a", 1), now_ms=1000) == [("a", "(1,)")]
+    assert query.batch(("a", 1), now_ms=1000) == [("a", "Row(n=1)")]
     assert query.held("value.v") == [{"k": "a", "s_n": 1, "expiry_ms": 61_000}]
-    assert query.batch(("a", 0), now_ms=2000) == [("a", "(1,)")]
+    assert query.batch(("a", 0), now_ms=2000) == [("a", "Row(n=1)")]
     query.batch(("a", 2), now_ms=35_000)
     assert query.held("value.v") == [{"k": "a", "s_n": 2, "expiry_ms": 95_000}]
-    assert query.batch(("a", 0), now_ms=94_999) == [("a", "(2,)")]
+    assert query.batch(("a", 0), now_ms=94_999) == [("a", "Row(n=2)")]
     assert query.batch(("a", 0), now_ms=95_000) == [("a", "None")]
     assert query.held("value.v") == []
     query.batch(("a", 3), now_ms=95_000)
@@ -698,8 +698,72 @@ def test_values_are_read_under_a_wider_schema_with_more_columns_and_a_time_to_li
     query = Query(Given(init, work), PROCESSING)
     assert query.batch(("a", 1), now_ms=0) == [("a", "(None, [])")]
     query.processor = Given(wider, add)
-    assert query.batch(("a", 1), now_ms=100) == [("a", "((None, 1), [(2, None)])")]
-    assert query.batch(("a", 0), now_ms=105) == [("a", "((None, 1), [(2, None), (3, 'z')])")]
+    assert query.batch(("a", 1), now_ms=100) == [("a", "(Row(y=None, x=1), [Row(x=2, y=None)])")]
+    assert query.batch(("a", 0), now_ms=105) == [("a", "(Row(y=None, x=1), [Row(x=2, y=None), Row(x=3, y='z')])")]
     # What was written without a time to live has none.
-    assert query.batch(("a", 0), now_ms=110) == [("a", "((None, 1), [(2, None)])")]
+    assert query.batch(("a", 0), now_ms=110) == [("a", "(Row(y=None, x=1), [Row(x=2, y=None)])")]
     assert len([row for row in query.held("list.l") if row["place"] >= 0]) == 1
+
+
+def states_of(processor: Any, handle: StatefulProcessorHandle) -> None:
+    processor.value = handle.getValueState("v", "n int, s string")
+    processor.list = handle.getListState("l", "n int, s string")
+    processor.map = handle.getMapState("m", "id string", "n int, s string")
+
+
+def test_what_was_written_in_the_same_batch_and_before_is_read_as_rows_with_the_states_fields() -> None:
+    def work(self: Any, key: Any, rows: Any, times: TimerValues) -> Iterator[Any]:
+        if any(row.v for row in rows):
+            self.value.update((1, "a"))
+            self.list.put([(2, "b")])
+            self.list.appendValue(T.Row(s="c", n=3))
+            self.map.updateValue(("x",), T.Row(s="d", n=4))
+        elements = list(self.list.get())
+        ((under, value),) = self.map.iterator()
+        found = [self.value.get(), *elements, value, self.map.getValue(("x",)), next(self.map.values())]
+        fields = [(one.n, one.s) for one in found]
+        assert fields == [(1, "a"), (2, "b"), (3, "c"), (4, "d"), (4, "d"), (4, "d")]
+        assert under.id == next(self.map.keys()).id == "x"
+        yield (key[0], "as rows")
+
+    query = Query(Given(states_of, work), NONE)
+    assert query.batch(("a", 1)) == [("a", "as rows")]
+    assert query.batch(("a", 0)) == [("a", "as rows")]
+
+
+def test_fields_of_rows_are_taken_by_their_names_and_others_are_refused() -> None:
+    def work(self: Any, key: Any, rows: Any, times: TimerValues) -> Iterator[Any]:
+        yield T.Row(out="this is out", k="this is k")
+        yield T.Row("k", "out")("k", "in order")
+        yield {"out": "a dict", "k": "k"}
+
+    query = Query(Given(states_of, work), NONE)
+    assert query.batch(("a", 1)) == [("this is k", "this is out"), ("k", "in order"), ("k", "a dict")]
+
+    def other(self: Any, key: Any, rows: Any, times: TimerValues) -> Iterator[Any]:
+        yield T.Row(k="k", o="out")
+
+    with pytest.raises(InvalidRequestError, match="a Row whose fields are not its columns"):
+        Query(Given(states_of, other), NONE).batch(("a", 1))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [(1.5, "a"), (1.0, "a"), (1 << 31, "a"), (True, "a"), ("1", "a"), (1, 2), (1, b"a")],
+    ids=repr,
+)
+@pytest.mark.parametrize("how", ["update", "appendValue", "put", "updateValue"])
+def test_a_value_that_does_not_fit_is_refused_where_it_is_given(value: tuple[Any, ...], how: str) -> None:
+    def work(self: Any, key: Any, rows: Any, times: TimerValues) -> Iterator[Any]:
+        calls = {
+            "update": lambda: self.value.update(value),
+            "appendValue": lambda: self.list.appendValue(value),
+            "put": lambda: self.list.put([value]),
+            "updateValue": lambda: self.map.updateValue(("x",), value),
+        }
+        with pytest.raises(InvalidRequestError, match=r"does not fit its column.*nothing was changed.*cast it"):
+            calls[how]()
+        yield (key[0], str((self.value.exists(), self.list.exists(), self.map.exists())))
+
+    query = Query(Given(states_of, work), NONE)
+    assert query.batch(("a", 1)) == [("a", "(False, False, False)")]
