@@ -36,7 +36,7 @@ from coordinator.reading import finished
 from coordinator.records import Branched, Committed, Record
 from coordinator.rescaling import first_generation
 
-__all__ = ["Branch", "decide_beginning", "described", "first_record", "owners", "taken"]
+__all__ = ["Branch", "decide_beginning", "described", "first_record", "owners", "owners_of", "taken"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,12 @@ def _check_retained(ledger: StateLedger, created: StateMetadata, version: int) -
 def owners(record: Branched) -> set[str]:
     """States whose files a branch needs."""
     return {file.partition("/")[0] for file in _ledger_of(record).referenced_files()} | {record.parent}
+
+
+def owners_of(ledger: StateLedger) -> set[str]:
+    """States that took note of a branch, or of one that it is a branch of: those whose files it needs, and its parent."""
+    named = {file.partition("/")[0] for file in ledger.referenced_files()}
+    return named if ledger.origin is None else named | {ledger.origin[0]}
 
 
 def _ledger_of(record: Branched) -> StateLedger:

@@ -40,6 +40,8 @@ class Cleaner:
         By which is measured what has elapsed. Ages of files are told by the object store's own times.
     keeper
         Gives the keeper of a state's ledger, of branches whose files are not their own.
+    notice_deleted
+        Lets go of a state whose folder was deleted.
     """
 
     def __init__(
@@ -48,7 +50,9 @@ class Cleaner:
         maintenance: Maintenance,
         clock: Clock,
         keeper: Callable[[str], Awaitable[LedgerKeeper]],
+        notice_deleted: Callable[[str], Awaitable[None]],
     ) -> None:
+        self._notice_deleted = notice_deleted
         self._store = store
         self._keeper = keeper
         self._maintenance = maintenance
@@ -170,6 +174,7 @@ class Cleaner:
 
     async def _needed_by(self, parent: LedgerKeeper, made: BranchMade, *, may_write: bool) -> set[str] | None:
         """Files that a branch needs, none if there is no such state any more; None if it may be made this moment."""
+        await self._notice_deleted(made.name)
         keeper = await self._keeper(made.name)
         was_born = await parent.submit(lambda ledger: ([], made.name in ledger.born))
         is_there, needed = await keeper.submit(_needed_by_branch)

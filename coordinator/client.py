@@ -11,6 +11,7 @@ from coordinator.calls import Actors, RayActors, call_until
 from coordinator.core import Counted, LeaseGrant
 from coordinator.deploy import coordinator_name, deploy_coordinator
 from coordinator.drivers import DriverReport
+from coordinator.dropping import DroppedState
 from coordinator.errors import CredentialsNeededError, InvalidRequestError, StateStoreError
 from coordinator.maintenance import Maintenance
 from coordinator.memory_options import MemoryUse
@@ -204,6 +205,11 @@ class CoordinatorClient:
         """See :meth:`Coordinator.branch <coordinator.service.Coordinator.branch>`."""
         branch: Branch = self._call("branch", state_name, name, version)
         return branch
+
+    def drop(self, state_name: str, *, dry_run: bool, is_over: bool) -> DroppedState:
+        """See :meth:`Coordinator.drop <coordinator.service.Coordinator.drop>`."""
+        dropped: DroppedState = self._call("drop", state_name, dry_run, is_over)
+        return dropped
 
     def place_shards(
         self, state_name: str, query_id: str, shards: BatchShards, places: Sequence[Place], standbys: int = 0

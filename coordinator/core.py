@@ -554,7 +554,7 @@ class StateLedger(StateHistory):
                 self.take(record)
             case Branched():
                 self.origin, self.finished = (record.parent, record.version), record.version
-                self.epoch, self.query_id = record.ledger["epoch"], record.ledger["query_id"]
+                self.epoch, self.query_id = max(self.epoch, record.ledger["epoch"]), record.ledger["query_id"]
                 self.load_history(record.ledger)
             case BranchMade():
                 self.branches[record.name] = record
@@ -581,9 +581,10 @@ class StateLedger(StateHistory):
     def _drop(self, record: Dropped) -> None:
         """Begin anew as a state without anything. What runs and owners of the former one still ask for is refused."""
         retired, epoch, drops = {*self.retired, *filter(None, [self.run_id])}, self.epoch, self.drops
+        former = self.dropped_metadata
         self.__init__(self.root)  # type: ignore[misc]
         self.retired, self.epoch, self.drops = retired, epoch + 1, drops + 1
-        self.dropped_metadata = record.metadata
+        self.dropped_metadata = former if record.metadata is None else record.metadata
 
     def copy(self, records: Iterable[Committed | SnapshotAdded]) -> StateLedger:
         """The same, for good: this one may go on; but of its commits and snapshots these only."""

@@ -10,6 +10,7 @@ from typing import Any
 from coordinator.batch_result import BatchResult
 from coordinator.compatibility import changes, check_output_mode, fitting
 from coordinator.core import LeaseGrant, StateLedger
+from coordinator.errors import FencedError
 from coordinator.generations import Generation
 from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.model import (
@@ -89,7 +90,7 @@ class Leasing:
 
         def decide(ledger: StateLedger) -> tuple[list[Record], bool]:
             if ledger.ends_with_its_run and query_id != ledger.query_id and not is_active(ledger):
-                return [Dropped()], True
+                return [Dropped(created.to_json())], True
             ledger.check_owner(query_id)
             return [], False
 
@@ -211,6 +212,12 @@ class Leasing:
         def decide(ledger: StateLedger) -> tuple[list[Record], tuple[LeaseGrant, bool, ActorLocation | None]]:
             # First whose the state is: a run that was replaced is told so, whatever became of the state since.
             ledger.check_query(task)
+            if keeper.metadata is None or keeper.metadata.state_id != created.state_id:
+                raise FencedError(
+                    "the state was dropped by another coordinator a moment ago; nothing of this batch was committed by this task, and "
+                    "its repetition begins with a new state",
+                    state=task.state_name,
+                )
             generation = ledger.generations.in_force(first_generation(created), task.run_id, task.batch_id)
             if not task.is_of_python:
                 ledger.check_generation(task, generation)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from coordinator.checkpoints import CheckpointPlan
 from coordinator.core import StateLedger
-from coordinator.errors import LogConflictError, StateStoreError, StorageUnavailableError
+from coordinator.errors import CorruptStateError, LogConflictError, StateStoreError, StorageUnavailableError
 from coordinator.manifest_log import ManifestLog, Needed
 from coordinator.model import StateMetadata
 from coordinator.records import Record
@@ -67,6 +67,9 @@ class LedgerKeeper:
         self._compared_s = self._clock.elapsed_s()
         self._ledger: StateLedger | None = None
         self.metadata: StateMetadata | None = None
+        #: Metadata of a state that is no more, which are yet to be removed; and how many of its name are no more, by the ledger.
+        self.left_over: StateMetadata | None = None
+        self._ledger_drops: int | None = None
         self._creating = asyncio.Lock()
         self._queue: list[tuple[Decide[Any], asyncio.Future[Any]]] = []
         #: Whether the next group is appended even if it has no records.
@@ -95,10 +98,25 @@ class LedgerKeeper:
         self.metadata = await asyncio.to_thread(self._log.load_metadata)
         await self._load()
 
+    def _settle_metadata(self, ledger: StateLedger) -> None:
+        """Take metadata of a state that the log says is no more for what is left over of it."""
+        found, dropped = self.metadata or self.left_over, ledger.dropped_metadata or {}
+        is_gone = ledger.is_dropped and found is not None and found.state_id == dropped.get("state_id", "")
+        self.metadata, self.left_over = (None, found) if is_gone else (found, None)
+
     async def _load(self) -> StateLedger:
         now_s = self._clock.elapsed_s()
-        ledger = await asyncio.to_thread(self._log.load)
-        self._ledger, self._compared_s = ledger, now_s
+        try:
+            ledger = await asyncio.to_thread(self._log.load)
+        except CorruptStateError:
+            # By now it may be the log of another state of that name.
+            self.metadata = await asyncio.to_thread(self._log.load_metadata)
+            ledger = await asyncio.to_thread(self._log.load)
+        if self._ledger_drops not in (None, ledger.drops):
+            # Another coordinator dropped the state, and there may be another one of its name.
+            self.metadata = await asyncio.to_thread(self._log.load_metadata)
+        self._settle_metadata(ledger)
+        self._ledger, self._compared_s, self._ledger_drops = ledger, now_s, ledger.drops
         self._taken, self._unwritten = 0, []
         self.changes += 1
         return ledger
@@ -108,8 +126,33 @@ class LedgerKeeper:
         async with self._creating:
             # All tasks of a first batch come at once: one of them asks the object store.
             if self.metadata is None:
-                self.metadata = await asyncio.to_thread(self._log.create_metadata, metadata)
+                dropped = None if self._ledger is None else self._ledger.dropped_metadata
+                self.metadata = await asyncio.to_thread(self._log.create_metadata, metadata, dropped)
+                self.left_over = None
         return self.metadata
+
+    async def remove_metadata(self) -> None:
+        """Remove the metadata of a state that was dropped; those of another one of its name stay."""
+        async with self._creating:
+            ledger = await self.submit(lambda ledger: ([], ledger))
+            if ledger.is_dropped:
+                await asyncio.to_thread(self._log.remove_metadata, ledger.dropped_metadata)
+                self.metadata = self.left_over = None
+
+    async def is_deleted(self) -> bool:
+        """Whether somebody deleted the state's folder, metadata and log, while its ledger was here."""
+        if self.metadata is None or not await asyncio.to_thread(self._log.is_deleted):
+            return False
+        return await asyncio.to_thread(self._log.load_metadata) is None
+
+    async def write_down(self) -> None:
+        """Write two checkpoints of the ledger as it is, so that all of the log before them can be cleaned away."""
+        for _ in range(2):
+            await self.submit(lambda _: ([], None), fence=True)
+            if self._ledger is not None and (self._checkpointing is None or self._checkpointing.done()):
+                self._begin_checkpoint(self._ledger)
+                assert self._checkpointing is not None
+                await self._checkpointing
 
     async def submit(
         self, decide: Decide[Result], *, fence: bool = False, is_recent: bool = False, is_one_of_many: bool = False
@@ -217,6 +260,9 @@ class LedgerKeeper:
                 taken = 0
             if await self._settle(records, ledger, fence, must_look):
                 self._notes_are_written(taken)
+                if ledger.drops != self._ledger_drops:
+                    self._ledger_drops = ledger.drops
+                    self._settle_metadata(ledger)
                 return outcomes
             self._ledger = None
         raise StorageUnavailableError(

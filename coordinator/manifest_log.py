@@ -12,7 +12,7 @@ import json
 import logging
 import zlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,7 +33,7 @@ from coordinator.core import StateLedger
 from coordinator.errors import CommitUnknownError, CorruptStateError, LogConflictError, StorageUnavailableError
 from coordinator.file_format import FORMAT, check_format, check_place
 from coordinator.model import CommitEntry, SnapshotEntry, StateMetadata
-from coordinator.records import Committed, Record, SnapshotAdded, record_from_json, record_to_json
+from coordinator.records import Committed, Dropped, Record, SnapshotAdded, record_from_json, record_to_json
 from coordinator.storage.protocol import ObjectInfo, ObjectStore
 from coordinator.surroundings import Pool, random_id
 
@@ -186,6 +186,7 @@ class ManifestLog:
 
         #: Identity of the state, and that of the last record that was loaded or appended; empty where they are not known.
         self._state_id = ""
+        self._former_ids: tuple[str, ...] = ()
         self._record_id = ""
 
     def _path(self, folder: str, seq: int) -> str:
@@ -229,6 +230,8 @@ class ManifestLog:
             except (KeyError, TypeError, ValueError) as error:
                 raise self._unreadable(path) from error
             since.add(body["seq"], records)
+            if any(isinstance(record, Dropped) for record in records):
+                written = None
         # Before anything is told by it: who wrote the newest records may have died before they were durable.
         for folder in ("manifest", "checkpoints"):
             self._store.ensure_durable(f"{self._state_name}/{folder}")
@@ -322,7 +325,8 @@ class ManifestLog:
         except (FileNotFoundError, ValueError) as error:
             raise self._unreadable(path) from error
         check_format(body, path)
-        check_place(body, {"state": self._state_name, "state_id": self._state_id, "file": path}, path)
+        state_id = "" if body.get("state_id") in self._former_ids else self._state_id
+        check_place(body, {"state": self._state_name, "state_id": state_id, "file": path}, path)
         return body
 
     def _unreadable(self, path: str) -> CorruptStateError:
@@ -340,6 +344,12 @@ class ManifestLog:
         except FileNotFoundError:
             return True
         return False
+
+    def is_deleted(self) -> bool:
+        """Whether the state's folder was emptied, though the log was loaded from it, or appended to, before."""
+        if not self._seq or self._has_record_of(self._path("checkpoints", self._seq)):
+            return False
+        return not any(self._store.list(f"{self._state_name}/{one}") for one in ("manifest", "checkpoints"))
 
     def is_current(self) -> bool:
         """Whether the log ends with the record that was last loaded or appended here, and that one is still the same."""
@@ -396,6 +406,9 @@ class ManifestLog:
         }
         self._put(self._path("manifest", seq), seal(body), record_id)
         self._seq, self._record_id = seq, record_id
+        if any(isinstance(record, Dropped) for record in records):
+            # No checkpoint goes on from parts of the former state.
+            self._written = None
         self._since.add(seq, records)
 
     def _facts(self) -> dict[str, Any]:
@@ -507,6 +520,7 @@ class ManifestLog:
         try:
             data = self._store.get(path)
         except FileNotFoundError:
+            self._state_id, self._former_ids = "", ()
             return None
         self._store.ensure_durable(path)
         try:
@@ -516,16 +530,33 @@ class ManifestLog:
             metadata = StateMetadata.from_json(facts)
         except (TypeError, ValueError) as error:
             raise self._unreadable(path) from error
-        self._state_id = metadata.state_id
+        self._state_id, self._former_ids = metadata.state_id, metadata.former_ids
         return metadata
 
-    def create_metadata(self, metadata: StateMetadata) -> StateMetadata:
-        """Write the fixed facts once, with an id of the state; returns those that are there (another's, if that was first)."""
+    def remove_metadata(self, dropped: Mapping[str, Any] | None) -> None:
+        """Remove the fixed facts of a state that the log says is no more; those of another one of its name stay."""
+        found = self.load_metadata()
+        if found is not None and dropped is not None and found.state_id == dropped.get("state_id", ""):
+            self._store.delete(f"{self._state_name}/metadata.json")
+        self._state_id = ""
+
+    def create_metadata(self, metadata: StateMetadata, dropped: Mapping[str, Any] | None = None) -> StateMetadata:
+        """Write the fixed facts once, with an id of the state; returns those that are there (another's, if that was first).
+
+        Parameters
+        ----------
+        dropped
+            Those of the state of this name that is no more.
+        """
         path = f"{self._state_name}/metadata.json"
-        created = replace(metadata, format_version=FORMAT, state_id=self._new_id())
+        former: tuple[str, ...] = ()
+        if dropped is not None:
+            former = (*dropped.get("former_ids", ()), dropped.get("state_id", ""))
+            self.remove_metadata(dropped)
+        created = replace(metadata, format_version=FORMAT, state_id=self._new_id(), former_ids=former)
         try:
             if self._store.put_if_absent(path, seal(created.to_json())):
-                self._state_id = created.state_id
+                self._state_id, self._former_ids = created.state_id, created.former_ids
                 return created
         except CommitUnknownError:
             log.warning("no clear answer to the creation of %s; reading it back", path)

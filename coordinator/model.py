@@ -519,13 +519,17 @@ class StateMetadata:
     #: Of the file (:mod:`coordinator.file_format`), and what no other state has, whatever its name. States of format 1 have no id.
     format_version: int = field(default=1, compare=False)
     state_id: str = field(default="", compare=False)
+    #: Ids of the states of this name that are no more, whose records the log may still have.
+    former_ids: tuple[str, ...] = field(default=(), compare=False)
 
     def to_json(self) -> dict[str, Any]:
         data = asdict(self)
         if not self.state_id:
             del data["state_id"]
+        if not self.former_ids:
+            del data["former_ids"]
         return data
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> StateMetadata:
-        return cls(**data)
+        return cls(**{**data, "former_ids": tuple(data.get("former_ids", ()))})

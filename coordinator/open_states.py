@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 
 from coordinator.core import StateLedger
@@ -14,6 +15,8 @@ from coordinator.storage.protocol import ObjectStore
 from coordinator.surroundings import Surroundings
 
 __all__ = ["OpenStates"]
+
+log = logging.getLogger(__name__)
 
 #: Files of logs that are read at once.
 _READERS = 32
@@ -70,6 +73,16 @@ class OpenStates:
             # Who still waits has the lock itself; who comes now finds the keeper.
             self._opening.pop(state_name, None)
         return keeper
+
+    async def notice_deleted(self, state_name: str) -> None:
+        """Let go of a state whose folder somebody deleted: its name is free, and nothing more is written for it."""
+        keeper = self._keepers.get(state_name)
+        if keeper is not None and await keeper.is_deleted() and self._keepers.pop(state_name, None) is not None:
+            log.warning(
+                "the folder of a state was deleted while its ledger was open: its name is free, and what memory has of it is let go; "
+                "`statefleet drop` ends a state while the fleet runs",
+                extra={"state": state_name},
+            )
 
     async def _opened(self, state_name: str) -> LedgerKeeper:
         manifest_log = ManifestLog(

@@ -20,6 +20,7 @@ from coordinator.core import Counted, LeaseGrant, StateLedger
 from coordinator.details import query_details
 from coordinator.drained_nodes import DrainedNodes
 from coordinator.drivers import DriverReport
+from coordinator.dropping import DroppedState, Dropping
 from coordinator.errors import InvalidRequestError, StateStoreError
 from coordinator.fleet_view import KnownFleet
 from coordinator.leasing import Leasing
@@ -143,8 +144,9 @@ class Coordinator:
         )
         self._leasing = Leasing(self._fleet, self._placements.placing, self._keeper)
         self._maintenance = maintenance
-        self._cleaner = Cleaner(self._store, maintenance, self._clock, self._keeper)
+        self._cleaner = Cleaner(self._store, maintenance, self._clock, self._keeper, self._states.notice_deleted)
         self._versions = Versions(self._states, self._keeper, Branching(self._keeper, self._clock))
+        self._dropping = Dropping(self._store, self._states, self._is_active)
         self._rounds: asyncio.Task[None] | None = None
         # The loop's own has a few threads more than this node has cores, for which requests of many states would wait.
         self._requests: Any = surroundings.threads.pool(_REQUESTS, "statefleet-requests")
@@ -176,6 +178,7 @@ class Coordinator:
 
     async def check_state(self, metadata: StateMetadata) -> None:
         """See :meth:`Leasing.check`."""
+        await self._states.notice_deleted(metadata.state_name)
         await self._leasing.check(metadata, self._instances.has)
 
     async def check_start(self, state_name: str, query_id: str, output_mode: str | None) -> None:
@@ -291,6 +294,24 @@ class Coordinator:
         """See :meth:`Versions.branch`."""
         return await self._versions.branch(state_name, name, version)
 
+    async def drop(self, state_name: str, dry_run: bool, is_over: bool) -> DroppedState:
+        """End a state: its name, memory and files are free; or only say what would go. May be called again after it was cut off.
+
+        Parameters
+        ----------
+        is_over
+            Whether the caller knows that its query does not run any more; a run that does is refused from then on.
+
+        Raises
+        ------
+        InvalidRequestError
+            There is no such state, it has branches, or its query runs.
+        """
+        if self._rounds is None:
+            self._begin()
+        await self._versions.load_all_states()
+        return await self._dropping.drop(state_name, dry_run=dry_run, is_over=is_over)
+
     # -- places ---------------------------------------------------------------------------------------------------
 
     async def place_shards(
@@ -386,6 +407,8 @@ class Coordinator:
     async def elsewhere(self, state_name: str, actor_name: str, partition_ids: Sequence[int]) -> list[int]:
         """Those of some partitions that are leased to another store actor, or are shards no more: one look at the log, however many."""
         keeper = await self._keeper(state_name)
+        if keeper.metadata is None:
+            return list(partition_ids)
 
         def look(ledger: StateLedger) -> tuple[list[Record], list[int]]:
             holders = ((one, ledger.holder(one)) for one in partition_ids)
@@ -405,6 +428,8 @@ class Coordinator:
             records, counted = ledger.decide_snapshot(snapshot)
             return records, (counted, bool(records))
 
+        # Where nothing is left of the state, nothing is written for it.
+        await self._states.notice_deleted(state_name)
         counted, is_new = await (await self._keeper(state_name)).submit(decide)
         self._observing.count(state_name, "snapshots", int(is_new))
         return counted
@@ -415,7 +440,11 @@ class Coordinator:
             await asyncio.sleep(self._maintenance.interval_s)
             for state_name, keeper in self._states.keepers():
                 try:
+                    await self._states.notice_deleted(state_name)
+                    if state_name not in dict(self._states.keepers()):
+                        continue
                     self._deleted(state_name, [one.size for one in await self._cleaner.round(keeper, state_name)])
+                    await self._dropping.finish(state_name, keeper)
                 except Exception:  # whatever it is, the other states and the next round have their turn
                     self._observing.count(state_name, "cleaning_failures")
                     log.exception(

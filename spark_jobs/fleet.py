@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from coordinator.branches import Branch
 from coordinator.calls import RayActors, unwrapped
 from coordinator.client import CoordinatorClient
+from coordinator.dropping import DroppedState
 from coordinator.errors import InvalidRequestError, MemoryLimitError, SetupError
 from coordinator.maintenance import Maintenance
 from coordinator.memory_options import MemoryOptions
@@ -619,6 +620,31 @@ class Fleet:
             times = {"batch_time_ms": branch.batch_time_ms or 0, "watermark_ms": branch.watermark_ms}
             begin_checkpoint(spark, checkpoint, branch.version, as_, sources=sources, **times)
         return branch
+
+    def drop(self, name: str, *, dry_run: bool = False, is_over: bool = False) -> DroppedState:
+        """End a state for good while the fleet goes on: its name, its memory and its files are free again.
+
+        Another state of the name may begin at once. What was cut off in the middle is never read as a state, and is done by another
+        call.
+        Each operator of a query has a state of its own; those that stay are named by what is returned. A branch's parent gets back
+        what it kept for it.
+
+        Parameters
+        ----------
+        name
+            The state.
+        dry_run
+            Only say what would go.
+        is_over
+            The query's program is gone, and nobody said that it ended: a run of it that goes on nevertheless is refused from then on.
+
+        Raises
+        ------
+        InvalidRequestError
+            There is no such state, it has branches, or a query that uses it runs.
+        """
+        check_state_name(name)
+        return self._coordinator.drop(name, dry_run=dry_run, is_over=is_over)
 
     def status(self) -> dict[str, Any]:
         """Where everything is: store actors, queries, shards, versions, watermarks; what the dashboard shows."""

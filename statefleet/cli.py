@@ -39,6 +39,7 @@ _COMMANDS: tuple[Callable[..., Any], ...] = (
     moving.branch,
     upkeep.verify,
     upkeep.gc,
+    upkeep.drop,
     upkeep.stop,
     doctor,
 )

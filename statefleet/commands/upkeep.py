@@ -1,21 +1,23 @@
-"""Commands that look after what is stored, and end a fleet: ``verify``, ``gc``, ``stop``."""
+"""Commands that look after what is stored, and end states and fleets: ``verify``, ``gc``, ``drop``, ``stop``."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from coordinator.errors import InvalidRequestError
 from coordinator.text import size_text
-from statefleet.commands.options import Address, AsJson, DryRun, Name, Uri, chosen_states, find
+from statefleet.commands.options import Address, AsJson, DryRun, Name, State, Uri, chosen_states, find
 from statefleet.commands.output import print_json, print_table, print_text, progress
 
 if TYPE_CHECKING:
     from coordinator.storage.protocol import ObjectStore
     from store_actors.live.verify import Damage, StateCheck
 
-__all__ = ["gc", "stop", "verify"]
+__all__ = ["drop", "gc", "stop", "verify"]
 
 
 def verify(uri: Uri, name: Name = None, as_json: AsJson = False) -> None:
@@ -112,6 +114,34 @@ def gc(
         print_table(
             ("file", "size", "age in s"), [(file["path"], size_text(file["bytes"]), file["age_s"]) for file in files]
         )
+
+
+def drop(
+    uri: Uri,
+    state: State,
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+    over: Annotated[bool, typer.Option("--over", help="the query's program is gone, though nobody said so")] = False,
+    address: Address = "auto",
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """End a state for good: name, memory, files.
+
+    It is refused while a query uses the state, or branches need it.
+    """
+    coordinator = find(uri, address)
+    found = coordinator.drop(state, dry_run=True, is_over=over)
+    what = f"{state}: {found.versions} versions, {found.files} files, {size_text(found.file_bytes)}"
+    if not dry_run:
+        if not yes and not (sys.stdin.isatty() and typer.confirm(f"{what}. Drop it for good?", err=True)):
+            raise InvalidRequestError("nothing was dropped; say --yes where nobody can be asked", state=state)
+        found = coordinator.drop(state, dry_run=False, is_over=over)
+    if as_json:
+        print_json({**asdict(found), "dropped": not dry_run})
+        return
+    print_text(f"{what}: {'would be dropped' if dry_run else 'dropped'}")
+    if found.others:
+        print_text(f"the other states of its query stay: {', '.join(found.others)}")
 
 
 def stop(uri: Uri, address: Address = "auto", as_json: AsJson = False) -> None:

@@ -52,6 +52,10 @@ class StoredSource:
 
     def view(self, name: str, asked: WantedView, known: ViewId | None) -> ReadView | None:
         ledger, created = self._ledger(name), self._created(name)
+        if ledger.is_dropped:
+            raise InvalidRequestError(
+                "the state was dropped, and there is no such state any more; nothing was changed", state=name
+            )
         beside = self._beside(name, ledger.query_id) if asked.version is None else ()
         own, *others = (newest_readable(*one, is_committed=asked.is_committed) for one in ((ledger, created), *beside))
         return read_view(ledger, created, cut_of(own, others), asked, known)

@@ -118,7 +118,20 @@ def state_names(objects: ObjectStore) -> list[str]:
         name
         for name in objects.folders()
         if is_state_name(name) and (objects.list(f"{name}/manifest") or ManifestLog(objects, name, "").load_metadata())
-    ]
+        and not _is_left_over(objects, name)
+    ]  # fmt: skip
+
+
+def _is_left_over(objects: ObjectStore, name: str) -> bool:
+    """Whether a folder has nothing but what is left of a state that was dropped, or of a branch that was deleted."""
+    log = ManifestLog(objects, name, "")
+    try:
+        metadata, ledger = log.load_metadata(), log.load()
+    except (CorruptStateError, NewerFormatError):
+        return False
+    if metadata is None:
+        return not ledger.has_versions() and not ledger.run_id and ledger.origin is None
+    return ledger.is_dropped and metadata.state_id == (ledger.dropped_metadata or {}).get("state_id", "")
 
 
 def files_of(objects: ObjectStore, name: str) -> StateFiles:

@@ -91,7 +91,7 @@ class Office:
         self.objects, self.name = objects, name
         self.keepers: dict[str, LedgerKeeper] = {}
         self.keeper = self.of("s")
-        self.cleaner = Cleaner(objects, Maintenance(grace_s=GRACE_S), MachineClock(), self.opened)
+        self.cleaner = Cleaner(objects, Maintenance(grace_s=GRACE_S), MachineClock(), self.opened, self.notice_deleted)
         self.branching = Branching(self.opened, MachineClock())
 
     def of(self, state_name: str) -> LedgerKeeper:
@@ -105,6 +105,11 @@ class Office:
         if keeper.ledger is None:
             await keeper.open()
         return keeper
+
+    async def notice_deleted(self, state_name: str) -> None:
+        keeper = self.keepers.get(state_name)
+        if keeper is not None and await keeper.is_deleted():
+            del self.keepers[state_name]
 
     async def begin(self, run: str, batch: int, state_name: str = "s") -> CommitEntry:
         """A commit of a new run, not counted yet."""

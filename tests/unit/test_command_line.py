@@ -20,17 +20,18 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from coordinator.dropping import DroppedState
 from coordinator.errors import InvalidRequestError
 from coordinator.names import store_actors_prefix
 from statefleet.cli import app, main
-from statefleet.commands import looking
+from statefleet.commands import looking, upkeep
 from statefleet.commands.output import WIDTH, ago_text, print_json, print_records, print_table, progress, time_text
 from statefleet.commands.reading import _value
 from tests.unit.test_verify import STORED
 
 COMMANDS = (
     "status", "queries", "shards", "metrics", "dashboard", "get", "scan", "sql", "versions", "changes", "diff", "export", "move",
-    "drain", "rebalance", "rescale", "branch", "verify", "gc", "stop", "doctor",
+    "drain", "rebalance", "rescale", "branch", "verify", "gc", "drop", "stop", "doctor",
 )  # fmt: skip
 #: A row of the stored state of clicks.
 ROW = {"k0": "2026-01-01T00:02:50+00:00", "k1": "user-0b", "a0_max": 33, "a1_count": 1, "a2_min": 33}
@@ -75,6 +76,29 @@ def test_every_command_has_help_with_its_options() -> None:
         assert one.exit_code == 0
         assert "--json" in one.output
         assert ("--address" in one.output) == (command != "verify"), "only the check of files needs no Ray"
+
+
+def test_a_state_is_dropped_once_somebody_said_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[bool] = []
+
+    class Coordinator:
+        def drop(self, state: str, *, dry_run: bool, is_over: bool) -> DroppedState:
+            asked.append(dry_run)
+            return DroppedState(state, 3, 7, 2048, ("distinct",))
+
+    monkeypatch.setattr(upkeep, "find", lambda uri, address: Coordinator())
+    told = Told(capsys, ["drop", "file:///x", "clicks", "--dry-run"])
+    assert (told.code, asked) == (0, [True])
+    assert "3 versions, 7 files, 2.0 KiB: would be dropped" in told.out
+    assert "the other states of its query stay: distinct" in told.out
+    told = Told(capsys, ["drop", "file:///x", "clicks"])
+    assert (told.code, asked) == (1, [True, True])
+    assert "nothing was dropped; say --yes" in told.err
+    told = Told(capsys, ["drop", "file:///x", "clicks", "--yes", "--json"])
+    assert (told.code, asked) == (0, [True, True, True, False])
+    assert json.loads(told.out)["dropped"] is True
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "the coordinator": (
         "coordinator.active_instances",
         "coordinator.branching",
+        "coordinator.dropping",
         "coordinator.leasing",
         "coordinator.observing",
         "coordinator.placements",

@@ -1,0 +1,227 @@
+"""States that end while the fleet goes on: their names, memory and files, and whoever slept meanwhile. No Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coordinator.core import Counted, StateLedger
+from coordinator.errors import FencedError, InvalidRequestError
+from coordinator.maintenance import Maintenance
+from coordinator.manifest_log import ManifestLog
+from coordinator.model import ActorLocation, PartitionCommit, StateMetadata, TaskIdentity
+from coordinator.reading import WantedView
+from coordinator.records import Dropped
+from coordinator.service import Coordinator
+from coordinator.storage.memory import MemoryObjectStore
+from store_actors.live.verify import state_names
+from tests.unit.test_coordinator import entry
+
+HERE = ActorLocation("a", "a-1", "node", "host", 1)
+CREATED = StateMetadata("s", "query", 1, "update", {"n": 1})
+
+
+class People:
+    """A coordinator over a store, and what queries ask of it."""
+
+    def __init__(self, objects: MemoryObjectStore) -> None:
+        self.objects = objects
+        self.coordinator = Coordinator("memory://", objects, Maintenance(), "node")
+
+    async def lease(self, run: str, batch: int, state: str = "s", query: str = "query") -> Any:
+        task = TaskIdentity(state, query, run, batch, 0, 0, "executor")
+        metadata = replace(CREATED, state_name=state, query_id=query)
+        return await self.coordinator.attach_and_lease(task, metadata, HERE)
+
+    async def commit(self, run: str, batch: int, state: str = "s", query: str = "query") -> Any:
+        grant = await self.lease(run, batch, state, query)
+        version = batch + 1
+        begun = replace(entry(grant, version), file=f"{state}/0/0/{version}-{ord(run[-1]):x}.delta", run_id=run)
+        self.objects.put(begun.file, b"delta")
+        (outcome,) = await self.coordinator.commit_partitions(state, [PartitionCommit((begun,))])
+        assert isinstance(outcome, Counted), outcome
+        return begun
+
+    async def end(self, run: str) -> None:
+        await self.coordinator.deactivate_instances(run)
+
+    async def version(self, state: str = "s") -> int:
+        view = await self.coordinator.read_view(state, WantedView(is_committed=True), None)
+        assert view is not None
+        return view.version
+
+
+def run(scenario: Callable[[People, MemoryObjectStore], Awaitable[None]]) -> None:
+    objects = MemoryObjectStore()
+
+    async def whole() -> None:
+        await scenario(People(objects), objects)
+
+    asyncio.run(whole())
+
+
+def left(objects: MemoryObjectStore, state: str = "s") -> set[str]:
+    return {info.path.split("/")[1] for info in objects.list(state)} - {"manifest", "checkpoints"}
+
+
+def test_a_dropped_state_is_gone_and_another_one_of_its_name_begins_with_nothing_of_it() -> None:
+    async def scenario(people: People, objects: MemoryObjectStore) -> None:
+        for batch in range(3):
+            old = await people.commit("run-1", batch)
+        await people.commit("run-1", 0, "other")
+        with pytest.raises(InvalidRequestError, match="a query that uses the state runs"):
+            await people.coordinator.drop("s", False, False)
+        await people.end("run-1")
+        told = await people.coordinator.drop("s", True, False)
+        assert (told.versions, told.files, told.file_bytes, told.others) == (3, 3, 15, ("other",))
+        assert await people.version() == 3, "nothing was changed"
+        assert await people.coordinator.drop("s", False, False) == told
+        assert left(objects) == set()
+        assert await people.coordinator.describe_state("s") is None
+        assert await people.coordinator.elsewhere("s", "a", [0]) == [0], "memory lets go of it"
+        assert state_names(objects) == ["other"]
+        with pytest.raises(InvalidRequestError, match="no such state"):
+            await people.coordinator.drop("s", False, False)
+        # Those of the former query are refused, whatever they ask.
+        (outcome,) = await people.coordinator.commit_partitions("s", [PartitionCommit((replace(old, version=4),))])
+        assert isinstance(outcome, FencedError)
+        with pytest.raises(FencedError):
+            await people.lease("run-1", 3)
+        # The name is free for another query at once, also for whoever reads the log anew.
+        await people.commit("run-2", 0, query="another")
+        assert await people.version() == 1
+        again = People(objects)
+        assert await again.version() == 1
+        created = await again.coordinator.describe_state("s")
+        assert created is not None
+        assert created.query_id == "another"
+        assert state_names(objects) == ["other", "s"]
+        await again.commit("run-3", 1, query="another")
+        # And once more.
+        await again.coordinator.drop("s", False, True)
+        # The other coordinator has to hear of it first.
+        with pytest.raises(FencedError, match="was dropped by another coordinator"):
+            await people.lease("run-4", 0, query="third")
+        await people.commit("run-4", 0, query="third")
+        assert await People(objects).version() == 1
+
+    run(scenario)
+
+
+def test_a_drop_that_was_cut_off_is_never_read_as_a_state_and_is_done_again() -> None:
+    async def scenario(people: People, objects: MemoryObjectStore) -> None:
+        await people.commit("run-1", 0)
+        log = ManifestLog(objects, "s", "killed")
+        metadata = log.load_metadata()
+        assert metadata is not None
+        log.load()
+        log.append([Dropped(metadata.to_json())])
+        # Files and metadata are there.
+        with pytest.raises(InvalidRequestError, match="no such state"):
+            await People(objects).version()
+        assert state_names(objects) == []
+        last = People(objects)
+        assert (await last.coordinator.drop("s", False, False)).files == 1
+        assert left(objects) == set()
+        # Or another query begins.
+        await last.commit("run-2", 0)
+        log = ManifestLog(objects, "s", "killed")
+        metadata = log.load_metadata()
+        assert metadata is not None
+        log.load()
+        log.append([Dropped(metadata.to_json())])
+        await People(objects).commit("run-3", 0, query="another")
+        assert await People(objects).version() == 1
+
+    run(scenario)
+
+
+def test_a_coordinator_that_slept_while_a_state_was_dropped_and_made_anew_goes_on_from_the_new_one() -> None:
+    async def scenario(slept: People, objects: MemoryObjectStore) -> None:
+        await slept.commit("run-1", 0)
+        old = await slept.commit("run-1", 1)
+        people = People(objects)
+        await people.coordinator.drop("s", False, True)
+        await people.commit("run-2", 0, query="another")
+        (outcome,) = await slept.coordinator.commit_partitions(
+            "s", [PartitionCommit((replace(old, version=3, base_version=2, attempt_id="late"),))]
+        )
+        assert isinstance(outcome, FencedError)
+        assert await slept.version() == 1
+        created = await slept.coordinator.describe_state("s")
+        assert created is not None
+        assert created.query_id == "another"
+        assert "0" in left(objects)
+
+    run(scenario)
+
+
+def test_a_state_with_branches_is_not_dropped_and_a_dropped_branch_frees_what_was_kept_for_it() -> None:
+    async def scenario(people: People, objects: MemoryObjectStore) -> None:
+        for batch in range(3):
+            await people.commit("run-1", batch)
+        await people.coordinator.branch("s", "what_if", 2)
+        with pytest.raises(InvalidRequestError, match="branches=`what_if`"):
+            await people.coordinator.drop("s", False, True)
+        assert ManifestLog(objects, "s", "").load().born == {"what_if"}
+        told = await people.coordinator.drop("what_if", False, False)
+        assert told.files == 0
+        assert ManifestLog(objects, "s", "").load().branches == {}
+        assert await people.version() == 3
+        # Another one of that name may be made.
+        assert (await people.coordinator.branch("s", "what_if", 1)).version == 1
+        await people.coordinator.drop("what_if", False, False)
+        await people.coordinator.drop("s", False, True)
+        assert left(objects) == left(objects, "what_if") == set()
+
+    run(scenario)
+
+
+def test_a_folder_that_was_deleted_by_hand_is_noticed_and_nothing_is_written_into_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(people: People, objects: MemoryObjectStore) -> None:
+        begun = await people.commit("run-1", 0)
+        await people.commit("run-1", 1)
+        await people.coordinator.branch("s", "what_if", 1)
+        await people.end("run-1")
+        for info in [*objects.list("s"), *objects.list("what_if")]:
+            objects.delete(info.path)
+        await people.coordinator.check_state(replace(CREATED, query_id="another"))
+        assert "the folder of a state was deleted" in caplog.text
+        assert await people.coordinator.elsewhere("s", "a", [0]) == [0]
+        assert objects.list("s") == objects.list("what_if") == []
+        await people.commit("run-2", 0, query="another")
+        assert await people.version() == 1
+        assert begun.run_id == "run-1"
+
+    run(scenario)
+
+
+def test_a_branch_that_was_deleted_by_hand_leaves_nothing_behind_and_gives_back_files() -> None:
+    async def scenario(people: People, objects: MemoryObjectStore) -> None:
+        await people.commit("run-1", 0)
+        await people.commit("run-1", 1)
+        await people.coordinator.branch("s", "what_if", 1)
+        for info in objects.list("what_if"):
+            objects.delete(info.path)
+        cleaner, keeper = people.coordinator._cleaner, await people.coordinator._keeper("s")
+        await cleaner._candidates(keeper, "s", 0.0)
+        assert objects.list("what_if") == []
+        assert ManifestLog(objects, "s", "").load().branches == {}
+        # What earlier releases left there is no state.
+        ManifestLog(objects, "what_if", "old").append([])
+        assert state_names(objects) == ["s"]
+
+    run(scenario)
+
+
+def test_a_ledger_says_so_in_checkpoints() -> None:
+    ledger = StateLedger("memory:///s")
+    ledger.fold(Dropped(CREATED.to_json()))
+    again = StateLedger.from_json("memory:///s", ledger.to_json())
+    assert (again.drops, again.is_dropped, again.dropped_metadata) == (1, True, CREATED.to_json())
