@@ -91,7 +91,7 @@ def test_a_state_is_dropped_once_somebody_said_so(
     monkeypatch.setattr(upkeep, "find", lambda uri, address: Coordinator())
     told = Told(capsys, ["drop", "file:///x", "clicks", "--dry-run"])
     assert (told.code, asked) == (0, [True])
-    assert "3 versions, 7 files, 2.0 KiB: would be dropped" in told.out
+    assert "3 versions, 7 files, 2.0 KB: would be dropped" in told.out
     assert "the other states of its query stay: distinct" in told.out
     told = Told(capsys, ["drop", "file:///x", "clicks"])
     assert (told.code, asked) == (1, [True, True])
