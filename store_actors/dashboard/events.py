@@ -47,7 +47,7 @@ class Event:
     is_bad
         Whether somebody should look.
     cause
-        Events that have it in common are shown as one; empty for an event of its own.
+        Events that have it in common are shown as one: the state's name and a sentence; empty for an event of its own.
     """
 
     at_ms: int
@@ -238,7 +238,7 @@ def _moved(name: str, shard: int, move: Mapping[str, Any], before: Seen, now_ms:
     text = f"{way} at version {move['version']}: {move['reason']}"
     if move["moved_bytes"] is not None:
         text += f"; {size_text(move['moved_bytes'])} from memory in {move['moved_ms']} ms"
-    return Event(now_ms, kind, text, name, shard, cause=f"{name}: {way}: {move['reason']}")
+    return Event(now_ms, kind, text, name, shard, cause=f"{name}: {move['reason']}")
 
 
 def _of_maintenance(name: str, former: Mapping[str, Any], query: Mapping[str, Any], now_ms: int) -> Iterator[Event]:

@@ -70,6 +70,10 @@ def test_standbys_take_over_from_a_node_that_is_lost(
         print(f"the next batch was finished {time.monotonic() - begun:.1f} s after the node was killed")
         after = query.nodes()
         assert set(after) == survivors
+        deadline = time.monotonic() + 60
+        while gone not in {one["host"] for one in followed.status()["executors"] if not one["alive"]}:
+            assert time.monotonic() < deadline, "its executor is shown as lost"
+            time.sleep(0.2)
         assert [now for now, then in zip(after, nodes, strict=True) if then != gone] == [n for n in nodes if n != gone]
         assert read_files(followed, survivors) == read, "nothing was read"
         for shard, then in enumerate(nodes):

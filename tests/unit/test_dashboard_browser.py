@@ -125,10 +125,11 @@ def test_what_one_cause_did_to_several_shards_is_one_row_and_maintenance_is_aske
         own = [{**one, "actor_name": giver, "snapshot_version": 99} for one in query["shards"]]
         fleet.queries["query-00"] = {**query, "shards": own}
         for shard in range(8):
-            fleet.move("query-00", shard, 3, "the store actor that had it was lost")
+            fleet.move("query-00", shard, 3 + shard % 2, "the store actor that had it was lost")
         rows = page.locator(".log > li")
         expect(rows).to_have_count(1)
         expect(rows).to_contain_text("query-00, 8 shards (0, 1, 2, 3, 4, 5, 6, 7)")
+        expect(rows.locator(".text")).to_contain_text("7): the store actor that had it was lost")
         expect(rows.locator("summary")).to_have_text("8 times")
         page.get_by_label("show").select_option("maintenance")
         expect(rows).to_contain_text("snapshots of 8 shards")

@@ -55,6 +55,8 @@ export function makeEvent({ newest, events }) {
     : `, ${numbers.length} shards (${numbers.slice(0, SHARDS_NAMED).join(", ")}${numbers.length > SHARDS_NAMED ? ", …" : ""})`;
   const of = newest.state === null ? null : h("a", { href: `#/queries/${encodeURIComponent(newest.state)}` }, `${newest.state}${shards}`);
   const times = events.length > 1 ? h("details", {}, h("summary", {}, `${events.length} times`), h("ul", {}, events.map((event) => h("li", { class: "plain" }, `${f.clock(event.at_ms)}${event.shard === null ? "" : `, shard ${event.shard}`}: ${event.text}`)))) : null;
+  // Of several that differ, what they have in common.
+  const text = new Set(events.map((event) => event.text)).size > 1 ? newest.cause.slice(newest.cause.indexOf(": ") + 2) : newest.text;
   return h("li", { class: newest.is_bad ? "bad-event" : null }, h("time", { title: f.moment(newest.at_ms) }, f.day(newest.at_ms), h("br"), f.clock(newest.at_ms)),
-    h("span", { class: "kind" }, newest.kind), h("span", { class: "text" }, of, of ? ": " : "", newest.text, times));
+    h("span", { class: "kind" }, newest.kind), h("span", { class: "text" }, of, of ? ": " : "", text, times));
 }
