@@ -103,6 +103,8 @@ class NodeWatch:
         self._cluster = cluster or RayCluster()
         self._actors = actors or RayActors()
         self._reports = DriverReports()
+        #: Why the last report failed.
+        self._unreported = ""
         # Held while the nodes are looked at.
         self._guard = threading.Lock()
         self._drains: dict[str, _Drain] = {}
@@ -144,8 +146,10 @@ class NodeWatch:
             report = self._executors.report(now_ms)
             self._reports.report(report, (fleet.coordinator for fleet in self._fleets()), now_s)
         except Exception as error:  # noqa: BLE001 - nodes are looked after all the same
-            if not self._executors.is_over():
+            # Said once: it is tried every two seconds.
+            if str(error) != self._unreported and not self._executors.is_over():
                 log.warning("executors and long batches could not be reported; it is tried again: %s", error)
+            self._unreported = str(error)
 
     def look(self, now_s: float) -> None:
         """Look once, and do what is due."""
