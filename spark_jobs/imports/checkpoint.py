@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import SparkSession
+from pyspark.sql import types as T
 
-from coordinator.errors import InvalidRequestError
+from coordinator.errors import CorruptStateError, InvalidRequestError
 from spark_jobs.plan.checkpoint_files import begin_logs, copy_logs
 from spark_jobs.plan.checkpoint_state import SPARK_DEFAULT_STORE, SparkStore, read_schema
 from spark_jobs.plan.hadoop_files import HadoopFolder, write_query_id
@@ -25,6 +26,7 @@ __all__ = ["NewCheckpoint", "SparkCheckpoint", "SparkOperator"]
 
 #: File with the query's id that is in a new checkpoint until it is whole.
 _BEGUN = "_importing"
+_PARTITIONS = "spark.sql.shuffle.partitions"
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ class SparkCheckpoint:
         ------
         InvalidRequestError
             There is none, no batch of it is committed, or its query runs in this session.
+        CorruptStateError
+            A file of the newest batches is missing or damaged.
         """
         folder = HadoopFolder.of(spark, location)
         facts = {"checkpoint": folder.uri}
@@ -72,7 +76,7 @@ class SparkCheckpoint:
                 query_id=query_id,
                 **facts,
             )
-        committed = [one for one in folder.numbers("commits") if folder.exists(f"offsets/{one}")]
+        committed = folder.numbers("commits")
         if not committed:
             raise InvalidRequestError(
                 "no batch of this checkpoint is committed, so it has no state; nothing was written; start the query of the fleet "
@@ -80,15 +84,18 @@ class SparkCheckpoint:
                 **facts,
             )
         batch_id = committed[-1]
-        told: Mapping[str, Any] = json.loads(folder.read(f"offsets/{batch_id}").splitlines()[1])
-        return cls(
-            folder,
-            query_id,
-            batch_id,
-            int(told["batchTimestampMs"]),
-            int(told["batchWatermarkMs"]),
-            {name: str(value) for name, value in told.get("conf", {}).items()},
-        )
+        told = _logged(folder, f"offsets/{batch_id}")
+        _logged(folder, f"commits/{batch_id}")
+        # What else the new checkpoint is given of the logs, if it is there.
+        for path in (f"offsets/{batch_id - 1}", f"offsets/{batch_id + 1}"):
+            if folder.exists(path):
+                _logged(folder, path)
+        try:
+            times = int(told["batchTimestampMs"]), int(told["batchWatermarkMs"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise _damaged(folder, f"offsets/{batch_id}") from error
+        conf = {name: str(value) for name, value in told.get("conf", {}).items()}
+        return cls(folder, query_id, batch_id, *times, conf)
 
     @property
     def version(self) -> int:
@@ -107,7 +114,7 @@ class SparkCheckpoint:
         InvalidRequestError
             It has.
         """
-        newest = self.folder.numbers("commits")[-1]
+        newest = max(self.folder.numbers("commits"), default=None)
         if newest != self.batch_id:
             raise InvalidRequestError(
                 "the query of this checkpoint goes on: it committed another batch while its state was read; there is no new "
@@ -126,16 +133,69 @@ class SparkOperator:
     checkpoint: SparkCheckpoint
     number: int
 
-    def store(self, name: str = SPARK_DEFAULT_STORE) -> SparkStore | None:
-        """One of its stores; None if it has none of that name."""
+    def store(self, name: str = SPARK_DEFAULT_STORE, *, has_keys: bool = True) -> SparkStore | None:
+        """One of its stores; None if it has none of that name.
+
+        Parameters
+        ----------
+        has_keys
+            Whether the operator has keys. Without any, Spark has all rows in one partition.
+
+        Raises
+        ------
+        CorruptStateError
+            The checkpoint does not have the folder of each partition, or has others.
+        """
         folder = self.checkpoint.folder.folder("state")
-        schema = read_schema(self.spark, folder.uri, self.number, name)
-        if schema is None:
+        there = folder.numbers(str(self.number))
+        schema = read_schema(self.spark, folder.uri, self.number, name) if 0 in there else None
+        if schema is None and 0 in there:
             return None
-        partitions = len(folder.numbers(str(self.number)))
+        fields = [] if schema is None else schema.keys.fields
+        # A limit has a key without a value.
+        is_alone = schema is not None and (not fields or (not has_keys and fields[0].dataType == T.NullType()))
+        # As many as the query had in its first batch, whatever is there: of a copy that was not finished the last ones may be missing.
+        told = self.checkpoint.conf.get(_PARTITIONS)
+        partitions = 1 if is_alone else len(there) if told is None else int(told)
+        if there != list(range(partitions)) or schema is None:
+            raise CorruptStateError(
+                "the checkpoint's state has not the partitions that its query had: it was not copied as a whole, or is mixed with "
+                "another; nothing was written; copy the checkpoint again, or restore it from a backup",
+                folder=f"{folder.uri}/{self.number}",
+                expected=partitions,
+                missing=sorted(set(range(partitions)) - set(there)),
+                unexpected=sorted(set(there) - set(range(partitions))),
+            )
         return SparkStore(
             folder.uri, self.number, name, self.checkpoint.version, partitions, self.checkpoint.conf, schema
         )
+
+
+def _logged(folder: HadoopFolder, path: str) -> Mapping[str, Any]:
+    """What a file of Spark's logs of batches says after its version.
+
+    Raises
+    ------
+    CorruptStateError
+        It is missing, empty or damaged.
+    """
+    try:
+        if not folder.exists(path):
+            raise FileNotFoundError(path)
+        body = json.loads(folder.read(path).splitlines()[1])
+        if not isinstance(body, dict):
+            raise TypeError(body)
+    except (FileNotFoundError, IndexError, TypeError, ValueError) as error:
+        raise _damaged(folder, path) from error
+    return body
+
+
+def _damaged(folder: HadoopFolder, path: str) -> CorruptStateError:
+    return CorruptStateError(
+        "a file of the checkpoint's logs is missing, empty or damaged; nothing was written; copy the checkpoint again, or restore "
+        "the file from a backup",
+        file=f"{folder.uri}/{path}",
+    )
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,17 @@ from spark_jobs.worker.exchange import HASH_COLUMN
 __all__ = ["check_types", "hashed", "keys_over", "named_columns", "store_of"]
 
 
-def store_of(operator: SparkOperator, name: str = SPARK_DEFAULT_STORE) -> SparkStore:
-    """A store that an operator of Spark's has.
+def store_of(operator: SparkOperator, name: str = SPARK_DEFAULT_STORE, *, has_keys: bool = True) -> SparkStore:
+    """A store that an operator of Spark's has; see :meth:`SparkOperator.store`.
 
     Raises
     ------
     StateMismatchError
         It has none of that name, or Spark did not write down what is in it.
+    CorruptStateError
+        Partitions of it are missing.
     """
-    store = operator.store(name)
+    store = operator.store(name, has_keys=has_keys)
     if store is None:
         raise StateMismatchError(
             "the checkpoint's operator is another one than the query's, or Spark was told not to write down what its state holds "

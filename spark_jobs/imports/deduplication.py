@@ -47,7 +47,7 @@ def limit_rows(plan: ProjectedPlan, operator: SparkOperator) -> DataFrame:
     StateMismatchError
         It is another operator.
     """
-    store = store_of(operator)
+    store = store_of(operator, has_keys=False)
     check_types(operator, "columns", store.schema.keys, [(None, T.NullType())])
     check_types(operator, "values", store.schema.values, [(None, T.LongType())])
     columns = [*named_columns("key", [(T.NullType(), True)]), *named_columns("value", [(T.LongType(), True)])]

@@ -119,7 +119,7 @@ def _rows(
     for place, one in enumerate(found):
         columns.append(T.StructField(f"value{place}", by_place[place].type if place in by_place else one.dataType))
     extra = [T.StructField(_MATCHED, T.BooleanType())] if len(store.schema.values.fields) > len(found) else []
-    rows = state_rows(operator.spark, store, T.StructType([*keys, *columns, *extra]))
+    rows = state_rows(operator.spark, store, T.StructType([*keys, *columns, *extra]), partitioned_by=len(keys) - 1)
     named = []
     for attribute in side.attributes:
         place = places.get(attribute.id)

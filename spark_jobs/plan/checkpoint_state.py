@@ -14,6 +14,7 @@ from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from coordinator.errors import CorruptStateError
@@ -25,6 +26,7 @@ __all__ = ["SPARK_DEFAULT_STORE", "SparkStore", "StoreSchema", "read_schema", "s
 _SOURCE = Path(__file__).with_name("StateRows.java")
 _STATE = "org.apache.spark.sql.execution.streaming.state"
 SPARK_DEFAULT_STORE = "default"
+_STRICT = "spark.sql.streaming.statefulOperator.useStrictDistribution"
 #: A store that is opened for a version would else begin a file of the next one.
 _NEVER_BEGUN = {"spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "false"}
 
@@ -97,9 +99,10 @@ def state_rows(
     columns: T.StructType,
     *,
     prefix: int = 0,
+    partitioned_by: int | None = None,
     opened: Sequence[AggregateFunction | None] = (),
 ) -> DataFrame:
-    """Rows of a store, a partition to a task.
+    """Rows of a store, a partition to a task, which fails at a row that belongs to another partition.
 
     Parameters
     ----------
@@ -107,6 +110,8 @@ def state_rows(
         Names and types of the key's columns, then the value's: types as in the store, but for what may be null.
     prefix
         How many leading columns of the key the operator looks rows up by; 0 if it does so by whole keys only.
+    partitioned_by
+        How many leading columns of the key Spark partitions rows by; by default the prefix, or the whole key.
     opened
         Of each column of the value the function whose buffer it is, if Spark keeps that as bytes: shown is then its result, or of one
         that counts values an array of structs of each value and its count.
@@ -138,7 +143,24 @@ def state_rows(
     made = java_class("org.apache.spark.sql.execution.WholeStageCodegenEvaluatorFactory")(code, time, references)
     partitions = session.range(0, store.partitions, 1, store.partitions).queryExecution().toRdd()
     rows = partitions.mapPartitionsWithEvaluator(made, partitions.elementClassTag())
-    return DataFrame(session.internalCreateDataFrame(rows, shown, False), spark)
+    frame = DataFrame(session.internalCreateDataFrame(rows, shown, False), spark)
+    return _in_place(frame, store, frame.columns[: partitioned_by or prefix or len(store.schema.keys.fields)])
+
+
+def _in_place(rows: DataFrame, store: SparkStore, keys: Sequence[str]) -> DataFrame:
+    """Rows of a store, each of which is in the partition where Spark puts its key: files of partitions can be swapped unseen."""
+    # Checkpoints from before Spark 3.3 may have rows elsewhere: it took any partitioning that keeps equal keys together.
+    if store.partitions == 1 or store.conf.get(_STRICT) != "true":
+        return rows
+    own = F.pmod(F.hash(*(F.col(name) for name in keys)), F.lit(store.partitions))
+    error = F.concat(
+        F.lit(f"the files of the checkpoint's state {store.folder}/{store.operator}/"),
+        F.spark_partition_id().cast("string"),
+        F.lit(" have rows of partition "),
+        own.cast("string"),
+        F.lit(": they were swapped or copied; restore the checkpoint from a backup"),
+    )
+    return rows.where(F.when(own == F.spark_partition_id(), True).otherwise(F.raise_error(error).cast("boolean")))
 
 
 @cache

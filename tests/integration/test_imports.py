@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from coordinator.errors import InvalidRequestError, StateMismatchError, StateStoreError
+from coordinator.errors import CorruptStateError, InvalidRequestError, StateMismatchError, StateStoreError
 from spark_jobs.fleet import Fleet
 from spark_jobs.imports.checkpoint import NewCheckpoint, SparkCheckpoint
 from tests.integration.operator_cases import RESTART, Case, Step
@@ -297,3 +298,68 @@ def test_what_does_not_fit_a_checkpoint_is_refused_before_anything_is_written(
         fleet.import_checkpoint(str(old), frame, checkpoint=str(new))
     assert not new.exists()
     assert fleet._coordinator.describe_state(name) is None
+
+
+def emptied(file: Path) -> None:
+    (file.parent / f".{file.name}.crc").unlink()
+    file.write_bytes(b"")
+
+
+def swap_newest(old: Path) -> None:
+    """Swap the files of the first version of two partitions, with Hadoop's checksums of them."""
+    for file in ("1.delta", ".1.delta.crc"):
+        one, other = (old / "state/0" / partition / file for partition in "01")
+        own, others = one.read_bytes(), other.read_bytes()
+        one.write_bytes(others)
+        other.write_bytes(own)
+
+
+#: What is done to a checkpoint whose newest batch is 0 and whose state has two partitions, and what the refusal says.
+DAMAGES: Mapping[str, tuple[Callable[[Path], object], str]] = {
+    "the last partition is missing": (lambda old: shutil.rmtree(old / "state/0/1"), r"expected=`2` missing=`\[1\]`"),
+    "the first partition is missing": (lambda old: shutil.rmtree(old / "state/0/0"), r"missing=`\[0\]`"),
+    "there is one more": (lambda old: shutil.copytree(old / "state/0/1", old / "state/0/2"), r"unexpected=`\[2\]`"),
+    "no offsets": (lambda old: (old / "offsets/0").unlink(), "missing, empty or damaged.*offsets/0"),
+    "empty offsets": (lambda old: emptied(old / "offsets/0"), "missing, empty or damaged.*offsets/0"),
+    "an empty commit": (lambda old: emptied(old / "commits/0"), "missing, empty or damaged.*commits/0"),
+}
+
+
+def test_a_checkpoint_that_is_not_whole_is_refused_before_anything_is_written(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed, old, new = Feed(spark, tmp_path / "in", EVENTS), tmp_path / "old", tmp_path / "new"
+    feed.add(events(*((key, 1, 1) for key in "abcdefgh")))
+    Run(feed.stream().groupBy("k").count(), "update", old, available_now=True).wait()
+    frame = fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").count()
+    for damage, (make, refusal) in DAMAGES.items():
+        damaged = tmp_path / damage.replace(" ", "-")
+        shutil.copytree(old, damaged)
+        make(damaged)
+        with pytest.raises(CorruptStateError, match=refusal):
+            fleet.import_checkpoint(str(damaged), frame, checkpoint=str(new))
+    # Spark itself would not see it.
+    swap_newest(old)
+    with pytest.raises(StateStoreError, match=r"have rows of partition \d: they were swapped"):
+        fleet.import_checkpoint(str(old), frame, checkpoint=str(new))
+    assert not new.exists()
+    assert fleet._coordinator.describe_state(name) is None
+    swap_newest(old)
+    assert fleet.import_checkpoint(str(old), frame, checkpoint=str(new)).rows == {name: 8}
+
+
+def test_the_one_partition_of_an_operator_without_keys_is_all_of_it(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", EVENTS)
+    feed.add(events(("a", 1, 1), ("b", 2, 2)))
+    limited = fleet.stateful(feed.stream(), name=f"{name}-limit", shards=1).limit(3)
+    total = fleet.stateful(feed.stream(), name=f"{name}-total", shards=1).groupBy().count()
+    for number, (sparks, frame, mode) in enumerate(
+        ((feed.stream().limit(3), limited, "append"), (feed.stream().groupBy().count(), total, "update"))
+    ):
+        old = tmp_path / f"old{number}"
+        Run(sparks, mode, old, available_now=True).wait()
+        assert [one.name for one in (old / "state" / "0").iterdir()] == ["0"]
+        imported = fleet.import_checkpoint(str(old), frame, checkpoint=str(tmp_path / f"new{number}"))
+        assert list(imported.rows.values()) == [1]
