@@ -155,7 +155,12 @@ class _History:
                 _require(shown and floor > self.floors.get(place, 0), "history is cut where no snapshot is", record)
                 self.floors[place] = floor
             case "discarded":
-                counted = {one["file"] for chain in self.chains.values() for one in chain}
+                counted = {
+                    one["file"]
+                    for place, chain in self.chains.items()
+                    for one in chain
+                    if one["version"] > self.floors.get(place, 0)
+                }
                 _require(not counted & set(record["files"]), "a file that counts is discarded", record)
                 self.discarded |= set(record["files"])
             case "move_failed":

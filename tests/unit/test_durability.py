@@ -26,6 +26,10 @@ from tests.unit.test_coordinator import opened
 from tests.unit.test_operator_shards import SCHEMA, Fleet
 
 
+async def nobody_deletes(state_name: str) -> None:
+    """Every folder is there."""
+
+
 def test_files_that_killed_writers_left_are_no_objects_and_are_cleaned_away_once_they_are_old(tmp_path: Path) -> None:
     store = LocalObjectStore(tmp_path)
     clock = LaterClock()
@@ -37,7 +41,7 @@ def test_files_that_killed_writers_left_are_no_objects_and_are_cleaned_away_once
 
     async def cleaned() -> list[str]:
         keeper = LedgerKeeper(ManifestLog(store, "s", "coordinator"))
-        cleaner = Cleaner(store, Maintenance(grace_s=60), clock, no_branches)
+        cleaner = Cleaner(store, Maintenance(grace_s=60), clock, no_branches, nobody_deletes)
         clock.later_s = 100
         return [file["path"] for file in (await cleaner.clean(keeper, "s", dry_run=False))["files"]]
 
@@ -82,7 +86,7 @@ def test_no_record_goes_for_a_checkpoint_that_may_not_outlive_a_power_loss(tmp_p
     async def clean() -> None:
         keeper = LedgerKeeper(ManifestLog(store, "s", "coordinator"))
         await keeper.open()
-        cleaner = Cleaner(store, Maintenance(grace_s=60), clock, no_branches)
+        cleaner = Cleaner(store, Maintenance(grace_s=60), clock, no_branches, nobody_deletes)
         clock.later_s = 100
         store.doubts = True
         with pytest.raises(StorageUnavailableError, match="a sync failed"):
