@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import pyarrow as pa
@@ -144,4 +143,4 @@ class Reader(Party):
 
 
 def _form(view: ReadView) -> bytes:
-    return pickle.dumps(ReadForm(StateSchema.from_json(view.metadata.schema), is_keyed=False))
+    return ReadForm(StateSchema.from_json(view.metadata.schema), is_keyed=False).encoded()
