@@ -65,6 +65,8 @@ class LedgerKeeper:
         self._max_age_s = max_age_s
         self._clock = clock or MachineClock()
         self._compared_s = self._clock.elapsed_s()
+        #: When the ledger was what the log had.
+        self._newest_s = self._compared_s
         self._ledger: StateLedger | None = None
         self.metadata: StateMetadata | None = None
         #: Metadata of a state that is no more, which are yet to be removed; and how many of its name are no more, by the ledger.
@@ -116,7 +118,8 @@ class LedgerKeeper:
             # Another coordinator dropped the state, and there may be another one of its name.
             self.metadata = await asyncio.to_thread(self._log.load_metadata)
         self._settle_metadata(ledger)
-        self._ledger, self._compared_s, self._ledger_drops = ledger, now_s, ledger.drops
+        self._ledger, self._compared_s, self._newest_s = ledger, now_s, now_s
+        self._ledger_drops = ledger.drops
         self._taken, self._unwritten = 0, []
         self.changes += 1
         return ledger
@@ -298,7 +301,7 @@ class LedgerKeeper:
         """Make a group's answers true; False if they were decided by an old ledger."""
         now_s = self._clock.elapsed_s()
         if not records and not fence:
-            if not must_look and now_s - self._compared_s < _RECENT_S:
+            if not must_look and now_s - self._newest_s < _RECENT_S:
                 return True
             current = await asyncio.to_thread(self._log.is_newest)
         else:
@@ -316,6 +319,8 @@ class LedgerKeeper:
             current = await self._compared()
         else:
             self._compared_s = now_s
+        if current:
+            self._newest_s = now_s
         if current and (records or fence) and self._log.is_checkpoint_due:
             self._begin_checkpoint(ledger)
         return current

@@ -429,7 +429,7 @@ class World:
 
     def sink_fails(self) -> bool:
         """Whether a batch fails after all of its shards have committed."""
-        return self._reads and self._reads_rng.random() < self._rate(0.1)
+        return self._reads and self._reads_rng.random() < self._rate(0.2)
 
     def report_within_s(self) -> float | None:
         """How long a report that a batch is finished may wait for records of the next one; None where nobody reads."""
