@@ -259,9 +259,26 @@ class ManifestLog:
             earlier = self._records_of(parts) if parts else None
             ledger = StateLedger.from_json(f"{self._store.uri}/{self._state_name}", folded, earlier)
             rest = _records_of_ledger(folded) if parts else ()
-            return ledger, Written(int(data["seq"]), parts, rest), data.get("record_id", "")
+            record_id = data.get("record_id", "")
+            self._check_record_of(path, record_id)
+            return ledger, Written(int(data["seq"]), parts, rest), record_id
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise self._unreadable(path) from error
+
+    def _check_record_of(self, checkpoint: str, record_id: str) -> None:
+        """Compare a checkpoint with the record that it was made after, if that is there and whole.
+
+        One of a backup from which the state had gone on in another way is of the same state, and has the same number.
+        """
+        if not record_id:
+            return
+        record = checkpoint.replace("/checkpoints/", "/manifest/")
+        try:
+            body = self._read(record)
+            check_place(body, {"seq": place_of(record)}, record)
+        except CorruptStateError:
+            return  # cleaned away, or damaged itself
+        check_place({"record_id": record_id}, {"record_id": body["record_id"]}, checkpoint)
 
     def _records_of(self, parts: Sequence[Part]) -> Iterator[Committed | SnapshotAdded]:
         for part, (path, body) in zip(parts, self._read_all([part.file for part in parts]), strict=True):
@@ -285,10 +302,7 @@ class ManifestLog:
                 raise self._unreadable(path)
             return
         if "/checkpoints/" in path:
-            _, _, record_id = self._checkpoint_of(path)
-            record = path.replace("/checkpoints/", "/manifest/")
-            if record_id and self._has_record_of(path):
-                check_place({"record_id": record_id}, {"record_id": self._read(record).get("record_id")}, path)
+            self._checkpoint_of(path)
             return
         body = self._read(path)
         if "/manifest/" in path:

@@ -13,13 +13,14 @@ import pytest
 from coordinator.core import StateLedger
 from coordinator.errors import CorruptStateError, InvalidRequestError, NewerFormatError
 from coordinator.file_format import FORMAT
-from coordinator.manifest_log import seal, unseal
+from coordinator.manifest_log import ManifestLog, place_of, seal, unseal
 from coordinator.model import LoadPlan, StateStoreId
 from coordinator.records import Committed
 from store_actors.engine.versions import Change
 from store_actors.live.fleet import attach
+from store_actors.live.verify import check_files, files_of
 from store_actors.serving.files import decode_file, encode_delta, place_in_state
-from tests.unit.test_damage_survey import made
+from tests.unit.test_damage_survey import SmallLogs, made
 from tests.unit.test_operator_shards import SCHEMA, Fleet
 
 
@@ -82,6 +83,40 @@ def test_a_commit_that_the_log_lacks_is_noticed_where_a_later_one_was_made_on_it
         ledger.load_plans(0, 3)
     assert isinstance(ledger.load_plans(0, 1).plans["default"], LoadPlan)
     assert second.version == 2
+
+
+def test_a_checkpoint_of_a_backup_from_which_the_state_went_on_otherwise_is_not_believed() -> None:
+    def gone_on(begun: dict[str, bytes], letter: str) -> Fleet:
+        """A fleet with a state to the point where its log ends with the second checkpoint, from these files on."""
+        fleet = Fleet()
+        for path, data in begun.items():
+            fleet.objects.put(path, data)
+        fleet.coordinator = SmallLogs(fleet.objects)
+        fleet.store = fleet.new_store()
+        for batch in range(4, 11):
+            fleet.apply(batch, letter, letter)
+        return fleet
+
+    backup = Fleet()
+    backup.coordinator = SmallLogs(backup.objects)
+    backup.store = backup.new_store()
+    for batch in range(4):
+        backup.apply(batch, "x")
+    begun = {info.path: backup.objects.get(info.path) for info in backup.objects.list("")}
+    own, other = (gone_on(begun, letter).objects for letter in "ab")
+    newest = own.list("s/checkpoints")[-1].path
+    assert other.list("s/checkpoints")[-1].path == newest
+    # Without what came after it: a checkpoint is all that a reader goes by then.
+    for info in own.list("s/manifest"):
+        if place_of(info.path) > place_of(newest):
+            own.delete(info.path)
+    expected = ManifestLog(own, "s", "reader").load().to_json()
+    own.put(newest, other.get(newest))
+    for info in other.list("s/parts"):
+        own.put(info.path, other.get(info.path))
+    assert ManifestLog(own, "s", "reader").load().to_json() == expected
+    damages = check_files(own, files_of(own, "s"), lambda size: None).damages
+    assert [(one.file, "its record_id is" in one.problem) for one in damages] == [(newest, True)]
 
 
 def replaced_by_another(folder: Path, other: Path) -> None:
