@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import pwd
 import socket
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray._private import services
+from ray.exceptions import AuthenticationError
 
 from coordinator.calls import NAMESPACE
 from coordinator.errors import SetupError
@@ -23,8 +28,11 @@ __all__ = [
     "deploy_coordinator",
     "join_cluster",
     "options_on_head",
+    "owner_of",
     "ray_address",
 ]
+
+log = logging.getLogger(__name__)
 
 #: Options of ``ray.init``: what actors print is for their logs.
 QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -101,6 +109,8 @@ def join_cluster(address: str, *, node_ip: str | None = None) -> None:
         _knock(address)
         # No namespace: RayDP names its own actors, so each driver needs one of its own. The fleet is looked up by its namespace.
         ray.init(address=address, _node_ip_address=node_ip, **QUIET)  # type: ignore[arg-type]
+        if address == "auto":
+            _warn_of_stranger()
     except ValueError as error:  # how Ray says that it is no address
         raise SetupError(
             "this is no address of a Ray cluster; give host:port, or auto for the one of this machine",
@@ -108,10 +118,18 @@ def join_cluster(address: str, *, node_ip: str | None = None) -> None:
             cause=error,
         ) from error
     except OSError as error:
+        local = " or unset RAY_ADDRESS to use a local one" if os.environ.get("RAY_ADDRESS") else ""
         raise SetupError(
-            "no Ray cluster answers at this address; start one with `ray start --head` or unset RAY_ADDRESS to use a local one; a "
-            "cluster with token authentication answers only where RAY_AUTH_MODE=token is set",
+            f"no Ray cluster answers at this address; start one with `ray start --head`{local}; a cluster with token authentication "
+            "answers only where RAY_AUTH_MODE=token is set, and its token is in ~/.ray/auth_token or RAY_AUTH_TOKEN",
             address=address,
+        ) from error
+    except AuthenticationError as error:
+        raise SetupError(
+            "the Ray cluster at this address wants a token: set RAY_AUTH_MODE=token, and have the cluster's token in ~/.ray/auth_token "
+            "or RAY_AUTH_TOKEN (`ray get-auth-token` on its head prints it)",
+            address=address,
+            cause=" ".join(str(error).split())[:300],
         ) from error
     except RuntimeError as error:  # how Ray says that the cluster's Ray or Python is another one
         raise SetupError(
@@ -120,6 +138,45 @@ def join_cluster(address: str, *, node_ip: str | None = None) -> None:
             address=address,
             cause=" ".join(str(error).split()),
         ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOwner:
+    """Who started a Ray cluster whose head is this machine."""
+
+    user: str
+    pid: int
+    since: datetime
+
+    def __str__(self) -> str:
+        return f"of user {self.user}, process {self.pid}, since {self.since:%Y-%m-%d %H:%M} UTC"
+
+
+def owner_of(address: str) -> ClusterOwner | None:
+    """Whose cluster answers at an address of this machine, by its GCS process; None if its head is elsewhere."""
+    port = address.rpartition(":")[2]
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            about = folder.stat()
+        except OSError:  # it has ended
+            continue
+        if words[0].endswith(b"gcs_server") and f"--gcs_server_port={port}".encode() in words:
+            try:
+                user = pwd.getpwuid(about.st_uid).pw_name
+            except KeyError:
+                user = str(about.st_uid)
+            return ClusterOwner(user, int(folder.name), datetime.fromtimestamp(about.st_mtime, UTC))
+    return None
+
+
+def _warn_of_stranger() -> None:
+    """Tell whose cluster was found on this machine, if it is another user's."""
+    owner = owner_of(ray_address())
+    if owner is not None and owner.user != pwd.getpwuid(os.getuid()).pw_name:
+        log.warning(
+            "the Ray cluster that runs on this machine is %s; --address or RAY_ADDRESS names another one", owner
+        )
 
 
 def _knock(address: str) -> None:

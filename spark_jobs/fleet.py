@@ -35,12 +35,13 @@ from spark_jobs.plan.operator_plan import Collector, OperatorPlan, QueryModes, R
 from spark_jobs.plan.route import route_plan
 from spark_jobs.plan.stateful_exchange import install
 from spark_jobs.plan.timing import OUTPUT_MODES
-from spark_jobs.session.spark_session import check_on_ray, ensure_ray
+from spark_jobs.session.spark_session import check_on_ray, ensure_ray, started_ray
 from spark_jobs.stateful import StatefulDataFrame
 from spark_jobs.target import Target
 from spark_jobs.worker.fleet_client import ConnectTask, FleetAddress, fleet_client
 from spark_jobs.worker.state_store import ReadStateStore, StateStore, store_specs
 from spark_jobs.worker.task import in_output_mode
+from store_actors.compiled_code import warm_with_progress
 from store_actors.dashboard.deploy import dashboard_url
 from store_actors.dashboard.options import DashboardOptions
 from store_actors.deploy import end_fleet, ensure_store_actor, hand_over, store_metrics
@@ -127,6 +128,9 @@ def connect(
         raise InvalidRequestError("a node has one store actor or more", store_actors_per_node=store_actors_per_node)
     options = PlacementOptions(standbys, store_actors_per_node)
     memory = MemoryOptions.of(memory_limit, spill_dir)
+    if started_ray():
+        # Its store actors are on this machine: without this the first of them would compile for a minute, and nobody would know why.
+        warm_with_progress()
     return Fleet(normalized, storage_options, maintenance or Maintenance(), options, memory)
 
 

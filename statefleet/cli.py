@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -41,6 +41,7 @@ _COMMANDS: tuple[Callable[..., Any], ...] = (
     upkeep.gc,
     upkeep.drop,
     upkeep.stop,
+    upkeep.warm,
     doctor,
 )
 
@@ -53,6 +54,26 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"max_content_width": WIDTH},
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+        from platform import python_version
+
+        print(f"statefleet {version('statefleet')}, Python {python_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="print the version", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Look at a fleet, read its state, move its shards, check its files, or end it."""
+
+
 for _command in _COMMANDS:
     app.command(_command.__name__)(_command)
 

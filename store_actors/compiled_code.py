@@ -10,9 +10,15 @@ import contextlib
 import hashlib
 import logging
 import os
+import sys
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
-__all__ = ["drop_stale"]
+__all__ = ["KERNELS", "drop_stale", "is_compiled", "warm", "warm_with_progress"]
+
+#: Folder of the store actors' kernels.
+KERNELS = Path(__file__).parent / "engine"
 
 log = logging.getLogger(__name__)
 
@@ -28,13 +34,11 @@ def drop_stale(package: str) -> None:
         Its folder; kernels are in its ``*kernels.py``.
     """
     folder = Path(package)
-    digest = hashlib.sha256()
-    for source in sorted(folder.glob("*kernels.py")):
-        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    digest = _digest(folder)
     kept = folder / "__pycache__"
     stamp = kept / "kernels.sha256"
     with contextlib.suppress(OSError):
-        if stamp.read_text() == digest.hexdigest():
+        if stamp.read_text() == digest:
             return
     try:
         kept.mkdir(exist_ok=True)
@@ -43,7 +47,54 @@ def drop_stale(package: str) -> None:
                 compiled.unlink(missing_ok=True)
         # Last: whoever dies before it leaves the work to the next process.
         beside = stamp.with_name(f"{stamp.name}.{os.getpid()}")
-        beside.write_text(digest.hexdigest())
+        beside.write_text(digest)
         beside.replace(stamp)
     except OSError as error:
         log.debug("compiled kernels in %s were left as they are: %s", kept, error)
+
+
+def _digest(folder: Path) -> str:
+    """Of the sources of all kernels of a package."""
+    digest = hashlib.sha256()
+    for source in sorted(folder.glob("*kernels.py")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()
+
+
+def _whole(folder: Path) -> Path:
+    """File that says of which sources all kernels are compiled."""
+    return folder / "__pycache__" / "kernels.whole"
+
+
+def is_compiled(folder: Path = KERNELS) -> bool:
+    """Whether all kernels are compiled on this machine; also where the folder cannot be written, and Numba keeps them elsewhere."""
+    try:
+        return _whole(folder).read_text() == _digest(folder)
+    except OSError:
+        return not os.access(folder, os.W_OK)
+
+
+def warm(folder: Path = KERNELS, package: str = "store_actors.engine") -> Iterator[tuple[int, int]]:
+    """Compile what is not compiled yet, so that no process has to do it later: about a minute of a core, once on a machine.
+
+    Yields
+    ------
+    tuple of int
+        Modules that are done, and all of them.
+    """
+    modules = sorted(source.stem for source in folder.glob("*kernels.py"))
+    for done, module in enumerate(modules):
+        yield done, len(modules)
+        import_module(f"{package}.{module}")
+    with contextlib.suppress(OSError):
+        _whole(folder).write_text(_digest(folder))
+    yield len(modules), len(modules)
+
+
+def warm_with_progress() -> None:
+    """Compile what is not compiled yet, and tell how far it is on standard error, unless all is compiled."""
+    if is_compiled():
+        return
+    print("statefleet: compiling code, about a minute of a core, once on this machine", file=sys.stderr, flush=True)
+    for done, number in warm():
+        print(f"statefleet: {done} of {number} modules are compiled", file=sys.stderr, flush=True)

@@ -59,8 +59,8 @@ def error_text(error: Exception) -> str:
 
 
 def _watermark_text(watermark_ms: int | None) -> str:
-    if watermark_ms is None:
-        return "none"
+    if not watermark_ms:
+        return "none yet" if watermark_ms == 0 else "none"
     return dt.datetime.fromtimestamp(watermark_ms / 1000, dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 

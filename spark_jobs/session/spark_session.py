@@ -27,7 +27,7 @@ from spark_jobs.session.settings import (
     Setting,
 )
 
-__all__ = ["check_on_ray", "ensure_ray", "start_session", "stop_session"]
+__all__ = ["check_on_ray", "ensure_ray", "start_session", "started_ray", "stop_session"]
 
 log = logging.getLogger(__name__)
 
@@ -77,9 +77,21 @@ def ensure_ray(*, ray_address: str | None = None, num_cpus: int | None = None) -
         return
     # A fresh local cluster needs no idle workers: actors bring their own.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-    # "local": without it Ray would join whatever cluster was started on this machine, which may be too small.
-    ray.init(address="local", num_cpus=num_cpus or _local_cpus(None), include_dashboard=False, **QUIET)  # type: ignore[arg-type]
+    try:
+        # "local": without it Ray would join whatever cluster was started on this machine, which may be too small.
+        ray.init(address="local", num_cpus=num_cpus or _local_cpus(None), include_dashboard=False, **QUIET)  # type: ignore[arg-type]
+    except Exception as error:  # Ray's own start-up fails with whatever there is, often a bare Exception
+        raise SetupError(
+            "Ray could not be started on this machine; nothing was started; `statefleet doctor` checks memory, disks and ports, and "
+            "Ray's logs are in /tmp/ray/session_latest/logs",
+            cause=" ".join(str(error).split())[:500] or type(error).__name__,
+        ) from error
     _started_ray = True
+
+
+def started_ray() -> bool:
+    """Whether this process started a local Ray, and has not stopped it."""
+    return _started_ray
 
 
 def _local_cpus(executor_cores: int | None) -> int:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from coordinator.storage.protocol import ObjectStore
     from store_actors.live.verify import Damage, StateCheck
 
-__all__ = ["drop", "gc", "stop", "verify"]
+__all__ = ["drop", "gc", "stop", "verify", "warm"]
 
 
 def verify(uri: Uri, name: Name = None, as_json: AsJson = False) -> None:
@@ -156,3 +156,18 @@ def stop(uri: Uri, address: Address = "auto", as_json: AsJson = False) -> None:
         print_json({"ended": ended})
     else:
         print_text("the fleet's actors have ended; every committed version stays in the object store")
+
+
+def warm() -> None:
+    """Compile the store actors' code on this machine.
+
+    It takes about a minute of a core, once; without it the first process that
+    needs the code does it. For images and new nodes.
+    """
+    from store_actors.compiled_code import is_compiled, warm_with_progress
+
+    was_compiled = is_compiled()
+    warm_with_progress()
+    print_text(
+        "the code was compiled already" if was_compiled else "compiled: what starts on this machine is quick now"
+    )

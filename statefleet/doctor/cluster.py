@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from coordinator.client import CoordinatorClient
-from coordinator.deploy import join_cluster
+from coordinator.deploy import join_cluster, owner_of
 from coordinator.errors import SetupError, StateStoreError
 from coordinator.storage.uris import normalize_uri
 from statefleet.doctor.findings import Finding, Outcome, emit
@@ -42,7 +42,11 @@ def findings(address: str, uri: str) -> Iterator[Finding]:
     living = [node for node in nodes if node["Alive"]]
     cores = sum(node["Resources"].get("CPU", 0) for node in living)
     where = ray.get_runtime_context().gcs_address
-    yield Finding("Ray cluster", Outcome.OK, f"Ray {ray.__version__} at {where}: {len(living)} nodes, {cores:.0f} CPUs")
+    owner = owner_of(where)
+    whose = "" if owner is None else f", {owner}"
+    yield Finding(
+        "Ray cluster", Outcome.OK, f"Ray {ray.__version__} at {where}{whose}: {len(living)} nodes, {cores:.0f} CPUs"
+    )
     yield from _nodes(living)
     if uri:
         yield _fleet(uri)

@@ -1,6 +1,6 @@
 """Live state over HTTP, by Ray Serve: the rows of a key, with the query, the shard and the version that they are of.
 
-Where the fleet runs, with ``pip install 'statefleet[serve]'``::
+Where the fleet runs, with ``pip install '.[serve]'`` in the project's folder::
 
     serve run statefleet.examples.serve_live_state:app uri=s3://bucket/prefix
     curl 'http://127.0.0.1:8000/clicks?user=ann'

@@ -151,7 +151,7 @@ class Rows:
         try:
             polars: Any = import_module("polars")
         except ImportError as error:
-            raise SetupError("Polars is not installed here; pip install 'statefleet[polars]'", cause=error) from error
+            raise SetupError("Polars is not installed here; pip install 'polars>=2.1,<3'", cause=error) from error
         frame: pl.DataFrame = polars.from_arrow(self.to_arrow())
         return frame
 

@@ -11,7 +11,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from decimal import Decimal
+from importlib.metadata import version
 from pathlib import Path
+from platform import python_version
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +33,7 @@ from tests.unit.test_verify import STORED
 
 COMMANDS = (
     "status", "queries", "shards", "metrics", "dashboard", "get", "scan", "sql", "versions", "changes", "diff", "export", "move",
-    "drain", "rebalance", "rescale", "branch", "verify", "gc", "drop", "stop", "doctor",
+    "drain", "rebalance", "rescale", "branch", "verify", "gc", "drop", "stop", "warm", "doctor",
 )  # fmt: skip
 #: A row of the stored state of clicks.
 ROW = {"k0": "2026-01-01T00:02:50+00:00", "k1": "user-0b", "a0_max": 33, "a1_count": 1, "a2_min": 33}
@@ -74,8 +76,14 @@ def test_every_command_has_help_with_its_options() -> None:
     for command in COMMANDS:
         one = CliRunner().invoke(app, [command, "--help"])
         assert one.exit_code == 0
-        assert "--json" in one.output
-        assert ("--address" in one.output) == (command != "verify"), "only the check of files needs no Ray"
+        assert ("--json" in one.output) == (command != "warm"), "which answers nothing"
+        needs_ray = command not in ("verify", "warm")
+        assert ("--address" in one.output) == needs_ray, "checks of files and compiling need no Ray"
+
+
+def test_the_version_is_told() -> None:
+    shown = CliRunner().invoke(app, ["--version"])
+    assert (shown.exit_code, shown.output) == (0, f"statefleet {version('statefleet')}, Python {python_version()}\n")
 
 
 def test_a_state_is_dropped_once_somebody_said_so(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from store_actors.compiled_code import drop_stale
+from store_actors.compiled_code import drop_stale, is_compiled, warm
 
 INNER = """
 from numba import int64, njit
@@ -74,3 +74,18 @@ def test_a_folder_that_cannot_be_written_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "__pycache__").write_text("")
     drop_stale(str(tmp_path))
     assert (tmp_path / "__pycache__").read_text() == ""
+
+
+def test_a_folder_is_compiled_once_all_of_it_was_and_no_more_when_a_source_changes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not is_compiled(folder), "one process has used some of it"
+    package = folder.parent / "warmed"
+    folder.rename(package)
+    (package / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.syspath_prepend(str(package))
+    assert list(warm(package, "warmed")) == [(0, 2), (1, 2), (2, 2)]
+    assert is_compiled(package)
+    (package / "inner_kernels.py").write_text(INNER.format(2))
+    assert not is_compiled(package)
