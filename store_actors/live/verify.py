@@ -157,7 +157,7 @@ def files_of(objects: ObjectStore, name: str) -> StateFiles:
             advice=f"no version of the state can be trusted without it; {_RESTORE}",
         )
         return StateFiles(name, created, None, (metadata,), (told,))
-    files = (metadata, *_log_files(objects, log, name), *_data_files(ledger))
+    files = (metadata, *_log_files(objects, log, ledger), *_data_files(ledger))
     return StateFiles(name, created, ledger, files)
 
 
@@ -170,13 +170,17 @@ def _agrees(objects: ObjectStore, name: str) -> bool:
     return True
 
 
-def _log_files(objects: ObjectStore, log: ManifestLog, name: str) -> Iterator[NeededFile]:
+def _log_files(objects: ObjectStore, log: ManifestLog, ledger: StateLedger) -> Iterator[NeededFile]:
     """Files of the log from the second newest whole checkpoint on, also those that should be there."""
+    name = ledger.state_name
     infos = [info for folder in ("manifest", "checkpoints", "parts") for info in objects.list(f"{name}/{folder}")]
     needed = log.needed(infos)
     listed = {info.path for info in infos}
     places = [place_of(path) for path in listed if "/manifest/" in path]
     begin = needed.seq + 1 if needed.seq else min(places, default=1)
+    if sum("/checkpoints/" in path for path in listed) < 2 and not ledger.drops:
+        # Nothing was cleaned away yet: what the first record that is there follows is to be there, too.
+        begin = max(1, begin - 1)
     for place in range(begin, log.seq + 1):
         yield NeededFile(f"{name}/manifest/{place:020d}.json", "log record")
     for path in sorted(listed):
@@ -270,6 +274,10 @@ def _problem(error: CorruptStateError | NewerFormatError, of_metadata: str = "")
         return f"it belongs elsewhere: its {of_metadata} is {facts['expected']} and that of the log {facts['says']}"
     if isinstance(error, NewerFormatError):
         return f"a later release wrote it (format {facts['format']}, and this release knows {facts['known_up_to']})"
+    if facts.get("field") == "previous":
+        folder, _, number = str(facts["file"]).removesuffix(".json").rpartition("/")
+        before = f"{folder}/{int(number) - 1:020d}.json"
+        return f"it was not written after {before} as that is there: one of the two belongs elsewhere"
     if "says" in facts:
         return f"it belongs elsewhere: its {facts['field']} is {facts['says']} and not {facts['expected']}"
     return "it is missing or unreadable, or its checksum differs"
