@@ -31,7 +31,7 @@ FIRST_SEED = {
     "files of failed commits are deleted": 295,
     "a copy is gone on from whatever its history": 34,
     "parts of a checkpoint go while some of their records count": 34,
-    "ages are measured by a clock that stands still while the machine sleeps": 477,
+    "ages are measured by a clock that stands still while the machine sleeps": 107,
     "a snapshot of what was rolled back to is taken for the newest version": 524,
     "a coordinator answers from an old memory": 12,
     "commits since a copy are left out": 11,
