@@ -153,3 +153,40 @@ def test_a_condition_that_overflows_fails_the_batch_and_says_so(
             run.wait()
     finally:
         run.stop()
+
+
+@pytest.mark.replay
+@pytest.mark.parametrize("how", ["inner", "right_outer"])
+def test_an_outer_join_that_spark_makes_an_inner_one_gives_its_rows_in_an_earlier_batch(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, how: str
+) -> None:
+    """Announced: Spark applies a condition on one side before that side's watermark once a window of the other's time wants a match."""
+    columns = {"a": "k string, t timestamp", "b": "k2 string, u timestamp, y int"}
+
+    def query(ops: Operators, i: Any) -> DataFrame:
+        left, right = i["a"].withWatermark("t", "0 seconds"), i["b"].withWatermark("u", "10 seconds")
+        on = F.expr("k <=> k2 and u between t and t + interval 10 seconds and y is not null")
+        matched = ops(left, "join").join(right, on, how).drop("u")
+        counts = ops(matched, "counts").groupBy(F.window("t", "10 seconds"), "k").count()
+        return counts.withColumn("window", seconds("window.start"))  # type: ignore[no-any-return]
+
+    def ours(frame: DataFrame, operator: str, mode: str = "append") -> Any:
+        return fleet.stateful(frame, name=f"{name}-{operator}", outputMode=mode, shards=2)
+
+    inputs, case = Inputs(spark, tmp_path / "in", columns), Case(columns, query, [])
+    systems = [System(case, inputs, ops, tmp_path / ck) for ops, ck in ((ours, "ck-fleet"), (own, "ck-spark"))]
+    found: list[dict[int, Any]] = [{}, {}]
+    try:
+        for left, right in ((10, [(12, 1)]), (100, [(100, None)]), (101, [(101, 1)]), (200, [(200, 1)])):
+            inputs.add({"a": [("p", left)], "b": [("p", *row) for row in right]})
+            for system, batches in zip(systems, found, strict=True):
+                batches |= {batch: rows for batch, rows in system.take().items() if rows}
+        assert found[0]
+        assert [row for rows in found[0].values() for row in rows] == [
+            row for rows in found[1].values() for row in rows
+        ]
+        assert (min(found[0]) < min(found[1])) == (how == "right_outer")
+        assert how == "right_outer" or (found[0] == found[1] and systems[0].run.states() == systems[1].run.states())
+    finally:
+        for system in systems:
+            system.run.stop()

@@ -1,0 +1,156 @@
+"""Random programs beside Spark's own operators: the same rows and the same figures of state in the same batches.
+
+A failure names its seed and shows its program; ``-k "seed-17]" -m ''`` runs that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from coordinator.errors import StateStoreError
+from spark_jobs.fleet import Fleet
+from tests.integration.operator_cases import Operators
+from tests.integration.random_programs import COLUMNS, Program, program
+from tests.integration.streams import Run
+from tests.integration.test_operators import Inputs, own
+
+#: Seeds that every change is tried with, and those of `./run replay`.
+FEW, ALL = 30, 500
+
+
+class _SinkError(Exception):
+    pass
+
+
+class Side:
+    """A program on the fleet or on Spark."""
+
+    def __init__(self, made: Program, inputs: Inputs, operators: Operators, checkpoint: Path) -> None:
+        self._program, self._inputs, self._operators, self._checkpoint = made, inputs, operators, checkpoint
+        self._failing = [False]
+        self.run: Run | None = None
+
+    def start(self, *, available_now: bool) -> None:
+        failing = self._failing
+
+        def fail_once(batch_id: int) -> None:
+            if failing[0]:
+                failing[0] = False
+                raise _SinkError(batch_id)
+
+        frame = self._program.query(self._operators, self._inputs.streams())
+        self.run = Run(frame, self._program.mode, self._checkpoint, on_batch=fail_once, available_now=available_now)
+
+    def stop(self) -> None:
+        if self.run is not None:
+            self.run.stop()
+            self.run = None
+
+    def fail_next(self) -> None:
+        self._failing[0] = True
+
+    def failed(self) -> bool:
+        """Wait for the sink's failure."""
+        try:
+            self._running.query.processAllAvailable()
+        except PySparkException as error:
+            if "_SinkError" not in str(error):
+                raise
+            return True
+        return False
+
+    @property
+    def _running(self) -> Run:
+        assert self.run is not None
+        return self.run
+
+    def batches(self) -> tuple[dict[int, Any], dict[int, Any]]:
+        """Rows and figures of each batch, once the input is done."""
+        return self._running.take_batches(), {
+            progress["batchId"]: [_figures(one, self._program) for one in progress["stateOperators"]]
+            for progress in self._running.query.recentProgress
+            # A trigger that ran no batch reports the last one's state once more.
+            if "addBatch" in progress["durationMs"]
+        }
+
+
+def _figures(operator: Mapping[str, Any], made: Program) -> tuple[Any, ...]:
+    """What both tell of an operator; docs/operators.md says what a join counts otherwise."""
+    names = ["numRowsDroppedByWatermark"]
+    if operator["operatorName"] != "symmetricHashJoin":
+        names += ["numRowsTotal", "numRowsUpdated", "numRowsRemoved"]
+    elif "left_semi" not in made.lines[0]:
+        names += ["numRowsTotal"]
+    # Spark 3.5 left its session windows without a name of their own.
+    kind = operator["operatorName"].replace("defaultName", "sessionWindowStateStoreSaveExec")
+    return kind, *(operator[name] for name in names)
+
+
+def refusal(side: Side, *, available_now: bool) -> str | None:
+    """Why a program is not run."""
+    try:
+        side.start(available_now=available_now)
+    except (PySparkException, StateStoreError) as error:
+        return str(error).partition("\n")[0]
+    return None
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [pytest.param(seed, id=f"seed-{seed}", marks=[] if seed < FEW else [pytest.mark.replay]) for seed in range(ALL)],
+)
+def test_a_random_program_does_what_it_does_on_spark(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, seed: int
+) -> None:
+    made = program(seed)
+    shards = [made.actions[0].shards]
+
+    def ours(frame: DataFrame, operator: str, mode: str = "append") -> Any:
+        return fleet.stateful(frame, name=f"{name}-{operator}", outputMode=mode, shards=shards[0])
+
+    inputs = Inputs(spark, tmp_path / "in", COLUMNS)
+    sides = {
+        which: Side(made, inputs, operators, tmp_path / which)
+        for which, operators in (("the fleet", ours), ("Spark", own))
+    }
+    try:
+        for step, action in enumerate(made.actions):
+            shards[0] = action.shards
+            where = f"seed {seed}, step {step}, {action.fails=}, {action.shards=}: {''.join(made.lines)}, {made.mode}"
+            if step and action.stops:
+                for side in sides.values():
+                    side.stop()
+            if action.stops:
+                _add(inputs, action.files)
+            if not step or action.stops:
+                refused = {which: refusal(side, available_now=action.available_now) for which, side in sides.items()}
+                if all(refused.values()):
+                    return
+                assert not any(refused.values()), f"{where}: {refused}"
+            if action.fails:
+                for side in sides.values():
+                    side.fail_next()
+            if not action.stops:
+                _add(inputs, action.files)
+            if action.fails:
+                assert {which: side.failed() for which, side in sides.items()} == dict.fromkeys(sides, True), where
+                for side in sides.values():
+                    side.stop()
+                    side.start(available_now=False)
+            found, expected = (side.batches() for side in sides.values())
+            assert repr(found[0]) == repr(expected[0]), where
+            assert found[1] == expected[1], where
+    finally:
+        for side in sides.values():
+            side.stop()
+
+
+def _add(inputs: Inputs, files: tuple[Mapping[str, list[tuple[Any, ...]]], ...]) -> None:
+    for rows in files:
+        inputs.add(rows)
