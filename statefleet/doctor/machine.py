@@ -68,6 +68,10 @@ def packages(required: Callable[[], list[str] | None] = lambda: metadata.require
     return Finding("packages", Outcome.OK, ", ".join(shown))
 
 
+#: Java 17.0.x from which on nothing is said: of the beginning of 2025. The one that comes with the package is of 2023.
+_PATCHED_JAVA = 14
+
+
 def java(environ: Mapping[str, str] = os.environ) -> Finding:
     """Which Java runs Spark."""
     try:
@@ -75,8 +79,17 @@ def java(environ: Mapping[str, str] = os.environ) -> Finding:
     except SetupError as error:
         return Finding("Java", Outcome.WRONG, "no Java 17 for Spark and RayDP", str(error))
     release = home / "release"
-    told = re.search(r'JAVA_VERSION="([^"]+)"', release.read_text()) if release.is_file() else None
-    return Finding("Java", Outcome.OK, f"Java {told[1] if told else 17} ({home})")
+    version = re.search(r'JAVA_VERSION="([^"]+)"', release.read_text()) if release.is_file() else None
+    text = f"Java {version[1] if version else 17} ({home})"
+    patch = re.fullmatch(r"17\.0\.(\d+).*", version[1]) if version else None
+    if patch is not None and int(patch[1]) < _PATCHED_JAVA:
+        return Finding(
+            "Java",
+            Outcome.WARNING,
+            f"{text}, which lacks the security fixes since",
+            "apt-get install openjdk-17-jre-headless, and set JAVA_HOME to it, where Spark reads what strangers wrote",
+        )
+    return Finding("Java", Outcome.OK, text)
 
 
 def raydp_jars(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:

@@ -48,6 +48,16 @@ def test_a_package_that_is_only_a_folder_is_told_so() -> None:
     assert machine.packages(missing).outcome is WARNING
 
 
+@pytest.mark.parametrize(("version", "outcome"), [("17.0.9", "warning"), ("17.0.15", "ok"), ("17.0.14+7", "ok")])
+def test_an_old_java_17_is_told_with_what_to_install(tmp_path: Path, version: str, outcome: str) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "java").touch()
+    (tmp_path / "release").write_text(f'JAVA_VERSION="{version}"\n')
+    found = machine.java({"JAVA_HOME": str(tmp_path)})
+    assert (found.outcome, version in found.found) == (outcome, True)
+    assert ("apt-get install openjdk-17" in found.advice) == (outcome == "warning")
+
+
 def test_another_java_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "java").touch()

@@ -24,7 +24,7 @@ from tests.simulation.world import Outcome, run_seed
 FIRST_SEED = {
     "keyed stores in memory are used under another epoch": 449,
     "a standby applies a commit to whatever it has": 282,
-    "keyed stores in memory are used without a look at their lineage": 737,
+    "keyed stores in memory are used without a look at their lineage": 262,
     "memory is used without a look at its lineage": 528,
     "memory is used under another epoch": 520,
     "files of the shards that others were made of are deleted": 314,
