@@ -23,12 +23,16 @@ class Maintenance:
         Newest versions that stay readable (``spark.sql.streaming.minBatchesToRetain``).
     grace_s
         Seconds that a file which no manifest names is left alone: it may belong to a commit on its way.
+    unload_after_s
+        Seconds after which the shards of a query that has ended leave the store actors' memory. They are in the object store, and are
+        read again when the query is started.
     """
 
     interval_s: float = 60.0
     min_deltas_for_snapshot: int = 10
     min_versions_to_retain: int = 100
     grace_s: float = 3600.0
+    unload_after_s: float = 3600.0
 
     def __post_init__(self) -> None:
         # A batch is replayed on the version before its own, so one version is not enough; and a grace period shorter than a
@@ -38,8 +42,10 @@ class Maintenance:
             or self.min_deltas_for_snapshot < 1
             or self.min_versions_to_retain < 2
             or self.grace_s < 1
+            or self.unload_after_s < 0
         ):
             raise InvalidRequestError(
-                "maintenance needs interval_s > 0, min_deltas_for_snapshot >= 1, min_versions_to_retain >= 2 and grace_s >= 1",
+                "maintenance needs interval_s > 0, min_deltas_for_snapshot >= 1, min_versions_to_retain >= 2, grace_s >= 1 and "
+                "unload_after_s >= 0",
                 **asdict(self),
             )

@@ -31,6 +31,7 @@ from coordinator.manifest_log import CHECKPOINT_INTERVAL
 from coordinator.memory_options import MemoryUse
 from coordinator.metric_table import Sample
 from coordinator.model import (
+    PYTHON_QUERY_ID,
     ActorLocation,
     CommitEntry,
     InstancePlans,
@@ -148,6 +149,8 @@ class Coordinator:
         self._versions = Versions(self._states, self._keeper, Branching(self._keeper, self._clock))
         self._dropping = Dropping(self._store, self._states, self._is_active)
         self._rounds: asyncio.Task[None] | None = None
+        #: When the queries of states were first seen to have ended, by the clock that only goes on.
+        self._seen_ended_s: dict[str, float] = {}
         # The loop's own has a few threads more than this node has cores, for which requests of many states would wait.
         self._requests: Any = surroundings.threads.pool(_REQUESTS, "statefleet-requests")
         self._observing = Observing(self._clock, self._lives, self._placements.placing, figures or StorageFigures())
@@ -405,7 +408,10 @@ class Coordinator:
         return await self._versions.list_newest(state_name, count)
 
     async def elsewhere(self, state_name: str, actor_name: str, partition_ids: Sequence[int]) -> list[int]:
-        """Those of some partitions that are leased to another store actor, or are shards no more: one look at the log, however many."""
+        """Those of some partitions that no store actor of this name should have in memory.
+
+        They are leased to another one, are shards no more, or their query ended a while ago. It is one look at the log, however many.
+        """
         keeper = await self._keeper(state_name)
         if keeper.metadata is None:
             return list(partition_ids)
@@ -414,6 +420,8 @@ class Coordinator:
             holders = ((one, ledger.holder(one)) for one in partition_ids)
             # By name: a shard that a former life was given is this one's.
             gone = {one for one, holder in holders if holder is not None and holder.actor_name != actor_name}
+            if self._ended_long_ago(ledger):
+                return [], list(partition_ids)
             # Nobody has a shard of a generation that others were made of, once all of these have a version of their own.
             return [], [one for one in partition_ids if one in gone or ledger.is_taken_over(one)]
 
@@ -564,6 +572,16 @@ class Coordinator:
 
     def _described(self) -> dict[str, Any]:
         return {"node_id": self._node_id, "pid": os.getpid(), "started_at_ms": self._started_at_ms}
+
+    def _ended_long_ago(self, ledger: StateLedger) -> bool:
+        """Whether a state's query ended so long ago that nobody should have its shards in memory."""
+        name = ledger.state_name
+        if self._is_active(ledger) or ledger.query_id in ("", PYTHON_QUERY_ID):
+            self._seen_ended_s.pop(name, None)
+            return False
+        # By when it was seen first: who ended it, and when, is not in the log.
+        now_s = self._clock.elapsed_s()
+        return now_s - self._seen_ended_s.setdefault(name, now_s) >= self._maintenance.unload_after_s
 
     def _is_active(self, ledger: StateLedger) -> bool:
         return bool(ledger.run_id) and ledger.run_id not in self._instances.ended_runs

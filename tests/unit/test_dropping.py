@@ -18,7 +18,9 @@ from coordinator.reading import WantedView
 from coordinator.records import Dropped
 from coordinator.service import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
+from coordinator.surroundings import Surroundings
 from store_actors.live.verify import state_names
+from tests.clocks import LaterClock
 from tests.unit.test_coordinator import entry
 
 HERE = ActorLocation("a", "a-1", "node", "host", 1)
@@ -28,9 +30,13 @@ CREATED = StateMetadata("s", "query", 1, "update", {"n": 1})
 class People:
     """A coordinator over a store, and what queries ask of it."""
 
-    def __init__(self, objects: MemoryObjectStore) -> None:
+    def __init__(self, objects: MemoryObjectStore, maintenance: Maintenance | None = None) -> None:
         self.objects = objects
-        self.coordinator = Coordinator("memory://", objects, Maintenance(), "node")
+        self.clock = LaterClock()
+        surroundings = Surroundings(clock=self.clock)
+        self.coordinator = Coordinator(
+            "memory://", objects, maintenance or Maintenance(), "node", surroundings=surroundings
+        )
 
     async def lease(self, run: str, batch: int, state: str = "s", query: str = "query") -> Any:
         task = TaskIdentity(state, query, run, batch, 0, 0, "executor")
@@ -225,3 +231,24 @@ def test_a_ledger_says_so_in_checkpoints() -> None:
     ledger.fold(Dropped(CREATED.to_json()))
     again = StateLedger.from_json("memory:///s", ledger.to_json())
     assert (again.drops, again.is_dropped, again.dropped_metadata) == (1, True, CREATED.to_json())
+
+
+def test_shards_of_a_query_that_ended_leave_memory_after_a_time_that_can_be_set_and_come_back() -> None:
+    async def scenario(_: People, objects: MemoryObjectStore) -> None:
+        people = People(objects, Maintenance(unload_after_s=600))
+        await people.commit("run-1", 0)
+        people.clock.later_s = 10_000
+        assert await people.coordinator.elsewhere("s", "a", [0]) == [], (
+            "a query that runs keeps its shards, however quiet it is"
+        )
+        await people.end("run-1")
+        assert await people.coordinator.elsewhere("s", "a", [0]) == []
+        people.clock.later_s += 599
+        assert await people.coordinator.elsewhere("s", "a", [0]) == []
+        people.clock.later_s += 1
+        assert await people.coordinator.elsewhere("s", "a", [0]) == [0]
+        # The query goes on from what is stored, and has its shards as long as it runs.
+        assert (await people.lease("run-2", 1)).base_version == 1
+        assert await people.coordinator.elsewhere("s", "a", [0]) == []
+
+    run(scenario)
