@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version as version_of
+
 from sphinx.application import Sphinx
 
 from docs_site.navigation import add_navigation
+from docs_site.summaries import add_summaries
 
 project = "Statefleet"
-html_title = "Statefleet"
+version = release = version_of("statefleet")
+html_title = f"Statefleet {version}"
 html_theme = "furo"
 extensions = ["myst_parser"]
 root_doc = "index"
@@ -17,8 +21,9 @@ myst_heading_anchors = 4
 smartquotes = False
 html_static_path = ["static"]
 html_css_files = ["site.css"]
-# Summaries of what a search finds are fetched, which browsers refuse of pages that are opened as files.
-html_show_search_summary = False
+html_js_files = ["copy.js"]
+# Summaries are made of pages that are fetched, which browsers refuse where pages are opened as files: see docs_site.summaries.
+html_show_search_summary = True
 html_copy_source = False
 html_show_copyright = False
 html_use_index = False
@@ -28,3 +33,4 @@ nitpicky = True
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("source-read", add_navigation)
+    add_summaries(app)

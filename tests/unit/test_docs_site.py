@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import subprocess
 import sys
@@ -101,6 +102,15 @@ def test_nothing_of_the_site_is_fetched_from_elsewhere(site: Path) -> None:
     assert told, "the check sees nothing"
     assert not [(file.name, one) for file, one in told if urlsplit(one).netloc]
     assert not [file.name for file in site.rglob("*.js") if _OF_SCRIPTS.search(file.read_text())]
+
+
+def test_a_search_has_the_text_of_every_page_and_nothing_is_fetched_for_it(site: Path) -> None:
+    assert "_static/pages.js" in (site / "search.html").read_text()
+    assert "_static/pages.js" not in (site / "index.html").read_text(), "half a megabyte that only a search needs"
+    script = (site / "_static" / "pages.js").read_text()
+    texts = json.JSONDecoder().raw_decode(script, len("const PAGES = "))[0]
+    assert {f"{page.stem}.html" for page in PAGES} <= texts.keys()
+    assert "withWatermark" in texts["operators.html"]
 
 
 def test_every_page_is_one_click_away(site: Path) -> None:
