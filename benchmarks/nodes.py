@@ -10,9 +10,9 @@ import ray
 from pyspark.sql import SparkSession
 from ray.cluster_utils import Cluster
 
-from coordinator.deploy import QUIET
+from coordinator.deploy import init_ray
 from spark_jobs.session.settings import STORE_RESOURCE
-from spark_jobs.session.spark_session import prepare_environment, start_session, stop_session
+from spark_jobs.session.spark_session import spark_environment, start_session, stop_session
 
 __all__ = ["HEAD", "WORKERS", "add_worker", "ray_nodes", "session_on"]
 
@@ -29,12 +29,12 @@ def add_worker(nodes: Cluster, address: str) -> Any:
 @contextmanager
 def ray_nodes() -> Iterator[Cluster]:
     """A head, and a worker at each address of :data:`WORKERS`, with a core and room for one executor."""
-    prepare_environment()
-    nodes = Cluster()
-    nodes.add_node(node_ip_address=HEAD, num_cpus=1, include_dashboard=False, dashboard_host="127.0.0.1")
-    for address in WORKERS:
-        add_worker(nodes, address)
-    ray.init(address=nodes.address, _node_ip_address=HEAD, **QUIET)  # type: ignore[arg-type]
+    with spark_environment():
+        nodes = Cluster()
+        nodes.add_node(node_ip_address=HEAD, num_cpus=1, include_dashboard=False, dashboard_host="127.0.0.1")
+        for address in WORKERS:
+            add_worker(nodes, address)
+    init_ray(address=nodes.address, _node_ip_address=HEAD)
     try:
         yield nodes
     finally:

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from coordinator.deploy import QUIET
+from coordinator.deploy import init_ray
 
 __all__ = ["deploy", "drive"]
 
@@ -25,7 +25,7 @@ class Echo:
 
 def deploy(address: str) -> None:
     """Start the actor, from a process of its own, so that this one is no driver."""
-    ray.init(address=address, namespace=_NAMESPACE, **QUIET)  # type: ignore[arg-type]
+    init_ray(address=address, namespace=_NAMESPACE)
     echo: Any = ray.remote(Echo).options(name="echo", max_concurrency=1000, num_cpus=0, lifetime="detached").remote()
     ray.get(echo.ping.remote())
 
@@ -33,7 +33,7 @@ def deploy(address: str) -> None:
 def drive(address: str, calls: int, pipe: Connection) -> None:
     """One driver: joins, tells how long that took, and then calls as often as it is told."""
     started = time.perf_counter()
-    ray.init(address=address, **QUIET)  # type: ignore[arg-type]
+    init_ray(address=address)
     actor: Any = ray.get_actor("echo", namespace=_NAMESPACE)
     ray.get(actor.ping.remote())
     pipe.send(time.perf_counter() - started)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import services
+from ray._common.utils import get_ray_address_file
+from ray._private import ray_constants, services
 from ray.exceptions import AuthenticationError
 
 from coordinator.calls import NAMESPACE
@@ -23,9 +24,9 @@ from coordinator.storage.options import StorageOptions
 
 __all__ = [
     "HEAD_RESOURCE",
-    "QUIET",
     "coordinator_name",
     "deploy_coordinator",
+    "init_ray",
     "join_cluster",
     "options_on_head",
     "owner_of",
@@ -35,7 +36,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 #: Options of ``ray.init``: what actors print is for their logs.
-QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
+_QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
 #: Ray's own, of the head only.
 HEAD_RESOURCE = "node:__internal_head__"
 _KNOCK_S = 10.0
@@ -83,6 +84,25 @@ def ray_address() -> str:
     return address
 
 
+def init_ray(**options: Any) -> None:
+    """Start or join Ray, with the Python and the modules that this process has.
+
+    Parameters
+    ----------
+    options
+        Of ``ray.init``. No namespace is among them: RayDP names its own actors, so each driver needs one of its own, and a fleet is
+        looked up by its namespace.
+    """
+    # Else Ray packages the working directory of a process that `uv run` started, and has every actor install its packages anew. It
+    # reads the variable that turns this off when it is imported, which is too late to set it here.
+    packages_for_uv = ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV
+    ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = False
+    try:
+        ray.init(**options, **_QUIET)  # type: ignore[arg-type]
+    finally:
+        ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = packages_for_uv
+
+
 def join_cluster(address: str, *, node_ip: str | None = None) -> None:
     """Join the Ray cluster at an address (``auto``: the one of this machine), unless this process is on one already.
 
@@ -103,14 +123,9 @@ def join_cluster(address: str, *, node_ip: str | None = None) -> None:
             "Ray Client addresses (ray://) cannot host Spark; run on a node of the cluster, by `ray job submit` for instance",
             address=address,
         )
-    # Ray would otherwise package the working directory of a process that uv started.
-    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
     try:
         _knock(address)
-        # No namespace: RayDP names its own actors, so each driver needs one of its own. The fleet is looked up by its namespace.
-        ray.init(address=address, _node_ip_address=node_ip, **QUIET)  # type: ignore[arg-type]
-        if address == "auto":
-            _warn_of_stranger()
+        init_ray(address=address, _node_ip_address=node_ip)
     except ValueError as error:  # how Ray says that it is no address
         raise SetupError(
             "this is no address of a Ray cluster; give host:port, or auto for the one of this machine",
@@ -162,21 +177,33 @@ def owner_of(address: str) -> ClusterOwner | None:
         except OSError:  # it has ended
             continue
         if words[0].endswith(b"gcs_server") and f"--gcs_server_port={port}".encode() in words:
-            try:
-                user = pwd.getpwuid(about.st_uid).pw_name
-            except KeyError:
-                user = str(about.st_uid)
-            return ClusterOwner(user, int(folder.name), datetime.fromtimestamp(about.st_mtime, UTC))
+            return ClusterOwner(_user_name(about.st_uid), int(folder.name), datetime.fromtimestamp(about.st_mtime, UTC))
     return None
 
 
-def _warn_of_stranger() -> None:
-    """Tell whose cluster was found on this machine, if it is another user's."""
-    owner = owner_of(ray_address())
-    if owner is not None and owner.user != pwd.getpwuid(os.getuid()).pw_name:
-        log.warning(
-            "the Ray cluster that runs on this machine is %s; --address or RAY_ADDRESS names another one", owner
+def _check_owner(address: str) -> None:
+    """Refuse a cluster that nobody named and that another user started, or noted as the one of this machine (SetupError)."""
+    owner = owner_of(address)
+    if owner is not None:
+        user = owner.user
+    else:
+        note = Path(get_ray_address_file(None))
+        user = _user_name(note.stat().st_uid) if note.exists() else _user_name(os.getuid())
+    if user not in (_user_name(os.getuid()), _user_name(0)):
+        raise SetupError(
+            "the Ray cluster that was found on this machine is another user's, and whoever runs a cluster can run code in the programs "
+            "that join it; nothing was joined; name it by --address HOST:PORT or RAY_ADDRESS if you trust it, or start your own by "
+            "`ray start --head`",
+            address=address,
+            user=user,
         )
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _knock(address: str) -> None:
@@ -184,7 +211,11 @@ def _knock(address: str) -> None:
 
     ``auto`` leads Ray to the newest cluster that it started on this machine, also if that has ended.
     """
-    found = services.get_ray_address_from_environment("auto", None) if address == "auto" else address
+    found = address
+    if address == "auto":
+        found = services.get_ray_address_from_environment("auto", None)
+        if not os.environ.get("RAY_ADDRESS"):
+            _check_owner(found)
     host, _, port = found.rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), timeout=_KNOCK_S).close()

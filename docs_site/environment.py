@@ -11,8 +11,8 @@ __all__ = ["environment_rows", "variables"]
 _PACKAGES = ("coordinator", "spark_jobs", "statefleet", "store_actors")
 _METHODS = ("get", "setdefault", "pop")
 _OWN = "STATEFLEET_"
-#: Calls of this project whose first argument is a variable that they set.
-_SETTERS = ("_put_first",)
+#: A call of this project whose arguments are named by the variables that they set.
+_SETTER = "child_environment"
 
 _READ = {
     "JAVA_HOME": ("`start_session`, `connect`",
@@ -37,7 +37,6 @@ _SET = {
     "PYSPARK_DRIVER_PYTHON": "as `PYSPARK_PYTHON`",
     "PYSPARK_PYTHON": "executors take the Python of their workers from here",
     "PYTHONPATH": "this project's folder first, so that actors and workers import it where the driver found it",
-    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0: Ray would else package the folder of a process that uv started",
     "RAY_prestart_worker_first_driver": "0, of a local Ray: it needs no idle workers",
 }
 
@@ -45,6 +44,9 @@ _SET = {
 def variables(tree: ast.AST) -> Iterator[tuple[str, bool]]:
     """Names of environment variables in a module, and whether each is set there."""
     for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == _SETTER:
+            yield from ((argument.arg, True) for argument in node.keywords if argument.arg is not None)
+            continue
         if isinstance(node, ast.Subscript) and _is_environment(node.value):
             name, sets = node.slice, isinstance(node.ctx, ast.Store)
         elif isinstance(node, ast.Call) and node.args and _called(node):
@@ -67,7 +69,7 @@ def _called(node: ast.Call) -> str:
     """Which call of the environment it is; empty if it is none."""
     if isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS and _is_environment(node.func.value):
         return node.func.attr
-    return node.func.id if isinstance(node.func, ast.Name) and node.func.id in _SETTERS else ""
+    return ""
 
 
 def environment_rows(root: Path) -> dict[str, list[tuple[str, ...]]]:

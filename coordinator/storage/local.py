@@ -54,7 +54,7 @@ class OsCalls(Protocol):
     def unlink(self, path: Path) -> None:
         """See :func:`os.unlink`."""
 
-    def mkdir(self, path: Path) -> None:
+    def mkdir(self, path: Path, mode: int = 0o777) -> None:
         """See :func:`os.mkdir`."""
 
     def stat(self, path: Path) -> os.stat_result:
@@ -67,7 +67,8 @@ class LocalObjectStore:
     Parameters
     ----------
     root
-        Absolute folder; made when first written.
+        Absolute folder; made when first written, and then for its user alone: state is as private as the rows that it is made of.
+        One that is there already keeps its permissions.
     calls
         The operating system's.
     """
@@ -207,7 +208,7 @@ class LocalObjectStore:
         self._make_folder(folder.parent)
         if there is None:
             with suppress(FileExistsError):
-                self._calls.mkdir(folder)
+                self._calls.mkdir(folder, 0o700 if folder == self._root else 0o777)
         try:
             self._sync(folder.parent)
         except PermissionError:

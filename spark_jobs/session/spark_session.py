@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import ray
@@ -13,7 +14,7 @@ import raydp
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from coordinator.deploy import HEAD_RESOURCE, QUIET, join_cluster
+from coordinator.deploy import HEAD_RESOURCE, init_ray, join_cluster
 from coordinator.errors import InvalidRequestError, SetupError
 from spark_jobs.session.java import choose_java_home
 from spark_jobs.session.settings import (
@@ -31,11 +32,17 @@ __all__ = ["check_on_ray", "ensure_ray", "start_session", "started_ray", "stop_s
 
 log = logging.getLogger(__name__)
 
+#: A local Ray is for this machine alone. Ray turns 127.0.0.1 into the address of the network; on other systems it takes that by itself.
+_LOOPBACK = "127.0.0.9" if sys.platform == "linux" else None
+
 _started_ray = False
 
 
-def prepare_environment() -> None:
-    """Settle Java and Python for Spark's processes, before any of them starts.
+@contextmanager
+def spark_environment() -> Iterator[None]:
+    """Java and Python as Spark's processes need them, in the environment of those that are started within.
+
+    The program's own environment is as it was afterwards.
 
     Raises
     ------
@@ -43,20 +50,40 @@ def prepare_environment() -> None:
         No Java 17 can be used.
     """
     home = choose_java_home(os.environ)
-    os.environ["JAVA_HOME"] = str(home)
-    # RayDP's master and Ray's Java workers run the first `java` on PATH and know nothing of JAVA_HOME.
-    _put_first("PATH", str(home / "bin"))
-    # Executors take the worker's interpreter from the environment; spark.pyspark.python does not reach them.
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
-    # Actors and Spark's workers import this project's packages wherever the driver found them.
-    _put_first("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+    with child_environment(
+        JAVA_HOME=str(home),
+        # RayDP's master and Ray's Java workers run the first `java` on PATH and know nothing of JAVA_HOME.
+        PATH=_with_first("PATH", str(home / "bin")),
+        # Executors take the worker's interpreter from the environment; spark.pyspark.python does not reach them.
+        PYSPARK_PYTHON=sys.executable,
+        PYSPARK_DRIVER_PYTHON=sys.executable,
+        # Actors and Spark's workers import this project's packages wherever the driver found them.
+        PYTHONPATH=_with_first("PYTHONPATH", str(Path(__file__).resolve().parents[2])),
+        # A fresh local cluster needs no idle workers: actors bring their own.
+        RAY_prestart_worker_first_driver="0",
+    ):
+        yield
 
 
-def _put_first(variable: str, folder: str) -> None:
-    """Make ``folder`` the first entry of a search path in the environment."""
+@contextmanager
+def child_environment(**variables: str) -> Iterator[None]:
+    """Set variables for the processes that are started within."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _with_first(variable: str, folder: str) -> str:
+    """A search path of the environment with ``folder`` as its first entry."""
     others = [entry for entry in os.environ.get(variable, "").split(os.pathsep) if entry and entry != folder]
-    os.environ[variable] = os.pathsep.join([folder, *others])
+    return os.pathsep.join([folder, *others])
 
 
 def ensure_ray(*, ray_address: str | None = None, num_cpus: int | None = None) -> None:
@@ -70,22 +97,25 @@ def ensure_ray(*, ray_address: str | None = None, num_cpus: int | None = None) -
     global _started_ray
     if ray.is_initialized():
         return
-    prepare_environment()
     address = ray_address or os.environ.get("RAY_ADDRESS")
     if address is not None:
         join_cluster(address)
         return
-    # A fresh local cluster needs no idle workers: actors bring their own.
-    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-    try:
-        # "local": without it Ray would join whatever cluster was started on this machine, which may be too small.
-        ray.init(address="local", num_cpus=num_cpus or _local_cpus(None), include_dashboard=False, **QUIET)  # type: ignore[arg-type]
-    except Exception as error:  # Ray's own start-up fails with whatever there is, often a bare Exception
-        raise SetupError(
-            "Ray could not be started on this machine; nothing was started; `statefleet doctor` checks memory, disks and ports, and "
-            "Ray's logs are in /tmp/ray/session_latest/logs",
-            cause=" ".join(str(error).split())[:500] or type(error).__name__,
-        ) from error
+    with spark_environment():
+        try:
+            init_ray(
+                # Without it Ray would join whatever cluster was started on this machine, which may be too small.
+                address="local",
+                num_cpus=num_cpus or _local_cpus(None),
+                include_dashboard=False,
+                _node_ip_address=_LOOPBACK,
+            )
+        except Exception as error:  # Ray's own start-up fails with whatever there is, often a bare Exception
+            raise SetupError(
+                "Ray could not be started on this machine; nothing was started; `statefleet doctor` checks memory, disks and ports, "
+                "and Ray's logs are in /tmp/ray/session_latest/logs",
+                cause=" ".join(str(error).split())[:500] or type(error).__name__,
+            ) from error
     _started_ray = True
 
 
@@ -136,7 +166,6 @@ def start_session(
     InvalidRequestError
         `max_executors` is less than `num_executors`.
     """
-    prepare_environment()
     settings = {**_values(SETTINGS), **(configs or {})}
     if max_executors is not None:
         if max_executors < num_executors:
@@ -146,34 +175,45 @@ def start_session(
                 max_executors=max_executors,
             )
         settings[MAX_EXECUTORS] = str(max_executors)
-    if "PYSPARK_GATEWAY_PORT" in os.environ:
-        # raydp-submit (a spark-submit) has started the driver's JVM with Ray as its master already.
-        ensure_ray(ray_address=ray_address or "auto")
-        builder = SparkSession.builder.appName(app_name)
-        # Before, a SparkConf would know nothing of the command's options.
-        SparkContext._ensure_initialized()
-        submitted = SparkConf()
-        placed = _placed(int(submitted.get("spark.executor.instances", "2")))
-        settings = {**{key: value for key, value in placed.items() if not submitted.contains(key)}, **settings}
-        for key, value in settings.items():
-            builder = builder.config(key, value)
-        session = builder.getOrCreate()
-    else:
-        cores = executor_cores or os.cpu_count() or 1
-        ensure_ray(ray_address=ray_address, num_cpus=_local_cpus(cores * num_executors))
-        if _started_ray:
-            settings = {**_values(LOCAL_SETTINGS), **settings}
-        try:
-            session = raydp.init_spark(
-                app_name, num_executors, cores, executor_memory, configs={**_placed(num_executors), **settings}
-            )
-        except FileNotFoundError as error:
-            raise SetupError(
-                "the Ray cluster cannot run RayDP: a file it needs is missing there, most likely `java`; start Ray on every "
-                "node with Java 17's bin folder on PATH",
-                reason=str(error).splitlines()[-1],
-            ) from error
+    with spark_environment():
+        if "PYSPARK_GATEWAY_PORT" in os.environ:
+            session = _submitted_session(app_name, ray_address, settings)
+        else:
+            cores = executor_cores or os.cpu_count() or 1
+            ensure_ray(ray_address=ray_address, num_cpus=_local_cpus(cores * num_executors))
+            session = _new_session(app_name, num_executors, cores, executor_memory, settings)
     session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def _submitted_session(app_name: str, ray_address: str | None, settings: Mapping[str, str]) -> SparkSession:
+    """That of raydp-submit (a spark-submit), which has started the driver's JVM with Ray as its master already."""
+    ensure_ray(ray_address=ray_address or "auto")
+    builder = SparkSession.builder.appName(app_name)
+    # Before, a SparkConf would know nothing of the command's options.
+    SparkContext._ensure_initialized()
+    submitted = SparkConf()
+    placed = _placed(int(submitted.get("spark.executor.instances", "2")))
+    for key, value in {
+        **{key: value for key, value in placed.items() if not submitted.contains(key)},
+        **settings,
+    }.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def _new_session(
+    app_name: str, num_executors: int, cores: int, executor_memory: str, settings: Mapping[str, str]
+) -> SparkSession:
+    configs = {**_placed(num_executors), **(_values(LOCAL_SETTINGS) if _started_ray else {}), **settings}
+    try:
+        session: SparkSession = raydp.init_spark(app_name, num_executors, cores, executor_memory, configs=configs)
+    except FileNotFoundError as error:
+        raise SetupError(
+            "the Ray cluster cannot run RayDP: a file it needs is missing there, most likely `java`; start Ray on every "
+            "node with Java 17's bin folder on PATH",
+            reason=str(error).splitlines()[-1],
+        ) from error
     return session
 
 

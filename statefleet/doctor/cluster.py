@@ -53,8 +53,8 @@ def findings(address: str, uri: str) -> Iterator[Finding]:
 
 
 def _not_joined(address: str, error: SetupError) -> Finding:
-    """A cluster that is there and is another one is wrong; that there is none, only where one was named."""
-    if isinstance(error.__cause__, RuntimeError):
+    """A cluster that is there and is another one, or another user's, is wrong; that there is none, only where one was named."""
+    if isinstance(error.__cause__, RuntimeError) or error.__cause__ is None:
         return Finding("Ray cluster", Outcome.WRONG, f"the one at {address} cannot be joined", str(error))
     if address == "auto":
         advice = "ray start --head starts one; a job without one starts its own, for itself"

@@ -11,7 +11,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from spark_jobs.fleet import Fleet, connect
-from spark_jobs.session.spark_session import ensure_ray, prepare_environment
+from spark_jobs.session.spark_session import ensure_ray, spark_environment
 from tests.chaos.inputs import write_inputs
 from tests.chaos.test_driver_kill import final_result, versions
 from tests.chaos.test_random_kills import Supervisor, wait_past
@@ -25,8 +25,8 @@ WORKER_CPUS, HEAD_CPUS = 3, 1
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     """A Ray cluster of a head, on which this process and the driver are."""
-    prepare_environment()
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": HEAD_CPUS, "include_dashboard": False})
+    with spark_environment():
+        nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": HEAD_CPUS, "include_dashboard": False})
     ensure_ray(ray_address=nodes.address)
     yield nodes
     ray.shutdown()

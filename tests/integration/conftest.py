@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +22,13 @@ _SETTINGS = {
 
 
 @pytest.fixture(scope="session")
-def spark(new_uri: NewUri) -> Iterator[SparkSession]:
+def environment_before() -> dict[str, str]:
+    """The environment before there was a session."""
+    return dict(os.environ)
+
+
+@pytest.fixture(scope="session")
+def spark(new_uri: NewUri, environment_before: dict[str, str]) -> Iterator[SparkSession]:
     session = start_session(
         "statefleet-tests",
         executor_cores=2,

@@ -150,9 +150,9 @@ class LosingDisk:
         path.unlink()
         del self._folder(path.parent).names[path.name]
 
-    def mkdir(self, path: Path) -> None:
+    def mkdir(self, path: Path, mode: int = 0o777) -> None:
         self._change()
-        path.mkdir()
+        path.mkdir(mode)
         self._folder(path.parent).names[path.name] = _Folder()
 
     def rmdir(self, path: Path) -> None:

@@ -60,6 +60,7 @@ def test_roles_become_names() -> None:
 def test_variables_are_found_however_they_are_read() -> None:
     told = 'os.environ["A"]; environ.get("B"); os.environ.setdefault("C", "1"); os.environ["D"] = "2"; "E" in os.environ; d.get("F")'
     assert dict(variables(ast.parse(told))) == {"A": False, "B": False, "C": True, "D": True, "E": False}
+    assert dict(variables(ast.parse('child_environment(G="1")'))) == {"G": True}
 
 
 def test_what_has_no_meaning_is_told(tmp_path: Path) -> None:

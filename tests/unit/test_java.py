@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import sys
 from pathlib import Path
 
 import pytest
 
 from coordinator.errors import SetupError
 from spark_jobs.session.java import choose_java_home, java_version, main, parse_version
-from spark_jobs.session.spark_session import prepare_environment
+from spark_jobs.session.spark_session import child_environment, spark_environment
 
 
 def home(folder: Path, version: str | None, *, release: bool = True) -> Path:
@@ -73,13 +74,25 @@ def test_ray_and_raydp_find_the_chosen_java_first_on_the_path(tmp_path: Path, mo
     chosen, other = home(tmp_path / "own", "17.0.15"), home(tmp_path / "other", "21.0.1")
     monkeypatch.setenv("JAVA_HOME", str(chosen))
     monkeypatch.setenv("PATH", os.pathsep.join([str(other / "bin"), "/usr/bin"]))
-    # Restored with the rest, since the call sets them.
-    for variable in ("PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "RAY_ENABLE_UV_RUN_RUNTIME_ENV"):
-        monkeypatch.setenv(variable, "")
-    prepare_environment()
-    prepare_environment()
-    assert shutil.which("java") == str(chosen / "bin" / "java")
-    assert os.environ["PATH"].split(os.pathsep).count(str(chosen / "bin")) == 1
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    before = dict(os.environ)
+    with spark_environment(), spark_environment():
+        assert shutil.which("java") == str(chosen / "bin" / "java")
+        assert os.environ["PATH"].split(os.pathsep).count(str(chosen / "bin")) == 1
+        assert os.environ["PYSPARK_PYTHON"] == sys.executable
+        assert Path(os.environ["PYTHONPATH"], "spark_jobs").is_dir()
+        os.environ["SET_MEANWHILE"] = "1"
+    # Nothing of it is left to what the program starts afterwards; what others set meanwhile stays.
+    assert os.environ == {**before, "SET_MEANWHILE": "1"}
+    monkeypatch.delenv("SET_MEANWHILE")
+
+
+def test_the_environment_is_restored_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin")
+    with pytest.raises(ZeroDivisionError), child_environment(PATH="/opt", SET_WITHIN="1"):
+        raise ZeroDivisionError
+    assert os.environ["PATH"] == "/usr/bin"
+    assert "SET_WITHIN" not in os.environ
 
 
 def test_the_chosen_java_is_printed_for_scripts(

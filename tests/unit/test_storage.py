@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -99,6 +100,15 @@ class Overwriting(MemoryObjectStore):
 def test_a_store_without_conditional_puts_is_refused() -> None:
     with pytest.raises(StorageUnavailableError, match=r"ignores put-if-absent.*cannot tell two writers apart"):
         probe(Overwriting())
+
+
+def test_a_fleets_folder_is_its_users_own_unless_it_was_there(tmp_path: Path) -> None:
+    made, there = tmp_path / "above" / "made", tmp_path / "there"
+    there.mkdir()
+    there.chmod(0o750)
+    for root in (made, there):
+        LocalObjectStore(root).put_if_absent("state/file", b"x")
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in (made, there)] == [0o700, 0o750]
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,67 @@
+"""What a session of one machine leaves to others: addresses that it listens on, and the program's environment."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from spark_jobs.fleet import Fleet
+from tests.integration.operator_cases import Case
+from tests.integration.test_operators import Inputs, System
+
+COLUMNS = {"a": "k string, x int"}
+
+
+def test_the_programs_environment_is_as_it_was(spark: SparkSession, environment_before: dict[str, str]) -> None:
+    changed = {name for name, value in os.environ.items() if environment_before.get(name) != value}
+    gone = environment_before.keys() - os.environ.keys()
+    others = ("PYTEST_", "RAY_", "SPARK_", "PYTHONBREAKPOINT")  # set by pytest, Ray and PySpark
+    assert {name for name in changed | gone if not name.startswith(others)} == set()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere Ray takes the loopback address by itself")
+def test_nothing_of_a_local_session_listens_on_the_network_but_rays_own_ports(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    case = Case(COLUMNS, lambda ops, i: ops(i["a"], "agg", "update").groupBy("k").agg(F.sum("x")), [], mode="update")
+    inputs = Inputs(spark, tmp_path / "in", COLUMNS)
+    system = System(
+        case,
+        inputs,
+        lambda frame, operator, mode: fleet.stateful(frame, name=f"{name}-{operator}", outputMode=mode, shards=2),
+        tmp_path / "checkpoint",
+    )
+    try:
+        inputs.add({"a": [("p", 1)]})
+        assert system.take()[0] == [("p", 1)]
+        addresses = {address for process in _session() for address in _listens_on(process)}
+    finally:
+        system.run.stop()
+    # Ray's gRPC servers listen on all addresses, and ask for their token where one is set (docs/limits.md).
+    outward = {address for address in addresses if not (address.is_loopback or address.is_unspecified)}
+    assert any(address.is_loopback for address in addresses)
+    assert outward == set()
+
+
+def _session() -> list[psutil.Process]:
+    own = psutil.Process()
+    return [own, *own.children(recursive=True)]
+
+
+def _listens_on(process: psutil.Process) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    with suppress(psutil.NoSuchProcess):
+        return {
+            getattr(address, "ipv4_mapped", None) or address
+            for connection in process.net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+            for address in (ipaddress.ip_address(connection.laddr.ip),)
+        }
+    return set()
