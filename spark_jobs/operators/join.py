@@ -22,7 +22,7 @@ from spark_jobs.operators.join_keys import JoinKeys, join_keys
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import event_time, event_time_column, watermark_time
 from spark_jobs.plan.keys import leaf_field
-from spark_jobs.plan.logical import projected, resolved
+from spark_jobs.plan.logical import Plan, projected, resolved
 from spark_jobs.plan.operator_plan import check_output_mode
 from spark_jobs.plan.row_columns import RowColumns
 from spark_jobs.plan.shown import ShownPart, column
@@ -69,6 +69,8 @@ class JoinPlan:
         Each side, for whoever has its rows from elsewhere.
     late_columns
         See :class:`~spark_jobs.plan.event_time.Upstream`.
+    analysed
+        Spark's own join.
     """
 
     inputs: tuple[DataFrame, ...]
@@ -79,6 +81,7 @@ class JoinPlan:
     later: tuple[Expression, ...]
     sides: tuple[JoinedSide, JoinedSide]
     late_columns: Mapping[str, Sequence[str]]
+    analysed: Plan
     appends: bool = True
 
     def row_type(self) -> T.StructType:
@@ -285,6 +288,7 @@ def _planned(
         later=tuple(condition.later),
         sides=(sides[0].joined, sides[1].joined),
         late_columns={**sides[0].late_columns, **sides[1].late_columns},
+        analysed=node.analysed,
     )
 
 

@@ -37,8 +37,10 @@ class JoinNode:
 
     Attributes
     ----------
+    analysed
+        As Spark analysed it: its output is the query's.
     own
-        As analysed: its output is the query's.
+        The join in it.
     sides
         Both sides' plans, without the filters at their top; their event time is among their columns.
     filters
@@ -51,6 +53,7 @@ class JoinNode:
         Its type.
     """
 
+    analysed: Plan
     own: Plan
     outputs: tuple[Expression, ...]
     sides: tuple[Plan, Plan]
@@ -92,6 +95,7 @@ def analysed_join(joined: DataFrame) -> JoinNode:
         )
     plans, filters = zip(*(_unfiltered(side) for side in (pushed.left, pushed.right)), strict=True)
     return JoinNode(
+        analysed=top,
         own=own,
         outputs=tuple(outputs),
         sides=(_with_event_time(plans[0]), _with_event_time(plans[1])),

@@ -39,20 +39,33 @@ import org.apache.spark.sql.catalyst.analysis.Analyzer;
 import org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker$;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.Alias;
+import org.apache.spark.sql.catalyst.expressions.And;
 import org.apache.spark.sql.catalyst.expressions.Attribute;
+import org.apache.spark.sql.catalyst.expressions.CurrentBatchTimestamp;
+import org.apache.spark.sql.catalyst.expressions.CurrentDate;
+import org.apache.spark.sql.catalyst.expressions.CurrentTimestampLike;
+import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
 import org.apache.spark.sql.catalyst.expressions.Literal;
+import org.apache.spark.sql.catalyst.expressions.LocalTimestamp;
 import org.apache.spark.sql.catalyst.expressions.NamedExpression;
+import org.apache.spark.sql.catalyst.expressions.PythonUDF;
+import org.apache.spark.sql.catalyst.expressions.SubqueryExpression$;
 import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
 import org.apache.spark.sql.catalyst.plans.logical.Aggregate;
+import org.apache.spark.sql.catalyst.plans.logical.BaseEvalPython;
 import org.apache.spark.sql.catalyst.plans.logical.Deduplicate;
+import org.apache.spark.sql.catalyst.plans.logical.EventTimeWatermark;
+import org.apache.spark.sql.catalyst.plans.logical.Filter;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.logical.Project;
 import org.apache.spark.sql.catalyst.plans.logical.RepartitionByExpression;
+import org.apache.spark.sql.catalyst.plans.logical.ReturnAnswer;
 import org.apache.spark.sql.catalyst.plans.physical.Partitioning;
 import org.apache.spark.sql.catalyst.rules.Rule;
 import org.apache.spark.sql.catalyst.streaming.WriteToStreamStatement;
 import org.apache.spark.sql.catalyst.trees.TreeNode;
+import org.apache.spark.sql.catalyst.trees.TreeNodeTag;
 import org.apache.spark.sql.execution.CoalescedPartitionSpec;
 import org.apache.spark.sql.execution.ShufflePartitionSpec;
 import org.apache.spark.sql.execution.ShuffledRowRDD;
@@ -1162,6 +1175,186 @@ class LateRowsRule extends Rule {
 }
 
 /**
+ * Filters that Spark moves below a watermark, because of what follows an operator.
+ *
+ * Only rows that pass them move the watermark, and so they decide which rows are late. Spark's optimizer moves a filter on the groups of an
+ * aggregation, or on a side of a join, through the operator; it cannot move one through an operator of the fleet. So it is shown the query
+ * with Spark's own operators in their places, and the filters that it puts below a watermark are put there in the query. They only leave
+ * out rows that add to no result, and stay where they were, too.
+ */
+class LateFilters {
+    /** At the results of an operator: Spark's own, as it was analysed. Python sets it. */
+    static final TreeNodeTag ANALYSED = new TreeNodeTag("statefleet.analysed");
+
+    private final SparkSession session;
+    private final HashMap conditions = new HashMap();
+    private boolean standsFor;
+
+    LateFilters(SparkSession session) {
+        this.session = session;
+    }
+
+    /** The query with these filters; itself if there are none. */
+    LogicalPlan pushed(LogicalPlan query) {
+        LogicalPlan own = asSparks(query);
+        if (!standsFor) {
+            return query;
+        }
+        collect((LogicalPlan) session.sessionState().optimizer().execute(own));
+        return filtered(query);
+    }
+
+    private LogicalPlan asSparks(LogicalPlan node) {
+        Option analysed = node.getTagValue(ANALYSED);
+        if (analysed.isDefined()) {
+            standsFor = true;
+            LogicalPlan own = asSparks((LogicalPlan) analysed.get());
+            Seq none = Lists.seq(new ArrayList());
+            ArrayList columns = new ArrayList();
+            for (int i = 0; i < node.output().size(); i++) {
+                Attribute mine = (Attribute) node.output().apply(i);
+                Attribute sparks = (Attribute) own.output().apply(i);
+                // A self join gives the columns of one side other ids.
+                columns.add(mine.exprId().equals(sparks.exprId())
+                    ? (Object) sparks
+                    : (Object) new Alias(sparks, mine.name(), mine.exprId(), none, Option.apply(null), none));
+            }
+            return new Project(Lists.seq(columns), own);
+        }
+        ArrayList children = new ArrayList();
+        boolean isLowest = node instanceof EventTimeWatermark;
+        for (int i = 0; i < node.children().size(); i++) {
+            boolean before = standsFor;
+            standsFor = false;
+            LogicalPlan child = asSparks((LogicalPlan) node.children().apply(i));
+            isLowest &= !standsFor;
+            standsFor |= before;
+            children.add(child);
+        }
+        if (isLowest) {
+            // Nothing is moved through this one, so filters stay where they are looked for.
+            children.set(0, new ReturnAnswer((LogicalPlan) children.get(0)));
+        }
+        LogicalPlan above = children.isEmpty() ? node : (LogicalPlan) node.withNewChildren(Lists.seq(children));
+        return (LogicalPlan) above.mapExpressions(new scala.runtime.AbstractFunction1() {
+            public Object apply(Object expression) {
+                return ofBatch((Expression) expression);
+            }
+        });
+    }
+
+    /** As Spark has it in a query: the time of a batch, which is no constant and moves no filter. */
+    private static Expression ofBatch(Expression expression) {
+        if (expression instanceof CurrentTimestampLike || expression instanceof CurrentDate || expression instanceof LocalTimestamp) {
+            return new CurrentBatchTimestamp(0L, expression.dataType(), new Some("UTC"));
+        }
+        ArrayList children = new ArrayList();
+        boolean differs = false;
+        for (int i = 0; i < expression.children().size(); i++) {
+            Expression child = (Expression) expression.children().apply(i);
+            Expression after = ofBatch(child);
+            differs |= after != child;
+            children.add(after);
+        }
+        return differs ? (Expression) expression.withNewChildren(Lists.seq(children)) : expression;
+    }
+
+    /** Remembers the filters below each watermark of an optimised plan, down to what nothing was moved through. */
+    private void collect(LogicalPlan node) {
+        if (node instanceof EventTimeWatermark) {
+            ArrayList parts = new ArrayList();
+            HashMap functions = new HashMap();
+            LogicalPlan below = ((EventTimeWatermark) node).child();
+            while (below instanceof Filter || below instanceof Project || below instanceof BaseEvalPython) {
+                if (below instanceof Filter) {
+                    split(((Filter) below).condition(), parts);
+                } else if (below instanceof BaseEvalPython) {
+                    BaseEvalPython calls = (BaseEvalPython) below;
+                    for (int i = 0; i < calls.udfs().size(); i++) {
+                        functions.put(((Attribute) calls.resultAttrs().apply(i)).exprId(), calls.udfs().apply(i));
+                    }
+                }
+                below = (LogicalPlan) below.children().apply(0);
+            }
+            if (below instanceof ReturnAnswer) {
+                Expression condition = null;
+                for (Object each : parts) {
+                    Expression part = called((Expression) each, functions);
+                    if (part.references().subsetOf(below.outputSet()) && !SubqueryExpression$.MODULE$.hasSubquery(part)) {
+                        condition = condition == null ? part : new And(condition, part);
+                    }
+                }
+                remember((EventTimeWatermark) node, condition);
+            }
+        }
+        for (int i = 0; i < node.children().size(); i++) {
+            collect((LogicalPlan) node.children().apply(i));
+        }
+    }
+
+    private static void split(Expression condition, ArrayList parts) {
+        if (condition instanceof And) {
+            split(((And) condition).left(), parts);
+            split(((And) condition).right(), parts);
+        } else {
+            parts.add(condition);
+        }
+    }
+
+    /** With the calls of Python functions in the places of their results. */
+    private static Expression called(Expression expression, HashMap functions) {
+        if (expression instanceof Attribute) {
+            Object function = functions.get(((Attribute) expression).exprId());
+            return function == null ? expression : called((PythonUDF) function, functions);
+        }
+        ArrayList children = new ArrayList();
+        boolean differs = false;
+        for (int i = 0; i < expression.children().size(); i++) {
+            Expression child = (Expression) expression.children().apply(i);
+            Expression after = called(child, functions);
+            differs |= after != child;
+            children.add(after);
+        }
+        return differs ? (Expression) expression.withNewChildren(Lists.seq(children)) : expression;
+    }
+
+    /** A stream that is read in several places has filters of its own in each: then no row may be left out for all. */
+    private void remember(EventTimeWatermark watermark, Expression condition) {
+        String key = key(watermark);
+        if (!conditions.containsKey(key)) {
+            conditions.put(key, condition);
+        } else {
+            Expression other = (Expression) conditions.get(key);
+            if (other == null || condition == null || !other.semanticEquals(condition)) {
+                conditions.put(key, null);
+            }
+        }
+    }
+
+    private LogicalPlan filtered(LogicalPlan node) {
+        ArrayList children = new ArrayList();
+        boolean differs = false;
+        for (int i = 0; i < node.children().size(); i++) {
+            LogicalPlan child = (LogicalPlan) node.children().apply(i);
+            LogicalPlan after = filtered(child);
+            if (node instanceof EventTimeWatermark) {
+                Expression condition = (Expression) conditions.get(key((EventTimeWatermark) node));
+                if (condition != null && condition.references().subsetOf(after.outputSet())) {
+                    after = new Filter(condition, after);
+                }
+            }
+            differs |= after != child;
+            children.add(after);
+        }
+        return differs ? (LogicalPlan) node.withNewChildren(Lists.seq(children)) : node;
+    }
+
+    private static String key(EventTimeWatermark watermark) {
+        return watermark.eventTime().exprId() + " " + watermark.delay();
+    }
+}
+
+/**
  * Looks at a query when writeStream.start() has Spark analyse it: refuses what would only fail in its first batch, in words that are not
  * about exchanges. It stands before the rule that has Spark's own checks.
  */
@@ -1195,9 +1388,18 @@ class StartRule extends Rule {
         if (plan instanceof WriteToStreamStatement) {
             WriteToStreamStatement query = (WriteToStreamStatement) plan;
             ArrayList operators = new ArrayList();
-            find(query.inputQuery(), true, operators, new HashMap());
+            JsonNode twice = find(query.inputQuery(), true, operators, new HashMap());
+            if (twice != null) {
+                refuse("two stateful operators of the query have the same name, and would share one state; nothing was started; give each "
+                    + "a name of its own", twice);
+            }
             if (!operators.isEmpty()) {
                 check(query, operators);
+                LogicalPlan filtered = new LateFilters(session).pushed(query.inputQuery());
+                // One that comes in twice, with other filters above it each time, runs once for both.
+                if (filtered != query.inputQuery() && find(filtered, true, new ArrayList(), new HashMap()) == null) {
+                    return query.withNewChildren(Lists.seq(Arrays.asList(new Object[] {filtered})));
+                }
             }
         }
         return plan;
@@ -1214,7 +1416,8 @@ class StartRule extends Rule {
         }
     }
 
-    private static void find(LogicalPlan node, boolean isLast, ArrayList operators, HashMap seen) {
+    /** Collects the operators of a plan; returns the facts of one that would share its state with another one, if there is one. */
+    private static JsonNode find(LogicalPlan node, boolean isLast, ArrayList operators, HashMap seen) {
         if (node instanceof RepartitionByExpression) {
             String name = Route.nameIn(((RepartitionByExpression) node).partitionExpressions());
             if (name != null) {
@@ -1226,16 +1429,19 @@ class StartRule extends Rule {
                     operators.add(new Operator(facts, isLast));
                 } else if (!same.sameResult(node)) {
                     // One that comes in twice, as in a self join, is the same and runs once.
-                    refuse("two stateful operators of the query have the same name, and would share one state; nothing was started; give each "
-                        + "a name of its own", facts);
+                    return facts;
                 }
                 isLast = false;
             }
         }
         Seq children = node.children();
         for (int i = 0; i < children.size(); i++) {
-            find((LogicalPlan) children.apply(i), isLast, operators, seen);
+            JsonNode twice = find((LogicalPlan) children.apply(i), isLast, operators, seen);
+            if (twice != null) {
+                return twice;
+            }
         }
+        return null;
     }
 
     private void check(WriteToStreamStatement query, ArrayList operators) {

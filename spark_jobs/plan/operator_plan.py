@@ -21,7 +21,16 @@ from spark_jobs.worker.fleet_client import FleetAddress
 from store_actors.operators.operator_names import operator_name
 from store_actors.schema import EventTime, StateSchema
 
-__all__ = ["Collector", "OperatorPlan", "QueryModes", "ReduceTask", "RoutedOperator", "TaskMaker", "check_output_mode"]
+__all__ = [
+    "Collector",
+    "OperatorPlan",
+    "QueryModes",
+    "ReduceTask",
+    "RoutedOperator",
+    "SparksOwn",
+    "TaskMaker",
+    "check_output_mode",
+]
 
 #: A ``mapInArrow`` function: what one partition of the exchange received in, what it emits out.
 ReduceTask = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -105,6 +114,15 @@ class FiltersLateRows(Protocol):
     @property
     def late_columns(self) -> Mapping[str, Sequence[str]]:
         """See :class:`~spark_jobs.plan.event_time.Upstream`."""
+
+
+@runtime_checkable
+class SparksOwn(Protocol):
+    """A plan of an operator that Spark has, too, and moves filters through."""
+
+    @property
+    def analysed(self) -> Plan:
+        """Spark's own operator, whose columns are those of the results."""
 
 
 @dataclass(frozen=True)

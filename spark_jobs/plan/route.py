@@ -14,8 +14,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from coordinator.model import StateMetadata
 from spark_jobs.plan.logical import quoted
-from spark_jobs.plan.operator_plan import ReduceTask, RoutedOperator, TaskMaker
-from spark_jobs.plan.stateful_exchange import marked_as_aggregation, with_event_time
+from spark_jobs.plan.operator_plan import ReduceTask, RoutedOperator, SparksOwn, TaskMaker
+from spark_jobs.plan.stateful_exchange import marked_as_aggregation, with_event_time, with_sparks_own
 from spark_jobs.worker.exchange import EXCHANGE_SCHEMA, ROUTE_COLUMN, ExchangeTask
 from spark_jobs.worker.fleet_client import FleetAddress
 from spark_jobs.worker.task import StateTask
@@ -49,4 +49,5 @@ def route_plan(operator: RoutedOperator, metadata: StateMetadata, address: Fleet
     task: ReduceTask = StateTask(schema, metadata, address)
     if isinstance(operator.plan, TaskMaker):
         task = operator.plan.reduce_task(schema, metadata, address)
-    return operator.plan.finish(shuffled.mapInArrow(task, operator.plan.row_type()))
+    results = operator.plan.finish(shuffled.mapInArrow(task, operator.plan.row_type()))
+    return with_sparks_own(results, operator.plan.analysed) if isinstance(operator.plan, SparksOwn) else results

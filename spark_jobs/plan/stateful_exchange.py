@@ -19,7 +19,7 @@ from coordinator.errors import SetupError
 from spark_jobs.plan.catalyst import CATALYST, WATERMARK_KEY, java_class
 from spark_jobs.plan.logical import Plan
 
-__all__ = ["install", "marked_as_aggregation", "with_event_time"]
+__all__ = ["install", "marked_as_aggregation", "with_event_time", "with_sparks_own"]
 
 _SOURCE = Path(__file__).with_name("StatefulExchange.java")
 _ENTRY = "statefleet.spark.Sessions"
@@ -93,3 +93,10 @@ def marked_as_aggregation(exchange: DataFrame) -> DataFrame:
     columns = plan.output()
     aggregate = java_class(f"{CATALYST}.plans.logical.Aggregate")
     return Plan(aggregate(columns, columns, plan), exchange.sparkSession).frame()
+
+
+def with_sparks_own(results: DataFrame, analysed: Plan) -> DataFrame:
+    """Results of an operator that say what Spark's own was analysed to, for filters that Spark would move through that."""
+    tag = java_class(f"{CATALYST}.trees.TreeNodeTag")("statefleet.analysed")
+    results._jdf.queryExecution().analyzed().setTagValue(tag, analysed._java)
+    return results
