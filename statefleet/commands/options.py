@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,10 +18,12 @@ __all__ = [
     "Address",
     "AsJson",
     "Columns",
+    "Consistency",
     "DryRun",
     "Name",
     "Offline",
     "Part",
+    "ReadConsistency",
     "State",
     "Uri",
     "Version",
@@ -54,6 +57,14 @@ def _state_names(ctx: typer.Context, incomplete: str) -> list[str]:
     return list(found)
 
 
+class Consistency(StrEnum):
+    """What a read may see; as ``LiveFleet.state`` takes it."""
+
+    FINISHED = "finished"
+    COMMITTED = "committed"
+    LATEST = "latest"
+
+
 Uri = Annotated[str, typer.Argument(metavar="URI", help="the fleet's URI, as given to statefleet.connect")]
 State = Annotated[str, typer.Argument(metavar="STATE", help="name of the state", autocompletion=_state_names)]
 Address = Annotated[str, typer.Option(metavar="HOST:PORT", help="Ray cluster; auto: the one running on this machine")]
@@ -65,6 +76,12 @@ Name = Annotated[
 Offline = Annotated[bool, typer.Option("--offline", help="read the object store alone: no fleet and no Ray is needed")]
 Part = Annotated[str, typer.Option(metavar="PART", help="left or right of a join, a state variable, a keyed store")]
 Version = Annotated[int | None, typer.Option(help="a retained version instead of the newest one")]
+ReadConsistency = Annotated[
+    Consistency,
+    typer.Option(
+        "--consistency", help="finished: by Spark; committed: by all shards; latest: of each shard the newest"
+    ),
+]
 Columns = Annotated[str | None, typer.Option(metavar="A,B,..", help="only these columns")]
 
 

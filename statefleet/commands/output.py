@@ -118,10 +118,11 @@ def print_json(value: Any) -> None:
     print(json.dumps(plain(value), indent=2, allow_nan=False, ensure_ascii=False))
 
 
-def print_text(text: str, indent: str = "") -> None:
-    """A sentence, in as many lines as it takes; a path is never broken."""
+def print_text(text: str, indent: str = "", *, aside: bool = False) -> None:
+    """A sentence, in as many lines as it takes; a path is never broken. What is said aside goes to standard error."""
     options = {"break_on_hyphens": False, "break_long_words": False}
-    print("\n".join(textwrap.wrap(text, _width(), initial_indent=indent, subsequent_indent=indent, **options)))  # type: ignore[arg-type]
+    lines = textwrap.wrap(text, _width(), initial_indent=indent, subsequent_indent=indent, **options)  # type: ignore[arg-type]
+    print("\n".join(lines), file=sys.stderr if aside else sys.stdout)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -16,8 +16,10 @@ from statefleet.commands.options import (
     Address,
     AsJson,
     Columns,
+    Consistency,
     Offline,
     Part,
+    ReadConsistency,
     State,
     Uri,
     Version,
@@ -59,6 +61,7 @@ def get(
     part: Part = "",
     version: Version = None,
     columns: Columns = None,
+    consistency: ReadConsistency = Consistency.FINISHED,
     offline: Offline = False,
     address: Address = "auto",
     as_json: AsJson = False,
@@ -69,7 +72,7 @@ def get(
 
     A key column that is a struct, such as a window, takes JSON: window='{"start": "2025-01-01T00:00:00Z", ..}'.
     """
-    read = _state(open_states(uri, address, offline=offline), state, part, version)
+    read = _state(open_states(uri, address, offline=offline), state, part, version, consistency)
     rows = read.get_all(_key(read, key or [], null or []), columns=column_names(columns))
     if as_json:
         print_json(rows)
@@ -89,13 +92,14 @@ def scan(
     part: Part = "",
     version: Version = None,
     columns: Columns = None,
+    consistency: ReadConsistency = Consistency.FINISHED,
     offline: Offline = False,
     address: Address = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Rows of a state, in no particular order."""
     fleet = open_states(uri, address, offline=offline)
-    read = _state(fleet, state, part, version)
+    read = _state(fleet, state, part, version, consistency)
     wanted = column_names(columns)
     rows = read.scan(wanted, limit=limit).to_arrow() if where is None else _chosen(read, where, wanted, limit)
     _print_rows(rows, as_json, limit)
@@ -154,13 +158,17 @@ def versions(
 def changes(
     uri: Uri,
     state: State,
-    since: Annotated[int, typer.Argument(metavar="SINCE", help="what commits after this version did")],
+    since: Annotated[
+        str,
+        typer.Argument(metavar="SINCE", help="what commits after this version did, or the position of the last call"),
+    ],
     until: Annotated[
         int | None, typer.Argument(metavar="[UNTIL]", help="up to this one; the newest by default")
     ] = None,
     part: Part = "",
     columns: Columns = None,
     limit: Limit = 20,
+    consistency: ReadConsistency = Consistency.FINISHED,
     offline: Offline = False,
     address: Address = "auto",
     as_json: AsJson = False,
@@ -168,11 +176,15 @@ def changes(
     """Rows that commits wrote or removed.
 
     Each as its commit left it, or as it was before it was removed, with what was done to it, by which version, and when. Shard
-    by shard; of a shard in the order of its commits.
+    by shard; of a shard in the order of its commits. If those are all that there are, a position follows on standard error: a call
+    that is given it goes on there, and says so if what it was told before has been replaced.
     """
-    read = open_states(uri, address, offline=offline).state(state, part)
+    read = _state(open_states(uri, address, offline=offline), state, part, None, consistency)
     rows = read.changes(since, until, columns=column_names(columns), limit=limit)
-    _print_rows(rows.to_arrow(), as_json, limit)
+    table = rows.to_arrow()
+    _print_rows(table, as_json, limit)
+    if table.num_rows < limit:
+        print_text(f"position {rows.position}: give it as SINCE to go on from here", aside=True)
 
 
 def diff(
@@ -182,6 +194,7 @@ def diff(
     after: Annotated[int | None, typer.Argument(metavar="[AFTER]", help="another one; the newest by default")] = None,
     part: Part = "",
     limit: Limit = 20,
+    consistency: ReadConsistency = Consistency.FINISHED,
     offline: Offline = False,
     address: Address = "auto",
     as_json: AsJson = False,
@@ -190,7 +203,7 @@ def diff(
 
     Those of the first are told as `delete`, those of the other as `insert`; a row that changed is there twice.
     """
-    read = open_states(uri, address, offline=offline).state(state, part)
+    read = _state(open_states(uri, address, offline=offline), state, part, None, consistency)
     _print_rows(read.diff(before, after, limit=limit), as_json, limit)
 
 
@@ -205,6 +218,7 @@ def export(
     version: Version = None,
     columns: Columns = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="put it in the place of what is there")] = False,
+    consistency: ReadConsistency = Consistency.FINISHED,
     offline: Offline = False,
     address: Address = "auto",
     as_json: AsJson = False,
@@ -215,7 +229,9 @@ def export(
     """
     from store_actors.live.export import export_parquet
 
-    rows = _state(open_states(uri, address, offline=offline), state, part, version).scan(column_names(columns))
+    rows = _state(open_states(uri, address, offline=offline), state, part, version, consistency).scan(
+        column_names(columns)
+    )
     with progress(f"version {rows.version} of {state}", rows.num_shards) as show:
         written = export_parquet(rows, target, lambda done, _: show(done), overwrite=overwrite)
     if as_json:
@@ -224,8 +240,8 @@ def export(
         print_text(f"{written:,} rows of version {rows.version} of {state} are in {target}")
 
 
-def _state(fleet: LiveFleet, name: str, part: str, version: int | None) -> LiveState:
-    state = fleet.state(name, part)
+def _state(fleet: LiveFleet, name: str, part: str, version: int | None, consistency: Consistency) -> LiveState:
+    state = fleet.state(name, part, consistency=consistency)
     return state if version is None else state.at(version)
 
 

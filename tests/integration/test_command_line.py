@@ -130,6 +130,14 @@ def test_state_is_read(statefleet: Statefleet, clicks: str, tmp_path: Path, wher
     changed = statefleet.json("changes", clicks, "1", "2", "--columns", "user", "--limit", "1000", *where)
     assert {(one["_change_type"], one["_commit_version"]) for one in changed} == {("upsert", 2)}
     assert len({one["user"] for one in changed}) == USERS
+    _, aside = statefleet.run("changes", clicks, "1", "2", "--limit", "1000", *where)
+    further = aside.split()[1].rstrip(":")
+    (latest, *_), rest = versions, ("--limit", "1000", *where)
+    assert {one["_commit_version"] for one in statefleet.json("changes", clicks, further, *rest)} == {latest["version"]}
+    assert "made anew" in statefleet.error("changes", clicks, f"2:{'0' * 8}", *rest)
+    for consistency in ("finished", "committed", "latest"):
+        assert statefleet.json("get", clicks, "user=u7", "--consistency", consistency, *where) == [row]
+        assert len(statefleet.json("scan", clicks, "--consistency", consistency, *rest)) == USERS
     assert "(20 rows; there may be more" in statefleet.text("changes", clicks, "0", *where)
     differing = statefleet.json("diff", clicks, "2", "3", "--limit", "1000", *where)
     assert sum(one["n"] * (1 if one["_change_type"] == "insert" else -1) for one in differing) == ROWS
