@@ -55,11 +55,26 @@ def test_data_can_be_read(block: Block) -> None:
     assert (json.loads if block.language == "json" else yaml.safe_load)(block.code)
 
 
-def test_notebooks_are_kept_without_what_they_print() -> None:
+def test_notebooks_show_what_they_print() -> None:
     notebooks = [json.loads(file.read_text()) for file in (ROOT / "examples").glob("*.ipynb")]
-    cells = [cell for notebook in notebooks for cell in notebook["cells"]]
-    assert cells
-    assert not [cell["id"] for cell in cells if cell.get("outputs") or cell.get("execution_count")]
+    assert notebooks
+    for notebook in notebooks:
+        cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        # Run once from top to bottom, in a kernel of its own.
+        assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+        for cell in cells:
+            kinds = [output["output_type"] for output in cell["outputs"]]
+            tree = ast.parse("".join(cell["source"]))
+            calls = [
+                node.func.id
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+            ]
+            assert ("stream" in kinds) == ("print" in calls), cell["id"]
+            assert {*kinds} <= {"stream", "execute_result"}
+            assert all(output.get("name", "stdout") == "stdout" for output in cell["outputs"])
+            assert not re.search(r"(?<![\w.<])/\w+/", json.dumps(cell["outputs"])), "a path of a machine"
+        assert any("execute_result" in json.dumps(cell["outputs"]) for cell in cells)
 
 
 # -- commands -----------------------------------------------------------------------------------------------------
