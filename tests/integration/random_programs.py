@@ -30,6 +30,8 @@ _KEYS = {
     "k:binary": lambda: F.col("k").cast("binary"),
     "x:bool": lambda: F.col("x") > 2,
 }
+#: Keys of a distinct; all columns.
+_DISTINCT: tuple[tuple[str, ...] | None, ...] = (None, ("k",), ("k", "t"), ("s", "x"), ("t",), ("x", "k", "s"))
 _AGGREGATES = {
     "count": lambda: F.count("*"),
     "count(x)": lambda: F.count("x"),
@@ -81,10 +83,13 @@ class Program:
         Output mode of the query.
     actions
         What happens to it.
+    emits_any
+        Whether its rows are any of those that it may emit: Spark says how many, and the order in which its tasks get them which.
     """
 
     mode: str
     actions: list[Action]
+    emits_any: bool = False
     lines: list[str] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
     source: Callable[[Operators, Mapping[str, DataFrame]], DataFrame] | None = None
@@ -119,9 +124,11 @@ def _single(dice: random.Random, made: Program) -> None:
         return frame.where("x is null or x < 6") if filtered else frame
 
     made.source = source
-    if dice.random() < 0.4:
-        _distinct(dice, made, "first", is_timed=delay is not None)
-    _last(dice, made, is_timed=delay is not None)
+    is_timed = delay is not None
+    first = dice.choice(_DISTINCT) if dice.random() < 0.4 else ()
+    if first != ():
+        _distinct(dice, made, "first", first, is_timed=is_timed)
+    _last(dice, made, first, is_timed=is_timed)
 
 
 def _joined(dice: random.Random, made: Program) -> None:
@@ -159,7 +166,8 @@ def _joined(dice: random.Random, made: Program) -> None:
         _windows(dice, made, "after", append=True)
 
 
-def _last(dice: random.Random, made: Program, *, is_timed: bool) -> None:
+def _last(dice: random.Random, made: Program, first: tuple[str, ...] | None, *, is_timed: bool) -> None:
+    """The operator at the end, which may follow a distinct by the keys `first`."""
     is_chain = bool(made.stages)
     kinds = ["distinct", "limit"] if is_chain else ["keys", "distinct", "limit"]
     kinds += ["windows", "windows", "sessions"] if is_timed else []
@@ -171,9 +179,12 @@ def _last(dice: random.Random, made: Program, *, is_timed: bool) -> None:
     elif kind == "sessions":
         _sessions(dice, made, append=is_chain)
     elif kind == "distinct":
-        _distinct(dice, made, "last", is_timed=is_timed)
+        # Rows that differ in the first one's keys come in any order, so of them none is the first by fewer keys.
+        keys = [one for one in _DISTINCT if not is_chain or one is None or (first and {*first} <= {*one})]
+        _distinct(dice, made, "last", dice.choice(keys), is_timed=is_timed)
     else:
         rows = dice.choice((1, 7, 20))
+        made.emits_any = is_chain
         made.lines.append(f".limit({rows})")
         made.stages.append(lambda operators, frame: operators(frame, "limit").limit(rows))
 
@@ -219,8 +230,10 @@ def _sessions(dice: random.Random, made: Program, *, append: bool) -> None:
     )
 
 
-def _distinct(dice: random.Random, made: Program, name: str, *, is_timed: bool) -> None:
-    keys = dice.choice((None, ["k"], ["k", "t"], ["s", "x"], ["t"], ["x", "k", "s"]))
+def _distinct(
+    dice: random.Random, made: Program, name: str, columns: tuple[str, ...] | None, *, is_timed: bool
+) -> None:
+    keys = None if columns is None else list(columns)
     within = is_timed and dice.random() < 0.4
     made.lines.append(f".dropDuplicates{'WithinWatermark' if within else ''}({keys})")
 

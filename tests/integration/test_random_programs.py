@@ -72,7 +72,8 @@ class Side:
 
     def batches(self) -> tuple[dict[int, Any], dict[int, Any]]:
         """Rows and figures of each batch, once the input is done."""
-        return self._running.take_batches(), {
+        rows = self._running.take_batches()
+        return {batch: len(rows[batch]) for batch in rows} if self._program.emits_any else rows, {
             progress["batchId"]: [_figures(one, self._program) for one in progress["stateOperators"]]
             for progress in self._running.query.recentProgress
             # A trigger that ran no batch reports the last one's state once more.
