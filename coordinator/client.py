@@ -287,9 +287,9 @@ class CoordinatorClient:
         view: ReadView | None = self._call("read_view", state_name, asked, known)
         return view
 
-    def list_versions(self, state_name: str, count: int) -> tuple[VersionFigures, ...]:
+    def list_versions(self, state_name: str, count: int, *, is_committed: bool = False) -> tuple[VersionFigures, ...]:
         """See :meth:`Coordinator.list_versions <coordinator.service.Coordinator.list_versions>`."""
-        figures: tuple[VersionFigures, ...] = self._call("list_versions", state_name, count)
+        figures: tuple[VersionFigures, ...] = self._call("list_versions", state_name, count, is_committed)
         return figures
 
     def elsewhere(self, state_name: str, actor_name: str, partition_ids: Sequence[int]) -> list[int]:

@@ -403,9 +403,11 @@ class Coordinator:
         """See :meth:`Versions.read_view`."""
         return await self._versions.read_view(state_name, asked, known)
 
-    async def list_versions(self, state_name: str, count: int) -> tuple[VersionFigures, ...]:
+    async def list_versions(
+        self, state_name: str, count: int, is_committed: bool = False
+    ) -> tuple[VersionFigures, ...]:
         """See :meth:`Versions.list_newest`."""
-        return await self._versions.list_newest(state_name, count)
+        return await self._versions.list_newest(state_name, count, is_committed)
 
     async def elsewhere(self, state_name: str, actor_name: str, partition_ids: Sequence[int]) -> list[int]:
         """Those of some partitions that no store actor of this name should have in memory.

@@ -95,15 +95,20 @@ class Versions:
         notes = [keeper.note(lambda ledger: ledger.decide_finished(run_id, batch_id), within_s) for keeper in keepers]
         await asyncio.gather(*notes)
 
-    async def list_newest(self, state_name: str, count: int) -> tuple[VersionFigures, ...]:
+    async def list_newest(self, state_name: str, count: int, is_committed: bool) -> tuple[VersionFigures, ...]:
         """What the log tells of the newest versions of a state that can be read, newest first; `count` of them at most.
+
+        Parameters
+        ----------
+        is_committed
+            See :class:`~coordinator.reading.WantedView`.
 
         Raises
         ------
         InvalidRequestError
             There is no such state.
         """
-        view = await self.read_view(state_name, WantedView())
+        view = await self.read_view(state_name, WantedView(None, is_committed))
         assert view is not None
         newest = view
         keeper = await self._keeper(state_name)

@@ -418,15 +418,15 @@ class Fleet:
         """
         return self._live.state_metadata(name, version)
 
-    def sql(self, query: str) -> pa.Table:
+    def sql(self, query: str, *, consistency: str = "finished") -> pa.Table:
         """Answer of a query of SQL over states; see :meth:`LiveFleet.sql <store_actors.live.fleet.LiveFleet.sql>`.
 
         Raises
         ------
         InvalidRequestError
-            The query is not valid, or names no state's table; says what DuckDB says.
+            The query is not valid, or names no state's table; says what DuckDB says. Or the consistency is none.
         """
-        return self._live.sql(query)
+        return self._live.sql(query, consistency=consistency)
 
     # -- keyed state from plain Python ----------------------------------------------------------------------------
 

@@ -108,6 +108,7 @@ def scan(
 def sql(
     uri: Uri,
     query: Annotated[str, typer.Argument(metavar="QUERY", help="one SELECT, as DuckDB has it")],
+    consistency: ReadConsistency = Consistency.FINISHED,
     offline: Offline = False,
     address: Address = "auto",
     as_json: AsJson = False,
@@ -117,13 +118,14 @@ def sql(
     All of them are read as they were at one moment. A state is a table of its name; a
     part of one is written with a dot, in quotes: "orders.left".
     """
-    _print_rows(open_states(uri, address, offline=offline).sql(query), as_json)
+    _print_rows(open_states(uri, address, offline=offline).sql(query, consistency=consistency), as_json)
 
 
 def versions(
     uri: Uri,
     state: State,
     limit: Annotated[int, typer.Option(min=1, help="so many of the newest ones")] = 20,
+    consistency: ReadConsistency = Consistency.FINISHED,
     offline: Offline = False,
     address: Address = "auto",
     as_json: AsJson = False,
@@ -132,7 +134,7 @@ def versions(
 
     Of each: when its last shard was committed, rows and memory of the shards then, rows of its batch, late ones, bytes written.
     """
-    found = open_states(uri, address, offline=offline).state(state).history(limit)
+    found = open_states(uri, address, offline=offline).state(state, consistency=consistency).history(limit)
     if as_json:
         print_json([asdict(one) for one in found])
         return
@@ -180,10 +182,12 @@ def changes(
     that is given it goes on there, and says so if what it was told before has been replaced.
     """
     read = _state(open_states(uri, address, offline=offline), state, part, None, consistency)
-    rows = read.changes(since, until, columns=column_names(columns), limit=limit)
+    # One more than is shown tells whether there are more.
+    rows = read.changes(since, until, columns=column_names(columns), limit=limit + 1)
     table = rows.to_arrow()
-    _print_rows(table, as_json, limit)
-    if table.num_rows < limit:
+    is_whole = table.num_rows <= limit
+    _print_rows(table.slice(0, limit), as_json, None if is_whole else limit)
+    if is_whole:
         print_text(f"position {rows.position}: give it as SINCE to go on from here", aside=True)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -29,6 +30,8 @@ __all__ = ["LiveFleet", "attach"]
 
 _SCANNERS = 8
 _CONSISTENCIES = MappingProxyType({"finished": Pinned(), "committed": Pinned(), "latest": Pinned(is_latest=True)})
+#: Those by which all shards are read at the same version.
+_OF_ONE_VERSION = ("finished", "committed")
 
 
 def attach(
@@ -169,17 +172,32 @@ class LiveFleet:
         rows = [row for view in views if view is not None for row in metadata_of(view)]
         return pa.Table.from_pylist(rows, STATE_METADATA)
 
-    def sql(self, query: str) -> pa.Table:
+    def sql(self, query: str, *, consistency: str = "finished") -> pa.Table:
         """Answer of a query of SQL (DuckDB's) over states, all of them as they were at one moment.
 
         Parameters
         ----------
         query
             A state is a table of its name; a part of one is named with a dot, in quotes: ``"orders.left"``.
+        consistency
+            ``finished`` or ``committed``, as :meth:`state` takes it.
 
         Raises
         ------
         InvalidRequestError
-            The query is not valid, or names no state's table; says what DuckDB says.
+            The query is not valid, or names no state's table; says what DuckDB says. Or the consistency is none of these.
         """
-        return answer(query, self)
+        if consistency not in _OF_ONE_VERSION:
+            raise InvalidRequestError(
+                f"SQL reads a version that all shards have: its consistency is {' or '.join(_OF_ONE_VERSION)}",
+                consistency=consistency,
+            )
+        return answer(query, _States(self.states, partial(self.state, consistency=consistency)))
+
+
+@dataclass(frozen=True, slots=True)
+class _States:
+    """A fleet's states with a consistency."""
+
+    states: Callable[[], list[str]]
+    state: Callable[..., LiveState]

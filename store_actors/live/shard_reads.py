@@ -137,7 +137,7 @@ class ShardReads:
 
     def figures(self, count: int) -> tuple[VersionFigures, ...]:
         """What the log tells of so many of the newest versions, newest first."""
-        return self._source.figures(self._name, count)
+        return self._source.figures(self._name, count, is_committed=self.is_committed)
 
     def believed(self, pinned: Pinned) -> ReadView:
         """A view of now, or of a moment ago."""

@@ -47,7 +47,7 @@ class Source(Protocol):
     def view(self, name: str, asked: WantedView, known: ViewId | None) -> ReadView | None:
         """See :meth:`Coordinator.read_view <coordinator.service.Coordinator.read_view>`."""
 
-    def figures(self, name: str, count: int) -> tuple[VersionFigures, ...]:
+    def figures(self, name: str, count: int, *, is_committed: bool) -> tuple[VersionFigures, ...]:
         """See :meth:`Coordinator.list_versions <coordinator.service.Coordinator.list_versions>`."""
 
     def find(
@@ -121,9 +121,9 @@ class FleetSource:
         """See :class:`Source`."""
         return self._coordinator.read_view(name, asked, known)
 
-    def figures(self, name: str, count: int) -> tuple[VersionFigures, ...]:
+    def figures(self, name: str, count: int, *, is_committed: bool) -> tuple[VersionFigures, ...]:
         """See :class:`Source`."""
-        return self._coordinator.list_versions(name, count)
+        return self._coordinator.list_versions(name, count, is_committed=is_committed)
 
     def find(
         self, where: ActorLocation | None, requests: Sequence[ReadRequest], keys: Sequence[pa.Table]

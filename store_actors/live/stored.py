@@ -60,8 +60,8 @@ class StoredSource:
         own, *others = (newest_readable(*one, is_committed=asked.is_committed) for one in ((ledger, created), *beside))
         return read_view(ledger, created, cut_of(own, others), asked, known)
 
-    def figures(self, name: str, count: int) -> tuple[VersionFigures, ...]:
-        newest = self.view(name, WantedView(), None)
+    def figures(self, name: str, count: int, *, is_committed: bool) -> tuple[VersionFigures, ...]:
+        newest = self.view(name, WantedView(None, is_committed), None)
         assert newest is not None
         return version_figures(self._ledger(name), self._created(name), newest.oldest, newest.version, count)
 

@@ -21,6 +21,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
 import statefleet as sf
+from statefleet.cli import main
 from tests.clocks import until
 from tests.conftest import NewUri
 from tests.integration.streams import Feed, Run
@@ -75,7 +76,7 @@ class Follower:
 
 
 def test_a_batch_whose_sink_failed_is_seen_by_nobody_until_a_run_has_finished_it(
-    spark: SparkSession, fleet: sf.Fleet, tmp_path: Path, name: str
+    spark: SparkSession, fleet: sf.Fleet, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     feed, checkpoint = Feed(spark, tmp_path / "in", VALUES), tmp_path / "ck"
     feed.add([(1,), (2,)])
@@ -95,8 +96,15 @@ def test_a_batch_whose_sink_failed_is_seen_by_nobody_until_a_run_has_finished_it
         with pytest.raises(sf.VersionNotFoundError):
             state.at(2)
         assert rows_of(committed.scan()) == {1: 1, 2: 2, 3: 1}
+        histories = [[told.version for told in read.history()] for read in (state, committed)]
+        assert histories == [[1, 0], [2, 1, 0]]
+        rows = f'select count(*) as n from "{name}"'
+        assert [one.sql(rows, consistency=read)["n"].to_pylist() for read in ("finished", "committed")] == [[2], [3]]
+        with pytest.raises(sf.InvalidRequestError, match="finished or committed"):
+            one.sql(rows, consistency="latest")
         follower.follow()
         assert (follower.rows, set(follower.versions)) == ({1: 1, 2: 1}, {1})
+    _commands_read(fleet.uri, name, capsys)
     hasty = [Follower(one.state(name, consistency="committed")) for one in sources(fleet)]
     pinned = [one.state(name, consistency="committed").at(2) for one in sources(fleet)]
     for follower in hasty:
@@ -123,6 +131,29 @@ def test_a_batch_whose_sink_failed_is_seen_by_nobody_until_a_run_has_finished_it
         follower.follow()
         assert (follower.rows, follower.versions[-1]) == ({1: 2, 2: 2}, 3)
     run.stop()
+
+
+def _commands_read(uri: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a fleet, and of a state of it whose version 2 is not finished."""
+    query = f'select sum(n)::bigint as n from "{name}"'
+
+    def read(*command: str, code: int = 0) -> Any:
+        capsys.readouterr()
+        assert main([*command, "--json"]) == code
+        return json.loads(capsys.readouterr().out or "null")
+
+    for where in ([], ["--offline"]):
+        finished, committed = where, [*where, "--consistency", "committed"]
+        key = ["get", uri, name, "k=2", "--columns", "n"]
+        assert [read(*key, *how) for how in (finished, committed)] == [[{"n": 1}], [{"n": 2}]]
+        assert [len(read("scan", uri, name, *how)) for how in (finished, committed)] == [2, 3]
+        assert [len(read("scan", uri, name, "--where", "n > 0", *how)) for how in (finished, committed)] == [2, 3]
+        assert [read("sql", uri, query, *how) for how in (finished, committed)] == [[{"n": 2}], [{"n": 4}]]
+        assert [read("versions", uri, name, *how)[0]["version"] for how in (finished, committed)] == [1, 2]
+        assert [len(read("changes", uri, name, "1", *how)) for how in (finished, committed)] == [0, 2]
+        assert [len(read("diff", uri, name, "1", *how)) for how in (finished, committed)] == [0, 3]
+        assert read("scan", uri, name, "--version", "2", *finished, code=1) is None
+        assert len(read("scan", uri, name, "--version", "2", *committed)) == 3
 
 
 @pytest.mark.parametrize("how", ["once", "available now", "without batches of no data", "stopped"])

@@ -111,8 +111,18 @@ def test_a_state_is_dropped_once_somebody_said_so(
 
 @pytest.mark.parametrize(
     "arguments",
-    [["nonsense"], ["status"], ["move", "file:///x", "s", "three", "n"], ["scan", "file:///x", "s", "--limit", "-1"]],
-    ids=lambda arguments: arguments[0],
+    [
+        ["nonsense"],
+        ["status"],
+        ["move", "file:///x", "s", "three", "n"],
+        ["scan", "file:///x", "s", "--limit", "-1"],
+        *(
+            [command, "file:///x", "s", "1", "--consistency", "newest"]
+            for command in ("get", "changes", "diff", "export")
+        ),
+        *([command, "file:///x", "s", "--consistency", "newest"] for command in ("scan", "sql", "versions")),
+    ],
+    ids=lambda arguments: "-".join((arguments[0], *arguments[3:])),
 )
 def test_a_call_that_is_none_has_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     told = Told(capsys, arguments)
@@ -401,6 +411,32 @@ def test_versions_have_their_times_and_figures(uri: str, capsys: pytest.CaptureF
     shown = Told(capsys, ["versions", uri, "clicks", "--limit", "1", "--offline"]).out.splitlines()
     assert len(shown) == 3
     assert time_text(newest["committed_at_ms"]) in shown[2]  # type: ignore[operator]
+
+
+def test_what_changed_is_followed_by_positions(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def changes(since: str, *more: str) -> Told:
+        return Told(capsys, ["changes", uri, "clicks", since, *more, "--offline", "--json"])
+
+    told = changes("42")
+    position = told.err.split()[1].rstrip(":")
+    assert position.startswith("43:")
+    further = changes(position)
+    assert (further.json, further.err) == ([], told.err)
+    cut = changes("42", "--limit", "1")
+    assert (cut.json, cut.err) == (told.json[:1], ""), "what comes after them begins with rows that were not shown"
+    # Nothing is cut off where there are as many as are shown.
+    exact = Told(capsys, ["changes", uri, "clicks", "42", "--limit", str(len(told.json)), "--offline"])
+    assert exact.err == told.err
+    assert "there may be more" not in exact.out
+    for since, error in (
+        ("yesterday", "this is no position"),
+        ("43:0123456789abcdef", "made anew"),
+        ("3", "is not known any more"),
+    ):
+        wrong = changes(since)
+        assert (wrong.code, wrong.out) == (1, "")
+        assert error in wrong.err
+    assert "changes are of later versions" in changes(position, "42").err
 
 
 def test_an_export_is_whole_or_not_there(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
