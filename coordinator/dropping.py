@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 from coordinator.branches import owners_of
 from coordinator.core import StateLedger
-from coordinator.errors import InvalidRequestError
+from coordinator.errors import CorruptStateError, InvalidRequestError
 from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.model import PYTHON_QUERY_ID
 from coordinator.names import check_state_name
 from coordinator.open_states import OpenStates
 from coordinator.records import BranchEnded, Dropped, Record
-from coordinator.storage.protocol import ObjectStore
+from coordinator.storage.protocol import ObjectInfo, ObjectStore
 
 __all__ = ["DroppedState", "Dropping"]
 
@@ -70,12 +70,17 @@ class Dropping:
     async def drop(self, state_name: str, *, dry_run: bool, is_over: bool) -> DroppedState:
         """End a state, or only say what would go; see ``Coordinator.drop``."""
         check_state_name(state_name)
-        keeper = await self._states.keeper(state_name)
         infos = [
             info
             for info in await asyncio.to_thread(self._store.list, state_name)
             if info.path.split("/")[1] not in ("manifest", "checkpoints", "metadata.json")
         ]
+        try:
+            keeper = await self._states.keeper(state_name)
+        except CorruptStateError:
+            if await self._states.has_metadata(state_name):
+                raise
+            return await self._drop_remnants(state_name, infos, dry_run=dry_run)
         if keeper.metadata is None and not (keeper.left_over is not None or infos):
             raise InvalidRequestError(
                 "there is no such state; nothing was changed; `statefleet status` lists those that there are",
@@ -124,6 +129,15 @@ class Dropping:
                 )
         await keeper.write_down()
         log.info("a state was dropped: %d versions, %d files", versions, len(infos), extra={"state": state_name})
+        return told
+
+    async def _drop_remnants(self, state_name: str, infos: list[ObjectInfo], *, dry_run: bool) -> DroppedState:
+        """End a state whose folder was deleted while a query went on writing into it."""
+        told = DroppedState(state_name, 0, len(infos), sum(info.size for info in infos), ())
+        if not dry_run and await self._states.end_remnants(state_name):
+            await asyncio.to_thread(self._store.delete_all, [info.path for info in infos])
+            await (await self._states.keeper(state_name)).write_down()
+            log.info("what was left of a state was dropped: %d files", len(infos), extra={"state": state_name})
         return told
 
     async def finish(self, state_name: str, keeper: LedgerKeeper) -> None:

@@ -143,10 +143,8 @@ class LedgerKeeper:
                 self.metadata = self.left_over = None
 
     async def is_deleted(self) -> bool:
-        """Whether somebody deleted the state's folder, metadata and log, while its ledger was here."""
-        if self.metadata is None or not await asyncio.to_thread(self._log.is_deleted):
-            return False
-        return await asyncio.to_thread(self._log.load_metadata) is None
+        """Whether somebody deleted the state's metadata, or all of its folder, while its ledger was here."""
+        return self.metadata is not None and await asyncio.to_thread(self._log.load_metadata) is None
 
     async def write_down(self) -> None:
         """Write two checkpoints of the ledger as it is, so that all of the log before them can be cleaned away."""

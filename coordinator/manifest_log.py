@@ -208,15 +208,33 @@ class ManifestLog:
                 return self._load_from(checkpoints)
             except CorruptStateError as error:
                 if self._store.list(f"{self._state_name}/checkpoints")[-1:] == checkpoints[-1:]:
-                    raise
+                    end = self._newest_drop()
+                    if end is None:
+                        raise
+                    # What was before a state that was dropped is not needed, and its folder may have been deleted by hand.
+                    return self._load_from((), end)
                 # Whoever reads slowly finds that what was listed is cleaned away, and that the log has gone on.
                 log.warning(
                     "a newer checkpoint of the manifest log was written meanwhile; reading from that: %s", error
                 )
 
-    def _load_from(self, checkpoints: Sequence[ObjectInfo]) -> StateLedger:
+    def _newest_drop(self) -> int | None:
+        """Place of the newest record by which a state of this name ended; None if the log has none."""
+        for info in reversed(self._store.list(f"{self._state_name}/manifest")):
+            try:
+                body = unseal(self._store.get(info.path))
+                check_format(body, info.path)
+                ends = any(isinstance(record_from_json(record), Dropped) for record in body["records"])
+            except (FileNotFoundError, KeyError, TypeError, ValueError):
+                return None
+            if ends:
+                self._former_ids = (*self._former_ids, body.get("state_id", ""))
+                return place_of(info.path)
+        return None
+
+    def _load_from(self, checkpoints: Sequence[ObjectInfo], first: int = 1) -> StateLedger:
         ledger, written, record_id = self._load_checkpoint(checkpoints)
-        done = 0 if written is None else written.seq
+        done = first - 1 if written is None else written.seq
         names = [info.path for info in self._store.list(f"{self._state_name}/manifest")]
         newest = max((place_of(name) for name in names), default=0)
         since = Since(done)
@@ -359,11 +377,18 @@ class ManifestLog:
             return True
         return False
 
-    def is_deleted(self) -> bool:
-        """Whether the state's folder was emptied, though the log was loaded from it, or appended to, before."""
-        if not self._seq or self._has_record_of(self._path("checkpoints", self._seq)):
+    def end_remnants(self) -> bool:
+        """Say in a log without metadata, of which nothing can be read, that its state is no more; whether there was such a log."""
+        folders = ("manifest", "checkpoints")
+        places = {
+            one: [place_of(info.path) for info in self._store.list(f"{self._state_name}/{one}")] for one in folders
+        }
+        if self.load_metadata() is not None or not any(places.values()):
             return False
-        return not any(self._store.list(f"{self._state_name}/{one}") for one in ("manifest", "checkpoints"))
+        self._seq, self._record_id = max(place for some in places.values() for place in some), ""
+        self.append([Dropped(None)])
+        self._store.delete_all([self._path("checkpoints", place) for place in places["checkpoints"]])
+        return True
 
     def is_current(self) -> bool:
         """Whether the log ends with the record that was last loaded or appended here, and that one is still the same."""

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 
 from coordinator.core import StateLedger
+from coordinator.errors import CorruptStateError
 from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.manifest_log import ManifestLog
 from coordinator.model import StateMetadata
@@ -79,13 +80,37 @@ class OpenStates:
         keeper = self._keepers.get(state_name)
         if keeper is not None and await keeper.is_deleted() and self._keepers.pop(state_name, None) is not None:
             log.warning(
-                "the folder of a state was deleted while its ledger was open: its name is free, and what memory has of it is let go; "
-                "`statefleet drop` ends a state while the fleet runs",
+                "the folder of a state was deleted while its ledger was open: what memory has of it is let go; its name is free, "
+                "unless a query wrote into the folder since; `statefleet drop` ends a state while the fleet runs",
                 extra={"state": state_name},
             )
 
+    async def end_remnants(self, state_name: str) -> bool:
+        """End a state of whose folder only a part of the log is there; False if there is more, or nothing."""
+        return await asyncio.to_thread(self._log_of(state_name).end_remnants)
+
     async def _opened(self, state_name: str) -> LedgerKeeper:
-        manifest_log = ManifestLog(
+        keeper = LedgerKeeper(self._log_of(state_name), max_age_s=self._max_age_s, clock=self._surroundings.clock)
+        damage: CorruptStateError | None = None
+        try:
+            await keeper.open()
+        except CorruptStateError as error:
+            damage = error
+        ledger = keeper.ledger
+        has_commits = ledger is not None and not ledger.is_dropped and any(map(ledger.entries, ledger.assigned()))
+        if (damage is not None or has_commits) and keeper.metadata is None and not await self.has_metadata(state_name):
+            raise CorruptStateError(
+                "the state's metadata.json is missing, while its log is there: the file was lost, or somebody deleted the folder while "
+                "a query went on writing; nothing was read of it and nothing was changed; restore the folder from a backup of the object "
+                "store, or have what is left deleted and the name freed by `statefleet drop`",
+                state=state_name,
+            ) from damage
+        if damage is not None:
+            raise damage
+        return keeper
+
+    def _log_of(self, state_name: str) -> ManifestLog:
+        return ManifestLog(
             self._store,
             state_name,
             self._writer_id,
@@ -94,9 +119,6 @@ class OpenStates:
             part_records=self._part_records,
             readers=self._readers,
         )
-        keeper = LedgerKeeper(manifest_log, max_age_s=self._max_age_s, clock=self._surroundings.clock)
-        await keeper.open()
-        return keeper
 
     def keepers(self) -> list[tuple[str, LedgerKeeper]]:
         """Names and keepers of the states that are open now."""
@@ -116,13 +138,14 @@ class OpenStates:
         """Names of all states below the fleet's URI, open or not."""
         names = filter(is_state_name, await asyncio.to_thread(self._store.folders))
         # A state is known by its metadata; what else its folder has is not listed.
-        found = await asyncio.gather(*(asyncio.to_thread(self._has_metadata, name) for name in names))
-        return [name for name in found if name is not None]
+        candidates = list(names)
+        are_states = await asyncio.gather(*map(self.has_metadata, candidates))
+        return [name for name, is_state in zip(candidates, are_states, strict=True) if is_state]
 
-    def _has_metadata(self, name: str) -> str | None:
-        """The name of a folder that is a state's."""
+    async def has_metadata(self, name: str) -> bool:
+        """Whether a folder is a state's."""
         try:
-            self._store.get(f"{name}/metadata.json")
+            await asyncio.to_thread(self._store.get, f"{name}/metadata.json")
         except FileNotFoundError:
-            return None
-        return name
+            return False
+        return True

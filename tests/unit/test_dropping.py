@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coordinator.core import Counted, StateLedger
-from coordinator.errors import FencedError, InvalidRequestError
+from coordinator.errors import CorruptStateError, FencedError, InvalidRequestError, StateMismatchError
 from coordinator.maintenance import Maintenance
 from coordinator.manifest_log import ManifestLog
 from coordinator.model import ActorLocation, PartitionCommit, StateMetadata, TaskIdentity
@@ -204,6 +204,65 @@ def test_a_folder_that_was_deleted_by_hand_is_noticed_and_nothing_is_written_int
         await people.commit("run-2", 0, query="another")
         assert await people.version() == 1
         assert begun.run_id == "run-1"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("batches", [2, 40], ids=["records", "a checkpoint"])
+def test_a_folder_that_was_deleted_under_a_running_query_is_told_and_can_be_dropped(batches: int) -> None:
+    async def scenario(people: People, objects: MemoryObjectStore) -> None:
+        await people.commit("run-1", 0)
+        await people.commit("run-1", 1)
+        for info in objects.list("s"):
+            objects.delete(info.path)
+        # Its coordinator has the ledger in memory, and goes on with the log.
+        for batch in range(2, 2 + batches):
+            await people.commit("run-1", batch)
+        assert "manifest" in {info.path.split("/")[1] for info in objects.list("s")}
+        # Whoever looks, or begins a query, is told: nothing of it is read, and nothing is written into it.
+        before = [info.path for info in objects.list("s")]
+        again = People(objects)
+        for _ in range(2):
+            with pytest.raises(CorruptStateError, match=r"metadata\.json.*is missing.*statefleet drop.*state=`s`"):
+                await again.coordinator.check_state(replace(CREATED, query_id="another"))
+            with pytest.raises(CorruptStateError, match="statefleet drop"):
+                await again.commit("run-2", 0, query="another")
+        # The coordinator of the query notices it when it cleans, at the latest.
+        await people.coordinator._states.notice_deleted("s")
+        with pytest.raises(CorruptStateError, match="statefleet drop"):
+            await people.commit("run-1", 3 + batches)
+        assert [info.path for info in objects.list("s")] == before
+        dry = await again.coordinator.drop("s", True, False)
+        assert dry.files == len([path for path in before if path.split("/")[1].isdecimal()])
+        assert [info.path for info in objects.list("s")] == before
+        assert await again.coordinator.drop("s", False, False) == dry
+        assert left(objects) == set()
+        with pytest.raises(InvalidRequestError, match="no such state"):
+            await again.coordinator.drop("s", False, False)
+        # The name is free, and whoever wrote there is refused.
+        await again.commit("run-2", 0, query="another")
+        assert await People(objects).version() == 1
+        with pytest.raises(StateMismatchError, match="belongs to another query"):
+            await people.commit("run-1", 3 + batches)
+        await again.commit("run-2", 1, query="another")
+        assert await People(objects).version() == 2
+
+    run(scenario)
+
+
+def test_a_state_whose_metadata_alone_are_lost_is_not_taken_for_none() -> None:
+    async def scenario(people: People, objects: MemoryObjectStore) -> None:
+        await people.commit("run-1", 0)
+        kept = objects.get("s/metadata.json")
+        objects.delete("s/metadata.json")
+        with pytest.raises(CorruptStateError, match=r"metadata\.json.*is missing.*backup"):
+            await People(objects).coordinator.check_state(replace(CREATED, query_id="another"))
+        damaged = kept.replace(b"query", b"quary")
+        objects.put("s/metadata.json", damaged)
+        with pytest.raises(CorruptStateError, match="unreadable"):
+            await People(objects).coordinator.drop("s", False, False)
+        objects.put("s/metadata.json", kept)
+        assert await People(objects).version() == 1
 
     run(scenario)
 
