@@ -100,9 +100,9 @@ class OpenStates:
         has_commits = ledger is not None and not ledger.is_dropped and any(map(ledger.entries, ledger.assigned()))
         if (damage is not None or has_commits) and keeper.metadata is None and not await self.has_metadata(state_name):
             raise CorruptStateError(
-                "the state's metadata.json is missing, while its log is there: the file was lost, or somebody deleted the folder while "
-                "a query went on writing; nothing was read of it and nothing was changed; restore the folder from a backup of the object "
-                "store, or have what is left deleted and the name freed by `statefleet drop`",
+                "the state's metadata.json is missing, while its log is there: it was lost, or somebody deleted the folder while "
+                "a query went on writing; nothing was read of it and nothing was changed; restore the folder from a backup of the "
+                "object store, or have what is left deleted and the name freed by `statefleet drop`",
                 state=state_name,
             ) from damage
         if damage is not None:
