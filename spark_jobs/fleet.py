@@ -171,7 +171,7 @@ class Fleet:
         self._readied: set[str] = set()
         surroundings = Surroundings()
         source = FleetSource.connected(self._coordinator, self._actors, surroundings)
-        self._live = LiveFleet(source, opened_live(uri), surroundings)
+        self._live = LiveFleet(source, opened_live(uri), surroundings, self._coordinator)
         #: Of the operators that were built, by name.
         self._planned: dict[str, PlannedState] = {}
         self._run_id = f"python-{uuid.uuid4().hex}"
@@ -626,29 +626,14 @@ class Fleet:
         return branch
 
     def drop(self, name: str, *, dry_run: bool = False, is_over: bool = False) -> DroppedState:
-        """End a state for good while the fleet goes on: its name, its memory and its files are free again.
-
-        Another state of the name may begin at once. What was cut off in the middle is never read as a state, and is done by another
-        call.
-        Each operator of a query has a state of its own; those that stay are named by what is returned. A branch's parent gets back
-        what it kept for it.
-
-        Parameters
-        ----------
-        name
-            The state.
-        dry_run
-            Only say what would go.
-        is_over
-            The query's program is gone, and nobody said that it ended: a run of it that goes on nevertheless is refused from then on.
+        """End a state for good while the fleet goes on; see :meth:`LiveFleet.drop <store_actors.live.fleet.LiveFleet.drop>`.
 
         Raises
         ------
         InvalidRequestError
             There is no such state, it has branches, or a query that uses it runs.
         """
-        check_state_name(name)
-        return self._coordinator.drop(name, dry_run=dry_run, is_over=is_over)
+        return self._live.drop(name, dry_run=dry_run, is_over=is_over)
 
     def status(self) -> dict[str, Any]:
         """Where everything is: store actors, queries, shards, versions, watermarks; what the dashboard shows."""

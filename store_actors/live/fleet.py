@@ -1,4 +1,4 @@
-"""A fleet's states for whoever only reads: no actor is started, and nothing is written."""
+"""A fleet's states for whoever has no Spark: they are read, and ended. No actor is started."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 from coordinator.calls import RayActors
 from coordinator.client import CoordinatorClient
 from coordinator.deploy import join_cluster, ray_address
+from coordinator.dropping import DroppedState
 from coordinator.errors import InvalidRequestError, SetupError
 from coordinator.names import check_state_name
 from coordinator.reading import WantedView
@@ -71,7 +72,8 @@ def attach(
             "statefleet.attach(uri, offline=True)",
             uri=normalized,
         )
-    return LiveFleet(FleetSource.connected(coordinator, actors, surroundings), opened_live(normalized), surroundings)
+    source = FleetSource.connected(coordinator, actors, surroundings)
+    return LiveFleet(source, opened_live(normalized), surroundings, coordinator)
 
 
 def opened_live(uri: str) -> Opened:
@@ -98,10 +100,19 @@ class LiveFleet:
         Where they are read.
     opened
         How other processes come to them.
+    coordinator
+        Of a fleet that runs.
     """
 
-    def __init__(self, source: Source, opened: Opened, surroundings: Surroundings) -> None:
+    def __init__(
+        self,
+        source: Source,
+        opened: Opened,
+        surroundings: Surroundings,
+        coordinator: CoordinatorClient | None = None,
+    ) -> None:
         self._source = source
+        self._coordinator = coordinator
         self._opened = opened
         self._surroundings = surroundings
         #: Of all scans together: each has a few pieces under way.
@@ -193,6 +204,37 @@ class LiveFleet:
                 consistency=consistency,
             )
         return answer(query, _States(self.states, partial(self.state, consistency=consistency)))
+
+    def drop(self, name: str, *, dry_run: bool = False, is_over: bool = False) -> DroppedState:
+        """End a state for good while the fleet goes on: its name, its memory and its files are free again.
+
+        Another state of the name may begin at once. What was cut off in the middle is never read as a state, and is done by another
+        call.
+        Each operator of a query has a state of its own; those that stay are named by what is returned. A branch's parent gets back
+        what it kept for it.
+
+        Parameters
+        ----------
+        name
+            The state.
+        dry_run
+            Only say what would go.
+        is_over
+            The query's program is gone, and nobody said that it ended: a run of it that goes on nevertheless is refused from then on.
+
+        Raises
+        ------
+        InvalidRequestError
+            There is no such state, it has branches, or a query that uses it runs. Or the object store is read without a fleet.
+        """
+        check_state_name(name)
+        if self._coordinator is None:
+            raise InvalidRequestError(
+                "a state is dropped by its fleet, and offline only the object store is read; nothing was dropped; use "
+                "statefleet.attach(uri) or `statefleet drop` where the fleet runs",
+                state=name,
+            )
+        return self._coordinator.drop(name, dry_run=dry_run, is_over=is_over)
 
 
 @dataclass(frozen=True, slots=True)

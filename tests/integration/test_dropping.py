@@ -28,7 +28,13 @@ def test_a_dropped_state_frees_its_name_for_a_query_of_another_kind(
     first.take_batches()
     with pytest.raises(sf.InvalidRequestError, match="a query that uses the state runs"):
         fleet.drop(name)
+    attached = sf.attach(fleet.uri)
+    with pytest.raises(sf.InvalidRequestError, match="a query that uses the state runs"):
+        attached.drop(name)
     first.stop()
+    assert attached.drop(name, dry_run=True, is_over=True).versions == 1
+    with pytest.raises(sf.InvalidRequestError, match="offline only the object store is read"):
+        sf.attach(fleet.uri, offline=True).drop(name)
     assert main(["drop", fleet.uri, name, "--dry-run", "--over"]) == 0
     assert "1 versions, 2 files" in capsys.readouterr().out
     assert main(["drop", fleet.uri, name, "--yes", "--over"]) == 0
@@ -43,3 +49,5 @@ def test_a_dropped_state_frees_its_name_for_a_query_of_another_kind(
     second.stop()
     rows = sorted(tuple(row.values()) for row in fleet.state(name).scan().to_arrow().to_pylist())
     assert rows == [(1, "a"), (2, "b")]
+    assert attached.drop(name, is_over=True).state_name == name
+    assert name not in fleet.states()
