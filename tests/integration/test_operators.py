@@ -60,16 +60,13 @@ class Inputs:
 class System:
     """A case's query on the fleet or on Spark, restarted at will."""
 
-    def __init__(
-        self, case: Case, inputs: Inputs, operators: Operators, checkpoint: Path, *, available_now: bool = False
-    ) -> None:
+    def __init__(self, case: Case, inputs: Inputs, operators: Operators, checkpoint: Path) -> None:
         self._case, self._inputs, self._operators, self._checkpoint = case, inputs, operators, checkpoint
-        self._available_now = available_now
         self.run = self._start()
 
     def _start(self) -> Run:
         frame = self._case.query(self._operators, self._inputs.streams())
-        return Run(frame, self._case.mode, self._checkpoint, available_now=self._available_now)
+        return Run(frame, self._case.mode, self._checkpoint)
 
     def stop(self) -> None:
         self.run.stop()
