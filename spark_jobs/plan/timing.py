@@ -11,7 +11,8 @@ __all__ = ["OUTPUT_MODES", "output_lag_ms", "query_modes", "runs_again"]
 OUTPUT_MODES = ("update", "append", "complete")
 #: Timeouts of a function, and time modes of a processor (``spark_jobs.transform.variables.TimeMode``).
 _BY_CLOCK = (GroupStateTimeout.ProcessingTimeTimeout, "processingtime")
-_BY_EVENT_TIME = (GroupStateTimeout.EventTimeTimeout, "eventtime")
+#: A processor without timers is run as one with those of event time.
+_BY_EVENT_TIME = (GroupStateTimeout.EventTimeTimeout, "eventtime", "none")
 
 
 def runs_again(schema: StateSchema) -> str:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from spark_jobs.fleet import Fleet
@@ -133,6 +134,40 @@ def test_workers_that_die_at_random_change_no_count(
     for rows in (rows for run in runs for rows in run.batches.values()):
         largest |= Counter({row["k"]: row["n"] for row in rows})
     assert largest == sum((Counter(letters) for letters in batches), Counter())
+
+
+def test_a_function_is_called_of_windows_that_are_over_by_an_expression(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    """Spark has no function after an aggregation, and none of an expression's groups."""
+
+    def largest(key: Any, pdfs: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+        most = max([int(pdf["count"].max()) for pdf in pdfs] + list(state.getOption or ()))
+        state.update((most,))
+        yield pd.DataFrame({"k": [key[0]], "most": [most]})
+
+    feed = Feed(spark, tmp_path / "in", pa.schema([("k", pa.string()), ("s", pa.int64())]))
+    rows = feed.stream().withColumn("t", F.timestamp_seconds("s")).withWatermark("t", "0 seconds")
+    windows = fleet.stateful(rows, name=f"{name}-windows", outputMode="append", shards=2)
+    counts = windows.groupBy(F.window("t", "10 seconds"), "k").count()
+    grouped = fleet.stateful(counts, name=name, outputMode="append", shards=2).groupBy(F.upper("k"))
+    timeout = GroupStateTimeout.NoTimeout
+    run = Run(
+        grouped.applyInPandasWithState(largest, "k string, most long", "n long", "append", timeout),
+        "append",
+        tmp_path / "ck",
+    )
+    try:
+        for new, expected in (
+            ([("a", 1), ("a", 2), ("A", 3)], []),
+            ([("a", 11)], [("A", 2)]),
+            ([("a", 21), ("b", 22), ("b", 23), ("b", 24)], [("A", 2)]),
+            ([("b", 31)], [("A", 2), ("B", 3)]),
+        ):
+            feed.add(new)
+            assert sorted(tuple(row) for row in run.take()) == expected
+    finally:
+        run.stop()
 
 
 def test_zeros_of_both_signs_are_one_key(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:

@@ -100,6 +100,32 @@ def test_columns_are_named_as_after_sparks_own_operator(
     assert Run(frame, mode, tmp_path / "ck", available_now=True).take() == [("a", 1), ("b", 2), ("c", 1)]
 
 
+@pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
+def test_views_are_made_of_what_an_operator_is_given_and_of_what_it_gives(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", ROWS)
+    for batch in ([("a", 1, 0), ("b", 2, 1), ("b", 2, 5)], [("b", 3, 3)]):
+        feed.add(batch)
+    given, result = (f"{name}_{part}".replace("-", "_") for part in ("given", "result"))
+    timed(feed).createOrReplaceTempView(given)
+
+    def counts(line: Callable[[DataFrame], Any], rows: DataFrame) -> DataFrame:
+        counted = (
+            line(rows).groupBy(rows.k, f"{given}.x").count().where(rows.k != "a").select(rows.k, f"{given}.x", "count")
+        )
+        counted.createOrReplaceTempView(result)
+        return spark.sql(f"select {result}.k as key, x + count as n from {result}")
+
+    def ours(rows: DataFrame) -> Any:
+        return fleet.stateful(rows, name=name, shards=2)
+
+    frames = [counts(line, spark.table(given).where("v < 9")) for line in (ours, lambda rows: rows)]
+    assert frames[0].schema == frames[1].schema
+    taken = [Run(one, "update", tmp_path / str(n), available_now=True).take_batches() for n, one in enumerate(frames)]
+    assert taken[0] == taken[1] == {0: [("b", 4)], 1: [("b", 4)]}
+
+
 def attributes(frame: DataFrame) -> list[Any]:
     output = frame._jdf.queryExecution().analyzed().output()
     return [(output.apply(place).name(), list_of(output.apply(place).qualifier())) for place in range(output.size())]

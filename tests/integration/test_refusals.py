@@ -61,6 +61,10 @@ def in_arrow(grouped: Any, mode: str = "update", timeout: str = NONE, state: str
     return grouped.applyInArrowWithState(keep, "k string", state, mode, timeout)  # type: ignore[no-any-return]
 
 
+def with_vectors(rows: DataFrame) -> DataFrame:
+    return rows.withColumn("v", array_to_vector(F.array(F.col("x").cast("double"))))
+
+
 MODES = {
     "an unknown mode": Refusal(
         lambda op, i: op(i["a"]).groupBy("k").count(), "one of update, append, complete", "upsert"
@@ -215,6 +219,16 @@ TYPES = {
         "cast the column, or take the fields.*of ML vectors, use pyspark.ml.functions.vector_to_array",
         "update",
     ),
+    **{
+        f"{what} of a type that a user made": Refusal(build, "of ML vectors, use pyspark.ml.functions.vector_to_array")
+        for what, build in {
+            "distinct rows": lambda op, i: op(with_vectors(i["at"])).dropDuplicates(["v", "t"]),
+            "groups": lambda op, i: op(with_vectors(i["at"])).groupBy("t", "v").count(),
+            "joined rows": lambda op, i: op(with_vectors(i["at"])).join(i["bt"], F.expr("x = y and t = u")),
+            "the newest rows": lambda op, i: op(with_vectors(i["at"]), "update").keepLast("k", "t"),
+            "a function's keys": lambda op, i: in_pandas(op(with_vectors(i["at"])).groupBy("v"), "append"),
+        }.items()
+    },
     **{
         f"{function} of structs without fields": Refusal(
             lambda op, i, function=function: op(i["a"]).groupBy("k").agg(F.expr(f"{function}(named_struct())")),  # type: ignore[misc]

@@ -384,6 +384,43 @@ def variables(*declared: tuple[str, str], lists: Sequence[str] = (), delete: Seq
 
 
 @pytest.mark.replay
+def test_a_maps_keys_come_in_the_order_in_which_they_were_put(query: Query) -> None:
+    """Announced: Spark 4 has them by their encoded form."""
+
+    class Pages(StatefulProcessor):
+        def init(self, handle: Any) -> None:
+            self.pages = handle.getMapState("pages", "page int", "n int")
+
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+            for row in rows:
+                self.pages.updateValue((row.v,), (1,))
+            yield key[0], str([page for (page,), _ in self.pages.iterator()])
+
+    batches = query.batches(Pages(), [("a", 7), ("a", -2)], [("a", 3), ("a", 7)])
+    assert batches == [[("a", "[7, -2]")], [("a", "[7, -2, 3]")]]
+
+
+def test_a_processor_below_a_watermark_is_run_once_more_when_it_has_moved(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    """As Spark 4 runs one without timers, too: its batches have the same numbers."""
+    inputs = Inputs(spark, tmp_path / "in", {"a": "k string, t timestamp"})
+    marked = inputs.streams()["a"].withWatermark("t", "0 seconds")
+    operators = {"users": fleet.stateful(marked, name=name, outputMode="update", shards=2)}
+    frame = transform(lambda _, operator, __: operators[operator], marked, counter(False), in_pandas=False)
+    run = Run(frame, "update", tmp_path / "ck")
+    try:
+        for rows, expected in (
+            ([("a", 10)], {0: [("a", "1")], 1: []}),
+            ([("a", 9)], {2: [("a", "2")]}),
+            ([("a", 20)], {3: [("a", "3")], 4: []}),
+        ):
+            inputs.add({"a": rows})
+            assert run.take_batches() == expected
+    finally:
+        run.stop()
+
+
 def test_variables_come_go_and_are_deleted(query: Query) -> None:
     row = [("a", 1)]
     a, b, a_wide = ("a", "n int"), ("b", "n int"), ("a", "n bigint")

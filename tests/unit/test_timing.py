@@ -22,6 +22,7 @@ TIMED = {
         replace(BARE, operator=OperatorKind.TOP, expiry_key="end"),
         replace(BARE, operator=OperatorKind.GROUP_STATE, options={"timeout_conf": GroupStateTimeout.EventTimeTimeout}),
         replace(BARE, operator=OperatorKind.TRANSFORM, options={"time_mode": TimeMode.EVENT_TIME.value}),
+        replace(BARE, operator=OperatorKind.TRANSFORM, options={"time_mode": TimeMode.NONE.value}),
     ],
     "due": [
         replace(
@@ -37,7 +38,6 @@ TIMED = {
         replace(BARE, operator=OperatorKind.PARTITIONS),
         replace(BARE, operator=OperatorKind.JOIN, options={"expiry": [None, None]}),
         replace(BARE, operator=OperatorKind.GROUP_STATE, options={"timeout_conf": GroupStateTimeout.NoTimeout}),
-        replace(BARE, operator=OperatorKind.TRANSFORM, options={"time_mode": TimeMode.NONE.value}),
     ],
 }
 
