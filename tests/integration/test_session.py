@@ -23,7 +23,8 @@ COLUMNS = {"a": "k string, x int"}
 def test_the_programs_environment_is_as_it_was(spark: SparkSession, environment_before: dict[str, str]) -> None:
     changed = {name for name, value in os.environ.items() if environment_before.get(name) != value}
     gone = environment_before.keys() - os.environ.keys()
-    others = ("PYTEST_", "RAY_", "SPARK_", "PYTHONBREAKPOINT")  # set by pytest, Ray and PySpark
+    # Set by pytest, Ray, PySpark and, when it is imported, Polars.
+    others = ("PYTEST_", "RAY_", "SPARK_", "PYTHONBREAKPOINT", "_RJEM_MALLOC_CONF")
     assert {name for name in changed | gone if not name.startswith(others)} == set()
 
 
