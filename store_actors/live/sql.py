@@ -16,6 +16,8 @@ __all__ = ["answer"]
 
 #: How often the versions of several states are looked at until nothing changes in between.
 _LOOKS = 20
+#: What DESCRIBE, SUMMARIZE and SHOW are to DuckDB's parser.
+_DESCRIPTION = "SHOW_REF"
 
 
 class States(Protocol):
@@ -35,10 +37,16 @@ def answer(query: str, fleet: States) -> pa.Table:
 
     with isolated_database() as database:
         try:
-            states = {name: _state_of(fleet, name) for name in _tables(database, query)}
+            told = _parsed(database, query)
+            states = {name: _state_of(fleet, name) for name in sorted(set(_tables(told, frozenset())))}
             versions = _one_moment(states)
             pinned = {name: state.at(versions[name]) for name, state in states.items()}
-            columns = _columns_read(database, query, pinned)
+            columns = (
+                # What describes a table reads no column of it, and tells all.
+                {name: state.schema.names for name, state in pinned.items()}
+                if any(node.get("type") == _DESCRIPTION for node in _nodes(told))
+                else _columns_read(database, query, pinned)
+            )
             lock_settings(database)
             for name, state in pinned.items():
                 database.register(name, state.scan(columns[name]))
@@ -88,13 +96,13 @@ def _one_moment(states: Mapping[str, LiveState]) -> dict[str, int]:
     return versions
 
 
-def _tables(database: Any, query: str) -> list[str]:
-    """Names of the tables that a query reads.
+def _parsed(database: Any, query: str) -> Any:
+    """A query as DuckDB's parser has it.
 
     Raises
     ------
     InvalidRequestError
-        It is no query, or not only one.
+        It is no query, or not only one, or it asks which tables there are: those are only the ones that a query names.
     """
     told = json.loads(database.execute("SELECT json_serialize_sql(?::VARCHAR)", [query]).fetchall()[0][0])
     if told["error"] or len(told["statements"]) != 1:
@@ -103,9 +111,37 @@ def _tables(database: Any, query: str) -> list[str]:
             query=query,
             error=told.get("error_message", ""),
         )
-    nodes = list(_nodes(told))
-    own = {one["key"] for node in nodes for one in node.get("cte_map", {}).get("map", ())}
-    return sorted({node["table_name"] for node in nodes if node.get("type") == "BASE_TABLE"} - own)
+    if any(node.get("type") == _DESCRIPTION and node["table_name"] for node in _nodes(told)):
+        raise InvalidRequestError(
+            "SHOW knows no states; `describe` and a state's name tell its columns, fleet.states() and `statefleet status` which "
+            "states there are",
+            query=query,
+        )
+    return told
+
+
+def _tables(told: Any, own: frozenset[str]) -> Iterator[str]:
+    """Names of the tables that a part of a query reads.
+
+    Parameters
+    ----------
+    own
+        Names, in small letters, that WITH gives to queries there: those of it and of what is around it, so far as they come before.
+    """
+    if not isinstance(told, dict):
+        for one in told if isinstance(told, list) else ():
+            yield from _tables(one, own)
+        return
+    if told.get("type") == "BASE_TABLE" and told["table_name"].lower() not in own:
+        yield told["table_name"]
+    if told.get("type") == "RECURSIVE_CTE_NODE":
+        own |= {told["cte_name"].lower()}
+    for one in told.get("cte_map", {}).get("map", ()):
+        yield from _tables(one["value"], own)
+        own |= {one["key"].lower()}
+    for key, one in told.items():
+        if key != "cte_map":
+            yield from _tables(one, own)
 
 
 def _columns_read(database: Any, query: str, states: Mapping[str, LiveState]) -> dict[str, list[str]]:

@@ -106,6 +106,14 @@ VALID = [
     "select count(*) filter (where x > 1) from clicks",
     "select 1 from clicks, users where clicks.k = users.k",
     "values (1), (2)",
+    "with clicks as (select * from clicks where k = 2) select x from clicks",
+    "select * from (with users as (select 1 as a) select * from users) own, users",
+    "select k from clicks where x in (with clicks as (select 7 as x) select x from clicks)",
+    "with recursive r as (select 1 as k union all select r.k + 1 from r where r.k < 4) select * from r join users using (k)",
+    "describe clicks",
+    "describe select x, k from clicks",
+    "select column_name from (describe users) where column_type = 'VARCHAR'",
+    "select column_name, min, max from (summarize clicks)",
 ]  # fmt: skip
 
 
@@ -179,12 +187,23 @@ def _query(rng: random.Random, depth: int) -> str:
         "load httpfs",
         "set enable_external_access = true",
         "pragma temp_directory='/tmp'",
+        "select getenv('HOME')",
+        "select * from query('select * from read_csv(''/etc/passwd'')')",
+        "select * from duckdb_secrets(), read_blob('/etc/passwd')",
+        "export database '/tmp/statefleet-copy'",
+        "select 1; copy (select 1) to '/tmp/statefleet-copy.csv'",
     ],
 )
 def test_sql_does_not_leave_the_states(query: str) -> None:
     with pytest.raises(InvalidRequestError) as error:
         answer(query, States())
     assert "root:" not in str(error.value)
+
+
+@pytest.mark.parametrize("query", ["show tables", "show clicks", "select * from (show databases)"])
+def test_tables_that_a_query_does_not_name_are_told_by_the_fleet_and_not_said_to_be_none(query: str) -> None:
+    with pytest.raises(InvalidRequestError, match="statefleet status"):
+        answer(query, States())
 
 
 def test_what_does_not_fit_memory_goes_to_a_folder_that_nobody_else_may_read_and_that_goes_again() -> None:
