@@ -77,6 +77,10 @@ class Cleaner:
             return await self._delete(keeper, state_name, schedule)
         return ()
 
+    def is_at_rest(self, state_name: str) -> bool:
+        """Whether regular rounds have nothing more to do for a state until something happens to it."""
+        return self._schedule(state_name).is_at_rest
+
     async def clean(self, keeper: LedgerKeeper, state_name: str, *, dry_run: bool) -> dict[str, Any]:
         """What a round does, at once; see ``Coordinator.clean``."""
         schedule = self._schedule(state_name)

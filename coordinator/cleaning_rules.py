@@ -141,9 +141,13 @@ class ListingSchedule:
             return False
         if self._listed_s is None:
             return True
-        is_at_rest = self._listed_s > self._changed_s + 2 * self.grace_s
-        period_s = self.grace_s * _GRACES_AT_REST if is_at_rest else self.grace_s / _LISTINGS_A_GRACE
+        period_s = self.grace_s * _GRACES_AT_REST if self.is_at_rest else self.grace_s / _LISTINGS_A_GRACE
         return now_s - self._listed_s >= period_s
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing that came about by the last change can still be waiting to be deleted."""
+        return self._listed_s is not None and self._listed_s > self._changed_s + 2 * self.grace_s
 
     def may_delete(self, now_s: float) -> bool:
         """Whether readers that a former coordinator knew of are done."""

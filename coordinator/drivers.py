@@ -130,6 +130,10 @@ class Drivers:
         applications = {report.application for report, _ in self._reports.values() if run_id in report.run_ids}
         return [loss.executor for loss in self._losses if loss.number > number and loss.application in applications]
 
+    def is_running(self, run_id: str, now_s: float) -> bool:
+        """Whether a driver that goes on reports a run."""
+        return any(run_id in report.run_ids for report in self._living(now_s))
+
     def batch(self, run_id: str, now_s: float) -> LongBatch | None:
         """A run's batch at hand, if it has been running for some seconds."""
         batches = (batch for report in self._living(now_s) for batch in report.batches if batch.run_id == run_id)

@@ -111,10 +111,10 @@ class Dropping:
             return [] if dry_run else records, (len(newest), ledger.query_id, needs)
 
         versions, query_id, needs = await keeper.submit(decide)
+        is_of_python = query_id in ("", PYTHON_QUERY_ID)
+        of_query = () if is_of_python else await self._states.of_query(query_id)
         others = sorted(
-            created.state_name
-            for ledger, created in self._states.described()
-            if ledger.query_id == query_id not in ("", PYTHON_QUERY_ID) and created.state_name != state_name
+            other.metadata.state_name for other in of_query if other.metadata is not None and other is not keeper
         )
         told = DroppedState(state_name, versions, len(infos), sum(info.size for info in infos), tuple(others))
         if dry_run:

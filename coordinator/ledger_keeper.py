@@ -142,6 +142,14 @@ class LedgerKeeper:
                 await asyncio.to_thread(self._log.remove_metadata, ledger.dropped_metadata)
                 self.metadata = self.left_over = None
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for it, and nothing is being written."""
+        tasks = (self._draining, self._checkpointing)
+        return not (
+            self._queue or self._notes or self._creating.locked() or any(task and not task.done() for task in tasks)
+        )
+
     async def is_deleted(self) -> bool:
         """Whether somebody deleted the state's metadata, or all of its folder, while its ledger was here."""
         return self.metadata is not None and await asyncio.to_thread(self._log.load_metadata) is None

@@ -24,8 +24,9 @@ class Maintenance:
     grace_s
         Seconds that a file which no manifest names is left alone: it may belong to a commit on its way.
     unload_after_s
-        Seconds after which the shards of a query that has ended leave the store actors' memory. They are in the object store, and are
-        read again when the query is started.
+        Seconds after which the shards of a query that has ended, or whose driver was killed, leave the store actors' memory; its ledger
+        leaves the coordinator's once there is nothing more to clean. They are in the object store, and are read again when the query is
+        started.
     """
 
     interval_s: float = 60.0

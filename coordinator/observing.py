@@ -68,6 +68,11 @@ class Observing:
         #: By state, how many executors were lost when its last batch ended.
         self._lost_at_end: dict[str, int] = {}
 
+    def forget(self, state_name: str) -> None:
+        """Let go of all that was taken down of a state."""
+        for facts in (self._times, self._counters, self._figures, self._at_end, self._lost_at_end):
+            facts.pop(state_name, None)
+
     def times(self, state_name: str) -> BatchTimes:
         """Moments of a state's newest batches."""
         return self._times[state_name]
@@ -116,6 +121,10 @@ class Observing:
         """A driver reports its executors, and the batches that take long."""
         for executor in self._drivers.take(report, self._clock.elapsed_s()):
             log.warning("%s: %s", executor.loss_text(), executor.reason or "Spark gives no reason")
+
+    def is_running(self, run_id: str) -> bool:
+        """Whether a driver that goes on has reported a run lately."""
+        return self._drivers.is_running(run_id, self._clock.elapsed_s())
 
     def executors(self) -> list[dict[str, Any]]:
         """Executors of the drivers that go on, as JSON data, those that were lost lately included."""

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from coordinator.core import StateLedger
 from coordinator.errors import CorruptStateError
@@ -15,12 +19,38 @@ from coordinator.names import check_state_name, is_state_name
 from coordinator.storage.protocol import ObjectStore
 from coordinator.surroundings import Surroundings
 
-__all__ = ["OpenStates"]
+__all__ = ["OpenStates", "RestingState"]
 
 log = logging.getLogger(__name__)
 
 #: Files of logs that are read at once.
 _READERS = 32
+#: Seconds for which a ledger stays after somebody asked for it: calls that have it in hand are over by then.
+_IN_HAND_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class RestingState:
+    """What memory keeps of a state whose ledger was let go of.
+
+    Attributes
+    ----------
+    query_id
+        Its query.
+    stamp
+        Of what is shown of it; see :meth:`Coordinator.watch <coordinator.service.Coordinator.watch>`.
+    shown
+        :func:`~coordinator.details.query_details` of it, as JSON: a fraction of what the objects would take.
+    """
+
+    query_id: str
+    stamp: str
+    shown: bytes
+
+    def details(self) -> dict[str, Any]:
+        """Return what is shown of it, as it was when its ledger was let go of."""
+        details: dict[str, Any] = json.loads(self.shown)
+        return details
 
 
 class OpenStates:
@@ -57,7 +87,14 @@ class OpenStates:
         self._part_records = part_records
         self._max_age_s = max_age_s
         self._readers = surroundings.threads.pool(_READERS, "statefleet-log")
+        self._clock = surroundings.clock
         self._keepers: dict[str, LedgerKeeper] = {}
+        #: When somebody asked for a keeper last, in seconds of the clock.
+        self._asked_s: dict[str, float] = {}
+        #: How often each state's ledger was opened.
+        self.openings: Counter[str] = Counter()
+        #: States whose ledgers were let go of, until somebody asks for them.
+        self._resting: dict[str, RestingState] = {}
         #: One a state: a state that is slow to read, or broken, is waited for by nobody else's tasks.
         self._opening: dict[str, asyncio.Lock] = {}
 
@@ -65,12 +102,14 @@ class OpenStates:
         """The keeper of a state's ledger, which need not exist yet."""
         # Whatever the caller checked: the folder of a name such as "" is everybody's, and cleaning it would be the end of them.
         check_state_name(state_name)
+        self._asked_s[state_name] = self._clock.elapsed_s()
         keeper = self._keepers.get(state_name)
         if keeper is None:
             async with self._opening.setdefault(state_name, asyncio.Lock()):
                 keeper = self._keepers.get(state_name)
                 if keeper is None:
                     keeper = self._keepers[state_name] = await self._opened(state_name)
+                    self._resting.pop(state_name, None)
             # Who still waits has the lock itself; who comes now finds the keeper.
             self._opening.pop(state_name, None)
         return keeper
@@ -78,6 +117,8 @@ class OpenStates:
     async def notice_deleted(self, state_name: str) -> None:
         """Let go of a state whose folder somebody deleted: its name is free, and nothing more is written for it."""
         keeper = self._keepers.get(state_name)
+        if state_name in self._resting and not await self.has_metadata(state_name):
+            self._resting.pop(state_name, None)
         if keeper is not None and await keeper.is_deleted() and self._keepers.pop(state_name, None) is not None:
             log.warning(
                 "the folder of a state was deleted while its ledger was open: what memory has of it is let go; its name is free, "
@@ -85,12 +126,50 @@ class OpenStates:
                 extra={"state": state_name},
             )
 
+    def rest(self, state_name: str, shown: Mapping[str, Any] | None, stamp: str) -> bool:
+        """Let go of a state's ledger, which is read again when somebody asks for it; False if somebody has it in hand.
+
+        Parameters
+        ----------
+        shown, stamp
+            What is shown of it meanwhile, and the stamp of that; None of a name that no state has.
+        """
+        keeper = self._keepers.get(state_name)
+        unused_s = self._clock.elapsed_s() - self._asked_s.get(state_name, 0.0)
+        if keeper is None or not keeper.is_idle or unused_s < _IN_HAND_S:
+            return False
+        del self._keepers[state_name]
+        self._asked_s.pop(state_name, None)
+        if shown is not None:
+            encoded = json.dumps(shown).encode()
+            self._resting[state_name] = RestingState(shown["query_id"], stamp, encoded)
+        return True
+
+    def forget_deleted(self, stored: Collection[str]) -> None:
+        """Let go of the states that rest and are not stored any more."""
+        self._resting = {name: state for name, state in self._resting.items() if name in stored}
+
+    def resting(self) -> Mapping[str, RestingState]:
+        """Return the states whose ledgers were let go of, by name."""
+        return self._resting
+
+    async def of_query(self, query_id: str) -> list[LedgerKeeper]:
+        """Return the keepers of the states of a query, as far as they are known; those that rest are opened."""
+        for name in [name for name, state in self._resting.items() if state.query_id == query_id]:
+            await self.keeper(name)
+        return [
+            keeper
+            for keeper in self._keepers.values()
+            if keeper.metadata is not None and keeper.ledger is not None and keeper.ledger.query_id == query_id
+        ]
+
     async def end_remnants(self, state_name: str) -> bool:
         """End a state of whose folder only a part of the log is there; False if there is more, or nothing."""
         return await asyncio.to_thread(self._log_of(state_name).end_remnants)
 
     async def _opened(self, state_name: str) -> LedgerKeeper:
-        keeper = LedgerKeeper(self._log_of(state_name), max_age_s=self._max_age_s, clock=self._surroundings.clock)
+        self.openings[state_name] += 1
+        keeper = LedgerKeeper(self._log_of(state_name), max_age_s=self._max_age_s, clock=self._clock)
         damage: CorruptStateError | None = None
         try:
             await keeper.open()

@@ -386,6 +386,12 @@ class Placing:
             return NO_EXECUTOR
         return MOVED if former is not None and former.node_id == asking.node_id else ELSEWHERE
 
+    def forget(self, state_name: str) -> None:
+        """Let go of what is planned of a state, and of where its tasks ran."""
+        self._plans.pop(state_name, None)
+        for key in [key for key in self._operations if key[0] == state_name]:
+            del self._operations[key]
+
     def operations(self, state_name: str, partition_id: int) -> dict[str, int]:
         """How many state operations of a shard had which outcome since the coordinator started."""
         return dict(self._operations.get((state_name, partition_id), {}))

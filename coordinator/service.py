@@ -31,7 +31,6 @@ from coordinator.manifest_log import CHECKPOINT_INTERVAL
 from coordinator.memory_options import MemoryUse
 from coordinator.metric_table import Sample
 from coordinator.model import (
-    PYTHON_QUERY_ID,
     ActorLocation,
     CommitEntry,
     InstancePlans,
@@ -58,6 +57,7 @@ from coordinator.storage.counted import StorageFigures
 from coordinator.storage.probe import Sighting, look_into, probe, remove_left_over
 from coordinator.storage.protocol import ObjectStore
 from coordinator.surroundings import Surroundings, now_ms
+from coordinator.unloading import EndedQueries
 from coordinator.version_figures import VersionFigures
 from coordinator.versions import Versions
 
@@ -149,11 +149,10 @@ class Coordinator:
         self._versions = Versions(self._states, self._keeper, Branching(self._keeper, self._clock))
         self._dropping = Dropping(self._store, self._states, self._is_active)
         self._rounds: asyncio.Task[None] | None = None
-        #: When the queries of states were first seen to have ended, by the clock that only goes on.
-        self._seen_ended_s: dict[str, float] = {}
         # The loop's own has a few threads more than this node has cores, for which requests of many states would wait.
         self._requests: Any = surroundings.threads.pool(_REQUESTS, "statefleet-requests")
         self._observing = Observing(self._clock, self._lives, self._placements.placing, figures or StorageFigures())
+        self._ended_queries = EndedQueries(self._clock, maintenance.unload_after_s, self._is_running)
 
     async def open(self) -> None:
         """Prove that the store works; raises StorageUnavailableError if it doesn't."""
@@ -196,6 +195,7 @@ class Coordinator:
         except StateStoreError as error:
             self._observing.refused(task.state_name, task.partition_id, error)
             raise
+        self._ended_queries.used(task.state_name)
         if is_new:
             # Of a driver that was killed, nobody says that its run has ended.
             self._instances.registry.forget_former_runs(grant.lease.store_id.checkpoint_root_location, task.run_id)
@@ -247,6 +247,7 @@ class Coordinator:
             return records, (Counted(counted, self._leasing.following(ledger, created, commit.entries)), True)
 
         counted, is_new = await keeper.submit(decide, is_one_of_many=True)
+        self._ended_queries.used(state_name)
         self._observing.counted(state_name, commit.entries, is_new=is_new)
         if commit.is_carried:
             self._leasing.count_carried(state_name, commit.entries[0].partition_id)
@@ -422,7 +423,7 @@ class Coordinator:
             holders = ((one, ledger.holder(one)) for one in partition_ids)
             # By name: a shard that a former life was given is this one's.
             gone = {one for one, holder in holders if holder is not None and holder.actor_name != actor_name}
-            if self._ended_long_ago(ledger):
+            if self._ended_queries.is_due(ledger):
                 return [], list(partition_ids)
             # Nobody has a shard of a generation that others were made of, once all of these have a version of their own.
             return [], [one for one in partition_ids if one in gone or ledger.is_taken_over(one)]
@@ -455,6 +456,7 @@ class Coordinator:
                         continue
                     self._deleted(state_name, [one.size for one in await self._cleaner.round(keeper, state_name)])
                     await self._dropping.finish(state_name, keeper)
+                    self._rest(state_name, keeper)
                 except Exception:  # whatever it is, the other states and the next round have their turn
                     self._observing.count(state_name, "cleaning_failures")
                     log.exception(
@@ -462,6 +464,22 @@ class Coordinator:
                         state_name,
                         extra={"state": state_name},
                     )
+
+    def _rest(self, state_name: str, keeper: LedgerKeeper) -> None:
+        """Let go of the ledger of a state whose query ended long ago, or that is none, once there is nothing more to clean."""
+        ledger, created = keeper.ledger, keeper.metadata
+        if ledger is None or keeper.left_over is not None or not self._cleaner.is_at_rest(state_name):
+            return
+        if created is not None and not self._ended_queries.is_due(ledger):
+            return
+        shown, stamp = None, self._stamp(state_name, keeper, active=False)
+        if created is not None:
+            times = self._observing.times(state_name)
+            shown = query_details(ledger, created, self._placements.placing, times, active=False)
+        if self._states.rest(state_name, shown, stamp):
+            self._observing.forget(state_name)
+            self._placements.placing.forget(state_name)
+            self._instances.registry.deactivate_instances(ledger.run_id)
 
     def _deleted(self, state_name: str, sizes: Sequence[int]) -> None:
         self._observing.count(state_name, "deleted_files", len(sizes))
@@ -564,6 +582,8 @@ class Coordinator:
             }
             for ledger, metadata in states
         ]
+        queries += [{**state.details(), "running_batch": None} for state in self._states.resting().values()]
+        queries.sort(key=lambda query: str(query["name"]))
         told = fleet_status(self._uri, self._described(), self._lives, queries)
         return {**told, "executors": self._observing.executors()}
 
@@ -575,18 +595,13 @@ class Coordinator:
     def _described(self) -> dict[str, Any]:
         return {"node_id": self._node_id, "pid": os.getpid(), "started_at_ms": self._started_at_ms}
 
-    def _ended_long_ago(self, ledger: StateLedger) -> bool:
-        """Whether a state's query ended so long ago that nobody should have its shards in memory."""
-        name = ledger.state_name
-        if self._is_active(ledger) or ledger.query_id in ("", PYTHON_QUERY_ID):
-            self._seen_ended_s.pop(name, None)
-            return False
-        # By when it was seen first: who ended it, and when, is not in the log.
-        now_s = self._clock.elapsed_s()
-        return now_s - self._seen_ended_s.setdefault(name, now_s) >= self._maintenance.unload_after_s
-
     def _is_active(self, ledger: StateLedger) -> bool:
+        """Whether nobody has said that the newest run of a state's query is over."""
         return bool(ledger.run_id) and ledger.run_id not in self._instances.ended_runs
+
+    def _is_running(self, ledger: StateLedger) -> bool:
+        """Whether a state's query goes on, and its driver says so."""
+        return self._is_active(ledger) and self._observing.is_running(ledger.run_id)
 
     async def watch(self, known: Mapping[str, str]) -> dict[str, Any]:
         """:meth:`status` for somebody who looks again and again: with details, and of what changed only.
@@ -613,6 +628,10 @@ class Coordinator:
                 queries.append(found)
                 # Tasks have their turn between one query and the next.
                 await asyncio.sleep(0)
+        for name, state in self._states.resting().items():
+            stamps[name] = state.stamp
+            if known.get(name) != state.stamp:
+                queries.append(state.details())
         told = fleet_status(self._uri, self._described(), self._lives, queries)
         drained = sorted(self._placements.placing.drained)
         return {
@@ -648,7 +667,8 @@ class Coordinator:
 
     def _stamp(self, name: str, keeper: LedgerKeeper, *, active: bool) -> str:
         """Another one once something happened to a state."""
-        return f"{self._writer_id}-{keeper.changes}-{self._observing.times(name).changes}-{active}"
+        opening, times = self._states.openings[name], self._observing.times(name)
+        return f"{self._writer_id}-{opening}-{keeper.changes}-{times.changes}-{active}"
 
     async def samples(self) -> list[Sample]:
         """See :meth:`Observing.samples`; of the states that are open."""

@@ -126,17 +126,20 @@ class Versions:
             await self.load_all_states()
             self._all_are_open = True
         query_id = "" if keeper.ledger is None else keeper.ledger.query_id
+        if query_id in ("", PYTHON_QUERY_ID):
+            return []
 
         def look(created: StateMetadata, ledger: StateLedger) -> tuple[list[Record], int]:
             return [], newest_readable(ledger, created, is_committed=is_committed)
 
         beside = [
-            (one, created)
-            for _, one in self._states.keepers()
-            if one is not keeper and (created := one.metadata) is not None and one.ledger is not None
-            and one.ledger.query_id == query_id not in ("", PYTHON_QUERY_ID)
-        ]  # fmt: skip
-        return await asyncio.gather(*(one.submit(partial(look, created), is_recent=True) for one, created in beside))
+            (other, created)
+            for other in await self._states.of_query(query_id)
+            if other is not keeper and (created := other.metadata) is not None
+        ]
+        return await asyncio.gather(
+            *(other.submit(partial(look, created), is_recent=True) for other, created in beside)
+        )
 
     async def locate(self, state_name: str, shard: int, version: int | None = None) -> ShardLocation:
         """Where a shard is, and its newest counted version.
@@ -198,7 +201,8 @@ class Versions:
         return await self._branching.make(parent, view.version, name)
 
     async def load_all_states(self) -> list[str]:
-        """Open every state below the fleet's URI; returns their names."""
+        """Open every state below the fleet's URI but those that rest, of which it is known what they show; returns the names of all."""
         names = await self._states.stored()
-        await asyncio.gather(*(self._keeper(name) for name in names))
+        self._states.forget_deleted(names)
+        await asyncio.gather(*(self._keeper(name) for name in names if name not in self._states.resting()))
         return names

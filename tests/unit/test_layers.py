@@ -129,6 +129,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "coordinator.spreading",
         "coordinator.state_counters",
         "coordinator.status",
+        "coordinator.unloading",
         "coordinator.version_figures",
     ),
     "storage": ("coordinator.storage",),
