@@ -14,12 +14,14 @@ from typing import Any
 import ray
 from ray._common.utils import get_ray_address_file
 from ray._private import ray_constants, services
-from ray.exceptions import AuthenticationError
+from ray._raylet import AuthenticationMode, GcsClient, get_authentication_mode  # type: ignore[attr-defined]
+from ray.exceptions import AuthenticationError, RpcError
 
 from coordinator.calls import NAMESPACE
 from coordinator.errors import SetupError
 from coordinator.maintenance import Maintenance
 from coordinator.names import fleet_id_of
+from coordinator.native_notes import native_notes_kept
 from coordinator.storage.options import StorageOptions
 
 __all__ = [
@@ -40,6 +42,9 @@ _QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
 #: Ray's own, of the head only.
 HEAD_RESOURCE = "node:__internal_head__"
 _KNOCK_S = 10.0
+#: How HTTP/2 begins, which Ray's servers speak: its preface, and a frame of settings without any. The answer is a frame of settings.
+_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+_FRAME_BYTES, _SETTINGS = 9, 4
 
 
 def coordinator_name(uri: str) -> str:
@@ -132,12 +137,13 @@ def join_cluster(address: str, *, node_ip: str | None = None) -> None:
             address=address,
             cause=error,
         ) from error
-    except OSError as error:
+    except (OSError, RpcError) as error:
         local = " or unset RAY_ADDRESS to use a local one" if os.environ.get("RAY_ADDRESS") else ""
         raise SetupError(
-            f"no Ray cluster answers at this address; start one with `ray start --head`{local}; a cluster with token authentication "
-            "answers only where RAY_AUTH_MODE=token is set, and its token is in ~/.ray/auth_token or RAY_AUTH_TOKEN",
+            "no Ray cluster answers at this address, which is host:port as `ray start --head` prints it (6379, not 8265 of Ray's "
+            f"dashboard); start one with `ray start --head`{local}",
             address=address,
+            cause=" ".join(str(error).split()) or type(error).__name__,
         ) from error
     except AuthenticationError as error:
         raise SetupError(
@@ -207,9 +213,16 @@ def _user_name(uid: int) -> str:
 
 
 def _knock(address: str) -> None:
-    """Ask in seconds whether anybody listens; Ray itself would try for minutes.
+    """Ask in seconds whether a cluster answers, and lets this process in; Ray itself would try for minutes, and tell of each time.
 
     ``auto`` leads Ray to the newest cluster that it started on this machine, also if that has ended.
+
+    Raises
+    ------
+    OSError, RpcError
+        There is none, but perhaps something else.
+    AuthenticationError
+        It wants a token that this process does not have.
     """
     found = address
     if address == "auto":
@@ -217,5 +230,24 @@ def _knock(address: str) -> None:
         if not os.environ.get("RAY_ADDRESS"):
             _check_owner(found)
     host, _, port = found.rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=_KNOCK_S).close()
+    if not (host and port.isdigit()):
+        return
+    with socket.create_connection((host, int(port)), timeout=_KNOCK_S) as connected:
+        # With TLS one would have to be let in for that.
+        if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+            _check_http2(connected)
+    if address == "auto" and get_authentication_mode() != AuthenticationMode.TOKEN:
+        # Ray takes the token that it finds on this machine, once it joins.
+        return
+    with native_notes_kept():
+        GcsClient(address=found)
+
+
+def _check_http2(connected: socket.socket) -> None:
+    """Refuse what speaks something else than Ray's servers (ConnectionError)."""
+    connected.sendall(_HTTP2)
+    answered = b""
+    while len(answered) < _FRAME_BYTES and (piece := connected.recv(_FRAME_BYTES - len(answered))):
+        answered += piece
+    if len(answered) < _FRAME_BYTES or answered[3] != _SETTINGS:
+        raise ConnectionError("what listens there is no server of Ray's")

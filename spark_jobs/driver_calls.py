@@ -184,10 +184,10 @@ class DriverCalls:
         if executors["present"] < executors["asked"]:
             # RayDP does not start every lost one anew: nobody should wait for it in silence.
             log.warning(
-                "Spark has %d of the %d executors that it was started with: batches go on, and their nodes have all shards; others "
-                "are asked for once nodes have room for them",
+                "Spark has %d of the %d executors that it was started with: %s; others are asked for once nodes have room for them",
                 executors["present"],
                 executors["asked"],
+                "batches go on, and their nodes have all shards" if executors["present"] else "batches wait for one",
             )
         try:
             places = fleet.nodes.places(executors["cores"])

@@ -7,15 +7,19 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
+import pyspark.context
 import ray
 import raydp
 from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from coordinator.deploy import HEAD_RESOURCE, init_ray, join_cluster
 from coordinator.errors import InvalidRequestError, SetupError
+from coordinator.native_notes import stderr_without_notes
 from spark_jobs.session.java import choose_java_home
 from spark_jobs.session.settings import (
     CLUSTER_SETTINGS,
@@ -207,7 +211,8 @@ def _new_session(
 ) -> SparkSession:
     configs = {**_placed(num_executors), **(_values(LOCAL_SETTINGS) if _started_ray else {}), **settings}
     try:
-        session: SparkSession = raydp.init_spark(app_name, num_executors, cores, executor_memory, configs=configs)
+        with _notes_of_jvm_kept():
+            session: SparkSession = raydp.init_spark(app_name, num_executors, cores, executor_memory, configs=configs)
     except FileNotFoundError as error:
         raise SetupError(
             "the Ray cluster cannot run RayDP: a file it needs is missing there, most likely `java`; start Ray on every "
@@ -215,6 +220,19 @@ def _new_session(
             reason=str(error).splitlines()[-1],
         ) from error
     return session
+
+
+@contextmanager
+def _notes_of_jvm_kept() -> Iterator[None]:
+    """A JVM that is started within writes its standard error to this process's, but for what Ray notes in it before it has a log."""
+    write, _ = stderr_without_notes()
+    # Its own option for that, which nobody hands on to it.
+    pyspark.context.launch_gateway = partial(launch_gateway, popen_kwargs={"stderr": write})  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        pyspark.context.launch_gateway = launch_gateway  # type: ignore[attr-defined]
+        os.close(write)
 
 
 def _placed(num_executors: int) -> dict[str, str]:

@@ -8,13 +8,17 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
 import pyarrow as pa
+import pyspark.context
 import pytest
 import ray
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 import statefleet as sf
@@ -109,6 +113,26 @@ def test_an_address_without_a_usable_ray_is_refused_at_once(address: str, told: 
     code = f"from spark_jobs.session.spark_session import ensure_ray; ensure_ray(ray_address='{address}')"
     failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert told in failed.stderr
+
+
+def test_a_cluster_that_wants_a_token_is_told_at_once_and_in_one_line(fleet: sf.Fleet) -> None:
+    address = ray.get_runtime_context().gcs_address
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"}
+    command = [sys.executable, "-m", "statefleet.cli", "status", fleet.uri, "--address", address]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    (line,) = ended.stderr.splitlines()
+    assert re.match(r"error: .* wants a token: set RAY_AUTH_MODE=token", line)
+
+
+def test_spark_writes_to_the_programs_standard_error_but_for_what_ray_notes_there(
+    spark: SparkSession,
+) -> None:
+    """Its JVM has a pipe, of which this process passes on what comes."""
+    jvm = next(one for one in psutil.Process().children() if one.name() == "java")
+    assert os.readlink(f"/proc/{jvm.pid}/fd/2").startswith("pipe:")
+    assert any(thread.name == "statefleet-stderr" for thread in threading.enumerate())
+    assert pyspark.context.launch_gateway is launch_gateway  # type: ignore[attr-defined]
 
 
 def test_a_command_after_the_cluster_has_ended_is_refused_at_once(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator import deploy
 from coordinator.storage.local import LocalObjectStore
 from coordinator.storage.memory import MemoryObjectStore
 from statefleet.commands.doctor import report
@@ -172,6 +173,7 @@ def test_a_cluster_of_another_version_is_wrong(monkeypatch: pytest.MonkeyPatch) 
         raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.9.0")
 
     monkeypatch.setattr(cluster.ray, "init", refuse)
+    monkeypatch.setattr(deploy, "_knock", lambda _: None)
     with socket.create_server(("127.0.0.1", 0)) as server:
         *_, found = cluster.findings(f"127.0.0.1:{server.getsockname()[1]}", "")
     assert (found.check, found.outcome) == ("Ray cluster", WRONG)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from ray._private import ray_constants, services
 
 from coordinator import deploy
 from coordinator.errors import SetupError
+from coordinator.native_notes import native_notes_kept, stderr_without_notes
 from statefleet.doctor import cluster
 from statefleet.doctor.findings import Outcome
 
@@ -44,8 +49,30 @@ def test_a_cluster_that_nobody_named_and_another_user_started_is_not_joined(
         deploy.join_cluster("auto")
     *_, finding = cluster.findings("auto", "")
     assert (finding.outcome, joined) == (Outcome.WRONG, [])
+    monkeypatch.setattr(deploy, "_check_http2", lambda _: None)
+    monkeypatch.setattr(deploy, "GcsClient", lambda address: None)
     deploy.join_cluster(of_another_user)
     assert joined == [of_another_user]
+
+
+@pytest.fixture
+def web_server() -> Iterator[str]:
+    """Address of a server that speaks HTTP/1, as Ray's dashboard does."""
+    server = HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_what_is_no_server_of_rays_is_told_at_once_and_ray_does_not_try(
+    web_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deploy.ray, "init", lambda **_: pytest.fail("Ray would try for minutes"))
+    begun_s = time.monotonic()
+    with pytest.raises(SetupError, match=r"no Ray cluster answers.*6379, not 8265.*no server of Ray's"):
+        deploy.join_cluster(web_server)
+    assert time.monotonic() - begun_s < 5
 
 
 def test_a_note_of_another_user_on_which_cluster_is_this_machines_is_not_believed(
@@ -70,3 +97,24 @@ def test_ray_does_not_package_the_folder_of_a_program_that_uv_runs(monkeypatch: 
     deploy.init_ray(address="local")
     assert packages == [False]
     assert before == ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV
+
+
+NOTE = "[2026-11-24 15:29:37,160 I 700 708] gcs_client.cc:96: GcsClient has no Cluster ID set"
+
+
+def test_what_rays_compiled_parts_note_is_kept_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
+    with native_notes_kept():
+        # By descriptor, as compiled code writes; so do processes that are started.
+        os.write(2, f"{NOTE}\nan error\n".encode())
+        subprocess.run([sys.executable, "-c", "import sys; sys.stderr.write(sys.argv[1])", "of a process"], check=True)
+    os.write(2, f"{NOTE} afterwards\n".encode())
+    assert capfd.readouterr().err == f"an error\nof a process{NOTE} afterwards\n"
+
+
+def test_a_process_that_goes_on_writes_to_the_same_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
+    write, passing = stderr_without_notes()
+    program = "import sys\nfor _ in range(20_000): print(sys.argv[1], '[a line of Spark', sep=chr(10), file=sys.stderr)"
+    subprocess.run([sys.executable, "-c", program, NOTE], stderr=write, check=True)
+    os.close(write)
+    passing.join(timeout=30)
+    assert capfd.readouterr().err == "[a line of Spark\n" * 20_000

@@ -133,7 +133,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "coordinator.version_figures",
     ),
     "storage": ("coordinator.storage",),
-    "surroundings": ("coordinator.logs", "coordinator.surroundings"),
+    "surroundings": ("coordinator.logs", "coordinator.native_notes", "coordinator.surroundings"),
     "words": (
         "coordinator.errors",
         "coordinator.file_format",
