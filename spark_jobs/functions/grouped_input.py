@@ -18,7 +18,7 @@ from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import event_time, event_time_column
 from spark_jobs.plan.keys import Key, key_of, leaf_field
 from spark_jobs.plan.logical import analysed
-from spark_jobs.plan.storable import is_changed
+from spark_jobs.plan.storable import has_alike_fields, is_changed
 from spark_jobs.worker.exchange import HASH_COLUMN
 from store_actors.schema import Field
 from store_actors.type_names import payload_type
@@ -92,8 +92,8 @@ class GroupedInput:
         wanted = {one.id for one in analysed(df).output}
         attributes = [one for one in below.output if one.id in wanted]
         keys = [key_of(one, f"k{place}") for place, one in enumerate(node.grouping)]
+        _check_names(key_names, attributes, reserved)
         payload = _Payload.of(attributes, keys)
-        _check_names(key_names, payload, reserved)
         delay_ms, time = event_time(attributes)
         if late_times:
             payload.selected.append(_late_time(attributes).alias(EVENT_TIME_FIELD.name))
@@ -137,6 +137,12 @@ def struct_type(given: T.DataType | str, what: str) -> T.StructType:
                 column=item.name,
                 type=item.dataType.simpleString(),
             ) from error
+        if has_alike_fields(item.dataType):
+            raise InvalidRequestError(
+                f"{what} has a struct with fields of one name; give them names of their own",
+                column=item.name,
+                type=item.dataType.simpleString(),
+            )
     return kind
 
 
@@ -165,12 +171,19 @@ class _Payload:
         return payload
 
 
-def _check_names(key_names: Sequence[str], payload: _Payload, reserved: Sequence[str]) -> None:
-    names = [name for name, _ in payload.names]
+def _check_names(key_names: Sequence[str], attributes: Sequence[Expression], reserved: Sequence[str]) -> None:
+    names = [attribute.name for attribute in attributes]
     if len(set(names)) < len(names):
         raise InvalidRequestError(
             "columns of one name cannot be told apart by the function; rename them", columns=names
         )
+    for attribute in attributes:
+        if has_alike_fields(attribute.type):
+            raise InvalidRequestError(
+                "fields of one name cannot be told apart by the function; give them names of their own, or select those that it needs",
+                column=attribute.name,
+                type=attribute.type.simpleString(),
+            )
     for name in set(reserved) & set(names):
         raise InvalidRequestError(f"the function is given its rows with a column {name} of its own; rename yours")
     if len(set(key_names)) < len(key_names):

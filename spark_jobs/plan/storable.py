@@ -16,7 +16,7 @@ from pyspark.sql import types as T
 
 from spark_jobs.plan.catalyst import Expression
 
-__all__ = ["is_changed", "restored", "stored", "stored_type"]
+__all__ = ["has_alike_fields", "is_changed", "restored", "stored", "stored_type"]
 
 _MONTHS = T.YearMonthIntervalType(T.YearMonthIntervalType.MONTH, T.YearMonthIntervalType.MONTH)
 _FLOATS = (T.FloatType, T.DoubleType)
@@ -45,9 +45,19 @@ def is_changed(kind: T.DataType, *, normalised: bool) -> bool:
     if isinstance(kind, T.MapType):
         return any(is_changed(one, normalised=normalised) for one in (kind.keyType, kind.valueType))
     if isinstance(kind, T.StructType):
-        is_renamed = _stored_names(kind) != kind.names
-        return is_renamed or any(is_changed(one.dataType, normalised=normalised) for one in kind.fields)
+        return has_alike_fields(kind) or any(is_changed(one.dataType, normalised=normalised) for one in kind.fields)
     return isinstance(kind, T.YearMonthIntervalType | T.NullType) or (normalised and isinstance(kind, _FLOATS))
+
+
+def has_alike_fields(kind: T.DataType) -> bool:
+    """Whether a struct, wherever in a type it stands, has two fields of one name."""
+    if isinstance(kind, T.ArrayType):
+        return has_alike_fields(kind.elementType)
+    if isinstance(kind, T.MapType):
+        return has_alike_fields(kind.keyType) or has_alike_fields(kind.valueType)
+    if isinstance(kind, T.StructType):
+        return _stored_names(kind) != kind.names or any(has_alike_fields(one.dataType) for one in kind.fields)
+    return False
 
 
 def _stored_names(kind: T.StructType) -> list[str]:

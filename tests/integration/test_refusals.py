@@ -243,6 +243,25 @@ TYPES = {
     "state of no columns": Refusal(
         lambda op, i: in_arrow(op(i["a"]).groupBy("k"), "append", state="long"), "is a struct of at least one column"
     ),
+    **{
+        f"{what} with two fields of one name, given to a function": Refusal(
+            lambda op, i, alike=alike, run=run: run(  # type: ignore[misc]
+                op(i["a"].withColumn("s", alike(F.struct(F.col("x").alias("f"), F.col("k").alias("f"))))).groupBy("k")
+            ),
+            "fields of one name cannot be told apart by the function.*names of their own.*column=`s`",
+            "update",
+        )
+        for what, alike, run in (
+            ("structs", lambda struct: struct, in_pandas),
+            ("lists of structs", F.array, in_arrow),
+        )
+    },
+    "structs with two fields of one name, given by a function": Refusal(
+        lambda op, i: (
+            op(i["a"]).groupBy("k").applyInPandasWithState(keep, "s struct<f:int,f:int>", "n long", "append", NONE)
+        ),
+        "outputStructType has a struct with fields of one name; give them names of their own",
+    ),
     "state of two columns of one name": Refusal(
         lambda op, i: in_arrow(op(i["a"]).groupBy("k"), "append", state="n long, n long"), "have distinct names"
     ),
