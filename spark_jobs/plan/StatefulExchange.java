@@ -1175,51 +1175,121 @@ class LateRowsRule extends Rule {
 }
 
 /**
- * Filters that Spark moves below a watermark, because of what follows an operator.
+ * Filters that Spark moves below an operator, because of what follows it, and below the operator's watermark where it can.
  *
- * Only rows that pass them move the watermark, and so they decide which rows are late. Spark's optimizer moves a filter on the groups of an
- * aggregation, or on a side of a join, through the operator; it cannot move one through an operator of the fleet. So it is shown the query
- * with Spark's own operators in their places, and the filters that it puts below a watermark are put there in the query. They only leave
- * out rows that add to no result, and stay where they were, too.
+ * Only rows that pass them move the watermark, and so they decide which rows are late; and rows that do not pass them take no room in the
+ * state. Spark's optimizer moves a filter on the groups of an aggregation, or on a side of a join, through the operator; it cannot move one
+ * through an operator of the fleet. So it is shown the query with Spark's own operators in their places: once to see which filters it puts
+ * below a watermark, and once for those that reach what an operator is made of. There they are put in the query. They only leave out rows
+ * that add to no result, and stay where they were, too.
  */
 class LateFilters {
     /** At the results of an operator: Spark's own, as it was analysed. Python sets it. */
     static final TreeNodeTag ANALYSED = new TreeNodeTag("statefleet.analysed");
+    /** At what nothing is moved through: the number of the input that stands below. */
+    private static final TreeNodeTag INPUT = new TreeNodeTag("statefleet.input");
 
     private final SparkSession session;
+    /** Conditions by watermark. */
     private final HashMap conditions = new HashMap();
+    /** Conditions by the number of an input. */
+    private final HashMap ofInputs = new HashMap();
+    /** Of the nodes of the query, as objects; and the numbers of those that are an operator's input. */
+    private final java.util.IdentityHashMap nodes = new java.util.IdentityHashMap();
+    private final java.util.IdentityHashMap inputs = new java.util.IdentityHashMap();
     private boolean standsFor;
 
     LateFilters(SparkSession session) {
         this.session = session;
     }
 
-    /** The query with these filters; itself if there are none. */
-    LogicalPlan pushed(LogicalPlan query) {
+    /**
+     * The query with these filters; itself if there are none.
+     *
+     * belowWatermarks: whether they stand below watermarks only, as for an operator that finds its watermark in the rows that it gets.
+     */
+    LogicalPlan pushed(LogicalPlan query, boolean belowWatermarks) {
         LogicalPlan own = asSparks(query);
         if (!standsFor) {
             return query;
         }
         collect((LogicalPlan) session.sessionState().optimizer().execute(own));
-        return filtered(query);
+        if (!belowWatermarks) {
+            remember(query);
+            // What has come to one operator's input moves on through the operator that this is made of.
+            boolean differs = true;
+            for (int i = 0; differs && i <= inputs.size(); i++) {
+                LogicalPlan moved = withInputs(query, false);
+                HashMap found = new HashMap();
+                collectAtInputs((LogicalPlan) session.sessionState().optimizer().execute(moved), found);
+                differs = false;
+                for (Object input : found.keySet()) {
+                    differs |= add(input, (Expression) found.get(input));
+                }
+            }
+        }
+        return filtered(query, false);
+    }
+
+    /** Adds to the condition of an input what it has not yet; whether there was any. Spark leaves out filters of what holds below. */
+    private boolean add(Object input, Expression found) {
+        Expression condition = (Expression) ofInputs.get(input);
+        ArrayList known = new ArrayList();
+        ArrayList parts = new ArrayList();
+        if (condition != null) {
+            split(condition, known);
+        }
+        if (found != null) {
+            split(found, parts);
+        }
+        boolean differs = false;
+        for (Object each : parts) {
+            boolean isNew = true;
+            for (Object other : known) {
+                isNew &= !((Expression) other).semanticEquals((Expression) each);
+            }
+            if (isNew) {
+                condition = condition == null ? (Expression) each : new And(condition, (Expression) each);
+                differs = true;
+            }
+        }
+        ofInputs.put(input, condition);
+        return differs;
+    }
+
+    private void remember(LogicalPlan node) {
+        nodes.put(node, Boolean.TRUE);
+        for (int i = 0; i < node.children().size(); i++) {
+            remember((LogicalPlan) node.children().apply(i));
+        }
+    }
+
+    /** The query with Spark's own operators, and nothing to be moved through what the fleet's are made of: the nodes that both have. */
+    private LogicalPlan withInputs(LogicalPlan node, boolean isInOperator) {
+        Option analysed = node.getTagValue(ANALYSED);
+        if (isInOperator && node.isStreaming() && nodes.containsKey(node)) {
+            if (!inputs.containsKey(node)) {
+                inputs.put(node, Integer.valueOf(inputs.size()));
+            }
+            LogicalPlan input = new ReturnAnswer(filtered(withInputs(node, false), ofInputs.get(inputs.get(node))));
+            input.setTagValue(INPUT, inputs.get(node));
+            return input;
+        }
+        if (analysed.isDefined()) {
+            return named(node, withInputs((LogicalPlan) analysed.get(), true));
+        }
+        ArrayList children = new ArrayList();
+        for (int i = 0; i < node.children().size(); i++) {
+            children.add(withInputs((LogicalPlan) node.children().apply(i), isInOperator));
+        }
+        return ofBatch(children.isEmpty() ? node : (LogicalPlan) node.withNewChildren(Lists.seq(children)));
     }
 
     private LogicalPlan asSparks(LogicalPlan node) {
         Option analysed = node.getTagValue(ANALYSED);
         if (analysed.isDefined()) {
             standsFor = true;
-            LogicalPlan own = asSparks((LogicalPlan) analysed.get());
-            Seq none = Lists.seq(new ArrayList());
-            ArrayList columns = new ArrayList();
-            for (int i = 0; i < node.output().size(); i++) {
-                Attribute mine = (Attribute) node.output().apply(i);
-                Attribute sparks = (Attribute) own.output().apply(i);
-                // A self join gives the columns of one side other ids.
-                columns.add(mine.exprId().equals(sparks.exprId())
-                    ? (Object) sparks
-                    : (Object) new Alias(sparks, mine.name(), mine.exprId(), none, Option.apply(null), none));
-            }
-            return new Project(Lists.seq(columns), own);
+            return named(node, asSparks((LogicalPlan) analysed.get()));
         }
         ArrayList children = new ArrayList();
         boolean isLowest = node instanceof EventTimeWatermark;
@@ -1235,8 +1305,26 @@ class LateFilters {
             // Nothing is moved through this one, so filters stay where they are looked for.
             children.set(0, new ReturnAnswer((LogicalPlan) children.get(0)));
         }
-        LogicalPlan above = children.isEmpty() ? node : (LogicalPlan) node.withNewChildren(Lists.seq(children));
-        return (LogicalPlan) above.mapExpressions(new scala.runtime.AbstractFunction1() {
+        return ofBatch(children.isEmpty() ? node : (LogicalPlan) node.withNewChildren(Lists.seq(children)));
+    }
+
+    /** Spark's own operator with the columns of the fleet's. */
+    private static LogicalPlan named(LogicalPlan results, LogicalPlan own) {
+        Seq none = Lists.seq(new ArrayList());
+        ArrayList columns = new ArrayList();
+        for (int i = 0; i < results.output().size(); i++) {
+            Attribute mine = (Attribute) results.output().apply(i);
+            Attribute sparks = (Attribute) own.output().apply(i);
+            // A self join gives the columns of one side other ids.
+            columns.add(mine.exprId().equals(sparks.exprId())
+                ? (Object) sparks
+                : (Object) new Alias(sparks, mine.name(), mine.exprId(), none, Option.apply(null), none));
+        }
+        return new Project(Lists.seq(columns), own);
+    }
+
+    private static LogicalPlan ofBatch(LogicalPlan node) {
+        return (LogicalPlan) node.mapExpressions(new scala.runtime.AbstractFunction1() {
             public Object apply(Object expression) {
                 return ofBatch((Expression) expression);
             }
@@ -1262,9 +1350,36 @@ class LateFilters {
     /** Remembers the filters below each watermark of an optimised plan, down to what nothing was moved through. */
     private void collect(LogicalPlan node) {
         if (node instanceof EventTimeWatermark) {
-            ArrayList parts = new ArrayList();
-            HashMap functions = new HashMap();
-            LogicalPlan below = ((EventTimeWatermark) node).child();
+            Filtered below = new Filtered(((EventTimeWatermark) node).child());
+            if (below.rows instanceof ReturnAnswer) {
+                remember(conditions, key((EventTimeWatermark) node), below.condition());
+            }
+        }
+        for (int i = 0; i < node.children().size(); i++) {
+            collect((LogicalPlan) node.children().apply(i));
+        }
+    }
+
+    /** Remembers the filters of each input of an operator. */
+    private static void collectAtInputs(LogicalPlan node, HashMap conditions) {
+        Filtered below = new Filtered(node);
+        Option input = below.rows.getTagValue(INPUT);
+        if (below.rows instanceof ReturnAnswer && input.isDefined()) {
+            remember(conditions, input.get(), below.condition());
+        }
+        for (int i = 0; i < below.rows.children().size(); i++) {
+            collectAtInputs((LogicalPlan) below.rows.children().apply(i), conditions);
+        }
+    }
+
+    /** Rows in an optimised plan, and the filters above them. */
+    private static class Filtered {
+        final LogicalPlan rows;
+        private final ArrayList parts = new ArrayList();
+        private final HashMap functions = new HashMap();
+
+        Filtered(LogicalPlan top) {
+            LogicalPlan below = top;
             while (below instanceof Filter || below instanceof Project || below instanceof BaseEvalPython) {
                 if (below instanceof Filter) {
                     split(((Filter) below).condition(), parts);
@@ -1276,23 +1391,23 @@ class LateFilters {
                 }
                 below = (LogicalPlan) below.children().apply(0);
             }
-            if (below instanceof ReturnAnswer) {
-                Expression condition = null;
-                for (Object each : parts) {
-                    Expression part = called((Expression) each, functions);
-                    if (part.references().subsetOf(below.outputSet()) && !SubqueryExpression$.MODULE$.hasSubquery(part)) {
-                        condition = condition == null ? part : new And(condition, part);
-                    }
-                }
-                remember((EventTimeWatermark) node, condition);
-            }
+            rows = below;
         }
-        for (int i = 0; i < node.children().size(); i++) {
-            collect((LogicalPlan) node.children().apply(i));
+
+        /** What the filters want of columns that the rows have; null if they want nothing. */
+        Expression condition() {
+            Expression condition = null;
+            for (Object each : parts) {
+                Expression part = called((Expression) each, functions);
+                if (part.references().subsetOf(rows.outputSet()) && !SubqueryExpression$.MODULE$.hasSubquery(part)) {
+                    condition = condition == null ? part : new And(condition, part);
+                }
+            }
+            return condition;
         }
     }
 
-    private static void split(Expression condition, ArrayList parts) {
+    static void split(Expression condition, ArrayList parts) {
         if (condition instanceof And) {
             split(((And) condition).left(), parts);
             split(((And) condition).right(), parts);
@@ -1302,7 +1417,7 @@ class LateFilters {
     }
 
     /** With the calls of Python functions in the places of their results. */
-    private static Expression called(Expression expression, HashMap functions) {
+    static Expression called(Expression expression, HashMap functions) {
         if (expression instanceof Attribute) {
             Object function = functions.get(((Attribute) expression).exprId());
             return function == null ? expression : called((PythonUDF) function, functions);
@@ -1319,8 +1434,7 @@ class LateFilters {
     }
 
     /** A stream that is read in several places has filters of its own in each: then no row may be left out for all. */
-    private void remember(EventTimeWatermark watermark, Expression condition) {
-        String key = key(watermark);
+    private static void remember(HashMap conditions, Object key, Expression condition) {
         if (!conditions.containsKey(key)) {
             conditions.put(key, condition);
         } else {
@@ -1331,22 +1445,28 @@ class LateFilters {
         }
     }
 
-    private LogicalPlan filtered(LogicalPlan node) {
+    /** isInOperator: whether an operator's input is still to come; the same rows may be read elsewhere, unfiltered. */
+    private LogicalPlan filtered(LogicalPlan node, boolean isInOperator) {
+        boolean isInput = isInOperator && inputs.containsKey(node);
+        boolean isInOperatorBelow = isInOperator && !isInput || node.getTagValue(ANALYSED).isDefined();
         ArrayList children = new ArrayList();
         boolean differs = false;
         for (int i = 0; i < node.children().size(); i++) {
             LogicalPlan child = (LogicalPlan) node.children().apply(i);
-            LogicalPlan after = filtered(child);
+            LogicalPlan after = filtered(child, isInOperatorBelow);
             if (node instanceof EventTimeWatermark) {
-                Expression condition = (Expression) conditions.get(key((EventTimeWatermark) node));
-                if (condition != null && condition.references().subsetOf(after.outputSet())) {
-                    after = new Filter(condition, after);
-                }
+                after = filtered(after, conditions.get(key((EventTimeWatermark) node)));
             }
             differs |= after != child;
             children.add(after);
         }
-        return differs ? (LogicalPlan) node.withNewChildren(Lists.seq(children)) : node;
+        LogicalPlan rows = differs ? (LogicalPlan) node.withNewChildren(Lists.seq(children)) : node;
+        return isInput ? filtered(rows, ofInputs.get(inputs.get(node))) : rows;
+    }
+
+    private static LogicalPlan filtered(LogicalPlan rows, Object condition) {
+        boolean fits = condition != null && ((Expression) condition).references().subsetOf(rows.outputSet());
+        return fits ? new Filter((Expression) condition, rows) : rows;
     }
 
     private static String key(EventTimeWatermark watermark) {
@@ -1395,7 +1515,11 @@ class StartRule extends Rule {
             }
             if (!operators.isEmpty()) {
                 check(query, operators);
-                LogicalPlan filtered = new LateFilters(session).pushed(query.inputQuery());
+                boolean closesEarly = false;
+                for (Object each : operators) {
+                    closesEarly |= ((Operator) each).facts.get("sources").size() > 0;
+                }
+                LogicalPlan filtered = new LateFilters(session).pushed(query.inputQuery(), closesEarly);
                 // One that comes in twice, with other filters above it each time, runs once for both.
                 if (filtered != query.inputQuery() && find(filtered, true, new ArrayList(), new HashMap()) == null) {
                     return query.withNewChildren(Lists.seq(Arrays.asList(new Object[] {filtered})));

@@ -1,4 +1,4 @@
-"""Filters that follow an operator decide which rows move the watermark below it, as they do where the operator is Spark's own."""
+"""Filters that follow an operator: which rows move the watermark below it, and which it keeps, is as where it is Spark's own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from spark_jobs.fleet import Fleet
 from tests.integration.operator_cases import Case, Operators, seconds
+from tests.integration.streams import Run
 from tests.integration.test_operators import Inputs, System, own
 
 COLUMNS = {"a": "k string, t timestamp, x int", "b": "k2 string, u timestamp, y int"}
@@ -86,6 +87,40 @@ def windows_of_matches(how: str) -> Query:
     return query
 
 
+def counts(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
+    """Without a watermark there is nothing to be late by, and still no room for what a filter leaves out."""
+    return ops(i["a"].where("x is not null"), "counts", "update").groupBy("k").count().where("k = 'p'")  # type: ignore[no-any-return]
+
+
+def a_side_without_a_watermark(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
+    joined = ops(i["a"], "join").join(i["b"].withWatermark("u", "0 seconds"), F.expr(f"k = k2 and {NEAR}"))
+    return flat(joined.where("x > 0"))
+
+
+def of_one_side_of_a_self_join(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
+    """The other side has the same rows, all of them."""
+    other = i["a"].selectExpr("k as k2", "t as u", "x as y").withWatermark("u", "0 seconds")
+    on = F.expr("k <=> k2 and u between t - interval 20 seconds and t + interval 20 seconds")
+    return flat(ops(i["a"], "join").join(other, on).where("x = 1"))
+
+
+def of_an_event_time(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
+    """Spark moves it up to the watermark, which sees all rows."""
+    sliding = F.window("t", "10 seconds", "5 seconds")
+    counted = ops(i["a"].withWatermark("t", "0 seconds"), "windows").groupBy(sliding, "k").count()
+    later = counted.where(F.col("window.start") > F.timestamp_seconds(F.lit(15)))
+    return later.select(seconds("window.start").alias("start"), "k", "count")  # type: ignore[no-any-return]
+
+
+def of_a_chain(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
+    """Through both operators, and by the counts of the first up to the second."""
+    rows = ops(i["a"].withWatermark("t", "0 seconds"), "fine")
+    fine = rows.groupBy(F.window("t", "5 seconds"), "k").count()
+    wider = ops(fine, "wider").groupBy(F.window("window", "10 seconds"), "k", F.col("count").alias("n")).count()
+    found = wider.where(F.col("window.start") > F.timestamp_seconds(F.lit(15))).where("n < 2 and k is not null")
+    return found.select(seconds("window.start").alias("start"), "k", "n", "count")  # type: ignore[no-any-return]
+
+
 QUERIES: dict[str, Query] = {
     "groups": lambda ops, i: windows(ops, i).where("k = 'p' and count > 0"),
     "an inner join's sides": lambda ops, i: flat(matches(ops, i, "inner").where("x > 0 and y > 0")),
@@ -97,12 +132,23 @@ QUERIES: dict[str, Query] = {
     "the time of the batch": of_today,
     "one operator twice": twice,
     "nothing that is filtered": windows,
+    "groups without a watermark": counts,
+    "a join's side without a watermark": a_side_without_a_watermark,
+    "one side of a self join": of_one_side_of_a_self_join,
+    "event time": of_an_event_time,
+    "a chain": of_a_chain,
 }
+MODES = {"groups without a watermark": "update"}
 #: Where Spark runs an operator for each use, with filters of its own, and the fleet one for all: Spark's query to compare with.
 SPARKS = {"one operator twice": once}
 #: Of these the fleet's operator keeps rows that Spark's does not, of which none comes out.
 KEEPS_MORE = ("windows of what a right outer join may lack", "an outer join's filtered side", "one operator twice")
-SHORT_LIST = ("groups", "an inner join's sides", "windows of what a right outer join may lack")
+SHORT_LIST = (
+    "groups",
+    "an inner join's sides",
+    "windows of what a right outer join may lack",
+    "one side of a self join",
+)
 
 
 @pytest.mark.parametrize(
@@ -117,8 +163,8 @@ def test_filters_after_an_operator_leave_the_rows_in_the_batches_that_spark_has_
 
     inputs, query = Inputs(spark, tmp_path / "in", COLUMNS), QUERIES[which]
     systems = [
-        System(Case(COLUMNS, query, []), inputs, ours, tmp_path / "fleet"),
-        System(Case(COLUMNS, SPARKS.get(which, query), []), inputs, own, tmp_path / "spark"),
+        System(Case(COLUMNS, build, [], mode=MODES.get(which, "append")), inputs, operators, tmp_path / side)
+        for side, build, operators in (("fleet", query, ours), ("spark", SPARKS.get(which, query), own))
     ]
     emitted = 0
     try:
@@ -133,3 +179,21 @@ def test_filters_after_an_operator_leave_the_rows_in_the_batches_that_spark_has_
     finally:
         for system in systems:
             system.run.stop()
+
+
+@pytest.mark.replay
+def test_a_limit_reads_all_rows_of_its_source(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
+    """Where Spark's own reads no more than it needs, and its watermark moves by these."""
+    inputs = Inputs(spark, tmp_path / "in", COLUMNS)
+    inputs.add({"a": [("p", 10, 1), ("p", 60, 1)], "b": []})
+    newest_of_each = []
+    for side, line in (("fleet", lambda rows: fleet.stateful(rows, name=name)), ("spark", lambda rows: rows)):
+        rows = inputs.streams()["a"].repartition(1).withWatermark("t", "0 seconds")
+        run = Run(line(rows).limit(1), "append", tmp_path / side)
+        try:
+            assert len(run.take()) == 1
+            newest = {progress["eventTime"]["max"] for progress in run.query.recentProgress if progress["batchId"] == 0}
+        finally:
+            run.stop()
+        newest_of_each.append(newest)
+    assert newest_of_each == [{"1970-01-01T00:01:00.000Z"}, {"1970-01-01T00:00:10.000Z"}]
