@@ -1,4 +1,9 @@
-"""Random stateful queries by seed, with what happens to them, for the fleet's operators and for Spark's own alike."""
+"""Random stateful queries by seed, with what happens to them, for the fleet's operators and for Spark's own alike.
+
+Left out is what has no one answer beside Spark: the clock (timeouts of processing time, ``current_timestamp``), chance, sources without
+batches of their own (rates, sockets), and aggregates of whose values any is right (``mode``, ``histogram_numeric``). Operators that
+Spark 3.5 has not (``topN``, ``keepLast``, ``applyInArrowWithState``, processors) have tests of their own.
+"""
 
 from __future__ import annotations
 
@@ -13,64 +18,78 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from tests.integration.operator_cases import Operators
+from tests.integration.random_inputs import Action, actions
 
-__all__ = ["COLUMNS", "Action", "Program", "program"]
+__all__ = ["Program", "program"]
 
-COLUMNS = {"a": "k string, s double, t timestamp, x int", "b": "k2 string, u timestamp, y int"}
-
+Inputs = Mapping[str, DataFrame]
 Stage = Callable[[Operators, DataFrame], DataFrame]
+Columns = Callable[[], list[Column]]
+
 _DELAYS = ("0 seconds", "3 seconds", "10 seconds")
 _KEYS = {
     "k": lambda: F.col("k"),
     "s": lambda: F.col("s"),
     "x": lambda: F.col("x"),
     "x:decimal": lambda: F.col("x").cast("decimal(12,2)"),
-    "k,x:struct": lambda: F.struct("k", "x"),
+    "x:bigint": lambda: F.col("x").cast("bigint"),
+    "x:tinyint": lambda: F.col("x").cast("tinyint"),
+    "x:interval": lambda: F.expr("make_dt_interval(0, 0, 0, x)"),
     "x:array": lambda: F.array("x", F.lit(1)),
+    "x:bool": lambda: F.col("x") > 2,
+    "k,x:struct": lambda: F.struct("k", "x"),
+    "k,s:structs": lambda: F.struct(F.struct("k", "s"), "x"),
+    "k:binary": lambda: F.col("k").cast("binary"),
+    "s:float": lambda: F.col("s").cast("float"),
     "t:date": lambda: F.to_date("t"),
     "t:minute": lambda: F.date_trunc("minute", "t"),
-    "k:binary": lambda: F.col("k").cast("binary"),
-    "x:bool": lambda: F.col("x") > 2,
+    "t:without a zone": lambda: F.col("t").cast("timestamp_ntz"),
+    "null": lambda: F.lit(None),
 }
 #: Keys of a distinct; all columns.
 _DISTINCT: tuple[tuple[str, ...] | None, ...] = (None, ("k",), ("k", "t"), ("s", "x"), ("t",), ("x", "k", "s"))
 _AGGREGATES = {
     "count": lambda: F.count("*"),
     "count(x)": lambda: F.count("x"),
+    "count_if": lambda: F.count_if(F.col("x") > 2),
     "sum(x)": lambda: F.sum("x"),
+    "sum(s)": lambda: F.sum("s"),
+    "sum(decimal)": lambda: F.sum(F.col("x").cast("decimal(10,2)")),
+    "sum(interval)": lambda: F.sum(F.expr("make_dt_interval(0, 0, 0, x)")),
+    "sum(x) of p": lambda: F.expr("sum(x) FILTER (WHERE k = 'p')"),
     "avg(x)": lambda: F.avg("x"),
     "min(k)": lambda: F.min("k"),
     "max(t)": lambda: F.max("t"),
-    "sum(decimal)": lambda: F.sum(F.col("x").cast("decimal(10,2)")),
     "max(struct)": lambda: F.max(F.struct("x", "k")),
-    "count_if": lambda: F.count_if(F.col("x") > 2),
+    "max(array)": lambda: F.max(F.array("x", F.length("k"))),
+    "max_by": lambda: F.expr("max_by(x, struct(x, k))"),
+    "every": lambda: F.expr("every(x > 0)"),
     "bit_xor": lambda: F.bit_xor("x"),
+    # Their last digits depend on the order in which values are added.
+    "stddev": lambda: F.round(F.stddev("x"), 6),
+    "covar_pop": lambda: F.round(F.covar_pop("x", F.length("k")), 6),
+    "collect_list": lambda: F.sort_array(F.collect_list("x")),
+    "collect_set": lambda: F.sort_array(F.collect_set("k")),
+    "approx_count_distinct": lambda: F.approx_count_distinct("x"),
+    "median": lambda: F.median("x"),
+    "percentile_approx": lambda: F.percentile_approx("x", [0.2, 0.9], 100),
+    "sketch": lambda: F.expr("hll_sketch_estimate(hll_sketch_agg(x))"),
 }
-
-
-@dataclass(frozen=True)
-class Action:
-    """Input files, and how they come in.
-
-    Attributes
-    ----------
-    files
-        Rows by input, for each file.
-    stops
-        Whether the query is stopped before and started after, so that the files are a backlog.
-    fails
-        Whether the sink fails once, after the first batch's rows; the query is then started again.
-    available_now
-        Whether the query ends with the input that there is.
-    shards
-        Shards of the fleet from then on.
-    """
-
-    files: tuple[Mapping[str, list[tuple[Any, ...]]], ...]
-    stops: bool
-    fails: bool
-    available_now: bool
-    shards: int
+#: What is one value for rows that come in the order of their file.
+_ORDERED_AGGREGATES = {
+    "first(x)": lambda: F.first("x"),
+    "last(x)": lambda: F.last("x", ignorenulls=True),
+}
+#: What may stand between the source and the first operator.
+_PRELUDES: dict[str, Callable[[DataFrame], DataFrame]] = {
+    ".where(x is null or x < 6)": lambda rows: rows.where("x is null or x < 6"),
+    ".withColumn(x, explode(x, 3))": lambda rows: rows.withColumn("x", F.explode(F.array("x", F.lit(3)))),
+    ".join(numbers, k, left_outer)": lambda rows: (
+        # Broadcast, so that rows stay in the order of their file.
+        rows.join(F.broadcast(rows.sparkSession.createDataFrame([("p", 1), ("q", 2)], "k string, n int")), "k", "left_outer")
+        .selectExpr("k", "s", "t", "x + coalesce(n, 0) as x")
+    ),
+}  # fmt: skip
 
 
 @dataclass
@@ -87,16 +106,26 @@ class Program:
         What happens to it.
     emits_any
         Whether its rows are any of those that it may emit: Spark says how many, and the order in which its tasks get them which.
+    reads_all
+        Whether Spark reads all rows, so that its watermark is that of all. Its ``limit`` of a source stops reading (docs/operators.md).
+    join_keeps_other_rows
+        Whether the fleet's join keeps rows that Spark leaves out before, and of which none comes out, or forgets rows sooner
+        (docs/operators.md).
+    conf
+        Settings of the session.
     """
 
     mode: str
     actions: list[Action]
     emits_any: bool = False
+    reads_all: bool = True
+    join_keeps_other_rows: bool = False
+    conf: dict[str, str] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
-    source: Callable[[Operators, Mapping[str, DataFrame]], DataFrame] | None = None
+    source: Callable[[Operators, Inputs], DataFrame] | None = None
 
-    def query(self, operators: Operators, inputs: Mapping[str, DataFrame]) -> DataFrame:
+    def query(self, operators: Operators, inputs: Inputs) -> DataFrame:
         """The streaming DataFrame, on the fleet or on Spark."""
         assert self.source is not None
         frame = self.source(operators, inputs)
@@ -104,37 +133,94 @@ class Program:
             frame = stage(operators, frame)
         return frame
 
+    def add(self, line: str, stage: Stage) -> None:
+        """What is made of the rows next."""
+        self.lines.append(line)
+        self.stages.append(stage)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What the last operator of a program may rely on in its rows `k`, `s`, `t` and `x`.
+
+    Attributes
+    ----------
+    is_timed
+        Whether `t` has a watermark.
+    in_order
+        Whether they come in the order of their file, so that the first one of some is the same on both sides.
+    one_of_each
+        Whether a batch can be made to have at most one of each `k` and `x`.
+    distinct
+        Keys by which they are distinct; None for all columns, nothing if they are not.
+    """
+
+    is_timed: bool
+    in_order: bool = True
+    one_of_each: bool = True
+    distinct: tuple[str, ...] | None = ()
+
 
 def program(seed: int) -> Program:
     """The program of a seed."""
     dice = random.Random(seed)
-    made = Program("append", _actions(dice))
+    made = Program("append", actions(dice))
     (_joined if dice.random() < 0.35 else _single)(dice, made)
     return made
 
 
-# -- what is run ------------------------------------------------------------------------------------------------------
+# -- one stream, or two of which one is made ---------------------------------------------------------------------------
 
 
 def _single(dice: random.Random, made: Program) -> None:
     delay = dice.choice((*_DELAYS, None)) if dice.random() < 0.7 else dice.choice(_DELAYS)
-    filtered = dice.random() < 0.3
-    made.lines.append(f"a.withWatermark(t, {delay})" + (".where(x is null or x < 6)" if filtered else ""))
+    is_union = delay is not None and dice.random() < 0.15
+    prelude = dice.choice(("", "", "", *_PRELUDES))
+    rows = Rows(delay is not None, in_order=not is_union, one_of_each=not is_union and "explode" not in prelude)
+    if is_union:
+        _united(dice, made)
+    else:
+        _marked(made, delay, prelude, is_before=dice.random() < 0.5)
+    if dice.random() < 0.4:
+        rows = Rows(rows.is_timed, rows.in_order, rows.one_of_each, _distinct(dice, made, "first", rows))
+        _filtered(dice, made, ("x > 1", "k is not null", "x is null or k = 'p'"))
+    _last(dice, made, rows)
 
-    def source(_: Operators, inputs: Mapping[str, DataFrame]) -> DataFrame:
-        frame = inputs["a"] if delay is None else inputs["a"].withWatermark("t", delay)
-        return frame.where("x is null or x < 6") if filtered else frame
+
+def _marked(made: Program, delay: str | None, prelude: str, *, is_before: bool) -> None:
+    mark = f".withWatermark(t, {delay})"
+    made.lines.append(f"a{mark}{prelude}" if is_before else f"a{prelude}{mark}")
+
+    def source(_: Operators, inputs: Inputs) -> DataFrame:
+        frame = inputs["a"]
+        if delay is not None and is_before:
+            frame = frame.withWatermark("t", delay)
+        frame = _PRELUDES[prelude](frame) if prelude else frame
+        return frame.withWatermark("t", delay) if delay is not None and not is_before else frame
 
     made.source = source
-    is_timed = delay is not None
-    first = dice.choice(_DISTINCT) if dice.random() < 0.4 else ()
-    if first != ():
-        _distinct(dice, made, "first", first, is_timed=is_timed)
-    _last(dice, made, first, is_timed=is_timed)
+
+
+def _united(dice: random.Random, made: Program) -> None:
+    """Both inputs, each with a watermark of its own."""
+    delays, policy = dice.choices(_DELAYS, k=2), dice.choice(("min", "max"))
+    made.conf["spark.sql.streaming.multipleWatermarkPolicy"] = policy
+    made.lines.append(f"a.withWatermark(t, {delays[0]}).union(b.withWatermark(u, {delays[1]})), {policy}")
+
+    def source(_: Operators, inputs: Inputs) -> DataFrame:
+        other = inputs["b"].withWatermark("u", delays[1])
+        other = other.selectExpr("k2 as k", "cast(null as double) as s", "u as t", "y as x")
+        return inputs["a"].withWatermark("t", delays[0]).union(other)
+
+    made.source = source
 
 
 def _joined(dice: random.Random, made: Program) -> None:
     how = dice.choice(("inner", "left_outer", "right_outer", "full_outer", "left_semi"))
+    # A semi join Spark moves below the aggregation on its left (docs/operators.md).
+    if dice.random() < 0.2 and how != "left_semi":
+        _joined_windows(dice, made, how)
+        return
     left: str | None = dice.choice(_DELAYS)
     right: str | None = dice.choice(_DELAYS)
     near = dice.choice(
@@ -151,122 +237,211 @@ def _joined(dice: random.Random, made: Program) -> None:
     if dice.random() < 0.25 and how != "full_outer":
         # The side that may lack a match has to have one.
         left, right = (None, right) if how in ("left_outer", "left_semi", "inner") else (left, None)
-    made.lines.append(f"a.withWatermark(t, {left}).join(b.withWatermark(u, {right}), {on!r}, {how})")
+    with_itself, first = dice.random() < 0.2, dice.choice(_DISTINCT) if dice.random() < 0.15 else ()
+    made.lines.append(
+        f"a.withWatermark(t, {left}){'' if first == () else f'.dropDuplicates({first})'}"
+        f".join({'a' if with_itself else 'b'}.withWatermark(u, {right}), {on!r}, {how})"
+    )
 
-    def source(operators: Operators, inputs: Mapping[str, DataFrame]) -> DataFrame:
+    def source(operators: Operators, inputs: Inputs) -> DataFrame:
         one = inputs["a"] if left is None else inputs["a"].withWatermark("t", left)
-        other = inputs["b"] if right is None else inputs["b"].withWatermark("u", right)
+        other = inputs["a"].selectExpr("k as k2", "t as u", "x as y") if with_itself else inputs["b"]
+        other = other if right is None else other.withWatermark("u", right)
+        if first != ():
+            one = operators(one, "first").dropDuplicates(None if first is None else list(first))
         return operators(one, "join").join(other, F.expr(on), how)  # type: ignore[no-any-return]
 
     made.source = source
-    # Spark makes an inner join of an outer one whose side is wanted to be there, as by windows of its time.
+    of_right = () if how == "left_semi" else ("y is not null", "k2 = 'p'")
+    is_filtered = _filtered(dice, made, ("x > 1", "k is not null", *of_right))
     time, delay = ("u", right) if how == "right_outer" else ("t", left)
     if how != "full_outer" and delay is not None and dice.random() < 0.5:
-        made.stages.append(lambda _, frame: frame.select("k", "s", F.col(time).alias("t"), "x"))
-        made.lines.append(f".select(k, s, {time} as t, x)")
-        _windows(dice, made, "after", append=True)
+        is_filtered = True
+        _after_join(dice, made, time, how)
+    if how == "left_semi" or (how != "inner" and is_filtered):
+        # Of an outer join whose matched rows alone are wanted Spark makes an inner one.
+        made.join_keeps_other_rows = True
 
 
-def _last(dice: random.Random, made: Program, first: tuple[str, ...] | None, *, is_timed: bool) -> None:
-    """The operator at the end, which may follow a distinct by the keys `first`."""
+def _after_join(dice: random.Random, made: Program, time: str, how: str) -> None:
+    # A limit of an outer join Spark takes of its outer side first, and then other rows come in other batches (docs/operators.md).
+    kind = dice.choice(("windows", "windows", "sessions", "distinct", "limit" if how == "inner" else "distinct"))
+    # Of equal doubles the two zeros differ, and which one comes first does not.
+    double = "cast(x as double) as s" if kind == "distinct" else "s"
+    made.add(
+        f".select(k, {double}, {time} as t, x)", lambda _, frame: frame.selectExpr("k", double, f"{time} as t", "x")
+    )
+    _operator(kind, dice, made, Rows(is_timed=True, in_order=False, one_of_each=False))
+
+
+def _joined_windows(dice: random.Random, made: Program, how: str) -> None:
+    """Counts of both streams by window, joined."""
+    delays, size = dice.choices(_DELAYS, k=2), dice.choice(("5 seconds", "10 seconds"))
+    made.lines.append(
+        f"a.withWatermark(t, {delays[0]}).groupBy(window({size}) as w, k).count()"
+        f".join(b.withWatermark(u, {delays[1]}).groupBy(window({size}) as w2, k2).count(), 'w = w2 and k <=> k2', {how})"
+    )
+
+    def source(operators: Operators, inputs: Inputs) -> DataFrame:
+        left = operators(inputs["a"].withWatermark("t", delays[0]), "left", "append")
+        right = operators(inputs["b"].withWatermark("u", delays[1]), "right", "append")
+        counts = left.groupBy(F.window("t", size).alias("w"), "k").agg(F.count("*").alias("n"))
+        others = right.groupBy(F.window("u", size).alias("w2"), "k2").agg(F.count("*").alias("n2"))
+        return operators(counts, "join").join(others, F.expr("w = w2 and k <=> k2"), how)  # type: ignore[no-any-return]
+
+    made.source = source
+    made.join_keeps_other_rows = _filtered(dice, made, ("k = 'p'", "n > 1")) and how != "inner"
+
+
+# -- the operator at the end -------------------------------------------------------------------------------------------
+
+
+def _last(dice: random.Random, made: Program, rows: Rows) -> None:
+    kinds = ["distinct", "limit"]
+    kinds += ["keys", "keys"] if rows.distinct == () else []
+    kinds += ["function"] if rows.one_of_each else []
+    kinds += ["windows", "windows", "windows", "sessions"] if rows.is_timed else []
+    _operator(dice.choice(kinds), dice, made, rows)
+
+
+def _operator(kind: str, dice: random.Random, made: Program, rows: Rows) -> None:
     is_chain = bool(made.stages)
-    kinds = ["distinct", "limit", "function"] + ([] if is_chain else ["keys"])
-    kinds += ["windows", "windows", "windows", "sessions"] if is_timed else []
-    kind = dice.choice(kinds)
     if kind == "keys":
-        _groups(dice, made)
+        _groups(dice, made, rows)
     elif kind == "windows":
-        _windows(dice, made, "windows", append=is_chain)
+        _windows(dice, made, rows, append=is_chain)
     elif kind == "sessions":
-        _sessions(dice, made, append=is_chain)
+        _sessions(dice, made, rows, append=is_chain)
     elif kind == "function":
-        _function(dice, made, append=is_chain, is_timed=is_timed)
+        _function(dice, made, append=is_chain, is_timed=rows.is_timed)
     elif kind == "distinct":
         made.mode = "append" if is_chain else dice.choice(("append", "update"))
-        # Rows that differ in the first one's keys come in any order, so of them none is the first by fewer keys.
-        keys = [one for one in _DISTINCT if not is_chain or one is None or (first and {*first} <= {*one})]
-        _distinct(dice, made, "last", dice.choice(keys), is_timed=is_timed)
+        _distinct(dice, made, "last", rows)
+        if not _filtered(dice, made, ("x > 1", "k is not null")) and dice.random() < 0.3:
+            # Without its event time, of which rows are late.
+            made.add(".select(k, x)", lambda _, frame: frame.select("k", "x"))
     else:
-        rows = dice.choice((1, 7, 20))
-        made.emits_any = is_chain
-        made.lines.append(f".limit({rows})")
-        made.stages.append(lambda operators, frame: operators(frame, "limit").limit(rows))
+        number = dice.choice((1, 7, 20))
+        made.emits_any = is_chain or not rows.in_order
+        made.reads_all = is_chain
+        made.add(f".limit({number})", lambda operators, frame: operators(frame, "limit").limit(number))
 
 
-def _aggregates(dice: random.Random) -> tuple[str, Callable[[], list[Column]]]:
-    names = dice.sample(sorted(_AGGREGATES), dice.randint(1, 4))
-    return ", ".join(names), lambda: [_AGGREGATES[name]().alias(f"v{place}") for place, name in enumerate(names)]
+def _filtered(dice: random.Random, made: Program, conditions: tuple[str, ...]) -> bool:
+    """Perhaps a filter of what an operator emits. Whether there is one."""
+    condition = dice.choice(conditions)
+    if dice.random() > 0.25:
+        return False
+    made.add(f".where({condition})", lambda _, frame: frame.where(condition))
+    return True
 
 
-def _keys(dice: random.Random, least: int, most: int) -> tuple[str, Callable[[], list[Column]]]:
-    names = dice.sample(sorted(_KEYS), dice.randint(least, most))
+def _aggregates(dice: random.Random, rows: Rows) -> tuple[str, Columns]:
+    held = _AGGREGATES | (_ORDERED_AGGREGATES if rows.in_order and rows.distinct == () else {})
+    names = dice.sample(sorted(held), dice.randint(1, 4))
+    return ", ".join(names), lambda: [held[name]().alias(f"v{place}") for place, name in enumerate(names)]
+
+
+def _keys(dice: random.Random, least: int, most: int, *, constant: bool = True) -> tuple[str, Columns]:
+    names = dice.sample([name for name in sorted(_KEYS) if constant or name != "null"], dice.randint(least, most))
     return ", ".join(names), lambda: [_KEYS[name]().alias(f"k{place}") for place, name in enumerate(names)]
 
 
-def _groups(dice: random.Random, made: Program) -> None:
-    made.mode = dice.choice(("update", "complete"))
-    (keys, by), (values, what), mode = _keys(dice, 0, 3), _aggregates(dice), made.mode
-    made.lines.append(f".groupBy({keys}).agg({values})")
-    made.stages.append(lambda operators, frame: operators(frame, "groups", mode).groupBy(*by()).agg(*what()))
+def _groups(dice: random.Random, made: Program, rows: Rows) -> None:
+    made.mode = mode = dice.choice(("update", "complete"))
+    (keys, by), (values, what) = _keys(dice, 0, 3), _aggregates(dice, rows)
+    method = dice.choice(("groupBy", "groupBy", "rollup", "cube")) if keys else "groupBy"
+    made.add(
+        f".{method}({keys}).agg({values})",
+        lambda operators, frame: getattr(operators(frame, "groups", mode), method)(*by()).agg(*what()),
+    )
+    _finish(dice, made, has_keys=bool(keys))
 
 
-def _windows(dice: random.Random, made: Program, name: str, *, append: bool) -> None:
+def _windows(dice: random.Random, made: Program, rows: Rows, *, append: bool) -> None:
     made.mode = mode = "append" if append else dice.choice(("append", "append", "update", "complete"))
     window = dice.choice((("10 seconds",), ("10 seconds", "4 seconds"), ("5 seconds", "5 seconds", "2 seconds")))
-    (keys, by), (values, what) = _keys(dice, 0, 2), _aggregates(dice)
-    made.lines.append(f".groupBy(window{window}, {keys}).agg({values})")
-    made.stages.append(
-        lambda operators, frame: operators(frame, name, mode).groupBy(F.window("t", *window), *by()).agg(*what())
+    (keys, by), (values, what) = _keys(dice, 0, 2), _aggregates(dice, rows)
+    # Of a time that has no watermark, where nothing asks for one.
+    time = "t" if mode == "append" or dice.random() < 0.8 else "t + interval 3 seconds"
+    made.add(
+        f".groupBy(window({time}, {window}), {keys}).agg({values})",
+        lambda operators, frame: (
+            operators(frame, "windows", mode).groupBy(F.window(F.expr(time), *window), *by()).agg(*what())
+        ),
     )
     if mode == "append" and dice.random() < 0.4:
+        _filtered(dice, made, ("v0 is not null", *(("k0 is not null",) if keys else ())))
         _wider_windows(dice, made)
+    else:
+        _finish(dice, made, has_keys=bool(keys), time="window.start")
 
 
 def _wider_windows(dice: random.Random, made: Program) -> None:
     """Windows of windows."""
     window = dice.choice((("20 seconds",), ("10 seconds",), ("12 seconds", "8 seconds")))
-    made.lines.append(f".groupBy(window(window, {window})).agg(count, count(v0))")
 
     def stage(operators: Operators, frame: DataFrame) -> DataFrame:
         groups = operators(frame, "wider").groupBy(F.window("window", *window))
         return groups.agg(F.count("*"), F.count("v0"))  # type: ignore[no-any-return]
 
-    made.stages.append(stage)
+    made.add(f".groupBy(window(window, {window})).agg(count, count(v0))", stage)
 
 
-def _sessions(dice: random.Random, made: Program, *, append: bool) -> None:
+def _sessions(dice: random.Random, made: Program, rows: Rows, *, append: bool) -> None:
     made.mode = mode = "append" if append else dice.choice(("append", "complete"))
     gap = dice.choice(("5 seconds", "case when x > 3 then '3 seconds' else '6 seconds' end"))
-    (keys, by), (values, what) = _keys(dice, 1, 2), _aggregates(dice)
-    made.lines.append(f".groupBy(session_window({gap}), {keys}).agg({values})")
-    made.stages.append(
+    # Spark has no sessions of a constant alone, and finds out in the first batch.
+    (keys, by), (values, what) = (
+        _keys(dice, 1, 2, constant=False),
+        _aggregates(dice, Rows(rows.is_timed, in_order=False)),
+    )
+    made.add(
+        f".groupBy(session_window({gap}), {keys}).agg({values})",
         lambda operators, frame: (
             operators(frame, "sessions", mode)
             .groupBy(F.session_window("t", F.expr(gap) if "case" in gap else gap), *by())
             .agg(*what())
-        )
+        ),
     )
+    _finish(dice, made, has_keys=True, time="session_window.start")
 
 
-def _distinct(
-    dice: random.Random, made: Program, name: str, columns: tuple[str, ...] | None, *, is_timed: bool
-) -> None:
-    keys = None if columns is None else list(columns)
-    within = is_timed and dice.random() < 0.4
-    made.lines.append(f".dropDuplicates{'WithinWatermark' if within else ''}({keys})")
+def _finish(dice: random.Random, made: Program, *, has_keys: bool, time: str | None = None) -> None:
+    """What may follow the last aggregation."""
+    if made.mode == "complete" and dice.random() < 0.3:
+        made.add(".orderBy(all).limit(5)", lambda _, frame: frame.orderBy(*frame.columns).limit(5))
+    elif time is not None and dice.random() < 0.1:
+        made.add(f".where({time} > 45 s)", lambda _, frame: frame.where(F.col(time) > F.timestamp_seconds(F.lit(45))))
+    else:
+        _filtered(dice, made, ("v0 is not null", *(("k0 is not null",) if has_keys else ())))
+
+
+def _distinct(dice: random.Random, made: Program, name: str, rows: Rows) -> tuple[str, ...] | None:
+    """The first row of each combination of some columns, which are returned."""
+    known = rows.distinct
+    # Of rows that come in any order none is the first but by all that they differ in.
+    keys = [
+        one
+        for one in _DISTINCT
+        if one is None or (rows.in_order if known == () else known is not None and {*known} <= {*one})
+    ]
+    columns = dice.choice(keys)
+    subset = None if columns is None else list(columns)
+    within = rows.is_timed and dice.random() < 0.4
 
     def stage(operators: Operators, frame: DataFrame) -> DataFrame:
-        rows = operators(frame, name)
-        return rows.dropDuplicatesWithinWatermark(keys) if within else rows.dropDuplicates(keys)  # type: ignore[no-any-return]
+        first = operators(frame, name)
+        return first.dropDuplicatesWithinWatermark(subset) if within else first.dropDuplicates(subset)  # type: ignore[no-any-return]
 
-    made.stages.append(stage)
+    made.add(f".dropDuplicates{'WithinWatermark' if within else ''}({subset})", stage)
+    return columns
 
 
 def _function(dice: random.Random, made: Program, *, append: bool, is_timed: bool) -> None:
     """A running total of each key, dropped once it is large, or once event time is past it."""
     made.mode = mode = "append" if append else dice.choice(("append", "update"))
     times_out = is_timed and dice.random() < 0.6
-    made.lines.append(f".groupBy(k, x).applyInPandasWithState(total{' with timeouts' if times_out else ''})")
     for action in made.actions:
         for file in action.files:
             # PySpark 3.5's own worker fails with today's pyarrow where a key has several rows in a batch.
@@ -293,43 +468,4 @@ def _function(dice: random.Random, made: Program, *, append: bool, is_timed: boo
         output, kept = "k string, x int, n bigint, sum bigint", "n bigint, sum bigint"
         return grouped.applyInPandasWithState(total, output, kept, mode, timeout)  # type: ignore[no-any-return]
 
-    made.stages.append(stage)
-
-
-# -- what happens to it -----------------------------------------------------------------------------------------------
-
-
-def _actions(dice: random.Random) -> list[Action]:
-    now, actions, shards, available_now = 40, list[Action](), 2, dice.random() < 0.2
-    for step in range(4):
-        files = []
-        for _ in range(dice.choice((1, 1, 2))):
-            now += dice.choice((2, 8, 12, 30))
-            files.append({"a": _rows_a(dice, now), "b": _rows_b(dice, now)})
-        stops = step > 0 and (available_now or len(files) > 1 or dice.random() < 0.2)
-        if stops and dice.random() < 0.4:
-            shards = dice.choice((1, 2, 4))
-        fails = not available_now and dice.random() < 0.15
-        actions.append(Action(tuple(files), stops or len(files) > 1 or available_now, fails, available_now, shards))
-    return actions
-
-
-def _time(dice: random.Random, now: int) -> int | None:
-    return None if dice.random() < 0.05 else max(0, now - dice.choice((-3, 0, 0, 1, 2, 4, 7, 12, 30)))
-
-
-def _rows_a(dice: random.Random, now: int) -> list[tuple[Any, ...]]:
-    doubles = (None, 0.0, -0.0, float("nan"), 1.5, 1.5)
-    return [
-        (
-            dice.choice((None, "p", "p", "q", "")),
-            dice.choice(doubles),
-            _time(dice, now),
-            dice.choice((None, 0, 1, 2, 4, 7)),
-        )
-        for _ in range(12)
-    ]
-
-
-def _rows_b(dice: random.Random, now: int) -> list[tuple[Any, ...]]:
-    return [(dice.choice((None, "p", "q", "r")), _time(dice, now), dice.choice((None, 0, 1, 2, 4))) for _ in range(8)]
+    made.add(f".groupBy(k, x).applyInPandasWithState(total{' with timeouts' if times_out else ''})", stage)

@@ -79,6 +79,8 @@ class Run:
         Output mode given to Spark.
     checkpoint
         Checkpoint folder.
+    before_batch, on_batch
+        Called with the number of each batch before its rows are read, and after.
     available_now
         Whether it ends by itself with the input that there is.
     """
@@ -89,6 +91,7 @@ class Run:
         mode: str,
         checkpoint: Path,
         *,
+        before_batch: Callable[[int], None] | None = None,
         on_batch: Callable[[int], None] | None = None,
         available_now: bool = False,
     ) -> None:
@@ -97,6 +100,8 @@ class Run:
 
         # Not of the run itself: Java would hold what holds the query, and neither side's garbage collection sees the other's half.
         def keep(emitted: DataFrame, batch_id: int) -> None:
+            if before_batch is not None:
+                before_batch(batch_id)
             batches[batch_id] = emitted.collect()
             if on_batch is not None:
                 on_batch(batch_id)
