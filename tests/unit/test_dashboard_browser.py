@@ -21,6 +21,18 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is install
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
 
 
+#: Fields of a form that are wider than their place.
+OVERFLOWING = """[...document.querySelectorAll('form.look label, form.look fieldset, form.look .null')]
+    .filter(one => one.scrollWidth > one.clientWidth + 1 && one.clientWidth > 0).map(one => one.textContent)"""
+
+
+#: In how many lines the texts of some elements are.
+LINES = """all => all.map(one => {
+    const text = document.createRange();
+    text.selectNodeContents(one);
+    return text.getClientRects().length; })"""
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
@@ -270,7 +282,7 @@ def test_a_window_has_fields_and_doubles_are_shown_as_they_were_meant(page: Page
         "oldest": 1,
         "newest": 3,
     }
-    row = {"user": "ann", "total": 16164.090000000002, "n": 3, "list": [0.30000000000000004]}
+    row = {"user": "ann", "total": 16164.090000000002, "n": 3, "list": [0.30000000000000004, {"at": None}]}
 
     def answer(route: Route) -> None:
         if route.request.method == "POST":
@@ -289,7 +301,12 @@ def test_a_window_has_fields_and_doubles_are_shown_as_they_were_meant(page: Page
         page.get_by_label("user is null").check()
         page.get_by_role("button", name="Look up").click()
         expect(page.locator("tbody tr").first).to_contain_text("16164.09")
-        assert page.locator("tbody td").all_inner_texts() == ["3", "ann", "16164.09", "3", "[0.3]"]
+        assert page.locator("tbody td").all_inner_texts() == ["3", "ann", "16164.09", "3", '[0.3, {"at": null}]']
+        for width in (390, 700, 1000, 1280, 1900):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate(OVERFLOWING) == []
+        page.set_viewport_size({"width": 320, "height": 900})
+        assert page.locator("td.n").evaluate_all(LINES) == [1, 1], "a number is not broken"
         window = {"start": "2025-01-31 13:30:00", "end": "2025-01-31 13:35:00"}
         assert asked[0]["key"] == {"window": window, "user": None}
         key = {one.name: typed_value(asked[0]["key"][one.name], one.type, one.name) for one in schema}

@@ -63,11 +63,14 @@ function wellText() {
   if (!all.length) return "The fleet is there; no query has used it yet.";
   const running = all.filter((one) => one.active).length;
   const alive = Object.values(executors).filter((one) => one.alive).length;
-  const parts = [`${running === all.length ? (running === 1 ? "The query runs" : `All ${running} queries run`) : `${running} of ${f.plural(all.length, "query", "queries")} run`}`,
-    `${Object.keys(actors).length === 1 ? "its store actor answers" : `all ${Object.keys(actors).length} store actors answer`}`];
+  const held = Object.keys(actors).length;
+  const parts = [running === all.length ? (running === 1 ? "the query runs" : `${every(running)} queries run`) : `${running} of ${f.plural(all.length, "query", "queries")} run`,
+    held === 1 ? "the store actor answers" : `${every(held)} store actors answer`];
   if (alive) parts.push(`${f.plural(alive, "executor")} ${alive === 1 ? "works" : "work"}`);
-  return `All is well: ${parts.join(", ")}.`.replace("All is well: All", "All is well: all").replace("All is well: The", "All is well: the");
+  return `All is well: ${parts.join(", ")}.`;
 }
+
+const every = (count) => (count === 2 ? "both" : `all ${count}`);
 
 function drawTiles(tiles) {
   const { actors, executors, queries, shards } = fleet.tables;

@@ -63,7 +63,7 @@ export function stateView(chosen) {
     partsLabel.hidden = !told.parts.length;
     const types = new Map(told.columns.map((column) => [column.name, column]));
     keys.replaceChildren(...told.keys.map((name) => keyField(types.get(name))));
-    about.textContent = `Versions ${told.oldest} to ${told.newest} can be read. Columns: ${told.columns.map((one) => `${one.name} (${one.type})`).join(", ")}.`;
+    about.textContent = `Columns: ${told.columns.map((one) => `${one.name} (${one.type})`).join(", ")}. Versions from ${told.oldest} on can be read.`;
     return null;
   });
 
@@ -114,7 +114,11 @@ function rowTable(rows) {
   const hasVersion = rows.some(([version]) => version !== null);
   return h("div", { class: "scroll" }, h("table", { class: "rows" }, h("thead", {}, h("tr", {}, hasVersion && h("th", { scope: "col" }, "version"), names.map((name) => h("th", { scope: "col" }, name)))),
     h("tbody", {}, rows.map(([version, row]) => h("tr", {}, hasVersion && h("td", { class: "num" }, String(version)),
-      row === null ? h("td", { class: "soft", colspan: names.length }, "not there") : names.map((name) => h("td", { class: "wrap mono" }, shown(row[name]))))))));
+      row === null ? h("td", { class: "soft", colspan: names.length }, "not there") : names.map((name) => h("td", { class: typeof row[name] === "number" ? "wrap mono n" : "wrap mono" }, shown(row[name]))))))));
 }
 
-const shown = (value) => (value === null ? "null" : typeof value === "number" ? f.number(value) : typeof value === "object" ? JSON.stringify(value, (_, one) => (typeof one === "number" ? Number(f.number(one)) : one)) : String(value));
+// A struct or a list is JSON, with room to break a line between its parts.
+const shown = (value) => (value === null ? "null" : typeof value === "number" ? f.number(value) : typeof value === "object" ? json(value) : String(value));
+const json = (value) => (Array.isArray(value) ? `[${value.map(json).join(", ")}]`
+  : typeof value === "object" && value !== null ? `{${Object.entries(value).map(([name, one]) => `${JSON.stringify(name)}: ${json(one)}`).join(", ")}}`
+  : typeof value === "number" ? f.number(value) : JSON.stringify(value));
