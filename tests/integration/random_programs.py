@@ -111,6 +111,8 @@ class Program:
     join_keeps_other_rows
         Whether the fleet's join keeps rows that Spark leaves out before, and of which none comes out, or forgets rows sooner
         (docs/operators.md).
+    has_sparks_order
+        Whether the operators stand as in Spark's plan. Where they do not, only rows and watermarks can be compared (docs/operators.md).
     conf
         Settings of the session.
     """
@@ -120,6 +122,7 @@ class Program:
     emits_any: bool = False
     reads_all: bool = True
     join_keeps_other_rows: bool = False
+    has_sparks_order: bool = True
     conf: dict[str, str] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
@@ -217,8 +220,7 @@ def _united(dice: random.Random, made: Program) -> None:
 
 def _joined(dice: random.Random, made: Program) -> None:
     how = dice.choice(("inner", "left_outer", "right_outer", "full_outer", "left_semi"))
-    # A semi join Spark moves below the aggregation on its left (docs/operators.md).
-    if dice.random() < 0.2 and how != "left_semi":
+    if dice.random() < 0.2:
         _joined_windows(dice, made, how)
         return
     left: str | None = dice.choice(_DELAYS)
@@ -291,6 +293,8 @@ def _joined_windows(dice: random.Random, made: Program, how: str) -> None:
 
     made.source = source
     made.join_keeps_other_rows = _filtered(dice, made, ("k = 'p'", "n > 1")) and how != "inner"
+    # Spark moves it below the aggregation on its left.
+    made.has_sparks_order = how != "left_semi"
 
 
 # -- the operator at the end -------------------------------------------------------------------------------------------

@@ -387,6 +387,19 @@ def rates(guide: Guide) -> Any:
     return [batches[number] for number in range(4)]
 
 
+def rows_at_a_rate(guide: Guide) -> Any:
+    """How many rows there are depends on the clock; which ones does not."""
+    rows = guide.spark.readStream.format("rate").option("rowsPerSecond", 20).option("numPartitions", 2).load()
+    thirds = guide.line(rows, "rates").groupBy((rows.value % 3).alias("third")).agg(F.count("*"), F.max("value"))
+    table = f"rate_{guide.side}"
+    query = thirds.writeStream.outputMode("complete").format("memory").queryName(table).start()
+    try:
+        until(lambda: sum(count for _, count, _ in rows_of(guide.spark.table(table))) >= 40)
+    finally:
+        query.stop()
+    return [(third, highest == third + 3 * (n - 1)) for third, n, highest in rows_of(guide.spark.table(table))]
+
+
 PROGRAMS: dict[str, Callable[[Guide], Any]] = {
     program.__name__.replace("_", " "): program
     for program in (
@@ -413,6 +426,7 @@ PROGRAMS: dict[str, Callable[[Guide], Any]] = {
         a_query_that_goes_on_from_its_checkpoint,
         rows_for_each,
         rates,
+        rows_at_a_rate,
     )
 } | {f"ads joined: {how}": ads_joined(how) for how in ("inner", "left_outer", "right_outer", "full_outer", "left_semi")}
 SHORT = [

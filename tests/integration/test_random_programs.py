@@ -86,7 +86,7 @@ class Side:
         return {batch: len(rows[batch]) for batch in rows} if self._program.emits_any else rows, {
             progress["batchId"]: (
                 progress.get("eventTime", {}).get("watermark") if self._program.reads_all else None,
-                [_figures(one, self._program) for one in progress["stateOperators"]],
+                [_figures(one, self._program) for one in progress["stateOperators"] if self._program.has_sparks_order],
             )
             for progress in self._running.query.recentProgress
             # A trigger that ran no batch reports the last one's state once more.
