@@ -7,27 +7,24 @@ from which the state had gone on in another way. The whole survey is run by ``./
 from __future__ import annotations
 
 import random
-import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from coordinator.branching import Branching
-from coordinator.errors import StateStoreError
+from coordinator.errors import CorruptStateError
 from coordinator.generations import Generation
 from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.manifest_log import ManifestLog
 from coordinator.model import StateMetadata, TaskIdentity
-from coordinator.storage.local import LocalObjectStore
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.surroundings import MachineClock
-from store_actors.live.fleet import attach
-from store_actors.live.verify import check_files, files_of
-from tests.unit.test_damage_survey import DAMAGES, Damage, Place
+from store_actors.live.verify import files_of
+from store_actors.serving.files import decode_file
+from tests.unit.damages import DAMAGES, ERROR, Survey, copied, counterpart, state_in, taken_from, told
 from tests.unit.test_operator_shards import Coordinator
 from tests.unit.test_rescale_shards import SUMS, Query, sums
 
@@ -79,13 +76,6 @@ class QueryOf(Query):
         return [repr(sorted(self.apply(sums(chance, self.batch), 0, store).items())) for _ in range(count)]
 
 
-def written(objects: MemoryObjectStore, folder: Path) -> None:
-    for info in objects.list(""):
-        file = folder / info.path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(objects.get(info.path))
-
-
 def go_on(objects: MemoryObjectStore, seed: str) -> None:
     """The second half of what happens to the states."""
     query = QueryOf(objects, PARENT, 3, "run-1")
@@ -97,152 +87,93 @@ def go_on(objects: MemoryObjectStore, seed: str) -> None:
     query.batches(1, seed)
 
 
-def made(folder: Path, seed: str) -> MemoryObjectStore:
-    """Write both states; returns what a backup has that was made in between."""
+def files(seed: str, backup: MemoryObjectStore | None = None) -> MemoryObjectStore:
+    """Files of both states; `backup` is given those that there were in between."""
     objects = MemoryObjectStore()
     query = QueryOf(objects, PARENT, 0, "run-0")
     store, chance = query.fleet.new_store(), random.Random(seed)
     for _ in range(3):
         query.apply(sums(chance, query.batch), 0, store)
     store.maintain(1)
-    backup = MemoryObjectStore()
-    for info in objects.list(""):
+    for info in objects.list("") if backup is not None else ():
         backup.put(info.path, objects.get(info.path))
     go_on(objects, seed)
-    written(objects, folder)
-    return backup
+    return objects
 
 
-def read(folder: Path) -> dict[str, str]:
-    """What readers are given of each version of both states, and what the queries go on with: rows, or an error."""
-    told = {}
+def read(objects: MemoryObjectStore) -> dict[str, str]:
+    """What readers are given of each version of both states, and what the queries go on with."""
+    found = {}
     for name in STATES:
-        state = attach(f"file://{folder}", offline=True).state(name, consistency="committed")
+        state = state_in(objects, name)
         for version in range(1, 7):
-            try:
-                rows = sorted(map(repr, state.at(version).scan().to_arrow().to_pylist()))
-                told[f"{name} {version}"] = "\n".join(rows)
-            except StateStoreError as error:
-                told[f"{name} {version}"] = f"error: {error}"
-    objects = MemoryObjectStore()
-    for file in folder.rglob("*"):
-        if file.is_file():
-            objects.put(str(file.relative_to(folder)), file.read_bytes())
+            found[f"{name} {version}"] = told(
+                lambda version=version, state=state: state.at(version).scan().to_arrow().to_pylist()
+            )
+    gone_on = copied(objects)
     for name in STATES:
-        try:
-            told[f"{name} goes on"] = "\n".join(QueryOf(objects, name, 6, "run-9").batches(1, "next"))
-        except StateStoreError as error:
-            told[f"{name} goes on"] = f"error: {error}"
-    return told
+        found[f"{name} goes on"] = told(lambda name=name: QueryOf(gone_on, name, 6, "run-9").batches(1, "next"))
+    return found
 
 
-@dataclass(frozen=True)
-class Both(Place):
-    """A folder with both states; expected is what :func:`read` gives."""
-
-    fork: Path
-    told: dict[str, str]
-
-    def needed(self) -> list[str]:
-        objects = LocalObjectStore(self.folder)
-        return sorted({one.path for name in STATES for one in files_of(objects, name).files})
-
-
-def taken(folder_of: Callable[[Both, str], Path], place: Place, path: str, dice: random.Random) -> bool:
-    """Put a file of the same kind and number, or with none a random one, in the place of another."""
-    assert isinstance(place, Both)
-    there = folder_of(place, path)
-    files = sorted(file for file in there.parent.glob(f"*{Path(path).suffix}") if file.is_file())
-    if files:
-        number = Path(path).name.partition("-")[0]
-        same = [file for file in files if file.name.partition("-")[0] == number]
-        shutil.copy(same[0] if same else dice.choice(files), place.folder / path)
-    return bool(files)
-
-
-def _sibling(place: Both, path: str) -> Path:
+def _sibling(path: str) -> str:
     state, _, rest = path.partition("/")
-    return place.folder / STATES[state == PARENT] / rest
-
-
-ALL_DAMAGES: dict[str, Damage] = {
-    **{kind: damage for kind, damage in DAMAGES.items() if kind != "another fleet's"},
-    "another fleet's": partial(taken, lambda place, path: place.other / path),
-    "a backup's": partial(taken, lambda place, path: place.fork / path),
-    "the other state's": partial(taken, _sibling),
-}
+    return f"{STATES[state == PARENT]}/{rest}"
 
 
 @pytest.fixture(scope="module")
-def fresh(tmp_path_factory: pytest.TempPathFactory) -> Both:
-    root = tmp_path_factory.mktemp("branches")
-    backup = made(root / "own", "a")
-    made(root / "other", "b")
+def survey() -> Survey:
+    backup = MemoryObjectStore()
+    objects = files("a", backup)
     go_on(backup, "c")
-    written(backup, root / "fork")
-    return Both(root / "own", root / "other", {}, root / "fork", read(root / "own"))
+    damages = {
+        **DAMAGES,
+        "another fleet's": taken_from(files("b")),
+        "a backup's": taken_from(backup),
+        "the other state's": taken_from(objects, _sibling),
+    }
+    return Survey(objects, STATES, read, damages)
 
 
-def outcome(fresh: Both, folder: Path, path: str, kind: str, seed: int) -> str:
-    """What is wrong after a damage; empty if nothing is."""
-    shutil.copytree(fresh.folder, folder)
-    before = (folder / path).read_bytes()
-    dice = random.Random(f"{path} {kind} {seed}")
-    if not ALL_DAMAGES[kind](replace(fresh, folder=folder), path, dice):
-        return ""
-    if (folder / path).exists() and (folder / path).read_bytes() == before:
-        return ""
-    is_newest = path == max(one for one in fresh.needed() if one.startswith(f"{path.partition('/')[0]}/manifest/"))
-    if kind == "delete" and ("/checkpoints/" in path or is_newest):
-        return ""  # nothing tells that it was there
-    told = read(folder)
-    wrong = [name for name, rows in told.items() if not rows.startswith("error: ") and rows != fresh.told[name]]
-    if wrong:
-        return f"wrong rows of {wrong}"
-    objects = LocalObjectStore(folder)
-    damages = [
-        one for name in STATES for one in check_files(objects, files_of(objects, name), lambda size: None).damages
-    ]
-    named = {word.strip(",:") for one in damages for word in (one.file, *one.problem.split())}
-    touched = {path}
-    if kind == "swap":
-        touched.add(str(fresh.neighbour(path)).removeprefix(f"{fresh.folder}/"))
-    return "" if touched & named else f"verify names {sorted(named)}"
-
-
-def survey(fresh: Both, root: Path, cases: list[tuple[str, str]], seed: int) -> dict[tuple[str, str], str]:
-    outcomes = {}
-    for number, (path, kind) in enumerate(cases):
-        found = outcome(fresh, root / str(number), path, kind, seed)
-        shutil.rmtree(root / str(number))
-        if found:
-            outcomes[path, kind] = found
-    return outcomes
-
-
-def cases_of(fresh: Both) -> list[tuple[str, str]]:
-    return [(path, kind) for path in fresh.needed() for kind in ALL_DAMAGES]
-
-
-def test_nothing_is_wrong_with_what_is_damaged(fresh: Both) -> None:
-    assert not [name for name, rows in fresh.told.items() if rows.startswith("error: ") and name[-1] not in "123"]
-    assert fresh.told[f"{PARENT} 4"] == fresh.told[f"{BRANCH} 4"] != fresh.told[f"{PARENT} 6"]
-    kinds = {(path.partition("/")[0], Path(path).parent.name) for path in fresh.needed()}
+def test_nothing_is_wrong_with_what_is_damaged(survey: Survey) -> None:
+    expected = survey.expected
+    assert not [name for name, rows in expected.items() if rows.startswith(ERROR) and name[-1] not in "123"]
+    assert expected[f"{PARENT} 4"] == expected[f"{BRANCH} 4"] != expected[f"{PARENT} 6"]
+    kinds = {(path.partition("/")[0], Path(path).parent.name) for path in survey.needed()}
     assert {folder for state, folder in kinds if state == PARENT} >= {"manifest", "checkpoints", "parts", "0", "4"}
     assert {folder for state, folder in kinds if state == BRANCH} >= {"manifest", "checkpoints", "2", "4"}
 
 
 @pytest.mark.parametrize("kind", ["delete", "a backup's"])
-def test_the_first_record_of_a_branch_is_checked(fresh: Both, tmp_path: Path, kind: str) -> None:
-    assert outcome(fresh, tmp_path / "case", f"{BRANCH}/manifest/{1:020d}.json", kind, 0) == ""
+def test_the_first_record_of_a_branch_is_checked(survey: Survey, kind: str) -> None:
+    assert survey.outcome(f"{BRANCH}/manifest/{1:020d}.json", kind) == ""
 
 
-def test_no_sampled_damage_of_branches_gives_wrong_rows_or_stays_unnamed(fresh: Both, tmp_path: Path) -> None:
-    dice = random.Random(20261123)
-    assert survey(fresh, tmp_path, dice.sample(cases_of(fresh), SAMPLE), 0) == {}
+def test_a_file_of_rows_of_another_fleet_is_refused_by_the_log_and_by_its_own_fields(survey: Survey) -> None:
+    """Of the shards of both generations of a state, and of its branch, whose files are in part the state's."""
+    other, dice, refused = files("b"), random.Random(0), set()
+    needed = {one.path: one for name in STATES for one in files_of(survey.objects, name).files if one.entry is not None}
+    for path, one in needed.items():
+        assert one.entry is not None
+        where = counterpart(other, path, dice)
+        assert where is not None
+        data = other.get(where)
+        with pytest.raises(CorruptStateError, match="its size or checksum differs"):
+            decode_file(data, one.entry, one.piece)
+        agreeing = replace(one.entry, file_bytes=len(data), checksum=zlib.crc32(data))
+        with pytest.raises(CorruptStateError, match=r"not the one that belongs in its place.*field=`attempt`"):
+            decode_file(data, agreeing)
+        refused.add((path.partition("/")[0], one.entry.partition_id, Path(path).suffix))
+    shards = {(state, partition) for state, partition, _ in refused}
+    assert shards >= {(PARENT, 0), (PARENT, 2), (BRANCH, 2)}
+    assert {suffix for _, _, suffix in refused} == {".delta", ".snapshot"}
+
+
+def test_no_sampled_damage_of_branches_gives_wrong_rows_or_stays_unnamed(survey: Survey) -> None:
+    assert survey.sampled(SAMPLE) == {}
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("kind", ALL_DAMAGES)
-def test_no_damage_of_branches_gives_wrong_rows_or_stays_unnamed(fresh: Both, tmp_path: Path, kind: str) -> None:
-    assert survey(fresh, tmp_path, [case for case in cases_of(fresh) if case[1] == kind], 0) == {}
+@pytest.mark.parametrize("kind", [*DAMAGES, "another fleet's", "a backup's", "the other state's"])
+def test_no_damage_of_branches_gives_wrong_rows_or_stays_unnamed(survey: Survey, kind: str) -> None:
+    assert survey.outcomes(survey.cases([kind])) == {}

@@ -1,0 +1,144 @@
+"""Damage to files of keyed stores, which programs and functions write: readers of every version, and the program that goes on.
+
+Two partitions with two named stores each, whose commits are in parts of checkpoints. The whole survey is run by ``./run soak``; here is
+a sample of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from coordinator.ledger_keeper import LedgerKeeper
+from coordinator.manifest_log import ManifestLog
+from coordinator.model import PYTHON_QUERY_ID, ActorLocation, Lease, StateMetadata, StateStoreId, TaskIdentity
+from coordinator.storage.memory import MemoryObjectStore
+from store_actors.messages import OpenRequest, StoreSpec
+from tests.unit.damages import DAMAGES, ERROR, Survey, copied, named_by_verify, state_in, taken_from, told
+from tests.unit.test_keyed_stores import COUNTS, NAMES, Fleet
+from tests.unit.test_operator_shards import Coordinator
+
+PARTITIONS = 2
+VERSIONS = 5
+STORES = (COUNTS, NAMES)
+#: Of the samples in every change's tests.
+SAMPLE = 30
+
+
+class SmallLogs(Coordinator):
+    """A coordinator of a program's state that writes checkpoints often, in small parts."""
+
+    def restart(self) -> None:
+        log = ManifestLog(self._objects, "s", "writer", checkpoint_interval=6, part_records=3)
+        self._keeper = LedgerKeeper(log)
+        self._do(self._keeper.open())
+        self._do(self._keeper.create_metadata(StateMetadata("s", PYTHON_QUERY_ID, PARTITIONS, "keyed", {})))
+
+
+class Program(Fleet):
+    """A program that writes partitions of a state that may be there."""
+
+    def __init__(self, objects: MemoryObjectStore, run: str) -> None:
+        super().__init__()
+        self.run, self.objects = run, objects
+        self.coordinator = SmallLogs(objects)
+        self.stores = self.new_stores()
+        self.partition = 0
+
+    def request(self, batch: int, run: str = "run-1", attempt: int = 0, *specs: StoreSpec) -> OpenRequest:
+        task = TaskIdentity("s", PYTHON_QUERY_ID, run, batch, self.partition, attempt, "executor")
+        grant = self.coordinator.lease(task, "a")
+        return OpenRequest(task, grant.lease, grant.base_version, specs)
+
+    def change(self, version: int, letter: str) -> list[str]:
+        """Make the next version of the partition; returns what its stores had before."""
+        session = self.open(version, self.run, 0, *STORES)
+        before = [repr(row) for spec in STORES for row in self.rows(session, spec)]
+        counts = {"k": [letter, "xy"[version % 2]], "n": pa.array([version + 1, self.partition], pa.int64())}
+        self.call(session, "put", pa.record_batch(counts))
+        names = {"id": pa.array([version, self.partition], pa.int64()), "name": [letter * version, letter]}
+        self.call(session, "put", pa.record_batch(names), store="names")
+        if version == 2:
+            self.call(session, "remove", pa.record_batch({"id": pa.array([0], pa.int64())}), store="names")
+        self.stores.commit(session)
+        return before
+
+    def at(self, version: int) -> Iterator[str]:
+        """Rows of all stores of the partition at a version."""
+        task = TaskIdentity("s", "", "", version, self.partition, 0, "executor")
+        lease = Lease(
+            StateStoreId("memory:///s", 0, self.partition), "", -1, ActorLocation("a", "a", "node", "host", 1)
+        )
+        session, _ = self.stores.open_read(OpenRequest(task, lease, version, STORES))
+        for spec in STORES:
+            yield from (f"{spec.name} {row}" for row in self.rows(session, spec))
+
+    def rows(self, session: str, spec: StoreSpec) -> Iterator[dict[str, Any]]:
+        scan = self.call(session, "iterator", store=spec.name)
+        while (batch := self.stores.next_batch(session, scan)) is not None:
+            yield from batch.to_pylist()
+
+
+def files(letter: str) -> MemoryObjectStore:
+    """Files of a program's state."""
+    program = Program(MemoryObjectStore(), "run-1")
+    for version in range(VERSIONS):
+        for program.partition in range(PARTITIONS):
+            program.change(version, letter)
+        if version in (1, 3):
+            program.stores.maintain(1)
+    return program.objects
+
+
+def read(objects: MemoryObjectStore) -> dict[str, str]:
+    """What is read of each version: with handles, as a table without a fleet, and by the program that goes on."""
+    found, opened = {}, list[Program]()
+    gone_on = copied(objects)
+
+    def program(partition: int) -> Program:
+        if not opened:
+            opened.append(Program(gone_on, "run-2"))
+        opened[0].partition = partition
+        return opened[0]
+
+    for spec in STORES:
+        state = state_in(objects, "s", spec.name)
+        found[f"table {spec.name}"] = told(lambda state=state: state.scan().to_arrow().to_pylist())
+    for partition in range(PARTITIONS):
+        for version in range(VERSIONS + 1):
+            found[f"{partition} at {version}"] = told(lambda: program(partition).at(version))  # noqa: B023
+    for partition in range(PARTITIONS):
+        found[f"{partition} goes on"] = told(lambda: program(partition).change(VERSIONS, "n"))  # noqa: B023
+    return found
+
+
+@pytest.fixture(scope="module")
+def survey() -> Survey:
+    return Survey(files("a"), ("s",), read, {**DAMAGES, "another fleet's": taken_from(files("b"))})
+
+
+def test_every_kind_of_file_of_two_stores_is_there(survey: Survey) -> None:
+    folders = {str(Path(path).parent) for path in survey.needed()}
+    partitions = {f"s/0/{partition}{store}" for partition in range(PARTITIONS) for store in ("", "/names")}
+    assert folders == {"s", "s/manifest", "s/checkpoints", "s/parts", *partitions}
+    of_rows = {str(Path(path).parent) for path in survey.needed() if path.endswith(".snapshot")}
+    assert of_rows == partitions
+    assert not [name for name, rows in survey.expected.items() if rows.startswith(ERROR)]
+    assert survey.expected["0 at 5"] != survey.expected["1 at 5"] != survey.expected["1 at 4"]
+    assert "'id': 0" in survey.expected["1 at 2"]
+    assert "'id': 0" not in survey.expected["1 at 3"]
+    assert named_by_verify(survey.objects, survey.states) == set()
+
+
+def test_no_sampled_damage_of_keyed_stores_gives_wrong_rows_or_stays_unnamed(survey: Survey) -> None:
+    assert survey.sampled(SAMPLE) == {}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(2))
+def test_no_damage_of_keyed_stores_gives_wrong_rows_or_stays_unnamed(survey: Survey, seed: int) -> None:
+    assert survey.outcomes(survey.cases(), seed) == {}
