@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError, RayTaskError
 
-from coordinator.errors import StateStoreError, StoreUnavailableError
+from coordinator.errors import SetupError, StateStoreError, StoreUnavailableError
 from coordinator.surroundings import Clock
 
 __all__ = ["NAMESPACE", "Actors", "RayActors", "answer", "call_until", "unwrapped"]
@@ -133,6 +133,19 @@ def unwrapped(actors: Actors, handle: Any, reference: Any) -> Any:
         raise (error.cause if isinstance(error.cause, StateStoreError) else error) from None
 
 
+def _called(handle: Any, method: str, args: Sequence[Any]) -> Any:
+    """The reference of a call; Ray compares it with what the actor's class was as it was started."""
+    try:
+        return getattr(handle, method).remote(*args)
+    except (AttributeError, TypeError) as error:
+        raise SetupError(
+            "the fleet was started by another release of Statefleet than this one, and the two cannot talk; nothing was changed; use "
+            "the release that started it, or stop its queries and run `statefleet stop` with that one, and start the queries with this",
+            method=method,
+            cause=error,
+        ) from error
+
+
 def call_until(
     actors: Actors,
     clock: Clock,
@@ -158,12 +171,14 @@ def call_until(
         What the coordinator raised.
     StoreUnavailableError
         It did not come back before the deadline.
+    SetupError
+        It has no such method: another release runs.
     """
     deadline = clock.elapsed_s() + deadline_s
     pause_s = 0.02
     while True:
         try:
-            return unwrapped(actors, handle, getattr(handle, method).remote(*args))
+            return unwrapped(actors, handle, _called(handle, method, args))
         except RayActorError as error:
             if clock.elapsed_s() > deadline:
                 raise StoreUnavailableError(

@@ -83,7 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         app(None if argv is None else list(argv), prog_name="statefleet")
     except StateStoreError as error:
-        print(f"error: {error}", file=sys.stderr)
+        # Of another program's words, such as a database's, a cause may have several lines.
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
         return 1
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)

@@ -94,7 +94,7 @@ def find(uri: str, address: str) -> CoordinatorClient:
         There is no Ray cluster at the address, or no fleet of this URI on it.
     """
     from coordinator.client import CoordinatorClient
-    from coordinator.deploy import join_cluster
+    from coordinator.deploy import join_cluster, ray_address
     from coordinator.storage.uris import normalize_uri
 
     normalized = normalize_uri(uri)
@@ -103,8 +103,10 @@ def find(uri: str, address: str) -> CoordinatorClient:
     if coordinator is None:
         raise SetupError(
             "no fleet of this URI runs on this Ray cluster; statefleet.connect(uri) in a job starts it; without one, "
-            "`statefleet scan --offline` and the like read what is stored, and `statefleet verify` checks it",
+            "`statefleet scan --offline` and the like read what is stored, and `statefleet verify` checks it; if it runs on another "
+            "cluster, name that by --address",
             uri=normalized,
+            cluster=ray_address(),
         )
     return coordinator
 
@@ -126,7 +128,9 @@ def chosen_states(states: list[str], name: str | None) -> list[str]:
     """
     chosen = [one for one in states if name in (None, one)]
     if not chosen:
-        raise InvalidRequestError("the fleet has no such state", name=name, states=states)
+        if name is None:
+            raise InvalidRequestError("there is no state at this URI; see that it is the one that queries use")
+        raise InvalidRequestError("the fleet has no such state", name=name, states=", ".join(states))
     return chosen
 
 

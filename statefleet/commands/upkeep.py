@@ -105,11 +105,12 @@ def gc(
         return
     floors = [(name, *map(str, floor)) for name, one in cleaned.items() for floor in one["floors"]]
     files = [file for one in cleaned.values() for file in one["files"]]
-    verb = "would be" if dry_run else "were"
-    print_text(f"{len(floors)} shards whose oldest version {verb} raised")
+    would = "would be " if dry_run else ""
+    print_text(f"oldest version {would}raised of {len(floors)} shard{'' if len(floors) == 1 else 's'}")
     if floors:
         print_table(("state", "partition", "store", "oldest version"), floors)
-    print_text(f"{len(files)} files that {verb} deleted, {size_text(sum(file['bytes'] for file in files))}")
+    size = size_text(sum(file["bytes"] for file in files))
+    print_text(f"{len(files)} file{'' if len(files) == 1 else 's'} {would}deleted, {size}")
     if files:
         print_table(
             ("file", "size", "age in s"), [(file["path"], size_text(file["bytes"]), file["age_s"]) for file in files]

@@ -71,6 +71,7 @@ def attach(
             "no fleet of this URI runs on this Ray cluster; start a query that uses it, or read what is stored with "
             "statefleet.attach(uri, offline=True)",
             uri=normalized,
+            cluster=ray_address(),
         )
     source = FleetSource.connected(coordinator, actors, surroundings)
     return LiveFleet(source, opened_live(normalized), surroundings, coordinator)

@@ -56,13 +56,13 @@ def answer(query: str, fleet: States) -> pa.Table:
                 "SQL over states reads states and nothing else: files, the network and extensions are out of its reach; nothing was "
                 "read; export the state's rows (to_arrow, statefleet export), and query them with a database of your own",
                 query=query,
-                cause=error,
+                cause=_reason(error),
             ) from error
         except duckdb.Error as error:
             raise _error_within(error) or InvalidRequestError(
                 "the query cannot be answered; a state is a table of its name, a part of one is written in quotes with a dot",
                 query=query,
-                cause=error,
+                cause=_reason(error),
             ) from error
 
 
@@ -189,6 +189,11 @@ def _nodes(told: Any) -> Iterator[dict[str, Any]]:
         yield told
     for one in told.values() if isinstance(told, dict) else told if isinstance(told, list) else ():
         yield from _nodes(one)
+
+
+def _reason(error: Exception) -> str:
+    """DuckDB's words without the line of the query, which is not quite the one that was asked."""
+    return str(error).partition("\n\nLINE ")[0]
 
 
 def _error_within(error: BaseException) -> StateStoreError | None:

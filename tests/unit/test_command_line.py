@@ -369,9 +369,14 @@ def test_what_cannot_be_read_is_told_in_one_line(
     command, *others = arguments
     answer = Told(capsys, [command, uri, *others, "--offline", "--json"])
     assert (answer.code, answer.out) == (1, "")
-    assert answer.err.startswith("error: ")
-    assert any(one in answer.err for one in told.split("|")), answer.err
-    assert "Traceback" not in answer.err
+    (line,) = answer.err.splitlines()
+    assert line.startswith("error: ")
+    assert any(one in line for one in told.split("|")), line
+
+
+def test_what_is_no_fleets_folder_has_nothing_to_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = Told(capsys, ["verify", tmp_path.as_uri()])
+    assert (answer.code, answer.err.startswith("error: there is no state at this URI")) == (1, True)
 
 
 def test_rows_are_shown_and_chosen(uri: str, capsys: pytest.CaptureFixture[str]) -> None:

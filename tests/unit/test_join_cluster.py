@@ -17,8 +17,10 @@ import pytest
 from ray._private import ray_constants, services
 
 from coordinator import deploy
+from coordinator.calls import RayActors, call_until
 from coordinator.errors import SetupError
 from coordinator.native_notes import native_notes_kept, stderr_without_notes
+from coordinator.surroundings import MachineClock
 from statefleet.doctor import cluster
 from statefleet.doctor.findings import Outcome
 
@@ -118,3 +120,18 @@ def test_a_process_that_goes_on_writes_to_the_same_standard_error(capfd: pytest.
     os.close(write)
     passing.join(timeout=30)
     assert capfd.readouterr().err == "[a line of Spark\n" * 20_000
+
+
+def test_a_coordinator_of_another_release_is_told_as_that() -> None:
+    """Ray compares a call with the actor's class as it was when the actor was started."""
+
+    class Method:
+        def remote(self, *args: Any) -> None:
+            raise TypeError("too many positional arguments")
+
+    class OfBefore:
+        read_view = Method()
+
+    for method in ("read_view", "told_later"):
+        with pytest.raises(SetupError, match=rf"another release of Statefleet.*`statefleet stop`.*method=`{method}`"):
+            call_until(RayActors(), MachineClock(), OfBefore(), method, ["clicks"], deadline_s=1, renew=OfBefore)
