@@ -188,8 +188,8 @@ class StateLedger(StateHistory):
         """
         if task.run_id in self.retired:
             raise FencedError(
-                "a newer run of this query has taken the state over; this run may not touch it any more; nothing of "
-                "this batch was committed by it",
+                "a newer run of this query has taken the state over, or the state's folder was put back or replaced under this one; "
+                "this run may not touch it any more; nothing of this batch was committed by it; restart the query",
                 state=self.state_name,
                 run_id=task.run_id,
                 newer_run_id=self.run_id,
@@ -406,7 +406,8 @@ class StateLedger(StateHistory):
         if mine:
             return [], mine
         assignment = self.assignments.get(entry.partition_id)
-        if entry.run_id != self.run_id or assignment is None or entry.epoch != assignment.epoch:
+        is_of_run = entry.run_id == self.run_id and entry.run_id not in self.retired
+        if not is_of_run or assignment is None or entry.epoch != assignment.epoch:
             raise FencedError(
                 "a newer owner holds this shard; the commit was not counted and no version changed",
                 state=self.state_name,

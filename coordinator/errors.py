@@ -16,6 +16,7 @@
     ├── CommitUnknownError       a commit may or may not have landed: ask, delete nothing
     ├── LogConflictError         another coordinator appended first: read the log, decide again
     ├── CorruptStateError        a file is damaged or missing, or another one than it should be: an operator must look
+    ├── StateReplacedError       the state's folder was put back or deleted meanwhile: look at what is there now
     ├── NewerFormatError         a later release wrote the state: use that one
     ├── StoreUnavailableError    no store actor or coordinator answered in time
     ├── MemoryLimitError         it does not fit a store actor's memory or spill folder: give it more, or use more shards and nodes
@@ -38,6 +39,7 @@ __all__ = [
     "OperationOutOfOrderError",
     "SetupError",
     "StateMismatchError",
+    "StateReplacedError",
     "StateStoreError",
     "StorageUnavailableError",
     "StoreUnavailableError",
@@ -127,6 +129,10 @@ class LogConflictError(StateStoreError):
 
 class CorruptStateError(StateStoreError):
     """A file named by a manifest is missing or damaged. The message names it."""
+
+
+class StateReplacedError(StateStoreError):
+    """The files of a state were put back, replaced or deleted while the fleet worked with them. Nothing was counted."""
 
 
 class NewerFormatError(StateStoreError):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -125,11 +126,19 @@ class StateHistory:
         return max(newest, default=self._first_version(partition_id))
 
     def counted(self, partition_id: int, version: int) -> tuple[int, str]:
-        """Newest version of a partition up to one, and the attempt that made it; the version that it was made with, and no attempt, if
-        none was counted.
+        """Newest version of a partition up to one, and the attempt that made it.
+
+        If none was counted, it is the version that the partition was made with: the empty one without an attempt, or one of other
+        shards, which is told by a digest of the attempts that made it there.
         """
         newest = max(self._newest_of(partition_id, version), key=lambda entry: entry.version, default=None)
-        return (self._first_version(partition_id), "") if newest is None else (newest.version, newest.attempt_id)
+        if newest is not None:
+            return newest.version, newest.attempt_id
+        own = self.generations.of(partition_id)
+        if own is None:
+            return 0, ""
+        parents = (self.counted(parent, own.version)[1] for parent in own.parents(partition_id))
+        return own.version, hashlib.blake2b("\n".join(parents).encode(), digest_size=16).hexdigest()
 
     def oldest_readable(self, partition_id: int) -> int:
         """Oldest version that a partition can be loaded at, with all its stores."""

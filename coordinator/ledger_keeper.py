@@ -10,7 +10,13 @@ from typing import Any, TypeVar
 
 from coordinator.checkpoints import CheckpointPlan
 from coordinator.core import StateLedger
-from coordinator.errors import CorruptStateError, LogConflictError, StateStoreError, StorageUnavailableError
+from coordinator.errors import (
+    CorruptStateError,
+    LogConflictError,
+    StateReplacedError,
+    StateStoreError,
+    StorageUnavailableError,
+)
 from coordinator.manifest_log import ManifestLog, Needed
 from coordinator.model import StateMetadata
 from coordinator.records import Record
@@ -65,8 +71,12 @@ class LedgerKeeper:
         self._max_age_s = max_age_s
         self._clock = clock or MachineClock()
         self._compared_s = self._clock.elapsed_s()
-        #: When the ledger was what the log had.
-        self._newest_s = self._compared_s
+        #: When the ledger was what the log had; and when its last record was seen to be there.
+        self._newest_s = self._seen_s = self._compared_s
+        #: Set once the state's folder is another one than the ledger is of: the state is to be opened anew.
+        self.replaced: StateReplacedError | None = None
+        #: Runs that worked with a state that was in this one's place: what memory has of that says nothing of this one.
+        self.barred: frozenset[str] = frozenset()
         self._ledger: StateLedger | None = None
         self.metadata: StateMetadata | None = None
         #: Metadata of a state that is no more, which are yet to be removed; and how many of its name are no more, by the ledger.
@@ -118,6 +128,7 @@ class LedgerKeeper:
             # Another coordinator dropped the state, and there may be another one of its name.
             self.metadata = await asyncio.to_thread(self._log.load_metadata)
         self._settle_metadata(ledger)
+        ledger.retired |= self.barred - {""}
         self._ledger, self._compared_s, self._newest_s = ledger, now_s, now_s
         self._ledger_drops = ledger.drops
         self._taken, self._unwritten = 0, []
@@ -240,6 +251,8 @@ class LedgerKeeper:
             try:
                 outcomes = await self._decide_group([decide for decide, _ in group], fence, must_look, must_write)
             except Exception as error:  # noqa: BLE001 - every waiting caller gets it
+                if isinstance(error, StateReplacedError) and self._ledger is not None:
+                    self.replaced, self.barred = error, self.barred | {self._ledger.run_id}
                 self._ledger = None
                 outcomes = [error] * len(group)
                 if must_write:
@@ -256,6 +269,8 @@ class LedgerKeeper:
         self, group: list[Decide[Any]], fence: bool, must_look: bool, must_write: bool
     ) -> list[tuple[Any] | Exception]:
         for _ in range(_DECIDE_ATTEMPTS):
+            if self.replaced is not None:
+                raise self.replaced
             ledger = self._ledger
             if ledger is None or (self._is_old() and not await self._compared()):
                 ledger = await self._load()
@@ -309,7 +324,7 @@ class LedgerKeeper:
         if not records and not fence:
             if not must_look and now_s - self._newest_s < _RECENT_S:
                 return True
-            current = await asyncio.to_thread(self._log.is_newest)
+            current = await self._is_newest(now_s)
         else:
             try:
                 await asyncio.to_thread(self._log.append, records)
@@ -319,7 +334,7 @@ class LedgerKeeper:
                     "reloading a manifest log that another coordinator wrote to: %s", conflict, extra=_fields(ledger)
                 )
                 current = False
-            self._append_s = self._clock.elapsed_s() - now_s
+            self._append_s, self._seen_s = self._clock.elapsed_s() - now_s, now_s
         if current and self._is_old():
             # Too slow, in reading the log or just now: the place that was free may be one that was cleaned away.
             current = await self._compared()
@@ -329,6 +344,17 @@ class LedgerKeeper:
             self._newest_s = now_s
         if current and (records or fence) and self._log.is_checkpoint_due:
             self._begin_checkpoint(ledger)
+        return current
+
+    async def _is_newest(self, now_s: float) -> bool:
+        """Whether nobody has appended since; now and then also whether the log is still the one that the ledger is of."""
+        is_whole_look = now_s - self._seen_s >= _RECENT_S
+        try:
+            current = await asyncio.to_thread(self._log.look, is_whole=is_whole_look)
+        except LogConflictError:
+            return False
+        if is_whole_look:
+            self._seen_s = now_s
         return current
 
     def _begin_checkpoint(self, ledger: StateLedger) -> None:

@@ -30,7 +30,13 @@ from coordinator.checkpoints import (
     records_of_part,
 )
 from coordinator.core import StateLedger
-from coordinator.errors import CommitUnknownError, CorruptStateError, LogConflictError, StorageUnavailableError
+from coordinator.errors import (
+    CommitUnknownError,
+    CorruptStateError,
+    LogConflictError,
+    StateReplacedError,
+    StorageUnavailableError,
+)
 from coordinator.file_format import FORMAT, check_format, check_place
 from coordinator.model import CommitEntry, SnapshotEntry, StateMetadata
 from coordinator.records import Committed, Dropped, Record, SnapshotAdded, record_from_json, record_to_json
@@ -392,13 +398,47 @@ class ManifestLog:
 
     def is_current(self) -> bool:
         """Whether the log ends with the record that was last loaded or appended here, and that one is still the same."""
-        if self._seq:
-            try:
-                if unseal(self._store.get(self._path("manifest", self._seq))).get("record_id") != self._record_id:
-                    return False
-            except (FileNotFoundError, ValueError):
-                return False
+        return self._has_last_record() and self.is_newest()
+
+    def _has_last_record(self) -> bool:
+        """Whether the record that was last loaded or appended here is still where it was."""
+        if not self._seq or not self._record_id:
+            return True
+        try:
+            # Its id is nowhere else; to parse all of a large record takes longer than to read it.
+            return self._record_id.encode() in self._store.get(self._path("manifest", self._seq))
+        except FileNotFoundError:
+            return False
+
+    def look(self, *, is_whole: bool) -> bool:
+        """:meth:`is_newest`, of which a whole look is preceded by :meth:`check_replaced`."""
+        if is_whole:
+            self.check_replaced()
         return self.is_newest()
+
+    def check_replaced(self) -> None:
+        """Refuse to go on from what is in memory if the log is another one by now.
+
+        Raises
+        ------
+        LogConflictError
+            Others went on so far that the last record known here was cleaned away.
+        StateReplacedError
+            It is not there any more for no such reason: somebody put the state's folder back, replaced or deleted it.
+        """
+        if self._has_last_record():
+            return
+        path = self._path("manifest", self._seq)
+        if self.was_passed():
+            raise LogConflictError("the log has gone on, and was cleaned since", file=path)
+        raise StateReplacedError(
+            "the state's files are not those that the fleet worked with: its folder was put back from a backup, replaced or deleted, "
+            "or a record of its log was lost, while the fleet ran; nothing was counted and nothing was written; what is there now is "
+            "read with the next call; stop the query, see `statefleet verify`, and put back folder and checkpoint of one time, or "
+            "begin anew with a new checkpoint and another name",
+            state=self._state_name,
+            file=path,
+        )
 
     def was_passed(self) -> bool:
         """Whether the log has gone on so far that records from this place on may have been cleaned away.
@@ -421,17 +461,21 @@ class ManifestLog:
         return self._seq % self._checkpoint_interval == 0
 
     def append(self, records: list[Record]) -> None:
-        """Append records.
+        """Append records, after the last one that is known here if that is still there.
 
         Raises
         ------
         LogConflictError
-            The place is taken by another writer.
+            The place is taken by another writer, or the log was cleaned since.
+        StateReplacedError
+            The log is another one by now.
         StorageUnavailableError
             The records are not in the log as far as can be read.
         CommitUnknownError
             They can be read there, but may not outlive a power loss.
         """
+        # A free place says nothing of what it follows: of an older copy, or of another state, it is free as well.
+        self.check_replaced()
         seq = self._seq + 1
         record_id = self._new_id()
         told = [record_to_json(record) for record in records]

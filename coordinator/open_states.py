@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coordinator.core import StateLedger
-from coordinator.errors import CorruptStateError
+from coordinator.errors import CorruptStateError, NewerFormatError
 from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.manifest_log import ManifestLog
 from coordinator.model import StateMetadata
@@ -95,6 +95,10 @@ class OpenStates:
         self.openings: Counter[str] = Counter()
         #: States whose ledgers were let go of, until somebody asks for them.
         self._resting: dict[str, RestingState] = {}
+        #: By state, runs that worked with another one that was in its place; see :attr:`LedgerKeeper.barred`.
+        self._barred: dict[str, frozenset[str]] = {}
+        #: States that could not be opened the last time that all were, each with why.
+        self._unreadable: dict[str, str] = {}
         #: One a state: a state that is slow to read, or broken, is waited for by nobody else's tasks.
         self._opening: dict[str, asyncio.Lock] = {}
 
@@ -103,15 +107,29 @@ class OpenStates:
         # Whatever the caller checked: the folder of a name such as "" is everybody's, and cleaning it would be the end of them.
         check_state_name(state_name)
         self._asked_s[state_name] = self._clock.elapsed_s()
-        keeper = self._keepers.get(state_name)
+        keeper = self._present(state_name)
         if keeper is None:
             async with self._opening.setdefault(state_name, asyncio.Lock()):
-                keeper = self._keepers.get(state_name)
+                keeper = self._present(state_name)
                 if keeper is None:
                     keeper = self._keepers[state_name] = await self._opened(state_name)
                     self._resting.pop(state_name, None)
             # Who still waits has the lock itself; who comes now finds the keeper.
             self._opening.pop(state_name, None)
+        return keeper
+
+    def _present(self, state_name: str) -> LedgerKeeper | None:
+        """The keeper of a state, unless the folder of the state became another one since."""
+        keeper = self._keepers.get(state_name)
+        if keeper is not None and keeper.replaced is not None:
+            log.warning(
+                "a state's folder was put back, replaced or deleted under the fleet: what memory has of it is let go, and what is "
+                "there now is read",
+                extra={"state": state_name},
+            )
+            self._barred[state_name] = keeper.barred
+            del self._keepers[state_name]
+            return None
         return keeper
 
     async def notice_deleted(self, state_name: str) -> None:
@@ -170,6 +188,7 @@ class OpenStates:
     async def _opened(self, state_name: str) -> LedgerKeeper:
         self.openings[state_name] += 1
         keeper = LedgerKeeper(self._log_of(state_name), max_age_s=self._max_age_s, clock=self._clock)
+        keeper.barred = self._barred.get(state_name, keeper.barred)
         damage: CorruptStateError | None = None
         try:
             await keeper.open()
@@ -220,6 +239,33 @@ class OpenStates:
         candidates = list(names)
         are_states = await asyncio.gather(*map(self.has_metadata, candidates))
         return [name for name, is_state in zip(candidates, are_states, strict=True) if is_state]
+
+    async def open_all(self) -> list[str]:
+        """Open every state but those that rest, of which it is known what they show; returns the names of all.
+
+        One that cannot be read keeps nobody from the others: see :meth:`unreadable`.
+        """
+        names = await self.stored()
+        self.forget_deleted(names)
+        without = [
+            one for one in await asyncio.to_thread(self._store.folders) if is_state_name(one) and one not in names
+        ]
+        # What a copy that was cut off left, or a query that wrote into a folder that was deleted.
+        logs = [one for one in without if await asyncio.to_thread(self._store.list, f"{one}/manifest")]
+        wanted = [one for one in (*names, *logs) if one not in self._resting]
+        outcomes = await asyncio.gather(*map(self.keeper, wanted), return_exceptions=True)
+        self._unreadable = {}
+        for name, outcome in zip(wanted, outcomes, strict=True):
+            if isinstance(outcome, CorruptStateError | NewerFormatError):
+                self._unreadable[name] = str(outcome)
+                log.warning("a state cannot be read: %s", outcome, extra={"state": name})
+            elif isinstance(outcome, BaseException):
+                raise outcome
+        return names
+
+    def unreadable(self) -> Mapping[str, str]:
+        """Return the states that could not be opened the last time that all were, by name, and why."""
+        return self._unreadable
 
     async def has_metadata(self, name: str) -> bool:
         """Whether a folder is a state's."""

@@ -585,7 +585,8 @@ class Coordinator:
         queries += [{**state.details(), "running_batch": None} for state in self._states.resting().values()]
         queries.sort(key=lambda query: str(query["name"]))
         told = fleet_status(self._uri, self._described(), self._lives, queries)
-        return {**told, "executors": self._observing.executors()}
+        unreadable = [{"name": name, "error": error} for name, error in self._states.unreadable().items()]
+        return {**told, "executors": self._observing.executors(), "unreadable": unreadable}
 
     def _running(self, ledger: StateLedger, metadata: StateMetadata) -> dict[str, Any] | None:
         """A state's batch that has been running for some seconds, as JSON data."""

@@ -201,8 +201,5 @@ class Versions:
         return await self._branching.make(parent, view.version, name)
 
     async def load_all_states(self) -> list[str]:
-        """Open every state below the fleet's URI but those that rest, of which it is known what they show; returns the names of all."""
-        names = await self._states.stored()
-        self._states.forget_deleted(names)
-        await asyncio.gather(*(self._keeper(name) for name in names if name not in self._states.resting()))
-        return names
+        """See :meth:`OpenStates.open_all <coordinator.open_states.OpenStates.open_all>`."""
+        return await self._states.open_all()

@@ -56,9 +56,17 @@ def status(uri: Uri, address: Address = "auto", as_json: AsJson = False) -> None
             for one in told["queries"]
         ],
     )
+    _print_unreadable(told.get("unreadable", []))
     _print_executors(told["executors"])
     _print_overdue(told["queries"])
     _print_slow(told["queries"])
+
+
+def _print_unreadable(states: list[dict[str, Any]]) -> None:
+    """States of which the files cannot be read, and what to do."""
+    for one in states:
+        print()
+        print_text(f"{one['name']} cannot be read: {one['error']}")
 
 
 def _print_executors(executors: list[dict[str, Any]]) -> None:

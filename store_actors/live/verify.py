@@ -298,6 +298,8 @@ def _damages(found: StateFiles, problems: Sequence[tuple[NeededFile, str]]) -> I
         elif file.kind == "log record" and found.ledger is not None:
             advice = f"every version can be read, as a checkpoint has what it says; keep the checkpoints, or {_RESTORE}"
             yield replace(told, advice=advice)
+        elif file.kind == "metadata" and found.created is None:
+            yield replace(told, advice=f"{_RESTORE}, or free the name of what is left by `statefleet drop`")
         else:
             yield told
 

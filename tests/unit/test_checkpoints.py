@@ -313,7 +313,8 @@ def test_a_reader_that_is_overtaken_by_cleaning_reads_from_the_newer_checkpoint(
     assert data_of(slow.load()) == data_of(writer.ledger)
     # What is missing though nobody has gone on is missing.
     writer.batch()
-    objects.delete(f"clicks/manifest/{writer.log.seq:020d}.json")
+    lost = f"clicks/manifest/{writer.log.seq:020d}.json"
     writer.batch()
+    objects.delete(lost)
     with pytest.raises(CorruptStateError, match="manifest/"):
         slow.load()

@@ -212,7 +212,7 @@ def test_all_states_are_found_without_a_listing_of_their_files() -> None:
         coordinator = coordinator_over(store)
         assert await coordinator.load_all_states() == ["clicks"]
         assert [one["name"] for one in (await coordinator.status())["queries"]] == ["clicks"]
-        assert set(store.listed) == {"clicks/checkpoints", "clicks/manifest"}
+        assert set(store.listed) == {"clicks/checkpoints", "clicks/manifest", "notes/manifest"}
 
     asyncio.run(scenario())
 

@@ -10,16 +10,22 @@ from typing import Any
 import pytest
 
 from coordinator.core import Counted, StateLedger
-from coordinator.errors import CorruptStateError, FencedError, InvalidRequestError, StateMismatchError
+from coordinator.errors import (
+    CorruptStateError,
+    FencedError,
+    InvalidRequestError,
+    StateMismatchError,
+    StateReplacedError,
+)
 from coordinator.maintenance import Maintenance
-from coordinator.manifest_log import ManifestLog
+from coordinator.manifest_log import ManifestLog, seal
 from coordinator.model import ActorLocation, PartitionCommit, StateMetadata, TaskIdentity
 from coordinator.reading import WantedView
 from coordinator.records import Dropped
 from coordinator.service import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.surroundings import Surroundings
-from store_actors.live.verify import state_names
+from store_actors.live.verify import check_files, files_of, state_names
 from tests.clocks import LaterClock
 from tests.unit.test_coordinator import entry
 
@@ -49,7 +55,8 @@ class People:
         begun = replace(entry(grant, version), file=f"{state}/0/0/{version}-{ord(run[-1]):x}.delta", run_id=run)
         self.objects.put(begun.file, b"delta")
         (outcome,) = await self.coordinator.commit_partitions(state, [PartitionCommit((begun,))])
-        assert isinstance(outcome, Counted), outcome
+        if not isinstance(outcome, Counted):
+            raise outcome
         return begun
 
     async def end(self, run: str) -> None:
@@ -208,16 +215,40 @@ def test_a_folder_that_was_deleted_by_hand_is_noticed_and_nothing_is_written_int
     run(scenario)
 
 
-@pytest.mark.parametrize("batches", [2, 40], ids=["records", "a checkpoint"])
-def test_a_folder_that_was_deleted_under_a_running_query_is_told_and_can_be_dropped(batches: int) -> None:
+def test_a_folder_that_was_deleted_under_a_running_query_is_told_at_once_and_nothing_is_written_into_it() -> None:
     async def scenario(people: People, objects: MemoryObjectStore) -> None:
         await people.commit("run-1", 0)
         await people.commit("run-1", 1)
         for info in objects.list("s"):
             objects.delete(info.path)
-        # Its coordinator has the ledger in memory, and goes on with the log.
+        with pytest.raises(StateReplacedError, match=r"replaced or deleted.*statefleet verify.*state=`s`"):
+            await people.commit("run-1", 2)
+        # Its repetition may not begin anew.
+        with pytest.raises(FencedError, match=r"put back or replaced under this one.*restart the query"):
+            await people.commit("run-1", 2)
+        with pytest.raises(StateMismatchError, match="restore the state's folder"):
+            await people.commit("run-2", 2)
+        assert [info.path for info in objects.list("s") if not info.path.endswith(".delta")] == []
+        for info in objects.list("s"):
+            objects.delete(info.path)
+        await people.commit("run-2", 0, query="another")
+        assert await people.version() == await People(objects).version() == 1
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("batches", [2, 40], ids=["records", "a checkpoint"])
+def test_a_folder_of_which_only_later_files_are_left_is_told_and_can_be_dropped(batches: int) -> None:
+    """As releases left it that went on writing into a folder that was deleted, and as a copy may that was cut off."""
+
+    async def scenario(people: People, objects: MemoryObjectStore) -> None:
+        await people.commit("run-1", 0)
+        await people.commit("run-1", 1)
+        former = objects.list("s")
         for batch in range(2, 2 + batches):
             await people.commit("run-1", batch)
+        for info in former:
+            objects.delete(info.path)
         assert "manifest" in {info.path.split("/")[1] for info in objects.list("s")}
         # Whoever looks, or begins a query, is told: nothing of it is read, and nothing is written into it.
         before = [info.path for info in objects.list("s")]
@@ -246,6 +277,41 @@ def test_a_folder_that_was_deleted_under_a_running_query_is_told_and_can_be_drop
             await people.commit("run-1", 3 + batches)
         await again.commit("run-2", 1, query="another")
         assert await People(objects).version() == 2
+
+    run(scenario)
+
+
+def test_what_an_earlier_release_left_of_a_deleted_folder_is_told_by_all_and_its_name_can_be_freed() -> None:
+    """15ad431 wrote a snapshot and its record into a folder that had been deleted under it."""
+    record = {"seq": 6, "writer_id": "w", "record_id": "r", "records": [{"kind": "run_started", "run_id": "r"}]}
+
+    async def scenario(people: People, objects: MemoryObjectStore) -> None:
+        await people.commit("run-1", 0, "beside", "beside")
+        objects.put("s/0/0/2-5a.snapshot", b"rows")
+        objects.put(f"s/manifest/{6:020d}.json", seal(record))
+        (damage, metadata) = check_files(objects, files_of(objects, "s"), lambda size: None).damages
+        assert (damage.file, damage.kind) == (f"s/manifest/{1:020d}.json", "log record")
+        assert (metadata.problem, "statefleet drop" in metadata.advice) == ("it is missing", True)
+        assert await people.coordinator.load_all_states() == ["beside"]
+        told = await people.coordinator.status()
+        assert [one["name"] for one in told["queries"]] == ["beside"]
+        ((name, error),) = ((one["name"], one["error"]) for one in told["unreadable"])
+        assert name == "s"
+        assert "metadata.json is missing, while its log is there" in error
+        assert "statefleet drop" in error
+        # It keeps nobody from reading the other one.
+        assert await people.version("beside") == 1
+        with pytest.raises(CorruptStateError, match="statefleet drop"):
+            await people.coordinator.check_start("s", "", "update")
+        with pytest.raises(CorruptStateError, match="statefleet drop"):
+            await people.commit("run-2", 0, query="another")
+        assert len(objects.list("s")) == 2, "nothing is written there"
+        assert (await people.coordinator.drop("s", False, False)).files == 1
+        await people.coordinator.load_all_states()
+        assert (await people.coordinator.status())["unreadable"] == []
+        assert state_names(objects) == ["beside"]
+        await people.commit("run-3", 0, query="another")
+        assert await people.version() == await People(objects).version() == 1
 
     run(scenario)
 

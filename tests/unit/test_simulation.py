@@ -22,20 +22,21 @@ from tests.simulation.world import Outcome, run_seed
 
 #: Where the search for a planted bug begins, so that it is short as long as little changes.
 FIRST_SEED = {
-    "keyed stores in memory are used under another epoch": 449,
-    "a standby applies a commit to whatever it has": 282,
-    "keyed stores in memory are used without a look at their lineage": 262,
-    "memory is used without a look at its lineage": 528,
-    "memory is used under another epoch": 520,
-    "files of the shards that others were made of are deleted": 314,
-    "files of failed commits are deleted": 295,
-    "a copy is gone on from whatever its history": 34,
-    "parts of a checkpoint go while some of their records count": 34,
+    "the age of a commit is told by two clocks": 76,
+    "keyed stores in memory are used under another epoch": 193,
+    "a standby applies a commit to whatever it has": 15,
+    "keyed stores in memory are used without a look at their lineage": 449,
+    "memory is used without a look at its lineage": 39,
+    "memory is used under another epoch": 107,
+    "files of the shards that others were made of are deleted": 52,
+    "files of failed commits are deleted": 130,
+    "a copy is gone on from whatever its history": 11,
+    "parts of a checkpoint go while some of their records count": 10,
     "ages are measured by a clock that stands still while the machine sleeps": 107,
-    "a snapshot of what was rolled back to is taken for the newest version": 524,
-    "a coordinator answers from an old memory": 12,
-    "commits since a copy are left out": 11,
-    "a checkpoint of the ledger forgets schemas": 27,
+    "a snapshot of what was rolled back to is taken for the newest version": 8,
+    "a coordinator answers from an old memory": 5,
+    "commits since a copy are left out": 0,
+    "a checkpoint of the ledger forgets schemas": 3,
     "a reader believes whatever it knew": 8,
 }
 
@@ -79,7 +80,7 @@ def test_reads_beside_moves_and_rescales_are_of_the_shards_that_they_began_with(
         faults += outcome.faults
     assert faults["read"] > 60
     assert faults["scanned_by_former_shards"] > 5
-    assert faults["sink_failed"] > 2
+    assert faults["sink_failed"] > 1
     assert {"moved", "rescaled"} <= faults.keys()
 
 

@@ -1,0 +1,150 @@
+"""A fleet in this process: the coordinator as it runs, a store actor's shards, and queries. No Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from coordinator.core import Counted, LeaseGrant
+from coordinator.maintenance import Maintenance
+from coordinator.model import (
+    ActorLocation,
+    CommitEntry,
+    InstancePlans,
+    LoadPlans,
+    PartitionCommit,
+    SnapshotEntry,
+    StateMetadata,
+    StateStoreId,
+    StateStoreProviderId,
+    TaskIdentity,
+)
+from coordinator.rescaling import BatchShards
+from coordinator.service import Coordinator
+from coordinator.storage.memory import MemoryObjectStore
+from coordinator.surroundings import Surroundings
+from coordinator.watermarks import Watermarks
+from store_actors.messages import ApplyRequest
+from store_actors.serving.operator_shards import OperatorShards
+from tests.clocks import LaterClock
+from tests.unit.test_rescale_shards import SUMS, counted, routed, sums
+
+HERE = ActorLocation("a", "a-1", "node", "host", 1)
+Answer = TypeVar("Answer")
+
+
+class RunningFleet:
+    """A coordinator and shards over files; a store asks it as :class:`~store_actors.serving.coordinator_ref.CoordinatorRef` has it."""
+
+    def __init__(self, objects: MemoryObjectStore) -> None:
+        self.objects, self.clock = objects, LaterClock()
+        surroundings = Surroundings(clock=self.clock)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.coordinator = Coordinator(
+            "memory://",
+            objects,
+            Maintenance(min_versions_to_retain=100),
+            "node",
+            surroundings=surroundings,
+            checkpoint_interval=6,
+            part_records=3,
+        )
+        self.shards = OperatorShards(objects, self, surroundings=surroundings)
+
+    def do(self, asked: Coroutine[Any, Any, Answer]) -> Answer:
+        """What the coordinator answers."""
+        return asyncio.run_coroutine_threadsafe(asked, self._loop).result()
+
+    def stop(self) -> None:
+        """Let memory go; what is stored stays."""
+        self.settle()
+        self.do(self._cancel())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _cancel(self) -> None:
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+
+    def settle(self) -> None:
+        """Wait for the checkpoints that are being written."""
+        for _, keeper in self.coordinator._states.keepers():
+            while not keeper.is_idle:
+                time.sleep(0.001)
+
+    # -- what a store asks ----------------------------------------------------------------------------------------
+
+    def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> Sequence[CommitEntry]:
+        (outcome,) = self.do(self.coordinator.commit_partitions(state_name, [PartitionCommit(tuple(entries))]))
+        if not isinstance(outcome, Counted):
+            raise outcome
+        return outcome.entries
+
+    def load_plans(self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]) -> LoadPlans:
+        return self.do(self.coordinator.load_plans(state_name, partition_id, version, store_names))
+
+    def open_instance(
+        self,
+        provider_id: StateStoreProviderId,
+        ids_to_check: Sequence[StateStoreProviderId],
+        version: int,
+        store_names: Sequence[str],
+    ) -> InstancePlans:
+        return self.do(self.coordinator.open_instance(provider_id, HERE, ids_to_check, version, store_names))
+
+    def add_snapshot(self, state_name: str, snapshot: SnapshotEntry) -> bool:
+        return self.do(self.coordinator.add_snapshot(state_name, snapshot))
+
+    def elsewhere(self, state_name: str, store_ids: Sequence[StateStoreId]) -> set[StateStoreId]:
+        partitions = [one.partition_id for one in store_ids]
+        gone = set(self.do(self.coordinator.elsewhere(state_name, HERE.actor_name, partitions)))
+        return {one for one in store_ids if one.partition_id in gone}
+
+
+class RunningQuery:
+    """A run of a query that sums by key, of a state of two shards."""
+
+    def __init__(self, fleet: RunningFleet, state: str, query: str, run: str, batch: int = 0) -> None:
+        self.fleet, self.state, self.query, self.run, self.batch = fleet, state, query, run, batch
+        self.metadata = StateMetadata(state, query, 2, "update", SUMS.to_json())
+
+    def lease(self, partition: int) -> LeaseGrant:
+        """The lease of a shard for the next batch."""
+        return self.fleet.do(self.fleet.coordinator.attach_and_lease(self._task(partition), self.metadata, HERE))
+
+    def _task(self, partition: int) -> TaskIdentity:
+        # The batch is planned at the same time whichever run repeats it, as Spark's offsets have it.
+        batch = self.batch
+        times = {"batch_time_ms": 1000 + batch, "former_time_ms": 999 + batch if batch else None}
+        return TaskIdentity(self.state, self.query, self.run, batch, partition, 0, "executor", **times)
+
+    def next_batch(self, seed: str, num_shards: int | None = None) -> list[str]:
+        """What a batch emits.
+
+        Parameters
+        ----------
+        seed
+            Which rows it has, for the batch's number.
+        num_shards
+            On how many shards it is to be; on those of the batch before without.
+        """
+        fleet, coordinator = self.fleet, self.fleet.coordinator
+        shards: BatchShards = fleet.do(coordinator.begin_batch(self._task(0), 2, num_shards))
+        rows, emitted = sums(random.Random(f"{seed} {self.batch}"), self.batch), list[str]()
+        for shard, partition in enumerate(shards.partitions):
+            grant = self.lease(partition)
+            request = ApplyRequest(self._task(partition), grant.lease, grant.base_version, SUMS, Watermarks(0, 0), 0)
+            found = fleet.shards.apply(request, routed(rows, SUMS, shard, shards.num_shards))[0]
+            emitted += counted(found).elements()
+        fleet.do(coordinator.batch_result(self._task(0), shards))
+        fleet.do(coordinator.batch_finished([self.state], self.run, self.batch, 0.0))
+        self.batch += 1
+        fleet.settle()
+        return emitted

@@ -1,0 +1,216 @@
+"""A state's folder that is put back, replaced or cut in half under a fleet that runs: nothing is counted into the wrong state, nothing
+wrong is read, and it is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from coordinator.errors import (
+    CorruptStateError,
+    FencedError,
+    InvalidRequestError,
+    StateMismatchError,
+    StateReplacedError,
+    StateStoreError,
+)
+from coordinator.storage.memory import MemoryObjectStore
+from tests.unit.damages import ERROR, copied, named_by_verify, state_in, told
+from tests.unit.running_fleet import RunningFleet, RunningQuery
+
+STATE = "s"
+
+
+def put(folder: MemoryObjectStore, fleet: RunningFleet, which: Callable[[str], bool] = lambda path: True) -> None:
+    """Put some of a folder's files in the place of what a fleet has."""
+    for info in fleet.objects.list(STATE):
+        fleet.objects.delete(info.path)
+    for info in folder.list(STATE):
+        if which(info.path):
+            fleet.objects.put(info.path, folder.get(info.path))
+    fleet.clock.later_s += 2
+
+
+def versions(objects: MemoryObjectStore) -> dict[int, str]:
+    """Rows of all versions, as they are read from storage."""
+    state = state_in(objects, STATE)
+    return {one: told(lambda one=one: state.at(one).scan().to_arrow().to_pylist()) for one in state.versions()}
+
+
+def lived(
+    seed: str, batches: int, query: str = "query"
+) -> tuple[RunningFleet, RunningQuery, dict[int, MemoryObjectStore]]:
+    """A fleet with a query that ran some batches, and a backup from after each of them."""
+    fleet = RunningFleet(MemoryObjectStore())
+    running = RunningQuery(fleet, STATE, query, "run-1")
+    backups = {}
+    for batch in range(batches):
+        running.next_batch(seed)
+        if batch == 2:
+            fleet.shards.maintain(1)
+        fleet.settle()
+        backups[batch + 1] = copied(fleet.objects)
+    return fleet, running, backups
+
+
+def is_as_it_was(fleet: RunningFleet, folder: MemoryObjectStore) -> bool:
+    """Whether a state has the files that were put there, but for deltas that nobody counts."""
+    there = {info.path: fleet.objects.get(info.path) for info in fleet.objects.list(STATE)}
+    put_there = {info.path: folder.get(info.path) for info in folder.list(STATE)}
+    further = there.keys() - put_there.keys()
+    return {path: there.get(path) for path in put_there} == put_there and all(one.endswith(".delta") for one in further)
+
+
+def refusals(query: RunningQuery, seed: str = "a") -> list[type[StateStoreError]]:
+    """What a batch and its repetitions are refused with."""
+    kinds = []
+    for _ in range(3):
+        with pytest.raises(StateStoreError) as told_of:
+            query.next_batch(seed)
+        kinds.append(type(told_of.value))
+    return kinds
+
+
+def test_an_older_copy_is_told_and_is_not_written_to_until_the_query_is_started_from_the_checkpoint_of_its_time() -> (
+    None
+):
+    fleet, query, backups = lived("a", 5)
+    expected = versions(backups[5])
+    put(backups[3], fleet)
+    with pytest.raises(StateReplacedError, match=r"put back from a backup.*nothing was counted.*state=`s`"):
+        query.next_batch("a")
+    with pytest.raises(FencedError, match=r"put back or replaced under this one.*restart the query"):
+        query.next_batch("a")
+    # Its next run has the checkpoint of before.
+    with pytest.raises(StateMismatchError, match="put back from an older copy"):
+        RunningQuery(fleet, STATE, "query", "run-2", 5).next_batch("a")
+    assert is_as_it_was(fleet, backups[3])
+    # With that of the copy it goes on, from what the copy has and not from memory, and comes to the same.
+    again = RunningQuery(fleet, STATE, "query", "run-3", 3)
+    for _ in range(2):
+        again.next_batch("a")
+    fleet.shards.maintain(1)
+    assert versions(fleet.objects) == expected
+    assert named_by_verify(fleet.objects, [STATE]) == set()
+
+
+def test_a_newer_copy_of_the_same_state_is_read_before_anything_is_counted() -> None:
+    fleet, query, backups = lived("a", 5)
+    put(backups[3], fleet)
+    with pytest.raises(StateReplacedError):
+        query.next_batch("a")
+    # The coordinator and the shards know the state to version 3 now, and the copy of version 5 comes back.
+    behind = RunningQuery(fleet, STATE, "query", "run-2", 3)
+    assert behind.lease(0).base_version == 3
+    put(backups[5], fleet)
+    kinds = refusals(behind)
+    assert set(kinds) <= {StateReplacedError, FencedError, StateMismatchError}, kinds
+    assert is_as_it_was(fleet, backups[5])
+    RunningQuery(fleet, STATE, "query", "run-3", 5).next_batch("a")
+    assert versions(fleet.objects).items() >= versions(backups[5]).items()
+    assert named_by_verify(fleet.objects, [STATE]) == set()
+
+
+def test_a_copy_that_another_fleet_went_on_with_is_read_before_anything_is_counted() -> None:
+    fleet, query, backups = lived("a", 3)
+    copy = RunningFleet(copied(backups[3]))
+    elsewhere = RunningQuery(copy, STATE, "query", "run-elsewhere", 3)
+    for _ in range(2):
+        elsewhere.next_batch("c")
+    copy.settle()
+    put(copy.objects, fleet)
+    # The log goes on from the record that this coordinator knows, so it goes on, too, and hears that another run took over.
+    assert refusals(query) == [FencedError] * 3
+    assert is_as_it_was(fleet, copy.objects)
+    emitted = RunningQuery(fleet, STATE, "query", "run-2", 5).next_batch("c")
+    assert sorted(emitted) == sorted(elsewhere.next_batch("c"))
+    assert versions(fleet.objects) == versions(copy.objects)
+
+
+@pytest.mark.parametrize(("batches", "query_id"), [(1, "query"), (3, "another"), (6, "query")])
+def test_another_state_of_the_name_is_neither_written_to_nor_read_for_the_first(batches: int, query_id: str) -> None:
+    fleet, query, _ = lived("a", 3)
+    other, elsewhere, backups = lived("b", batches, query_id)
+    put(backups[batches], fleet)
+    assert refusals(query) == [StateReplacedError, FencedError, FencedError]
+    # Neither do further files come of what memory has.
+    fleet.shards.maintain(1)
+    assert is_as_it_was(fleet, backups[batches])
+    # Cleaning does not take its files for such as nobody needs.
+    fleet.clock.later_s += 10_000
+    fleet.do(fleet.coordinator.clean(STATE, False))
+    assert versions(fleet.objects) == versions(backups[batches])
+    # Its own query goes on with it, from its rows.
+    emitted = RunningQuery(fleet, STATE, query_id, "run-2", batches).next_batch("b")
+    assert sorted(emitted) == sorted(elsewhere.next_batch("b"))
+    assert versions(fleet.objects) == versions(other.objects)
+    assert named_by_verify(fleet.objects, [STATE]) == set()
+
+
+def test_shards_that_were_made_of_what_was_there_before_are_made_anew() -> None:
+    """Rescaled once more after a copy was put back, the shards have the numbers that memory has others under."""
+    fleet, _, backups = lived("a", 3)
+    query = RunningQuery(fleet, STATE, "query", "run-2", 3)
+    query.next_batch("a", 3)
+    assert fleet.shards.count() == 5
+    put(backups[2], fleet)
+    with pytest.raises(StateReplacedError):
+        query.next_batch("a")
+    fresh = RunningFleet(copied(backups[2]))
+    emitted = []
+    for one in (fleet, fresh):
+        RunningQuery(one, STATE, "query", "run-3", 2).next_batch("c")
+        emitted.append(sorted(RunningQuery(one, STATE, "query", "run-4", 3).next_batch("c", 3)))
+    assert emitted[0] == emitted[1]
+    assert versions(fleet.objects) == versions(fresh.objects)
+
+
+def test_cleaning_alone_does_not_take_files_of_a_state_that_was_put_there_for_such_as_nobody_needs() -> None:
+    fleet, _, _ = lived("a", 3)
+    _, _, backups = lived("b", 3)
+    put(backups[3], fleet)
+    for info in fleet.objects.list(STATE):
+        fleet.objects._modified_s[info.path] -= 100_000
+    fleet.clock.later_s += 10_000
+    with pytest.raises(StateReplacedError):
+        fleet.do(fleet.coordinator.clean(STATE, False))
+    fleet.do(fleet.coordinator.clean(STATE, False))
+    assert versions(fleet.objects) == versions(backups[3])
+    assert named_by_verify(fleet.objects, [STATE]) == set()
+
+
+HALVES: dict[str, Callable[[str], bool]] = {
+    "nothing": lambda path: False,
+    "metadata": lambda path: path.endswith("metadata.json"),
+    "all but metadata": lambda path: not path.endswith("metadata.json"),
+    "log": lambda path: "/0/" not in path,
+    "rows": lambda path: "/0/" in path,
+    "checkpoints": lambda path: "/manifest/" not in path,
+    "the first records": lambda path: "/manifest/" not in path or int(path[-25:-5]) < 5,
+    "later records": lambda path: "/manifest/" not in path or int(path[-25:-5]) > 5,
+    "one shard": lambda path: "/0/1/" not in path,
+}
+
+
+@pytest.mark.parametrize(("half", "version"), [(half, 5 - 2 * (place % 2)) for place, half in enumerate(HALVES)])
+def test_half_of_a_folder_is_never_read_as_all_of_it(half: str, version: int) -> None:
+    fleet, query, backups = lived("a", 5)
+    longer, _, _ = lived("a", 7)
+    expected = versions(longer.objects)
+    put(backups[version], fleet, HALVES[half])
+    for _ in range(2):
+        # Told, or right, as memory has the rows.
+        told(lambda: query.next_batch("a"))
+    for objects in (fleet.objects, copied(fleet.objects)):
+        try:
+            found = versions(objects)
+        except (CorruptStateError, InvalidRequestError):
+            continue
+        assert all(rows.startswith(ERROR) or rows == expected[one] for one, rows in found.items())
+    # Once the rest is there, too, all is right.
+    put(backups[version], fleet)
+    later = RunningFleet(fleet.objects)
+    RunningQuery(later, STATE, "query", "run-2", version).next_batch("a")
+    assert versions(later.objects) == {one: rows for one, rows in expected.items() if one <= version + 1}
