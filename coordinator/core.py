@@ -61,6 +61,7 @@ from coordinator.records import (
     SchemaChanged,
     ShardsAssigned,
     SnapshotAdded,
+    StateBegun,
     Truncated,
 )
 from coordinator.watermarks import Watermarks
@@ -141,6 +142,8 @@ class StateLedger(StateHistory):
         #: How many states of this name are no more, and the metadata of the newest of them.
         self.drops = 0
         self.dropped_metadata: Mapping[str, Any] | None = None
+        #: Metadata of the state, if it has the name of one that was dropped.
+        self.begun_metadata: Mapping[str, Any] | None = None
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -567,6 +570,8 @@ class StateLedger(StateHistory):
                 self.born.discard(record.name)
             case Dropped():
                 self._drop(record)
+            case StateBegun():
+                self.begun_metadata = record.metadata
             case _:
                 assert_never(record)
 
@@ -582,10 +587,10 @@ class StateLedger(StateHistory):
     def _drop(self, record: Dropped) -> None:
         """Begin anew as a state without anything. What runs and owners of the former one still ask for is refused."""
         retired, epoch, drops = {*self.retired, *filter(None, [self.run_id])}, self.epoch, self.drops
-        former = self.dropped_metadata
+        ended = self.begun_metadata or record.metadata or self.dropped_metadata
         self.__init__(self.root)  # type: ignore[misc]
         self.retired, self.epoch, self.drops = retired, epoch + 1, drops + 1
-        self.dropped_metadata = former if record.metadata is None else record.metadata
+        self.dropped_metadata = ended
 
     def copy(self, records: Iterable[Committed | SnapshotAdded]) -> StateLedger:
         """The same, for good: this one may go on; but of its commits and snapshots these only."""
@@ -600,6 +605,7 @@ class StateLedger(StateHistory):
         other.discards = self.discards.copy()
         other.born = set(self.born)
         other.drops, other.dropped_metadata = self.drops, self.dropped_metadata
+        other.begun_metadata = self.begun_metadata
         other.copy_history(self, records)
         return other
 
@@ -627,6 +633,7 @@ class StateLedger(StateHistory):
             **({} if self.origin is None else {"origin": list(self.origin)}),
             **({"discarded": discarded} if (discarded := self.discards.to_json()) else {}),
             **({"drops": self.drops, "dropped_metadata": self.dropped_metadata} if self.drops else {}),
+            **({"begun_metadata": self.begun_metadata} if self.begun_metadata else {}),
             **({"born": sorted(self.born)} if self.born else {}),
             **({"branches": [asdict(one) for one in self.branches.values()]} if self.branches else {}),
         }
@@ -651,5 +658,6 @@ class StateLedger(StateHistory):
         ledger.discards = Discards(data.get("discarded"))
         ledger.born = set(data.get("born", ()))
         ledger.drops, ledger.dropped_metadata = data.get("drops", 0), data.get("dropped_metadata")
+        ledger.begun_metadata = data.get("begun_metadata")
         ledger.branches = {one["name"]: BranchMade(**one) for one in data.get("branches", ())}
         return ledger

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from operator import itemgetter
 from typing import Any
 
 from coordinator.batch_result import BatchResult
-from coordinator.errors import CorruptStateError, InvalidRequestError, StateMismatchError
+from coordinator.errors import CorruptStateError, InvalidRequestError, StateMismatchError, VersionNotFoundError
 from coordinator.generations import Generation, Generations
 from coordinator.model import (
     DEFAULT_STORE,
@@ -180,15 +181,29 @@ class StateHistory:
     def load_plans(self, partition_id: int, version: int, store_names: Sequence[str] = (DEFAULT_STORE,)) -> LoadPlans:
         """How to load a version of some of a partition's stores.
 
+        Parameters
+        ----------
+        version
+            ``sys.maxsize`` is the newest.
+
         Raises
         ------
         InvalidRequestError
             The version is not retained any more.
+        VersionNotFoundError
+            The partition does not have the version: a caller from before the state was dropped, or put back, asks for it.
         """
-        return LoadPlans(
-            self.counted(partition_id, version)[1],
-            {name: self._load_plan((partition_id, name), version) for name in store_names},
-        )
+        newest, attempt_id = self.counted(partition_id, version)
+        if newest < version < sys.maxsize:
+            raise VersionNotFoundError(
+                "the state has no such version (any more): it was dropped, or put back, since the caller learned of the version; "
+                "nothing was read and nothing was changed; ask anew for what is there now, or start the query again",
+                state=self.state_name,
+                partition=partition_id,
+                version=version,
+                newest=newest,
+            )
+        return LoadPlans(attempt_id, {name: self._load_plan((partition_id, name), version) for name in store_names})
 
     def _origin(self, shard: ShardKey, generation: Generation) -> Origin:
         """What a shard of a further generation is made of."""
@@ -234,8 +249,11 @@ class StateHistory:
             One was made on a version that the log does not have.
         """
         for below, entry in itertools.pairwise(deltas):
-            # A store that a run did not ask for stays at a version, while the partition's other stores go on.
-            if entry.base_version > below.version and not self._made(entry.partition_id, entry.base_version):
+            partition_id, base = entry.partition_id, entry.base_version
+            # A store that a run did not ask for stays at a version, while the partition's other stores go on, and what they committed
+            # may have been let go since.
+            let_go = max(self._floors.get((partition_id, name), 0) for name in self._stores[partition_id])
+            if base > max(below.version, let_go) and not self._made(partition_id, base):
                 raise CorruptStateError(
                     "the log of the state lacks a commit that a later one was made on, so a record or a part of a checkpoint is "
                     "missing; nothing was read and nothing was changed; restore the state's folder from a backup of the object store",

@@ -26,7 +26,7 @@ from coordinator.model import (
 from coordinator.placement import FleetView, PlacementRequest
 from coordinator.placements import Placement, Placements
 from coordinator.placing import Placing
-from coordinator.records import Dropped, Record
+from coordinator.records import Dropped, Record, StateBegun
 from coordinator.rescaling import BatchShards, decide_shards, first_generation
 from coordinator.watermarks import Watermarks
 
@@ -226,6 +226,8 @@ class Leasing:
             former = ledger.holder(task.partition_id)
             records, grant = ledger.decide_lease(task, local, self._fleet, self._placing)
             records += ledger.decide_schema(task, created, metadata)
+            if ledger.drops and not ledger.run_id and ledger.begun_metadata is None:
+                records.insert(0, StateBegun(created.to_json()))
             return records, (grant, is_new, former)
 
         upstream = [

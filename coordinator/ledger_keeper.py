@@ -99,6 +99,8 @@ class LedgerKeeper:
         self._taken, self._unwritten = 0, list[Record]()
         self._must_write = False
         self._checkpointing: asyncio.Task[None] | None = None
+        #: Whether the next append is followed by a checkpoint, due or not.
+        self._wants_checkpoint = False
 
     @property
     def ledger(self) -> StateLedger | None:
@@ -111,7 +113,10 @@ class LedgerKeeper:
         await self._load()
 
     def _settle_metadata(self, ledger: StateLedger) -> None:
-        """Take metadata of a state that the log says is no more for what is left over of it."""
+        """Take metadata of a state that the log says is no more for what is left over of it; the log's own before those of a file."""
+        if ledger.begun_metadata is not None:
+            self.metadata, self.left_over = StateMetadata.from_json(dict(ledger.begun_metadata)), None
+            return
         found, dropped = self.metadata or self.left_over, ledger.dropped_metadata or {}
         is_gone = ledger.is_dropped and found is not None and found.state_id == dropped.get("state_id", "")
         self.metadata, self.left_over = (None, found) if is_gone else (found, None)
@@ -127,7 +132,10 @@ class LedgerKeeper:
         if self._ledger_drops not in (None, ledger.drops):
             # Another coordinator dropped the state, and there may be another one of its name.
             self.metadata = await asyncio.to_thread(self._log.load_metadata)
+        is_lost = self.metadata is None and ledger.begun_metadata is not None
         self._settle_metadata(ledger)
+        if is_lost and self.metadata is not None:
+            await asyncio.to_thread(self._log.restore_metadata, self.metadata)
         ledger.retired |= self.barred - {""}
         self._ledger, self._compared_s, self._newest_s = ledger, now_s, now_s
         self._ledger_drops = ledger.drops
@@ -168,10 +176,10 @@ class LedgerKeeper:
     async def write_down(self) -> None:
         """Write two checkpoints of the ledger as it is, so that all of the log before them can be cleaned away."""
         for _ in range(2):
+            # Begun with the append: by the time that this is told, the ledger may have decisions that are yet to be written.
+            self._wants_checkpoint = True
             await self.submit(lambda _: ([], None), fence=True)
-            if self._ledger is not None and (self._checkpointing is None or self._checkpointing.done()):
-                self._begin_checkpoint(self._ledger)
-                assert self._checkpointing is not None
+            if self._checkpointing is not None:
                 await self._checkpointing
 
     async def submit(
@@ -342,7 +350,7 @@ class LedgerKeeper:
             self._compared_s = now_s
         if current:
             self._newest_s = now_s
-        if current and (records or fence) and self._log.is_checkpoint_due:
+        if current and (records or fence) and (self._wants_checkpoint or self._log.is_checkpoint_due):
             self._begin_checkpoint(ledger)
         return current
 
@@ -360,6 +368,7 @@ class LedgerKeeper:
     def _begin_checkpoint(self, ledger: StateLedger) -> None:
         """Have the ledger written down as it is now, beside the answers; the next time it is due if that is still going on."""
         if self._checkpointing is None or self._checkpointing.done():
+            self._wants_checkpoint = False
             self._checkpointing = asyncio.create_task(
                 self._checkpoint(self._log.plan_checkpoint(ledger), _fields(ledger))
             )

@@ -363,7 +363,8 @@ class ManifestLog:
         except (FileNotFoundError, ValueError) as error:
             raise self._unreadable(path) from error
         check_format(body, path)
-        state_id = "" if body.get("state_id") in self._former_ids else self._state_id
+        # Who writes beside a drop may know of another state of the name: what follows what is told by the records' own ids.
+        state_id = "" if self._former_ids else self._state_id
         check_place(body, {"state": self._state_name, "state_id": state_id, "file": path}, path)
         return body
 
@@ -622,6 +623,14 @@ class ManifestLog:
         if found is not None and dropped is not None and found.state_id == dropped.get("state_id", ""):
             self._store.delete(f"{self._state_name}/metadata.json")
         self._state_id = ""
+
+    def restore_metadata(self, metadata: StateMetadata) -> None:
+        """Write the fixed facts anew that the log has and the file is lost of."""
+        path = f"{self._state_name}/metadata.json"
+        with suppress(CommitUnknownError):  # whoever opens the state next looks again
+            if self._store.put_if_absent(path, seal(metadata.to_json())):
+                log.warning("the metadata of a state were lost, and were written anew from its log: %s", path)
+        self._state_id, self._former_ids = metadata.state_id, metadata.former_ids
 
     def create_metadata(self, metadata: StateMetadata, dropped: Mapping[str, Any] | None = None) -> StateMetadata:
         """Write the fixed facts once, with an id of the state; returns those that are there (another's, if that was first).

@@ -209,9 +209,13 @@ class Placements:
         return self.placing.prepared(move, preparation, self._fleet)
 
     async def failed(self, move: PlannedMove, error: str) -> None:
-        """A move came to nothing: the state's log says why."""
+        """A move came to nothing: the state's log says why, unless the state was dropped meanwhile."""
         record = MoveFailed(move.partition_id, move.taker, move.reason, error)
-        await (await self._keeper(move.state_name)).submit(lambda ledger: ([record], None))
+
+        def decide(ledger: StateLedger) -> tuple[list[Record], None]:
+            return [] if ledger.holder(move.partition_id) is None else [record], None
+
+        await (await self._keeper(move.state_name)).submit(decide)
 
     async def _checked(self, state_name: str, shard: int) -> range:
         """Partitions of a state's shards, of which there is this one: it may have been rescaled since somebody looked."""

@@ -32,6 +32,7 @@ __all__ = [
     "SchemaChanged",
     "ShardsAssigned",
     "SnapshotAdded",
+    "StateBegun",
     "Truncated",
     "preparation_from_json",
     "record_from_json",
@@ -73,6 +74,8 @@ class RecordKind(StrEnum):
     BRANCH_ENDED = "branch_ended"
     #: The state is no more: what comes after is another one of its name.
     DROPPED = "dropped"
+    #: Another state begins with the name of one that was dropped.
+    STATE_BEGUN = "state_begun"
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +228,17 @@ class Dropped:
     metadata: Mapping[str, Any] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class StateBegun:
+    """A state begins with the name of one that was dropped.
+
+    `metadata` is the content of its metadata file, as JSON data. Whoever dropped the former state may have slept before deleting the
+    file of that, and delete this state's: the log has it all the same.
+    """
+
+    metadata: Mapping[str, Any]
+
+
 Record = (
     RunStarted
     | BatchFinished
@@ -242,6 +256,7 @@ Record = (
     | BranchBorn
     | BranchEnded
     | Dropped
+    | StateBegun
 )
 
 
@@ -285,6 +300,8 @@ def record_to_json(record: Record) -> dict[str, Any]:
             kind = RecordKind.BRANCH_ENDED
         case Dropped():
             kind = RecordKind.DROPPED
+        case StateBegun():
+            kind = RecordKind.STATE_BEGUN
         case _:
             assert_never(record)
     return {"kind": kind, **asdict(record)}
@@ -309,6 +326,7 @@ _READERS: dict[RecordKind, Callable[[dict[str, Any]], Record]] = {
     RecordKind.BRANCH_BORN: lambda fields: BranchBorn(**fields),
     RecordKind.BRANCH_ENDED: lambda fields: BranchEnded(**fields),
     RecordKind.DROPPED: lambda fields: Dropped(**fields),
+    RecordKind.STATE_BEGUN: lambda fields: StateBegun(**fields),
 }
 
 

@@ -134,6 +134,15 @@ class _History:
                         for kept in (self.chains, self.snapshots, self.floors):
                             kept.pop(place, None)
                 self.leases = dict.fromkeys(self.leases, self.epoch)
+            case "dropped":
+                # The next state of the name begins with nothing; epochs go on, so whoever slept is refused.
+                self.ended |= {self.run}
+                self.run = ""
+                for facts in (self.leases, self.chains, self.floors, self.snapshots, self.made):
+                    facts.clear()
+                self.counting, self.given = set(), 0
+            case "state_begun":
+                _require(not self.run and not self.chains, "a state begins that has begun", record)
             case "batch_finished":
                 newest = max((one[-1]["version"] for one in self.chains.values() if one), default=0)
                 is_of_run = record["run_id"] == self.run and newest > record["batch_id"]
@@ -294,7 +303,9 @@ def counted_forms(objects: RememberedObjects, state: str, form_of: Callable[[str
     runs: dict[int, dict[int, str]] = defaultdict(dict)
     for path in sorted(path for path in objects.ever if path.startswith(f"{state}/manifest/")):
         for record in json.loads(objects.ever[path])["records"]:
-            if record["kind"] == "committed":
+            if record["kind"] == "dropped":
+                runs.clear()
+            elif record["kind"] == "committed":
                 entry = record["entry"]
                 versions = runs[entry["partition_id"]]
                 for later in [version for version in versions if version > entry["version"]]:
@@ -315,8 +326,12 @@ def audit_log(objects: RememberedObjects, workload: Workload, state: str, form_o
     """
     checkpoints = [info.path for info in objects.list(f"{state}/checkpoints")]
     # What a coordinator from the past writes where the log was cleaned away must never be read.
+    # Metadata go with a state that is dropped, and come with the next one of its name.
     read = [
-        path for path in objects.rewritten if path > f"{state}/manifest/{(checkpoints or [''])[-1].rpartition('/')[2]}"
+        path
+        for path in objects.rewritten
+        if path > f"{state}/manifest/{(checkpoints or [''])[-1].rpartition('/')[2]}"
+        and path != f"{state}/metadata.json"
     ]
     _require(not read, f"objects were written anew: {read}", {})
     paths = sorted(path for path in objects.ever if path.startswith(f"{state}/manifest/"))
@@ -354,7 +369,9 @@ def _has_run_of_the_past(objects: RememberedObjects, state: str) -> bool:
     newest: dict[int, int] = {}
     for path in sorted(path for path in objects.ever if path.startswith(f"{state}/manifest/")):
         for record in json.loads(objects.ever[path])["records"]:
-            if record["kind"] == "committed":
+            if record["kind"] == "dropped":
+                newest.clear()
+            elif record["kind"] == "committed":
                 newest[record["entry"]["partition_id"]] = record["entry"]["version"]
             elif record["kind"] == "run_started" and max(newest.values(), default=0) > record["batch_id"] + 1:
                 return True

@@ -14,6 +14,7 @@ from coordinator.discards import Discards
 from coordinator.errors import CommitUnknownError, FencedError, LogConflictError, StateStoreError
 from coordinator.generations import Generation, Generations
 from coordinator.history import StateHistory
+from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.manifest_log import ManifestLog, Needed
 from coordinator.model import CommitEntry, LoadPlan, LoadPlans, PartitionCommit
 from coordinator.records import Committed
@@ -32,6 +33,7 @@ from tests.simulation.spark import Driver
 
 __all__ = [
     "BUGS",
+    "DROP_BUGS",
     "KEYED_BUGS",
     "MOVE_BUGS",
     "READ_BUGS",
@@ -48,6 +50,34 @@ def _conflicts_ignored(append: Callable[..., None]) -> Callable[..., None]:
             append(log, records)
         except LogConflictError:
             log._seq += 1
+
+    return careless
+
+
+def _runs_outlive_their_state(drop: Callable[..., None]) -> Callable[..., None]:
+    def careless(ledger: StateLedger, record: Any) -> None:
+        drop(ledger, record)
+        ledger.retired.clear()
+
+    return careless
+
+
+def _any_version_there(counted: Callable[..., tuple[int, str]]) -> Callable[..., tuple[int, str]]:
+    def careless(history: StateHistory, partition_id: int, version: int) -> tuple[int, str]:
+        newest, attempt_id = counted(history, partition_id, version)
+        return (newest, attempt_id) if attempt_id else (version, "")
+
+    return careless
+
+
+def _checkpoints_taken_late(_: Callable[..., Any]) -> Callable[..., Any]:
+    async def careless(keeper: LedgerKeeper) -> None:
+        for _ in range(2):
+            await keeper.submit(lambda _: ([], None), fence=True)
+            ledger = keeper.ledger
+            if ledger is not None and (keeper._checkpointing is None or keeper._checkpointing.done()):
+                keeper._begin_checkpoint(ledger)
+                await keeper._checkpointing  # type: ignore[misc]
 
     return careless
 
@@ -310,6 +340,12 @@ MOVE_BUGS = {
     "a standby applies a commit to whatever it has",
     "commits since a copy are left out",
 }
+#: Those that are sought where the state is dropped.
+DROP_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
+    "runs of a dropped state may go on": (StateLedger, "_drop", _runs_outlive_their_state),
+    "versions of a dropped state are read as empty ones": (StateHistory, "counted", _any_version_there),
+    "a checkpoint is of decisions that are yet to be written": (LedgerKeeper, "write_down", _checkpoints_taken_late),
+}
 #: Those that are sought where coordinators stop just before they write.
 STOPPED_BUGS = {"what cleaning deletes may be counted later"}
 #: name -> (class, method, what to make of it)
@@ -349,6 +385,7 @@ BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     **RESCALE_BUGS,
     **READ_BUGS,
     **READ_RESCALED_BUGS,
+    **DROP_BUGS,
 }
 #: Bugs that are only one together with another.
 WITH = {

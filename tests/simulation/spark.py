@@ -28,9 +28,16 @@ _RUNS = 3
 
 
 class CommitLog:
-    """Spark's log of finished batches: a file a batch, written once."""
+    """Spark's log of finished batches: a file a batch, written once.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    query_id
+        Of the checkpoint that it is in.
+    """
+
+    def __init__(self, query_id: str = QUERY) -> None:
+        self.query_id = query_id
         self.finished: list[int] = []
 
     def newest(self) -> int:
@@ -88,6 +95,7 @@ class Driver(Party):
         self._world = world
         self._scheduler: Scheduler = world.scheduler
         self._workload: Workload = world.workload
+        self.commit_log: CommitLog = world.commit_log
         self._lives = 0
         self.executors = [self._new_executor(node) for node in world.nodes]
         self.stopped = False
@@ -107,16 +115,21 @@ class Driver(Party):
 
     def _run(self) -> None:
         for _ in range(_RUNS):
-            if self._run_query():
+            # Whoever drops a state has stopped its query.
+            if self._is_replaced() or self._run_query():
                 break
         self.stopped = True
+
+    def _is_replaced(self) -> bool:
+        """Whether the state was dropped, and another query has its name."""
+        return self.commit_log is not self._world.commit_log
 
     def _run_query(self) -> bool:
         """One run of the query; True if there is no point in another."""
         run_id = self._world.begin_run()
         self._scheduler.pause(f"starts run {run_id[:4]}")
         asked = self._world.asked_shards()
-        batch = self._world.commit_log.newest() + 1
+        batch = self.commit_log.newest() + 1
         self._shards = BatchShards(0, self._workload.shards)
         self._next = None
         if self._world.moves_shards:
@@ -131,10 +144,10 @@ class Driver(Party):
                 self._scheduler.fault(self.name, "sink_failed", f"of batch {batch}")
                 return False
             self._scheduler.pause(f"records batch {batch}")
-            if not self._world.commit_log.add(batch):
+            if not self.commit_log.add(batch):
                 self._scheduler.log(self.name, "stops: another driver has recorded the batch")
                 return True
-            self._world.batch_finished(batch)
+            self._world.batch_finished(self.commit_log, batch)
             self._report(run_id, batch)
             batch += 1
         return True
@@ -144,7 +157,7 @@ class Driver(Party):
         if not self._world.rescales:
             return True
         if self._next is None:
-            task = TaskIdentity(STATE, QUERY, run_id, batch, 0, 0, self.name)
+            task = TaskIdentity(STATE, self.commit_log.query_id, run_id, batch, 0, 0, self.name)
             try:
                 self._next = self._to_coordinator().begin_batch(task, self._workload.shards, asked)
             except StateStoreError as error:
@@ -178,7 +191,7 @@ class Driver(Party):
             for name in self._world.store_actor_names():
                 handle = actors.find(name)
                 places.append(Place(unwrapped(actors, handle, handle.location.remote()), 2))
-            self._to_coordinator().place_shards(STATE, QUERY, shards, places, self._world.standbys)
+            self._to_coordinator().place_shards(STATE, self.commit_log.query_id, shards, places, self._world.standbys)
         except (StateStoreError, RayError) as error:
             self._scheduler.log(self.name, f"shards are not placed: {type(error).__name__}")
 
@@ -210,7 +223,7 @@ class Driver(Party):
         if not self._world.moves_shards and not self._world.rescales:
             return True
         try:
-            task = TaskIdentity(STATE, QUERY, run_id, batch, 0, 0, self.name)
+            task = TaskIdentity(STATE, self.commit_log.query_id, run_id, batch, 0, 0, self.name)
             result, _, following = self._to_coordinator().batch_result(task, self._shards)
             if self._world.rescales:
                 # Another driver may have gone on from an earlier batch.
@@ -254,7 +267,10 @@ class Driver(Party):
         attempt = Attempt(shards, number, executor)
         self._world.attempts.append(attempt)
         first, attempts = self._shards.first_partition, len(self._world.attempts)
-        tasks = [TaskIdentity(STATE, QUERY, run_id, batch, first + shard, attempts, executor.name) for shard in shards]
+        query_id = self.commit_log.query_id
+        tasks = [
+            TaskIdentity(STATE, query_id, run_id, batch, first + shard, attempts, executor.name) for shard in shards
+        ]
         self._scheduler.spawn(executor, lambda: self._attempt(attempt, tasks))
         return attempt
 
@@ -263,13 +279,17 @@ class Driver(Party):
         form, client = self._world.forms[run_id], attempt.executor.client
         name = f"task {run_id[:4]} batch {batch} shards {attempt.shards} attempt {attempt.number}"
         try:
-            self._workload.run_task(client(), tasks, self._workload.metadata(STATE, QUERY, form), stamp, form)
+            metadata = self._workload.metadata(STATE, self.commit_log.query_id, form)
+            self._workload.run_task(client(), tasks, metadata, stamp, form)
         except StateMismatchError as error:
             # A driver that slept while another went on is told that its checkpoint is of the past.
-            if batch > self._world.commit_log.newest():
+            if batch > self.commit_log.newest() and not self._world.is_other_querys_state(self.commit_log):
                 raise Violation(f"{name}: no query here is strange, yet: {error}") from error
             attempt.succeeded = False
         except CorruptStateError as error:
+            if self._world.is_other_querys_state(self.commit_log):
+                attempt.succeeded = False
+                return
             raise Violation(f"{name}: nothing is damaged, yet: {error}") from error
         except StateStoreError as error:
             self._scheduler.log(attempt.executor.name, f"{name} fails: {type(error).__name__}")

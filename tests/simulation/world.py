@@ -26,6 +26,7 @@ from store_actors.deploy import store_actor_name
 from tests.simulation.audit import audit_log, audit_state, counted_forms
 from tests.simulation.clock import ProcessClock, SimulatedClock, SimulatedIds, SimulatedThreads, Skew
 from tests.simulation.cluster import AsyncLife, Cluster, Life, SimulatedActors
+from tests.simulation.dropping import Dropper, StateEnds
 from tests.simulation.keyed import KeyedWorkload
 from tests.simulation.moves import Mover
 from tests.simulation.reading import Reader
@@ -122,6 +123,8 @@ class World:
         The state is rescaled, by runs that ask for other numbers and while they go on.
     reads
         Somebody reads the state all the time.
+    drops
+        Somebody drops the state while its query runs, and another query begins with its name.
     """
 
     def __init__(
@@ -134,7 +137,11 @@ class World:
         moves: bool = False,
         rescales: bool = False,
         reads: bool = False,
+        drops: bool = False,
     ) -> None:
+        self._drops_rng = random.Random(seed + 6)
+        self._drops_left = self._drops_rng.randint(1, 3) if drops else 0
+        self._dropper: Dropper | None = None
         self.rescales = rescales
         self._reads = reads
         self._reads_rng = random.Random(seed + 4)
@@ -179,7 +186,7 @@ class World:
             self.weather = replace(self.weather, deploys=0.0)
         kind = KeyedWorkload if (is_keyed(seed) if keyed is None else keyed) else AggregationWorkload
         self.workload: Workload = (RescaledWorkload if rescales else kind)(
-            self.rng, 5 if moves or rescales or reads else 0
+            self.rng, 5 if moves or rescales or reads or drops else 0
         )
         self.scheduler = Scheduler(self.rng, self.weather.stickiness)
         self.ids = SimulatedIds(random.Random(seed + 1))
@@ -199,6 +206,7 @@ class World:
         self._address = FleetAddress(_URI, "ray", maintenance=self.maintenance)
         self.nodes = ("node-0", "node-1")
         self.commit_log = CommitLog()
+        self._state_ends = StateEnds(self.stored, STATE)
         self.attempts: list[Any] = []
         #: Form of the query that each run has.
         self.forms: dict[str, int] = {}
@@ -307,7 +315,10 @@ class World:
             and self._reads_rng.random() < self._rate(0.02)
         ):
             self._reader = Reader(self, self._label("reader"), STATE)
-        active = [one for one in self._drivers if not one.dead and not one.stopped]
+        self._drop()
+        active = [
+            one for one in self._drivers if not one.dead and not one.stopped and one.commit_log is self.commit_log
+        ]
         awake = [one for one in active if one.frozen_until <= self.scheduler.now]
         unfinished = len(self.commit_log.finished) < self.workload.batches
         if unfinished and not awake and (not active or self.rng.random() < 0.1):
@@ -325,6 +336,27 @@ class World:
         shard = self._moves_rng.randrange(self._present.num_shards)
         node = self._moves_rng.choice(self.nodes)
         self._mover = Mover(self, self._label("mover"), STATE, shard, node)
+
+    def _drop(self) -> None:
+        """Somebody drops the state now and then."""
+        self._notice_drop()
+        is_wanted = self._drops_left and self.commit_log.finished and self._drops_rng.random() < self._rate(0.01)
+        # A task of the former query that has slept since before its first batch may begin a state: its user drops that, too.
+        is_taken = self._state_ends.owner not in ("", self.commit_log.query_id)
+        if (is_wanted or is_taken) and (self._dropper is None or self._dropper.is_over or self._dropper.dead):
+            self._drops_left -= bool(is_wanted)
+            self._dropper = Dropper(self, self._label("dropper"), STATE)
+
+    def _notice_drop(self) -> None:
+        """Once the state is dropped, the next query is another one, with a new checkpoint."""
+        if self._state_ends.look():
+            self.scheduler.fault("world", "dropped", f"state number {self._state_ends.count}")
+            self.commit_log = CommitLog(f"{QUERY}-{self._state_ends.count}")
+
+    def is_other_querys_state(self, commit_log: CommitLog) -> bool:
+        """Whether the state that a query began with is no more, or its successor has begun by another query."""
+        self._notice_drop()
+        return commit_log is not self.commit_log or self._state_ends.owner not in ("", commit_log.query_id)
 
     def _rescale(self) -> None:
         """Somebody asks for more shards, or fewer, while a query runs."""
@@ -407,6 +439,8 @@ class World:
             return False
         if any(not one.dead and not one.stopped for one in self._drivers):
             return False
+        if self._dropper is not None and not (self._dropper.is_over or self._dropper.dead):
+            return False
         return all(attempt.succeeded is not None or attempt.executor.dead for attempt in self.attempts)
 
     def begin_run(self) -> str:
@@ -416,8 +450,10 @@ class World:
         self.forms[run_id] = (former + changes) % self.workload.forms
         return run_id
 
-    def batch_finished(self, batch: int) -> None:
-        """Spark has recorded a batch: from here on it must never be lost."""
+    def batch_finished(self, commit_log: CommitLog, batch: int) -> None:
+        """Spark has recorded a batch: from here on it must never be lost, unless its state is dropped."""
+        if self.is_other_querys_state(commit_log):
+            return
         if self.commit_log.finished != list(range(batch + 1)):
             raise Violation(f"batches were recorded in the order {self.commit_log.finished}")
         if self._audits_each_batch:
@@ -473,7 +509,7 @@ class World:
         version = len(self.commit_log.finished)
         forms = counted_forms(self.stored, STATE, self.forms.__getitem__)
         try:
-            audit_state(copy, self._coordinator_over, self.workload, STATE, QUERY, version, forms)
+            audit_state(copy, self._coordinator_over, self.workload, STATE, self.commit_log.query_id, version, forms)
         except Exception as error:
             raise Violation(f"{when}: {error}") from error
 
@@ -487,7 +523,7 @@ class World:
         parties: list[Party] = [*self.cluster.current.values(), *self._drivers]
         parties += [one for lives in self.cluster.zombies.values() for one in lives]
         parties += [attempt.executor for attempt in self.attempts]
-        parties += [] if self._reader is None else [self._reader]
+        parties += [party for party in (self._reader, self._dropper) if party is not None]
         for party in parties:
             self.scheduler.kill(party)
 
@@ -501,9 +537,10 @@ def run_seed(
     moves: bool = False,
     rescales: bool = False,
     reads: bool = False,
+    drops: bool = False,
 ) -> Outcome:
     """Run one schedule, in the weather of its seed or the worst there is; its error, if any, is part of the outcome."""
-    world = World(seed, harsh=harsh, keyed=keyed, stops=stops, moves=moves, rescales=rescales, reads=reads)
+    world = World(seed, harsh=harsh, keyed=keyed, stops=stops, moves=moves, rescales=rescales, reads=reads, drops=drops)
     error: BaseException | None = None
     # What the project tells operators is told to nobody here.
     logging.disable(logging.CRITICAL)

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from coordinator.core import LeaseGrant, StateLedger
-from coordinator.errors import FencedError, InvalidRequestError, StateMismatchError, StateStoreError
+from coordinator.errors import (
+    FencedError,
+    InvalidRequestError,
+    StateMismatchError,
+    StateStoreError,
+    VersionNotFoundError,
+)
 from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.manifest_log import ManifestLog, unseal
 from coordinator.model import DEFAULT_STORE, ActorLocation, CommitEntry, LoadPlan, ShardKey, SnapshotEntry
@@ -66,6 +74,10 @@ class Model:
     def of_partition(self, partition: int) -> list[CommitEntry]:
         return [one for shard, chain in self.chains.items() if shard[0] == partition for one in chain]
 
+    def versions(self, partition: int) -> set[int]:
+        """Versions that a partition has, the empty one included."""
+        return {0, *(entry.version for entry in self.of_partition(partition))}
+
     def has(self, partition: int, version: int, run: str) -> bool:
         """Whether the run's commit of a version counts."""
         return any((one.version, one.run_id) == (version, run) for one in self.of_partition(partition))
@@ -115,6 +127,8 @@ class Model:
             return FencedError
         if others := [one for one in known if (one.version, one.run_id) == (first.version, first.run_id)]:
             return others
+        if any(one.version > first.version and one.run_id == first.run_id for one in known):
+            return FencedError
         base = self.base(first.partition_id, first.version - 1)
         if base != first.base_version:
             return InvalidRequestError if isinstance(base, int) else base
@@ -421,7 +435,11 @@ class CoordinatorMachine(RuleBasedStateMachine):
             assert list(ledger.entries(*shard)) == chain
             assert ledger.newest(*shard) == (chain[-1] if chain else None)
             for version in range(model.floors.get(shard, 0), model.newest() + 2):
-                self.check_load(shard, version)
+                if version in self.model.versions(shard[0]):
+                    self.check_load(shard, version)
+                else:
+                    with pytest.raises(VersionNotFoundError):
+                        self.plan(shard, version)
         for partition in PARTITIONS:
             for batch in range(model.newest() + 2):
                 base: Any = None
@@ -449,7 +467,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
     @invariant()
     def floors_never_go_back(self) -> None:
         for shard in self.model.chains:
-            floor = self.plan(shard, 1 << 30).floor
+            floor = self.plan(shard, sys.maxsize).floor
             assert floor >= self.floors.get(shard, 0)
             self.floors[shard] = floor
             if floor:
@@ -461,6 +479,24 @@ class CoordinatorMachine(RuleBasedStateMachine):
 
 CoordinatorMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 TestCoordinator = CoordinatorMachine.TestCase
+
+
+def test_a_store_that_a_run_left_out_is_read_after_what_the_others_committed_meanwhile_was_let_go() -> None:
+    state = CoordinatorMachine()
+    state.start_run(who=0, partition=0, back=0, local="a", stores=STORES)
+    state.run_a_batch(who=0, changes=({}, {"a": 1}), local="a", then=0)
+    state.start_run(who=0, partition=0, back=-1, local="a", stores=STORES[:1])
+    state.commit(who=0, pick=0, change={}, other={}, wrong=0)
+    state.start_run(who=0, partition=0, back=-1, local="a", stores=STORES)
+    state.commit(who=0, pick=0, change={}, other={"b": 2}, wrong=0)
+    state.snapshot(who=0, pick=0)
+    state.truncate(who=0, keep=1)
+    state.both_coordinators_and_the_log_tell_the_same()
+    state.versions_are_the_models()
+    assert [len(state.ledger.entries(0, store)) for store in STORES] == [1, 2], (
+        "the version that one was made on is gone"
+    )
+    state.teardown()
 
 
 def test_a_version_is_gone_once_one_of_the_stores_has_let_go_of_it() -> None:

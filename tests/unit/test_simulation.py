@@ -9,6 +9,7 @@ import pytest
 from tests.simulation.many import Totals, run_many
 from tests.simulation.planted import (
     BUGS,
+    DROP_BUGS,
     KEYED_BUGS,
     MOVE_BUGS,
     READ_BUGS,
@@ -38,6 +39,9 @@ FIRST_SEED = {
     "commits since a copy are left out": 0,
     "a checkpoint of the ledger forgets schemas": 3,
     "a reader believes whatever it knew": 8,
+    "runs of a dropped state may go on": 7,
+    "versions of a dropped state are read as empty ones": 56,
+    "a checkpoint is of decisions that are yet to be written": 16,
 }
 
 
@@ -95,6 +99,16 @@ def test_schedules_with_rescales_keep_every_batch_exactly_once() -> None:
     assert faults["rescaled"] > 60
 
 
+def test_a_state_that_is_dropped_under_its_query_is_no_part_of_the_next_one_of_its_name() -> None:
+    faults: Counter[str] = Counter()
+    for seed in range(24):
+        outcome = run_seed(seed, drops=True, moves=seed % 4 == 1, harsh=seed % 4 == 3)
+        assert outcome.error is None, outcome.told()
+        faults += outcome.faults
+    assert faults["dropped"] > 15
+    assert {"drop_answered", "zombie.coordinator"} <= faults.keys()
+
+
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_found_and_nothing_without_it(bug: str) -> None:
     first = FIRST_SEED.get(bug, 0)
@@ -102,6 +116,8 @@ def test_a_planted_bug_is_found_and_nothing_without_it(bug: str) -> None:
     def run(seed: int) -> Outcome:
         if bug in RESCALE_BUGS:
             return run_seed(seed, keyed=False, rescales=True)
+        if bug in DROP_BUGS:
+            return run_seed(seed, drops=True)
         if bug in READ_RESCALED_BUGS:
             return run_seed(seed, keyed=False, reads=True, rescales=True, moves=True)
         if bug in READ_BUGS:
