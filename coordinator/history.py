@@ -193,6 +193,7 @@ class StateHistory:
         VersionNotFoundError
             The partition does not have the version: a caller from before the state was dropped, or put back, asks for it.
         """
+        plans = {name: self._load_plan((partition_id, name), version) for name in store_names}
         newest, attempt_id = self.counted(partition_id, version)
         if newest < version < sys.maxsize:
             raise VersionNotFoundError(
@@ -203,7 +204,7 @@ class StateHistory:
                 version=version,
                 newest=newest,
             )
-        return LoadPlans(attempt_id, {name: self._load_plan((partition_id, name), version) for name in store_names})
+        return LoadPlans(attempt_id, plans)
 
     def _origin(self, shard: ShardKey, generation: Generation) -> Origin:
         """What a shard of a further generation is made of."""

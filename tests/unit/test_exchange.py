@@ -157,6 +157,7 @@ def test_the_first_row_of_a_partition_tells_of_the_batch() -> None:
     assert unpack([], KEYED).header is None
 
 
+@settings(deadline=None)
 @given(st.integers(1, 60), st.randoms(use_true_random=False))
 def test_a_task_tells_its_shards_apart_wherever_arrow_batches_end(size: int, dice: random.Random) -> None:
     rows: list[Row] = [(dice.randrange(9), None, value) for value in range(50)]

@@ -103,7 +103,7 @@ def plain(rows: list[dict[str, Any]]) -> list[list[Any]]:
 LATER_KINDS = {
     RecordKind.BATCH_FINISHED, RecordKind.MOVE_FAILED, RecordKind.RESCALE_ASKED,
     RecordKind.RESCALED, RecordKind.BRANCHED, RecordKind.BRANCH_MADE, RecordKind.BRANCH_BORN,
-    RecordKind.BRANCH_ENDED, RecordKind.DISCARDED, RecordKind.DROPPED
+    RecordKind.BRANCH_ENDED, RecordKind.DISCARDED, RecordKind.DROPPED, RecordKind.STATE_BEGUN
 }  # fmt: skip
 
 
