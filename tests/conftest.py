@@ -7,8 +7,13 @@ import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.s3_server import BUCKET, S3Server
+
+# A machine with other work to do is no reason for a test to fail.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 # JVMs of tests live for minutes and run most of their code a few times: what optimising it once more takes, they never get back.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")

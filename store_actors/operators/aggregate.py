@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from store_actors.engine.arrays import Words
 from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.overflow import check_overflow
 from store_actors.engine.pieces import batches
@@ -79,12 +80,11 @@ class AggregateShard(VersionedTable):
 
     def _fold(self, rows: ShardInput, version: int) -> tuple[Touched, int]:
         touched = Touched.nothing(self.table.layout.row_words)
-        rows_late = 0
+        late: list[Words] = []
         for table, partial in ((rows.raw, False), (rows.partial, True)):
             for batch in batches(table, self.table.piece_bytes):
                 encoded = self.table.encode(batch, partial=partial)
-                on_time = self._drop_late(encoded)
-                rows_late += batch.num_rows - len(on_time)
+                on_time = self._drop_late(encoded, late)
                 touched = touched.joined(self.table.accumulate(on_time, version & 0xFFFFFFFF))
         if (
             not self.schema.keys
@@ -93,20 +93,26 @@ class AggregateShard(VersionedTable):
         ):
             # Spark's global aggregate has its one row in every batch, even before any input came.
             touched = self.table.touch_global_group(version & 0xFFFFFFFF)
-        return touched, rows_late
+        # Spark counts after it has added up the rows of each group, those of all its map tasks.
+        return touched, len(np.unique(np.concatenate(late), axis=0)) if late else 0
 
     def _check_sums(self, touched: Touched) -> None:
         # Without such sums no row is copied.
         if self.table.layout.fails_on_overflow:
             check_overflow(self.table.layout, self.table.taken(np.concatenate([touched.created, touched.changed])))
 
-    def _drop_late(self, batch: EncodedBatch) -> EncodedBatch:
+    def _drop_late(self, batch: EncodedBatch, late: list[Words]) -> EncodedBatch:
+        """The batch without its late rows, whose keys are added to those of `late`."""
         word = self.table.layout.expiry_word
         if word < 0:
             return batch
         expiry = batch.keys[:, word - self.table.layout.flag_words].view(np.int64)
         keep = expiry > self.late_ms * 1000
-        return batch if keep.all() else batch.take(keep)
+        if keep.all():
+            return batch
+        dropped = batch.take(~keep)
+        late.append(np.column_stack([dropped.keys, dropped.nulls]))
+        return batch.take(keep)
 
     def _evict(
         self, touched: Touched, watermark_ms: int, version: int, rows_in: int, rows_late: int

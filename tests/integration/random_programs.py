@@ -113,6 +113,8 @@ class Program:
         (docs/operators.md).
     has_sparks_order
         Whether the operators stand as in Spark's plan. Where they do not, only rows and watermarks can be compared (docs/operators.md).
+    counts_late_sessions
+        Whether late rows of sessions come from one map task, in each of which Spark counts those of one key and time as one.
     conf
         Settings of the session.
     """
@@ -123,6 +125,7 @@ class Program:
     reads_all: bool = True
     join_keeps_other_rows: bool = False
     has_sparks_order: bool = True
+    counts_late_sessions: bool = True
     conf: dict[str, str] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
@@ -281,14 +284,16 @@ def _joined_windows(dice: random.Random, made: Program, how: str) -> None:
     delays, size = dice.choices(_DELAYS, k=2), dice.choice(("5 seconds", "10 seconds"))
     made.lines.append(
         f"a.withWatermark(t, {delays[0]}).groupBy(window({size}) as w, k).count()"
-        f".join(b.withWatermark(u, {delays[1]}).groupBy(window({size}) as w2, k2).count(), 'w = w2 and k <=> k2', {how})"
+        f".join(b.withWatermark(u, {delays[1]}).groupBy(window({size}) as w2, k2).agg(count, max(y)), "
+        f"'w = w2 and k <=> k2', {how})"
     )
 
     def source(operators: Operators, inputs: Inputs) -> DataFrame:
         left = operators(inputs["a"].withWatermark("t", delays[0]), "left", "append")
         right = operators(inputs["b"].withWatermark("u", delays[1]), "right", "append")
         counts = left.groupBy(F.window("t", size).alias("w"), "k").agg(F.count("*").alias("n"))
-        others = right.groupBy(F.window("u", size).alias("w2"), "k2").agg(F.count("*").alias("n2"))
+        # Of another form than the other side, for which Spark takes it else where there is no data (docs/operators.md).
+        others = right.groupBy(F.window("u", size).alias("w2"), "k2").agg(F.count("*").alias("n2"), F.max("y"))
         return operators(counts, "join").join(others, F.expr("w = w2 and k <=> k2"), how)  # type: ignore[no-any-return]
 
     made.source = source
@@ -394,6 +399,7 @@ def _wider_windows(dice: random.Random, made: Program) -> None:
 
 def _sessions(dice: random.Random, made: Program, rows: Rows, *, append: bool) -> None:
     made.mode = mode = "append" if append else dice.choice(("append", "complete"))
+    made.counts_late_sessions = rows.in_order
     gap = dice.choice(("5 seconds", "case when x > 3 then '3 seconds' else '6 seconds' end"))
     # Spark has no sessions of a constant alone, and finds out in the first batch.
     (keys, by), (values, what) = (

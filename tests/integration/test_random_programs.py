@@ -102,6 +102,8 @@ def _figures(operator: Mapping[str, Any], made: Program) -> tuple[Any, ...]:
         names = names[: 1 if made.join_keeps_other_rows else 2]
     # Spark 3.5 left its session windows without a name of their own.
     kind = operator["operatorName"].replace("defaultName", "sessionWindowStateStoreSaveExec")
+    if kind.startswith("session") and not made.counts_late_sessions:
+        names.remove("numRowsDroppedByWatermark")
     return kind, *(operator[name] for name in names)
 
 
