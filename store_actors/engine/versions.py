@@ -68,7 +68,7 @@ class Change:
     delta
         ``row_schema`` columns and ``__change`` (int8).
     rows_in, rows_late
-        Input rows of the shard, and rows (partially aggregated ones, as Spark counts them) dropped as late.
+        Input rows of the shard, and rows (of an aggregation groups of them, as Spark counts them) dropped as late.
     watermark_ms
         Watermark that includes the batch, in milliseconds since the epoch.
     emitted

@@ -62,14 +62,6 @@ def _runs_outlive_their_state(drop: Callable[..., None]) -> Callable[..., None]:
     return careless
 
 
-def _any_version_there(counted: Callable[..., tuple[int, str]]) -> Callable[..., tuple[int, str]]:
-    def careless(history: StateHistory, partition_id: int, version: int) -> tuple[int, str]:
-        newest, attempt_id = counted(history, partition_id, version)
-        return (newest, attempt_id) if attempt_id else (version, "")
-
-    return careless
-
-
 def _checkpoints_taken_late(_: Callable[..., Any]) -> Callable[..., Any]:
     async def careless(keeper: LedgerKeeper) -> None:
         for _ in range(2):
@@ -343,7 +335,6 @@ MOVE_BUGS = {
 #: Those that are sought where the state is dropped.
 DROP_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "runs of a dropped state may go on": (StateLedger, "_drop", _runs_outlive_their_state),
-    "versions of a dropped state are read as empty ones": (StateHistory, "counted", _any_version_there),
     "a checkpoint is of decisions that are yet to be written": (LedgerKeeper, "write_down", _checkpoints_taken_late),
 }
 #: Those that are sought where coordinators stop just before they write.

@@ -105,9 +105,9 @@ class ModelVersion:
         left = {key: row for key, row in groups.items() if key not in closed}
         return ModelVersion(left, watermark), updated, closed
 
-    def late(self, rows: list[tuple[Any, ...]], *, distinct: bool) -> int:
-        keys = [row[:2] for row in rows if row[0] is not None and row[0] * 1000 <= self.watermark_ms]
-        return len(set(keys)) if distinct else len(keys)
+    def late(self, rows: list[tuple[Any, ...]]) -> int:
+        """Groups of late rows, each of which Spark adds up to one before it counts."""
+        return len({row[:2] for row in rows if row[0] is not None and row[0] * 1000 <= self.watermark_ms})
 
 
 class ShardMachine(CompactingMachine):
@@ -139,8 +139,7 @@ class ShardMachine(CompactingMachine):
         model, updated, closed = self.newest.after(rows, max_event_ms)
         pieces = [rows[part::parts] for part in range(parts)]
         batches = [batch_of(piece) for piece in pieces]
-        # A combined row stands for all the rows of its group, and is late once.
-        late = sum(self.newest.late(piece, distinct=place < combined) for place, piece in enumerate(pieces))
+        late = self.newest.late(rows)
         change = self.shard.apply(
             input_of(*batches[combined:], combined=batches[:combined]), model.watermark_ms, self.shard.version + 1
         )
