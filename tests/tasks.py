@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pyarrow as pa
@@ -40,7 +41,7 @@ def coordinator_of(fleet: Fleet) -> CoordinatorClient:
 
 def deltas_of(fleet: Fleet, name: str, partition_id: int) -> tuple[CommitEntry, ...]:
     """Counted commits of a partition's one store, oldest first."""
-    loading = coordinator_of(fleet).load_plans(name, partition_id, 1 << 30, [DEFAULT_STORE])
+    loading = coordinator_of(fleet).load_plans(name, partition_id, sys.maxsize, [DEFAULT_STORE])
     return loading.plans[DEFAULT_STORE].deltas
 
 

@@ -14,7 +14,6 @@ from coordinator.discards import Discards
 from coordinator.errors import CommitUnknownError, FencedError, LogConflictError, StateStoreError
 from coordinator.generations import Generation, Generations
 from coordinator.history import StateHistory
-from coordinator.ledger_keeper import LedgerKeeper
 from coordinator.manifest_log import ManifestLog, Needed
 from coordinator.model import CommitEntry, LoadPlan, LoadPlans, PartitionCommit
 from coordinator.records import Committed
@@ -58,18 +57,6 @@ def _runs_outlive_their_state(drop: Callable[..., None]) -> Callable[..., None]:
     def careless(ledger: StateLedger, record: Any) -> None:
         drop(ledger, record)
         ledger.retired.clear()
-
-    return careless
-
-
-def _checkpoints_taken_late(_: Callable[..., Any]) -> Callable[..., Any]:
-    async def careless(keeper: LedgerKeeper) -> None:
-        for _ in range(2):
-            await keeper.submit(lambda _: ([], None), fence=True)
-            ledger = keeper.ledger
-            if ledger is not None and (keeper._checkpointing is None or keeper._checkpointing.done()):
-                keeper._begin_checkpoint(ledger)
-                await keeper._checkpointing  # type: ignore[misc]
 
     return careless
 
@@ -335,7 +322,6 @@ MOVE_BUGS = {
 #: Those that are sought where the state is dropped.
 DROP_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "runs of a dropped state may go on": (StateLedger, "_drop", _runs_outlive_their_state),
-    "a checkpoint is of decisions that are yet to be written": (LedgerKeeper, "write_down", _checkpoints_taken_late),
 }
 #: Those that are sought where coordinators stop just before they write.
 STOPPED_BUGS = {"what cleaning deletes may be counted later"}

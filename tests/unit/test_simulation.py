@@ -40,7 +40,6 @@ FIRST_SEED = {
     "a checkpoint of the ledger forgets schemas": 3,
     "a reader believes whatever it knew": 8,
     "runs of a dropped state may go on": 7,
-    "a checkpoint is of decisions that are yet to be written": 16,
 }
 
 
