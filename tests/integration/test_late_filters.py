@@ -203,7 +203,7 @@ def test_a_limit_reads_all_rows_of_its_source(spark: SparkSession, fleet: Fleet,
 def test_joined_aggregations_of_one_form_have_a_watermark_each(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
-    """Where Spark's own reuse a shuffle in a batch without data, and the second one lets in what is late two batches later."""
+    """Where Spark reuses a shuffle in a batch without data, and its second aggregation lets in what is late two batches later."""
     inputs = Inputs(spark, tmp_path / "in", COLUMNS)
 
     def query(line: Callable[[DataFrame, str], Any]) -> DataFrame:
@@ -212,7 +212,7 @@ def test_joined_aggregations_of_one_form_have_a_watermark_each(
         others = line(right.withWatermark("u", "0 seconds"), "right").groupBy(F.window("u", "10 seconds"), "k2")
         counted = others.count().toDF("window2", "k2", "n")
         joined = line(counts, "join").join(counted, F.expr("window = window2 and k = k2"), "full_outer")
-        return joined.select(seconds("window2.start").alias("start"), "k2", "n")  # type: ignore[no-any-return]
+        return joined.select(seconds("window2.start").alias("start"), "k2", "n", "count")  # type: ignore[no-any-return]
 
     sides = {"fleet": lambda df, operator: fleet.stateful(df, name=f"{name}-{operator}", shards=2), "spark": own}
     runs = {side: Run(query(line), "append", tmp_path / side) for side, line in sides.items()}
@@ -224,7 +224,9 @@ def test_joined_aggregations_of_one_form_have_a_watermark_each(
         inputs.add({"a": [("p", 46, 1)], "b": [("p", 46, 1)]})
         inputs.add({"a": [("p", 47, 1)], "b": [("p", 47, 1), ("p", 13, 1)]})
         emitted = {side: [tuple(row) for row in run.take()] for side, run in runs.items()}
+        late_of_right = {side: run.states()[3][-1][-1] for side, run in runs.items()}
     finally:
         for run in runs.values():
             run.stop()
-    assert emitted == {"fleet": [(10, "p", 1)], "spark": [(10, "p", 1), (10, "p", 1)]}
+    assert emitted["fleet"] == emitted["spark"] == [(10, "p", 1, None)]
+    assert late_of_right == {"fleet": 1, "spark": 0}
