@@ -148,7 +148,9 @@ class LedgerKeeper:
         async with self._creating:
             # All tasks of a first batch come at once: one of them asks the object store.
             if self.metadata is None:
-                dropped = None if self._ledger is None else self._ledger.dropped_metadata
+                # By the log: the ledger in memory is let go of whenever an append fails.
+                dropped = await self.submit(lambda ledger: ([], ledger.dropped_metadata), is_recent=True)
+            if self.metadata is None:
                 self.metadata = await asyncio.to_thread(self._log.create_metadata, metadata, dropped)
                 self.left_over = None
         return self.metadata
