@@ -61,6 +61,14 @@ def _runs_outlive_their_state(drop: Callable[..., None]) -> Callable[..., None]:
     return careless
 
 
+def _any_version_there(counted: Callable[..., tuple[int, str]]) -> Callable[..., tuple[int, str]]:
+    def careless(history: StateHistory, partition_id: int, version: int) -> tuple[int, str]:
+        newest, attempt_id = counted(history, partition_id, version)
+        return (newest, attempt_id) if attempt_id else (version, "")
+
+    return careless
+
+
 def _owners_not_fenced(decide_commits: Callable[..., Any]) -> Callable[..., Any]:
     def careless(ledger: StateLedger, entries: Sequence[CommitEntry]) -> Any:
         try:
@@ -322,6 +330,7 @@ MOVE_BUGS = {
 #: Those that are sought where the state is dropped.
 DROP_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "runs of a dropped state may go on": (StateLedger, "_drop", _runs_outlive_their_state),
+    "versions of a dropped state are read as empty ones": (StateHistory, "counted", _any_version_there),
 }
 #: Those that are sought where coordinators stop just before they write.
 STOPPED_BUGS = {"what cleaning deletes may be counted later"}
