@@ -199,7 +199,7 @@ def test_the_map_shows_a_move_as_it_happens_and_why(opened: Open, clicks: Clicks
     page.keyboard.press("Enter")
     expect(page.locator("dialog")).to_contain_text("a test wants it there")
     page.keyboard.press("Escape")
-    page.get_by_role("link", name="Events").click()
+    page.get_by_role("navigation").get_by_role("link", name="Events").click()
     expect(page.locator(".log")).to_contain_text("a test wants it there")
 
 
