@@ -12,15 +12,17 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from benchmarks.loading import SCHEMA
-from coordinator.core import Counted, LeaseGrant
-from coordinator.errors import StateStoreError
-from coordinator.model import ActorLocation, CommitEntry, PartitionCommit, StateMetadata, TaskIdentity
-from coordinator.rescaling import BatchShards
-from coordinator.service import Coordinator
-from coordinator.spreading import Place
+from coordinator.ledger.rescaling import BatchShards
+from coordinator.ledger.state_ledger import Counted, LeaseGrant
+from coordinator.model.commits import CommitEntry, PartitionCommit
+from coordinator.model.errors import StateStoreError
+from coordinator.model.identities import ActorLocation, TaskIdentity
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.placement.spreading import Place
+from coordinator.runtime.runtime import MachineClock
+from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
-from coordinator.surroundings import MachineClock
 from store_actors.actor import SHARDS_AT_ONCE
 from store_actors.serving.grouped_commits import GroupedCommits
 

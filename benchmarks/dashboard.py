@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fed_fleet import FedFleet, now_ms
-from coordinator.errors import InvalidRequestError
-from store_actors.dashboard.access import Access
-from store_actors.dashboard.lookups import LookUps
-from store_actors.dashboard.server import Server
-from store_actors.dashboard.watching import FleetSight, Watching
+from coordinator.model.errors import InvalidRequestError
+from statefleet.dashboard.access import Access
+from statefleet.dashboard.lookups import LookUps
+from statefleet.dashboard.server import Server
+from statefleet.dashboard.watching import FleetSight, Watching
 
 __all__ = ["main", "served"]
 

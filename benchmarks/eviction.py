@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from coordinator.surroundings import random_seed
+from coordinator.model.schema import ROW_COLUMN, Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
+from coordinator.runtime.runtime import random_seed
 from store_actors.keyed.shard import KeyedShard
 from store_actors.messages import ShardInput
 from store_actors.operators.join_schema import join_schema
 from store_actors.operators.make_shard import OperatorShard, make_shard
-from store_actors.schema import ROW_COLUMN, Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 
 __all__ = ["measure", "report"]
 

@@ -26,7 +26,7 @@ from ray.cluster_utils import Cluster
 from benchmarks.harness import STATELESS, Variant, add_files, in_turn, report_json, scratch, write_rows
 from benchmarks.micro_batch import SCHEMA, aggregate, keyed_rows, stateless
 from benchmarks.nodes import WORKERS, ray_nodes, session_on
-from coordinator.calls import RayActors
+from coordinator.service.calls import RayActors
 from spark_jobs.fleet import Fleet, connect
 from spark_jobs.plan.bounds import UnboundedStateWarning
 from store_actors.deploy import store_metrics

@@ -21,7 +21,7 @@ def now_ms() -> int:
 
 
 class FedFleet:
-    """Queries of which each makes a batch between two looks; see :class:`~store_actors.dashboard.watching.FleetSight`.
+    """Queries of which each makes a batch between two looks; see :class:`~statefleet.dashboard.watching.FleetSight`.
 
     Parameters
     ----------

@@ -174,7 +174,7 @@ def use_store(spark: SparkSession, variant: str) -> None:
 
 
 def own_operators(frame: DataFrame, operator: str, mode: str = "append") -> Any:
-    """Spark's own stateful operators, whose output mode is the query's; see :class:`spark_jobs.nexmark.query.Operators`."""
+    """Spark's own stateful operators, whose output mode is the query's; see :class:`benchmarks.nexmark.query.Operators`."""
     return frame
 
 

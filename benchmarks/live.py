@@ -33,11 +33,11 @@ import ray
 
 from benchmarks.harness import FLEET, SMALL_SPLITS, Variant, add_options, cores, report_json, session, write_rows
 from benchmarks.micro_batch import SCHEMA, aggregate, keyed_rows
-from coordinator.calls import RayActors
-from coordinator.deploy import ray_address
+from coordinator.service.calls import RayActors
+from coordinator.service.deploy import ray_address
 from spark_jobs.fleet import connect
-from store_actors.live.fleet import attach
-from store_actors.live.state import LiveState
+from statefleet.reads.fleet import attach
+from statefleet.reads.state import LiveState
 
 _NAME = "live"
 

@@ -21,13 +21,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from coordinator.model import CommitEntry, LoadPlan, SnapshotEntry, StateStoreId, StoredFile
+from coordinator.model.commits import CommitEntry, SnapshotEntry, StoredFile
+from coordinator.model.identities import StateStoreId
+from coordinator.model.load_plans import LoadPlan
+from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from coordinator.runtime.runtime import Surroundings
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_object_store
-from coordinator.surroundings import Surroundings
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard
-from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from store_actors.serving.files import delta_path, encode_delta, encode_snapshot, snapshot_path
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics

@@ -36,8 +36,8 @@ from benchmarks.harness import (
 )
 from benchmarks.micro_batch import SCHEMA, aggregate, keyed_rows
 from benchmarks.nodes import WORKERS, ray_nodes, session_on
-from coordinator.calls import RayActors
-from coordinator.client import CoordinatorClient
+from coordinator.service.calls import RayActors
+from coordinator.service.client import CoordinatorClient
 from spark_jobs import fleet as fleet_module
 from spark_jobs.driver_calls import DriverCalls
 from spark_jobs.fleet import Fleet, connect

@@ -10,7 +10,7 @@ import ray
 from pyspark.sql import SparkSession
 from ray.cluster_utils import Cluster
 
-from coordinator.deploy import init_ray
+from coordinator.service.deploy import init_ray
 from spark_jobs.session.settings import STORE_RESOURCE
 from spark_jobs.session.spark_session import spark_environment, start_session, stop_session
 

@@ -42,9 +42,9 @@ from benchmarks.harness import (
     use_store,
     write_rows,
 )
+from benchmarks.nexmark.query import FleetOperators
 from benchmarks.workloads import WORKLOADS, Profile, Workload
 from spark_jobs.fleet import Fleet, connect
-from spark_jobs.nexmark.query import FleetOperators
 
 _EVICTION = "eviction"
 _NAMES = (*WORKLOADS, _EVICTION)

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from coordinator.deploy import init_ray
+from coordinator.service.deploy import init_ray
 
 __all__ = ["deploy", "drive"]
 

@@ -31,17 +31,17 @@ from typing import Any, TypeVar
 
 from benchmarks.callers import FLEET_URI, CountedObjects, Node, Query, actors, commit_of, metadata_of
 from benchmarks.harness import add_files, report_json
-from coordinator.core import StateLedger
-from coordinator.maintenance import Maintenance
-from coordinator.manifest_log import ManifestLog
-from coordinator.records import Committed, Record, RunStarted, ShardsAssigned
-from coordinator.service import Coordinator
-from coordinator.surroundings import freeze_imports
+from coordinator.ledger.records import Committed, Record, RunStarted, ShardsAssigned
+from coordinator.ledger.state_ledger import StateLedger
+from coordinator.log.manifest_log import ManifestLog
+from coordinator.model.maintenance import Maintenance
+from coordinator.runtime.runtime import freeze_imports
+from coordinator.service.coordinator import Coordinator
 from store_actors.deploy import actors_for
 
 Result = TypeVar("Result")
 
-#: Calls that are on their way at once, as many as Ray lets into the coordinator (``coordinator.deploy``).
+#: Calls that are on their way at once, as many as Ray lets into the coordinator (``coordinator.service.deploy``).
 _AT_ONCE = 1000
 #: How often the event loop is looked at for stalls.
 _TICK_S = 0.005

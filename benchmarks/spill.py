@@ -34,14 +34,14 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from coordinator.memory_options import MemoryOptions
-from coordinator.model import StateStoreId
-from coordinator.text import size_text
-from store_actors.accumulators import AccumulatorKind
+from coordinator.model.accumulator_kinds import AccumulatorKind
+from coordinator.model.identities import StateStoreId
+from coordinator.model.memory_options import MemoryOptions
+from coordinator.model.schema import Accumulator, Field, StateSchema
+from coordinator.model.text import size_text
 from store_actors.engine.arrays import Slots, Words
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard
-from store_actors.schema import Accumulator, Field, StateSchema
 from store_actors.spilling.resident_memory import ResidentMemory
 from store_actors.spilling.store_memory import LimitedMemory, StoreMemory, UnlimitedMemory
 

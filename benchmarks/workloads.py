@@ -23,8 +23,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from benchmarks.harness import FLEET, STATELESS, Target
+from benchmarks.nexmark.query import Operators
 from spark_jobs.functions.state_batch import StateBatch
-from spark_jobs.nexmark.query import Operators
 
 __all__ = ["RATE", "WORKLOADS", "Deduplicate", "Join", "Profile", "Session", "Window", "Workload"]
 

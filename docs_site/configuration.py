@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coordinator.maintenance import Maintenance
-from coordinator.memory_options import UNITS
+from coordinator.model.maintenance import Maintenance
+from coordinator.model.memory_options import UNITS
 from coordinator.storage.options import CLIENT_OPTIONS, NO_CREDENTIALS, PREFIXES
 from docs_site.cluster_keys import cluster_rows
 from docs_site.docstrings import rows_of, summary
@@ -17,7 +17,7 @@ from spark_jobs.fleet import Fleet, connect
 from spark_jobs.map_partitions import map_partitions_with_state_store
 from spark_jobs.session import settings
 from spark_jobs.session.spark_session import start_session
-from store_actors.live.fleet import LiveFleet, attach
+from statefleet.reads.fleet import LiveFleet, attach
 
 __all__ = ["PAGE", "page"]
 

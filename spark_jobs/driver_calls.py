@@ -11,18 +11,18 @@ import ray
 from pyspark.sql import SparkSession
 from ray.exceptions import RayError
 
-from coordinator.batch_result import BatchResult
-from coordinator.calls import RayActors
-from coordinator.client import CoordinatorClient
-from coordinator.deploy import coordinator_name
-from coordinator.errors import StateMismatchError, StateStoreError
-from coordinator.model import TaskIdentity
-from coordinator.rescaling import BatchShards
-from spark_jobs.executor_nodes import ExecutorNodes
+from coordinator.ledger.batch_result import BatchResult
+from coordinator.ledger.rescaling import BatchShards
+from coordinator.model.errors import StateMismatchError, StateStoreError
+from coordinator.model.identities import TaskIdentity
+from coordinator.service.calls import RayActors
+from coordinator.service.client import CoordinatorClient
+from coordinator.service.deploy import coordinator_name
 from spark_jobs.finished_batches import FinishedBatches
-from spark_jobs.node_watch import NodeWatch, WatchedFleet
+from spark_jobs.nodes.executor_nodes import ExecutorNodes
+from spark_jobs.nodes.live_migration import ShadowMoves
+from spark_jobs.nodes.node_watch import NodeWatch, WatchedFleet
 from spark_jobs.plan.executors import Executors
-from spark_jobs.shadow_moves import ShadowMoves
 from spark_jobs.worker.fleet_client import FleetAddress
 
 __all__ = ["DriverCalls", "PlacementOptions"]

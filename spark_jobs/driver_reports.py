@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 from typing import Protocol
 
-from coordinator.drivers import DriverReport
+from coordinator.telemetry.drivers import DriverReport
 
 __all__ = ["DriverReports", "ReportedTo"]
 
@@ -20,7 +20,7 @@ class ReportedTo(Protocol):
     """A coordinator."""
 
     def report_driver(self, report: DriverReport) -> None:
-        """See :meth:`Coordinator.report_driver <coordinator.service.Coordinator.report_driver>`."""
+        """See :meth:`Coordinator.report_driver <coordinator.service.coordinator.Coordinator.report_driver>`."""
 
 
 class DriverReports:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from ray.exceptions import RayError
 
-from coordinator.client import CoordinatorClient
-from coordinator.errors import StateStoreError
+from coordinator.model.errors import StateStoreError
+from coordinator.service.client import CoordinatorClient
 
 __all__ = ["FinishedBatches"]
 

@@ -13,22 +13,23 @@ import pyarrow as pa
 import ray
 from pyspark.sql import DataFrame, SparkSession
 
-from coordinator.branches import Branch
-from coordinator.calls import RayActors, unwrapped
-from coordinator.client import CoordinatorClient
-from coordinator.dropping import DroppedState
-from coordinator.errors import InvalidRequestError, MemoryLimitError, SetupError
-from coordinator.maintenance import Maintenance
-from coordinator.memory_options import MemoryOptions
-from coordinator.model import PYTHON_QUERY_ID, StateMetadata, TaskIdentity
-from coordinator.names import check_state_name
-from coordinator.placing import PlacementExplanation
-from coordinator.rescaling import RescalePlan
+from coordinator.ledger.branches import Branch
+from coordinator.ledger.rescaling import RescalePlan
+from coordinator.model.errors import InvalidRequestError, MemoryLimitError, SetupError
+from coordinator.model.identities import PYTHON_QUERY_ID, TaskIdentity
+from coordinator.model.maintenance import Maintenance
+from coordinator.model.memory_options import MemoryOptions
+from coordinator.model.names import check_state_name
+from coordinator.model.schema import StateSchema
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.placement.move_planner import PlacementExplanation
+from coordinator.runtime.runtime import Surroundings
+from coordinator.service.calls import RayActors, unwrapped
+from coordinator.service.client import CoordinatorClient
+from coordinator.service.dropping import DroppedState
 from coordinator.storage.options import split_options
 from coordinator.storage.uris import normalize_uri
-from coordinator.surroundings import Surroundings
 from spark_jobs.driver_calls import DriverCalls, PlacementOptions
-from spark_jobs.imports.importing import Imported, Importer, PlannedState
 from spark_jobs.plan.catalyst import JOB_FAILURES
 from spark_jobs.plan.checkpoint_files import begin_checkpoint, copy_checkpoint
 from spark_jobs.plan.operator_plan import Collector, OperatorPlan, QueryModes, RoutedOperator
@@ -41,14 +42,14 @@ from spark_jobs.target import Target
 from spark_jobs.worker.fleet_client import ConnectTask, FleetAddress, fleet_client
 from spark_jobs.worker.state_store import ReadStateStore, StateStore, store_specs
 from spark_jobs.worker.task import in_output_mode
+from statefleet.dashboard.deploy import dashboard_url
+from statefleet.dashboard.options import DashboardOptions
+from statefleet.migration.importing import Imported, Importer, PlannedState
+from statefleet.reads.fleet import LiveFleet, opened_live
+from statefleet.reads.sources import FleetSource
+from statefleet.reads.state import LiveState
 from store_actors.compiled_code import warm_with_progress
-from store_actors.dashboard.deploy import dashboard_url
-from store_actors.dashboard.options import DashboardOptions
 from store_actors.deploy import end_fleet, ensure_store_actor, hand_over, store_metrics
-from store_actors.live.fleet import LiveFleet, opened_live
-from store_actors.live.sources import FleetSource
-from store_actors.live.state import LiveState
-from store_actors.schema import StateSchema
 
 __all__ = ["Fleet", "connect"]
 
@@ -392,7 +393,7 @@ class Fleet:
 
     def state(self, name: str, part: str = "", *, consistency: str = "finished") -> LiveState:
         """The state of one operator as a table, also while its query runs; see
-        :meth:`LiveFleet.state <store_actors.live.fleet.LiveFleet.state>`.
+        :meth:`LiveFleet.state <statefleet.reads.fleet.LiveFleet.state>`.
 
         Raises
         ------
@@ -407,7 +408,7 @@ class Fleet:
 
     def state_metadata(self, name: str | None = None, version: int | None = None) -> pa.Table:
         """What stores there are, how many shards, and which batches can be read; see
-        :meth:`LiveFleet.state_metadata <store_actors.live.fleet.LiveFleet.state_metadata>`.
+        :meth:`LiveFleet.state_metadata <statefleet.reads.fleet.LiveFleet.state_metadata>`.
 
         Raises
         ------
@@ -419,7 +420,7 @@ class Fleet:
         return self._live.state_metadata(name, version)
 
     def sql(self, query: str, *, consistency: str = "finished") -> pa.Table:
-        """Answer of a query of SQL over states; see :meth:`LiveFleet.sql <store_actors.live.fleet.LiveFleet.sql>`.
+        """Answer of a query of SQL over states; see :meth:`LiveFleet.sql <statefleet.reads.fleet.LiveFleet.sql>`.
 
         Raises
         ------
@@ -626,7 +627,7 @@ class Fleet:
         return branch
 
     def drop(self, name: str, *, dry_run: bool = False, is_over: bool = False) -> DroppedState:
-        """End a state for good while the fleet goes on; see :meth:`LiveFleet.drop <store_actors.live.fleet.LiveFleet.drop>`.
+        """End a state for good while the fleet goes on; see :meth:`LiveFleet.drop <statefleet.reads.fleet.LiveFleet.drop>`.
 
         Raises
         ------

@@ -9,7 +9,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import types as T
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
 from spark_jobs.functions.group_plan import GroupFunction, build_group_state
 from spark_jobs.functions.state_batch import BatchFunction
 from spark_jobs.operators.aggregate import build_plan

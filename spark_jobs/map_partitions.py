@@ -11,8 +11,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType, _parse_datatype_string
 
-from coordinator.errors import InvalidRequestError
-from coordinator.model import StateMetadata
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.schema import Field, OperatorKind, StateSchema
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.model.type_names import payload_type
 from spark_jobs.fleet import Fleet
 from spark_jobs.plan.logical import analysed
 from spark_jobs.plan.operator_plan import ReduceTask, RoutedOperator
@@ -22,8 +24,6 @@ from spark_jobs.worker.fleet_client import FleetAddress, fleet_client
 from spark_jobs.worker.state_store import StateStore, store_specs
 from spark_jobs.worker.task import task_identity
 from store_actors.messages import StoreSpec
-from store_actors.schema import Field, OperatorKind, StateSchema
-from store_actors.type_names import payload_type
 
 __all__ = ["StoreFunction", "map_partitions_with_state_store"]
 

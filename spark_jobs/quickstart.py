@@ -18,8 +18,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from coordinator.errors import StateStoreError
-from coordinator.text import format_table, size_text
+from coordinator.model.errors import StateStoreError
+from coordinator.model.text import format_table, size_text
 from spark_jobs.fleet import Fleet, connect
 from spark_jobs.jobs.console import error_text, keep_newest, run_to_end
 from spark_jobs.jobs.events import EVENT_DDL, write_events

@@ -8,7 +8,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
 from spark_jobs.grouped import StatefulGroupedData
 from spark_jobs.operators.deduplicate import build_deduplicate, build_limit
 from spark_jobs.operators.join import build_join

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame
 
-from coordinator.errors import InvalidRequestError
-from coordinator.names import check_state_name
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.names import check_state_name
 from spark_jobs.plan.logical import analysed
 from spark_jobs.plan.operator_plan import OperatorPlan, QueryModes
 from spark_jobs.plan.streaming_rules import refused_modes

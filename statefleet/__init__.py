@@ -13,8 +13,8 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from coordinator.branches import Branch
-    from coordinator.errors import (
+    from coordinator.ledger.branches import Branch
+    from coordinator.model.errors import (
         CommitUnknownError,
         CorruptStateError,
         CredentialsNeededError,
@@ -32,11 +32,10 @@ if TYPE_CHECKING:
         VersionReplacedError,
         WriterBusyError,
     )
-    from coordinator.maintenance import Maintenance
+    from coordinator.model.maintenance import Maintenance
     from spark_jobs.fleet import Fleet, connect
     from spark_jobs.functions.state_batch import StateBatch
     from spark_jobs.grouped import StatefulGroupedData
-    from spark_jobs.imports.importing import Imported
     from spark_jobs.map_partitions import map_partitions_with_state_store
     from spark_jobs.plan.bounds import UnboundedStateWarning
     from spark_jobs.session.spark_session import start_session, stop_session
@@ -45,10 +44,11 @@ if TYPE_CHECKING:
     from spark_jobs.transform.processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
     from spark_jobs.transform.states import ListState, MapState, ValueState
     from spark_jobs.worker.state_store import ReadStateStore, StateStore
-    from store_actors.live.fleet import LiveFleet, attach
-    from store_actors.live.keys import FoundKey
-    from store_actors.live.rows import Rows
-    from store_actors.live.state import LiveState
+    from statefleet.migration.importing import Imported
+    from statefleet.reads.fleet import LiveFleet, attach
+    from statefleet.reads.keys import FoundKey
+    from statefleet.reads.rows import Rows
+    from statefleet.reads.state import LiveState
 
 __all__ = [
     "Branch",
@@ -99,28 +99,28 @@ __version__ = "0.1.0"
 
 #: Where each public name is: imported when it is first asked for, since the command line has no need of Spark.
 _HOMES = {
-    "Branch": "coordinator.branches",
-    "CommitUnknownError": "coordinator.errors",
-    "CorruptStateError": "coordinator.errors",
-    "CredentialsNeededError": "coordinator.errors",
-    "FencedError": "coordinator.errors",
-    "InvalidRequestError": "coordinator.errors",
-    "MemoryLimitError": "coordinator.errors",
-    "OperationOutOfOrderError": "coordinator.errors",
-    "SetupError": "coordinator.errors",
-    "StateMismatchError": "coordinator.errors",
-    "StateStoreError": "coordinator.errors",
-    "StorageUnavailableError": "coordinator.errors",
-    "StoreUnavailableError": "coordinator.errors",
-    "SumOverflowError": "coordinator.errors",
-    "VersionNotFoundError": "coordinator.errors",
-    "VersionReplacedError": "coordinator.errors",
-    "WriterBusyError": "coordinator.errors",
-    "Maintenance": "coordinator.maintenance",
+    "Branch": "coordinator.ledger.branches",
+    "CommitUnknownError": "coordinator.model.errors",
+    "CorruptStateError": "coordinator.model.errors",
+    "CredentialsNeededError": "coordinator.model.errors",
+    "FencedError": "coordinator.model.errors",
+    "InvalidRequestError": "coordinator.model.errors",
+    "MemoryLimitError": "coordinator.model.errors",
+    "OperationOutOfOrderError": "coordinator.model.errors",
+    "SetupError": "coordinator.model.errors",
+    "StateMismatchError": "coordinator.model.errors",
+    "StateStoreError": "coordinator.model.errors",
+    "StorageUnavailableError": "coordinator.model.errors",
+    "StoreUnavailableError": "coordinator.model.errors",
+    "SumOverflowError": "coordinator.model.errors",
+    "VersionNotFoundError": "coordinator.model.errors",
+    "VersionReplacedError": "coordinator.model.errors",
+    "WriterBusyError": "coordinator.model.errors",
+    "Maintenance": "coordinator.model.maintenance",
     "Fleet": "spark_jobs.fleet",
     "connect": "spark_jobs.fleet",
     "StateBatch": "spark_jobs.functions.state_batch",
-    "Imported": "spark_jobs.imports.importing",
+    "Imported": "statefleet.migration.importing",
     "map_partitions_with_state_store": "spark_jobs.map_partitions",
     "UnboundedStateWarning": "spark_jobs.plan.bounds",
     "start_session": "spark_jobs.session.spark_session",
@@ -136,11 +136,11 @@ _HOMES = {
     "ValueState": "spark_jobs.transform.states",
     "ReadStateStore": "spark_jobs.worker.state_store",
     "StateStore": "spark_jobs.worker.state_store",
-    "LiveFleet": "store_actors.live.fleet",
-    "FoundKey": "store_actors.live.keys",
-    "attach": "store_actors.live.fleet",
-    "Rows": "store_actors.live.rows",
-    "LiveState": "store_actors.live.state",
+    "LiveFleet": "statefleet.reads.fleet",
+    "FoundKey": "statefleet.reads.keys",
+    "attach": "statefleet.reads.fleet",
+    "Rows": "statefleet.reads.rows",
+    "LiveState": "statefleet.reads.state",
 }
 
 _IMPORTING = RLock()

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from coordinator.errors import StateStoreError
+from coordinator.model.errors import StateStoreError
 from statefleet.commands import looking, moving, reading, upkeep
 from statefleet.commands.doctor import doctor
 from statefleet.commands.output import WIDTH

@@ -13,34 +13,30 @@ import pyarrow as pa
 import ray
 from ray._private import worker
 
-from coordinator.calls import Actors, RayActors, unwrapped
-from coordinator.client import CoordinatorClient
-from coordinator.core import LeaseGrant
-from coordinator.errors import MemoryLimitError, StateStoreError
-from coordinator.logs import about, log_to_stderr
-from coordinator.maintenance import Maintenance
-from coordinator.memory_options import MemoryOptions
-from coordinator.metric_export import EXPORT_INTERVAL_S, MetricExport
-from coordinator.metric_table import Sample
-from coordinator.model import (
-    ActorLocation,
-    CommitEntry,
-    InstancePlans,
-    StateStoreId,
-    StateStoreProviderId,
-    TaskIdentity,
-)
-from coordinator.preparation import Preparation
+from coordinator.ledger.state_ledger import LeaseGrant
+from coordinator.model.commits import CommitEntry
+from coordinator.model.copy_result import Preparation
+from coordinator.model.errors import MemoryLimitError, StateStoreError
+from coordinator.model.identities import ActorLocation, StateStoreId, StateStoreProviderId, TaskIdentity
+from coordinator.model.load_plans import InstancePlans
+from coordinator.model.maintenance import Maintenance
+from coordinator.model.memory_options import MemoryOptions
+from coordinator.model.metric_table import Sample
+from coordinator.model.schema import StateSchema
+from coordinator.runtime.logs import about, log_to_stderr
+from coordinator.runtime.runtime import Surroundings, freeze_imports
+from coordinator.service.calls import Actors, RayActors, unwrapped
+from coordinator.service.client import CoordinatorClient
+from coordinator.service.metric_export import EXPORT_INTERVAL_S, MetricExport
 from coordinator.storage.counted import CountedObjectStore, StorageFigures
-from coordinator.storage.handed_over import HandedOverObjectStore
+from coordinator.storage.forwarded_credentials import HandedOverObjectStore
 from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.probe import prove_shared
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_travelled_store
-from coordinator.surroundings import Surroundings, freeze_imports
 from store_actors.direct_calls import DirectAddress, DirectAnswers
 from store_actors.followers import Followers
-from store_actors.look_ups import LookUp, Outcome, Outcomes
+from store_actors.key_queries import LookUp, Outcome, Outcomes
 from store_actors.messages import (
     ApplyRequest,
     BatchFacts,
@@ -51,7 +47,6 @@ from store_actors.messages import (
     ShardInput,
     Write,
 )
-from store_actors.schema import StateSchema
 from store_actors.serving.exported import store_samples
 from store_actors.serving.grouped_commits import GroupedCommits
 from store_actors.serving.keyed_stores import KeyedStores

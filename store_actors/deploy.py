@@ -10,11 +10,11 @@ import ray
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from coordinator.calls import NAMESPACE, Actors, unwrapped
-from coordinator.client import CoordinatorClient
-from coordinator.maintenance import Maintenance
-from coordinator.memory_options import MemoryOptions
-from coordinator.names import dashboard_name, store_actors_prefix
+from coordinator.model.maintenance import Maintenance
+from coordinator.model.memory_options import MemoryOptions
+from coordinator.model.names import dashboard_name, store_actors_prefix
+from coordinator.service.calls import NAMESPACE, Actors, unwrapped
+from coordinator.service.client import CoordinatorClient
 from coordinator.storage.options import Secrets, StorageOptions
 
 __all__ = [

@@ -24,7 +24,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
-from coordinator.surroundings import Surroundings
+from coordinator.runtime.runtime import Surroundings
 
 __all__ = ["DirectAddress", "DirectAnswers", "DirectCalls"]
 

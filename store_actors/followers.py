@@ -13,10 +13,11 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from coordinator.calls import Actors
-from coordinator.errors import StateStoreError
-from coordinator.model import CommitEntry, Lease
-from coordinator.surroundings import Lock
+from coordinator.model.commits import CommitEntry
+from coordinator.model.errors import StateStoreError
+from coordinator.model.leases import Lease
+from coordinator.runtime.runtime import Lock
+from coordinator.service.calls import Actors
 from store_actors.messages import Followed
 from store_actors.serving.metrics import StoreMetrics
 

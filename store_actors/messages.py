@@ -11,9 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from coordinator.model import CommitEntry, Lease, StateStoreId, TaskIdentity, Travelling
-from coordinator.watermarks import Watermarks
-from store_actors.schema import Field, StateSchema
+from coordinator.model.commits import CommitEntry
+from coordinator.model.identities import StateStoreId, TaskIdentity, Travelling
+from coordinator.model.leases import Lease
+from coordinator.model.schema import Field, StateSchema
+from coordinator.model.watermarks import Watermarks
 
 __all__ = [
     "CHANGE_FIELDS",

@@ -9,11 +9,11 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from coordinator.calls import Actors, unwrapped
-from coordinator.client import CoordinatorClient
-from coordinator.errors import StateStoreError
-from coordinator.placing import PlannedMove
-from coordinator.preparation import Preparation
+from coordinator.model.copy_result import Preparation
+from coordinator.model.errors import StateStoreError
+from coordinator.placement.move_planner import PlannedMove
+from coordinator.service.calls import Actors, unwrapped
+from coordinator.service.client import CoordinatorClient
 
 __all__ = ["MoveOutcome", "carry_out"]
 

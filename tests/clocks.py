@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from coordinator.surroundings import MachineClock
+from coordinator.runtime.runtime import MachineClock
 
 
 class LaterClock(MachineClock):

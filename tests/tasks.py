@@ -8,13 +8,15 @@ from typing import Any
 import pyarrow as pa
 import ray
 
-from coordinator.calls import Actors, RayActors
-from coordinator.client import CoordinatorClient
-from coordinator.model import DEFAULT_STORE, CommitEntry, StateMetadata, StateStoreId, TaskIdentity
+from coordinator.model.commits import CommitEntry
+from coordinator.model.identities import DEFAULT_STORE, StateStoreId, TaskIdentity
+from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.service.calls import Actors, RayActors
+from coordinator.service.client import CoordinatorClient
 from spark_jobs.fleet import Fleet
 from spark_jobs.worker.fleet_client import FleetAddress, FleetClient, ShardWork
 from store_actors.messages import ShardInput
-from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
 
 __all__ = ["SCHEMA", "Tasks", "coordinator_of", "deltas_of", "shard_input"]
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from coordinator.metric_table import Sample
+from coordinator.model.metric_table import Sample
+from coordinator.runtime.runtime import Clock
 from coordinator.storage.protocol import ObjectInfo, ObjectStore
-from coordinator.surroundings import Clock
 
 __all__ = ["CountedObjectStore", "StorageFigures"]
 

@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from coordinator.errors import CommitUnknownError, StorageUnavailableError
+from coordinator.model.errors import CommitUnknownError, StorageUnavailableError
 from coordinator.storage.protocol import ObjectInfo
 
 __all__ = ["LocalObjectStore", "OsCalls"]

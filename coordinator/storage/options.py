@@ -2,7 +2,7 @@
 
 Ray keeps the arguments of actors in its GCS, to start them anew, and Spark keeps the functions that its tasks run. Neither is a place
 for credentials. So only options that are known to be none travel there; the values of all others are handed over by calls between
-running processes (:mod:`coordinator.storage.handed_over`).
+running processes (:mod:`coordinator.storage.forwarded_credentials`).
 """
 
 from __future__ import annotations

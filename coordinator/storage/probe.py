@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from coordinator.errors import (
+from coordinator.model.errors import (
     CommitUnknownError,
     InvalidRequestError,
     SetupError,

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from coordinator.errors import CommitUnknownError, InvalidRequestError, StorageUnavailableError
+from coordinator.model.errors import CommitUnknownError, InvalidRequestError, StorageUnavailableError
 from coordinator.storage.options import CLIENT_OPTIONS, PREFIXES, bare_name
 from coordinator.storage.protocol import ObjectInfo
 

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
 from coordinator.storage.counted import StorageFigures
-from coordinator.storage.handed_over import HandedOverObjectStore
+from coordinator.storage.forwarded_credentials import HandedOverObjectStore
 from coordinator.storage.local import LocalObjectStore
 from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.protocol import ObjectStore
@@ -94,7 +94,8 @@ def open_travelled_store(
     Parameters
     ----------
     ask
-        Asks other processes of the fleet for what was withheld; see :class:`~coordinator.storage.handed_over.HandedOverObjectStore`.
+        Asks other processes of the fleet for what was withheld; see
+        :class:`~coordinator.storage.forwarded_credentials.HandedOverObjectStore`.
     figures
         See :func:`open_object_store`.
     """

@@ -11,16 +11,16 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.state import GroupStateTimeout
 
-from coordinator.errors import InvalidRequestError
-from coordinator.model import StateMetadata
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
+from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.functions.group_task import KEY_INDEX, ArrowCalls, Calls, GroupStateTask, GroupView
 from spark_jobs.functions.grouped_input import GroupedInput, function_mode, pandas_settings, struct_type
 from spark_jobs.functions.groups import EXISTS, TIMEOUT, StateColumns
 from spark_jobs.plan.keys import Key
 from spark_jobs.plan.operator_plan import ReduceTask
-from spark_jobs.plan.shown import ShownPart, column
+from spark_jobs.plan.view_components import ShownPart, column
 from spark_jobs.worker.fleet_client import FleetAddress
-from store_actors.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 
 __all__ = ["GroupFunction", "GroupStatePlan", "build_group_state"]
 

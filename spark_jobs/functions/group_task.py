@@ -15,20 +15,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.streaming.state import GroupStateTimeout
 
-from coordinator.core import LeaseGrant
-from coordinator.errors import InvalidRequestError, StoreUnavailableError
-from coordinator.model import StateMetadata
+from coordinator.ledger.state_ledger import LeaseGrant
+from coordinator.model.errors import InvalidRequestError, StoreUnavailableError
+from coordinator.model.schema import Field, StateSchema
+from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.functions.groups import EXISTS, TIMEOUT, Groups, StateColumns, single_chunk
 from spark_jobs.functions.state_batch import NO_TIMEOUT, BatchFunction, Mask, Moment, StateBatch
 from spark_jobs.plan.keys import KeyTree
-from spark_jobs.plan.shown import ShownPart
+from spark_jobs.plan.view_components import ShownPart
 from spark_jobs.worker.batch import EventTimes, event_times
 from spark_jobs.worker.exchange import Received, unpack
 from spark_jobs.worker.fleet_client import FleetAddress, fleet_client
 from spark_jobs.worker.state_store import StateStore
 from spark_jobs.worker.task import task_identity
 from store_actors.messages import BatchFacts
-from store_actors.schema import Field, StateSchema
 
 __all__ = [
     "EVENT_TIME_FIELD",

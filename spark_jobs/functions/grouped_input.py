@@ -12,7 +12,9 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import _parse_datatype_string
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.schema import Field
+from coordinator.model.type_names import payload_type
 from spark_jobs.functions.group_task import EVENT_TIME_FIELD, GroupView
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import event_time, event_time_column
@@ -20,8 +22,6 @@ from spark_jobs.plan.keys import Key, key_of, leaf_field
 from spark_jobs.plan.logical import analysed
 from spark_jobs.plan.storable import has_alike_fields, is_changed
 from spark_jobs.worker.exchange import HASH_COLUMN
-from store_actors.schema import Field
-from store_actors.type_names import payload_type
 
 __all__ = ["GroupedInput", "function_mode", "pandas_settings", "struct_type"]
 

@@ -1,7 +1,7 @@
 """Rows of many keys as Arrow: put together by key, and user-defined state in the columns of a keyed store.
 
 State of a type that a store holds is a column of the store. Values of other types (arrays, maps, structs) are held as binary
-(:mod:`store_actors.packed_values`), whose types the query's own state type gives.
+(:mod:`store_actors.engine.packed_values`), whose types the query's own state type gives.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from coordinator.model import DEFAULT_STORE
+from coordinator.model.identities import DEFAULT_STORE
+from coordinator.model.schema import Field
+from coordinator.model.type_names import payload_type, type_to_string
+from store_actors.engine.packed_values import packed, unpacked
 from store_actors.messages import StoreSpec
-from store_actors.packed_values import packed, unpacked
-from store_actors.schema import Field
-from store_actors.type_names import payload_type, type_to_string
 
 __all__ = ["EXISTS", "TIMEOUT", "Groups", "StateColumns", "key_codes", "single_chunk"]
 

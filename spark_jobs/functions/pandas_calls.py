@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupState
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
 from spark_jobs.functions.frames import PandasForm
 from spark_jobs.functions.groups import Groups
 from spark_jobs.functions.state_batch import NO_TIMEOUT, StateBatch

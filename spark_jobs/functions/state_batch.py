@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.streaming.state import GroupStateTimeout
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
 from spark_jobs.functions.groups import Numbers, StateColumns
 
 __all__ = ["FURTHEST_MS", "NO_TIMEOUT", "BatchFunction", "Mask", "Moment", "StateBatch"]

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
 
 __all__ = ["Raw", "RowValues", "to_arrow", "to_python"]
 

@@ -18,7 +18,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import TimestampType
 
-from coordinator.text import size_text
+from coordinator.model.errors import StateStoreError
+from coordinator.model.text import size_text
 from spark_jobs.fleet import Fleet
 
 __all__ = [
@@ -54,7 +55,7 @@ def error_text(error: Exception) -> str:
     Spark has logged the whole of it, with every stack, by the time the driver sees it.
     """
     text = str(error)
-    ours = re.search(r"coordinator\.errors\.\w+: (.+)", text)
+    ours = re.search(rf"{re.escape(StateStoreError.__module__)}\.\w+: (.+)", text)
     return ours.group(1) if ours else text.strip().split("\n")[0]
 
 

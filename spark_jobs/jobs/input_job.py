@@ -15,8 +15,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from coordinator.errors import StateStoreError
-from coordinator.text import format_table
+from coordinator.model.errors import StateStoreError
+from coordinator.model.text import format_table
 from spark_jobs.fleet import Fleet, connect
 from spark_jobs.jobs.console import add_job_options, error_text, keep_newest, run_to_end, store_uri
 from spark_jobs.plan.bounds import UnboundedStateWarning

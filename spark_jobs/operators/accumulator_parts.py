@@ -10,11 +10,11 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from coordinator.model.schema import AccumulatorKind, Field
 from spark_jobs.plan.aggregate_functions import AggregateFunction
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.state_types import state_field
 from spark_jobs.plan.storable import stored, stored_type
-from store_actors.schema import AccumulatorKind, Field
 
 __all__ = ["Part", "Use", "doubles"]
 
@@ -34,7 +34,7 @@ class Part:
     cast: str = ""
     #: What is emitted of it, if not its state; named as that is.
     result: tuple[Field, ...] = ()
-    #: What else that depends on (``store_actors.schema.Accumulator``).
+    #: What else that depends on (``coordinator.model.schema.Accumulator``).
     options: Mapping[str, Any] = field(default_factory=dict)
     #: Type of its inputs in the state's schema, if not what Spark's column tells.
     input_type: str | None = None

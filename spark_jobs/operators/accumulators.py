@@ -9,14 +9,14 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.schema import AccumulatorKind
 from spark_jobs.operators import counted_functions, sketch_functions
 from spark_jobs.operators.accumulator_parts import Part, Use, doubles
-from spark_jobs.operators.meaning import meaning_of
+from spark_jobs.operators.fingerprint import meaning_of
 from spark_jobs.plan.aggregate_functions import AggregateExpression, AggregateFunction
 from spark_jobs.plan.state_types import list_field, state_field
 from spark_jobs.plan.storable import stored, stored_type
-from store_actors.schema import AccumulatorKind
 
 __all__ = ["FUNCTIONS", "Function", "emitted_result", "held_functions", "parts_of"]
 

@@ -16,11 +16,12 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.schema import Accumulator, StateSchema
 from spark_jobs.operators.accumulator_parts import Part
 from spark_jobs.operators.accumulators import FUNCTIONS, emitted_result, parts_of
 from spark_jobs.operators.session_windows import Session
-from spark_jobs.operators.shown_aggregates import shown_aggregation
+from spark_jobs.operators.view_aggregates import shown_aggregation
 from spark_jobs.plan.aggregate_functions import AggregateExpression
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import event_time, event_time_column
@@ -29,7 +30,6 @@ from spark_jobs.plan.logical import Plan, analysed, empty_frame, projected, reso
 from spark_jobs.plan.state_types import spark_field
 from spark_jobs.plan.storable import restored, stored_type
 from spark_jobs.worker.exchange import HASH_COLUMN, KEEP_COLUMN
-from store_actors.schema import Accumulator, StateSchema
 
 __all__ = ["AggregatePlan", "build_plan"]
 

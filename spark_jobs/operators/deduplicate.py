@@ -9,16 +9,16 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import event_time, event_time_column, watermark_time
 from spark_jobs.plan.keys import Key, key_of, leaf_field
 from spark_jobs.plan.logical import analysed
 from spark_jobs.plan.operator_plan import check_output_mode
 from spark_jobs.plan.row_columns import ProjectedPlan, RowColumns
-from spark_jobs.plan.shown import ShownPart, column
+from spark_jobs.plan.view_components import ShownPart, column
 from spark_jobs.worker.exchange import HASH_COLUMN
-from store_actors.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 
 __all__ = ["build_deduplicate", "build_limit"]
 

@@ -16,6 +16,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from coordinator.model.schema import Field, StateSchema
 from spark_jobs.operators.join_analysis import JoinNode, analysed_join, lags_ms
 from spark_jobs.operators.join_condition import JoinCondition, split_condition
 from spark_jobs.operators.join_keys import JoinKeys, join_keys
@@ -25,10 +26,9 @@ from spark_jobs.plan.keys import leaf_field
 from spark_jobs.plan.logical import Plan, projected, resolved
 from spark_jobs.plan.operator_plan import check_output_mode
 from spark_jobs.plan.row_columns import RowColumns
-from spark_jobs.plan.shown import ShownPart, column
+from spark_jobs.plan.view_components import ShownPart, column
 from spark_jobs.worker.exchange import HASH_COLUMN, KEEP_COLUMN
 from store_actors.operators.join_schema import MATCHED_COLUMN, SIDE_COLUMN, JoinType, join_schema
-from store_actors.schema import Field, StateSchema
 
 __all__ = ["JoinPlan", "JoinedSide", "build_join"]
 

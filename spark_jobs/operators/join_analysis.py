@@ -8,7 +8,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
 from spark_jobs.plan.catalyst import Expression, conjunction
 from spark_jobs.plan.join_rules import check_join, equi_join, pushed_down, state_watermarks_ms
 from spark_jobs.plan.logical import Plan, analysed

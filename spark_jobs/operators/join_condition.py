@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 from pyspark.sql import Column
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.schema import Field
+from coordinator.model.type_names import string_to_type
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.expression_trees import Node, NotExpressibleError, TreeWriter
 from spark_jobs.plan.logical import Plan
 from spark_jobs.plan.state_types import state_field
 from store_actors.operators.join_condition import PairCondition
-from store_actors.schema import Field
-from store_actors.type_names import string_to_type
 
 __all__ = ["JoinCondition", "split_condition"]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from pyspark.sql import Column
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.schema import ROW_COLUMN, Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.keys import Key, KeyTree
-from store_actors.schema import ROW_COLUMN, Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 
 __all__ = ["Session"]
 

@@ -8,13 +8,13 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from coordinator.model.schema import AccumulatorKind, Field
+from coordinator.model.type_names import words_type
 from spark_jobs.operators.accumulator_parts import Part, Use, doubles
 from spark_jobs.plan.aggregate_functions import AggregateFunction
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.state_types import bins_field, list_field, state_field, words_field
 from spark_jobs.plan.storable import stored_type
-from store_actors.schema import AccumulatorKind, Field
-from store_actors.type_names import words_type
 
 __all__ = [
     "bitmap",

@@ -10,16 +10,16 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.nested_types import is_nested
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import event_time, event_time_column
 from spark_jobs.plan.keys import key_of, leaf_field
 from spark_jobs.plan.logical import Plan, analysed
 from spark_jobs.plan.operator_plan import check_output_mode
 from spark_jobs.plan.row_columns import ProjectedPlan, Result, RowColumns
-from spark_jobs.plan.shown import ShownPart, column
+from spark_jobs.plan.view_components import ShownPart, column
 from spark_jobs.worker.exchange import HASH_COLUMN
-from store_actors.nested_types import is_nested
 from store_actors.operators.top_schema import RANK_COLUMN, top_schema
 
 __all__ = ["build_top"]

@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
 from spark_jobs.plan.catalyst import CATALYST, Expression, java_class, optional, scala_list, scala_seq
 
 __all__ = ["AggregateExpression", "AggregateFunction", "CountMinTable", "Registers", "nearest_biases"]

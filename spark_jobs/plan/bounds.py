@@ -6,11 +6,12 @@ import sys
 import warnings
 from pathlib import Path
 
-from store_actors.schema import OperatorKind, StateSchema
+from coordinator.model.schema import OperatorKind, StateSchema
 
 __all__ = ["UnboundedStateWarning", "growth", "warn_if_unbounded"]
 
-_ROOM = str(Path(__file__).parents[1])
+#: Folders of the packages through which a user's call comes here.
+_OURS = tuple(str(Path(__file__).parents[2] / package) for package in ("spark_jobs", "statefleet"))
 
 
 class UnboundedStateWarning(UserWarning):
@@ -44,9 +45,9 @@ def warn_if_unbounded(schema: StateSchema, state: str) -> None:
 
 
 def _depth() -> int:
-    """The ``stacklevel``, for who calls this, of the nearest caller outside this package."""
+    """The ``stacklevel``, for who calls this, of the nearest caller outside these packages."""
     frame, depth = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_ROOM):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
         frame, depth = frame.f_back, depth + 1
     return depth
 

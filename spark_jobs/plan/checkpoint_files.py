@@ -14,7 +14,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from coordinator.errors import InvalidRequestError, StorageUnavailableError
+from coordinator.model.errors import InvalidRequestError, StorageUnavailableError
 from spark_jobs.plan.catalyst import java_class
 from spark_jobs.plan.hadoop_files import HadoopFolder
 

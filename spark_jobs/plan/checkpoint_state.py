@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from coordinator.errors import CorruptStateError
+from coordinator.model.errors import CorruptStateError
 from spark_jobs.plan.aggregate_functions import AggregateFunction
 from spark_jobs.plan.catalyst import java_class
 

@@ -19,11 +19,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.schema import EventTime
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.logical import Plan, analysed
 from spark_jobs.worker.exchange import EVENT_TIME_COLUMN, ROUTE_COLUMN
-from store_actors.schema import EventTime
 
 __all__ = [
     "Branch",

@@ -13,7 +13,7 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from coordinator.drivers import DriverReport, ExecutorState, LongBatch
+from coordinator.telemetry.drivers import DriverReport, ExecutorState, LongBatch
 from spark_jobs.plan.catalyst import java_class, optional, scala_list, scala_seq
 
 __all__ = ["Executor", "Executors"]

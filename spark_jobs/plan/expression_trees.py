@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark.sql import types as T
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
 from spark_jobs.plan.aggregate_functions import nearest_biases
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.state_types import state_field

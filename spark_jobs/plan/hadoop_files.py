@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from coordinator.errors import StorageUnavailableError
+from coordinator.model.errors import StorageUnavailableError
 from spark_jobs.plan.catalyst import java_class
 
 __all__ = ["HadoopFolder", "write_query_id"]

@@ -9,11 +9,11 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from coordinator.model.nested_types import is_nested
+from coordinator.model.schema import Field
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.state_types import state_field
 from spark_jobs.plan.storable import is_changed, restored, stored, stored_type
-from store_actors.nested_types import is_nested
-from store_actors.schema import Field
 
 __all__ = ["Key", "KeyTree", "key_of", "leaf_field"]
 

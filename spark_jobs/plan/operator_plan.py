@@ -10,8 +10,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from coordinator.errors import InvalidRequestError
-from coordinator.model import StateMetadata
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.schema import EventTime, StateSchema
+from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.plan.bounds import warn_if_unbounded
 from spark_jobs.plan.event_time import Branch, Upstream, branches_of, event_time_rules
 from spark_jobs.plan.logical import Plan, analysed
@@ -19,7 +20,6 @@ from spark_jobs.plan.timing import output_lag_ms, query_modes, runs_again
 from spark_jobs.worker.exchange import EVENT_TIME_COLUMN
 from spark_jobs.worker.fleet_client import FleetAddress
 from store_actors.operators.operator_names import operator_name
-from store_actors.schema import EventTime, StateSchema
 
 __all__ = [
     "Collector",

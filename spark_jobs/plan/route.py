@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from coordinator.model import StateMetadata
+from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.plan.logical import quoted
 from spark_jobs.plan.operator_plan import ReduceTask, RoutedOperator, SparksOwn, TaskMaker
 from spark_jobs.plan.stateful_exchange import marked_as_aggregation, with_event_time, with_sparks_own

@@ -10,14 +10,14 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
+from coordinator.model.schema import Field, StateSchema
+from coordinator.model.type_names import payload_type
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.expression_trees import Node
 from spark_jobs.plan.keys import Key, key_of
 from spark_jobs.plan.logical import projected
-from spark_jobs.plan.shown import ShownPart
 from spark_jobs.plan.storable import restored, stored, stored_type
-from store_actors.schema import Field, StateSchema
-from store_actors.type_names import payload_type
+from spark_jobs.plan.view_components import ShownPart
 
 __all__ = ["ProjectedPlan", "Result", "RowColumns"]
 

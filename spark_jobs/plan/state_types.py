@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from coordinator.errors import InvalidRequestError
-from store_actors.schema import Field
-from store_actors.type_names import (
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.schema import Field
+from coordinator.model.type_names import (
     bins_type,
     counts_type,
     list_type,

@@ -15,7 +15,7 @@ from py4j.protocol import Py4JError
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import DataFrame, SparkSession
 
-from coordinator.errors import SetupError
+from coordinator.model.errors import SetupError
 from spark_jobs.plan.catalyst import CATALYST, WATERMARK_KEY, java_class
 from spark_jobs.plan.logical import Plan
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql.streaming.state import GroupStateTimeout
 
-from store_actors.schema import OperatorKind, StateSchema
+from coordinator.model.schema import OperatorKind, StateSchema
 
 __all__ = ["OUTPUT_MODES", "output_lag_ms", "query_modes", "runs_again"]
 

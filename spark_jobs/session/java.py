@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from coordinator.errors import SetupError
+from coordinator.model.errors import SetupError
 
 __all__ = ["choose_java_home", "java_version", "parse_version"]
 

@@ -17,9 +17,9 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from coordinator.deploy import HEAD_RESOURCE, init_ray, join_cluster
-from coordinator.errors import InvalidRequestError, SetupError
-from coordinator.native_notes import stderr_without_notes
+from coordinator.model.errors import InvalidRequestError, SetupError
+from coordinator.runtime.native_notes import stderr_without_notes
+from coordinator.service.deploy import HEAD_RESOURCE, init_ray, join_cluster
 from spark_jobs.session.java import choose_java_home
 from spark_jobs.session.settings import (
     CLUSTER_SETTINGS,

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
 from spark_jobs.functions.group_task import FOUND
 from spark_jobs.functions.groups import Numbers, single_chunk
 from spark_jobs.functions.values import Raw

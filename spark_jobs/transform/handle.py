@@ -8,7 +8,7 @@ from typing import TypeVar
 from pyspark.sql import types as T
 from pyspark.sql.types import _parse_datatype_string
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
 from spark_jobs.functions.grouped_input import struct_type
 from spark_jobs.transform.block import Block
 from spark_jobs.transform.states import ListState, MapState, ValueState

@@ -11,8 +11,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from coordinator.errors import InvalidRequestError
-from coordinator.model import StateMetadata
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.schema import OperatorKind, StateSchema
+from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.functions.grouped_input import GroupedInput, function_mode, pandas_settings, struct_type
 from spark_jobs.plan.logical import quoted
 from spark_jobs.plan.operator_plan import ReduceTask
@@ -25,7 +26,6 @@ from spark_jobs.transform.variables import TimeMode, Variable, accumulators_of, 
 from spark_jobs.worker.exchange import EXCHANGE_SCHEMA, ROUTE_COLUMN, ExchangeTask
 from spark_jobs.worker.fleet_client import FleetAddress
 from spark_jobs.worker.routing import marker_routes
-from store_actors.schema import OperatorKind, StateSchema
 
 __all__ = ["Transformation", "TransformPlan", "build_transform"]
 

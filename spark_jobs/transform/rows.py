@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
 from spark_jobs.functions.groups import Groups
 from spark_jobs.functions.values import Raw, RowValues
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
 from spark_jobs.functions.values import Raw
 from spark_jobs.transform.block import Block, DeletedBlock, VariableStore
 from spark_jobs.transform.elements import Head, Many, Written

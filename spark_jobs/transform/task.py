@@ -12,9 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from coordinator.core import LeaseGrant
-from coordinator.errors import InvalidRequestError
-from coordinator.model import StateMetadata, TaskIdentity
+from coordinator.ledger.state_ledger import LeaseGrant
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.identities import TaskIdentity
+from coordinator.model.schema import StateSchema
+from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.functions.group_task import GroupView, do_batch, rows_on_time, times_of_function
 from spark_jobs.functions.groups import Groups
 from spark_jobs.transform.block import Block
@@ -29,7 +31,6 @@ from spark_jobs.worker.fleet_client import FleetAddress, FleetClient, fleet_clie
 from spark_jobs.worker.state_store import StateStore
 from spark_jobs.worker.task import task_identity
 from store_actors.messages import BatchFacts, StoreSpec
-from store_actors.schema import StateSchema
 
 __all__ = ["InitialRows", "TransformTask", "load_processor"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from coordinator.errors import InvalidRequestError
-from coordinator.model import DEFAULT_STORE
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.identities import DEFAULT_STORE
 from spark_jobs.functions.groups import key_codes
 from spark_jobs.transform.block import Block
 from spark_jobs.transform.variables import DUE, TIMER

@@ -26,16 +26,16 @@ import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from coordinator.errors import InvalidRequestError
-from coordinator.model import DEFAULT_STORE
-from coordinator.names import check_store_name
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.identities import DEFAULT_STORE
+from coordinator.model.names import check_store_name
+from coordinator.model.schema import Accumulator, AccumulatorKind, Field
 from spark_jobs.functions.group_task import GroupView
 from spark_jobs.functions.groups import StateColumns
 from spark_jobs.functions.values import RowValues
 from spark_jobs.plan.expression_trees import Node
-from spark_jobs.plan.shown import ShownPart, column
+from spark_jobs.plan.view_components import ShownPart, column
 from store_actors.messages import StoreSpec
-from store_actors.schema import Accumulator, AccumulatorKind, Field
 
 __all__ = [
     "BEGIN",
@@ -198,8 +198,8 @@ class Variable:
     def accumulators(self) -> tuple[Accumulator, ...]:
         """What an operator's schema says of it: the variable, with a map's keys, then each column.
 
-        :mod:`coordinator.compatibility` compares them by meaning: a variable may come and go, and so may its columns, which may also
-        become wider; it cannot become one of another kind.
+        :mod:`coordinator.ledger.compatibility` compares them by meaning: a variable may come and go, and so may its columns, which
+        may also become wider; it cannot become one of another kind.
         """
         kind = AccumulatorKind(self.kind.value)
         named = Accumulator(kind, (), self.key_columns.fields, meaning=self.name)

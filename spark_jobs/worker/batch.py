@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from coordinator.core import LeaseGrant
-from coordinator.watermarks import Watermarks
-from store_actors.schema import StateSchema
+from coordinator.ledger.state_ledger import LeaseGrant
+from coordinator.model.schema import StateSchema
+from coordinator.model.watermarks import Watermarks
 
 __all__ = ["BatchHeader", "EventTimes", "event_times"]
 
@@ -22,7 +22,7 @@ class BatchHeader:
     shard
         Which shard the task has; its partition in Spark may have another number, in a stage with a union.
     first_partition
-        Partition id of the state's shard 0 in this batch (:mod:`coordinator.generations`).
+        Partition id of the state's shard 0 in this batch (:mod:`coordinator.ledger.shard_layouts`).
     late_ms, evict_ms
         Spark's own watermarks of this operator and batch: rows up to the first are late, state up to the second is closed.
     time_ms

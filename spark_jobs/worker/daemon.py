@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from coordinator.surroundings import freeze_imports
+from coordinator.runtime.runtime import freeze_imports
 
 __all__ = ["main", "settle_process"]
 

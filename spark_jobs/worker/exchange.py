@@ -24,13 +24,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from coordinator.surroundings import random_seed
+from coordinator.model.schema import OperatorKind, StateSchema
+from coordinator.runtime.runtime import random_seed
 from spark_jobs.worker.batch import BatchHeader
 from spark_jobs.worker.daemon import settle_process
 from spark_jobs.worker.routing import marker_routes
 from store_actors.engine import pieces
 from store_actors.messages import ShardInput
-from store_actors.schema import OperatorKind, StateSchema
 
 if TYPE_CHECKING:
     from store_actors.engine.table import GroupTable

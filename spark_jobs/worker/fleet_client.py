@@ -13,24 +13,28 @@ from typing import Any
 import pyarrow as pa
 from ray.exceptions import RayActorError
 
-from coordinator.calls import Actors, RayActors, unwrapped
-from coordinator.client import CoordinatorClient
-from coordinator.core import LeaseGrant
-from coordinator.deploy import join_cluster
-from coordinator.errors import StateStoreError, StoreUnavailableError, VersionNotFoundError
-from coordinator.maintenance import Maintenance
-from coordinator.memory_options import MemoryOptions
-from coordinator.model import ActorLocation, CommitEntry, Lease, LoadPlan, StateMetadata, StateStoreId, TaskIdentity
+from coordinator.ledger.state_ledger import LeaseGrant
+from coordinator.model.commits import CommitEntry
+from coordinator.model.errors import StateStoreError, StoreUnavailableError, VersionNotFoundError
+from coordinator.model.identities import ActorLocation, StateStoreId, TaskIdentity
+from coordinator.model.leases import Lease
+from coordinator.model.load_plans import LoadPlan
+from coordinator.model.maintenance import Maintenance
+from coordinator.model.memory_options import MemoryOptions
+from coordinator.model.schema import StateSchema
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.model.watermarks import Watermarks
+from coordinator.runtime.runtime import Surroundings
+from coordinator.service.calls import Actors, RayActors, unwrapped
+from coordinator.service.client import CoordinatorClient
+from coordinator.service.deploy import join_cluster
 from coordinator.storage.options import StorageOptions
-from coordinator.surroundings import Surroundings
-from coordinator.watermarks import Watermarks
 from spark_jobs.worker.batch import BatchHeader, event_times
 from spark_jobs.worker.daemon import settle_process
 from spark_jobs.worker.leased_calls import DEADLINE_S, PAUSE_S, LeasedCalls, unavailable
 from spark_jobs.worker.state_store import Ask, ReadStateStore, StateStore
 from store_actors.deploy import ensure_store_actor
 from store_actors.messages import ApplyRequest, OpenRequest, ShardInput, StoreSpec
-from store_actors.schema import StateSchema
 
 __all__ = ["ConnectTask", "FleetAddress", "FleetClient", "ShardWork", "executor_name", "fleet_client"]
 

@@ -10,12 +10,13 @@ import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
-from coordinator.model import StateMetadata, TaskIdentity
-from coordinator.watermarks import Watermarks
+from coordinator.model.identities import TaskIdentity
+from coordinator.model.schema import ROW_COLUMN, StateSchema
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.model.watermarks import Watermarks
 from spark_jobs.worker.exchange import as_type
 from spark_jobs.worker.fleet_client import FleetAddress, executor_name, fleet_client
-from store_actors.packed_values import packed
-from store_actors.schema import ROW_COLUMN, StateSchema
+from store_actors.engine.packed_values import packed
 
 __all__ = ["IMPORTED_SCHEMA", "PRESENT_COLUMN", "SHARD_COLUMN", "ImportTask", "as_state"]
 

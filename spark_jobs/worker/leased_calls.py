@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 
 from ray.exceptions import RayActorError
 
-from coordinator.calls import Actors, unwrapped
-from coordinator.client import CoordinatorClient
-from coordinator.core import LeaseGrant
-from coordinator.errors import FencedError, StateStoreError, StoreUnavailableError
-from coordinator.model import ActorLocation, StateMetadata, TaskIdentity
-from coordinator.surroundings import Clock
+from coordinator.ledger.state_ledger import LeaseGrant
+from coordinator.model.errors import FencedError, StateStoreError, StoreUnavailableError
+from coordinator.model.identities import ActorLocation, TaskIdentity
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.runtime.runtime import Clock
+from coordinator.service.calls import Actors, unwrapped
+from coordinator.service.client import CoordinatorClient
 
 __all__ = ["DEADLINE_S", "PAUSE_S", "Begin", "LeasedCalls", "unavailable"]
 

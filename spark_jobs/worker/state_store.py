@@ -15,14 +15,14 @@ from typing import Any, Literal, Self
 
 import pyarrow as pa
 
-from coordinator.errors import InvalidRequestError, OperationOutOfOrderError
-from coordinator.model import DEFAULT_STORE, StateStoreId
-from coordinator.names import check_store_name
+from coordinator.model.errors import InvalidRequestError, OperationOutOfOrderError
+from coordinator.model.identities import DEFAULT_STORE, StateStoreId
+from coordinator.model.names import check_store_name
+from coordinator.model.schema import Field
+from coordinator.model.type_names import type_to_string
 from store_actors.keyed.checks import Rows
 from store_actors.keyed.row_condition import Condition
 from store_actors.messages import BatchFacts, StoreSpec, Write
-from store_actors.schema import Field
-from store_actors.type_names import type_to_string
 
 __all__ = ["Ask", "ReadStateStore", "StateStore", "store_specs"]
 

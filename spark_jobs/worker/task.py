@@ -9,12 +9,13 @@ from itertools import chain
 import pyarrow as pa
 from pyspark import TaskContext
 
-from coordinator.errors import InvalidRequestError
-from coordinator.model import StateMetadata, TaskIdentity
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.identities import TaskIdentity
+from coordinator.model.schema import StateSchema
+from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.worker.batch import BatchHeader
 from spark_jobs.worker.exchange import unpack_shards
 from spark_jobs.worker.fleet_client import FleetAddress, ShardWork, executor_name, fleet_client
-from store_actors.schema import StateSchema
 
 __all__ = ["StateTask", "in_output_mode", "task_identity"]
 

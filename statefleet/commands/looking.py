@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from coordinator.names import store_actors_prefix
+from coordinator.model.names import store_actors_prefix
 from statefleet.commands.options import Address, AsJson, Name, Uri, chosen_states, find
 from statefleet.commands.output import (
     ago_text,
@@ -188,7 +188,7 @@ def shards(uri: Uri, name: Name = None, address: Address = "auto", as_json: AsJs
 
 def metrics(uri: Uri, address: Address = "auto", as_json: AsJson = False) -> None:
     """Counters of each store actor since it started."""
-    from coordinator.calls import RayActors
+    from coordinator.service.calls import RayActors
     from store_actors.deploy import store_metrics
 
     told = find(uri, address).status()
@@ -229,10 +229,10 @@ def dashboard(
 
     It is on the loopback of the head: forward its port (ssh -L) to see it from elsewhere.
     """
-    from coordinator.calls import RayActors
+    from coordinator.service.calls import RayActors
     from coordinator.storage.uris import normalize_uri
-    from store_actors.dashboard.deploy import dashboard_url
-    from store_actors.dashboard.options import DashboardOptions
+    from statefleet.dashboard.deploy import dashboard_url
+    from statefleet.dashboard.options import DashboardOptions
 
     asked = DashboardOptions.of(host, port)
     find(uri, address)  # nobody wants to see a fleet that does not run

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.errors import InvalidRequestError, StateStoreError
-from coordinator.text import size_text
+from coordinator.model.errors import InvalidRequestError, StateStoreError
+from coordinator.model.text import size_text
 from statefleet.commands.options import Address, AsJson, DryRun, Name, State, Uri, Version, chosen_states, find
 from statefleet.commands.output import print_json, print_table, print_text, progress
 
 if TYPE_CHECKING:
-    from coordinator.client import CoordinatorClient
-    from coordinator.placing import PlannedMove
+    from coordinator.placement.move_planner import PlannedMove
+    from coordinator.service.client import CoordinatorClient
     from store_actors.moving import MoveOutcome
 
 __all__ = ["MovesFailedError", "branch", "drain", "move", "rebalance", "rescale"]
@@ -161,7 +161,7 @@ def _carry_out(
     MovesFailedError
         Some shards stay where they are. What came of each is printed all the same.
     """
-    from coordinator.calls import RayActors
+    from coordinator.service.calls import RayActors
     from store_actors.moving import MoveOutcome, carry_out
 
     if dry_run:

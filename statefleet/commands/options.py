@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.errors import InvalidRequestError, SetupError, StateStoreError
+from coordinator.model.errors import InvalidRequestError, SetupError, StateStoreError
 
 if TYPE_CHECKING:
-    from coordinator.client import CoordinatorClient
-    from store_actors.live.fleet import LiveFleet
+    from coordinator.service.client import CoordinatorClient
+    from statefleet.reads.fleet import LiveFleet
 
 __all__ = [
     "Address",
@@ -42,7 +42,7 @@ def _state_names(ctx: typer.Context, incomplete: str) -> list[str]:
     found: list[str] = []
 
     def look() -> None:
-        from coordinator.names import is_state_name
+        from coordinator.model.names import is_state_name
         from coordinator.storage.uris import open_object_store
 
         try:
@@ -93,8 +93,8 @@ def find(uri: str, address: str) -> CoordinatorClient:
     SetupError
         There is no Ray cluster at the address, or no fleet of this URI on it.
     """
-    from coordinator.client import CoordinatorClient
-    from coordinator.deploy import join_cluster, ray_address
+    from coordinator.service.client import CoordinatorClient
+    from coordinator.service.deploy import join_cluster, ray_address
     from coordinator.storage.uris import normalize_uri
 
     normalized = normalize_uri(uri)
@@ -113,7 +113,7 @@ def find(uri: str, address: str) -> CoordinatorClient:
 
 def open_states(uri: str, address: str, *, offline: bool) -> LiveFleet:
     """The states of a fleet, to be read."""
-    from store_actors.live.fleet import attach
+    from statefleet.reads.fleet import attach
 
     return attach(uri, offline=True) if offline else attach(uri, address=address)
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from coordinator.text import size_text
+from coordinator.model.text import size_text
 
 __all__ = [
     "WIDTH",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
 from statefleet.commands.options import (
     Address,
     AsJson,
@@ -40,8 +40,8 @@ from statefleet.commands.output import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from store_actors.live.fleet import LiveFleet
-    from store_actors.live.state import LiveState
+    from statefleet.reads.fleet import LiveFleet
+    from statefleet.reads.state import LiveState
 
 __all__ = ["changes", "diff", "export", "get", "scan", "sql", "versions"]
 
@@ -231,7 +231,7 @@ def export(
 
     Under the target's name they are whole, or not there.
     """
-    from store_actors.live.export import export_parquet
+    from statefleet.reads.export import export_parquet
 
     rows = _state(open_states(uri, address, offline=offline), state, part, version, consistency).scan(
         column_names(columns)
@@ -280,7 +280,7 @@ class _OneState:
 
 def _chosen(state: LiveState, where: str, columns: list[str] | None, limit: int) -> pa.Table:
     """Rows for which a condition is true, all of one version."""
-    from store_actors.live.sql import answer
+    from statefleet.reads.sql import answer
 
     unknown = [name for name in columns or () if name not in state.schema.names]
     if unknown:

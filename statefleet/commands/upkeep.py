@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.errors import InvalidRequestError
-from coordinator.text import size_text
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.text import size_text
 from statefleet.commands.options import Address, AsJson, DryRun, Name, State, Uri, chosen_states, find
 from statefleet.commands.output import print_json, print_table, print_text, progress
 
 if TYPE_CHECKING:
     from coordinator.storage.protocol import ObjectStore
-    from store_actors.live.verify import Damage, StateCheck
+    from statefleet.reads.verify import Damage, StateCheck
 
 __all__ = ["drop", "gc", "stop", "verify", "warm"]
 
@@ -27,7 +27,7 @@ def verify(uri: Uri, name: Name = None, as_json: AsJson = False) -> None:
     the object store alone, so no fleet needs to run; one that runs is not held up.
     """
     from coordinator.storage.uris import open_object_store
-    from store_actors.live.verify import state_names
+    from statefleet.reads.verify import state_names
 
     objects = open_object_store(uri)
     states = chosen_states(state_names(objects), name)
@@ -41,7 +41,7 @@ def verify(uri: Uri, name: Name = None, as_json: AsJson = False) -> None:
 
 
 def _checked(objects: ObjectStore, state: str) -> StateCheck:
-    from store_actors.live.verify import check_files, files_of
+    from statefleet.reads.verify import check_files, files_of
 
     found = files_of(objects, state)
     done = 0
@@ -147,7 +147,7 @@ def drop(
 
 def stop(uri: Uri, address: Address = "auto", as_json: AsJson = False) -> None:
     """End the fleet's actors; state stays stored."""
-    from coordinator.calls import RayActors
+    from coordinator.service.calls import RayActors
     from store_actors.deploy import end_fleet
 
     coordinator = find(uri, address)

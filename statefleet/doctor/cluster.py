@@ -14,9 +14,9 @@ from ray._private import services
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from coordinator.client import CoordinatorClient
-from coordinator.deploy import join_cluster, owner_of
-from coordinator.errors import SetupError, StateStoreError
+from coordinator.model.errors import SetupError, StateStoreError
+from coordinator.service.client import CoordinatorClient
+from coordinator.service.deploy import join_cluster, owner_of
 from coordinator.storage.uris import normalize_uri
 from statefleet.doctor.findings import Finding, Outcome, emit
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata, util
 from pathlib import Path
 
-from coordinator.errors import SetupError
-from coordinator.text import size_text
+from coordinator.model.errors import SetupError
+from coordinator.model.text import size_text
 from spark_jobs.session.java import choose_java_home
 from statefleet.doctor.findings import Finding, Outcome, emit
 from store_actors.spilling.spill_folder import IN_MEMORY, file_system, free_bytes

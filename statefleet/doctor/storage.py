@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from coordinator.errors import InvalidRequestError, StateStoreError
-from coordinator.maintenance import Maintenance
+from coordinator.model.errors import InvalidRequestError, StateStoreError
+from coordinator.model.maintenance import Maintenance
 from coordinator.storage.probe import probe
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import normalize_uri, open_object_store

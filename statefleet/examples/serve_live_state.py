@@ -32,7 +32,7 @@ from ray import serve  # isort: skip
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from coordinator.errors import (
+from coordinator.model.errors import (
     InvalidRequestError,
     SetupError,
     StateStoreError,
@@ -40,10 +40,10 @@ from coordinator.errors import (
     StoreUnavailableError,
 )
 from statefleet.commands.output import plain
-from store_actors.dashboard.values import typed_value
-from store_actors.live.fleet import LiveFleet, attach
-from store_actors.live.keys import FoundKey
-from store_actors.live.state import LiveState
+from statefleet.dashboard.values import typed_value
+from statefleet.reads.fleet import LiveFleet, attach
+from statefleet.reads.keys import FoundKey
+from statefleet.reads.state import LiveState
 
 __all__ = ["LiveStateService", "app"]
 

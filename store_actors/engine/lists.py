@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
 from store_actors.engine import count_kernels, hll_kernels, list_kernels
 from store_actors.engine.arrays import Bytes, Slots, Words
 from store_actors.engine.hash_kernels import ELEMENT_SECRETS, secret_words

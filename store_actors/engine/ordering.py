@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
 from store_actors.engine.arrays import Mask, Words
 from store_actors.engine.layout import FieldSlot, RowLayout
 from store_actors.engine.strings import StringPool

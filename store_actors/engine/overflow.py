@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from coordinator.errors import SumOverflowError
-from store_actors.accumulators import RULES
+from coordinator.model.errors import SumOverflowError
+from store_actors.engine.accumulator_rules import RULES
 from store_actors.engine.arrays import Words
 from store_actors.engine.layout import RowLayout
 

@@ -9,12 +9,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from coordinator.model.schema import Accumulator, AccumulatorKind, StateSchema
+from coordinator.model.type_names import string_to_type
 from store_actors.engine import count_kernels, fold_kernels
 from store_actors.engine.arrays import Mask, Words, whole_numbers
 from store_actors.engine.nested import nested_keys
 from store_actors.engine.sketches import sketch_bytes
-from store_actors.schema import Accumulator, AccumulatorKind, StateSchema
-from store_actors.type_names import string_to_type
 
 __all__ = ["results_of"]
 

@@ -39,7 +39,7 @@ def spark_hash(rows: pa.Table | pa.RecordBatch, columns: Sequence[str] | None = 
     Parameters
     ----------
     rows
-        Columns of the types that a state holds (:mod:`store_actors.type_names`).
+        Columns of the types that a state holds (:mod:`coordinator.model.type_names`).
     columns
         Names, in the order in which Spark is given them; all by default. Without any the hash is the seed.
 

@@ -10,9 +10,10 @@ from weakref import WeakSet
 import numpy as np
 import pyarrow as pa
 
+from coordinator.model.schema import StateSchema
 from store_actors.engine import accumulate_kernels, index_kernels, row_kernels
 from store_actors.engine.arrays import Bytes, Slots, Words
-from store_actors.engine.calendar import ExpiryCalendar
+from store_actors.engine.expiry_queue import ExpiryCalendar
 from store_actors.engine.frozen import FrozenRows
 from store_actors.engine.hash_kernels import row_secrets, secret_words
 from store_actors.engine.larger_index import larger_index
@@ -20,7 +21,6 @@ from store_actors.engine.layout import Feed
 from store_actors.engine.memory import HEAP, Memory, blocks, steps
 from store_actors.engine.sketches import opened
 from store_actors.engine.word_rows import EncodedBatch, WordRows
-from store_actors.schema import StateSchema
 
 __all__ = ["GroupTable", "Touched"]
 

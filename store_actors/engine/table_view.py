@@ -9,14 +9,14 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
+from coordinator.model.schema import ROW_COLUMN, StateSchema
 from store_actors.engine.arrays import Slots, Words
-from store_actors.engine.chains import ChainedTable
 from store_actors.engine.frozen import FrozenRows
 from store_actors.engine.layout import FieldSlot, all_words
+from store_actors.engine.multimap import ChainedTable
 from store_actors.engine.table import GroupTable
 from store_actors.engine.version_view import VersionView
 from store_actors.engine.versions import Frozen, VersionedTable, frozen_pieces
-from store_actors.schema import ROW_COLUMN, StateSchema
 
 __all__ = ["Found", "ShardView", "TableView"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from store_actors.engine.arrays import Mask, Slots, Words
-from store_actors.engine.chains import ChainedTable
 from store_actors.engine.frozen import FrozenRows
+from store_actors.engine.multimap import ChainedTable
 from store_actors.engine.prefixes import PrefixMatch
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import VersionedTable
@@ -158,7 +158,7 @@ class VersionView:
         Parameters
         ----------
         keys, nulls
-            As :meth:`ChainedTable.chain_keys <store_actors.engine.chains.ChainedTable.chain_keys>` gives them.
+            As :meth:`ChainedTable.chain_keys <store_actors.engine.multimap.ChainedTable.chain_keys>` gives them.
 
         Returns
         -------

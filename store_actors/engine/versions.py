@@ -17,14 +17,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from coordinator.errors import InvalidRequestError, VersionNotFoundError
+from coordinator.model.errors import InvalidRequestError, VersionNotFoundError
+from coordinator.model.schema import StateSchema
 from store_actors.engine.arrays import Words
 from store_actors.engine.compaction import compact_together
 from store_actors.engine.frozen import FrozenRows
 from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.pieces import batches
 from store_actors.engine.table import GroupTable
-from store_actors.schema import StateSchema
 
 __all__ = [
     "CHANGE_COLUMN",

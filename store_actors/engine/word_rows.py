@@ -10,8 +10,10 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
+from coordinator.model.schema import StateSchema
+from coordinator.model.type_names import is_growing, string_to_type
 from store_actors.engine.arrays import Bytes, Mask, Slots, Words
-from store_actors.engine.calendar import NEVER
+from store_actors.engine.expiry_queue import NEVER
 from store_actors.engine.layout import Feed, FieldSlot, RowLayout
 from store_actors.engine.lists import ListPool, element_words
 from store_actors.engine.memory import HEAP, Memory
@@ -19,8 +21,6 @@ from store_actors.engine.nested import decode_nested
 from store_actors.engine.pieces import batches, cut
 from store_actors.engine.strings import StringPool
 from store_actors.engine.words import decode_column, encode_column, validity
-from store_actors.schema import StateSchema
-from store_actors.type_names import is_growing, string_to_type
 
 __all__ = ["EncodedBatch", "WordRows"]
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
 from store_actors.engine.arrays import Bytes, Slots, Words
 from store_actors.engine.layout import words_of
 from store_actors.engine.nested import encode_nested, is_text

@@ -7,10 +7,10 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.schema import Field
+from coordinator.model.type_names import string_to_type
 from store_actors.engine.pieces import batches
-from store_actors.schema import Field
-from store_actors.type_names import string_to_type
 
 __all__ = ["Rows", "checked_table", "key_batch", "value_array"]
 

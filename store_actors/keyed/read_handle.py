@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from coordinator.errors import InvalidRequestError, OperationOutOfOrderError
+from coordinator.model.errors import InvalidRequestError, OperationOutOfOrderError
 from store_actors.keyed.checks import Rows, checked_table, key_batch
 from store_actors.keyed.table import KeyedTable, RowScan
 from store_actors.keyed.view import KeyedView

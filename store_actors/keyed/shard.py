@@ -21,7 +21,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from coordinator.errors import InvalidRequestError, VersionNotFoundError, WriterBusyError
+from coordinator.model.errors import InvalidRequestError, VersionNotFoundError, WriterBusyError
+from coordinator.model.nested_types import has_map
+from coordinator.model.schema import Field, StateSchema
+from coordinator.model.type_names import string_to_type, type_to_string
 from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.table_view import ShardView, TableView
 from store_actors.engine.versions import CHANGE_COLUMN, Frozen, frozen_pieces
@@ -30,9 +33,6 @@ from store_actors.keyed.read_handle import BATCH_ROWS, FOUND_COLUMN, HandleState
 from store_actors.keyed.table import KeyedTable
 from store_actors.keyed.update_handle import ADDED, CHANGED, GONE, UpdateHandle
 from store_actors.keyed.view import KeyedView
-from store_actors.nested_types import has_map
-from store_actors.schema import Field, StateSchema
-from store_actors.type_names import string_to_type, type_to_string
 
 __all__ = [
     "ADDED",

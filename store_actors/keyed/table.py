@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from coordinator.errors import InvalidRequestError, VersionNotFoundError
+from coordinator.model.errors import InvalidRequestError, VersionNotFoundError
+from coordinator.model.schema import Field, StateSchema
 from store_actors.engine.arrays import Slots, Words
-from store_actors.engine.calendar import NEVER, ExpiryCalendar
+from store_actors.engine.expiry_queue import NEVER, ExpiryCalendar
 from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.layout import FieldSlot
 from store_actors.engine.memory import HEAP, Memory, blocks
@@ -23,7 +24,6 @@ from store_actors.engine.pieces import batches
 from store_actors.engine.strings import StringPool
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, UndoPart, VersionedTable, VersionStep
-from store_actors.schema import Field, StateSchema
 
 __all__ = ["DueRows", "KeyedTable", "NetChange", "RowScan"]
 

@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, Change
 from store_actors.keyed.checks import Rows, checked_table, key_batch
 from store_actors.keyed.read_handle import BATCH_ROWS, HandleState, Reads

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from coordinator.model.schema import StateSchema
 from store_actors.engine.arrays import Mask, Slots, Words
 from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.memory import HEAP, Memory
@@ -30,7 +31,6 @@ from store_actors.engine.versions import (
     VersionedTable,
 )
 from store_actors.messages import ShardInput
-from store_actors.schema import StateSchema
 
 __all__ = ["DeduplicateShard"]
 

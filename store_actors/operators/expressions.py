@@ -27,7 +27,7 @@ A tree is JSON. Every node has ``op``; but for the first three, what it works on
 ``field``                           ``name``; a struct
 ``each``                            a list, and ``of``: what each of its elements becomes
 ``timestamp``                       ``unit`` (us, ms); an integer, since the epoch
-``unpacked``                        ``type``; a binary of :mod:`store_actors.packed_values`
+``unpacked``                        ``type``; a binary of :mod:`store_actors.engine.packed_values`
 ==================================  =====================================================================
 
 The meaning is Spark's without ANSI mode: nulls by three-valued logic, NaN equal to NaN and larger than any number, -0.0 equal to
@@ -44,10 +44,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from coordinator.model.type_names import string_to_type
+from store_actors.engine.packed_values import unpacked
 from store_actors.operators import numbers
 from store_actors.operators.numbers import Datum, UnfitError
-from store_actors.packed_values import unpacked
-from store_actors.type_names import string_to_type
 
 __all__ = ["ExpressionTree", "Node", "NotComputableError", "columns_of"]
 

@@ -19,7 +19,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.schema import StateSchema
+from coordinator.model.type_names import string_to_type
 from store_actors.engine.arrays import Slots, Words
 from store_actors.engine.frozen import FrozenRows
 from store_actors.engine.layout import FieldSlot
@@ -32,8 +34,6 @@ from store_actors.messages import ShardInput
 from store_actors.operators.join_condition import PairCondition
 from store_actors.operators.join_schema import JoinOptions, JoinType
 from store_actors.operators.join_side import JoinSide, SideRows
-from store_actors.schema import StateSchema
-from store_actors.type_names import string_to_type
 
 __all__ = ["JoinShard"]
 

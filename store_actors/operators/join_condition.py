@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
 from store_actors.engine.arrays import Mask
 from store_actors.operators.expressions import ExpressionTree, Node, NotComputableError
 

@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from coordinator.model.schema import ROW_COLUMN, Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 from store_actors.operators.expressions import columns_of
-from store_actors.schema import ROW_COLUMN, Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 
 __all__ = ["MATCHED_COLUMN", "SIDE_COLUMN", "JoinOptions", "JoinType", "join_schema"]
 

@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.schema import StateSchema
 from store_actors.engine.arrays import Slots
 from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change, UndoPart, VersionedTable
 from store_actors.messages import ShardInput
-from store_actors.schema import StateSchema
 
 __all__ = ["LimitShard"]
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from coordinator.model.schema import OperatorKind, StateSchema
 from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.table_view import ShardView, TableView
 from store_actors.engine.versions import Change, Frozen, VersionedTable
@@ -17,7 +18,6 @@ from store_actors.operators.join import JoinShard
 from store_actors.operators.limit import LimitShard
 from store_actors.operators.session_windows import SessionShard
 from store_actors.operators.top import top_shard
-from store_actors.schema import OperatorKind, StateSchema
 
 __all__ = ["OperatorShard", "make_shard", "view_of"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from store_actors.schema import OperatorKind, StateSchema
+from coordinator.model.schema import OperatorKind, StateSchema
 
 __all__ = ["operator_name"]
 

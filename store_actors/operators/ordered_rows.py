@@ -6,14 +6,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from store_actors.engine import chain_kernels
+from coordinator.model.schema import StateSchema
+from store_actors.engine import multimap_kernels as chain_kernels
 from store_actors.engine.arrays import Mask, Slots, Words
 from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.ordering import RowOrder
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, UPDATED_AND_REMOVED, VersionedTable
 from store_actors.operators.top_schema import RANK_COLUMN
-from store_actors.schema import StateSchema
 
 __all__ = ["OrderedRows"]
 

@@ -22,18 +22,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from coordinator.model.schema import StateSchema
 from store_actors.engine import session_kernels
 from store_actors.engine.arrays import Bytes, Mask, Slots, Words
-from store_actors.engine.chains import ROW_COLUMN, MultiTable
 from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.layout import Feed
 from store_actors.engine.memory import HEAP, Memory
+from store_actors.engine.multimap import ROW_COLUMN, MultiTable
 from store_actors.engine.overflow import check_overflow
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, UPDATED_AND_REMOVED, Change, UndoPart
 from store_actors.engine.word_rows import EncodedBatch
 from store_actors.messages import ShardInput
-from store_actors.schema import StateSchema
 
 __all__ = ["MERGED", "SessionShard"]
 

@@ -25,17 +25,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from coordinator.errors import StateMismatchError
-from store_actors.engine import chain_kernels
+from coordinator.model.errors import StateMismatchError
+from coordinator.model.schema import StateSchema
+from store_actors.engine import multimap_kernels as chain_kernels
 from store_actors.engine.arrays import Mask, Slots, Words
-from store_actors.engine.chains import ROW_COLUMN, MultiTable
 from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.memory import HEAP, Memory
+from store_actors.engine.multimap import ROW_COLUMN, MultiTable
 from store_actors.engine.ordering import sorts_before
 from store_actors.engine.versions import Change, UndoPart
 from store_actors.messages import ShardInput
 from store_actors.operators.ordered_rows import OrderedRows
-from store_actors.schema import StateSchema
 
 __all__ = ["FirstShard", "TopShard", "top_shard"]
 

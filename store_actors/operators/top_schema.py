@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from coordinator.errors import InvalidRequestError
-from store_actors.schema import ROW_COLUMN, Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.schema import ROW_COLUMN, Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 
 __all__ = ["RANK_COLUMN", "top_schema"]
 

@@ -14,13 +14,15 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from coordinator.errors import FencedError, StorageUnavailableError
-from coordinator.model import CommitEntry, Lease, SnapshotEntry, StateStoreId, StoredFile, TaskIdentity
+from coordinator.model.commits import CommitEntry, SnapshotEntry, StoredFile
+from coordinator.model.errors import FencedError, StorageUnavailableError
+from coordinator.model.identities import StateStoreId, TaskIdentity
+from coordinator.model.leases import Lease
+from coordinator.model.schema import StateSchema
+from coordinator.model.watermarks import Watermarks
+from coordinator.runtime.runtime import Surroundings, now_ms
 from coordinator.storage.protocol import ObjectStore
-from coordinator.surroundings import Surroundings, now_ms
-from coordinator.watermarks import Watermarks
 from store_actors.engine.versions import Change
-from store_actors.schema import StateSchema
 from store_actors.serving.coordinator_ref import CoordinatorRef
 from store_actors.serving.files import (
     PIECE_BYTES,

@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from coordinator.model import (
-    CommitEntry,
-    InstancePlans,
-    LoadPlans,
-    SnapshotEntry,
-    StateStoreId,
-    StateStoreProviderId,
-)
+from coordinator.model.commits import CommitEntry, SnapshotEntry
+from coordinator.model.identities import StateStoreId, StateStoreProviderId
+from coordinator.model.load_plans import InstancePlans, LoadPlans
 
 __all__ = ["CoordinatorRef"]
 

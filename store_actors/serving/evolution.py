@@ -2,8 +2,8 @@
 
 Of a keyed store (:class:`EvolvingStore`) is accepted: a value column that is new and nullable (older rows have null), one that is gone
 (older values are left out; should it come back, it is new), and one whose type has become wider. Of an aggregation
-(:func:`groups_adapter`): what :mod:`coordinator.compatibility` lets a query change. Keys are fixed: a row under another key is another
-row.
+(:func:`groups_adapter`): what :mod:`coordinator.ledger.compatibility` lets a query change. Keys are fixed: a row under another key
+is another row.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from coordinator.compatibility import continued, is_wider, same_state
-from coordinator.errors import StateMismatchError
-from coordinator.model import LoadPlan
+from coordinator.ledger.compatibility import continued, is_wider, same_state
+from coordinator.model.errors import StateMismatchError
+from coordinator.model.load_plans import LoadPlan
+from coordinator.model.schema import Accumulator, Field, StateSchema
+from coordinator.model.type_names import type_to_string
 from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.keyed.shard import KeyedShard
 from store_actors.messages import StoreSpec
-from store_actors.schema import Accumulator, Field, StateSchema
 from store_actors.serving.files import schema_of
 from store_actors.serving.loading import IN_MEMORY
-from store_actors.type_names import type_to_string
 
 __all__ = ["EvolvingStore", "evolve", "evolve_groups", "groups_adapter"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from coordinator.memory_options import MemoryUse
-from coordinator.metric_table import Sample
+from coordinator.model.memory_options import MemoryUse
+from coordinator.model.metric_table import Sample
 from store_actors.serving.metrics import StoreMetrics
 
 __all__ = ["COUNTERS", "store_samples"]

@@ -16,11 +16,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from coordinator.errors import CorruptStateError
-from coordinator.file_format import FORMAT, check_format, check_place
-from coordinator.model import CommitEntry, SnapshotEntry, StateStoreId, StoredFile
+from coordinator.model.commits import CommitEntry, SnapshotEntry, StoredFile
+from coordinator.model.errors import CorruptStateError
+from coordinator.model.file_format import FORMAT, check_format, check_place
+from coordinator.model.identities import StateStoreId
+from coordinator.model.schema import StateSchema
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change
-from store_actors.schema import StateSchema
 
 __all__ = [
     "PIECE_BYTES",

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from coordinator.model import CommitEntry
-from coordinator.surroundings import Lock
+from coordinator.model.commits import CommitEntry
+from coordinator.model.schema import StateSchema
+from coordinator.runtime.runtime import Lock
 from store_actors.engine.versions import Frozen
-from store_actors.schema import StateSchema
 
 __all__ = ["FrozenStore", "Locked", "tables_of"]
 

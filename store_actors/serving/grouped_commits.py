@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from coordinator.core import Counted, LeaseGrant
-from coordinator.errors import StateStoreError
-from coordinator.model import CommitEntry, PartitionCommit, TaskIdentity
-from coordinator.surroundings import Clock, Lock
+from coordinator.ledger.state_ledger import Counted, LeaseGrant
+from coordinator.model.commits import CommitEntry, PartitionCommit
+from coordinator.model.errors import StateStoreError
+from coordinator.model.identities import TaskIdentity
+from coordinator.runtime.runtime import Clock, Lock
 
 __all__ = ["GroupedCommits"]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 
 import pyarrow as pa
 
-from coordinator.surroundings import Lock
+from coordinator.runtime.runtime import Lock
 from store_actors.engine.versions import Frozen
 from store_actors.messages import GivenStore, Offer
 from store_actors.serving.files import as_snapshot

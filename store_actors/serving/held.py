@@ -11,10 +11,12 @@ from typing import Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
-from coordinator.errors import CorruptStateError
-from coordinator.logs import about
-from coordinator.model import CommitEntry, LoadPlans, Parent, StateStoreId, StateStoreProviderId
-from coordinator.surroundings import Lock, Surroundings
+from coordinator.model.commits import CommitEntry
+from coordinator.model.errors import CorruptStateError
+from coordinator.model.identities import StateStoreId, StateStoreProviderId
+from coordinator.model.load_plans import LoadPlans, Parent
+from coordinator.runtime.logs import about
+from coordinator.runtime.runtime import Lock, Surroundings
 from store_actors.engine.table_view import ShardView
 from store_actors.engine.versions import Frozen
 from store_actors.messages import Followed, GivenStore, Offer

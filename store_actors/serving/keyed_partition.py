@@ -11,9 +11,11 @@ from functools import partial
 
 import pyarrow as pa
 
-from coordinator.errors import FencedError, OperationOutOfOrderError
-from coordinator.model import CommitEntry, LoadPlan, LoadPlans, StateStoreId
-from coordinator.surroundings import Lock, Surroundings
+from coordinator.model.commits import CommitEntry
+from coordinator.model.errors import FencedError, OperationOutOfOrderError
+from coordinator.model.identities import StateStoreId
+from coordinator.model.load_plans import LoadPlan, LoadPlans
+from coordinator.runtime.runtime import Lock, Surroundings
 from store_actors.engine.table_view import ShardView
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.keyed.shard import KeyedShard, ReadHandle, UpdateHandle

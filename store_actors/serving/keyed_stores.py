@@ -13,13 +13,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from coordinator.errors import InvalidRequestError, OperationOutOfOrderError, WriterBusyError
-from coordinator.model import LoadPlans, StateStoreId
+from coordinator.model.errors import InvalidRequestError, OperationOutOfOrderError, WriterBusyError
+from coordinator.model.identities import StateStoreId
+from coordinator.model.load_plans import LoadPlans
+from coordinator.model.schema import StateSchema
+from coordinator.runtime.runtime import Surroundings
 from coordinator.storage.protocol import ObjectStore
-from coordinator.surroundings import Surroundings
 from store_actors.keyed.shard import KeyedShard, ReadHandle, UpdateHandle
 from store_actors.messages import BatchFacts, Offer, OpenRequest, Write
-from store_actors.schema import StateSchema
 from store_actors.serving.commits import Commits, Delta, Standbys, describe_commit
 from store_actors.serving.coordinator_ref import CoordinatorRef
 from store_actors.serving.files import PIECE_BYTES

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
-from coordinator.model import CommitEntry
+from coordinator.model.commits import CommitEntry
 
 __all__ = ["Lineage", "Stand"]
 

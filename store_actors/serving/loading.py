@@ -11,10 +11,11 @@ from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
-from coordinator.errors import CorruptStateError
-from coordinator.model import CommitEntry, LoadPlan, SnapshotEntry, StoredFile
+from coordinator.model.commits import CommitEntry, SnapshotEntry, StoredFile
+from coordinator.model.errors import CorruptStateError
+from coordinator.model.load_plans import LoadPlan
+from coordinator.runtime.runtime import Surroundings
 from coordinator.storage.protocol import ObjectStore
-from coordinator.surroundings import Surroundings
 from store_actors.serving.files import corrupt_file, decode_file, room_of
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.reading_order import InMemory, NoSnapshotError, Step, nothing_in_memory, reading_order

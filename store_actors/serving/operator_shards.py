@@ -13,16 +13,18 @@ from functools import partial
 
 import pyarrow as pa
 
-from coordinator.errors import InvalidRequestError
-from coordinator.model import DEFAULT_STORE, CommitEntry, LoadPlans, StateStoreId
+from coordinator.model.commits import CommitEntry
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.identities import DEFAULT_STORE, StateStoreId
+from coordinator.model.load_plans import LoadPlans
+from coordinator.model.schema import StateSchema
+from coordinator.runtime.runtime import Lock, Surroundings
 from coordinator.storage.protocol import ObjectStore
-from coordinator.surroundings import Lock, Surroundings
 from store_actors.engine.results import results_of
 from store_actors.engine.table_view import ShardView
 from store_actors.engine.versions import Change
 from store_actors.messages import ApplyRequest, GivenStore, Offer, ShardInput
 from store_actors.operators.make_shard import OperatorShard, make_shard, view_of
-from store_actors.schema import StateSchema
 from store_actors.serving.commits import Commits, Delta, Standbys, describe_commit
 from store_actors.serving.coordinator_ref import CoordinatorRef
 from store_actors.serving.evolution import groups_adapter

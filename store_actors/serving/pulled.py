@@ -6,8 +6,8 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from coordinator.errors import OperationOutOfOrderError
-from coordinator.surroundings import Lock
+from coordinator.model.errors import OperationOutOfOrderError
+from coordinator.runtime.runtime import Lock
 
 __all__ = ["Pulled"]
 

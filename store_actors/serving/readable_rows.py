@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from coordinator.surroundings import Lock
+from coordinator.runtime.runtime import Lock
 from store_actors.engine.table_view import Found, ShardView
 from store_actors.serving.frozen_store import tables_of
 

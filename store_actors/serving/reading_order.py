@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from coordinator.errors import CorruptStateError
-from coordinator.model import CommitEntry, LoadPlan, Parent, SnapshotEntry
+from coordinator.model.commits import CommitEntry, SnapshotEntry
+from coordinator.model.errors import CorruptStateError
+from coordinator.model.load_plans import LoadPlan, Parent
 from store_actors.engine.spark_hash import spark_hash
 
 __all__ = ["InMemory", "MemoryRows", "NoSnapshotError", "Split", "Step", "nothing_in_memory", "reading_order"]

@@ -17,13 +17,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from coordinator.model import DEFAULT_STORE, LoadPlans, StateStoreId
-from coordinator.surroundings import Lock, Surroundings
+from coordinator.model.identities import DEFAULT_STORE, StateStoreId
+from coordinator.model.load_plans import LoadPlans
+from coordinator.model.schema import StateSchema
+from coordinator.runtime.runtime import Lock, Surroundings
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED
-from store_actors.look_ups import FoundRows
+from store_actors.key_queries import FoundRows
 from store_actors.messages import CHANGE_FIELDS, DELETE, UPSERT, ReadForm, ReadRequest
-from store_actors.operators.shown import ShownColumns
-from store_actors.schema import StateSchema
+from store_actors.operators.view_columns import ShownColumns
 from store_actors.serving.pulled import Pulled
 from store_actors.serving.readable_rows import ReadableRows
 from store_actors.serving.stored_rows import Changes, LoadedView
@@ -70,7 +71,7 @@ class Planner(Protocol):
     """Who knows the files of versions."""
 
     def load_plans(self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]) -> LoadPlans:
-        """See :meth:`Coordinator.load_plans <coordinator.service.Coordinator.load_plans>`."""
+        """See :meth:`Coordinator.load_plans <coordinator.service.coordinator.Coordinator.load_plans>`."""
 
 
 class Reads:

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 
-from coordinator.surroundings import Lock
+from coordinator.runtime.runtime import Lock
 from store_actors.serving.keyed_partition import Ended, Session
 
 __all__ = ["IDLE_S", "Sessions"]

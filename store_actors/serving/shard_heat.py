@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from coordinator.surroundings import Lock
+from coordinator.runtime.runtime import Lock
 from store_actors.engine.hot_keys import HotKeys
 
 __all__ = ["HottestKeys", "ShardHeat"]

@@ -9,13 +9,15 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from coordinator.errors import CorruptStateError, VersionNotFoundError
-from coordinator.model import CommitEntry, LoadPlan, LoadPlans, SnapshotEntry, StateStoreId
+from coordinator.model.commits import CommitEntry, SnapshotEntry
+from coordinator.model.errors import CorruptStateError, VersionNotFoundError
+from coordinator.model.identities import StateStoreId
+from coordinator.model.load_plans import LoadPlan, LoadPlans
+from coordinator.model.schema import StateSchema
 from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.table_view import ShardView
 from store_actors.messages import StoreSpec
 from store_actors.operators.make_shard import make_shard, view_of
-from store_actors.schema import StateSchema
 from store_actors.serving.evolution import EvolvingStore, evolve, groups_adapter
 from store_actors.serving.files import schema_of
 from store_actors.serving.loading import Loader

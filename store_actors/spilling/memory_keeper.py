@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any, Protocol
 
-from coordinator.errors import MemoryLimitError
-from coordinator.text import size_text
+from coordinator.model.errors import MemoryLimitError
+from coordinator.model.text import size_text
 from store_actors.spilling.resident_memory import ResidentMemory, give_back
 
 __all__ = ["MemoryKeeper", "Spillable"]

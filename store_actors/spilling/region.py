@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from coordinator.errors import MemoryLimitError
-from coordinator.model import StateStoreId
-from coordinator.text import size_text
+from coordinator.model.errors import MemoryLimitError
+from coordinator.model.identities import StateStoreId
+from coordinator.model.text import size_text
 from store_actors.engine.arrays import Bytes
 from store_actors.engine.memory import blocks
 from store_actors.spilling.mapped_files import MappedFile, Mapping, mapping_of

@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from coordinator.errors import MemoryLimitError
+from coordinator.model.errors import MemoryLimitError
 
 __all__ = ["IN_MEMORY", "checked_folder", "file_system", "free_bytes"]
 

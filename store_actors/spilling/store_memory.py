@@ -11,10 +11,10 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from coordinator.errors import MemoryLimitError
-from coordinator.memory_options import MemoryUse
-from coordinator.model import StateStoreId
-from coordinator.surroundings import MachineThreads, Threads
+from coordinator.model.errors import MemoryLimitError
+from coordinator.model.identities import StateStoreId
+from coordinator.model.memory_options import MemoryUse
+from coordinator.runtime.runtime import MachineThreads, Threads
 from store_actors.engine.memory import HEAP, Memory
 from store_actors.spilling.memory_keeper import MemoryKeeper
 from store_actors.spilling.region import PieceSizes, Region

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from coordinator.errors import MemoryLimitError
-from coordinator.text import size_text
+from coordinator.model.errors import MemoryLimitError
+from coordinator.model.text import size_text
 
 __all__ = ["WorkBudget"]
 

@@ -16,10 +16,15 @@ import pytest
 import ray
 from ray.cloudpickle import dumps
 
-from coordinator.calls import NAMESPACE, RayActors
-from coordinator.deploy import coordinator_name
-from coordinator.errors import CredentialsNeededError, InvalidRequestError, StateStoreError, StorageUnavailableError
-from coordinator.model import TaskIdentity
+from coordinator.model.errors import (
+    CredentialsNeededError,
+    InvalidRequestError,
+    StateStoreError,
+    StorageUnavailableError,
+)
+from coordinator.model.identities import TaskIdentity
+from coordinator.service.calls import NAMESPACE, RayActors
+from coordinator.service.deploy import coordinator_name
 from coordinator.storage.options import split_options
 from spark_jobs.fleet import Fleet, connect
 from spark_jobs.session.spark_session import ensure_ray

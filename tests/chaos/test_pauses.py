@@ -17,17 +17,18 @@ import pyarrow as pa
 import pytest
 import ray
 
-from coordinator.calls import RayActors
-from coordinator.core import LeaseGrant
-from coordinator.errors import FencedError
-from coordinator.fleet_view import KnownFleet
-from coordinator.ledger_keeper import LedgerKeeper
-from coordinator.lives import StoreActorLives
-from coordinator.maintenance import Maintenance
-from coordinator.manifest_log import ManifestLog
-from coordinator.memory_options import MemoryOptions
-from coordinator.model import ActorLocation, CommitEntry
-from coordinator.placement import Choice, FleetView, PlacementRequest
+from coordinator.ledger.fleet_view import KnownFleet
+from coordinator.ledger.state_ledger import LeaseGrant
+from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.manifest_log import ManifestLog
+from coordinator.model.commits import CommitEntry
+from coordinator.model.errors import FencedError
+from coordinator.model.identities import ActorLocation
+from coordinator.model.maintenance import Maintenance
+from coordinator.model.memory_options import MemoryOptions
+from coordinator.placement.actor_registry import StoreActorLives
+from coordinator.placement.policy import Choice, FleetView, PlacementRequest
+from coordinator.service.calls import RayActors
 from coordinator.storage.options import StorageOptions
 from coordinator.storage.uris import open_object_store
 from spark_jobs.fleet import Fleet, connect

@@ -65,7 +65,7 @@ def is_alive(node_id: str) -> bool:
 def test_a_node_that_joins_gets_an_executor_and_its_shards_and_is_emptied_before_it_ends(
     query: Query, cluster: Cluster, joined: Callable[[], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, logger="spark_jobs.node_watch")
+    caplog.set_level(logging.WARNING, logger="spark_jobs.nodes.node_watch")
     for _ in range(2):
         query.batch()
     assert Counter(query.nodes()) == dict.fromkeys(WORKERS, 2)

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from benchmarks.nodes import WORKERS
-from coordinator.calls import RayActors
+from coordinator.service.calls import RayActors
 from spark_jobs.fleet import Fleet
 from statefleet.cli import main
 from store_actors.deploy import store_metrics

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from ray.cluster_utils import Cluster
 
 from benchmarks.nodes import add_worker
-from coordinator.calls import RayActors
+from coordinator.service.calls import RayActors
 from spark_jobs.fleet import Fleet, connect
 from store_actors.deploy import store_metrics
 from tests.cluster.looking import address_of, run_until

@@ -15,7 +15,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from coordinator.errors import InvalidRequestError, StateMismatchError
+from coordinator.model.errors import InvalidRequestError, StateMismatchError
 from spark_jobs.fleet import Fleet
 from spark_jobs.operators.accumulators import FUNCTIONS
 from spark_jobs.plan.aggregate_functions import AggregateExpression

@@ -23,10 +23,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import statefleet as sf
-from coordinator.calls import NAMESPACE, RayActors
-from coordinator.model import ActorLocation
-from coordinator.names import dashboard_name
-from coordinator.placing import PlannedMove
+from coordinator.model.identities import ActorLocation
+from coordinator.model.names import dashboard_name
+from coordinator.placement.move_planner import PlannedMove
+from coordinator.service.calls import NAMESPACE, RayActors
 from statefleet.cli import main
 from store_actors.moving import carry_out
 from tests.conftest import NewUri

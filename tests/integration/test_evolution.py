@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from coordinator.errors import StateMismatchError
+from coordinator.model.errors import StateMismatchError
 from spark_jobs.fleet import Fleet
 from spark_jobs.operators.aggregate import build_plan
 from tests.integration.streams import Feed, Run

@@ -17,7 +17,7 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-from coordinator.errors import CorruptStateError, FencedError, StateMismatchError
+from coordinator.model.errors import CorruptStateError, FencedError, StateMismatchError
 from coordinator.storage.uris import open_object_store
 from spark_jobs.fleet import Fleet, connect
 from spark_jobs.worker.fleet_client import fleet_client

@@ -17,9 +17,9 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from coordinator.errors import CorruptStateError, InvalidRequestError, StateMismatchError, StateStoreError
+from coordinator.model.errors import CorruptStateError, InvalidRequestError, StateMismatchError, StateStoreError
 from spark_jobs.fleet import Fleet
-from spark_jobs.imports.checkpoint import NewCheckpoint, SparkCheckpoint
+from statefleet.migration.checkpoint import NewCheckpoint, SparkCheckpoint
 from tests.integration.operator_cases import RESTART, Case, Step
 from tests.integration.streams import Feed, Run
 from tests.integration.test_operators import ALL_CASES, Inputs, System, configured, own

@@ -21,7 +21,7 @@ import ray
 from pyspark.sql import functions as F
 
 import statefleet as sf
-from coordinator.deploy import NAMESPACE
+from coordinator.service.deploy import NAMESPACE
 from tests.clocks import until
 from tests.integration.streams import Feed, Run
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from coordinator.errors import InvalidRequestError
-from coordinator.maintenance import Maintenance
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.maintenance import Maintenance
 from coordinator.storage.uris import open_object_store
 from spark_jobs.fleet import Fleet, connect
 from statefleet import cli

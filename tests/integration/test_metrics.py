@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql import SparkSession
 
 import statefleet as sf
-from coordinator.metric_table import FLEET, METRICS
-from coordinator.names import fleet_id_of
+from coordinator.model.metric_table import FLEET, METRICS
+from coordinator.model.names import fleet_id_of
 from tests.integration.streams import Feed, Run
 
 CANARY = "canary-92c1f0"

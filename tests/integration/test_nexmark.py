@@ -13,15 +13,15 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from coordinator.errors import InvalidRequestError
+from benchmarks.nexmark.__main__ import execute, main, parse, prepare
+from benchmarks.nexmark.files import read_batch, without_end, write_end, write_events
+from benchmarks.nexmark.generator import Nexmark
+from benchmarks.nexmark.oracle import ORACLES
+from benchmarks.nexmark.queries import QUERIES
+from benchmarks.nexmark.query import FleetOperators
+from benchmarks.nexmark.run import answer, batches_done, start
+from coordinator.model.errors import InvalidRequestError
 from spark_jobs.fleet import Fleet
-from spark_jobs.nexmark.__main__ import execute, main, parse, prepare
-from spark_jobs.nexmark.files import read_batch, without_end, write_end, write_events
-from spark_jobs.nexmark.generator import Nexmark
-from spark_jobs.nexmark.oracle import ORACLES
-from spark_jobs.nexmark.queries import QUERIES
-from spark_jobs.nexmark.query import FleetOperators
-from spark_jobs.nexmark.run import answer, batches_done, start
 from tests.integration.streams import short_list
 
 EVENTS = 20_000

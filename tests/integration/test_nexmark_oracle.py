@@ -16,9 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampType
 
-from spark_jobs.nexmark.files import Inputs, read_batch, read_stream, write_events, write_file
-from spark_jobs.nexmark.generator import Events, Nexmark
-from spark_jobs.nexmark.oracle import ORACLES
+from benchmarks.nexmark.files import Inputs, read_batch, read_stream, write_events, write_file
+from benchmarks.nexmark.generator import Events, Nexmark
+from benchmarks.nexmark.oracle import ORACLES
 
 S = 1_000_000
 WINDOW = 10 * S

@@ -14,7 +14,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from coordinator.errors import InvalidRequestError, StateStoreError
+from coordinator.model.errors import InvalidRequestError, StateStoreError
 from spark_jobs.fleet import Fleet
 from tests.integration.operator_cases import Operators
 from tests.integration.random_inputs import COLUMNS

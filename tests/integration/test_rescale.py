@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from coordinator.errors import InvalidRequestError, StateMismatchError
+from coordinator.model.errors import InvalidRequestError, StateMismatchError
 from spark_jobs.fleet import Fleet
 from spark_jobs.map_partitions import map_partitions_with_state_store
 from statefleet.cli import main

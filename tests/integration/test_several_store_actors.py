@@ -12,7 +12,7 @@ import ray
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from coordinator.calls import NAMESPACE
+from coordinator.service.calls import NAMESPACE
 from spark_jobs.fleet import Fleet, connect
 from tests.conftest import NewUri
 from tests.integration.streams import Feed, Run

@@ -17,7 +17,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.schema import StateSchema
 from coordinator.storage.uris import open_object_store
 from spark_jobs.fleet import Fleet
 from spark_jobs.operators.accumulators import held_functions
@@ -25,8 +26,7 @@ from spark_jobs.operators.aggregate import build_plan
 from spark_jobs.operators.join import build_join
 from spark_jobs.worker.fleet_client import fleet_client
 from statefleet import StatefulProcessor
-from store_actors.operators.shown import ShownColumns
-from store_actors.schema import StateSchema
+from store_actors.operators.view_columns import ShownColumns
 from store_actors.serving.operator_shards import OperatorShards
 from tests.integration.streams import Feed, short_list
 from tests.integration.test_aggregates import COARSE, ROWS, row, stream

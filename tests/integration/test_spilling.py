@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from coordinator.errors import MemoryLimitError
-from coordinator.maintenance import Maintenance
+from coordinator.model.errors import MemoryLimitError
+from coordinator.model.maintenance import Maintenance
 from spark_jobs.fleet import Fleet, connect
 from statefleet import cli
 from tests.conftest import NewUri

@@ -14,7 +14,7 @@ from pyspark.errors import AnalysisException, PySparkTypeError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
 from spark_jobs.fleet import Fleet
 from spark_jobs.stateful import StatefulDataFrame
 from tests.integration.streams import Feed, Run

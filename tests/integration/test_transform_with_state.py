@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from coordinator.errors import InvalidRequestError, StateMismatchError
+from coordinator.model.errors import InvalidRequestError, StateMismatchError
 from spark_jobs.fleet import Fleet
 from spark_jobs.transform.processor import StatefulProcessor
 from tests.integration.operator_cases import RESTART, Case, Operators, Step, Totals

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
 from spark_jobs.fleet import Fleet
 from spark_jobs.plan.event_time import branches_of
 from tests.integration.streams import Feed, Run

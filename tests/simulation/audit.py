@@ -17,9 +17,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from coordinator.model import ActorLocation, TaskIdentity
-from coordinator.rescaling import BatchShards
-from coordinator.service import Coordinator
+from coordinator.ledger.rescaling import BatchShards
+from coordinator.model.identities import ActorLocation, TaskIdentity
+from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
 from tests.simulation.event_loop import SimulatedLoop
 from tests.simulation.scheduler import Violation

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from coordinator.surroundings import Pool
+from coordinator.runtime.runtime import Pool
 from tests.simulation.event_loop import run_at_once
 from tests.simulation.scheduler import Fiber, Party, Scheduler
 
@@ -22,7 +22,7 @@ __all__ = [
 
 
 class SimulatedClock:
-    """Time: a step takes a while, sleeping lets others go on. See :class:`coordinator.surroundings.Clock`."""
+    """Time: a step takes a while, sleeping lets others go on. See :class:`coordinator.runtime.runtime.Clock`."""
 
     def __init__(self, scheduler: Scheduler, seconds_a_step: float) -> None:
         self._scheduler, self._seconds_a_step = scheduler, seconds_a_step
@@ -134,7 +134,7 @@ class FairLock:
 
 
 class SimulatedThreads:
-    """Threads are fibers of the process that starts them; see :class:`coordinator.surroundings.Threads`."""
+    """Threads are fibers of the process that starts them; see :class:`coordinator.runtime.runtime.Threads`."""
 
     def __init__(self, scheduler: Scheduler, clock: SimulatedClock) -> None:
         self._scheduler, self._clock = scheduler, clock

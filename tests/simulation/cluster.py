@@ -12,7 +12,7 @@ from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
 
-from coordinator.errors import StateStoreError
+from coordinator.model.errors import StateStoreError
 from tests.simulation.clock import SimulatedClock
 from tests.simulation.event_loop import SimulatedLoop, run_at_once
 from tests.simulation.scheduler import Party, Scheduler
@@ -201,7 +201,7 @@ def _actor_error(name: str) -> RayActorError:
 
 
 class SimulatedActors:
-    """The fleet's actors as the running process sees them; see :class:`coordinator.calls.Actors`."""
+    """The fleet's actors as the running process sees them; see :class:`coordinator.service.calls.Actors`."""
 
     hung_after_s = 20.0
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from coordinator.client import CoordinatorClient
-from coordinator.errors import StateStoreError
+from coordinator.model.errors import StateStoreError
+from coordinator.service.client import CoordinatorClient
 from tests.simulation.scheduler import Party, Violation
 from tests.simulation.storage import RememberedObjects
 

@@ -16,14 +16,15 @@ from typing import Any
 import pyarrow as pa
 from ray.exceptions import RayActorError
 
-from coordinator.core import LeaseGrant
-from coordinator.errors import StateStoreError
-from coordinator.model import DEFAULT_STORE, StateMetadata, TaskIdentity
+from coordinator.ledger.state_ledger import LeaseGrant
+from coordinator.model.errors import StateStoreError
+from coordinator.model.identities import DEFAULT_STORE, TaskIdentity
+from coordinator.model.schema import Field
+from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.protocol import ObjectStore
 from spark_jobs.worker.fleet_client import FleetClient
 from spark_jobs.worker.state_store import ReadStateStore, StateStore
 from store_actors.messages import OpenRequest, StoreSpec
-from store_actors.schema import Field
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from tests.simulation.scheduler import Violation

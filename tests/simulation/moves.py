@@ -6,8 +6,8 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from coordinator.client import CoordinatorClient
-from coordinator.errors import StateStoreError
+from coordinator.model.errors import StateStoreError
+from coordinator.service.client import CoordinatorClient
 from store_actors.moving import carry_out
 from tests.simulation.scheduler import Party, Violation
 

@@ -8,19 +8,20 @@ from copy import copy
 from dataclasses import replace
 from typing import Any
 
-from coordinator import versions
-from coordinator.core import Counted, StateLedger
-from coordinator.discards import Discards
-from coordinator.errors import CommitUnknownError, FencedError, LogConflictError, StateStoreError
-from coordinator.generations import Generation, Generations
-from coordinator.history import StateHistory
-from coordinator.manifest_log import ManifestLog, Needed
-from coordinator.model import CommitEntry, LoadPlan, LoadPlans, PartitionCommit
-from coordinator.records import Committed
-from coordinator.service import Coordinator
+from coordinator.ledger.discards import Discards
+from coordinator.ledger.history import StateHistory
+from coordinator.ledger.records import Committed
+from coordinator.ledger.shard_layouts import Generation, Generations
+from coordinator.ledger.state_ledger import Counted, StateLedger
+from coordinator.log.manifest_log import ManifestLog, Needed
+from coordinator.model.commits import CommitEntry, PartitionCommit
+from coordinator.model.errors import CommitUnknownError, FencedError, LogConflictError, StateStoreError
+from coordinator.model.load_plans import LoadPlan, LoadPlans
+from coordinator.service import versions
+from coordinator.service.coordinator import Coordinator
+from statefleet.reads.shard_reads import Pinned, ShardReads
 from store_actors.actor import StoreProcess
 from store_actors.engine.version_view import VersionView
-from store_actors.live.shard_reads import Pinned, ShardReads
 from store_actors.messages import Followed
 from store_actors.serving import reads
 from store_actors.serving.commits import Commits

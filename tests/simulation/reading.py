@@ -7,14 +7,14 @@ from typing import Any
 import pyarrow as pa
 from ray.exceptions import RayError
 
-from coordinator.errors import StateStoreError
-from coordinator.model import DEFAULT_STORE
-from coordinator.reading import ReadView
-from coordinator.surroundings import Surroundings
-from store_actors.live.shard_reads import Pinned, ShardReads
-from store_actors.live.sources import FleetSource
+from coordinator.ledger.read_views import ReadView
+from coordinator.model.errors import StateStoreError
+from coordinator.model.identities import DEFAULT_STORE
+from coordinator.model.schema import StateSchema
+from coordinator.runtime.runtime import Surroundings
+from statefleet.reads.shard_reads import Pinned, ShardReads
+from statefleet.reads.sources import FleetSource
 from store_actors.messages import ReadForm
-from store_actors.schema import StateSchema
 from tests.simulation.clock import SimulatedThreads
 from tests.simulation.scheduler import Party, Violation
 from tests.simulation.workload import AggregationWorkload, Groups, compare, groups_of

@@ -9,11 +9,12 @@ from typing import Any
 import pyarrow as pa
 from ray.exceptions import RayError
 
-from coordinator.client import CoordinatorClient
-from coordinator.core import LeaseGrant
-from coordinator.errors import StateStoreError
-from coordinator.model import DEFAULT_STORE, StateMetadata, TaskIdentity
-from coordinator.rescaling import BatchShards
+from coordinator.ledger.rescaling import BatchShards
+from coordinator.ledger.state_ledger import LeaseGrant
+from coordinator.model.errors import StateStoreError
+from coordinator.model.identities import DEFAULT_STORE, TaskIdentity
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.service.client import CoordinatorClient
 from coordinator.storage.protocol import ObjectStore
 from spark_jobs.worker.fleet_client import FleetClient, ShardWork
 from store_actors.engine.spark_hash import shards_of

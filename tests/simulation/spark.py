@@ -8,12 +8,12 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from coordinator.calls import unwrapped
-from coordinator.client import CoordinatorClient
-from coordinator.errors import CorruptStateError, StateMismatchError, StateStoreError
-from coordinator.model import TaskIdentity
-from coordinator.rescaling import BatchShards
-from coordinator.spreading import Place
+from coordinator.ledger.rescaling import BatchShards
+from coordinator.model.errors import CorruptStateError, StateMismatchError, StateStoreError
+from coordinator.model.identities import TaskIdentity
+from coordinator.placement.spreading import Place
+from coordinator.service.calls import unwrapped
+from coordinator.service.client import CoordinatorClient
 from spark_jobs.worker.fleet_client import FleetClient
 from tests.simulation.scheduler import Party, Scheduler, Violation
 from tests.simulation.workload import Workload

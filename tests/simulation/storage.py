@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from coordinator.errors import CommitUnknownError, StorageUnavailableError
+from coordinator.model.errors import CommitUnknownError, StorageUnavailableError
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
 from tests.simulation.scheduler import Crashed, Scheduler

@@ -17,12 +17,13 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from coordinator.core import LeaseGrant
-from coordinator.model import DEFAULT_STORE, StateMetadata, TaskIdentity
+from coordinator.ledger.state_ledger import LeaseGrant
+from coordinator.model.identities import DEFAULT_STORE, TaskIdentity
+from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.protocol import ObjectStore
 from spark_jobs.worker.fleet_client import FleetClient, ShardWork
 from store_actors.messages import ShardInput
-from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from store_actors.serving.operator_shards import OperatorShards
 from tests.simulation.scheduler import Violation
 

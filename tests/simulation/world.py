@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from coordinator.checkpoints import PART_RECORDS
-from coordinator.client import CoordinatorClient
-from coordinator.deploy import coordinator_name
-from coordinator.maintenance import Maintenance
-from coordinator.model import ActorLocation
-from coordinator.rescaling import BatchShards
-from coordinator.service import Coordinator
+from coordinator.ledger.checkpoints import PART_RECORDS
+from coordinator.ledger.rescaling import BatchShards
+from coordinator.model.identities import ActorLocation
+from coordinator.model.maintenance import Maintenance
+from coordinator.runtime.runtime import Surroundings
+from coordinator.service.client import CoordinatorClient
+from coordinator.service.coordinator import Coordinator
+from coordinator.service.deploy import coordinator_name
 from coordinator.storage.options import StorageOptions
 from coordinator.storage.protocol import ObjectStore
-from coordinator.surroundings import Surroundings
 from spark_jobs.worker.fleet_client import FleetAddress, FleetClient
 from store_actors.actor import StoreProcess
 from store_actors.deploy import store_actor_name

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coordinator.errors import StateStoreError
+from coordinator.model.errors import StateStoreError
+from coordinator.runtime.runtime import Surroundings
 from coordinator.storage.memory import MemoryObjectStore
-from coordinator.surroundings import Surroundings
-from store_actors.live.fleet import LiveFleet
-from store_actors.live.portable import Opened
-from store_actors.live.state import LiveState
-from store_actors.live.stored import StoredSource
-from store_actors.live.verify import check_files, files_of
+from statefleet.reads.fleet import LiveFleet
+from statefleet.reads.portable import Opened
+from statefleet.reads.state import LiveState
+from statefleet.reads.stored import StoredSource
+from statefleet.reads.verify import check_files, files_of
 
 #: Told in place of rows.
 ERROR = "error: "

@@ -9,25 +9,17 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-from coordinator.core import Counted, LeaseGrant
-from coordinator.maintenance import Maintenance
-from coordinator.model import (
-    ActorLocation,
-    CommitEntry,
-    InstancePlans,
-    LoadPlans,
-    PartitionCommit,
-    SnapshotEntry,
-    StateMetadata,
-    StateStoreId,
-    StateStoreProviderId,
-    TaskIdentity,
-)
-from coordinator.rescaling import BatchShards
-from coordinator.service import Coordinator
+from coordinator.ledger.rescaling import BatchShards
+from coordinator.ledger.state_ledger import Counted, LeaseGrant
+from coordinator.model.commits import CommitEntry, PartitionCommit, SnapshotEntry
+from coordinator.model.identities import ActorLocation, StateStoreId, StateStoreProviderId, TaskIdentity
+from coordinator.model.load_plans import InstancePlans, LoadPlans
+from coordinator.model.maintenance import Maintenance
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.model.watermarks import Watermarks
+from coordinator.runtime.runtime import Surroundings
+from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
-from coordinator.surroundings import Surroundings
-from coordinator.watermarks import Watermarks
 from store_actors.messages import ApplyRequest
 from store_actors.serving.operator_shards import OperatorShards
 from tests.clocks import LaterClock

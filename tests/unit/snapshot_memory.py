@@ -12,13 +12,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from coordinator.model import CommitEntry, LoadPlan, SnapshotEntry, StateStoreId
+from coordinator.model.accumulator_kinds import AccumulatorKind
+from coordinator.model.commits import CommitEntry, SnapshotEntry
+from coordinator.model.identities import StateStoreId
+from coordinator.model.load_plans import LoadPlan
+from coordinator.model.schema import Accumulator, Field, StateSchema
+from coordinator.runtime.runtime import Surroundings
 from coordinator.storage.local import LocalObjectStore
-from coordinator.surroundings import Surroundings
-from store_actors.accumulators import AccumulatorKind
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard
-from store_actors.schema import Accumulator, Field, StateSchema
 from store_actors.serving.commits import Commits
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 from unittest.mock import patch
 
-from coordinator.model import StateStoreId
+from coordinator.model.identities import StateStoreId
 from store_actors.engine import table
 from store_actors.engine.memory import HEAP
 from store_actors.spilling.memory_keeper import MemoryKeeper

@@ -14,15 +14,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from coordinator.errors import MemoryLimitError
-from coordinator.model import TaskIdentity
+from coordinator.model.accumulator_kinds import AccumulatorKind
+from coordinator.model.errors import MemoryLimitError
+from coordinator.model.identities import TaskIdentity
+from coordinator.model.schema import Accumulator, Field, StateSchema
+from coordinator.model.type_names import words_type
 from coordinator.storage.local import LocalObjectStore
-from store_actors.accumulators import AccumulatorKind
 from store_actors.messages import ApplyRequest, ShardInput
-from store_actors.schema import Accumulator, Field, StateSchema
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.spilling.store_memory import LimitedMemory
-from store_actors.type_names import words_type
 from tests.unit.snapshot_memory import memory
 from tests.unit.test_operator_shards import Coordinator
 

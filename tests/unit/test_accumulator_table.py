@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import compatibility
+from coordinator.ledger import compatibility
+from coordinator.model.accumulator_kinds import AccumulatorKind
 from spark_jobs.operators.accumulators import held_functions
-from store_actors.accumulators import RULES, AccumulatorKind, OpCode, Ordering, StateForm
 from store_actors.engine import accumulate_kernels, fold_kernels, sketch_kernels
+from store_actors.engine.accumulator_rules import RULES, OpCode, Ordering, StateForm
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from coordinator.model.type_names import string_to_type
 from store_actors.engine.table import GroupTable
-from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
-from store_actors.type_names import string_to_type
 
 K = AccumulatorKind
 VALUES: dict[str, st.SearchStrategy[Any]] = {

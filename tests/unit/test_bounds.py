@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from coordinator.model.schema import Field, OperatorKind, StateSchema
 from spark_jobs.plan.bounds import UnboundedStateWarning, growth, warn_if_unbounded
 from store_actors.operators.join_schema import join_schema
 from store_actors.operators.top_schema import top_schema
-from store_actors.schema import Field, OperatorKind, StateSchema
 
 KEY, TIME = Field("k0", "string"), Field("k1", "timestamp")
 AGGREGATION = StateSchema((KEY,), (), (), None, None, "update")

@@ -9,13 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.branches import Branch
-from coordinator.errors import InvalidRequestError, StateMismatchError, VersionNotFoundError
-from coordinator.ledger_keeper import LedgerKeeper
-from coordinator.manifest_log import ManifestLog
-from coordinator.model import SnapshotEntry, StateMetadata
+from coordinator.ledger.branches import Branch
+from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.manifest_log import ManifestLog
+from coordinator.model.commits import SnapshotEntry
+from coordinator.model.errors import InvalidRequestError, StateMismatchError, VersionNotFoundError
+from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.memory import MemoryObjectStore
-from store_actors.live.verify import files_of
+from statefleet.reads.verify import files_of
 from tests.unit.test_cleaning import GRACE_S, Gated, Office, two_coordinators, until
 
 CREATED = StateMetadata("s", "query", 1, "update", {"keys": [{"name": "k", "type": "int32"}]})

@@ -7,15 +7,16 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
-from coordinator.core import Counted, LeaseGrant
-from coordinator.errors import FencedError, StateMismatchError, StateStoreError
-from coordinator.maintenance import Maintenance
-from coordinator.model import CommitEntry, PartitionCommit, StateMetadata
-from coordinator.rescaling import BatchShards
-from coordinator.service import Coordinator
+from coordinator.ledger.rescaling import BatchShards
+from coordinator.ledger.state_ledger import Counted, LeaseGrant
+from coordinator.model.commits import CommitEntry, PartitionCommit
+from coordinator.model.errors import FencedError, StateMismatchError, StateStoreError
+from coordinator.model.maintenance import Maintenance
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.model.watermarks import Watermarks
+from coordinator.runtime.runtime import MachineClock, now_ms
+from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
-from coordinator.surroundings import MachineClock, now_ms
-from coordinator.watermarks import Watermarks
 from tests.unit.test_coordinator import actor, entry, task
 
 SHARDS = 4

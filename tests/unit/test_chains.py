@@ -7,11 +7,11 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store_actors.engine.calendar import NEVER, ExpiryCalendar
-from store_actors.engine.chains import ROW_COLUMN, MultiTable
+from coordinator.model.schema import Field, StateSchema
+from store_actors.engine.expiry_queue import NEVER, ExpiryCalendar
+from store_actors.engine.multimap import ROW_COLUMN, MultiTable
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN, Compaction, UndoPart
-from store_actors.schema import Field, StateSchema
 
 SCHEMA = StateSchema.keyed((Field("k", "string"), Field(ROW_COLUMN, "int64", nullable=False)), (Field("v", "int64"),))
 KEYS = st.sampled_from(["a", "b", "c", None, ""])

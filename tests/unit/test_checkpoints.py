@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 
-from coordinator.cleaning_rules import prunable_records
-from coordinator.core import LeaseGrant, StateLedger
-from coordinator.errors import CorruptStateError, StorageUnavailableError
-from coordinator.manifest_log import ManifestLog, seal, unseal
-from coordinator.model import Lease, SnapshotEntry, StateStoreId
-from coordinator.records import Committed, Record, RunStarted, ShardsAssigned, SnapshotAdded, Truncated
+from coordinator.ledger.cleaning_rules import prunable_records
+from coordinator.ledger.records import Committed, Record, RunStarted, ShardsAssigned, SnapshotAdded, Truncated
+from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
+from coordinator.log.manifest_log import ManifestLog, seal, unseal
+from coordinator.model.commits import SnapshotEntry
+from coordinator.model.errors import CorruptStateError, StorageUnavailableError
+from coordinator.model.identities import StateStoreId
+from coordinator.model.leases import Lease
+from coordinator.runtime.runtime import MachineThreads
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
-from coordinator.surroundings import MachineThreads
 from tests.unit.test_coordinator import ROOT, actor, entry
 from tests.unit.test_coordinator_machine import data_of
 

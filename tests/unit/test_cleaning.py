@@ -12,20 +12,21 @@ from itertools import pairwise
 
 import pytest
 
-from coordinator.branching import Branching
-from coordinator.cleaner import Cleaner
-from coordinator.cleaning_rules import ListingSchedule
-from coordinator.core import Counted, Record, StateLedger
-from coordinator.errors import CommitUnknownError
-from coordinator.ledger_keeper import LedgerKeeper
-from coordinator.maintenance import Maintenance
-from coordinator.manifest_log import ManifestLog
-from coordinator.model import ActorLocation, CommitEntry, PartitionCommit, TaskIdentity
-from coordinator.placement import StayElseLocal
-from coordinator.service import Coordinator
+from coordinator.ledger.cleaning_rules import ListingSchedule
+from coordinator.ledger.state_ledger import Counted, Record, StateLedger
+from coordinator.log.cleaner import Cleaner
+from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.manifest_log import ManifestLog
+from coordinator.model.commits import CommitEntry, PartitionCommit
+from coordinator.model.errors import CommitUnknownError
+from coordinator.model.identities import ActorLocation, TaskIdentity
+from coordinator.model.maintenance import Maintenance
+from coordinator.placement.policy import StayElseLocal
+from coordinator.runtime.runtime import MachineClock
+from coordinator.service.branching import Branching
+from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo, ObjectStore
-from coordinator.surroundings import MachineClock
 from tests.unit.test_coordinator import Living, entry
 
 GRACE_S = 1.0

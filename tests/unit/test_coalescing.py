@@ -9,9 +9,9 @@ from threading import Event
 
 import pytest
 
-from coordinator.surroundings import Surroundings
-from store_actors.live import coalescing
-from store_actors.live.coalescing import Coalescer
+from coordinator.runtime.runtime import Surroundings
+from statefleet.reads import batching as coalescing
+from statefleet.reads.batching import Coalescer
 from tests.clocks import until
 
 

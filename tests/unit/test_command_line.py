@@ -22,9 +22,9 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from coordinator.dropping import DroppedState
-from coordinator.errors import InvalidRequestError
-from coordinator.names import store_actors_prefix
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.names import store_actors_prefix
+from coordinator.service.dropping import DroppedState
 from statefleet.cli import app, main
 from statefleet.commands import looking, upkeep
 from statefleet.commands.output import WIDTH, ago_text, print_json, print_records, print_table, progress, time_text

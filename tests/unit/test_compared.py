@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.manifest_log import ManifestLog
-from coordinator.model import StateMetadata
+from coordinator.log.manifest_log import ManifestLog
+from coordinator.model.schema import Field, StateSchema
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.runtime.runtime import Surroundings
 from coordinator.storage.memory import MemoryObjectStore
-from coordinator.surroundings import Surroundings
+from statefleet.reads import version_diff as compared
+from statefleet.reads.fleet import LiveFleet
+from statefleet.reads.portable import Opened
+from statefleet.reads.state import LiveState
+from statefleet.reads.stored import StoredSource
 from store_actors.engine.spark_hash import shards_of
-from store_actors.live import compared
-from store_actors.live.fleet import LiveFleet
-from store_actors.live.portable import Opened
-from store_actors.live.state import LiveState
-from store_actors.live.stored import StoredSource
 from store_actors.operators.top_schema import top_schema
-from store_actors.schema import Field, StateSchema
 from tests.unit.test_keyed_stores import Fleet as KeyedFleet
 from tests.unit.test_operator_shards import SCHEMA, Fleet
 from tests.unit.test_top import input_of

@@ -12,9 +12,13 @@ from typing import Any
 
 import pytest
 
-from coordinator.compatibility import check_metadata
-from coordinator.core import LeaseGrant, StateLedger
-from coordinator.errors import (
+from coordinator.ledger.compatibility import check_metadata
+from coordinator.ledger.records import Record, record_from_json, record_to_json
+from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
+from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.manifest_log import ManifestLog, seal, unseal
+from coordinator.model.commits import CommitEntry, SnapshotEntry
+from coordinator.model.errors import (
     CommitUnknownError,
     CorruptStateError,
     FencedError,
@@ -22,21 +26,16 @@ from coordinator.errors import (
     StateMismatchError,
     StorageUnavailableError,
 )
-from coordinator.ledger_keeper import LedgerKeeper
-from coordinator.manifest_log import ManifestLog, seal, unseal
-from coordinator.model import (
+from coordinator.model.identities import (
     PYTHON_QUERY_ID,
     ActorLocation,
-    CommitEntry,
-    SnapshotEntry,
-    StateMetadata,
     StateStoreId,
     StateStoreProviderId,
     TaskIdentity,
 )
-from coordinator.placement import ActorLoad, StayElseLocal
-from coordinator.records import Record, record_from_json, record_to_json
-from coordinator.registry import InstanceRegistry
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.placement.instance_registry import InstanceRegistry
+from coordinator.placement.policy import ActorLoad, StayElseLocal
 from coordinator.storage.memory import MemoryObjectStore
 from tests.clocks import LaterClock
 

@@ -8,16 +8,18 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.drivers import DriverReport, ExecutorState, LongBatch
-from coordinator.errors import CorruptStateError, InvalidRequestError
-from coordinator.maintenance import Maintenance
-from coordinator.model import PartitionCommit, StateMetadata, StateStoreProviderId
-from coordinator.rescaling import BatchShards
-from coordinator.service import Coordinator
-from coordinator.spreading import Place
+from coordinator.ledger.rescaling import BatchShards
+from coordinator.model.commits import PartitionCommit
+from coordinator.model.errors import CorruptStateError, InvalidRequestError
+from coordinator.model.identities import StateStoreProviderId
+from coordinator.model.maintenance import Maintenance
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.placement.spreading import Place
+from coordinator.runtime.runtime import MachineClock, now_ms
+from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
-from coordinator.surroundings import MachineClock, now_ms
+from coordinator.telemetry.drivers import DriverReport, ExecutorState, LongBatch
 from tests.unit.test_coordinator import actor, entry, task
 
 METADATA = StateMetadata("clicks", "query", 4, "keyed", {})

@@ -15,19 +15,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from coordinator.core import LeaseGrant, StateLedger
-from coordinator.errors import (
+from coordinator.ledger.records import Committed, Record, record_from_json
+from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
+from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.manifest_log import ManifestLog, unseal
+from coordinator.model.commits import CommitEntry, SnapshotEntry
+from coordinator.model.errors import (
     FencedError,
     InvalidRequestError,
     StateMismatchError,
     StateStoreError,
     VersionNotFoundError,
 )
-from coordinator.ledger_keeper import LedgerKeeper
-from coordinator.manifest_log import ManifestLog, unseal
-from coordinator.model import DEFAULT_STORE, ActorLocation, CommitEntry, LoadPlan, ShardKey, SnapshotEntry
-from coordinator.placement import StayElseLocal
-from coordinator.records import Committed, Record, record_from_json
+from coordinator.model.identities import DEFAULT_STORE, ActorLocation, ShardKey
+from coordinator.model.load_plans import LoadPlan
+from coordinator.placement.policy import StayElseLocal
 from coordinator.storage.memory import MemoryObjectStore
 from tests.unit.test_coordinator import ROOT, Living, actor, entry, task
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.errors import CorruptStateError
-from coordinator.manifest_log import ManifestLog
-from coordinator.model import StateStoreId
+from coordinator.log.manifest_log import ManifestLog
+from coordinator.model.errors import CorruptStateError
+from coordinator.model.identities import StateStoreId
 from tests.unit.test_maintenance import filled
 from tests.unit.test_operator_shards import SCHEMA, Fleet, counts
 
@@ -82,8 +82,8 @@ def test_a_damaged_record_is_named(damage: tuple[str, int, int], which: int) -> 
 
 
 def test_damaged_metadata_is_named() -> None:
-    from coordinator.ledger_keeper import LedgerKeeper
-    from coordinator.model import StateMetadata
+    from coordinator.log.ledger_writer import LedgerKeeper
+    from coordinator.model.state_metadata import StateMetadata
 
     fleet = Fleet()
     log = ManifestLog(fleet.objects, "s", "writer")

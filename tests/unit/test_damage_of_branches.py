@@ -14,15 +14,16 @@ from typing import Any
 
 import pytest
 
-from coordinator.branching import Branching
-from coordinator.errors import CorruptStateError
-from coordinator.generations import Generation
-from coordinator.ledger_keeper import LedgerKeeper
-from coordinator.manifest_log import ManifestLog
-from coordinator.model import StateMetadata, TaskIdentity
+from coordinator.ledger.shard_layouts import Generation
+from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.manifest_log import ManifestLog
+from coordinator.model.errors import CorruptStateError
+from coordinator.model.identities import TaskIdentity
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.runtime.runtime import MachineClock
+from coordinator.service.branching import Branching
 from coordinator.storage.memory import MemoryObjectStore
-from coordinator.surroundings import MachineClock
-from store_actors.live.verify import files_of
+from statefleet.reads.verify import files_of
 from store_actors.serving.files import decode_file
 from tests.unit.damages import DAMAGES, ERROR, Survey, copied, counterpart, state_in, taken_from, told
 from tests.unit.test_operator_shards import Coordinator

@@ -13,9 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from coordinator.ledger_keeper import LedgerKeeper
-from coordinator.manifest_log import ManifestLog
-from coordinator.model import PYTHON_QUERY_ID, ActorLocation, Lease, StateMetadata, StateStoreId, TaskIdentity
+from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.manifest_log import ManifestLog
+from coordinator.model.identities import PYTHON_QUERY_ID, ActorLocation, StateStoreId, TaskIdentity
+from coordinator.model.leases import Lease
+from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.memory import MemoryObjectStore
 from store_actors.messages import OpenRequest, StoreSpec
 from tests.unit.damages import DAMAGES, ERROR, Survey, copied, named_by_verify, state_in, taken_from, told

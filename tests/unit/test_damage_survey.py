@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.ledger_keeper import LedgerKeeper
-from coordinator.manifest_log import ManifestLog
-from coordinator.model import StateMetadata
+from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.manifest_log import ManifestLog
+from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.memory import MemoryObjectStore
-from store_actors.live.fleet import attach
+from statefleet.reads.fleet import attach
 from tests.unit.damages import DAMAGES, Survey, named_by_verify, state_in, taken_from, told
 from tests.unit.test_operator_shards import SCHEMA, Coordinator, Fleet
 

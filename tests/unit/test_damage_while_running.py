@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.errors import StateStoreError
+from coordinator.model.errors import StateStoreError
 from coordinator.storage.memory import MemoryObjectStore
-from store_actors.live.verify import files_of
+from statefleet.reads.verify import files_of
 from tests.unit.damages import (
     DAMAGES,
     ERROR,

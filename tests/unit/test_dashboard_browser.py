@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from benchmarks.dashboard import measure, served
 from benchmarks.fed_fleet import FedFleet
-from store_actors.dashboard.values import column_json, typed_value
+from statefleet.dashboard.values import column_json, typed_value
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: apt-get install chromium)")

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.fed_fleet import FedFleet
-from coordinator.batch_phases import PHASES, phases
-from store_actors.dashboard.differences import apply_difference, difference
-from store_actors.dashboard.events import Event, EventKind, Seen, events_between
-from store_actors.dashboard.model import FleetModel
+from coordinator.telemetry.batch_phases import PHASES, phases
+from statefleet.dashboard.differences import apply_difference, difference
+from statefleet.dashboard.events import Event, EventKind, Seen, events_between
+from statefleet.dashboard.model import FleetModel
 
 NOW_MS = 1_735_689_600_000
 ROWS = st.dictionaries(st.sampled_from("abc"), st.none() | st.integers(0, 2), max_size=3)

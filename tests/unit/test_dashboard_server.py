@@ -21,14 +21,14 @@ import pytest
 
 from benchmarks.dashboard import served
 from benchmarks.fed_fleet import FedFleet
-from coordinator.errors import InvalidRequestError, StoreUnavailableError
-from store_actors.dashboard import server as server_module
-from store_actors.dashboard.access import Access, is_loopback
-from store_actors.dashboard.lookups import LookUps
-from store_actors.dashboard.options import DashboardOptions
-from store_actors.dashboard.server import Server
-from store_actors.dashboard.values import column_json, row_json, typed_value
-from store_actors.dashboard.watching import Watching
+from coordinator.model.errors import InvalidRequestError, StoreUnavailableError
+from statefleet.dashboard import server as server_module
+from statefleet.dashboard.access import Access, is_loopback
+from statefleet.dashboard.lookups import LookUps
+from statefleet.dashboard.options import DashboardOptions
+from statefleet.dashboard.server import Server
+from statefleet.dashboard.values import column_json, row_json, typed_value
+from statefleet.dashboard.watching import Watching
 
 STATIC = Path(server_module.__file__).with_name("static")
 TOKEN = "a-token-that-nobody-guesses"

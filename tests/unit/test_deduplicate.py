@@ -9,11 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
+from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
+from coordinator.model.type_names import payload_type
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change
 from store_actors.messages import ShardInput
 from store_actors.operators.deduplicate import DeduplicateShard
-from store_actors.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
-from store_actors.type_names import payload_type
 from tests.unit.compacting import CompactingMachine
 
 DELAY_S = 3

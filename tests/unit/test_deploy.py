@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from coordinator.metric_table import FLEET, METRICS, Kind, Metric, metric_of
+from coordinator.model.metric_table import FLEET, METRICS, Kind, Metric, metric_of
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.surroundings import Surroundings
+from coordinator.runtime.runtime import Surroundings
 from store_actors import direct_calls
 from store_actors.direct_calls import DirectAddress, DirectAnswers, DirectCalls
 from tests.clocks import LaterClock, until

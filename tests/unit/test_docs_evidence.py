@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import errors
+from coordinator.model import errors
 from tests.code_blocks import PAGES, ROOT
 
 _TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`((?: \(`\./run \w+`\))?)")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import deploy
+from coordinator.service import deploy
 from coordinator.storage.local import LocalObjectStore
 from coordinator.storage.memory import MemoryObjectStore
 from statefleet.commands.doctor import report

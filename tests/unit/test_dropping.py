@@ -9,23 +9,25 @@ from typing import Any
 
 import pytest
 
-from coordinator.core import Counted, StateLedger
-from coordinator.errors import (
+from coordinator.ledger.read_views import WantedView
+from coordinator.ledger.records import Dropped
+from coordinator.ledger.state_ledger import Counted, StateLedger
+from coordinator.log.manifest_log import ManifestLog, seal
+from coordinator.model.commits import PartitionCommit
+from coordinator.model.errors import (
     CorruptStateError,
     FencedError,
     InvalidRequestError,
     StateMismatchError,
     StateReplacedError,
 )
-from coordinator.maintenance import Maintenance
-from coordinator.manifest_log import ManifestLog, seal
-from coordinator.model import ActorLocation, PartitionCommit, StateMetadata, TaskIdentity
-from coordinator.reading import WantedView
-from coordinator.records import Dropped
-from coordinator.service import Coordinator
+from coordinator.model.identities import ActorLocation, TaskIdentity
+from coordinator.model.maintenance import Maintenance
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.runtime.runtime import Surroundings
+from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
-from coordinator.surroundings import Surroundings
-from store_actors.live.verify import check_files, files_of, state_names
+from statefleet.reads.verify import check_files, files_of, state_names
 from tests.clocks import LaterClock
 from tests.unit.test_coordinator import entry
 

@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from coordinator.errors import InvalidRequestError
-from store_actors.engine import calendar
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.schema import Field
+from store_actors.engine import expiry_queue as calendar
 from store_actors.keyed.shard import KeyedShard, UpdateHandle
-from store_actors.schema import Field
 
 KEYS, VALUES = (Field("k", "int64"),), (Field("name", "string"), Field("at", "int64"))
 

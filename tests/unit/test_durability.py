@@ -11,16 +11,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from coordinator.cleaner import Cleaner
-from coordinator.errors import CorruptStateError, StorageUnavailableError
-from coordinator.ledger_keeper import LedgerKeeper
-from coordinator.maintenance import Maintenance
-from coordinator.manifest_log import ManifestLog
+from coordinator.log.cleaner import Cleaner
+from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.manifest_log import ManifestLog
+from coordinator.model.errors import CorruptStateError, StorageUnavailableError
+from coordinator.model.maintenance import Maintenance
+from coordinator.model.schema import Field
+from coordinator.model.watermarks import Watermarks
 from coordinator.storage.local import LocalObjectStore
 from coordinator.storage.memory import MemoryObjectStore
-from coordinator.watermarks import Watermarks
 from store_actors.messages import ShardInput
-from store_actors.schema import Field
 from tests.clocks import LaterClock
 from tests.unit.test_coordinator import opened
 from tests.unit.test_operator_shards import SCHEMA, Fleet

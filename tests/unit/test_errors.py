@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from coordinator import errors
+from coordinator.model import errors
 
 
 @pytest.mark.parametrize("name", sorted(errors.__all__))

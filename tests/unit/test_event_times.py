@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator.core import LeaseGrant
-from coordinator.model import ActorLocation, Lease, StateStoreId
-from coordinator.watermarks import Watermarks
+from coordinator.ledger.state_ledger import LeaseGrant
+from coordinator.model.identities import ActorLocation, StateStoreId
+from coordinator.model.leases import Lease
+from coordinator.model.schema import EventTime, StateSchema
+from coordinator.model.watermarks import Watermarks
 from spark_jobs.worker.batch import BatchHeader, EventTimes, event_times
-from store_actors.schema import EventTime, StateSchema
 from tests.unit.test_shard_machine import SCHEMA
 
 HEADER = BatchHeader("query", "run", 5, 0, late_ms=1_000, evict_ms=2_000, time_ms=9_000)

@@ -13,24 +13,26 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
-from coordinator import compatibility
-from coordinator.compatibility import changes, check_metadata, continued, is_wider, same_state
-from coordinator.core import LeaseGrant, Record, StateLedger
-from coordinator.errors import FencedError, StateMismatchError
-from coordinator.maintenance import Maintenance
-from coordinator.model import ActorLocation, PartitionCommit, StateMetadata, StateStoreProviderId, TaskIdentity
-from coordinator.placement import StayElseLocal
-from coordinator.service import Coordinator as Actor
+from coordinator.ledger import compatibility
+from coordinator.ledger.compatibility import changes, check_metadata, continued, is_wider, same_state
+from coordinator.ledger.state_ledger import LeaseGrant, Record, StateLedger
+from coordinator.model.commits import PartitionCommit
+from coordinator.model.errors import FencedError, StateMismatchError
+from coordinator.model.identities import ActorLocation, StateStoreProviderId, TaskIdentity
+from coordinator.model.maintenance import Maintenance
+from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.model.type_names import spark_type
+from coordinator.placement.policy import StayElseLocal
+from coordinator.runtime.runtime import MachineClock, now_ms
+from coordinator.service.coordinator import Coordinator as Actor
 from coordinator.storage.memory import MemoryObjectStore
-from coordinator.surroundings import MachineClock, now_ms
 from spark_jobs.plan.state_types import spark_field, state_field
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.messages import ApplyRequest, ShardInput
 from store_actors.operators.aggregate import AggregateShard
-from store_actors.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 from store_actors.serving.evolution import evolve_groups
 from store_actors.serving.files import encode_snapshot, schema_of
-from store_actors.type_names import spark_type
 from tests.unit.test_coordinator import Living, entry
 from tests.unit.test_operator_shards import SCHEMA, Coordinator, Fleet
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from spark_jobs.worker import exchange
 from spark_jobs.worker.batch import BatchHeader
 from spark_jobs.worker.exchange import (
@@ -27,7 +28,6 @@ from spark_jobs.worker.exchange import (
 )
 from spark_jobs.worker.routing import murmur3_int
 from store_actors.messages import ShardInput
-from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
 
 KEYED = StateSchema(
     keys=(Field("k", "int64"), Field("s", "string")),

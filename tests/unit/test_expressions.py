@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.model.type_names import string_to_type
 from store_actors.engine.arrays import whole_numbers
+from store_actors.engine.packed_values import packed
 from store_actors.operators.expressions import ExpressionTree, NotComputableError
-from store_actors.packed_values import packed
-from store_actors.type_names import string_to_type
 
 Node = dict[str, Any]
 

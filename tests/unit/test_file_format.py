@@ -10,15 +10,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from coordinator.core import StateLedger
-from coordinator.errors import CorruptStateError, InvalidRequestError, NewerFormatError
-from coordinator.file_format import FORMAT
-from coordinator.manifest_log import ManifestLog, place_of, seal, unseal
-from coordinator.model import LoadPlan, StateStoreId
-from coordinator.records import Committed
+from coordinator.ledger.records import Committed
+from coordinator.ledger.state_ledger import StateLedger
+from coordinator.log.manifest_log import ManifestLog, place_of, seal, unseal
+from coordinator.model.errors import CorruptStateError, InvalidRequestError, NewerFormatError
+from coordinator.model.file_format import FORMAT
+from coordinator.model.identities import StateStoreId
+from coordinator.model.load_plans import LoadPlan
+from statefleet.reads.fleet import attach
+from statefleet.reads.verify import check_files, files_of
 from store_actors.engine.versions import Change
-from store_actors.live.fleet import attach
-from store_actors.live.verify import check_files, files_of
 from store_actors.serving.files import decode_file, encode_delta, place_in_state
 from tests.unit.test_damage_survey import SmallLogs, made
 from tests.unit.test_operator_shards import SCHEMA, Fleet

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from store_actors.live.state import LiveState
+from statefleet.reads.state import LiveState
 from tests.unit.test_compared import SHARDS, of_operator, of_store
 from tests.unit.test_operator_shards import SCHEMA
 

@@ -10,14 +10,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.core import StateLedger
-from coordinator.errors import StateMismatchError, StorageUnavailableError, VersionNotFoundError
-from coordinator.generations import Generation
-from coordinator.ledger_keeper import LedgerKeeper
-from coordinator.manifest_log import ManifestLog, unseal
-from coordinator.model import PYTHON_QUERY_ID, CommitEntry, StateMetadata, TaskIdentity
-from coordinator.reading import ReadView, WantedView, committed, finished, read_view
-from coordinator.records import (
+from coordinator.ledger.read_views import ReadView, WantedView, committed, finished, read_view
+from coordinator.ledger.records import (
     BatchFinished,
     Branched,
     Committed,
@@ -27,6 +21,14 @@ from coordinator.records import (
     record_from_json,
     record_to_json,
 )
+from coordinator.ledger.shard_layouts import Generation
+from coordinator.ledger.state_ledger import StateLedger
+from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.manifest_log import ManifestLog, unseal
+from coordinator.model.commits import CommitEntry
+from coordinator.model.errors import StateMismatchError, StorageUnavailableError, VersionNotFoundError
+from coordinator.model.identities import PYTHON_QUERY_ID, TaskIdentity
+from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.memory import MemoryObjectStore
 
 CREATED = StateMetadata("s", "query", 2, "update", {"keys": [{"name": "k", "type": "int32"}]})

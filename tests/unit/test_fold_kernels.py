@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.errors import SumOverflowError
+from coordinator.model.errors import SumOverflowError
+from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from coordinator.model.type_names import string_to_type, words_type
 from store_actors.engine.results import results_of
 from store_actors.engine.table import GroupTable
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard
-from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
-from store_actors.type_names import string_to_type, words_type
 from tests.unit.test_accumulators import VALUES
 
 K = AccumulatorKind

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator.errors import (
+from coordinator.model.errors import (
     CorruptStateError,
     FencedError,
     InvalidRequestError,

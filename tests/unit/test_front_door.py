@@ -18,7 +18,7 @@ def test_every_public_name_is_found() -> None:
     assert set(statefleet._HOMES) == set(statefleet.__all__)
     for name in statefleet.__all__:
         assert getattr(statefleet, name).__name__ == name
-        assert getattr(statefleet, name).__module__.startswith(("coordinator", "spark_jobs", "store_actors.live"))
+        assert getattr(statefleet, name).__module__.startswith(("coordinator", "spark_jobs", "statefleet."))
     assert set(statefleet.__all__) <= set(dir(statefleet))
 
 
@@ -79,7 +79,7 @@ import statefleet.cli
 # What the commands import when they run, and how far they get where no cluster is.
 code = statefleet.cli.main(["status", "file:///tmp/nowhere", "--address", "127.0.0.1:1"])
 assert code == 1
-import coordinator.client, store_actors.deploy
+import coordinator.service.client, store_actors.deploy
 """
     loaded = imported_by(program)
     assert "ray" in loaded

@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from store_actors.accumulators import AccumulatorKind
+from coordinator.model.accumulator_kinds import AccumulatorKind
+from coordinator.model.schema import ROW_COLUMN, Accumulator, Field, OperatorKind, StateSchema
 from store_actors.keyed.shard import KeyedShard
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard
@@ -19,7 +20,6 @@ from store_actors.operators.join_schema import join_schema
 from store_actors.operators.session_windows import SessionShard
 from store_actors.operators.top import top_shard
 from store_actors.operators.top_schema import top_schema
-from store_actors.schema import ROW_COLUMN, Accumulator, Field, OperatorKind, StateSchema
 
 #: Rows of a batch, and bytes of a string: a batch brings 200 kB of new ones, all of them 40 MB.
 ROWS, LENGTH, BATCHES = 200, 1000, 200

@@ -17,8 +17,9 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-from coordinator.errors import InvalidRequestError
-from coordinator.model import StateStoreId
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.identities import StateStoreId
+from coordinator.model.schema import Field
 from spark_jobs.functions.group_task import ArrowCalls, Calls, GroupView, KeyedBatch
 from spark_jobs.functions.groups import EXISTS, TIMEOUT, Groups, StateColumns
 from spark_jobs.functions.pandas_calls import PandasCalls
@@ -26,7 +27,6 @@ from spark_jobs.functions.state_batch import Moment, StateBatch
 from spark_jobs.plan.keys import KeyTree
 from spark_jobs.worker.state_store import StateStore
 from store_actors.keyed.shard import KeyedShard, UpdateHandle
-from store_actors.schema import Field
 
 NONE, PROCESSING, EVENT = (
     GroupStateTimeout.NoTimeout,

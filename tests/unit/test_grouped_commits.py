@@ -9,10 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.core import Counted, LeaseGrant
-from coordinator.errors import FencedError, StateStoreError, StoreUnavailableError
-from coordinator.model import CommitEntry, Lease, PartitionCommit, StateStoreId
-from coordinator.surroundings import MachineClock, MachineThreads
+from coordinator.ledger.state_ledger import Counted, LeaseGrant
+from coordinator.model.commits import CommitEntry, PartitionCommit
+from coordinator.model.errors import FencedError, StateStoreError, StoreUnavailableError
+from coordinator.model.identities import StateStoreId
+from coordinator.model.leases import Lease
+from coordinator.runtime.runtime import MachineClock, MachineThreads
 from store_actors.serving.grouped_commits import GroupedCommits
 from tests.clocks import until
 from tests.unit.test_coordinator import actor, entry, task

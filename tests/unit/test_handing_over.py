@@ -8,11 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from coordinator.errors import OperationOutOfOrderError
-from coordinator.model import StateStoreId, TaskIdentity
-from coordinator.surroundings import MachineClock, Surroundings
+from coordinator.model.errors import OperationOutOfOrderError
+from coordinator.model.identities import StateStoreId, TaskIdentity
+from coordinator.model.schema import Field
+from coordinator.runtime.runtime import MachineClock, Surroundings
 from store_actors.messages import Offer, StoreSpec
-from store_actors.schema import Field
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.pulled import _IDLE_S

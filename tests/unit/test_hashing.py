@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.surroundings import Surroundings
-from store_actors.accumulators import AccumulatorKind
+from coordinator.model.accumulator_kinds import AccumulatorKind
+from coordinator.model.schema import ROW_COLUMN, Accumulator, Field, StateSchema
+from coordinator.runtime.runtime import Surroundings
 from store_actors.engine import hash_kernels
 from store_actors.engine.arrays import Words
-from store_actors.engine.chains import ChainedTable
+from store_actors.engine.multimap import ChainedTable
 from store_actors.engine.strings import StringPool
 from store_actors.engine.table import GroupTable
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard
-from store_actors.schema import ROW_COLUMN, Accumulator, Field, StateSchema
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from coordinator.model.type_names import list_type
 from store_actors.engine.table import GroupTable
-from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
-from store_actors.type_names import list_type
 from tests.unit.test_nested_aggregates import Rows, batch_of, fed, schema_of
 
 K = AccumulatorKind

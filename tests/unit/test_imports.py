@@ -9,14 +9,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from coordinator.errors import InvalidRequestError, StateMismatchError
-from coordinator.model import CommitEntry, StateMetadata, TaskIdentity
-from coordinator.reading import WantedView, finished, read_view
-from coordinator.watermarks import Watermarks
+from coordinator.ledger.read_views import WantedView, finished, read_view
+from coordinator.model.commits import CommitEntry
+from coordinator.model.errors import InvalidRequestError, StateMismatchError
+from coordinator.model.identities import TaskIdentity
+from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.model.watermarks import Watermarks
 from spark_jobs.worker.import_task import as_state
 from store_actors.messages import ApplyRequest
 from store_actors.operators.join_schema import join_schema
-from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from tests.unit.test_coordinator import actor, entry
 from tests.unit.test_operator_shards import SCHEMA, Fleet, counts, rows
 from tests.unit.test_whole_batches import SHARDS, Query

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.errors import SetupError
+from coordinator.model.errors import SetupError
 from spark_jobs.session.java import choose_java_home, java_version, main, parse_version
 from spark_jobs.session.spark_session import child_environment, spark_environment
 

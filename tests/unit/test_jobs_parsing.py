@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from coordinator.text import format_table, size_text
+from coordinator.model.text import format_table, size_text
 from spark_jobs.jobs.access_log import _LINE
 from spark_jobs.jobs.console import error_text, newest_rows
 from spark_jobs.jobs.events import make_events, write_events
@@ -124,7 +124,7 @@ def test_sizes_are_readable(size: float, text: str) -> None:
 def test_a_failed_query_is_told_in_the_words_of_the_error_that_a_task_carried() -> None:
     spark = (
         "[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted\n  File x\n"
-        "coordinator.errors.CorruptStateError: the delta is missing [file=`a/0/1.delta`]\n\n\tat org.apache"
+        "coordinator.model.errors.CorruptStateError: the delta is missing [file=`a/0/1.delta`]\n\n\tat org.apache"
     )
     assert error_text(RuntimeError(spark)) == "the delta is missing [file=`a/0/1.delta`]"
     assert error_text(RuntimeError("[PATH_NOT_FOUND] Path does not exist: /x.\n\tat y")) == (

@@ -16,15 +16,15 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.schema import Field, StateSchema
+from coordinator.model.type_names import string_to_type
 from store_actors.engine import versions
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change
 from store_actors.messages import ShardInput
 from store_actors.operators.join import JoinShard
 from store_actors.operators.join_condition import PairCondition
 from store_actors.operators.join_schema import join_schema
-from store_actors.schema import Field, StateSchema
-from store_actors.type_names import string_to_type
 from tests.unit.freezing import FreezingMachine
 
 SECOND = 1_000_000

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from ray._private import ray_constants, services
 
-from coordinator import deploy
-from coordinator.calls import RayActors, call_until
-from coordinator.errors import SetupError
-from coordinator.native_notes import native_notes_kept, stderr_without_notes
-from coordinator.surroundings import MachineClock
+from coordinator.model.errors import SetupError
+from coordinator.runtime.native_notes import native_notes_kept, stderr_without_notes
+from coordinator.runtime.runtime import MachineClock
+from coordinator.service import deploy
+from coordinator.service.calls import RayActors, call_until
 from statefleet.doctor import cluster
 from statefleet.doctor.findings import Outcome
 

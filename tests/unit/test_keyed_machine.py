@@ -12,7 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from coordinator.errors import VersionNotFoundError, WriterBusyError
+from coordinator.model.errors import VersionNotFoundError, WriterBusyError
+from coordinator.model.schema import Field
 from store_actors.engine import versions
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, RETAINED_VERSIONS, UPDATED, Change
 from store_actors.keyed.shard import (
@@ -26,7 +27,6 @@ from store_actors.keyed.shard import (
     UpdateHandle,
 )
 from store_actors.keyed.table import RowScan
-from store_actors.schema import Field
 from tests.unit.faults import memory_exhausted
 from tests.unit.freezing import FreezingMachine
 

@@ -15,12 +15,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from coordinator.errors import InvalidRequestError, OperationOutOfOrderError, VersionNotFoundError, WriterBusyError
-from coordinator.model import StateStoreId
+from coordinator.model.errors import (
+    InvalidRequestError,
+    OperationOutOfOrderError,
+    VersionNotFoundError,
+    WriterBusyError,
+)
+from coordinator.model.identities import StateStoreId
+from coordinator.model.schema import Field, StateSchema
 from store_actors.engine import versions
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED
 from store_actors.keyed.shard import FOUND_COLUMN, HandleState, KeyedShard, ReadHandle, UpdateHandle
-from store_actors.schema import Field, StateSchema
 from store_actors.serving.files import delta_path, encode_delta
 
 K = (Field("k", "int64"),)

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.errors import (
+from coordinator.model.errors import (
     CorruptStateError,
     FencedError,
     InvalidRequestError,
@@ -30,12 +30,12 @@ from coordinator.errors import (
     VersionNotFoundError,
     WriterBusyError,
 )
-from coordinator.model import StateStoreId, StateStoreProviderId, TaskIdentity
-from coordinator.watermarks import Watermarks
+from coordinator.model.identities import StateStoreId, StateStoreProviderId, TaskIdentity
+from coordinator.model.schema import Field
+from coordinator.model.watermarks import Watermarks
 from spark_jobs.worker.state_store import StateStore
 from store_actors.keyed.table import KeyedTable
 from store_actors.messages import BatchFacts, OpenRequest, StoreSpec
-from store_actors.schema import Field
 from store_actors.serving.keyed_partition import Ended, Partition, Session
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics

@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.nested_types import has_map
+from coordinator.model.schema import ROW_COLUMN, Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
+from coordinator.model.type_names import string_to_type, type_to_string
 from store_actors.engine import versions
 from store_actors.keyed.shard import KeyedShard
 from store_actors.messages import ShardInput
-from store_actors.nested_types import has_map
 from store_actors.operators.deduplicate import DeduplicateShard
 from store_actors.operators.join import JoinShard
 from store_actors.operators.join_schema import join_schema
 from store_actors.operators.make_shard import OperatorShard, make_shard
 from store_actors.operators.top import top_shard
 from store_actors.operators.top_schema import top_schema
-from store_actors.schema import ROW_COLUMN, Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
-from store_actors.type_names import string_to_type, type_to_string
 from tests.unit.nested_values import NESTED, identity, values
 
 COUNT = Accumulator(AccumulatorKind.COUNT_ROWS, (), (Field("n", "int64", False),))

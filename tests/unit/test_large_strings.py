@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from coordinator.model.accumulator_kinds import AccumulatorKind
+from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.storage.local import LocalObjectStore
-from store_actors.accumulators import AccumulatorKind
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard, output_of
-from store_actors.schema import Accumulator, Field, StateSchema
 from store_actors.serving.files import encode_delta
 from tests.unit.snapshot_memory import load, write
 

@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("statefleet", "spark_jobs", "store_actors", "coordinator")
 
-#: From the front door down: a room imports from those below it only. A room is a folder, or modules of a package's top (which belong
-#: there: jobs are commands, ``schema`` is the ground of all that stands on it).
+#: From the front door down: a room imports from those below it only. A room is a folder; at the top of a package stand only what is run
+#: (jobs, the command, actors) and the API.
 ROOMS: dict[str, tuple[str, ...]] = {
     "front door": ("statefleet",),
     "jobs": (
@@ -21,7 +21,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "spark_jobs.page_hits",
         "spark_jobs.client_traffic",
         "spark_jobs.vendor_ratings",
-        "spark_jobs.nexmark",
     ),
     "what jobs share": ("spark_jobs.jobs",),
     "the API": (
@@ -33,124 +32,68 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "spark_jobs.map_partitions",
         "spark_jobs.driver_calls",
         "spark_jobs.driver_reports",
-        "spark_jobs.executor_nodes",
-        "spark_jobs.executor_places",
-        "spark_jobs.node_watch",
-        "spark_jobs.ray_nodes",
-        "spark_jobs.shadow_moves",
         "spark_jobs.finished_batches",
+        "spark_jobs.nodes",
     ),
-    "imports": ("spark_jobs.imports",),
+    # Products: what stands on the core. Nothing of the core imports them.
+    "the dashboard": (
+        "statefleet.dashboard.access",
+        "statefleet.dashboard.actor",
+        "statefleet.dashboard.deploy",
+        "statefleet.dashboard.lookups",
+        "statefleet.dashboard.options",
+        "statefleet.dashboard.server",
+        "statefleet.dashboard.values",
+        "statefleet.dashboard.watching",
+    ),
+    "what the dashboard shows": (
+        "statefleet.dashboard.differences",
+        "statefleet.dashboard.events",
+        "statefleet.dashboard.model",
+        "statefleet.dashboard.view",
+    ),
+    "reads": ("statefleet.reads",),
+    "migration": ("statefleet.migration",),
+    # The core, on Spark's side.
     "transformWithState": ("spark_jobs.transform",),
     "functions with state": ("spark_jobs.functions",),
     "operators' plans": ("spark_jobs.operators",),
     "Spark's plans": ("spark_jobs.plan",),
     "Spark's workers": ("spark_jobs.worker",),
     "the session": ("spark_jobs.session",),
-    "the dashboard": (
-        "store_actors.dashboard.access",
-        "store_actors.dashboard.actor",
-        "store_actors.dashboard.deploy",
-        "store_actors.dashboard.lookups",
-        "store_actors.dashboard.options",
-        "store_actors.dashboard.server",
-        "store_actors.dashboard.values",
-        "store_actors.dashboard.watching",
-    ),
-    "what the dashboard shows": (
-        "store_actors.dashboard.differences",
-        "store_actors.dashboard.events",
-        "store_actors.dashboard.model",
-        "store_actors.dashboard.view",
-    ),
-    "live state": ("store_actors.live",),
+    # The core, on the store actors' side.
     "store actor": ("store_actors.actor", "store_actors.deploy", "store_actors.followers", "store_actors.moving"),
     "serving": ("store_actors.serving",),
     "operators": ("store_actors.operators",),
     "keyed stores": ("store_actors.keyed",),
     "connections": ("store_actors.direct_calls",),
-    "messages": ("store_actors.look_ups", "store_actors.messages"),
+    "messages": ("store_actors.key_queries", "store_actors.messages"),
     "spilling": ("store_actors.spilling",),
     "engine": ("store_actors.engine",),
-    "schema": (
-        "store_actors.accumulators",
-        "store_actors.nested_types",
-        "store_actors.packed_values",
-        "store_actors.schema",
-        "store_actors.type_names",
-    ),
     "compiled code on disk": ("store_actors.compiled_code",),
-    "coordinator client": ("coordinator.client", "coordinator.deploy", "coordinator.calls"),
-    "coordinator actor": ("coordinator.actor",),
-    "metrics to Ray": ("coordinator.metric_export",),
-    "the coordinator": (
-        "coordinator.active_instances",
-        "coordinator.branching",
-        "coordinator.dropping",
-        "coordinator.leasing",
-        "coordinator.observing",
-        "coordinator.placements",
-        "coordinator.service",
-        "coordinator.versions",
-    ),
-    "the log": (
-        "coordinator.cleaner",
-        "coordinator.drained_nodes",
-        "coordinator.ledger_keeper",
-        "coordinator.manifest_log",
-        "coordinator.open_states",
-    ),
-    "coordinator's rules": (
-        "coordinator.assignments",
-        "coordinator.batch_phases",
-        "coordinator.batch_result",
-        "coordinator.batch_times",
-        "coordinator.branches",
-        "coordinator.checkpoints",
-        "coordinator.cleaning_rules",
-        "coordinator.compatibility",
-        "coordinator.core",
-        "coordinator.details",
-        "coordinator.discards",
-        "coordinator.drivers",
-        "coordinator.fleet_samples",
-        "coordinator.fleet_view",
-        "coordinator.generations",
-        "coordinator.history",
-        "coordinator.lives",
-        "coordinator.placement",
-        "coordinator.placing",
-        "coordinator.preparation",
-        "coordinator.reading",
-        "coordinator.records",
-        "coordinator.registry",
-        "coordinator.rescaling",
-        "coordinator.slow_batches",
-        "coordinator.spreading",
-        "coordinator.state_counters",
-        "coordinator.status",
-        "coordinator.unloading",
-        "coordinator.version_figures",
-    ),
+    # The coordinator. Of its service, only what is deployed and called knows Ray.
+    "coordinator client": ("coordinator.service.client", "coordinator.service.deploy", "coordinator.service.calls"),
+    "coordinator actor": ("coordinator.service.actor", "coordinator.service.metric_export"),
+    "coordinator service": ("coordinator.service",),
+    "coordinator telemetry": ("coordinator.telemetry",),
+    "coordinator log": ("coordinator.log",),
+    "coordinator ledger": ("coordinator.ledger",),
+    "coordinator placement": ("coordinator.placement",),
     "storage": ("coordinator.storage",),
-    "surroundings": ("coordinator.logs", "coordinator.native_notes", "coordinator.surroundings"),
-    "words": (
-        "coordinator.errors",
-        "coordinator.file_format",
-        "coordinator.maintenance",
-        "coordinator.memory_options",
-        "coordinator.metric_table",
-        "coordinator.model",
-        "coordinator.names",
-        "coordinator.text",
-        "coordinator.watermarks",
-    ),
+    "runtime": ("coordinator.runtime",),
+    "model": ("coordinator.model",),
 }
+#: Rooms of the products: what may import them is above them in the list.
+PRODUCTS = ("the dashboard", "what the dashboard shows", "reads", "migration")
+#: Rooms of the core, whose code knows no product.
+CORE = tuple(room for room in ROOMS if list(ROOMS).index(room) > list(ROOMS).index("migration"))
 #: Rooms beside each other: neither imports the other, whatever their order above.
 BESIDE = (
     ("operators", "keyed stores"),
     ("transformWithState", "operators' plans"),
     ("functions with state", "operators' plans"),
+    ("reads", "migration"),
+    ("the dashboard", "migration"),
 )
 #: Rooms of pure rules: the same in, the same out.
 PURE = (
@@ -159,9 +102,10 @@ PURE = (
     "operators",
     "keyed stores",
     "messages",
-    "schema",
-    "coordinator's rules",
-    "words",
+    "coordinator telemetry",
+    "coordinator ledger",
+    "coordinator placement",
+    "model",
 )
 IMPURE = {
     "aiohttp", "asyncio", "concurrent", "datetime", "io", "logging", "multiprocessing", "obstore", "os", "pathlib", "py4j", "pyspark",
@@ -205,11 +149,10 @@ IMPORTS = {name: imports(file) for name, file in MODULES.items()}
 
 
 def room_of(module: str) -> str | None:
-    """The room that a module is in; None for empty package files and what is not the project's."""
-    for room, prefixes in ROOMS.items():
-        if any(module == prefix or module.startswith(f"{prefix}.") for prefix in prefixes):
-            return room
-    return None
+    """Return the room that a module is in, by the longest prefix; None for empty package files and other projects' modules."""
+    prefixes = {prefix: room for room, members in ROOMS.items() for prefix in members}
+    fitting = [prefix for prefix in prefixes if module == prefix or module.startswith(f"{prefix}.")]
+    return prefixes[max(fitting, key=len)] if fitting else None
 
 
 def test_every_module_has_a_room() -> None:
@@ -226,6 +169,12 @@ def test_a_room_imports_only_from_those_below_it(room: str) -> None:
         for imported in IMPORTS[name]:
             other = room_of(imported)
             assert other is None or order.index(other) >= order.index(room), f"{name} imports {imported}"
+
+
+@pytest.mark.parametrize("room", CORE)
+def test_the_core_knows_no_product(room: str) -> None:
+    for name in (module for module in MODULES if room_of(module) == room):
+        assert not {room_of(imported) for imported in IMPORTS[name]} & {*PRODUCTS, "front door"}, name
 
 
 @pytest.mark.parametrize(("left", "right"), BESIDE)
@@ -258,14 +207,13 @@ def test_pure_rules_take_no_time_chance_threads_or_io(room: str) -> None:
 def test_only_shells_know_ray_and_only_spark_jobs_knows_spark() -> None:
     for name, imported in IMPORTS.items():
         tops = {one.partition(".")[0] for one in imported}
-        if not name.startswith(("spark_jobs", "statefleet")):
+        if not name.startswith("spark_jobs") and room_of(name) not in ("front door", "migration"):
             assert not tops & {"pyspark", "raydp", "py4j"}, name
             may_know = (
                 "coordinator actor",
                 "coordinator client",
-                "metrics to Ray",
                 "store actor",
-                "live state",
+                "reads",
                 "the dashboard",
             )
             assert room_of(name) in may_know or "ray" not in tops, name
@@ -343,5 +291,5 @@ def test_what_docstrings_refer_to_is_there() -> None:
 
 def test_the_check_knows_a_wrong_reference(tmp_path: Path) -> None:
     planted = tmp_path / "planted.py"
-    planted.write_text('"""See :mod:`spark_jobs.gone` and :meth:`~store_actors.schema.StateSchema.to_json`."""\n')
+    planted.write_text('"""See :mod:`spark_jobs.gone` and :meth:`~coordinator.model.schema.StateSchema.to_json`."""\n')
     assert [exists(target) for target in references(planted)] == [False, True]

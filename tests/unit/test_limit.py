@@ -11,11 +11,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change
 from store_actors.messages import ShardInput
 from store_actors.operators.limit import LimitShard
-from store_actors.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 
 
 def schema_of(n: int, inputs: tuple[Field, ...] = (Field("c0", "int64"),)) -> StateSchema:

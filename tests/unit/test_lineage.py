@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from coordinator.model import CommitEntry
+from coordinator.model.commits import CommitEntry
 from store_actors.serving.lineage import Lineage, Stand
 
 ENTRY = CommitEntry(0, 1, 0, 1, "run", "attempt", "file", 1, 1, 1, 1, 0, 1, 1, 1, 0, 0, 0)

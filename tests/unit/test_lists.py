@@ -17,8 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from coordinator.errors import InvalidRequestError
-from coordinator.model import StateStoreId
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.identities import StateStoreId
+from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from coordinator.model.type_names import list_type, string_to_type
 from spark_jobs.worker import exchange
 from store_actors.engine import versions
 from store_actors.engine.table import GroupTable
@@ -26,9 +28,7 @@ from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard, output_of
 from store_actors.operators.session_windows import SessionShard
-from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from store_actors.serving.files import delta_path, encode_delta
-from store_actors.type_names import list_type, string_to_type
 from tests.unit.compacting import CompactingMachine
 from tests.unit.freezing import read_frozen
 from tests.unit.test_accumulators import VALUES

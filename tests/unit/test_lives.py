@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator.lives import StoreActorLives
-from coordinator.model import ActorLocation
+from coordinator.model.identities import ActorLocation
+from coordinator.placement.actor_registry import StoreActorLives
 
 FIRST = ActorLocation("store-a", "1", "node", "host", 10)
 SECOND = replace(FIRST, instance_id="2", pid=20)

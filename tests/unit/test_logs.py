@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from coordinator import logs
-from coordinator.errors import CorruptStateError, InvalidRequestError
-from coordinator.logs import JsonLines, TextLines, about, log_to_stderr
-from coordinator.model import StateStoreId
+from coordinator.model.errors import CorruptStateError, InvalidRequestError
+from coordinator.model.identities import StateStoreId
+from coordinator.runtime import logs
+from coordinator.runtime.logs import JsonLines, TextLines, about, log_to_stderr
 
 CANARY = "canary-4711"
 

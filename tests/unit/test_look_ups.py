@@ -16,15 +16,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from coordinator.errors import InvalidRequestError, StateStoreError
-from coordinator.model import StateStoreId
-from coordinator.surroundings import Surroundings
-from store_actors.live.forms import Form
-from store_actors.live.shard_reads import Pinned, ShardReads
-from store_actors.look_ups import FoundRows, LookUp, Outcome, Outcomes
+from coordinator.model.errors import InvalidRequestError, StateStoreError
+from coordinator.model.identities import StateStoreId
+from coordinator.model.schema import Field, StateSchema
+from coordinator.runtime.runtime import Surroundings
+from statefleet.reads.projections import Form
+from statefleet.reads.shard_reads import Pinned, ShardReads
+from store_actors.key_queries import FoundRows, LookUp, Outcome, Outcomes
 from store_actors.messages import ReadForm, ReadRequest, is_json
-from store_actors.operators.shown import ShownColumns
-from store_actors.schema import Field, StateSchema
+from store_actors.operators.view_columns import ShownColumns
 from tests.clocks import LaterClock, until
 
 NESTED = pa.struct([("a", pa.int32()), ("b", pa.list_(pa.string()))])

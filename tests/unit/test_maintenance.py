@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from coordinator.cleaning_rules import Pins, orphans, prunable_records
-from coordinator.core import StateLedger
-from coordinator.errors import CorruptStateError, InvalidRequestError, StateMismatchError
-from coordinator.ledger_keeper import LedgerKeeper
-from coordinator.manifest_log import ManifestLog
-from coordinator.model import StateStoreId
-from coordinator.records import Record, RunStarted
+from coordinator.ledger.cleaning_rules import Pins, orphans, prunable_records
+from coordinator.ledger.records import Record, RunStarted
+from coordinator.ledger.state_ledger import StateLedger
+from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.manifest_log import ManifestLog
+from coordinator.model.errors import CorruptStateError, InvalidRequestError, StateMismatchError
+from coordinator.model.identities import StateStoreId
+from coordinator.runtime.runtime import MachineClock
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
-from coordinator.surroundings import MachineClock
 from tests.unit.freezing import read_frozen
 from tests.unit.test_operator_shards import SCHEMA, Fleet, counts
 

@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from coordinator.errors import InvalidRequestError, MemoryLimitError
-from coordinator.maintenance import Maintenance
-from coordinator.memory_options import MemoryOptions
-from coordinator.model import StateStoreId
+from coordinator.model.errors import InvalidRequestError, MemoryLimitError
+from coordinator.model.identities import StateStoreId
+from coordinator.model.maintenance import Maintenance
+from coordinator.model.memory_options import MemoryOptions
 from coordinator.storage.options import StorageOptions
 from store_actors.actor import StoreActor
 from store_actors.engine.memory import Memory

@@ -9,17 +9,17 @@ from dataclasses import fields
 
 import pytest
 
-from coordinator.core import Counted
-from coordinator.errors import StorageUnavailableError
-from coordinator.maintenance import Maintenance
-from coordinator.memory_options import MemoryUse
-from coordinator.metric_table import METRICS, Increments, Kind, Sample, metric_of
-from coordinator.model import PartitionCommit
-from coordinator.rescaling import BatchShards
-from coordinator.service import Coordinator
+from coordinator.ledger.rescaling import BatchShards
+from coordinator.ledger.state_ledger import Counted
+from coordinator.model.commits import PartitionCommit
+from coordinator.model.errors import StorageUnavailableError
+from coordinator.model.maintenance import Maintenance
+from coordinator.model.memory_options import MemoryUse
+from coordinator.model.metric_table import METRICS, Increments, Kind, Sample, metric_of
+from coordinator.runtime.runtime import MachineClock
+from coordinator.service.coordinator import Coordinator
 from coordinator.storage.counted import CountedObjectStore, StorageFigures
 from coordinator.storage.memory import MemoryObjectStore
-from coordinator.surroundings import MachineClock
 from store_actors.serving.exported import COUNTERS, store_samples
 from store_actors.serving.metrics import StoreMetrics
 from tests.unit.test_carried_leases import METADATA, SHARDS, begun, made

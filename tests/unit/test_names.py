@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from coordinator.errors import InvalidRequestError
-from coordinator.names import check_state_name, check_store_name, is_state_name
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.names import check_state_name, check_store_name, is_state_name
 from spark_jobs.worker.state_store import store_specs
 
 NO_FOLDERS = ("", ".", "..", "a/b", "../a", "/a", "_probe", ".tmp", "-a", "a b", "a\n", "ä", "a" * 129)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
+from coordinator.model.nested_types import has_map
+from coordinator.model.type_names import spark_type, string_to_type, type_to_string
 from store_actors.engine.nested import decode_nested, encode_nested, nested_keys
-from store_actors.nested_types import has_map
-from store_actors.type_names import spark_type, string_to_type, type_to_string
 from tests.unit.nested_values import NESTED, arrays, identity
 
 COLUMNS = NESTED.flatmap(arrays)

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.model.nested_types import has_map
+from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from coordinator.model.type_names import counts_type, list_type, string_to_type, type_to_string
 from store_actors.engine.results import results_of
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.messages import ShardInput
-from store_actors.nested_types import has_map
 from store_actors.operators.aggregate import AggregateShard
-from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
-from store_actors.type_names import counts_type, list_type, string_to_type, type_to_string
 from tests.unit.nested_values import NESTED, identity, values
 
 K = AccumulatorKind

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.errors import InvalidRequestError
-from spark_jobs.nexmark.chance import below, draw
-from spark_jobs.nexmark.files import write_events
-from spark_jobs.nexmark.generator import AUCTIONS, BIDS, PERSONS, Events, Nexmark
+from benchmarks.nexmark.chance import below, draw
+from benchmarks.nexmark.files import write_events
+from benchmarks.nexmark.generator import AUCTIONS, BIDS, PERSONS, Events, Nexmark
+from coordinator.model.errors import InvalidRequestError
 
 N = 200_000
 #: Of the first 1,000 events of seed 1. If it changes, every number measured with these data is of other data.

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from coordinator.drivers import DriverReport, ExecutorState
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
+from coordinator.telemetry.drivers import DriverReport, ExecutorState
 from spark_jobs.driver_reports import DriverReports
-from spark_jobs.executor_places import ExecutorPlaces
-from spark_jobs.node_watch import NodeWatch, WatchedFleet
+from spark_jobs.nodes.executor_slots import ExecutorPlaces
+from spark_jobs.nodes.node_watch import NodeWatch, WatchedFleet
+from spark_jobs.nodes.ray_nodes import RayNode, RestartingExecutor
 from spark_jobs.plan.executors import Executor
-from spark_jobs.ray_nodes import RayNode, RestartingExecutor
 from spark_jobs.session.settings import EXECUTOR_RESOURCES, MAX_EXECUTORS, STORE_RESOURCE
 
 GIB = 2.0**30

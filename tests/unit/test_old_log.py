@@ -9,24 +9,17 @@ from typing import Any
 
 import pytest
 
-from coordinator.core import StateLedger
-from coordinator.manifest_log import ManifestLog, seal, unseal
-from coordinator.model import (
-    ActorLocation,
-    CommitEntry,
-    InstancePlans,
-    Lease,
-    LoadPlans,
-    ShardKey,
-    SnapshotEntry,
-    StateMetadata,
-    StateStoreId,
-    TaskIdentity,
-)
-from coordinator.records import RecordKind, record_from_json, record_to_json
+from coordinator.ledger.records import RecordKind, record_from_json, record_to_json
+from coordinator.ledger.state_ledger import StateLedger
+from coordinator.log.manifest_log import ManifestLog, seal, unseal
+from coordinator.model.commits import CommitEntry, SnapshotEntry
+from coordinator.model.identities import ActorLocation, ShardKey, StateStoreId, TaskIdentity
+from coordinator.model.leases import Lease
+from coordinator.model.load_plans import InstancePlans, LoadPlans
+from coordinator.model.schema import Field, StateSchema
+from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.local import LocalObjectStore
 from store_actors.messages import OpenRequest, StoreSpec
-from store_actors.schema import Field, StateSchema
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards

@@ -10,13 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from coordinator.errors import CorruptStateError
-from coordinator.generations import Generation
-from coordinator.ledger_keeper import LedgerKeeper
-from coordinator.manifest_log import ManifestLog, unseal
-from coordinator.model import StateStoreId
+from coordinator.ledger.shard_layouts import Generation
+from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.manifest_log import ManifestLog, unseal
+from coordinator.model.errors import CorruptStateError
+from coordinator.model.identities import StateStoreId
 from coordinator.storage.memory import MemoryObjectStore
-from store_actors.live.verify import check_files, files_of
+from statefleet.reads.verify import check_files, files_of
 from store_actors.messages import ShardInput
 from tests.unit.test_operator_shards import Coordinator
 from tests.unit.test_rescale_shards import SUMS, Query, counted

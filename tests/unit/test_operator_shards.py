@@ -12,32 +12,23 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from coordinator.core import LeaseGrant
-from coordinator.errors import (
+from coordinator.ledger.state_ledger import LeaseGrant
+from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.manifest_log import ManifestLog
+from coordinator.model.commits import CommitEntry, SnapshotEntry
+from coordinator.model.errors import (
     CommitUnknownError,
     CorruptStateError,
     FencedError,
     StateMismatchError,
     StoreUnavailableError,
 )
-from coordinator.ledger_keeper import LedgerKeeper
-from coordinator.manifest_log import ManifestLog
-from coordinator.model import (
-    DEFAULT_STORE,
-    ActorLocation,
-    CommitEntry,
-    InstancePlans,
-    LoadPlan,
-    LoadPlans,
-    SnapshotEntry,
-    StateStoreId,
-    StateStoreProviderId,
-    TaskIdentity,
-)
-from coordinator.placement import StayElseLocal
+from coordinator.model.identities import DEFAULT_STORE, ActorLocation, StateStoreId, StateStoreProviderId, TaskIdentity
+from coordinator.model.load_plans import InstancePlans, LoadPlan, LoadPlans
+from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from coordinator.placement.policy import StayElseLocal
 from coordinator.storage.memory import MemoryObjectStore
 from store_actors.messages import ApplyRequest, ShardInput
-from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from store_actors.serving.operator_shards import OperatorShards
 from tests.code_blocks import blocks_of
 from tests.unit.test_coordinator import Living

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store_actors.accumulators import AccumulatorKind
+from coordinator.model.accumulator_kinds import AccumulatorKind
+from coordinator.model.schema import Accumulator, Field, OperatorKind, StateSchema
 from store_actors.engine.pieces import batches, cut
 from store_actors.keyed.shard import KeyedShard
 from store_actors.messages import ShardInput
@@ -22,7 +23,6 @@ from store_actors.operators.join import JoinShard
 from store_actors.operators.join_schema import join_schema
 from store_actors.operators.top import top_shard
 from store_actors.operators.top_schema import top_schema
-from store_actors.schema import Accumulator, Field, OperatorKind, StateSchema
 
 #: Bytes of a piece in these tests, and how often a text of some of it comes.
 LIMIT, COUNT = 5000, 60

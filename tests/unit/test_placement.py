@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from coordinator.core import StateLedger
-from coordinator.fleet_view import KnownFleet
-from coordinator.lives import StoreActorLives
-from coordinator.model import ActorLocation
-from coordinator.placement import ActorLoad, Choice, FleetView, PlacementPolicy, PlacementRequest, StayElseLocal
+from coordinator.ledger.fleet_view import KnownFleet
+from coordinator.ledger.state_ledger import StateLedger
+from coordinator.model.identities import ActorLocation
+from coordinator.placement.actor_registry import StoreActorLives
+from coordinator.placement.policy import ActorLoad, Choice, FleetView, PlacementPolicy, PlacementRequest, StayElseLocal
 from tests.unit.test_coordinator import Desk, Living, actor, entry, task
 
 

@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.core import StateLedger
-from coordinator.fleet_view import KnownFleet
-from coordinator.lives import StoreActorLives
-from coordinator.model import ActorLocation
-from coordinator.placement import PlacementRequest, StayElseLocal
-from coordinator.placing import ELSEWHERE, LOCAL, MOVED, NO_EXECUTOR, UNPLACED, Placing, PlannedMove
-from coordinator.preparation import Preparation
-from coordinator.records import RunStarted, ShardsAssigned
-from coordinator.spreading import Place
+from coordinator.ledger.fleet_view import KnownFleet
+from coordinator.ledger.records import RunStarted, ShardsAssigned
+from coordinator.ledger.state_ledger import StateLedger
+from coordinator.model.copy_result import Preparation
+from coordinator.model.identities import ActorLocation
+from coordinator.placement.actor_registry import StoreActorLives
+from coordinator.placement.move_planner import ELSEWHERE, LOCAL, MOVED, NO_EXECUTOR, UNPLACED, Placing, PlannedMove
+from coordinator.placement.policy import PlacementRequest, StayElseLocal
+from coordinator.placement.spreading import Place
 from tests.unit.test_coordinator import actor
 
 SHARDS = 6

@@ -13,11 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.core import LeaseGrant, StateLedger
-from coordinator.errors import CommitUnknownError, StateStoreError, StorageUnavailableError
-from coordinator.manifest_log import ManifestLog, unseal
-from coordinator.model import CommitEntry, Lease, StateMetadata, StateStoreId
-from coordinator.records import Committed, record_from_json
+from coordinator.ledger.records import Committed, record_from_json
+from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
+from coordinator.log.manifest_log import ManifestLog, unseal
+from coordinator.model.commits import CommitEntry
+from coordinator.model.errors import CommitUnknownError, StateStoreError, StorageUnavailableError
+from coordinator.model.identities import StateStoreId
+from coordinator.model.leases import Lease
+from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.local import LocalObjectStore
 from tests.unit.losing_disk import KEEPS, LosingDisk, PowerLoss
 from tests.unit.test_coordinator import actor, entry

@@ -10,13 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from coordinator.errors import CorruptStateError, InvalidRequestError
-from coordinator.model import DEFAULT_STORE, StateMetadata, StateStoreId
-from coordinator.reading import WantedView, committed, read_view
-from coordinator.surroundings import Surroundings
-from store_actors.look_ups import FoundRows
+from coordinator.ledger.read_views import WantedView, committed, read_view
+from coordinator.model.errors import CorruptStateError, InvalidRequestError
+from coordinator.model.identities import DEFAULT_STORE, StateStoreId
+from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.runtime.runtime import Surroundings
+from store_actors.key_queries import FoundRows
 from store_actors.messages import ReadForm, ReadRequest, ShardInput
-from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.reads import Reads

@@ -11,9 +11,9 @@ from datetime import timedelta
 
 import pytest
 
-from coordinator.core import StateLedger
-from coordinator.errors import CommitUnknownError, InvalidRequestError, StateStoreError, StorageUnavailableError
-from coordinator.manifest_log import ManifestLog
+from coordinator.ledger.state_ledger import StateLedger
+from coordinator.log.manifest_log import ManifestLog
+from coordinator.model.errors import CommitUnknownError, InvalidRequestError, StateStoreError, StorageUnavailableError
 from coordinator.storage import remote as remote_storage
 from coordinator.storage.probe import probe
 from coordinator.storage.protocol import ObjectStore

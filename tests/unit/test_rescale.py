@@ -10,15 +10,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from coordinator.branches import first_record
-from coordinator.core import StateLedger
-from coordinator.errors import InvalidRequestError, VersionNotFoundError
-from coordinator.generations import Generation
-from coordinator.model import DEFAULT_STORE, CommitEntry, LoadPlan, SnapshotEntry, StateMetadata
-from coordinator.placement import StayElseLocal
-from coordinator.reading import WantedView, committed, read_view
-from coordinator.records import Committed, Record, Rescaled, RunStarted, SnapshotAdded
-from coordinator.rescaling import decide_ask, decide_shards, first_generation
+from coordinator.ledger.branches import first_record
+from coordinator.ledger.read_views import WantedView, committed, read_view
+from coordinator.ledger.records import Committed, Record, Rescaled, RunStarted, SnapshotAdded
+from coordinator.ledger.rescaling import decide_ask, decide_shards, first_generation
+from coordinator.ledger.shard_layouts import Generation
+from coordinator.ledger.state_ledger import StateLedger
+from coordinator.model.commits import CommitEntry, SnapshotEntry
+from coordinator.model.errors import InvalidRequestError, VersionNotFoundError
+from coordinator.model.identities import DEFAULT_STORE
+from coordinator.model.load_plans import LoadPlan
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.placement.policy import StayElseLocal
 from tests.unit.test_coordinator import ROOT, Living, actor, entry, task, through_json
 
 CREATED = StateMetadata(

@@ -8,15 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.core import Counted
-from coordinator.errors import FencedError, InvalidRequestError
-from coordinator.maintenance import Maintenance
-from coordinator.model import PartitionCommit, StateMetadata
-from coordinator.rescaling import BatchShards
-from coordinator.service import Coordinator
-from coordinator.spreading import Place
+from coordinator.ledger.rescaling import BatchShards
+from coordinator.ledger.state_ledger import Counted
+from coordinator.model.commits import PartitionCommit
+from coordinator.model.errors import FencedError, InvalidRequestError
+from coordinator.model.maintenance import Maintenance
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.placement.spreading import Place
+from coordinator.runtime.runtime import MachineClock, now_ms
+from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
-from coordinator.surroundings import MachineClock, now_ms
 from tests.unit.test_coordinator import actor, entry, task
 
 METADATA = StateMetadata(

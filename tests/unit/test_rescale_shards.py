@@ -11,16 +11,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from coordinator.errors import CorruptStateError
-from coordinator.generations import Generation
-from coordinator.model import DEFAULT_STORE, LoadPlans, StateMetadata, TaskIdentity
-from coordinator.rescaling import decide_shards
-from coordinator.watermarks import Watermarks
+from coordinator.ledger.rescaling import decide_shards
+from coordinator.ledger.shard_layouts import Generation
+from coordinator.model.errors import CorruptStateError
+from coordinator.model.identities import DEFAULT_STORE, TaskIdentity
+from coordinator.model.load_plans import LoadPlans
+from coordinator.model.schema import ROW_COLUMN, Accumulator, AccumulatorKind, Field, StateSchema
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.model.watermarks import Watermarks
 from store_actors.engine.spark_hash import shards_of
 from store_actors.messages import ApplyRequest, OpenRequest, ShardInput, StoreSpec
 from store_actors.operators.join_schema import join_schema
 from store_actors.operators.top_schema import top_schema
-from store_actors.schema import ROW_COLUMN, Accumulator, AccumulatorKind, Field, StateSchema
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards

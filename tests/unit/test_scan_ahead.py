@@ -9,7 +9,7 @@ from functools import partial
 import pyarrow as pa
 import pytest
 
-from store_actors.live.rows import _ahead
+from statefleet.reads.rows import _ahead
 
 SHARDS, PIECES = 6, 3
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.watermarks import Watermarks
-from store_actors.schema import Accumulator, AccumulatorKind, EventTime, Field, OperatorKind, StateSchema
+from coordinator.model.schema import Accumulator, AccumulatorKind, EventTime, Field, OperatorKind, StateSchema
+from coordinator.model.watermarks import Watermarks
 
 TOP = StateSchema(
     keys=(Field("k0", "string"), Field("__row", "int64", False)),

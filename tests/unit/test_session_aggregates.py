@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from coordinator.model.type_names import counts_type, list_type
 from store_actors.engine.results import results_of
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.operators.session_windows import SessionShard
-from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
-from store_actors.type_names import counts_type, list_type
 from tests.unit.nested_values import identity
 from tests.unit.test_session_windows import input_of, schema_of
 

@@ -15,12 +15,12 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from store_actors.engine.chains import ROW_COLUMN
+from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
+from store_actors.engine.multimap import ROW_COLUMN
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, UPDATED_AND_REMOVED, Change
 from store_actors.messages import ShardInput
 from store_actors.operators.session_windows import MERGED, SessionShard
-from store_actors.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 from tests.unit.compacting import CompactingMachine
 from tests.unit.freezing import read_frozen
 

@@ -11,12 +11,12 @@ from hypothesis import note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from coordinator.errors import InvalidRequestError
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN, Change
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard, output_of
-from store_actors.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from tests.unit.compacting import CompactingMachine
 
 SECOND = 1_000_000

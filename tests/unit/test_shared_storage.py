@@ -10,17 +10,18 @@ from typing import Any, cast
 
 import pytest
 
-from coordinator.calls import RayActors
-from coordinator.client import CoordinatorClient
-from coordinator.errors import InvalidRequestError, SetupError, StorageUnavailableError
-from coordinator.maintenance import Maintenance
-from coordinator.model import ActorLocation, Lease, StateStoreId, TaskIdentity
-from coordinator.service import Coordinator
+from coordinator.model.errors import InvalidRequestError, SetupError, StorageUnavailableError
+from coordinator.model.identities import ActorLocation, StateStoreId, TaskIdentity
+from coordinator.model.leases import Lease
+from coordinator.model.maintenance import Maintenance
+from coordinator.runtime.runtime import MachineClock, Surroundings
+from coordinator.service.calls import RayActors
+from coordinator.service.client import CoordinatorClient
+from coordinator.service.coordinator import Coordinator
 from coordinator.storage.local import LocalObjectStore
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.probe import Sighting, prove_shared
 from coordinator.storage.protocol import ObjectStore
-from coordinator.surroundings import MachineClock, Surroundings
 from store_actors.actor import ProvenStoreProcess
 from store_actors.messages import OpenRequest
 

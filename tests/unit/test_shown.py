@@ -13,15 +13,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from coordinator.compatibility import check_metadata, same_description, same_state
-from coordinator.core import StateLedger
-from coordinator.errors import InvalidRequestError
-from coordinator.model import StateMetadata, TaskIdentity
-from coordinator.records import SchemaChanged
-from spark_jobs.plan.shown import ShownPart
+from coordinator.ledger.compatibility import check_metadata, same_description, same_state
+from coordinator.ledger.records import SchemaChanged
+from coordinator.ledger.state_ledger import StateLedger
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.identities import TaskIdentity
+from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
+from coordinator.model.state_metadata import StateMetadata
+from spark_jobs.plan.view_components import ShownPart
 from store_actors.messages import StoreSpec
-from store_actors.operators.shown import ShownColumns
-from store_actors.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
+from store_actors.operators.view_columns import ShownColumns
 
 Node = dict[str, Any]
 

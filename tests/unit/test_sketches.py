@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.model.schema import AccumulatorKind, Field, StateSchema
+from coordinator.model.type_names import bins_type, string_to_type, words_type
 from store_actors.engine.results import results_of
 from store_actors.operators.aggregate import AggregateShard
-from store_actors.schema import AccumulatorKind, Field, StateSchema
-from store_actors.type_names import bins_type, string_to_type, words_type
 from tests.unit.test_fold_kernels import Rows, both, parts_of, run, schema_of
 
 K = AccumulatorKind

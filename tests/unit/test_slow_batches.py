@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.assignments import ShardMove
-from coordinator.batch_times import PartitionTime
-from coordinator.drivers import DriverReport, Drivers, ExecutorState, LongBatch
-from coordinator.memory_options import MemoryUse
-from coordinator.model import CommitEntry
-from coordinator.slow_batches import Circumstances, EndedBatch, explanation, is_slow, running_batch
-from coordinator.state_counters import StateCounters
+from coordinator.model.commits import CommitEntry
+from coordinator.model.copy_result import ShardMove
+from coordinator.model.memory_options import MemoryUse
+from coordinator.telemetry.batch_times import PartitionTime
+from coordinator.telemetry.drivers import DriverReport, Drivers, ExecutorState, LongBatch
+from coordinator.telemetry.slow_batches import Circumstances, EndedBatch, explanation, is_slow, running_batch
+from coordinator.telemetry.state_counters import StateCounters
 from tests.unit.test_coordinator import actor
 from tests.unit.test_lineage import ENTRY
 

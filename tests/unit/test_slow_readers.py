@@ -8,11 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from coordinator.errors import StoreUnavailableError
-from coordinator.model import ActorLocation
-from coordinator.surroundings import MachineThreads, Surroundings
-from store_actors.live.shard_reads import Pinned, ShardReads
-from store_actors.live.sources import FleetSource
+from coordinator.model.errors import StoreUnavailableError
+from coordinator.model.identities import ActorLocation
+from coordinator.runtime.runtime import MachineThreads, Surroundings
+from statefleet.reads.shard_reads import Pinned, ShardReads
+from statefleet.reads.sources import FleetSource
 from store_actors.serving.pulled import Pulled
 from tests.clocks import LaterClock
 

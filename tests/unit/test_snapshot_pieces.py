@@ -12,12 +12,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from coordinator.errors import CorruptStateError, StorageUnavailableError
-from coordinator.model import SnapshotEntry, StateStoreId, StoredFile
+from coordinator.model.commits import SnapshotEntry, StoredFile
+from coordinator.model.errors import CorruptStateError, StorageUnavailableError
+from coordinator.model.identities import StateStoreId
+from coordinator.model.schema import Field
 from coordinator.storage.memory import MemoryObjectStore
 from store_actors.operators.join import JoinShard
 from store_actors.operators.join_schema import join_schema
-from store_actors.schema import Field
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards

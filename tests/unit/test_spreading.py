@@ -8,8 +8,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.model import ActorLocation
-from coordinator.spreading import Place, spread
+from coordinator.model.identities import ActorLocation
+from coordinator.placement.spreading import Place, spread
 from tests.unit.test_coordinator import actor
 
 NODES = "abcdef"

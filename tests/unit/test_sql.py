@@ -13,9 +13,9 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from coordinator.errors import InvalidRequestError
-from store_actors.live.databases import isolated_database
-from store_actors.live.sql import answer
+from coordinator.model.errors import InvalidRequestError
+from statefleet.reads.databases import isolated_database
+from statefleet.reads.sql import answer
 
 TABLES = {
     "clicks": pa.table(

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from ray.exceptions import RayActorError
 
-from coordinator.model import StateStoreId
-from coordinator.surroundings import Surroundings
+from coordinator.model.identities import StateStoreId
+from coordinator.runtime.runtime import Surroundings
 from store_actors.followers import _ON_THEIR_WAY, Followers
 from store_actors.messages import ApplyRequest, Followed
 from store_actors.serving.keyed_stores import KeyedStores
@@ -38,7 +38,7 @@ class Handle:
 
 
 class Standbys:
-    """Store actors by name, reached at once; see :class:`coordinator.calls.Actors`."""
+    """Store actors by name, reached at once; see :class:`coordinator.service.calls.Actors`."""
 
     hung_after_s = 20.0
 

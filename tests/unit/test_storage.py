@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.errors import InvalidRequestError, StorageUnavailableError
+from coordinator.model.errors import InvalidRequestError, StorageUnavailableError
 from coordinator.storage.local import LocalObjectStore
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.probe import probe

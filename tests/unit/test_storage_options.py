@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from coordinator.errors import CredentialsNeededError, StorageUnavailableError
+from coordinator.model.errors import CredentialsNeededError, StorageUnavailableError
 from coordinator.storage.counted import StorageFigures
-from coordinator.storage.handed_over import HandedOverObjectStore
+from coordinator.storage.forwarded_credentials import HandedOverObjectStore
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.options import Secrets, StorageOptions, split_options
 from coordinator.storage.probe import probe

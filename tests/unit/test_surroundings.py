@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.surroundings import MachineClock, MachineThreads, Surroundings
+from coordinator.runtime.runtime import MachineClock, MachineThreads, Surroundings
 
 ROOT = Path(__file__).parents[2]
 #: Who may use the machine's clock, ids and threads themselves: their home, object stores (which wait between attempts),
 #: and what a simulation has none of: who watches over this process's memory and its disk, a server for browsers, and what programs
 #: that are started write to standard error.
 EXCEPT = {
-    "coordinator/native_notes.py",
-    "coordinator/surroundings.py",
+    "coordinator/runtime/native_notes.py",
+    "coordinator/runtime/runtime.py",
     "coordinator/storage",
     "store_actors/spilling",
-    "store_actors/dashboard",
+    "statefleet/dashboard",
 }
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 from pyspark import TaskContext
 
-from coordinator.errors import InvalidRequestError
-from coordinator.model import StateMetadata, TaskIdentity
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.identities import TaskIdentity
+from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.worker.batch import BatchHeader
 from spark_jobs.worker.task import task_identity
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from pyspark.sql.streaming.state import GroupStateTimeout
 
+from coordinator.model.schema import EventTime, OperatorKind, StateSchema
 from spark_jobs.plan.timing import output_lag_ms, runs_again
 from spark_jobs.transform.variables import TimeMode
 from store_actors.operators.operator_names import operator_name
-from store_actors.schema import EventTime, OperatorKind, StateSchema
 
 BARE = StateSchema((), (), (), None, None, "append")
 TIMED = {

@@ -19,12 +19,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from coordinator.errors import InvalidRequestError, StateMismatchError
+from coordinator.model.errors import InvalidRequestError, StateMismatchError
+from coordinator.model.schema import Field, StateSchema
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change, Compaction
 from store_actors.messages import ShardInput
 from store_actors.operators.top import FirstShard, TopShard, top_shard
 from store_actors.operators.top_schema import RANK_COLUMN, top_schema
-from store_actors.schema import Field, StateSchema
 from tests.unit.freezing import FreezingMachine
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
-from coordinator.compatibility import continued
-from coordinator.errors import InvalidRequestError
-from coordinator.model import DEFAULT_STORE, StateStoreId
+from coordinator.ledger.compatibility import continued
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.identities import DEFAULT_STORE, StateStoreId
+from coordinator.model.schema import Field
 from spark_jobs.functions.frames import PandasForm
 from spark_jobs.functions.group_task import GroupView
 from spark_jobs.functions.groups import Groups
@@ -30,7 +31,6 @@ from spark_jobs.worker.state_store import StateStore
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED
 from store_actors.keyed.shard import KeyedShard
 from store_actors.messages import StoreSpec
-from store_actors.schema import Field
 from store_actors.serving.evolution import evolve
 from tests.unit.test_group_state import answer
 
@@ -640,7 +640,7 @@ def test_a_deleted_variable_cannot_be_used() -> None:
 
 
 def told(use: Callable[[StatefulProcessorHandle], Any]) -> list[dict[str, Any]]:
-    from store_actors.schema import StateSchema
+    from coordinator.model.schema import StateSchema
 
     accumulators = accumulators_of(in_init(PROCESSING, use).variables)
     return StateSchema(KEYS, (), accumulators, None, None, "update").to_json()["accumulators"]  # type: ignore[no-any-return]

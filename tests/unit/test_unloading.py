@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from coordinator.drivers import DriverReport
-from coordinator.maintenance import Maintenance
+from coordinator.model.maintenance import Maintenance
 from coordinator.storage.memory import MemoryObjectStore
+from coordinator.telemetry.drivers import DriverReport
 from tests.unit.test_dropping import People, run
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.errors import CorruptStateError
-from coordinator.manifest_log import ManifestLog
-from coordinator.model import StateMetadata
+from coordinator.log.manifest_log import ManifestLog
+from coordinator.model.errors import CorruptStateError
+from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.local import LocalObjectStore
-from store_actors.live.fleet import attach
-from store_actors.live.verify import StateCheck, check_files, files_of, state_names
+from statefleet.reads.fleet import attach
+from statefleet.reads.verify import StateCheck, check_files, files_of, state_names
 from tests.unit.test_maintenance import filled
 
 STORED = Path(__file__).parents[1] / "data" / "state-5d87e91"

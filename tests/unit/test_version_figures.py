@@ -8,15 +8,15 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from coordinator.core import StateLedger
-from coordinator.manifest_log import ManifestLog
-from coordinator.model import StateMetadata
-from coordinator.placement import StayElseLocal
-from coordinator.records import Record
-from coordinator.rescaling import decide_shards
+from coordinator.ledger.records import Record
+from coordinator.ledger.rescaling import decide_shards
+from coordinator.ledger.state_ledger import StateLedger
+from coordinator.ledger.version_stats import version_figures
+from coordinator.log.manifest_log import ManifestLog
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.placement.policy import StayElseLocal
 from coordinator.storage.memory import MemoryObjectStore
-from coordinator.version_figures import version_figures
-from store_actors.live.verify import check_files, files_of
+from statefleet.reads.verify import check_files, files_of
 from tests.unit.test_coordinator import Living, actor, entry, task
 
 CREATED = StateMetadata("clicks", "query", 2, "update", {"keys": [{"name": "k0", "type": "int32"}]})

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from coordinator.batch_times import BatchTimes
-from coordinator.core import Counted
-from coordinator.errors import FencedError
-from coordinator.maintenance import Maintenance
-from coordinator.model import PartitionCommit
-from coordinator.rescaling import BatchShards
-from coordinator.service import Coordinator
+from coordinator.ledger.rescaling import BatchShards
+from coordinator.ledger.state_ledger import Counted
+from coordinator.model.commits import PartitionCommit
+from coordinator.model.errors import FencedError
+from coordinator.model.maintenance import Maintenance
+from coordinator.runtime.runtime import MachineClock, now_ms
+from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
-from coordinator.surroundings import MachineClock, now_ms
-from store_actors.dashboard.model import FleetModel
+from coordinator.telemetry.batch_times import BatchTimes
+from statefleet.dashboard.model import FleetModel
 from tests.unit.test_carried_leases import METADATA, SHARDS, begun, made
 from tests.unit.test_coordinator import actor, task
 
@@ -158,7 +158,7 @@ async def test_shards_are_told_of_with_files_and_moves_and_the_dashboard_takes_a
 @scenario
 async def test_a_slow_batch_explains_itself_in_the_log_and_to_who_looks(watched: Watched) -> None:
     lines = Lines()
-    logging.getLogger("coordinator.observing").addHandler(lines)
+    logging.getLogger("coordinator.service.state_metrics").addHandler(lines)
     coordinator = watched.coordinator
     for batch in range(7):
         # Spark planned the sixth batch long before anybody asked for its shards; the last one is as quick as all others.

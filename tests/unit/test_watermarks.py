@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.watermarks import Watermarks
+from coordinator.model.watermarks import Watermarks
 
 SOURCES = ("a", "b")
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.errors import StateMismatchError
-from coordinator.generations import Generation
-from coordinator.model import CommitEntry, TaskIdentity
+from coordinator.ledger.shard_layouts import Generation
+from coordinator.model.commits import CommitEntry
+from coordinator.model.errors import StateMismatchError
+from coordinator.model.identities import TaskIdentity
 from tests.unit.test_coordinator import Desk, actor, entry, task
 
 SHARDS = 3

@@ -1,0 +1,264 @@
+"""Which version of a state is read: the newest that is one cut across all its shards, and across the operators of its query. Pure.
+
+A version counts shard by shard while a batch runs, and all shards have it before the batch's sink and Spark's commit log are done with
+it. If the batch fails there, it is replayed, perhaps by another program, and makes the version anew, with other rows. So readers are
+given the newest version whose batch Spark has finished: it is never replaced. Who asks for what is *committed* is given the newest one
+that every shard has.
+
+That Spark has finished batch `b` is known from the log: a run began with batch ``b + 1``, a shard committed version ``b + 2`` (Spark
+plans a batch once the one before it is in its commit log), or the driver reported it. A run that begins with `b` again says that it was
+not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from coordinator.ledger.rescaling import first_generation
+from coordinator.ledger.shard_layouts import Generation
+from coordinator.ledger.state_ledger import StateLedger
+from coordinator.model.errors import VersionNotFoundError
+from coordinator.model.identities import ActorLocation, Travelling
+from coordinator.model.state_metadata import StateMetadata
+
+__all__ = ["ReadView", "ViewId", "WantedView", "committed", "cut_of", "finished", "newest_readable", "read_view"]
+
+
+@dataclass(frozen=True, slots=True)
+class WantedView(Travelling):
+    """Which view of a state is asked for.
+
+    Attributes
+    ----------
+    version
+        None for the newest one.
+    is_committed
+        Whether what all shards have will do, though Spark may not have finished its batch.
+    first_partition
+        Of the shards by which the version is read, as :attr:`ViewId.first_partition`: a version from which on the state has other
+        shards can be read by the former ones, too. None for the newest ones that have the version.
+    """
+
+    version: int | None = None
+    is_committed: bool = False
+    first_partition: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ViewId(Travelling):
+    """What a view depends on: while it is the same, so is the view."""
+
+    version: int
+    epoch: int
+    first_partition: int
+    state_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadView(Travelling):
+    """A version of a state, and where it is read.
+
+    Attributes
+    ----------
+    metadata
+        Of the state as it is at the version: its schema, its number of shards.
+    root
+        Folder of the state.
+    oldest
+        Oldest version that every shard can still be read at.
+    versions, attempts
+        Of each shard its version, and the attempt that made it. Partitions of Python programs each have a version of their own; all
+        others have that of the view.
+    lineage
+        Digest of the attempts that made the version on all shards: a version that was made anew has another one. The same for all
+        generations of shards that have the version. Empty for programs' states, whose partitions have versions of their own.
+    stores
+        Names of the stores that the partitions have.
+    holders
+        Place in `locations` of the store actor that has each shard; -1 for none.
+    """
+
+    id: ViewId
+    metadata: StateMetadata
+    root: str
+    oldest: int
+    versions: tuple[int, ...]
+    attempts: tuple[str, ...]
+    lineage: str
+    stores: tuple[str, ...]
+    holders: tuple[int, ...]
+    locations: tuple[ActorLocation, ...]
+
+    @property
+    def version(self) -> int:
+        """The version that is read."""
+        return self.id.version
+
+    @property
+    def partitions(self) -> range:
+        """Partition ids of the shards."""
+        return range(self.id.first_partition, self.id.first_partition + len(self.versions))
+
+    def has_rows(self, shard: int) -> bool:
+        """Whether anything was ever written to a shard, or to those that it is made of."""
+        return self.versions[shard] > 0
+
+    @property
+    def written(self) -> list[int]:
+        """Shards that something was ever written to."""
+        return list(filter(self.has_rows, range(len(self.versions))))
+
+    def location(self, shard: int) -> ActorLocation | None:
+        """Store actor that has a shard."""
+        holder = self.holders[shard]
+        return None if holder < 0 else self.locations[holder]
+
+
+def committed(ledger: StateLedger, created: StateMetadata) -> int:
+    """Newest version that every shard of a state has, made by one run, whose batch Spark need not have finished.
+
+    A run that repeats a batch makes its version anew, shard by shard, and may have another program: until all have it, the version
+    before is the newest.
+    """
+    generation = ledger.generations.newest(first_generation(created))
+    version = ledger.committed_version(generation)
+    made = (ledger.entry_of(version, one) for one in generation.partitions)
+    runs = {one.run_id for one in made if one is not None}
+    return version - 1 if len(runs) > 1 else version
+
+
+def finished(ledger: StateLedger, created: StateMetadata) -> int:
+    """Newest version of a state whose batch Spark has finished, as far as that is known.
+
+    A run of an earlier release reported nothing. Its newest version is taken for finished, as that release did, unless a run began
+    since: that one says itself what was finished before it.
+    """
+    version = committed(ledger, created)
+    if ledger.is_of_python:
+        # Programs have no batches: what they committed is done.
+        return version
+    if ledger.finished is not None:
+        return min(version, ledger.finished)
+    generation = ledger.generations.newest(first_generation(created))
+    made = (ledger.entry_of(version, one) for one in generation.partitions)
+    return version if all(one is None or one.run_id == ledger.run_id for one in made) else version - 1
+
+
+def newest_readable(ledger: StateLedger, created: StateMetadata, *, is_committed: bool) -> int:
+    """Newest version of a state for those who ask for what is committed, or for what is finished."""
+    return committed(ledger, created) if is_committed else finished(ledger, created)
+
+
+def _lineage(ledger: StateLedger, committed_by: Generation, version: int) -> str:
+    """See :attr:`ReadView.lineage`."""
+    if ledger.is_of_python:
+        return ""
+    attempts = "\n".join(ledger.counted(one, version)[1] for one in committed_by.partitions)
+    return hashlib.blake2b(attempts.encode(), digest_size=8).hexdigest()
+
+
+def cut_of(own: int, others: Iterable[int]) -> int:
+    """Newest version of an operator that all operators of its query have.
+
+    Parameters
+    ----------
+    own
+        Newest version that every shard of the operator has.
+    others
+        Those of all states that were made by the same query. Operators of one query are never more than a batch apart; a state that is
+        further behind belongs to an operator that the query does not have any more.
+    """
+    return min([own, *(version for version in others if version >= own - 1)])
+
+
+def read_view(
+    ledger: StateLedger, created: StateMetadata, cut: int, asked: WantedView, known: ViewId | None = None
+) -> ReadView | None:
+    """How a version of a state is read; None if the caller has that view.
+
+    Parameters
+    ----------
+    cut
+        Newest version of the query.
+    asked
+        Which to read.
+    known
+        Of a view that the caller has.
+
+    Raises
+    ------
+    VersionNotFoundError
+        There is no such version, or it is not retained any more, or not by the shards that are asked for.
+    """
+    first = first_generation(created)
+    newest = cut
+    if ledger.is_of_python:
+        newest = max(map(ledger.newest_version, first.partitions))
+    wanted = newest if asked.version is None else asked.version
+    # The shards that committed it; there may be others that are made of it, and have nothing of their own yet.
+    former = ledger.generations.with_version(first, wanted - 1)
+    generation = _generation(ledger, first, former, wanted, asked.first_partition)
+    oldest = max((ledger.oldest_readable(one) for one in generation.partitions), default=0)
+    if newest < wanted <= committed(ledger, created) and not asked.is_committed:
+        raise VersionNotFoundError(
+            "all shards have this version, and Spark has not finished its batch, which may be repeated and make it anew; nothing was "
+            "changed; read it once it is finished, or as it is with consistency='committed'",
+            state=created.state_name,
+            version=wanted,
+            newest=newest,
+        )
+    if not 0 <= wanted <= newest or (wanted < oldest and not ledger.is_of_python):
+        raise VersionNotFoundError(
+            "the state has no such version (any more); nothing was changed; read one from the oldest to the newest, and raise "
+            "min_versions_to_retain to keep more",
+            state=created.state_name,
+            version=wanted,
+            oldest=oldest,
+            newest=newest,
+        )
+    view_id = ViewId(wanted, ledger.epoch, generation.first_partition, created.state_id)
+    if view_id == known:
+        return None
+    made = [ledger.counted(one, wanted) for one in generation.partitions]
+    located = [ledger.holder(one) for one in generation.partitions]
+    lives = {one.instance_id: one for one in located if one is not None}
+    places = {instance: place for place, instance in enumerate(lives)}
+    schema = ledger.committed_schema(created, wanted) or created.schema
+    return ReadView(
+        view_id,
+        # Who owns a branch is in its log only.
+        replace(
+            created,
+            schema=dict(schema),
+            num_shards=generation.num_shards,
+            query_id=ledger.query_id or created.query_id,
+        ),
+        ledger.root,
+        oldest,
+        tuple(own for own, _ in made),
+        tuple(attempt for _, attempt in made),
+        _lineage(ledger, former, wanted),
+        ledger.store_names(generation.partitions),
+        tuple(-1 if one is None else places[one.instance_id] for one in located),
+        tuple(lives.values()),
+    )
+
+
+def _generation(
+    ledger: StateLedger, first: Generation, former: Generation, version: int, first_partition: int | None
+) -> Generation:
+    """The shards by which a version is read."""
+    newest = ledger.generations.with_version(first, version)
+    if first_partition in (None, newest.first_partition):
+        return newest
+    if former.first_partition != first_partition:
+        raise VersionNotFoundError(
+            "the shards by which the version was to be read are not there any more: what was committed on them was replaced by another "
+            "run; nothing was changed; ask for the rows anew",
+            state=ledger.state_name,
+            version=version,
+            first_partition=first_partition,
+        )
+    return former

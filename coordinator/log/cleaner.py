@@ -1,0 +1,228 @@
+"""Maintenance of states by the coordinator: old versions are let go, and files that nothing needs are deleted. No Ray.
+
+Why it is safe is told in :mod:`coordinator.ledger.cleaning_rules`, whose rules decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from coordinator.ledger.cleaning_rules import ListingSchedule, Pins, abandoned, orphans, prunable_records
+from coordinator.ledger.records import BranchBorn, BranchEnded, BranchMade, Dropped, Record
+from coordinator.ledger.state_ledger import StateLedger
+from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.model.errors import StateStoreError
+from coordinator.model.identities import ShardKey
+from coordinator.model.load_plans import LoadPlans
+from coordinator.model.maintenance import Maintenance
+from coordinator.runtime.runtime import Clock
+from coordinator.storage.probe import time_of_store
+from coordinator.storage.protocol import ObjectInfo, ObjectStore
+
+__all__ = ["Cleaner"]
+
+log = logging.getLogger(__name__)
+
+
+class Cleaner:
+    """Truncates and cleans states.
+
+    Parameters
+    ----------
+    store
+        The fleet's object store.
+    maintenance
+        What is kept, and for how long.
+    clock
+        By which is measured what has elapsed. Ages of files are told by the object store's own times.
+    keeper
+        Gives the keeper of a state's ledger, of branches whose files are not their own.
+    notice_deleted
+        Lets go of a state whose folder was deleted.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        maintenance: Maintenance,
+        clock: Clock,
+        keeper: Callable[[str], Awaitable[LedgerKeeper]],
+        notice_deleted: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._notice_deleted = notice_deleted
+        self._store = store
+        self._keeper = keeper
+        self._maintenance = maintenance
+        self._clock = clock
+        self._started_s = clock.elapsed_s()
+        self._pins = Pins(maintenance.grace_s)
+        self._schedules: dict[str, ListingSchedule] = {}
+        #: Branches that are noted and not there, each with since when.
+        self._awaited: dict[str, tuple[BranchMade, float]] = {}
+
+    def pin(self, loading: LoadPlans) -> None:
+        """Leave the files of plans alone for the grace period: somebody was told to read them."""
+        files = [file for plan in loading.plans.values() for file in plan.files()]
+        self._pins.add(files, self._clock.elapsed_s())
+
+    async def round(self, keeper: LedgerKeeper, state_name: str) -> Sequence[ObjectInfo]:
+        """One of the regular rounds: truncate, and clean if there may be something to find; returns the files that are gone."""
+        schedule = self._schedule(state_name)
+        floors, epoch = await self._truncate(keeper, dry_run=False)
+        schedule.observe(self._clock.elapsed_s(), epoch, bool(floors))
+        if schedule.is_due(self._clock.elapsed_s()):
+            return await self._delete(keeper, state_name, schedule)
+        return ()
+
+    def is_at_rest(self, state_name: str) -> bool:
+        """Whether regular rounds have nothing more to do for a state until something happens to it."""
+        return self._schedule(state_name).is_at_rest
+
+    async def clean(self, keeper: LedgerKeeper, state_name: str, *, dry_run: bool) -> dict[str, Any]:
+        """What a round does, at once; see ``Coordinator.clean``."""
+        schedule = self._schedule(state_name)
+        floors, _ = await self._truncate(keeper, dry_run=dry_run)
+        now_s = 0.0
+        if dry_run:
+            now_s = await asyncio.to_thread(time_of_store, self._store)
+            files = await self._candidates(keeper, state_name, now_s, dry_run=True)
+        elif schedule.may_delete(self._clock.elapsed_s()):
+            files = await self._delete(keeper, state_name, schedule)
+            now_s = await asyncio.to_thread(time_of_store, self._store) if files else 0.0
+        else:
+            files = []
+        return {
+            "floors": [[*shard, floor] for shard, floor in floors.items()],
+            "files": [{"path": info.path, "bytes": info.size, "age_s": int(now_s - info.modified_s)} for info in files],
+        }
+
+    def _schedule(self, state_name: str) -> ListingSchedule:
+        return self._schedules.setdefault(state_name, ListingSchedule(self._maintenance.grace_s, self._started_s))
+
+    async def _truncate(self, keeper: LedgerKeeper, *, dry_run: bool) -> tuple[dict[ShardKey, int], int]:
+        """Floors that move, and the ledger's epoch."""
+        keep = self._maintenance.min_versions_to_retain
+
+        def decide(ledger: StateLedger) -> tuple[list[Record], tuple[dict[ShardKey, int], int]]:
+            records, floors = ledger.decide_truncation(keep)
+            return [] if dry_run else records, (floors, ledger.epoch)
+
+        return await keeper.submit(decide)
+
+    async def _candidates(
+        self, keeper: LedgerKeeper, state_name: str, now_s: float, *, dry_run: bool = False
+    ) -> list[ObjectInfo]:
+        """What may go as far as can be said without writing to the log; `now_s` is the time of the object store before the call."""
+        infos = await asyncio.to_thread(self._store.list, state_name)
+        unfinished = await asyncio.to_thread(self._store.list_unfinished, state_name)
+        referenced, branches = await keeper.submit(_referenced)
+        shared = await self._shared(keeper, branches, may_write=not dry_run)
+        pinned = self._pins.current(self._clock.elapsed_s())
+        needed = await keeper.needed(infos)
+        grace_s = self._maintenance.grace_s
+        return [
+            *([] if shared is None else orphans(infos, referenced | shared, pinned, now_s, grace_s)),
+            *prunable_records(infos, needed.seq, needed.parts, now_s, grace_s),
+            *abandoned(unfinished, now_s, grace_s),
+        ]
+
+    async def _delete(self, keeper: LedgerKeeper, state_name: str, schedule: ListingSchedule) -> list[ObjectInfo]:
+        """Delete what nothing needs; returns it."""
+        schedule.listed(self._clock.elapsed_s())
+        now_s = await asyncio.to_thread(time_of_store, self._store)
+        # Before all else: see :mod:`coordinator.ledger.branches`.
+        _, looked_at = await keeper.submit(_referenced)
+        found = await self._candidates(keeper, state_name, now_s)
+        if not found:
+            return []
+
+        def discard(ledger: StateLedger) -> tuple[list[Record], tuple[set[str], dict[str, BranchMade]]]:
+            return ledger.decide_discard(info.path for info in found), _referenced(ledger)[1]
+
+        referenced, branches = await keeper.submit(discard, fence=True)
+        if not branches.items() <= looked_at.items():
+            # A branch was made meanwhile, whose needs were not looked at.
+            return []
+        needed = referenced | self._pins.current(self._clock.elapsed_s())
+        files = [info for info in found if info.path not in needed]
+        # Records go because of a checkpoint that was seen; that it can be read does not say that it outlives a power loss.
+        await asyncio.to_thread(self._store.ensure_durable, f"{state_name}/checkpoints")
+        await asyncio.to_thread(self._store.delete_all, [info.path for info in files])
+        return files
+
+    async def _shared(
+        self, keeper: LedgerKeeper, branches: Mapping[str, BranchMade], *, may_write: bool
+    ) -> set[str] | None:
+        """Files that branches of a state need, of whatever state; None if that is not known yet, as one is being made.
+
+        Its log takes note of branches that are there, and of those that are no more.
+        """
+        files: set[str] = set()
+        for name, made in branches.items():
+            try:
+                needed = await self._needed_by(keeper, made, may_write=may_write)
+            except StateStoreError as error:
+                log.warning(
+                    "nothing is deleted, as it is not known which files a branch needs: %s",
+                    error,
+                    extra={"state": name},
+                )
+                return None
+            if needed is None:
+                return None
+            files |= needed
+        return files
+
+    async def _needed_by(self, parent: LedgerKeeper, made: BranchMade, *, may_write: bool) -> set[str] | None:
+        """Files that a branch needs, none if there is no such state any more; None if it may be made this moment."""
+        await self._notice_deleted(made.name)
+        keeper = await self._keeper(made.name)
+        was_born = await parent.submit(lambda ledger: ([], made.name in ledger.born))
+        is_there, needed = await keeper.submit(_needed_by_branch)
+        if is_there:
+            if may_write and not was_born:
+                await parent.submit(partial(_noted, made, BranchBorn(made.name)))
+            return needed
+        if was_born:
+            if may_write and await parent.submit(partial(_noted, made, BranchEnded(made.name))):
+                log.warning(
+                    "a branch of a state is not there any more, so what it needed of the state's files is let go",
+                    extra={"state": made.name},
+                )
+            return set()
+        now_s = self._clock.elapsed_s()
+        noted, since_s = self._awaited.setdefault(made.name, (made, now_s))
+        if noted != made:
+            since_s = now_s
+            self._awaited[made.name] = made, since_s
+        if now_s - since_s <= self._maintenance.grace_s or not may_write:
+            return None
+        # Whoever still makes it finds its place in the log taken, and reads there that it is not to be made.
+        needed = await keeper.submit(_given_up)
+        if not needed:
+            await parent.submit(partial(_noted, made, BranchEnded(made.name)))
+        return needed
+
+
+def _noted(made: BranchMade, record: Record, ledger: StateLedger) -> tuple[list[Record], bool]:
+    """Take note of what became of a branch, unless another one of its name was made since."""
+    is_that = ledger.branches.get(made.name) == made
+    return [record] if is_that else [], is_that
+
+
+def _given_up(ledger: StateLedger) -> tuple[list[Record], set[str]]:
+    if ledger.has_versions() or ledger.run_id:
+        return [], ledger.referenced_files()
+    return [Dropped()], set()
+
+
+def _referenced(ledger: StateLedger) -> tuple[list[Record], tuple[set[str], dict[str, BranchMade]]]:
+    return [], (ledger.referenced_files(), dict(ledger.branches))
+
+
+def _needed_by_branch(ledger: StateLedger) -> tuple[list[Record], tuple[bool, set[str]]]:
+    return [], (ledger.has_versions(), ledger.referenced_files())

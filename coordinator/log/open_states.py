@@ -1,0 +1,276 @@
+"""The states that a coordinator keeps the ledgers of, each opened when it is first asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from coordinator.ledger.state_ledger import StateLedger
+from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.manifest_log import ManifestLog
+from coordinator.model.errors import CorruptStateError, NewerFormatError
+from coordinator.model.names import check_state_name, is_state_name
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.runtime.runtime import Surroundings
+from coordinator.storage.protocol import ObjectStore
+
+__all__ = ["OpenStates", "RestingState"]
+
+log = logging.getLogger(__name__)
+
+#: Files of logs that are read at once.
+_READERS = 32
+#: Seconds for which a ledger stays after somebody asked for it: calls that have it in hand are over by then.
+_IN_HAND_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class RestingState:
+    """What memory keeps of a state whose ledger was let go of.
+
+    Attributes
+    ----------
+    query_id
+        Its query.
+    stamp
+        Of what is shown of it; see :meth:`Coordinator.watch <coordinator.service.coordinator.Coordinator.watch>`.
+    shown
+        :func:`~coordinator.telemetry.details.query_details` of it, as JSON: a fraction of what the objects would take.
+    """
+
+    query_id: str
+    stamp: str
+    shown: bytes
+
+    def details(self) -> dict[str, Any]:
+        """Return what is shown of it, as it was when its ledger was let go of."""
+        details: dict[str, Any] = json.loads(self.shown)
+        return details
+
+
+class OpenStates:
+    """Keepers of ledgers, by the names of their states.
+
+    Parameters
+    ----------
+    store
+        The fleet's object store.
+    writer_id
+        Of this life of the coordinator.
+    checkpoint_interval
+        Of the manifest logs, in appends.
+    part_records
+        Of their checkpoints.
+    max_age_s
+        See :class:`~coordinator.log.ledger_writer.LedgerKeeper`.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        writer_id: str,
+        surroundings: Surroundings,
+        *,
+        checkpoint_interval: int,
+        part_records: int,
+        max_age_s: float,
+    ) -> None:
+        self._store = store
+        self._writer_id = writer_id
+        self._surroundings = surroundings
+        self._checkpoint_interval = checkpoint_interval
+        self._part_records = part_records
+        self._max_age_s = max_age_s
+        self._readers = surroundings.threads.pool(_READERS, "statefleet-log")
+        self._clock = surroundings.clock
+        self._keepers: dict[str, LedgerKeeper] = {}
+        #: When somebody asked for a keeper last, in seconds of the clock.
+        self._asked_s: dict[str, float] = {}
+        #: How often each state's ledger was opened.
+        self.openings: Counter[str] = Counter()
+        #: States whose ledgers were let go of, until somebody asks for them.
+        self._resting: dict[str, RestingState] = {}
+        #: By state, runs that worked with another one that was in its place; see :attr:`LedgerKeeper.barred`.
+        self._barred: dict[str, frozenset[str]] = {}
+        #: States that could not be opened the last time that all were, each with why.
+        self._unreadable: dict[str, str] = {}
+        #: One a state: a state that is slow to read, or broken, is waited for by nobody else's tasks.
+        self._opening: dict[str, asyncio.Lock] = {}
+
+    async def keeper(self, state_name: str) -> LedgerKeeper:
+        """The keeper of a state's ledger, which need not exist yet."""
+        # Whatever the caller checked: the folder of a name such as "" is everybody's, and cleaning it would be the end of them.
+        check_state_name(state_name)
+        self._asked_s[state_name] = self._clock.elapsed_s()
+        keeper = self._present(state_name)
+        if keeper is None:
+            async with self._opening.setdefault(state_name, asyncio.Lock()):
+                keeper = self._present(state_name)
+                if keeper is None:
+                    keeper = self._keepers[state_name] = await self._opened(state_name)
+                    self._resting.pop(state_name, None)
+            # Who still waits has the lock itself; who comes now finds the keeper.
+            self._opening.pop(state_name, None)
+        return keeper
+
+    def _present(self, state_name: str) -> LedgerKeeper | None:
+        """The keeper of a state, unless the folder of the state became another one since."""
+        keeper = self._keepers.get(state_name)
+        if keeper is not None and keeper.replaced is not None:
+            log.warning(
+                "a state's folder was put back, replaced or deleted under the fleet: what memory has of it is let go, and what is "
+                "there now is read",
+                extra={"state": state_name},
+            )
+            self._barred[state_name] = keeper.barred
+            del self._keepers[state_name]
+            return None
+        return keeper
+
+    async def notice_deleted(self, state_name: str) -> None:
+        """Let go of a state whose folder somebody deleted: its name is free, and nothing more is written for it."""
+        keeper = self._keepers.get(state_name)
+        if state_name in self._resting and not await self.has_metadata(state_name):
+            self._resting.pop(state_name, None)
+        if keeper is not None and await keeper.is_deleted() and self._keepers.pop(state_name, None) is not None:
+            log.warning(
+                "the folder of a state was deleted while its ledger was open: what memory has of it is let go; its name is free, "
+                "unless a query wrote into the folder since; `statefleet drop` ends a state while the fleet runs",
+                extra={"state": state_name},
+            )
+
+    def rest(self, state_name: str, shown: Mapping[str, Any] | None, stamp: str) -> bool:
+        """Let go of a state's ledger, which is read again when somebody asks for it; False if somebody has it in hand.
+
+        Parameters
+        ----------
+        shown, stamp
+            What is shown of it meanwhile, and the stamp of that; None of a name that no state has.
+        """
+        keeper = self._keepers.get(state_name)
+        unused_s = self._clock.elapsed_s() - self._asked_s.get(state_name, 0.0)
+        if keeper is None or not keeper.is_idle or unused_s < _IN_HAND_S:
+            return False
+        del self._keepers[state_name]
+        self._asked_s.pop(state_name, None)
+        if shown is not None:
+            encoded = json.dumps(shown).encode()
+            self._resting[state_name] = RestingState(shown["query_id"], stamp, encoded)
+        return True
+
+    def forget_deleted(self, stored: Collection[str]) -> None:
+        """Let go of the states that rest and are not stored any more."""
+        self._resting = {name: state for name, state in self._resting.items() if name in stored}
+
+    def resting(self) -> Mapping[str, RestingState]:
+        """Return the states whose ledgers were let go of, by name."""
+        return self._resting
+
+    async def of_query(self, query_id: str) -> list[LedgerKeeper]:
+        """Return the keepers of the states of a query, as far as they are known; those that rest are opened."""
+        for name in [name for name, state in self._resting.items() if state.query_id == query_id]:
+            await self.keeper(name)
+        return [
+            keeper
+            for keeper in self._keepers.values()
+            if keeper.metadata is not None and keeper.ledger is not None and keeper.ledger.query_id == query_id
+        ]
+
+    async def end_remnants(self, state_name: str) -> bool:
+        """End a state of whose folder only a part of the log is there; False if there is more, or nothing."""
+        return await asyncio.to_thread(self._log_of(state_name).end_remnants)
+
+    async def _opened(self, state_name: str) -> LedgerKeeper:
+        self.openings[state_name] += 1
+        keeper = LedgerKeeper(self._log_of(state_name), max_age_s=self._max_age_s, clock=self._clock)
+        keeper.barred = self._barred.get(state_name, keeper.barred)
+        damage: CorruptStateError | None = None
+        try:
+            await keeper.open()
+        except CorruptStateError as error:
+            damage = error
+        ledger = keeper.ledger
+        has_commits = ledger is not None and not ledger.is_dropped and any(map(ledger.entries, ledger.assigned()))
+        if (damage is not None or has_commits) and keeper.metadata is None and not await self.has_metadata(state_name):
+            raise CorruptStateError(
+                "the state's metadata.json is missing, while its log is there: it was lost, or somebody deleted the folder while "
+                "a query went on writing; nothing was read of it and nothing was changed; restore the folder from a backup of the "
+                "object store, or have what is left deleted and the name freed by `statefleet drop`",
+                state=state_name,
+            ) from damage
+        if damage is not None:
+            raise damage
+        return keeper
+
+    def _log_of(self, state_name: str) -> ManifestLog:
+        return ManifestLog(
+            self._store,
+            state_name,
+            self._writer_id,
+            new_id=self._surroundings.new_id,
+            checkpoint_interval=self._checkpoint_interval,
+            part_records=self._part_records,
+            readers=self._readers,
+        )
+
+    def keepers(self) -> list[tuple[str, LedgerKeeper]]:
+        """Names and keepers of the states that are open now."""
+        return list(self._keepers.items())
+
+    def ledgers(self) -> Iterator[StateLedger]:
+        """Ledgers of the states that are open, as last loaded."""
+        return (keeper.ledger for keeper in self._keepers.values() if keeper.ledger is not None)
+
+    def described(self) -> Iterator[tuple[StateLedger, StateMetadata]]:
+        """Ledgers of the open states that exist, each with the state's metadata."""
+        for keeper in self._keepers.values():
+            if keeper.ledger is not None and keeper.metadata is not None:
+                yield keeper.ledger, keeper.metadata
+
+    async def stored(self) -> list[str]:
+        """Names of all states below the fleet's URI, open or not."""
+        names = filter(is_state_name, await asyncio.to_thread(self._store.folders))
+        # A state is known by its metadata; what else its folder has is not listed.
+        candidates = list(names)
+        are_states = await asyncio.gather(*map(self.has_metadata, candidates))
+        return [name for name, is_state in zip(candidates, are_states, strict=True) if is_state]
+
+    async def open_all(self) -> list[str]:
+        """Open every state but those that rest, of which it is known what they show; returns the names of all.
+
+        One that cannot be read keeps nobody from the others: see :meth:`unreadable`.
+        """
+        names = await self.stored()
+        self.forget_deleted(names)
+        without = [
+            one for one in await asyncio.to_thread(self._store.folders) if is_state_name(one) and one not in names
+        ]
+        # What a copy that was cut off left, or a query that wrote into a folder that was deleted.
+        logs = [one for one in without if await asyncio.to_thread(self._store.list, f"{one}/manifest")]
+        wanted = [one for one in (*names, *logs) if one not in self._resting]
+        outcomes = await asyncio.gather(*map(self.keeper, wanted), return_exceptions=True)
+        self._unreadable = {}
+        for name, outcome in zip(wanted, outcomes, strict=True):
+            if isinstance(outcome, CorruptStateError | NewerFormatError):
+                self._unreadable[name] = str(outcome)
+                log.warning("a state cannot be read: %s", outcome, extra={"state": name})
+            elif isinstance(outcome, BaseException):
+                raise outcome
+        return names
+
+    def unreadable(self) -> Mapping[str, str]:
+        """Return the states that could not be opened the last time that all were, by name, and why."""
+        return self._unreadable
+
+    async def has_metadata(self, name: str) -> bool:
+        """Whether a folder is a state's."""
+        try:
+            await asyncio.to_thread(self._store.get, f"{name}/metadata.json")
+        except FileNotFoundError:
+            return False
+        return True

@@ -1,0 +1,177 @@
+"""What the manifest log records of a commit and of a snapshot; field names are the format (``docs/format.md``)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from coordinator.model.identities import DEFAULT_STORE, ShardKey, Travelling
+from coordinator.model.watermarks import Watermarks
+
+__all__ = ["CommitEntry", "PartitionCommit", "SnapshotEntry", "StoredFile"]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitEntry(Travelling):
+    """One shard's line in the manifest: the one delta file that makes ``version`` of the shard."""
+
+    partition_id: int
+    version: int
+    base_version: int
+    epoch: int
+    run_id: str
+    #: Made once per logical commit; a retry repeats it, so a landed commit is recognised as one's own.
+    attempt_id: str
+    #: Path of the delta file relative to the fleet's URI.
+    file: str
+    file_bytes: int
+    #: CRC-32 of the whole file.
+    checksum: int
+    #: Rows of the delta file; updated and removed are what it did to the shard.
+    delta_rows: int
+    rows_updated: int
+    rows_removed: int
+    #: Rows in the shard after this commit.
+    state_rows: int
+    state_bytes: int
+    #: Rows that reached the shard in this batch, late ones included; late rows dropped.
+    rows_in: int
+    rows_late: int
+    watermark_ms: int
+    committed_at_ms: int
+    executor: str = ""
+    store_name: str = DEFAULT_STORE
+    #: What operators that this one feeds go by, and each source's own watermark (:mod:`coordinator.model.watermarks`).
+    output_watermark_ms: int = 0
+    source_watermarks_ms: Mapping[str, int] = field(default_factory=dict)
+    #: :attr:`TaskIdentity.batch_time_ms`: tells versions of one number from different histories of a query apart.
+    batch_time_ms: int | None = None
+    #: Earliest time at which a row falls due by processing time; None if none does.
+    due_ms: int | None = None
+    #: :attr:`TaskIdentity.is_import`.
+    is_import: bool = False
+    #: How long the shard worked on the rows, and on writing the delta, in milliseconds. Not recorded.
+    apply_ms: int = 0
+    write_ms: int = 0
+    #: How long the shard took to come to its base version beforehand, bytes of the files that were read for it, and commits of it that
+    #: failed since the last one that counted, by error. Not recorded.
+    bring_ms: int = 0
+    load_bytes: int = 0
+    failures: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def shard(self) -> ShardKey:
+        return self.partition_id, self.store_name
+
+    @property
+    def watermarks(self) -> Watermarks:
+        return Watermarks(self.watermark_ms, self.output_watermark_ms, self.source_watermarks_ms)
+
+    def to_json(self) -> dict[str, Any]:
+        # Not by asdict(), which copies what it finds, and takes longer than all else that is done for a commit.
+        told = {name: getattr(self, name) for name in _RECORDED}
+        told["source_watermarks_ms"] = dict(self.source_watermarks_ms)
+        for name, default in _OPTIONAL.items():
+            # Records of states that have no such times are as they always were.
+            if told[name] is default:
+                del told[name]
+        return told
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> CommitEntry:
+        return cls(**data).sharing()
+
+    def sharing(self) -> CommitEntry:
+        """The same, which has in common with others what many have alike: a coordinator keeps all that are retained."""
+        return replace(
+            self,
+            run_id=sys.intern(self.run_id),
+            executor=sys.intern(self.executor),
+            store_name=sys.intern(self.store_name),
+            source_watermarks_ms=self.source_watermarks_ms or _NOTHING,
+            failures=self.failures or _NOTHING,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionCommit(Travelling):
+    """One attempt's commits of all stores of a partition.
+
+    Attributes
+    ----------
+    is_carried
+        Whether its lease came with the commit before, so that nobody was asked for it.
+    """
+
+    entries: tuple[CommitEntry, ...]
+    is_carried: bool = False
+
+
+#: What commits without sources of their own, or without failures, have in common; nobody changes it.
+_NOTHING: Mapping[str, int] = {}
+
+
+#: Fields of a commit's record, in their order; and those that only some have, with what the others have.
+_NOT_RECORDED = ("apply_ms", "write_ms", "bring_ms", "load_bytes", "failures")
+
+
+_RECORDED = tuple(one.name for one in fields(CommitEntry) if one.name not in _NOT_RECORDED)
+
+
+_OPTIONAL = {"batch_time_ms": None, "due_ms": None, "is_import": False}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile(Travelling):
+    """A file of the object store: path relative to the fleet's URI, size in bytes, CRC-32 of all of it."""
+
+    file: str
+    file_bytes: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotEntry(Travelling):
+    """One snapshot: all rows of one counted version of a shard, in one file or, of a large shard, several."""
+
+    partition_id: int
+    version: int
+    #: Attempt of the commit that made the version: a snapshot of a superseded commit never counts.
+    attempt_id: str
+    file: str
+    file_bytes: int
+    #: CRC-32 of the whole file.
+    checksum: int
+    rows: int
+    watermark_ms: int
+    created_at_ms: int
+    store_name: str = DEFAULT_STORE
+    #: Files after the first one.
+    further: tuple[StoredFile, ...] = ()
+
+    @property
+    def shard(self) -> ShardKey:
+        return self.partition_id, self.store_name
+
+    @property
+    def pieces(self) -> tuple[StoredFile, ...]:
+        """All its files, in order."""
+        return (StoredFile(self.file, self.file_bytes, self.checksum), *self.further)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Paths of all its files."""
+        return tuple(piece.file for piece in self.pieces)
+
+    def to_json(self) -> dict[str, Any]:
+        data = asdict(self)
+        if not self.further:
+            # As it was written before there were any.
+            del data["further"]
+        return data
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> SnapshotEntry:
+        return cls(**{**data, "further": tuple(StoredFile(**one) for one in data.get("further", ()))})

@@ -1,0 +1,71 @@
+"""What every stored file says of itself, and the comparison with what its reader expects (``docs/format.md``). Pure.
+
+A checksum proves that a file is as it was written. It does not prove that the file is in its place: it may have been copied or swapped,
+or put back from another state, another fleet or a backup. So a file names its format, its state and its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from coordinator.model.errors import CorruptStateError, NewerFormatError
+
+__all__ = ["FORMAT", "check_format", "check_place"]
+
+#: Format of the files that this release writes. Files of format 1 say less of themselves; all that they say is compared.
+FORMAT = 2
+
+
+def check_format(facts: Mapping[str, Any], file: str, field: str = "format") -> None:
+    """Refuse a file of a later release, whatever else it says.
+
+    Parameters
+    ----------
+    facts
+        What the file says of itself.
+    file
+        Its path.
+    field
+        Under which name it has its format; a file without one is of format 1.
+
+    Raises
+    ------
+    NewerFormatError
+        This release does not know the format.
+    """
+    number = facts.get(field, 1)
+    if not isinstance(number, int) or number > FORMAT:
+        raise NewerFormatError(
+            "a file was written by a later release of Statefleet, in a format that this one does not know; nothing was read of it and "
+            "nothing was changed; use that release, or a newer one, for this state",
+            file=file,
+            format=number,
+            known_up_to=FORMAT,
+        )
+
+
+def check_place(facts: Mapping[str, Any], expected: Mapping[str, Any], file: str) -> None:
+    """Compare what a file says of its place with where it was found.
+
+    Parameters
+    ----------
+    expected
+        By name; what is None or empty is not known, and what the file does not say is not compared.
+
+    Raises
+    ------
+    CorruptStateError
+        They differ: the file belongs elsewhere.
+    """
+    for name, value in expected.items():
+        says = facts.get(name)
+        if value not in (None, "") and says not in (None, "") and says != value:
+            raise CorruptStateError(
+                "a file is not the one that belongs in its place: it was copied or swapped, or comes from another state, another fleet "
+                "or a backup; nothing was read of it and nothing was changed; restore the right file from a backup of the object store",
+                file=file,
+                field=name,
+                says=says,
+                expected=value,
+            )

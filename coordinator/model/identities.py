@@ -1,0 +1,129 @@
+"""Identities of states, stores, tasks and store actors.
+
+All are frozen values that travel by pickle between actors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, NewType
+
+__all__ = [
+    "ActorLocation",
+    "DEFAULT_STORE",
+    "PYTHON_QUERY_ID",
+    "ShardKey",
+    "StateStoreId",
+    "StateStoreProviderId",
+    "TaskIdentity",
+    "Travelling",
+    "Version",
+]
+
+#: Name of an operator's store where it has only one.
+DEFAULT_STORE = "default"
+
+
+#: Query id of states that plain Python programs own. They have no batches over all partitions: each partition goes on by itself.
+PYTHON_QUERY_ID = "python"
+
+
+#: One named store of one partition.
+ShardKey = tuple[int, str]
+
+
+#: State after that many committed batches: batch ``b`` reads version ``b`` and commits ``b + 1``; version 0 is empty.
+Version = NewType("Version", int)
+
+
+class Travelling:
+    """A frozen dataclass that is pickled by the values of its fields: what dataclasses do by themselves takes ten times as long."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        kind: Any = type(self)
+        return kind, tuple([getattr(self, name) for name in _names_of(kind)])
+
+
+@cache
+def _names_of(kind: Any) -> tuple[str, ...]:
+    return tuple(one.name for one in fields(kind))
+
+
+@dataclass(frozen=True, slots=True)
+class StateStoreId(Travelling):
+    """Identity of one shard, as Spark's ``StateStoreId``.
+
+    ``checkpoint_root_location`` is the folder of the state, ``<fleet uri>/<state name>``.
+    """
+
+    checkpoint_root_location: str
+    operator_id: int
+    partition_id: int
+    store_name: str = DEFAULT_STORE
+
+    @property
+    def state_name(self) -> str:
+        return self.checkpoint_root_location.rsplit("/", 1)[-1]
+
+    def path(self) -> str:
+        """Folder of the shard's files relative to the fleet's URI, laid out as Spark lays it out."""
+        base = f"{self.state_name}/{self.operator_id}/{self.partition_id}"
+        return base if self.store_name == DEFAULT_STORE else f"{base}/{self.store_name}"
+
+
+@dataclass(frozen=True, slots=True)
+class StateStoreProviderId(Travelling):
+    """A shard as seen by one run of a query: a restarted query never reuses a former run's instance."""
+
+    store_id: StateStoreId
+    query_run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskIdentity(Travelling):
+    """Which Spark task asks: query, run, batch, shard and attempt.
+
+    Attributes
+    ----------
+    attempt
+        Spark's id of the task attempt (``TaskContext.taskAttemptId()``): of two attempts of one run the later one has the larger id,
+        also if Spark repeats a stage, which counts ``attemptNumber()`` from 0 again. 0 where there is no Spark task.
+    batch_time_ms, former_time_ms
+        When Spark planned the batch, and the batch before it, as its offset log has them (milliseconds since the epoch): the same
+        whoever repeats a batch, another one in another history of the query. None if that is not known.
+    is_import
+        Whether it makes a state's first version, whatever its batch's number is: of a query that kept its state elsewhere until then.
+    is_temporary
+        Whether the query's checkpoint is deleted when it ends, as that of one without a ``checkpointLocation``.
+    """
+
+    state_name: str
+    query_id: str
+    run_id: str
+    batch_id: int
+    partition_id: int
+    attempt: int
+    executor: str
+    batch_time_ms: int | None = None
+    former_time_ms: int | None = None
+    is_import: bool = False
+    is_temporary: bool = False
+
+    @property
+    def is_of_python(self) -> bool:
+        """Whether a program opens the state by itself, a partition at a time, and no query's batches do."""
+        return self.query_id == PYTHON_QUERY_ID
+
+
+@dataclass(frozen=True, slots=True)
+class ActorLocation(Travelling):
+    """One life of one store actor. ``instance_id`` is new each time the process starts."""
+
+    actor_name: str
+    instance_id: str
+    node_id: str
+    host: str
+    pid: int

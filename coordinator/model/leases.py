@@ -1,0 +1,43 @@
+"""Leases of shards, and where shards are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.model.identities import ActorLocation, StateStoreId, Travelling
+
+__all__ = ["Lease", "ShardLocation"]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLocation:
+    """Where a partition is.
+
+    Attributes
+    ----------
+    newest_version
+        Newest counted version; 0 without any.
+    location
+        Store actor with its lease; None if nobody has it.
+    """
+
+    store_id: StateStoreId
+    newest_version: int
+    location: ActorLocation | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lease(Travelling):
+    """The right of one store actor to commit a shard for one run, until a higher epoch is given out.
+
+    Attributes
+    ----------
+    standbys
+        Names of the store actors that are told of each commit, so that they can take over.
+    """
+
+    store_id: StateStoreId
+    run_id: str
+    epoch: int
+    location: ActorLocation
+    standbys: tuple[str, ...] = ()

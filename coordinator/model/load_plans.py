@@ -1,0 +1,180 @@
+"""Which files make a version of a partition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from coordinator.model.commits import CommitEntry, SnapshotEntry
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.identities import StateStoreProviderId, Travelling
+
+__all__ = ["InstancePlans", "LoadPlan", "LoadPlans", "Origin", "Parent"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan(Travelling):
+    """How to load one version of a shard: the newest snapshot that can be read, then every later delta in order.
+
+    Attributes
+    ----------
+    snapshots
+        Snapshots of the version and before, newest first: should one be damaged, the next will do.
+    deltas
+        Retained commits up to the version, oldest first.
+    floor
+        Oldest retained version; 0 if the deltas go back to the empty version.
+    schemas
+        Schemas after the first one that the deltas are in, oldest first, each with the epoch from which on commits are in it.
+    origin
+        What the deltas build on, of a shard of a state that was rescaled; None if that is the empty version, or not needed any more.
+    """
+
+    snapshots: tuple[SnapshotEntry, ...]
+    deltas: tuple[CommitEntry, ...]
+    floor: int
+    schemas: tuple[tuple[int, dict[str, Any]], ...] = ()
+    origin: Origin | None = None
+
+    def parts(self) -> Iterator[LoadPlan]:
+        """The plan itself, and those of the shards that it is made of, theirs, and so on."""
+        yield self
+        for parent in () if self.origin is None else self.origin.parents:
+            yield from parent.plan.parts()
+
+    def file_bytes(self) -> int:
+        """Bytes of the files that loading reads, if none is damaged or in memory."""
+        size = 0
+        for plan in self.parts():
+            begun = plan.snapshots[0].version if plan.snapshots else 0
+            size += sum(piece.file_bytes for one in plan.snapshots[:1] for piece in one.pieces)
+            size += sum(one.file_bytes for one in plan.deltas if one.version > begun)
+        return size
+
+    def beginning_with(self, snapshot: int) -> LoadPlan:
+        """The same version by way of the snapshot of one version and what came after it, and nothing else; of no snapshot if 0.
+
+        Raises
+        ------
+        InvalidRequestError
+            There is no such snapshot.
+        """
+        if snapshot == 0 and self.floor == 0:
+            return replace(self, snapshots=())
+        found = tuple(one for one in self.snapshots if one.version == snapshot)
+        if not found:
+            there = sorted({one.version for one in self.snapshots} | ({0} if self.floor == 0 else set()))
+            raise InvalidRequestError(
+                "the version cannot be read from this snapshot on; 0 reads the deltas alone, where all are retained",
+                snapshot=snapshot,
+                snapshots=", ".join(map(str, there)),
+            )
+        # That of the snapshot's own version tells in which schema it is.
+        deltas = tuple(one for one in self.deltas if one.version >= snapshot)
+        return replace(self, snapshots=found, deltas=deltas, floor=snapshot, origin=None)
+
+    def may_have_rows(self) -> bool:
+        """Whether the version is not known to be empty."""
+        if self.deltas:
+            return self.deltas[-1].state_rows > 0
+        return self.origin is not None and any(parent.plan.may_have_rows() for parent in self.origin.parents)
+
+    def files(self) -> Iterator[str]:
+        """Paths of all files that loading may read."""
+        for plan in self.parts():
+            yield from (file for one in plan.snapshots for file in one.files)
+            yield from (one.file for one in plan.deltas)
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """A shard of the generation before, of which another one is made.
+
+    Attributes
+    ----------
+    shard, num_shards
+        Which of how many: all its rows are of keys with ``pmod(hash, num_shards) == shard``.
+    attempt_id
+        The attempt that made the version that is taken over; empty for the empty one, and for one that was itself made of others.
+    """
+
+    partition_id: int
+    shard: int
+    num_shards: int
+    attempt_id: str
+    plan: LoadPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a shard of a rescaled state was at first: rows of other shards.
+
+    Attributes
+    ----------
+    version
+        The version that was taken over.
+    shard, num_shards
+        Which of how many it is: its rows are those with ``pmod(hash, num_shards) == shard``.
+    keys
+        Columns that are hashed.
+    """
+
+    version: int
+    shard: int
+    num_shards: int
+    keys: tuple[str, ...]
+    parents: tuple[Parent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlans(Travelling):
+    """How to load one version of some stores of a partition.
+
+    Attributes
+    ----------
+    attempt_id
+        The attempt that made the version (all stores of a partition commit together); empty for the empty version.
+    plans
+        By store name.
+    """
+
+    attempt_id: str
+    plans: Mapping[str, LoadPlan]
+
+    def state_bytes(self) -> int:
+        """Bytes of memory that the version's rows take, about, as its commits tell."""
+        newest = (part.deltas[-1].state_bytes for plan in self.plans.values() for part in plan.parts() if part.deltas)
+        return sum(newest)
+
+    def file_bytes(self) -> int:
+        """See :meth:`LoadPlan.file_bytes`; of all the stores."""
+        return sum(plan.file_bytes() for plan in self.plans.values())
+
+    def newest_version(self) -> int:
+        """Newest version that the plans' deltas make, or build on; 0 without any."""
+        made = [plan.deltas[-1].version for plan in self.plans.values() if plan.deltas]
+        taken_over = [plan.origin.version for plan in self.plans.values() if plan.origin is not None]
+        return max([*made, *taken_over], default=0)
+
+    def made(self) -> dict[int, str]:
+        """Attempts that made versions from which deltas of the plans, all of one schema, lead to the version planned for."""
+        found: dict[int, str] = {}
+        for plan in self.plans.values():
+            newest_schema = max((epoch for epoch, _ in plan.schemas), default=-1)
+            found |= {entry.version: entry.attempt_id for entry in plan.deltas if entry.epoch >= newest_schema}
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class InstancePlans:
+    """What a store is told that reports a shard it is about to open.
+
+    Attributes
+    ----------
+    stale
+        Those of its other shards that it should unload.
+    """
+
+    stale: tuple[StateStoreProviderId, ...]
+    loading: LoadPlans

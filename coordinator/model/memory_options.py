@@ -1,0 +1,83 @@
+"""How much memory a store actor may take, and where it puts what it has no memory for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from coordinator.model.errors import InvalidRequestError
+
+__all__ = ["UNITS", "MemoryOptions", "MemoryUse"]
+
+UNITS = {"": 1, "B": 1}
+UNITS |= {f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", start=1)}
+UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", start=1)}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryOptions:
+    """What a fleet's store actors are started with.
+
+    Attributes
+    ----------
+    limit
+        Bytes of memory of each store actor's process; None: as much as its state takes.
+    spill_dir
+        Folder on a local disk of every node for what does not fit; None: Ray's session folder of the node.
+    """
+
+    limit: int | None = None
+    spill_dir: str | None = None
+
+    @classmethod
+    def of(cls, limit: int | str | None, spill_dir: str | None) -> MemoryOptions:
+        """Options as a user gives them: a limit in bytes, or as text with a unit (``"2GiB"``, ``"500MB"``).
+
+        Raises
+        ------
+        InvalidRequestError
+            The limit is no size, or there is a spill folder without a limit.
+        """
+        if limit is None and spill_dir is not None:
+            raise InvalidRequestError(
+                "without a memory limit nothing is spilled; nothing was changed; give memory_limit, too, or leave spill_dir out",
+                spill_dir=spill_dir,
+            )
+        return cls(None if limit is None else _size(limit), spill_dir)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """What a store actor takes.
+
+    Attributes
+    ----------
+    memory_limit
+        Bytes that it may take; None without a limit.
+    resident_bytes
+        Bytes of memory that its process has, without Ray's shared object store.
+    spilled_bytes
+        Bytes of its state that are in files only.
+    """
+
+    memory_limit: int | None
+    resident_bytes: int
+    spilled_bytes: int
+
+
+def _size(given: int | str) -> int:
+    """Bytes of a size."""
+    size = -1
+    if isinstance(given, str):
+        found = _SIZE.fullmatch(given)
+        if found is not None and found[2] in UNITS:
+            size = int(float(found[1]) * UNITS[found[2]])
+    elif type(given) is int:
+        size = given
+    if size <= 0:
+        raise InvalidRequestError(
+            'a memory limit is a number of bytes above 0, or text such as "2GiB" or "500MB"; nothing was changed',
+            memory_limit=given,
+        )
+    return size

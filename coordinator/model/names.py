@@ -1,0 +1,74 @@
+"""Names that become folders of the object store: those of states, and of an operator's stores; and a fleet's short id."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from coordinator.model.errors import InvalidRequestError
+
+__all__ = [
+    "check_state_name",
+    "check_store_name",
+    "dashboard_name",
+    "fleet_id_of",
+    "is_state_name",
+    "store_actors_prefix",
+]
+
+#: No '/', nothing that a path gives a meaning (``.``, ``..``), and no leading '_' or '.', which folders of the fleet's own have. 128
+#: characters leave room in the 255 of a file system.
+_FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+
+
+def fleet_id_of(uri: str) -> str:
+    """Short id of the fleet of a normalised URI: part of its actors' names."""
+    return hashlib.blake2b(uri.encode(), digest_size=4).hexdigest()
+
+
+def store_actors_prefix(uri: str) -> str:
+    """What the names of the store actors of a normalised URI begin with."""
+    return f"statefleet-store-{fleet_id_of(uri)}-"
+
+
+def dashboard_name(uri: str) -> str:
+    """Name of the dashboard's actor of a normalised URI."""
+    return f"statefleet-dashboard-{fleet_id_of(uri)}"
+
+
+def is_state_name(name: object) -> bool:
+    """Whether a state can have this name."""
+    return isinstance(name, str) and _FOLDER.fullmatch(name) is not None
+
+
+def check_state_name(name: str) -> None:
+    """Refuse a state's name that is no folder's.
+
+    Raises
+    ------
+    InvalidRequestError
+        It is empty or too long, or has other characters.
+    """
+    if not is_state_name(name):
+        raise InvalidRequestError(
+            "a state's name is a folder: letters, digits, '_', '.', '-', starting with a letter or digit, 128 characters at most; "
+            "nothing was changed; choose another name",
+            name=name,
+        )
+
+
+def check_store_name(name: str) -> None:
+    """Refuse a store's name that is no folder's beside the files of a partition.
+
+    Raises
+    ------
+    InvalidRequestError
+        It is empty or too long, has other characters, or is kept for the fleet: digits alone are partitions, and ``.delta`` and
+        ``.snapshot`` end the names of files.
+    """
+    if _FOLDER.fullmatch(name) is None or name.isdigit() or name.endswith((".delta", ".snapshot")):
+        raise InvalidRequestError(
+            "a store's name is a folder: letters, digits, '_', '.', '-', starting with a letter or digit, 128 characters at most, not "
+            "digits alone, not ending in '.delta' or '.snapshot'; nothing was changed; choose another name",
+            name=name,
+        )

@@ -1,0 +1,135 @@
+"""Names of nested types in a state's schema: ``array<int32>``, ``map<string,int64 not null>``, ``struct<"a":int32,"b":string>``.
+
+Elements, values and fields may be null unless they are ``not null``. The names of other types are those of
+:mod:`coordinator.model.type_names`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+__all__ = ["has_map", "is_nested", "nested_name", "nested_spark_type", "nested_type"]
+
+_STARTS = ("array<", "map<", "struct<")
+_ATOMIC = re.compile(r"decimal\(\d+,\d+\)|\w+")
+_NOT_NULL = " not null"
+#: The name of a struct's field, a string of JSON.
+_FIELD_NAME = re.compile(r'"(?:[^"\\]|\\.)*"')
+
+#: Arrow type of an atomic type's name, and the name of a type.
+TypeOf = Callable[[str], pa.DataType]
+NameOf = Callable[[pa.DataType], str]
+
+
+def is_nested(name: str) -> bool:
+    """Whether a name is one of :func:`nested_name`."""
+    return name.startswith(_STARTS)
+
+
+def has_map(name: str) -> bool:
+    """Whether a type's name is a map, or one of a type with maps in it."""
+    return is_nested(name) and "map<" in _FIELD_NAME.sub("", name)
+
+
+def nested_name(data_type: pa.DataType, name_of: NameOf) -> str | None:
+    """Name of an array, map or struct; None of any other type.
+
+    Parameters
+    ----------
+    name_of
+        Names any type, and raises ValueError for one that no state can hold.
+    """
+
+    def held(field: pa.Field) -> str:
+        return name_of(field.type) + ("" if field.nullable else _NOT_NULL)
+
+    if pa.types.is_map(data_type):
+        return f"map<{name_of(data_type.key_type)},{held(data_type.item_field)}>"
+    if pa.types.is_list(data_type):
+        return f"array<{held(data_type.value_field)}>"
+    if pa.types.is_struct(data_type):
+        fields = (data_type.field(place) for place in range(data_type.num_fields))
+        return f"struct<{','.join(f'{json.dumps(field.name)}:{held(field)}' for field in fields)}>"
+    return None
+
+
+class _Reader:
+    """Reads a name from left to right."""
+
+    def __init__(self, name: str, atomic: TypeOf) -> None:
+        self._name, self._place, self._atomic = name, 0, atomic
+
+    def _has(self, text: str) -> bool:
+        found = self._name.startswith(text, self._place)
+        self._place += len(text) if found else 0
+        return found
+
+    def type(self) -> pa.DataType:
+        if self._has("array<"):
+            return self._closed(pa.list_(self._field("element")))
+        if self._has("map<"):
+            key = pa.field("key", self.type(), nullable=False)
+            self._has(",")
+            return self._closed(pa.map_(key, self._field("value")))
+        if self._has("struct<"):
+            fields = []
+            while not self._has(">"):
+                self._has(",")
+                name, end = json.JSONDecoder().raw_decode(self._name, self._place)
+                self._place = end + 1  # and the colon
+                fields.append(self._field(name))
+            return pa.struct(fields)
+        found = _ATOMIC.match(self._name, self._place)
+        if found is None:
+            raise ValueError(f"no name of a type: {self._name}")
+        self._place = found.end()
+        return self._atomic(found.group())
+
+    def _field(self, name: str) -> pa.Field:
+        data_type = self.type()
+        return pa.field(name, data_type, nullable=not self._has(_NOT_NULL))
+
+    def _closed(self, data_type: pa.DataType) -> pa.DataType:
+        if not self._has(">"):
+            raise ValueError(f"no name of a type: {self._name}")
+        return data_type
+
+
+def nested_type(name: str, atomic: TypeOf) -> pa.DataType:
+    """Arrow type of a name of :func:`nested_name`.
+
+    Raises
+    ------
+    ValueError
+        It is none.
+    """
+    return _Reader(name, atomic).type()
+
+
+def nested_spark_type(data_type: pa.DataType, spark_of: Callable[[pa.DataType], Any]) -> Any:
+    """Spark's form, as in the JSON of its schemas, of an array, map or struct; None of any other type."""
+    if pa.types.is_map(data_type):
+        return {
+            "type": "map",
+            "keyType": spark_of(data_type.key_type),
+            "valueType": spark_of(data_type.item_type),
+            "valueContainsNull": data_type.item_field.nullable,
+        }
+    if pa.types.is_list(data_type):
+        field = data_type.value_field
+        return {"type": "array", "elementType": spark_of(field.type), "containsNull": field.nullable}
+    if pa.types.is_struct(data_type):
+        fields = (data_type.field(place) for place in range(data_type.num_fields))
+        return {
+            "type": "struct",
+            "fields": [
+                {"name": one.name, "type": spark_of(one.type), "nullable": one.nullable, "metadata": {}}
+                for one in fields
+            ],
+        }
+    return None

@@ -1,0 +1,347 @@
+"""What a shard holds: key fields, accumulators and how each input column moves them.
+
+A :class:`StateSchema` is built once per query (``spark_jobs.operators.aggregate``), travels to the store actors and into every state's
+``metadata.json``, and is all a shard needs to know of the query. Field types are Arrow types written as strings
+(:mod:`coordinator.model.type_names`).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+
+from coordinator.model.accumulator_kinds import AccumulatorKind
+from coordinator.model.type_names import spark_type, string_to_type
+from coordinator.model.watermarks import Watermarks
+
+__all__ = [
+    "ROW_COLUMN",
+    "Accumulator",
+    "AccumulatorKind",
+    "EventTime",
+    "Field",
+    "OperatorKind",
+    "StateSchema",
+]
+
+
+#: Last key column of operators that hold many rows of a key: numbers them within the shard.
+ROW_COLUMN = "__row"
+
+
+class OperatorKind(StrEnum):
+    """What a stateful operator does with its state."""
+
+    #: Groups with accumulators.
+    AGGREGATE = "aggregate"
+    #: Groups in sessions: windows that end when nothing comes for a while.
+    SESSION = "session"
+    #: First row of each key.
+    DEDUPLICATE = "deduplicate"
+    #: Rows of two streams that belong together.
+    JOIN = "join"
+    #: First, by some order, rows of each key.
+    TOP = "top"
+    #: First rows of all.
+    LIMIT = "limit"
+    #: A function of the user, called for each key with rows or a timeout; state is a keyed store.
+    GROUP_STATE = "group_state"
+    #: A processor of the user (transformWithState); state variables and timers are keyed stores.
+    TRANSFORM = "transform"
+    #: A function of the user over whole partitions, with keyed stores of its own.
+    PARTITIONS = "partitions"
+
+
+@lru_cache(maxsize=4096)
+def _arrow_field(name: str, kind: str, nullable: bool) -> pa.Field:
+    return pa.field(name, string_to_type(kind), nullable)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A named column with its Arrow type in string form.
+
+    Attributes
+    ----------
+    spark
+        ``type`` and ``metadata`` of Spark's column, as Spark writes them in a schema's JSON, where they are not what
+        :func:`~coordinator.model.type_names.spark_type` makes of `type`: the fields of an interval, the declared type of a char or
+        varchar.
+    """
+
+    name: str
+    type: str
+    nullable: bool = True
+    spark: str | None = None
+
+    def arrow(self) -> pa.Field:
+        return _arrow_field(self.name, self.type, self.nullable)
+
+    def spark_json(self) -> dict[str, Any]:
+        """The column as Spark writes it in the JSON of a schema (``StructField.json()``)."""
+        told = {"type": spark_type(self.type), "metadata": {}} if self.spark is None else json.loads(self.spark)
+        return {"name": self.name, "nullable": self.nullable, **told}
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulator:
+    """One accumulator: its inputs (columns of the incoming batch) and the state fields it moves.
+
+    Attributes
+    ----------
+    result
+        What is emitted of it, where that is not its state (``engine/results.py``).
+    options
+        What else that depends on (JSON values).
+    meaning, cast
+        What it accumulates, and what the query casts that to: how a changed query finds its state
+        (:mod:`coordinator.ledger.compatibility`). Empty in files from before these were written.
+    """
+
+    kind: AccumulatorKind
+    inputs: tuple[str, ...]
+    state: tuple[Field, ...]
+    meaning: str = ""
+    cast: str = ""
+    result: tuple[Field, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def emitted(self) -> tuple[Field, ...]:
+        return self.result or self.state
+
+
+@dataclass(frozen=True, slots=True)
+class EventTime:
+    """What moves an operator's event time, beyond a delay. In JSON its fields stand among the operator's options.
+
+    Attributes
+    ----------
+    sources
+        Names of the operator's own sources, by number.
+    upstream
+        States of the operators that feed it.
+    upstream_sources
+        Sources of those.
+    policy
+        Spark's rule for several sources: ``min`` or ``max``.
+    """
+
+    sources: tuple[str, ...] = ()
+    upstream: tuple[str, ...] = ()
+    upstream_sources: tuple[str, ...] = ()
+    policy: str = "min"
+
+    @classmethod
+    def of_json(cls, options: Mapping[str, Any]) -> EventTime | None:
+        """Read from the options of a schema; None if they tell nothing of event time."""
+        if "sources" not in options:
+            return None
+
+        def names(key: str) -> tuple[str, ...]:
+            return tuple(options.get(key, ()))
+
+        return cls(names("sources"), names("upstream"), names("upstream_sources"), options.get("policy", "min"))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "sources": list(self.sources),
+            "upstream": list(self.upstream),
+            "upstream_sources": list(self.upstream_sources),
+            "policy": self.policy,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class StateSchema:
+    """Keys, accumulators and the event-time rule of one stateful operator.
+
+    Attributes
+    ----------
+    keys
+        Grouping columns, flattened to leaves (a window is two timestamps). May be empty: one global group.
+    inputs
+        Columns that reach the shard besides the keys.
+    accumulators
+        In the order of the state columns.
+    expiry_key
+        Key leaf (timestamp) that a group's life ends by: a group is closed, and its rows are late, once
+        ``expiry <= watermark``. None: groups live for ever.
+    delay_ms
+        Watermark delay; None without a watermark.
+    output_mode
+        ``update``, ``append`` or ``complete``.
+    operator
+        What is done with the state.
+    options
+        What else the operator needs to know (JSON values); see the operator's module.
+    event_time
+        What moves its event time; None if that is one source without a name, or none.
+    shown
+        What a reader is shown of the rows, as JSON (:mod:`store_actors.operators.view_columns`); empty in states from before there
+        was any. It makes no two schemas differ: a result that is renamed leaves the state as it is.
+    """
+
+    keys: tuple[Field, ...]
+    inputs: tuple[Field, ...]
+    accumulators: tuple[Accumulator, ...]
+    expiry_key: str | None
+    delay_ms: int | None
+    output_mode: str
+    operator: OperatorKind = OperatorKind.AGGREGATE
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    event_time: EventTime | None = None
+    shown: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def state_fields(self) -> tuple[Field, ...]:
+        return tuple(one for accumulator in self.accumulators for one in accumulator.state)
+
+    @property
+    def emitted_fields(self) -> tuple[Field, ...]:
+        """What is emitted of the accumulators."""
+        return tuple(one for accumulator in self.accumulators for one in accumulator.emitted)
+
+    def key_schema(self) -> pa.Schema:
+        return pa.schema([one.arrow() for one in self.keys])
+
+    @property
+    def input_keys(self) -> tuple[Field, ...]:
+        """Keys that rows come with; the others (``__row``) the operator gives them."""
+        return tuple(one for one in self.keys if not one.name.startswith("__"))
+
+    def raw_schema(self) -> pa.Schema:
+        """Keys and raw inputs: what the map side reads, and what reaches the shard where nothing was combined."""
+        return pa.schema([one.arrow() for one in (*self.input_keys, *self.inputs)])
+
+    def input_schemas(self) -> tuple[pa.Schema, ...]:
+        """The kinds of chunks that reach the shard: raw and partially aggregated rows; of a join, left and right ones."""
+        if self.operator is OperatorKind.AGGREGATE:
+            return self.raw_schema(), self.row_schema()
+        if self.operator is OperatorKind.JOIN:
+            named = {one.name: one for one in self.inputs}
+            sides = [[*self.input_keys, *(named[name] for name in names)] for names in self.options["sides"]]
+            return tuple(pa.schema([one.arrow() for one in side]) for side in sides)
+        return (self.raw_schema(),)
+
+    def row_schema(self) -> pa.Schema:
+        """Keys and accumulators: a partially aggregated row, a row of state, a row of output."""
+        return pa.schema([one.arrow() for one in (*self.keys, *self.state_fields)])
+
+    def watermarks_after(
+        self, base: Watermarks, seen: Mapping[int, int], upstream: Sequence[Watermarks] = ()
+    ) -> Watermarks:
+        """Where event time stands with a batch included.
+
+        Parameters
+        ----------
+        base
+            Where it stood before.
+        seen
+            Own watermark, in milliseconds, of each of the operator's own sources (by number) that the batch had rows of.
+        upstream
+            Of the operators that feed this one.
+        """
+        rules = self.event_time or EventTime(() if self.delay_ms is None else ("0",))
+        return base.after(
+            {rules.sources[number]: watermark_ms for number, watermark_ms in seen.items()},
+            upstream,
+            sources=[*rules.sources, *rules.upstream_sources],
+            policy=rules.policy,
+            is_fed_directly=bool(rules.sources),
+        )
+
+    def spark_schema(self) -> dict[str, Any]:
+        """:meth:`row_schema` as Spark writes it (``StructType.json()``)."""
+        return {"type": "struct", "fields": [one.spark_json() for one in (*self.keys, *self.state_fields)]}
+
+    @classmethod
+    def keyed(cls, keys: tuple[Field, ...], values: tuple[Field, ...]) -> StateSchema:
+        """Schema of a keyed store: rows of value columns that are put and removed by key, in any order of time."""
+        accumulators = tuple(Accumulator(AccumulatorKind.VALUE, (), (one,)) for one in values)
+        return cls(keys, (), accumulators, None, None, "update")
+
+    def in_output_mode(self, mode: str) -> StateSchema:
+        """The schema of an aggregation whose query runs in a mode; of any other operator this one.
+
+        In complete mode everything is kept: no group ends, and none of its rows are late but those of sessions of event time.
+        """
+        if mode == self.output_mode or self.operator not in (OperatorKind.AGGREGATE, OperatorKind.SESSION):
+            return self
+        if mode != "complete":
+            return replace(self, output_mode=mode)
+        is_other_time = self.operator is OperatorKind.SESSION and self.expiry_key is None
+        delay_ms = None if is_other_time else self.delay_ms
+        return replace(self, output_mode=mode, expiry_key=None, delay_ms=delay_ms)
+
+    def undescribed(self) -> StateSchema:
+        """The same without what a reader is shown: as tasks and files have it."""
+        return replace(self, shown={})
+
+    def to_json(self) -> dict[str, Any]:
+        # Every file carries it: not asdict(), which copies value by value.
+        told = _shallow(self)
+        told["keys"] = tuple(map(_shallow, self.keys))
+        told["inputs"] = tuple(map(_shallow, self.inputs))
+        told["accumulators"] = tuple(map(_described, self.accumulators))
+        del told["event_time"]
+        if not self.shown:
+            del told["shown"]
+        told["options"] = copy.deepcopy(dict(self.options))
+        if self.event_time is not None:
+            told["options"].update(self.event_time.to_json())
+        return told
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> StateSchema:
+        def fields(items: Sequence[dict[str, Any]]) -> tuple[Field, ...]:
+            return tuple(Field(**item) for item in items)
+
+        options = data.get("options", {})
+        return cls(
+            keys=fields(data["keys"]),
+            inputs=fields(data["inputs"]),
+            accumulators=tuple(
+                Accumulator(
+                    AccumulatorKind(item["kind"]),
+                    tuple(item["inputs"]),
+                    fields(item["state"]),
+                    item.get("meaning", ""),
+                    item.get("cast", ""),
+                    fields(item.get("result", ())),
+                    dict(item.get("options", {})),
+                )
+                for item in data["accumulators"]
+            ),
+            expiry_key=data["expiry_key"],
+            delay_ms=data["delay_ms"],
+            output_mode=data["output_mode"],
+            operator=OperatorKind(data.get("operator", OperatorKind.AGGREGATE)),
+            options={name: value for name, value in options.items() if name not in _EVENT_TIME_KEYS},
+            event_time=EventTime.of_json(options),
+            shown=data.get("shown", {}),
+        )
+
+
+#: Options in JSON that are fields of :class:`EventTime`.
+_EVENT_TIME_KEYS = frozenset(EventTime().to_json())
+
+
+def _described(accumulator: Accumulator) -> dict[str, Any]:
+    """An accumulator in JSON; what most have not is left out, as it was before there was any."""
+    told = _shallow(accumulator)
+    for part in ("state", "result"):
+        told[part] = tuple(map(_shallow, told[part]))
+    told["options"] = copy.deepcopy(dict(accumulator.options))
+    return {name: value for name, value in told.items() if value or name not in ("result", "options")}
+
+
+def _shallow(described: Field | Accumulator | StateSchema) -> dict[str, Any]:
+    return {name: getattr(described, name) for name in described.__dataclass_fields__}

@@ -1,0 +1,167 @@
+"""Names of Arrow types, as a state's schema has them, and what such a type is to Arrow and to Spark.
+
+Beside the types of a user's columns there are those that only accumulators have: lists and counted values, which grow with their
+group, histograms, and states of a fixed number of words.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pyarrow as pa
+
+from coordinator.model.nested_types import is_nested, nested_name, nested_spark_type, nested_type
+
+__all__ = [
+    "bins_type",
+    "counts_type",
+    "is_counted",
+    "is_growing",
+    "list_type",
+    "payload_type",
+    "spark_type",
+    "string_to_type",
+    "type_to_string",
+    "words_type",
+]
+
+_SIMPLE: dict[str, pa.DataType] = {
+    "bool": pa.bool_(),
+    "int8": pa.int8(),
+    "int16": pa.int16(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "float32": pa.float32(),
+    "float64": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date32": pa.date32(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+    "duration": pa.duration("us"),
+}
+
+#: Before the name of an element's type.
+_LIST = "list<"
+#: Before the type of values that are counted.
+_COUNTS = "counts<"
+#: Before the type of the places of a histogram's bins.
+_BINS = "bins<"
+#: Before the number of 64-bit words of a state that has a fixed number of them.
+_WORDS = "words<"
+#: Before the Arrow form of a type that only passes.
+_ARROW = "arrow:"
+
+
+def type_to_string(data_type: pa.DataType) -> str:
+    """Name of an Arrow type in a state's schema; the time zone of a timestamp is dropped, its instant is UTC."""
+    nested = nested_name(data_type, type_to_string)
+    return _atomic_name(data_type) if nested is None else nested
+
+
+def _atomic_name(data_type: pa.DataType) -> str:
+    if pa.types.is_decimal128(data_type):
+        return f"decimal({data_type.precision},{data_type.scale})"
+    if pa.types.is_timestamp(data_type):
+        return "timestamp" if data_type.tz is not None else "timestamp_ntz"
+    for name, simple in _SIMPLE.items():
+        if data_type == simple:
+            return name
+    raise ValueError(f"no state can hold the Arrow type {data_type}")
+
+
+def list_type(element: str) -> str:
+    """Name of the type of a list that grows with its group; no element is null. Only accumulators have it, no column of a user's."""
+    return f"{_LIST}{element}>"
+
+
+def counts_type(value: str) -> str:
+    """Name of the type of values of a type, with how often each came. Only accumulators have it, no column of a user's."""
+    return f"{_COUNTS}{value}>"
+
+
+def is_growing(name: str) -> bool:
+    """Whether a type's name is one of :func:`list_type` or :func:`counts_type`."""
+    return name.startswith((_LIST, _COUNTS))
+
+
+def is_counted(name: str) -> bool:
+    """Whether a type's name is one of :func:`counts_type`."""
+    return name.startswith(_COUNTS)
+
+
+def bins_type(place: str) -> str:
+    """Name of the type of a histogram that is emitted, with the type of the places of its bins."""
+    return f"{_BINS}{place}>"
+
+
+def words_type(words: int) -> str:
+    """Name of the type of a state of so many 64-bit words. Only accumulators have it, no column of a user's."""
+    return f"{_WORDS}{words}>"
+
+
+def payload_type(data_type: pa.DataType) -> str:
+    """Name of the type of a column that only passes an operator, which may be any."""
+    try:
+        return _atomic_name(data_type)
+    except ValueError:
+        return _ARROW + base64.b64encode(pa.schema([pa.field("", data_type)]).serialize().to_pybytes()).decode()
+
+
+def string_to_type(name: str) -> pa.DataType:
+    """Arrow type of a name made by :func:`type_to_string`, :func:`payload_type`, :func:`list_type`, .. :func:`words_type`."""
+    if name.startswith(_LIST):
+        return pa.list_(pa.field("element", string_to_type(name[len(_LIST) : -1]), nullable=False))
+    if name.startswith(_COUNTS):
+        value = pa.field("value", string_to_type(name[len(_COUNTS) : -1]), nullable=False)
+        counted = pa.struct([value, pa.field("count", pa.int64(), nullable=False)])
+        return pa.list_(pa.field("element", counted, nullable=False))
+    if name.startswith(_BINS):
+        bin_type = pa.struct([pa.field("x", string_to_type(name[len(_BINS) : -1])), pa.field("y", pa.float64())])
+        return pa.list_(pa.field("element", bin_type))
+    if name.startswith(_WORDS):
+        return pa.binary(8 * int(name[len(_WORDS) : -1]))
+    if name.startswith("decimal("):
+        precision, scale = name[len("decimal(") : -1].split(",")
+        return pa.decimal128(int(precision), int(scale))
+    if name.startswith(_ARROW):
+        serialized = base64.b64decode(name.removeprefix(_ARROW))
+        return pa.ipc.read_schema(pa.py_buffer(serialized)).field(0).type
+    return nested_type(name, string_to_type) if is_nested(name) else _SIMPLE[name]
+
+
+#: Names in the JSON of Spark's schemas; decimals are written alike.
+_SPARK = {
+    "bool": "boolean",
+    "int8": "byte",
+    "int16": "short",
+    "int32": "integer",
+    "int64": "long",
+    "float32": "float",
+    "float64": "double",
+    "date32": "date",
+    "duration": "interval day to second",
+}
+
+
+def spark_type(name: str) -> str | dict[str, Any]:
+    """Spark's form, as in the JSON of its schemas, of a type that a field of a state has."""
+    if name.startswith(_LIST):
+        return {"type": "array", "elementType": spark_type(name[len(_LIST) : -1]), "containsNull": False}
+    if name.startswith(_COUNTS):
+        fields = [_part("value", name[len(_COUNTS) : -1], nullable=False), _part("count", "int64", nullable=False)]
+        return {"type": "array", "elementType": {"type": "struct", "fields": fields}, "containsNull": False}
+    if name.startswith(_BINS):
+        fields = [_part("x", name[len(_BINS) : -1], nullable=True), _part("y", "float64", nullable=True)]
+        return {"type": "array", "elementType": {"type": "struct", "fields": fields}, "containsNull": True}
+    if name.startswith(_WORDS):
+        return "binary"
+    if is_nested(name):
+        return nested_spark_type(string_to_type(name), lambda one: spark_type(type_to_string(one)))  # type: ignore[no-any-return]
+    return _SPARK.get(name, name)
+
+
+def _part(name: str, kind: str, *, nullable: bool) -> dict[str, Any]:
+    """One of the fields of an element, as Spark writes it."""
+    return {"name": name, "nullable": nullable, "type": spark_type(kind), "metadata": {}}

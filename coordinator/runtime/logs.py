@@ -1,0 +1,144 @@
+"""What a fleet's actors log, a line an event: JSON for machines, or text for people. Never a value of a state, nor a credential.
+
+Only the fields of :data:`FIELDS` are taken from a record. What is told of an error is this project's own words, or the operating
+system's; of any other one its kind and where it came from, as its text may repeat what was being worked on.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from coordinator.model.errors import InvalidRequestError, StateStoreError, SumOverflowError
+from coordinator.model.identities import DEFAULT_STORE, StateStoreId
+from coordinator.model.names import fleet_id_of
+
+__all__ = ["FIELDS", "JsonLines", "TextLines", "about", "log_to_stderr"]
+
+#: What a line tells beside its message, where it is known, in this order: given by ``extra=``, or taken from an error.
+#: `partition` is the number in the paths of files: the shard's, as long as the state was not rescaled.
+FIELDS = (
+    "state", "query", "run", "shard", "partition", "store", "version", "epoch", "batch", "actor", "node", "error",
+)  # fmt: skip
+#: Environment of a node's Ray processes: ``json`` (the default) or ``text``.
+_FORMAT = "STATEFLEET_LOG_FORMAT"
+#: Whose loggers are told: the packages that actors run.
+_LOGGERS = ("coordinator", "store_actors", "statefleet")
+#: Errors of callers, who are told of the values that they gave.
+_OF_CALLERS = (InvalidRequestError, SumOverflowError)
+
+
+def about(store_id: StateStoreId, **more: object) -> dict[str, object]:
+    """Fields of a line about a partition, or a store of it."""
+    store = {} if store_id.store_name == DEFAULT_STORE else {"store": store_id.store_name}
+    return {"state": store_id.state_name, "partition": store_id.partition_id, **store, **more}
+
+
+def log_to_stderr(uri: str, process: str) -> None:
+    """Have this process, an actor, log to its standard error, which Ray keeps with its logs.
+
+    Parameters
+    ----------
+    uri
+        The fleet's normalised URI.
+    process
+        Kind of actor.
+    """
+    wanted = os.environ.get(_FORMAT, "json")
+    facts = {"fleet": fleet_id_of(uri), "process": process, "pid": os.getpid()}
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(TextLines() if wanted == "text" else JsonLines(facts))
+    for name in _LOGGERS:
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(logging.INFO)
+    if wanted not in ("json", "text"):
+        logging.getLogger(__name__).warning("%s is `json` or `text`; this process logs JSON", _FORMAT)
+
+
+class JsonLines(logging.Formatter):
+    """A JSON object a line.
+
+    Parameters
+    ----------
+    facts
+        Told with each line.
+    """
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._facts = facts
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See :class:`logging.Formatter`."""
+        told: dict[str, Any] = {
+            "time": _time(record),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": _message(record),
+            **self._facts,
+            **_fields(record),
+        }
+        if record.exc_info and record.exc_info[1] is not None:
+            told["exception"] = _exception(record.exc_info[1])
+        return json.dumps(told, ensure_ascii=False, default=str)
+
+
+class TextLines(logging.Formatter):
+    """A line as people read it; a stack follows on lines of its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See :class:`logging.Formatter`."""
+        fields = " ".join(f"{name}={value}" for name, value in _fields(record).items())
+        line = f"{_time(record)} {record.levelname} {record.name}: {_message(record)}" + (fields and f" [{fields}]")
+        if record.exc_info and record.exc_info[1] is not None:
+            line += "\n" + _exception(record.exc_info[1])
+        return line
+
+
+def _time(record: logging.LogRecord) -> str:
+    return dt.datetime.fromtimestamp(record.created, dt.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _message(record: logging.LogRecord) -> str:
+    args = record.args
+    if not isinstance(args, tuple) or not args:
+        return record.getMessage()
+    return str(record.msg) % tuple(_told(one) if isinstance(one, BaseException) else one for one in args)
+
+
+def _told(error: BaseException) -> str:
+    """An error in words that repeat nothing of anybody's data."""
+    is_known = isinstance(error, StateStoreError | OSError) and not isinstance(error, _OF_CALLERS)
+    return f"{type(error).__name__}: {error}" if is_known else type(error).__name__
+
+
+def _errors(record: logging.LogRecord) -> Iterator[BaseException]:
+    """Errors that a record is about."""
+    if record.exc_info and record.exc_info[1] is not None:
+        yield record.exc_info[1]
+    if isinstance(record.args, tuple):
+        yield from (one for one in record.args if isinstance(one, BaseException))
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    known: dict[str, Any] = {}
+    for error in _errors(record):
+        context = error.context if isinstance(error, StateStoreError) else {}
+        known |= {"error": type(error).__name__} | {name: context[name] for name in FIELDS if name in context}
+    given = {name: value for name in FIELDS if (value := getattr(record, name, None)) is not None}
+    known |= given
+    return {name: known[name] for name in FIELDS if name in known}
+
+
+def _exception(error: BaseException) -> str:
+    """Kind and stack of an error, and of those that it came from, the first one first."""
+    former = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    stack = "".join(traceback.format_tb(error.__traceback__))
+    return (f"{_exception(former)}\n" if former is not None else "") + f"{stack}{_told(error)}"

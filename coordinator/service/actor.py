@@ -1,0 +1,102 @@
+"""The coordinator actor: the coordinator as a Ray actor, and credentials that it is handed or asks the store actors for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import ray
+import ray.util
+from ray.exceptions import RayError
+
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.maintenance import Maintenance
+from coordinator.model.names import store_actors_prefix
+from coordinator.runtime.logs import log_to_stderr
+from coordinator.runtime.runtime import MachineClock, freeze_imports
+from coordinator.service.coordinator import Coordinator
+from coordinator.service.metric_export import keep_telling
+from coordinator.storage.counted import CountedObjectStore, StorageFigures
+from coordinator.storage.forwarded_credentials import HandedOverObjectStore
+from coordinator.storage.options import Secrets, StorageOptions
+from coordinator.storage.uris import open_travelled_store
+
+__all__ = ["CoordinatorActor"]
+
+log = logging.getLogger(__name__)
+
+#: How long a store actor may take to say what it was handed, in seconds.
+_PEER_S = 5.0
+
+
+class CoordinatorActor(Coordinator):
+    """The coordinator as Ray makes it, anew after each death.
+
+    Parameters
+    ----------
+    uri, storage_options
+        The fleet, and how its object store is opened.
+    namespace
+        Ray's, of the fleet's actors.
+    """
+
+    def __init__(self, uri: str, storage_options: StorageOptions, maintenance: Maintenance, namespace: str) -> None:
+        freeze_imports()
+        log_to_stderr(uri, "coordinator")
+        self._storage_options = storage_options
+        self._namespace = namespace
+        figures = StorageFigures()
+        self._handed = open_travelled_store(uri, storage_options, self._ask_store_actors, figures)
+        counted = CountedObjectStore(self._handed, figures, MachineClock())
+        super().__init__(uri, counted, maintenance, ray.get_runtime_context().get_node_id(), figures=figures)
+        log.info("coordinator of %s started", uri, extra={"node": self._node_id})
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._exporting = asyncio.create_task(keep_telling(self._uri, self.samples))
+
+    async def storage_options(self) -> StorageOptions:
+        """Options that the fleet was started with, as they travel."""
+        return self._storage_options
+
+    async def hand_over(self, secrets: Secrets) -> None:
+        """Take credentials of the object store, which are kept in memory only.
+
+        Raises
+        ------
+        StorageUnavailableError
+            The store does not accept them; those that were in use stay.
+        InvalidRequestError
+            The fleet was started without any, so its processes use those of their environment.
+        """
+        if not isinstance(self._handed, HandedOverObjectStore):
+            raise InvalidRequestError(
+                "this fleet was started without credentials in storage_options and uses those in the environment of its processes; "
+                "nothing was changed; connect without them, or call shutdown() of the fleet first",
+                uri=self._uri,
+            )
+        await asyncio.to_thread(self._handed.hand_over, secrets)
+
+    async def handed_over(self) -> Secrets | None:
+        """The credentials that this process, or else a store actor, was handed; None if nobody knows them any more."""
+        if not isinstance(self._handed, HandedOverObjectStore):
+            return None
+        return self._handed.secrets or await asyncio.to_thread(self._ask_store_actors)
+
+    def _ask_store_actors(self) -> Secrets | None:
+        prefix = store_actors_prefix(self._uri)
+        named: Any = ray.util.list_named_actors(all_namespaces=True)
+        for actor in named:
+            if actor["namespace"] != self._namespace or not actor["name"].startswith(prefix):
+                continue
+            try:
+                handle: Any = ray.get_actor(actor["name"], namespace=self._namespace)
+                secrets: Secrets | None = ray.get(handle.handed_over.remote(), timeout=_PEER_S)
+            except (RayError, ValueError) as error:  # ValueError is how Ray says that it is gone by now
+                fields = {"actor": actor["name"]}
+                log.info("a store actor cannot say whether it has the credentials: %s", error, extra=fields)
+                continue
+            if secrets is not None:
+                return secrets
+        return None

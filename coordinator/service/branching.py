@@ -1,0 +1,114 @@
+"""Making branches of states: the steps of :mod:`coordinator.ledger.branches`, in their order. No Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+
+from coordinator.ledger.branches import (
+    Branch,
+    decide_beginning,
+    described,
+    first_record,
+    owners,
+    taken,
+)
+from coordinator.ledger.records import BranchBorn, Branched, BranchMade, Record
+from coordinator.ledger.state_ledger import StateLedger
+from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.runtime.runtime import Clock, now_ms
+
+__all__ = ["Branching"]
+
+
+class Branching:
+    """Makes branches of the states of a fleet.
+
+    Parameters
+    ----------
+    keeper
+        Gives the keeper of a state's ledger.
+    clock
+        By which a branch is dated, for people.
+    """
+
+    def __init__(self, keeper: Callable[[str], Awaitable[LedgerKeeper]], clock: Clock) -> None:
+        self._keeper = keeper
+        self._clock = clock
+
+    async def existing(self, parent: str, version: int | None, name: str) -> Branch | None:
+        """The branch of that name, if it began with the version of the parent, or with any if none is given; None without one.
+
+        Raises
+        ------
+        InvalidRequestError
+            There is another state of that name.
+        """
+        keeper = await self._keeper(name)
+        created = keeper.metadata
+        if created is None:
+            return None
+
+        def look(ledger: StateLedger) -> tuple[list[Record], Branch]:
+            if ledger.origin is None or ledger.origin[0] != parent or version not in (None, ledger.origin[1]):
+                raise taken(ledger, parent, version)
+            return [], described(ledger, created)
+
+        return await keeper.submit(look)
+
+    async def make(self, parent: StateMetadata, version: int, name: str) -> Branch:
+        """Have a new state that begins with a version of another one.
+
+        Parameters
+        ----------
+        parent
+            The other one's metadata.
+        name
+            Of the branch.
+
+        Raises
+        ------
+        VersionNotFoundError
+            Not every shard has the version, or it is not retained any more.
+        InvalidRequestError
+            There is another state of that name, or making it took too long.
+        """
+        branch, owner = await self._keeper(name), await self._keeper(parent.state_name)
+
+        def look(ledger: StateLedger) -> tuple[list[Record], Branched]:
+            return [], first_record(ledger, parent, name, version)
+
+        wanted = await owner.submit(look)
+        drops = await branch.submit(lambda ledger: ([], ledger.drops))
+        made_at_ms = now_ms(self._clock)
+        await self._note(owners(wanted), BranchMade(name, parent.state_name, version, made_at_ms))
+        # Again: what the parent needs from here on is left alone.
+        begun = await owner.submit(look)
+
+        def begin(ledger: StateLedger) -> tuple[list[Record], None]:
+            return decide_beginning(ledger, begun, drops), None
+
+        await branch.submit(begin)
+        wanted_metadata = replace(parent, state_name=name, query_id=str(begun.ledger["query_id"]))
+        if await branch.create_metadata(wanted_metadata) != wanted_metadata:
+            # Of a query that has not committed anything: what is in the log is not its.
+            raise taken(StateLedger(name), parent.state_name, version)
+        made = await self.existing(parent.state_name, version, name)
+        assert made is not None
+        for one in sorted(owners(begun)):
+            await (await self._keeper(one)).submit(lambda _: ([BranchBorn(name)], None))
+        return made
+
+    async def _note(self, names: Iterable[str], made: BranchMade) -> None:
+        """Have the states whose files a branch needs take note of it."""
+        keepers = [await self._keeper(one) for one in sorted(names)]
+        if strangers := [keeper for keeper in keepers if keeper.metadata is None]:
+            raise InvalidRequestError(
+                "files that the branch needs belong to a state that is not there any more; nothing was made; restore its folder",
+                state=made.name,
+                missing=len(strangers),
+            )
+        await asyncio.gather(*(keeper.submit(lambda _: ([made], None)) for keeper in keepers))

@@ -1,0 +1,192 @@
+"""Calls of Ray actors: what is needed of Ray for them, and how an answer is waited for."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import ray
+from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError, RayTaskError
+
+from coordinator.model.errors import SetupError, StateStoreError, StoreUnavailableError
+from coordinator.runtime.runtime import Clock
+
+__all__ = ["NAMESPACE", "Actors", "RayActors", "answer", "call_until", "unwrapped"]
+
+log = logging.getLogger(__name__)
+
+#: How long a node's raylet may take to accept a connection, in seconds. Its kernel does, however busy its processes are.
+_KNOCK_S = 1.0
+
+#: Ray namespace of all the fleet's actors.
+NAMESPACE = "statefleet"
+
+
+class Actors(Protocol):
+    """The fleet's actors on a Ray cluster, as a process of it sees them.
+
+    Attributes
+    ----------
+    hung_after_s
+        Seconds without an answer to a ping after which an actor that has a call to answer counts as hung.
+    """
+
+    hung_after_s: float
+
+    def find(self, name: str) -> Any | None:
+        """Handle of a named actor; None if there is no such."""
+
+    def wait(self, references: Sequence[Any], timeout_s: float) -> bool:
+        """Whether one of the answers is there within a time."""
+
+    def get(self, reference: Any, timeout_s: float | None = None) -> Any:
+        """An answer; raises what the method raised, or that the actor died; TimeoutError if it is not there within a time."""
+
+    def put(self, value: Any) -> Any:
+        """A reference to a value, for an argument that is large or sent more than once."""
+
+    def kill(self, handle: Any, *, restart: bool) -> None:
+        """End an actor's process; with `restart` Ray starts it anew."""
+
+    def node_id(self) -> str:
+        """Ray node of this process."""
+
+    def node_answers(self, node_id: str) -> bool:
+        """Whether a Ray node can be reached from here, told within a second; Ray itself takes several to tell that one is lost."""
+
+
+class RayActors:
+    """See :class:`Actors`."""
+
+    def __init__(self, hung_after_s: float = 20.0) -> None:
+        self.hung_after_s = hung_after_s
+        #: Address and port of each node's raylet.
+        self._raylets: dict[str, tuple[str, int]] = {}
+
+    def find(self, name: str) -> Any | None:
+        try:
+            return ray.get_actor(name, namespace=NAMESPACE)
+        except ValueError:  # how Ray says that there is none
+            return None
+
+    def wait(self, references: Sequence[Any], timeout_s: float) -> bool:
+        return bool(ray.wait(list(references), timeout=timeout_s)[0])
+
+    def get(self, reference: Any, timeout_s: float | None = None) -> Any:
+        try:
+            return ray.get(reference, timeout=timeout_s)
+        except GetTimeoutError as error:
+            raise TimeoutError from error
+        except ActorUnschedulableError as error:  # of an actor that is gone with its node, and no RayActorError
+            raise RayActorError(error_msg=str(error)) from error
+
+    def put(self, value: Any) -> Any:
+        return ray.put(value)
+
+    def kill(self, handle: Any, *, restart: bool) -> None:
+        ray.kill(handle, no_restart=not restart)
+
+    def node_id(self) -> str:
+        node_id: str = ray.get_runtime_context().get_node_id()
+        return node_id
+
+    def node_answers(self, node_id: str) -> bool:
+        if node_id not in self._raylets:
+            nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+            self._raylets |= {
+                one["NodeID"]: (one["NodeManagerAddress"], one["NodeManagerPort"]) for one in nodes if one["Alive"]
+            }
+        raylet = self._raylets.get(node_id)
+        if raylet is None:
+            return False
+        try:
+            socket.create_connection(raylet, timeout=_KNOCK_S).close()
+        except OSError:
+            return False
+        return True
+
+
+def answer(actors: Actors, handle: Any, reference: Any) -> Any:
+    """Result of an actor's method, however long it takes; an actor that hangs is ended, and Ray starts it anew.
+
+    Raises
+    ------
+    ray.exceptions.RayActorError
+        The actor died, or it hung (a process that is stopped, deadlocked or cut off) and was ended.
+    """
+    while not actors.wait([reference], actors.hung_after_s / 4):
+        ping = handle.ping.remote()
+        if not actors.wait([ping, reference], actors.hung_after_s):
+            log.warning("an actor does not answer; it is ended and starts anew: %r", handle)
+            actors.kill(handle, restart=True)
+            raise RayActorError(error_msg=f"the actor did not answer a ping for {actors.hung_after_s:.0f} s")
+    return actors.get(reference)
+
+
+def unwrapped(actors: Actors, handle: Any, reference: Any) -> Any:
+    """:func:`answer`, in which an error of this project comes as itself."""
+    try:
+        return answer(actors, handle, reference)
+    except RayTaskError as error:
+        raise (error.cause if isinstance(error.cause, StateStoreError) else error) from None
+
+
+def _called(handle: Any, method: str, args: Sequence[Any]) -> Any:
+    """The reference of a call; Ray compares it with what the actor's class was as it was started."""
+    try:
+        return getattr(handle, method).remote(*args)
+    except (AttributeError, TypeError) as error:
+        raise SetupError(
+            "the fleet was started by another release of Statefleet than this one, and the two cannot talk; nothing was changed; use "
+            "the release that started it, or stop its queries and run `statefleet stop` with that one, and start the queries with this",
+            method=method,
+            cause=error,
+        ) from error
+
+
+def call_until(
+    actors: Actors,
+    clock: Clock,
+    handle: Any,
+    method: str,
+    args: Sequence[Any],
+    *,
+    deadline_s: float,
+    renew: Callable[[], Any],
+) -> Any:
+    """Call the coordinator, repeating while it restarts (all its methods may be repeated).
+
+    Parameters
+    ----------
+    deadline_s
+        How long to repeat.
+    renew
+        Gives the handle for the next try after a lost one.
+
+    Raises
+    ------
+    StateStoreError
+        What the coordinator raised.
+    StoreUnavailableError
+        It did not come back before the deadline.
+    SetupError
+        It has no such method: another release runs.
+    """
+    deadline = clock.elapsed_s() + deadline_s
+    pause_s = 0.02
+    while True:
+        try:
+            return unwrapped(actors, handle, _called(handle, method, args))
+        except RayActorError as error:
+            if clock.elapsed_s() > deadline:
+                raise StoreUnavailableError(
+                    "the coordinator did not come back in time; committed versions are safe in the object store; see "
+                    "`ray list actors` and its log, then repeat",
+                    method=method,
+                    cause=error,
+                ) from error
+            clock.sleep(pause_s)
+            pause_s = min(2 * pause_s, 1.0)
+            handle = renew()

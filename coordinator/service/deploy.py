@@ -1,0 +1,253 @@
+"""How the coordinator is deployed on Ray: its name, and every option with its reason."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pwd
+import socket
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray._common.utils import get_ray_address_file
+from ray._private import ray_constants, services
+from ray._raylet import AuthenticationMode, GcsClient, get_authentication_mode  # type: ignore[attr-defined]
+from ray.exceptions import AuthenticationError, RpcError
+
+from coordinator.model.errors import SetupError
+from coordinator.model.maintenance import Maintenance
+from coordinator.model.names import fleet_id_of
+from coordinator.runtime.native_notes import native_notes_kept
+from coordinator.service.calls import NAMESPACE
+from coordinator.storage.options import StorageOptions
+
+__all__ = [
+    "HEAD_RESOURCE",
+    "coordinator_name",
+    "deploy_coordinator",
+    "init_ray",
+    "join_cluster",
+    "options_on_head",
+    "owner_of",
+    "ray_address",
+]
+
+log = logging.getLogger(__name__)
+
+#: Options of ``ray.init``: what actors print is for their logs.
+_QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
+#: Ray's own, of the head only.
+HEAD_RESOURCE = "node:__internal_head__"
+_KNOCK_S = 10.0
+#: How HTTP/2 begins, which Ray's servers speak: its preface, and a frame of settings without any. The answer is a frame of settings.
+_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+_FRAME_BYTES, _SETTINGS = 9, 4
+
+
+def coordinator_name(uri: str) -> str:
+    """Name of the coordinator of a normalised URI."""
+    return f"statefleet-coordinator-{fleet_id_of(uri)}"
+
+
+def deploy_coordinator(uri: str, storage_options: StorageOptions, maintenance: Maintenance) -> Any:
+    """Handle of a coordinator, started with these options if there is none; not yet proven to work.
+
+    Ray keeps its arguments: they hold no credentials.
+    """
+    # Late: it brings what only the actor needs, and most callers find one that runs.
+    from coordinator.service.actor import CoordinatorActor
+
+    # Its memory is a cache of the manifest logs, so Ray may restart it as often as it dies. Lost answers are repeated by the client,
+    # which knows how long to wait and what to say.
+    actor = ray.remote(CoordinatorActor).options(**options_on_head(coordinator_name(uri)), max_concurrency=1000)
+    return actor.remote(uri, storage_options, maintenance, NAMESPACE)
+
+
+def options_on_head(name: str) -> dict[str, Any]:
+    """Ray's options of an actor of which a fleet has one, found by its name, started anew whenever it dies."""
+    return {
+        "name": name,
+        "namespace": NAMESPACE,
+        # The fleet outlives the drivers that use it.
+        "lifetime": "detached",
+        "get_if_exists": True,
+        "max_restarts": -1,
+        # Lost answers are asked for again by whoever asked.
+        "max_task_retries": 0,
+        "num_cpus": 0,
+        # With the head Ray itself is lost; any other node may go, and would take the actor along.
+        "resources": {HEAD_RESOURCE: 0.001},
+    }
+
+
+def ray_address() -> str:
+    """Address of the Ray cluster that this process is on."""
+    address: str = ray.get_runtime_context().gcs_address
+    return address
+
+
+def init_ray(**options: Any) -> None:
+    """Start or join Ray, with the Python and the modules that this process has.
+
+    Parameters
+    ----------
+    options
+        Of ``ray.init``. No namespace is among them: RayDP names its own actors, so each driver needs one of its own, and a fleet is
+        looked up by its namespace.
+    """
+    # Else Ray packages the working directory of a process that `uv run` started, and has every actor install its packages anew. It
+    # reads the variable that turns this off when it is imported, which is too late to set it here.
+    packages_for_uv = ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV
+    ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = False
+    try:
+        ray.init(**options, **_QUIET)  # type: ignore[arg-type]
+    finally:
+        ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = packages_for_uv
+
+
+def join_cluster(address: str, *, node_ip: str | None = None) -> None:
+    """Join the Ray cluster at an address (``auto``: the one of this machine), unless this process is on one already.
+
+    Parameters
+    ----------
+    node_ip
+        Address of the Ray node to join it by; by default this machine's. For machines with several nodes.
+
+    Raises
+    ------
+    SetupError
+        The address is a Ray Client's, or no cluster answers there, or one with another Ray or Python.
+    """
+    if ray.is_initialized():
+        return
+    if address.startswith("ray://"):
+        raise SetupError(
+            "Ray Client addresses (ray://) cannot host Spark; run on a node of the cluster, by `ray job submit` for instance",
+            address=address,
+        )
+    try:
+        _knock(address)
+        init_ray(address=address, _node_ip_address=node_ip)
+    except ValueError as error:  # how Ray says that it is no address
+        raise SetupError(
+            "this is no address of a Ray cluster; give host:port, or auto for the one of this machine",
+            address=address,
+            cause=error,
+        ) from error
+    except (OSError, RpcError) as error:
+        local = " or unset RAY_ADDRESS to use a local one" if os.environ.get("RAY_ADDRESS") else ""
+        raise SetupError(
+            "no Ray cluster answers at this address, which is host:port as `ray start --head` prints it (6379, not 8265 of Ray's "
+            f"dashboard); start one with `ray start --head`{local}",
+            address=address,
+            cause=" ".join(str(error).split()) or type(error).__name__,
+        ) from error
+    except AuthenticationError as error:
+        raise SetupError(
+            "the Ray cluster at this address wants a token: set RAY_AUTH_MODE=token, and have the cluster's token in ~/.ray/auth_token "
+            "or RAY_AUTH_TOKEN (`ray get-auth-token` on its head prints it)",
+            address=address,
+            cause=" ".join(str(error).split())[:300],
+        ) from error
+    except RuntimeError as error:  # how Ray says that the cluster's Ray or Python is another one
+        raise SetupError(
+            "the Ray cluster at this address cannot be joined from here; install the same Ray and Python on every node and on this "
+            "machine; `statefleet doctor` says what each has",
+            address=address,
+            cause=" ".join(str(error).split()),
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOwner:
+    """Who started a Ray cluster whose head is this machine."""
+
+    user: str
+    pid: int
+    since: datetime
+
+    def __str__(self) -> str:
+        return f"of user {self.user}, process {self.pid}, since {self.since:%Y-%m-%d %H:%M} UTC"
+
+
+def owner_of(address: str) -> ClusterOwner | None:
+    """Whose cluster answers at an address of this machine, by its GCS process; None if its head is elsewhere."""
+    port = address.rpartition(":")[2]
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            about = folder.stat()
+        except OSError:  # it has ended
+            continue
+        if words[0].endswith(b"gcs_server") and f"--gcs_server_port={port}".encode() in words:
+            return ClusterOwner(_user_name(about.st_uid), int(folder.name), datetime.fromtimestamp(about.st_mtime, UTC))
+    return None
+
+
+def _check_owner(address: str) -> None:
+    """Refuse a cluster that nobody named and that another user started, or noted as the one of this machine (SetupError)."""
+    owner = owner_of(address)
+    if owner is not None:
+        user = owner.user
+    else:
+        note = Path(get_ray_address_file(None))
+        user = _user_name(note.stat().st_uid) if note.exists() else _user_name(os.getuid())
+    if user not in (_user_name(os.getuid()), _user_name(0)):
+        raise SetupError(
+            "the Ray cluster that was found on this machine is another user's, and whoever runs a cluster can run code in the programs "
+            "that join it; nothing was joined; name it by --address HOST:PORT or RAY_ADDRESS if you trust it, or start your own by "
+            "`ray start --head`",
+            address=address,
+            user=user,
+        )
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _knock(address: str) -> None:
+    """Ask in seconds whether a cluster answers, and lets this process in; Ray itself would try for minutes, and tell of each time.
+
+    ``auto`` leads Ray to the newest cluster that it started on this machine, also if that has ended.
+
+    Raises
+    ------
+    OSError, RpcError
+        There is none, but perhaps something else.
+    AuthenticationError
+        It wants a token that this process does not have.
+    """
+    found = address
+    if address == "auto":
+        found = services.get_ray_address_from_environment("auto", None)
+        if not os.environ.get("RAY_ADDRESS"):
+            _check_owner(found)
+    host, _, port = found.rpartition(":")
+    if not (host and port.isdigit()):
+        return
+    with socket.create_connection((host, int(port)), timeout=_KNOCK_S) as connected:
+        # With TLS one would have to be let in for that.
+        if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+            _check_http2(connected)
+    if address == "auto" and get_authentication_mode() != AuthenticationMode.TOKEN:
+        # Ray takes the token that it finds on this machine, once it joins.
+        return
+    with native_notes_kept():
+        GcsClient(address=found)
+
+
+def _check_http2(connected: socket.socket) -> None:
+    """Refuse what speaks something else than Ray's servers (ConnectionError)."""
+    connected.sendall(_HTTP2)
+    answered = b""
+    while len(answered) < _FRAME_BYTES and (piece := connected.recv(_FRAME_BYTES - len(answered))):
+        answered += piece
+    if len(answered) < _FRAME_BYTES or answered[3] != _SETTINGS:
+        raise ConnectionError("what listens there is no server of Ray's")

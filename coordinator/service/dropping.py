@@ -1,0 +1,156 @@
+"""Ending states: their names, memory and files are free again, while the fleet goes on. No Ray.
+
+A state's log outlives it. A record in it says that the state is no more (:class:`~coordinator.ledger.records.Dropped`), and from
+there on it
+is as the log of a state that has not begun: runs, owners and coordinators that slept find it in their way, and are refused. Only then
+files go, those that were listed before: what comes later may be another state's of that name. The metadata go last, so that what was
+cut off in the middle is found and done again: by another call, by whoever begins another state of the name, or by cleaning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from coordinator.ledger.branches import owners_of
+from coordinator.ledger.records import BranchEnded, Dropped, Record
+from coordinator.ledger.state_ledger import StateLedger
+from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.open_states import OpenStates
+from coordinator.model.errors import CorruptStateError, InvalidRequestError
+from coordinator.model.identities import PYTHON_QUERY_ID
+from coordinator.model.names import check_state_name
+from coordinator.storage.protocol import ObjectInfo, ObjectStore
+
+__all__ = ["DroppedState", "Dropping"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedState:
+    """What went with a state, or would go.
+
+    Attributes
+    ----------
+    versions
+        How many versions could be read.
+    files, file_bytes
+        Files in its folder but for those of its log, and their bytes.
+    others
+        Names of the other states of its query, which stay.
+    """
+
+    state_name: str
+    versions: int
+    files: int
+    file_bytes: int
+    others: tuple[str, ...]
+
+
+class Dropping:
+    """Ends states of a fleet.
+
+    Parameters
+    ----------
+    store
+        The fleet's object store.
+    states
+        Those of which this coordinator has the ledgers.
+    is_active
+        Whether the query that a ledger is of goes on.
+    """
+
+    def __init__(self, store: ObjectStore, states: OpenStates, is_active: Callable[[StateLedger], bool]) -> None:
+        self._store = store
+        self._states = states
+        self._is_active = is_active
+
+    async def drop(self, state_name: str, *, dry_run: bool, is_over: bool) -> DroppedState:
+        """End a state, or only say what would go; see ``Coordinator.drop``."""
+        check_state_name(state_name)
+        infos = [
+            info
+            for info in await asyncio.to_thread(self._store.list, state_name)
+            if info.path.split("/")[1] not in ("manifest", "checkpoints", "metadata.json")
+        ]
+        try:
+            keeper = await self._states.keeper(state_name)
+        except CorruptStateError:
+            if await self._states.has_metadata(state_name):
+                raise
+            return await self._drop_remnants(state_name, infos, dry_run=dry_run)
+        if keeper.metadata is None and not (keeper.left_over is not None or infos):
+            raise InvalidRequestError(
+                "there is no such state; nothing was changed; `statefleet status` lists those that there are",
+                state=state_name,
+            )
+        metadata = keeper.metadata or keeper.left_over
+        branches = await self._branches(keeper)
+
+        def decide(ledger: StateLedger) -> tuple[list[Record], tuple[int, str, set[str]]]:
+            if there := sorted(branches | (ledger.branches.keys() - ledger.born)):
+                raise InvalidRequestError(
+                    "the state has branches, which need its files; nothing was changed; drop those first",
+                    state=state_name,
+                    branches=", ".join(there),
+                )
+            if self._is_active(ledger) and ledger.query_id != PYTHON_QUERY_ID and not is_over:
+                raise InvalidRequestError(
+                    "a query that uses the state runs, as far as is known; nothing was changed; stop it (query.stop() in its program, "
+                    "or on Spark's page), or, if its program is gone, say so (is_over=True, `--over`): a run that goes on nevertheless "
+                    "is refused from then on",
+                    state=state_name,
+                    query_id=ledger.query_id,
+                    run_id=ledger.run_id,
+                )
+            newest = {one.version for shard in ledger.assigned() for one in ledger.entries(shard)}
+            needs = owners_of(ledger) if ledger.origin is not None else set()
+            records: list[Record] = [Dropped(None if metadata is None else metadata.to_json())]
+            return [] if dry_run else records, (len(newest), ledger.query_id, needs)
+
+        versions, query_id, needs = await keeper.submit(decide)
+        is_of_python = query_id in ("", PYTHON_QUERY_ID)
+        of_query = () if is_of_python else await self._states.of_query(query_id)
+        others = sorted(
+            other.metadata.state_name for other in of_query if other.metadata is not None and other is not keeper
+        )
+        told = DroppedState(state_name, versions, len(infos), sum(info.size for info in infos), tuple(others))
+        if dry_run:
+            return told
+        await asyncio.to_thread(self._store.delete_all, [info.path for info in infos])
+        await keeper.remove_metadata()
+        for parent in sorted(needs - {state_name}):
+            owner = await self._states.keeper(parent)
+            if owner.metadata is not None:
+                await owner.submit(
+                    lambda ledger: ([BranchEnded(state_name)] if state_name in ledger.branches else [], None)
+                )
+        await keeper.write_down()
+        log.info("a state was dropped: %d versions, %d files", versions, len(infos), extra={"state": state_name})
+        return told
+
+    async def _drop_remnants(self, state_name: str, infos: list[ObjectInfo], *, dry_run: bool) -> DroppedState:
+        """End a state whose folder was deleted while a query went on writing into it."""
+        told = DroppedState(state_name, 0, len(infos), sum(info.size for info in infos), ())
+        if not dry_run and await self._states.end_remnants(state_name):
+            await asyncio.to_thread(self._store.delete_all, [info.path for info in infos])
+            await (await self._states.keeper(state_name)).write_down()
+            log.info("what was left of a state was dropped: %d files", len(infos), extra={"state": state_name})
+        return told
+
+    async def finish(self, state_name: str, keeper: LedgerKeeper) -> None:
+        """Have the rest of a state go that was dropped in part: its metadata, once its other files are cleaned away."""
+        if keeper.left_over is None:
+            return
+        infos = await asyncio.to_thread(self._store.list, state_name)
+        if all(info.path.split("/")[1] in ("manifest", "checkpoints", "metadata.json") for info in infos):
+            await keeper.remove_metadata()
+
+    async def _branches(self, keeper: LedgerKeeper) -> set[str]:
+        """Branches of a state that are there."""
+        noted = await keeper.submit(lambda ledger: ([], sorted(ledger.branches)))
+        opened = [(name, await self._states.keeper(name)) for name in noted]
+        return {name for name, branch in opened if branch.metadata is not None}

@@ -1,0 +1,278 @@
+"""Leases of shards: what a query and its tasks ask of a state before they may touch it. No Ray."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from coordinator.ledger.batch_result import BatchResult
+from coordinator.ledger.compatibility import changes, check_output_mode, fitting
+from coordinator.ledger.records import Dropped, Record, StateBegun
+from coordinator.ledger.rescaling import BatchShards, decide_shards, first_generation
+from coordinator.ledger.shard_layouts import Generation
+from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
+from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.model.commits import CommitEntry
+from coordinator.model.errors import FencedError
+from coordinator.model.identities import DEFAULT_STORE, PYTHON_QUERY_ID, ActorLocation, StateStoreId, TaskIdentity
+from coordinator.model.leases import Lease
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.model.watermarks import Watermarks
+from coordinator.placement.move_planner import Placing
+from coordinator.placement.policy import FleetView, PlacementRequest
+from coordinator.service.placement_service import Placement, Placements
+
+__all__ = ["Leasing"]
+
+log = logging.getLogger(__name__)
+
+
+def told_of_rescale(state_name: str, generation: Generation) -> None:
+    """Tell that a state was rescaled."""
+    log.warning(
+        "%s: from version %d on it has %d shards instead of %d; no file was rewritten",
+        state_name,
+        generation.version,
+        generation.num_shards,
+        generation.former_shards,
+        extra={"state": state_name, "version": generation.version},
+    )
+
+
+class Leasing:
+    """Gives leases of the states of a fleet.
+
+    Parameters
+    ----------
+    fleet
+        What is known of store actors.
+    placing
+        Where shards go.
+    keeper
+        Gives the keeper of a state's ledger.
+    """
+
+    def __init__(self, fleet: FleetView, placing: Placing, keeper: Callable[[str], Awaitable[LedgerKeeper]]) -> None:
+        self._fleet = fleet
+        self._placing = placing
+        self._keeper = keeper
+
+    async def check_start(
+        self, state_name: str, query_id: str, output_mode: str | None, is_active: Callable[[StateLedger], bool]
+    ) -> None:
+        """Refuse a query that is to start on another query's state, or in another output mode than the state's (StateMismatchError).
+
+        A state whose query had a temporary checkpoint, and is over, goes as the checkpoint did: it begins anew.
+
+        Parameters
+        ----------
+        query_id
+            That of its checkpoint; empty for a new query.
+        output_mode
+            None if it was looked at before.
+        is_active
+            Whether the newest run of a state may still go on.
+        """
+        keeper = await self._keeper(state_name)
+        created = keeper.metadata
+        if created is None:
+            return
+        if output_mode is not None:
+            check_output_mode(created, output_mode)
+
+        def decide(ledger: StateLedger) -> tuple[list[Record], bool]:
+            if ledger.ends_with_its_run and query_id != ledger.query_id and not is_active(ledger):
+                return [Dropped(created.to_json())], True
+            ledger.check_owner(query_id)
+            return [], False
+
+        if await keeper.submit(decide):
+            log.warning(
+                "%s: the query that it was of had no checkpointLocation, and is over; its state went with it, and begins anew",
+                state_name,
+                extra={"state": state_name},
+            )
+
+    async def check(self, metadata: StateMetadata, is_active: Callable[[StateLedger], bool]) -> None:
+        """Refuse a query that does not fit an existing state (StateMismatchError), before it starts.
+
+        A state that begins anew with the query fits any (:meth:`check_start`). Its first batch is known to its tasks only: the one
+        after the newest that every shard has, or that one again. It may fit either.
+        """
+        keeper = await self._keeper(metadata.state_name)
+        created = keeper.metadata
+        if created is None:
+            return
+
+        def look(ledger: StateLedger) -> tuple[list[Record], Mapping[str, Any] | None]:
+            if ledger.ends_with_its_run and not is_active(ledger):
+                return [], None
+            newest = ledger.committed_version(ledger.generations.newest(first_generation(created)))
+            schemas = (ledger.committed_schema(created, version) for version in (newest, max(0, newest - 1)))
+            return [], fitting(schemas, created, metadata)
+
+        existing = await keeper.submit(look)
+        if existing is not None:
+            begun, gone = changes(existing, metadata.schema)
+            if begun or gone:
+                # A renamed column is another column: whoever did not mean it should see it.
+                log.warning(
+                    "%s: starting from nothing: %s; left out: %s",
+                    metadata.state_name,
+                    begun or "-",
+                    gone or "-",
+                    extra={"state": metadata.state_name, "query": metadata.query_id},
+                )
+
+    async def begin_batch(self, task: TaskIdentity, planned: int, asked: int | None) -> BatchShards:
+        """The shards of a batch that is about to be planned.
+
+        Parameters
+        ----------
+        task
+            Any of the batch's.
+        planned
+            How many a state has that is yet to be made.
+        asked
+            See :func:`~coordinator.ledger.rescaling.decide_shards`.
+        """
+        keeper = await self._keeper(task.state_name)
+        created = keeper.metadata
+        if created is None:
+            return BatchShards(0, planned)
+
+        def decide(ledger: StateLedger) -> tuple[list[Record], tuple[bool, Generation]]:
+            records, generation = decide_shards(ledger, created, task, asked)
+            return records, (bool(records), generation)
+
+        is_new, generation = await keeper.submit(decide)
+        if is_new:
+            told_of_rescale(task.state_name, generation)
+        return BatchShards.of(generation)
+
+    async def end_batch(
+        self, task: TaskIdentity, shards: BatchShards, placements: Placements
+    ) -> tuple[BatchResult, Placement, BatchShards]:
+        """See :meth:`Coordinator.batch_result <coordinator.service.coordinator.Coordinator.batch_result>`."""
+        keeper = await self._keeper(task.state_name)
+        created = keeper.metadata
+        following = replace(task, batch_id=task.batch_id + 1, batch_time_ms=None, former_time_ms=task.batch_time_ms)
+
+        def decide(ledger: StateLedger) -> tuple[list[Record], tuple[BatchResult, Placement, Generation, bool]]:
+            of_batch = Generation(shards.num_shards, shards.first_partition)
+            result = ledger.batch_result(task.run_id, task.batch_id, of_batch)
+            records, generation = list[Record](), of_batch
+            if created is not None and not result.missing:
+                # Here, so that the next batch need not ask.
+                records, generation = decide_shards(ledger, created, following, None)
+            placement = placements.next_batch(ledger, shards.partitions, is_whole=not result.missing)
+            return records, (result, placement, generation, bool(records))
+
+        # What the batch's commits have told is true, whoever may have written since; only what is missing may have been told to others.
+        found = await keeper.submit(decide, is_recent=True)
+        if found[0].missing:
+            found = await keeper.submit(decide)
+        result, placement, generation, is_new = found
+        if is_new:
+            told_of_rescale(task.state_name, generation)
+        return result, placement, BatchShards.of(generation)
+
+    async def lease(
+        self, task: TaskIdentity, metadata: StateMetadata, local: ActorLocation
+    ) -> tuple[LeaseGrant, bool, ActorLocation | None]:
+        """The store actor that may commit a task's shard and the version its batch reads; whether the task's run is new; and who had
+        the shard before.
+
+        Parameters
+        ----------
+        local
+            Store actor of the task's own node.
+        """
+        keeper = await self._keeper(task.state_name)
+
+        def check(ledger: StateLedger) -> tuple[list[Record], None]:
+            ledger.check_query(task)
+            return [], None
+
+        if keeper.metadata is None:
+            # Before anything is written: a checkpoint ahead of a missing state must not make an empty one.
+            await keeper.submit(check)
+            await keeper.create_metadata(metadata)
+        created = keeper.metadata
+        assert created is not None
+
+        def decide(ledger: StateLedger) -> tuple[list[Record], tuple[LeaseGrant, bool, ActorLocation | None]]:
+            # First whose the state is: a run that was replaced is told so, whatever became of the state since.
+            ledger.check_query(task)
+            if keeper.metadata is None or keeper.metadata.state_id != created.state_id:
+                raise FencedError(
+                    "the state was dropped by another coordinator a moment ago; nothing of this batch was committed by this task, and "
+                    "its repetition begins with a new state",
+                    state=task.state_name,
+                )
+            generation = ledger.generations.in_force(first_generation(created), task.run_id, task.batch_id)
+            if not task.is_of_python:
+                ledger.check_generation(task, generation)
+            ledger.check_whole(task, generation)
+            is_new = task.run_id != ledger.run_id
+            former = ledger.holder(task.partition_id)
+            records, grant = ledger.decide_lease(task, local, self._fleet, self._placing)
+            records += ledger.decide_schema(task, created, metadata)
+            if ledger.drops and not ledger.run_id and ledger.begun_metadata is None:
+                records.insert(0, StateBegun(created.to_json()))
+            return records, (grant, is_new, former)
+
+        upstream = [
+            await (await self._keeper(name)).submit(
+                lambda ledger: ([], ledger.batch_watermarks(task.run_id, task.batch_id))
+            )
+            for name in metadata.schema.get("options", {}).get("upstream", ())
+        ]
+        if task.is_of_python:
+            # Partitions that have no batches in common wait for nobody.
+            self._placing.batch_ended(task.state_name)
+        grant, is_new, former = await keeper.submit(decide)
+        if not task.is_of_python:
+            self._placing.count(task.state_name, task.partition_id, local, former, grant.lease.location)
+        lease = replace(grant.lease, standbys=self._standbys(task.state_name, task.partition_id, grant.lease.location))
+        return replace(grant, lease=lease, upstream=tuple(upstream)), is_new, former
+
+    def _standbys(self, state_name: str, partition_id: int, holder: ActorLocation) -> tuple[str, ...]:
+        found = self._placing.standbys(state_name, partition_id, holder, self._fleet)
+        return tuple(one.actor_name for one in found)
+
+    def following(
+        self, ledger: StateLedger, created: StateMetadata, entries: Sequence[CommitEntry]
+    ) -> LeaseGrant | None:
+        """The lease of the batch after a partition's commits, which are about to be counted, if it is known by now what it will be.
+
+        It is not if the shard is to go elsewhere, or the operator is fed by another one, whose watermark of that batch is yet to come.
+        Partitions of programs have no next batch of their run.
+        """
+        entry = entries[0]
+        assignment = ledger.assignments.get(entry.partition_id)
+        fed = created.schema.get("options", {}).get("upstream", ())
+        if assignment is None or fed or ledger.query_id == PYTHON_QUERY_ID:
+            return None
+        holder = assignment.location
+        # A coordinator that has just started learns from commits who lives, as from leases that are asked for.
+        self._fleet.newest(holder)
+        if not self._placing.stays(
+            PlacementRequest(ledger.state_name, entry.partition_id, holder, holder), self._fleet
+        ):
+            return None
+        lease = Lease(
+            StateStoreId(ledger.root, 0, entry.partition_id),
+            entry.run_id,
+            assignment.epoch,
+            holder,
+            self._standbys(ledger.state_name, entry.partition_id, holder),
+        )
+        read = next((one.watermarks for one in entries if one.store_name == DEFAULT_STORE), Watermarks())
+        return LeaseGrant(lease, entry.version, read)
+
+    def count_carried(self, state_name: str, partition_id: int) -> None:
+        """Take note of a state operation for whose lease nobody was asked: tasks ask the store actors of their own node only."""
+        self._placing.count_local(state_name, partition_id)

@@ -1,0 +1,87 @@
+"""Figures of a process as metrics of Ray, which every node's Ray exports for Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from ray.util.metrics import Counter, Gauge, Histogram
+
+from coordinator.model.metric_table import BATCH_BUCKETS_S, FLEET, Increments, Kind, Metric, Sample, metric_of
+from coordinator.model.names import fleet_id_of
+
+__all__ = ["EXPORT_INTERVAL_S", "MetricExport", "keep_telling"]
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two exports. Ray collects what was told about every ten, and forgets gauges that were not told since.
+EXPORT_INTERVAL_S = 4.0
+
+
+class MetricExport:
+    """Tells Ray the figures of one process of a fleet.
+
+    Parameters
+    ----------
+    uri
+        The fleet's normalised URI.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self._fleet = fleet_id_of(uri)
+        self._increments = Increments()
+        self._instruments: dict[str, Any] = {}
+
+    def tell(self, samples: Iterable[Sample]) -> None:
+        """Tell all figures of the process, as they are now; those of histograms since the last time."""
+        for sample in samples:
+            metric = metric_of(sample.name)
+            tags = {FLEET: self._fleet, **dict(zip(metric.labels, sample.labels, strict=True))}
+            instrument = self._instrument(metric)
+            match metric.kind:
+                case Kind.GAUGE:
+                    instrument.set(sample.value, tags=tags)
+                case Kind.HISTOGRAM:
+                    instrument.observe(sample.value, tags=tags)
+                case Kind.COUNTER:
+                    increment = self._increments.of(sample)
+                    if increment > 0:
+                        instrument.inc(increment, tags=tags)
+
+    def _instrument(self, metric: Metric) -> Any:
+        found = self._instruments.get(metric.name)
+        if found is None:
+            found = self._instruments[metric.name] = _made(metric)
+        return found
+
+
+async def keep_telling(uri: str, samples: Callable[[], Awaitable[Iterable[Sample]]]) -> None:
+    """Tell Ray the figures of an asynchronous actor, again and again.
+
+    Parameters
+    ----------
+    uri
+        The fleet's normalised URI.
+    samples
+        Gives all figures of the process, as they are now.
+    """
+    export = MetricExport(uri)
+    while True:
+        try:
+            export.tell(await samples())
+        except Exception:  # whoever uses the actor does without
+            log.exception("metrics could not be told; it is tried again")
+        await asyncio.sleep(EXPORT_INTERVAL_S)
+
+
+def _made(metric: Metric) -> Counter | Gauge | Histogram:
+    labels = (FLEET, *metric.labels)
+    match metric.kind:
+        case Kind.COUNTER:
+            return Counter(metric.name, metric.meaning, labels)
+        case Kind.GAUGE:
+            return Gauge(metric.name, metric.meaning, labels)
+        case Kind.HISTOGRAM:
+            return Histogram(metric.name, metric.meaning, list(BATCH_BUCKETS_S), labels)

@@ -1,0 +1,207 @@
+"""Which versions the states of a fleet have, where they are read, and what begins with one of them. No Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from coordinator.ledger.branches import Branch
+from coordinator.ledger.read_views import ReadView, ViewId, WantedView, cut_of, newest_readable, read_view
+from coordinator.ledger.records import Record
+from coordinator.ledger.rescaling import first_generation
+from coordinator.ledger.state_ledger import StateLedger
+from coordinator.ledger.version_stats import VersionFigures, version_figures
+from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.open_states import OpenStates
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.identities import PYTHON_QUERY_ID, StateStoreId
+from coordinator.model.leases import ShardLocation
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.service.branching import Branching
+
+__all__ = ["Versions"]
+
+
+class Versions:
+    """Versions of the states of a fleet.
+
+    Parameters
+    ----------
+    states
+        Those that are open.
+    keeper
+        Gives the keeper of a state's ledger.
+    branching
+        Makes branches.
+    """
+
+    def __init__(
+        self, states: OpenStates, keeper: Callable[[str], Awaitable[LedgerKeeper]], branching: Branching
+    ) -> None:
+        self._states = states
+        self._keeper = keeper
+        self._branching = branching
+        #: Whether the states that were there when this coordinator began are open; those that are made later are, anyway.
+        self._all_are_open = False
+
+    async def read_view(self, state_name: str, asked: WantedView, known: ViewId | None = None) -> ReadView | None:
+        """How a version of a state is read, by the log as it was a moment ago at most.
+
+        Parameters
+        ----------
+        asked
+            The newest version by default: one cut across the shards of all operators of its query, whose batch Spark has finished.
+        known
+            Of a view that the caller has.
+
+        Returns
+        -------
+        ReadView or None
+            None if that one is still what it would be given.
+
+        Raises
+        ------
+        InvalidRequestError
+            There is no such state.
+        VersionNotFoundError
+            There is no such version, or it is not retained any more.
+        """
+        keeper = await self._keeper(state_name)
+        created = keeper.metadata
+        if created is None:
+            raise InvalidRequestError(
+                "there is no such state; nothing was changed; `statefleet status` lists those that there are",
+                state=state_name,
+            )
+        others = await self._newest_beside(keeper, asked.is_committed) if asked.version is None else []
+
+        def look(ledger: StateLedger) -> tuple[list[Record], ReadView | None]:
+            cut = cut_of(newest_readable(ledger, created, is_committed=asked.is_committed), others)
+            return [], read_view(ledger, created, cut, asked, known)
+
+        return await keeper.submit(look, is_recent=True)
+
+    async def batch_finished(self, state_names: Sequence[str], run_id: str, batch_id: int, within_s: float) -> None:
+        """Spark's commit log has a batch of a run, which worked on these states: readers see it from now on.
+
+        Returns once the states' logs say so, which they do with their next records, or after a while without any.
+
+        Parameters
+        ----------
+        within_s
+            That while, in seconds.
+        """
+        keepers = [await self._keeper(name) for name in state_names]
+        notes = [keeper.note(lambda ledger: ledger.decide_finished(run_id, batch_id), within_s) for keeper in keepers]
+        await asyncio.gather(*notes)
+
+    async def list_newest(self, state_name: str, count: int, is_committed: bool) -> tuple[VersionFigures, ...]:
+        """What the log tells of the newest versions of a state that can be read, newest first; `count` of them at most.
+
+        Parameters
+        ----------
+        is_committed
+            See :class:`~coordinator.ledger.read_views.WantedView`.
+
+        Raises
+        ------
+        InvalidRequestError
+            There is no such state.
+        """
+        view = await self.read_view(state_name, WantedView(None, is_committed))
+        assert view is not None
+        newest = view
+        keeper = await self._keeper(state_name)
+        created = keeper.metadata
+        assert created is not None
+
+        def look(ledger: StateLedger) -> tuple[list[Record], tuple[VersionFigures, ...]]:
+            return [], version_figures(ledger, created, newest.oldest, newest.version, count)
+
+        return await keeper.submit(look, is_recent=True)
+
+    async def _newest_beside(self, keeper: LedgerKeeper, is_committed: bool) -> list[int]:
+        """See :func:`~coordinator.ledger.read_views.newest_readable`; of each other state of a state's query."""
+        if not self._all_are_open:
+            await self.load_all_states()
+            self._all_are_open = True
+        query_id = "" if keeper.ledger is None else keeper.ledger.query_id
+        if query_id in ("", PYTHON_QUERY_ID):
+            return []
+
+        def look(created: StateMetadata, ledger: StateLedger) -> tuple[list[Record], int]:
+            return [], newest_readable(ledger, created, is_committed=is_committed)
+
+        beside = [
+            (other, created)
+            for other in await self._states.of_query(query_id)
+            if other is not keeper and (created := other.metadata) is not None
+        ]
+        return await asyncio.gather(
+            *(other.submit(partial(look, created), is_recent=True) for other, created in beside)
+        )
+
+    async def locate(self, state_name: str, shard: int, version: int | None = None) -> ShardLocation:
+        """Where a shard is, and its newest counted version.
+
+        Parameters
+        ----------
+        version
+            Shards are those that the state had at this version; at the newest by default.
+        """
+        keeper = await self._keeper(state_name)
+        created = keeper.metadata
+
+        def look(ledger: StateLedger) -> tuple[list[Record], ShardLocation]:
+            partition_id = shard
+            if created is not None:
+                wanted = sys.maxsize if version is None else version
+                generation = ledger.generations.with_version(first_generation(created), wanted)
+                partition_id = generation.first_partition + shard
+            store_id = StateStoreId(ledger.root, 0, partition_id)
+            newest = ledger.base_version(partition_id, sys.maxsize)
+            return [], ShardLocation(store_id, newest, ledger.holder(partition_id))
+
+        return await keeper.submit(look)
+
+    async def branch(self, state_name: str, name: str, version: int | None) -> Branch:
+        """A state that begins with a version of another one, and shares its files: a new one, or the one that is there.
+
+        Parameters
+        ----------
+        state_name
+            The other one.
+        name
+            Of the branch.
+        version
+            One whose batch Spark has finished; the newest of all operators of the query by default. Of a state that Python programs
+            own, whose partitions go on each by itself, it is the newest of each, and none can be asked for.
+
+        Raises
+        ------
+        InvalidRequestError
+            There is no such state, or another one has the name.
+        VersionNotFoundError
+            Not every shard has the version, or it is not retained any more.
+        """
+        found = await self._branching.existing(state_name, version, name)
+        if found is not None:
+            return found
+        view = await self.read_view(state_name, WantedView(version))
+        assert view is not None
+        parent = (await self._keeper(state_name)).metadata
+        assert parent is not None
+        if version is not None and parent.query_id == PYTHON_QUERY_ID:
+            raise InvalidRequestError(
+                "partitions of this state go on each by itself, so a branch begins with the newest version of each; nothing was "
+                "changed; ask for no version",
+                state=state_name,
+                version=version,
+            )
+        return await self._branching.make(parent, view.version, name)
+
+    async def load_all_states(self) -> list[str]:
+        """See :meth:`OpenStates.open_all <coordinator.log.open_states.OpenStates.open_all>`."""
+        return await self._states.open_all()

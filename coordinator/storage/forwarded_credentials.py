@@ -1,0 +1,124 @@
+"""An object store whose credentials were handed to the running process and are nowhere but in its memory.
+
+Who starts anew has forgotten them and asks the fleet's other processes. If nobody knows them any more, requests fail until a driver
+connects with them again; nothing is lost, since no request was carried out.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from coordinator.model.errors import CredentialsNeededError
+from coordinator.storage.options import Secrets, StorageOptions
+from coordinator.storage.protocol import ObjectInfo, ObjectStore
+
+__all__ = ["HandedOverObjectStore"]
+
+#: Asked for to see whether credentials are accepted; that it is not there is an answer, too.
+_ANY_OBJECT = "_probe/accepted"
+
+
+class HandedOverObjectStore:
+    """See :class:`coordinator.storage.protocol.ObjectStore`; opened by the first request, or when credentials are handed over.
+
+    Parameters
+    ----------
+    uri
+        Normalised URI.
+    options
+        Those that travel.
+    ask
+        Asks other processes of the fleet for the credentials; None if none has them.
+    open_store
+        Opens the store of a URI with all its options.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        options: StorageOptions,
+        ask: Callable[[], Secrets | None],
+        open_store: Callable[[str, Mapping[str, str]], ObjectStore],
+    ) -> None:
+        self.uri = uri
+        self._options = options
+        self._ask, self._open_store = ask, open_store
+        self._store: ObjectStore | None = None
+        self._secrets: Secrets | None = None
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.uri!r})"
+
+    @property
+    def secrets(self) -> Secrets | None:
+        """What this process was handed; None if it was not, or has forgotten it in a restart and not asked yet."""
+        return self._secrets
+
+    @property
+    def tells_writers_apart(self) -> bool:
+        return self._opened().tells_writers_apart
+
+    def hand_over(self, secrets: Secrets) -> None:
+        """Work with these credentials from now on, if the store accepts them.
+
+        Raises
+        ------
+        StorageUnavailableError, InvalidRequestError
+            It does not; those that were in use stay.
+        """
+        if secrets == self._secrets:
+            return
+        store = self._open_store(self.uri, dict(self._options.plain + secrets.values))
+        with suppress(FileNotFoundError):
+            store.get(_ANY_OBJECT)
+        self._store, self._secrets = store, secrets
+
+    def _opened(self) -> ObjectStore:
+        store = self._store
+        if store is not None:
+            return store
+        with self._lock:
+            if self._store is None:
+                secrets = self._ask()
+                if secrets is None:
+                    raise CredentialsNeededError(
+                        "the object store's credentials were in the memory of the fleet's processes only, and all that knew them "
+                        "have ended; what was committed is untouched and nothing was written; call statefleet.connect with the "
+                        "same storage_options again, then restart the query (credentials in each node's environment need "
+                        "no such call)",
+                        uri=self.uri,
+                        options=", ".join(self._options.withheld),
+                    )
+                self.hand_over(secrets)
+            assert self._store is not None
+            return self._store
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        return self._opened().put_if_absent(path, data)
+
+    def put(self, path: str, data: bytes) -> None:
+        self._opened().put(path, data)
+
+    def ensure_durable(self, path: str) -> None:
+        self._opened().ensure_durable(path)
+
+    def get(self, path: str) -> bytes:
+        return self._opened().get(path)
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        return self._opened().list(prefix)
+
+    def list_unfinished(self, prefix: str) -> Sequence[ObjectInfo]:
+        return self._opened().list_unfinished(prefix)
+
+    def delete(self, path: str) -> None:
+        self._opened().delete(path)
+
+    def delete_all(self, paths: Sequence[str]) -> None:
+        self._opened().delete_all(paths)
+
+    def folders(self) -> Sequence[str]:
+        return self._opened().folders()

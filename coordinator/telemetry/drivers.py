@@ -1,0 +1,148 @@
+"""What Spark's drivers report of their executors and of batches that run: kept in memory, until the driver reports again. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from coordinator.model.text import clock_text
+
+__all__ = ["DriverReport", "Drivers", "ExecutorState", "LongBatch"]
+
+#: Seconds after which a driver that has not reported again is taken for ended. It reports every ten seconds.
+_SILENT_S = 30.0
+#: Newest losses that are remembered.
+_LOSSES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorState:
+    """An executor of Spark's, as its driver knows it.
+
+    Attributes
+    ----------
+    host
+        Address of its node.
+    lost_at_ms
+        When Spark gave it up, by the driver's clock; None while it lives.
+    reason
+        Why, in Spark's words.
+    is_expected
+        Whether it was ended on purpose.
+    """
+
+    executor_id: str
+    host: str
+    lost_at_ms: int | None = None
+    reason: str = ""
+    is_expected: bool = False
+
+    def loss_text(self) -> str:
+        """Sentence about its loss, with the time in UTC."""
+        return f"executor {self.executor_id} on {self.host} was lost at {clock_text(self.lost_at_ms or 0)}"
+
+
+@dataclass(frozen=True, slots=True)
+class LongBatch:
+    """A batch that has been running for some seconds.
+
+    Attributes
+    ----------
+    running_ms
+        Since Spark planned it, by the driver's clock.
+    waits_for
+        What Spark is at, as far as the driver knows.
+    """
+
+    run_id: str
+    batch_id: int
+    running_ms: int
+    waits_for: str
+
+
+@dataclass(frozen=True, slots=True)
+class DriverReport:
+    """A driver's executors, those that were lost lately included, its runs, and the batches of these that take long.
+
+    Attributes
+    ----------
+    application
+        Spark's id of the application.
+    """
+
+    application: str
+    executors: tuple[ExecutorState, ...] = ()
+    run_ids: tuple[str, ...] = ()
+    batches: tuple[LongBatch, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    number: int
+    application: str
+    executor: ExecutorState
+
+
+class Drivers:
+    """The drivers of a fleet."""
+
+    def __init__(self) -> None:
+        self._reports: dict[str, tuple[DriverReport, float]] = {}
+        self._losses: list[_Loss] = []
+        self._counted = 0
+
+    @property
+    def lost(self) -> int:
+        """How many executors were lost since the coordinator started."""
+        return self._counted
+
+    def take(self, report: DriverReport, now_s: float) -> Sequence[ExecutorState]:
+        """Take in a report; returns the executors that are newly known to be lost.
+
+        Parameters
+        ----------
+        now_s
+            Time, of a clock that only goes on.
+        """
+        known = {(loss.application, loss.executor.executor_id) for loss in self._losses}
+        lost = [
+            executor
+            for executor in report.executors
+            if executor.lost_at_ms is not None
+            and not executor.is_expected
+            and (report.application, executor.executor_id) not in known
+        ]
+        for executor in lost:
+            self._counted += 1
+            self._losses.append(_Loss(self._counted, report.application, executor))
+        del self._losses[:-_LOSSES]
+        self._reports[report.application] = report, now_s
+        return lost
+
+    def executors(self, now_s: float) -> Iterator[tuple[str, ExecutorState]]:
+        """Executors of the drivers that go on, with the ids of their applications."""
+        for report in self._living(now_s):
+            for executor in report.executors:
+                yield report.application, executor
+
+    def lost_since(self, run_id: str, number: int) -> list[ExecutorState]:
+        """Executors that a run's application has lost, of those that were counted after the first `number`."""
+        applications = {report.application for report, _ in self._reports.values() if run_id in report.run_ids}
+        return [loss.executor for loss in self._losses if loss.number > number and loss.application in applications]
+
+    def is_running(self, run_id: str, now_s: float) -> bool:
+        """Whether a driver that goes on reports a run."""
+        return any(run_id in report.run_ids for report in self._living(now_s))
+
+    def batch(self, run_id: str, now_s: float) -> LongBatch | None:
+        """A run's batch at hand, if it has been running for some seconds."""
+        batches = (batch for report in self._living(now_s) for batch in report.batches if batch.run_id == run_id)
+        return next(batches, None)
+
+    def _living(self, now_s: float) -> list[DriverReport]:
+        self._reports = {
+            application: (report, heard_s)
+            for application, (report, heard_s) in self._reports.items()
+            if now_s - heard_s < _SILENT_S
+        }
+        return [report for report, _ in self._reports.values()]

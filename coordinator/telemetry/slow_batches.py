@@ -1,0 +1,275 @@
+"""Which batches are slow, and where their time went, in words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from coordinator.model.commits import CommitEntry
+from coordinator.model.copy_result import ShardMove
+from coordinator.model.memory_options import MemoryUse
+from coordinator.model.text import size_text
+from coordinator.telemetry.batch_phases import PHASES
+from coordinator.telemetry.drivers import ExecutorState, LongBatch
+
+__all__ = [
+    "RECENT",
+    "Circumstances",
+    "EndedBatch",
+    "RunningBatch",
+    "SlowBatch",
+    "explanation",
+    "is_slow",
+    "running_batch",
+]
+
+#: A batch is slow that takes so many times as long as is usual, and so much longer: milliseconds.
+_TIMES = 3
+_LONGER_MS = 1000
+#: A batch that runs is overdue after so many times what is usual, and so much longer: milliseconds.
+_OVERDUE_TIMES = 10
+_OVERDUE_LONGER_MS = 5000
+#: Batches by which it is known what is usual: at most, and at least.
+RECENT = 20
+_LEAST = 5
+#: Parts of the time that was lost that are told of, and how many.
+_WORTH_TELLING = 0.15
+_TOLD = 3
+#: Times the usual rows from which on there are many.
+_MANY_ROWS = 2
+#: Shards that are named of those that a batch waits for.
+_SHARDS_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class EndedBatch:
+    """A batch, after its sink.
+
+    Attributes
+    ----------
+    took_ms
+        From Spark's plan to the end.
+    phases
+        See :func:`~coordinator.telemetry.batch_phases.phases`.
+    last
+        The commit that was counted last: all others were waited for with it.
+    """
+
+    took_ms: int
+    phases: tuple[int | None, ...]
+    rows_in: int
+    last: CommitEntry
+
+
+@dataclass(frozen=True, slots=True)
+class SlowBatch:
+    """A batch that took much longer than usual.
+
+    Attributes
+    ----------
+    number
+        Of all slow batches of the state since the coordinator started, counted from 1.
+    shard
+        The one that was counted last.
+    text
+        Where its time went.
+    """
+
+    number: int
+    at_ms: int
+    batch_id: int
+    shard: int
+    took_ms: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What is known of the time in which a batch was made.
+
+    Attributes
+    ----------
+    shard, host
+        The shard that was counted last, as people are told it, and where it is.
+    move
+        How it came to that store actor, if it did with this batch; `was_lost` if who had it was lost.
+    memory
+        Of that store actor, if it has a limit.
+    refusals
+        Leases and commits that were refused meanwhile, by error.
+    storage
+        What the coordinator's own requests to the object store met with meanwhile: errors, and ``repeated``.
+    lost_executors
+        Executors of the batch's application that were lost meanwhile.
+    """
+
+    shard: int
+    host: str | None = None
+    move: ShardMove | None = None
+    was_lost: bool = False
+    memory: MemoryUse | None = None
+    refusals: Mapping[str, int] = field(default_factory=dict)
+    storage: Mapping[str, int] = field(default_factory=dict)
+    lost_executors: Sequence[ExecutorState] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunningBatch:
+    """A batch that has been running for some seconds.
+
+    Attributes
+    ----------
+    running_ms, median_ms
+        How long it has been running, and how long batches usually take; None while too few are known.
+    is_overdue
+        Whether it takes much longer than usual.
+    text
+        What it waits for.
+    """
+
+    batch_id: int
+    running_ms: int
+    median_ms: int | None
+    is_overdue: bool
+    text: str
+
+
+def running_batch(
+    state_name: str,
+    batch: LongBatch,
+    recent: Sequence[EndedBatch],
+    missing: Sequence[int],
+    num_shards: int,
+    lost_executors: Sequence[ExecutorState],
+) -> RunningBatch:
+    """A batch that runs, with what it waits for as far as that is known.
+
+    Parameters
+    ----------
+    recent
+        The batches before it.
+    missing
+        Shards of the state that have not committed it yet.
+    """
+    usual_ms = int(median(one.took_ms for one in recent)) if len(recent) >= _LEAST else None
+    is_overdue = usual_ms is not None and (
+        batch.running_ms > _OVERDUE_TIMES * usual_ms and batch.running_ms - usual_ms >= _OVERDUE_LONGER_MS
+    )
+    usual = "" if usual_ms is None else f" (median {_s(usual_ms)})"
+    parts = [executor.loss_text() for executor in lost_executors]
+    if batch.waits_for:
+        parts.append(batch.waits_for)
+    if missing:
+        named = ", ".join(map(str, missing[:_SHARDS_NAMED])) + (", …" if len(missing) > _SHARDS_NAMED else "")
+        parts.append(f"not committed yet by {len(missing)} of {num_shards} shards: {named}")
+    else:
+        parts.append("all shards have committed it, so it is in the sink, or in another operator of the query")
+    text = (
+        f"batch {batch.batch_id} of {state_name} has been running for {_s(batch.running_ms)}{usual}: {'; '.join(parts)}"
+    )
+    return RunningBatch(batch.batch_id, batch.running_ms, usual_ms, is_overdue, text)
+
+
+def is_slow(took_ms: int, recent: Sequence[EndedBatch]) -> bool:
+    """Whether a batch took much longer than is usual; False if too few are known."""
+    if len(recent) < _LEAST:
+        return False
+    usual_ms = median(one.took_ms for one in recent)
+    return took_ms > _TIMES * usual_ms and took_ms - usual_ms >= _LONGER_MS
+
+
+def explanation(state_name: str, batch: EndedBatch, recent: Sequence[EndedBatch], around: Circumstances) -> str:
+    """A sentence that says where the time of a slow batch went, and why, as far as that is known.
+
+    Parameters
+    ----------
+    recent
+        The batches before it.
+    """
+    usual_ms = median(one.took_ms for one in recent)
+    told = f"batch {batch.last.version - 1} of {state_name} took {_s(batch.took_ms)} (median {_s(usual_ms)})"
+    where = ", ".join(_lost(batch, recent, around)) or "nobody knows where its time went"
+    reasons = [*_reasons(batch, recent, around)]
+    if around.was_lost and "was lost" not in where:
+        reasons.insert(0, f"the store actor that had shard {around.shard} was lost")
+    reasons[:0] = [text for executor in around.lost_executors if (text := executor.loss_text()) not in where]
+    return "; ".join((f"{told}: {where}", *reasons))
+
+
+def _lost(batch: EndedBatch, recent: Sequence[EndedBatch], around: Circumstances) -> Iterator[str]:
+    """The parts in which most of the time was lost, the largest first."""
+    longer = {
+        phase: (took_ms, took_ms - _usual_phase(recent, place))
+        for place, (phase, took_ms) in enumerate(zip(PHASES, batch.phases, strict=True))
+        if took_ms is not None
+    }
+    all_of_it = sum(max(0.0, lost) for _, lost in longer.values())
+    worst = sorted(longer.items(), key=lambda one: -one[1][1])[:_TOLD]
+    for phase, (took_ms, lost_ms) in worst:
+        if lost_ms > _WORTH_TELLING * all_of_it:
+            yield f"{_s(took_ms)} {_words(phase, took_ms, batch.last, around)}"
+
+
+def _usual_phase(recent: Sequence[EndedBatch], place: int) -> float:
+    known = [took_ms for one in recent if (took_ms := one.phases[place]) is not None]
+    return median(known) if known else 0.0
+
+
+def _words(phase: str, took_ms: int, last: CommitEntry, around: Circumstances) -> str:
+    shard = f"shard {around.shard}" + (f" on {around.host}" if around.host else "")
+    match phase:
+        case "spark" if around.was_lost:
+            # Tasks that had its lease call the lost one first, and wait until there is another.
+            return f"before {shard} was asked for again, after its store actor was lost"
+        case "spark" if around.lost_executors:
+            lost = ", ".join(executor.loss_text() for executor in around.lost_executors)
+            return f"in Spark before {shard} was asked: {lost}, and its tasks had to run again"
+        case "spark":
+            return f"in Spark before {shard} was asked (source, shuffle, waiting for a core)"
+        case "lease":
+            return f"until the coordinator gave the lease of {shard}"
+        case "hand_over":
+            return _hand_over(shard, took_ms, last, around)
+        case "apply":
+            return f"working on {last.rows_in:,} rows in {shard}"
+        case "write":
+            return f"writing {size_text(last.file_bytes)} of {shard} to the object store"
+        case "commit":
+            return f"until the commit of {shard} was in the state's log"
+        case _:
+            return "in the sink and at the batch's end"
+
+
+def _hand_over(shard: str, took_ms: int, last: CommitEntry, around: Circumstances) -> str:
+    if last.bring_ms < took_ms / 2:
+        return f"handing rows over to {shard} (on their way, or waiting for its threads or memory)"
+    what = f"loading {size_text(last.load_bytes)}" if last.load_bytes else f"coming to version {last.base_version}"
+    if around.was_lost:
+        return f"in {shard} {what} after its store actor was lost"
+    return f"in {shard} {what}" + (f" after it was moved ({around.move.reason})" if around.move else "")
+
+
+def _reasons(batch: EndedBatch, recent: Sequence[EndedBatch], around: Circumstances) -> Iterator[str]:
+    """What else was unusual."""
+    usual_rows = median(one.rows_in for one in recent)
+    if batch.rows_in > _MANY_ROWS * max(1, usual_rows):
+        yield f"it had {batch.rows_in:,} rows (median {usual_rows:,.0f})"
+    if batch.last.failures:
+        yield f"commits of shard {around.shard} failed before: {_counts(batch.last.failures)}"
+    if around.refusals:
+        yield f"tasks were refused: {_counts(around.refusals)}"
+    if around.storage:
+        yield f"the coordinator's requests to the object store: {_counts(around.storage)}"
+    memory = around.memory
+    if memory is not None and memory.spilled_bytes:
+        told = f"the store actor of shard {around.shard} has spilled {size_text(memory.spilled_bytes)}"
+        yield told + (f" (limit {size_text(memory.memory_limit)})" if memory.memory_limit else "")
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count} {'time' if count == 1 else 'times'}" for name, count in sorted(counts.items()))
+
+
+def _s(took_ms: float) -> str:
+    return f"{took_ms / 1000:.1f} s"

@@ -1,0 +1,192 @@
+"""The dashboard actor: looks at its fleet, and serves what it sees. State and coordinator do without it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from coordinator.model.errors import SetupError, StateStoreError
+from coordinator.runtime.logs import log_to_stderr
+from coordinator.runtime.runtime import Surroundings, freeze_imports, now_ms
+from coordinator.service.calls import RayActors
+from coordinator.service.client import CoordinatorClient
+from coordinator.service.metric_export import keep_telling
+from statefleet.dashboard.access import Access, is_loopback
+from statefleet.dashboard.lookups import LookUps
+from statefleet.dashboard.options import DashboardOptions
+from statefleet.dashboard.server import Server
+from statefleet.dashboard.watching import Watching
+from statefleet.reads.fleet import attach
+
+__all__ = ["DashboardActor", "RaySight"]
+
+log = logging.getLogger(__name__)
+
+#: Look-ups at once.
+_LOOK_UPS = 4
+#: How long store actors may take to answer, all of them together, in seconds; and how many are asked at each look.
+_PING_S = 0.5
+_PINGS = 100
+#: Pings without an answer after which a store actor is taken for lost.
+_UNANSWERED = 3
+
+
+class RaySight:
+    """A fleet on this Ray cluster; see :class:`~statefleet.dashboard.watching.FleetSight`.
+
+    Parameters
+    ----------
+    uri
+        The fleet's normalised URI.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self._actors = RayActors()
+        self._coordinator: CoordinatorClient | None = None
+        self._are_open = False
+        #: By name: the ping that is under way, and how often it was looked for in vain.
+        self._pings: dict[str, tuple[Any, int]] = {}
+        self._answering: dict[str, bool] = {}
+        self._next = 0
+
+    def watch(self, known: Mapping[str, str]) -> dict[str, Any]:
+        """See :class:`~statefleet.dashboard.watching.FleetSight`."""
+        if self._coordinator is None:
+            self._coordinator = CoordinatorClient.find(self._uri)
+        if self._coordinator is None:
+            raise SetupError("the fleet does not run (any more); state is safe in the object store", uri=self._uri)
+        if not self._are_open:
+            # Those that nobody uses now are shown, too.
+            self._coordinator.load_all_states()
+            self._are_open = True
+        return self._coordinator.watch(known)
+
+    def answering(self, status: Mapping[str, Any]) -> Mapping[str, bool]:
+        """See :class:`~statefleet.dashboard.watching.FleetSight`: the coordinator learns of a loss when somebody needs the actor."""
+        names = sorted(actor["actor_name"] for actor in status["store_actors"])
+        self._answering = {name: one for name, one in self._answering.items() if name in names}
+        self._pings = {name: one for name, one in self._pings.items() if name in names}
+        for name in self._turn(names):
+            if name not in self._pings:
+                self._ping(name)
+        waiting = [reference for reference, _ in self._pings.values()]
+        if waiting:
+            ray.wait(waiting, num_returns=len(waiting), timeout=_PING_S)
+        for name, (reference, looks) in list(self._pings.items()):
+            self._look_for(name, reference, looks)
+        return dict(self._answering)
+
+    def _turn(self, names: list[str]) -> list[str]:
+        """Those that are asked now, of many."""
+        begin = self._next if self._next < len(names) else 0
+        self._next = begin + _PINGS
+        return names[begin : begin + _PINGS]
+
+    def _ping(self, name: str) -> None:
+        handle = self._actors.find(name)
+        if handle is None:
+            self._answering[name] = False
+        else:
+            self._pings[name] = handle.ping.remote(), 0
+
+    def _look_for(self, name: str, reference: Any, looks: int) -> None:
+        if not ray.wait([reference], timeout=0)[0]:
+            self._pings[name] = reference, looks + 1
+            if looks + 1 >= _UNANSWERED:
+                self._answering[name] = False
+            return
+        del self._pings[name]
+        try:
+            ray.get(reference)
+        except RayError:
+            self._answering[name] = False
+        else:
+            self._answering[name] = True
+
+
+class DashboardActor:
+    """The dashboard as Ray makes it, anew after each death: it serves from the beginning, without a call.
+
+    Parameters
+    ----------
+    uri
+        The fleet's normalised URI.
+    options
+        Where it is served. Ray keeps them: they hold no token.
+    """
+
+    def __init__(self, uri: str, options: DashboardOptions) -> None:
+        freeze_imports()
+        log_to_stderr(uri, "dashboard")
+        self._uri = uri
+        self._options = options
+        self._clock = Surroundings().clock
+        self._own = threading.local()
+        self._url = ""
+        self._error: StateStoreError | None = None
+        # A loop of its own: Ray's has the calls.
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="statefleet-dashboard", daemon=True).start()
+        try:
+            self._url = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
+        except StateStoreError as error:
+            # Told to whoever asks: an actor that cannot be made tells nobody why.
+            self._error = error
+            log.error("the dashboard is not served: %s", error)
+
+    async def _start(self) -> str:
+        options, needs_token = self._options, not is_loopback(self._options.host)
+        # Kept by this process alone; one that is in its environment outlives it.
+        token = DashboardOptions.token() or (secrets.token_urlsafe(32) if needs_token else None)
+        watching = Watching(RaySight(self._uri), lambda: now_ms(self._clock))
+        access = Access(token, only_own_names=not needs_token)
+        pool = ThreadPoolExecutor(_LOOK_UPS, thread_name_prefix="statefleet-look-up")
+        server = Server(watching, self._look_ups, pool, access)
+        try:
+            host, port = await server.start(options.host, options.port_of(self._uri), fallback=options.port is None)
+        except OSError as error:
+            raise SetupError(
+                "the dashboard cannot be served there, and the fleet goes on without; ask for another host or port",
+                host=options.host,
+                port=options.port,
+                cause=error,
+            ) from error
+        watching.start()
+        self._exporting = asyncio.create_task(keep_telling(self._uri, watching.samples))
+        shown = options.shown_host(host, ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        return f"http://{shown}:{port}/" + ("" if token is None else f"?token={token}")
+
+    def _look_ups(self) -> LookUps:
+        """Those of the calling thread: what they remember is nobody else's."""
+        if not hasattr(self._own, "look_ups"):
+            self._own.look_ups = LookUps(lambda: attach(self._uri), self._clock)
+        look_ups: LookUps = self._own.look_ups
+        return look_ups
+
+    def url(self) -> str:
+        """Address to open once, with the token if one is needed.
+
+        Raises
+        ------
+        SetupError, InvalidRequestError
+            Nothing can be served there, or the token is not valid.
+        """
+        if self._error is not None:
+            raise self._error
+        return self._url
+
+    def options(self) -> DashboardOptions:
+        """Where it is served."""
+        return self._options
+
+    def ping(self) -> None:
+        """Answers."""

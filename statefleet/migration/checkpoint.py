@@ -1,0 +1,274 @@
+"""The checkpoint of a query that kept its state in Spark's own stores, and the one with which its successor goes on.
+
+Nothing is written to the old one. The new one has the logs of its newest batches, so that Spark goes on as after any restart: with the
+next batch, from the same offsets and watermark, under the same number. (A sink that knows batches by their numbers, as Spark's file
+sink, would take a batch that begins again at 1 for one that it has.) A batch that was begun and not committed is repeated, with the
+offsets that it had.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql import types as T
+
+from coordinator.model.errors import CorruptStateError, InvalidRequestError
+from spark_jobs.plan.checkpoint_files import begin_logs, copy_logs
+from spark_jobs.plan.checkpoint_state import SPARK_DEFAULT_STORE, SparkStore, read_schema
+from spark_jobs.plan.hadoop_files import HadoopFolder, write_query_id
+
+__all__ = ["NewCheckpoint", "SparkCheckpoint", "SparkOperator"]
+
+#: File with the query's id that is in a new checkpoint until it is whole.
+_BEGUN = "_importing"
+_PARTITIONS = "spark.sql.shuffle.partitions"
+
+
+@dataclass(frozen=True)
+class SparkCheckpoint:
+    """A checkpoint of Spark's at its newest committed batch.
+
+    Attributes
+    ----------
+    batch_id
+        The newest batch that is committed.
+    batch_time_ms, watermark_ms
+        When it was planned, and the watermark that it went by.
+    conf
+        Spark's settings that the state was written with.
+    """
+
+    folder: HadoopFolder
+    query_id: str
+    batch_id: int
+    batch_time_ms: int
+    watermark_ms: int
+    conf: Mapping[str, str]
+
+    @classmethod
+    def open(cls, spark: SparkSession, location: str) -> SparkCheckpoint:
+        """Look into a checkpoint.
+
+        Raises
+        ------
+        InvalidRequestError
+            There is none, no batch of it is committed, or its query runs in this session.
+        CorruptStateError
+            A file of the newest batches is missing or damaged.
+        """
+        folder = HadoopFolder.of(spark, location)
+        facts = {"checkpoint": folder.uri}
+        if not folder.exists("metadata"):
+            raise InvalidRequestError(
+                "there is no checkpoint of a streaming query in this folder; nothing was written; give the checkpointLocation of "
+                "the query that is to be moved",
+                **facts,
+            )
+        query_id = str(json.loads(folder.read("metadata"))["id"])
+        if any(str(one.id) == query_id for one in spark.streams.active):
+            raise InvalidRequestError(
+                "the query of this checkpoint is running; nothing was written; stop it first",
+                query_id=query_id,
+                **facts,
+            )
+        committed = folder.numbers("commits")
+        if not committed:
+            raise InvalidRequestError(
+                "no batch of this checkpoint is committed, so it has no state; nothing was written; start the query of the fleet "
+                "with a new checkpoint",
+                **facts,
+            )
+        batch_id = committed[-1]
+        told = _logged(folder, f"offsets/{batch_id}")
+        _logged(folder, f"commits/{batch_id}")
+        # What else the new checkpoint is given of the logs, if it is there.
+        for path in (f"offsets/{batch_id - 1}", f"offsets/{batch_id + 1}"):
+            if folder.exists(path):
+                _logged(folder, path)
+        try:
+            times = int(told["batchTimestampMs"]), int(told["batchWatermarkMs"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise _damaged(folder, f"offsets/{batch_id}") from error
+        conf = {name: str(value) for name, value in told.get("conf", {}).items()}
+        return cls(folder, query_id, batch_id, *times, conf)
+
+    @property
+    def version(self) -> int:
+        """Version of the state after the newest committed batch."""
+        return self.batch_id + 1
+
+    def operators(self) -> list[int]:
+        """Numbers of the stateful operators."""
+        return self.folder.numbers("state")
+
+    def check_unchanged(self) -> None:
+        """Refuse to go on if its query has committed another batch meanwhile.
+
+        Raises
+        ------
+        InvalidRequestError
+            It has.
+        """
+        newest = max(self.folder.numbers("commits"), default=None)
+        if newest != self.batch_id:
+            raise InvalidRequestError(
+                "the query of this checkpoint goes on: it committed another batch while its state was read; there is no new "
+                "checkpoint; stop the query, and import its state under another name",
+                checkpoint=self.folder.uri,
+                batch_id=self.batch_id,
+                newest=newest,
+            )
+
+
+@dataclass(frozen=True)
+class SparkOperator:
+    """The state of one stateful operator in a checkpoint."""
+
+    spark: SparkSession
+    checkpoint: SparkCheckpoint
+    number: int
+
+    def store(self, name: str = SPARK_DEFAULT_STORE, *, has_keys: bool = True) -> SparkStore | None:
+        """One of its stores; None if it has none of that name.
+
+        Parameters
+        ----------
+        has_keys
+            Whether the operator has keys. Without any, Spark has all rows in one partition.
+
+        Raises
+        ------
+        CorruptStateError
+            The checkpoint does not have the folder of each partition, or has others.
+        """
+        folder = self.checkpoint.folder.folder("state")
+        there = folder.numbers(str(self.number))
+        schema = read_schema(self.spark, folder.uri, self.number, name) if 0 in there else None
+        if schema is None and 0 in there:
+            return None
+        fields = [] if schema is None else schema.keys.fields
+        # A limit has a key without a value.
+        is_alone = schema is not None and (not fields or (not has_keys and fields[0].dataType == T.NullType()))
+        # As many as the query had in its first batch, whatever is there: of a copy that was not finished the last ones may be missing.
+        told = self.checkpoint.conf.get(_PARTITIONS)
+        partitions = 1 if is_alone else len(there) if told is None else int(told)
+        if there != list(range(partitions)) or schema is None:
+            raise CorruptStateError(
+                "the checkpoint's state has not the partitions that its query had: it was not copied as a whole, or is mixed with "
+                "another; nothing was written; copy the checkpoint again, or restore it from a backup",
+                folder=f"{folder.uri}/{self.number}",
+                expected=partitions,
+                missing=sorted(set(range(partitions)) - set(there)),
+                unexpected=sorted(set(there) - set(range(partitions))),
+            )
+        return SparkStore(
+            folder.uri, self.number, name, self.checkpoint.version, partitions, self.checkpoint.conf, schema
+        )
+
+
+def _logged(folder: HadoopFolder, path: str) -> Mapping[str, Any]:
+    """What a file of Spark's logs of batches says after its version.
+
+    Raises
+    ------
+    CorruptStateError
+        It is missing, empty or damaged.
+    """
+    try:
+        if not folder.exists(path):
+            raise FileNotFoundError(path)
+        body = json.loads(folder.read(path).splitlines()[1])
+        if not isinstance(body, dict):
+            raise TypeError(body)
+    except (FileNotFoundError, IndexError, TypeError, ValueError) as error:
+        raise _damaged(folder, path) from error
+    return body
+
+
+def _damaged(folder: HadoopFolder, path: str) -> CorruptStateError:
+    return CorruptStateError(
+        "a file of the checkpoint's logs is missing, empty or damaged; nothing was written; copy the checkpoint again, or restore "
+        "the file from a backup",
+        file=f"{folder.uri}/{path}",
+    )
+
+
+@dataclass(frozen=True)
+class NewCheckpoint:
+    """A checkpoint for a query whose state is imported; it is one once all its files are there.
+
+    Attributes
+    ----------
+    query_id
+        Of the query that will go on with it: the same each time that the same state is imported for it.
+    """
+
+    folder: HadoopFolder
+    query_id: str
+
+    @classmethod
+    def of(cls, spark: SparkSession, location: str, origin: str) -> NewCheckpoint:
+        """The checkpoint of a folder, which need not be there.
+
+        Parameters
+        ----------
+        origin
+            What is imported: the checkpoint that it was, and its newest batch; or the name of a state.
+
+        Raises
+        ------
+        InvalidRequestError
+            Something else is there.
+        """
+        folder = HadoopFolder.of(spark, location)
+        query_id = str(uuid.uuid5(uuid.NAMESPACE_URL, f"{folder.uri} from {origin}"))
+        made = cls(folder, query_id)
+        if not made.is_whole and not made._was_begun and folder.names():
+            raise InvalidRequestError(
+                "the folder for the new checkpoint is not empty; nothing was written; give one of its own",
+                checkpoint=folder.uri,
+            )
+        return made
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it was written before."""
+        if not self.folder.exists("metadata"):
+            return False
+        return bool(json.loads(self.folder.read("metadata"))["id"] == self.query_id)
+
+    def write_after(self, old: SparkCheckpoint) -> None:
+        """Go on where another checkpoint stands."""
+        self._begin()
+        copy_logs(self.folder, old.folder, old.batch_id)
+        begun = f"offsets/{old.batch_id + 1}"
+        if old.folder.exists(begun):
+            self.folder.copy(old.folder, begun)
+        self._end()
+
+    def write_first(self, batch_time_ms: int, sources: int) -> None:
+        """Have a first batch that read nothing of any source."""
+        self._begin()
+        begin_logs(self.folder, 0, sources=sources, batch_time_ms=batch_time_ms, watermark_ms=0)
+        self._end()
+
+    @property
+    def _was_begun(self) -> bool:
+        return self.folder.exists(_BEGUN) and self.folder.read(_BEGUN) == self.query_id
+
+    def _begin(self) -> None:
+        """Begin, or begin anew after an import that was killed."""
+        # A query that was started in between was refused, and has left an id of its own.
+        for name in ("commits", "offsets", "sources", "metadata") if self._was_begun else ():
+            self.folder.delete(name)
+        self.folder.write(_BEGUN, self.query_id)
+
+    def _end(self) -> None:
+        # Last: without it a query that is started here is another one, to which the state does not belong.
+        write_query_id(self.folder, self.query_id)
+        self.folder.delete(_BEGUN)

@@ -1,0 +1,337 @@
+"""Imports a state: rows in the columns of an operator's state become its first version, on all its shards or for no query."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from coordinator.model.errors import InvalidRequestError, StateMismatchError, StoreUnavailableError
+from coordinator.model.identities import TaskIdentity
+from coordinator.model.schema import AccumulatorKind, OperatorKind, StateSchema
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.model.watermarks import Watermarks
+from coordinator.service.client import CoordinatorClient
+from spark_jobs.functions.group_plan import GroupStatePlan
+from spark_jobs.operators.aggregate import AggregatePlan
+from spark_jobs.operators.join import JoinPlan
+from spark_jobs.plan.catalyst import JOB_FAILURES
+from spark_jobs.plan.event_time import Upstream, operators_of, used_of
+from spark_jobs.plan.logical import Plan, analysed
+from spark_jobs.plan.operator_plan import RoutedOperator
+from spark_jobs.plan.row_columns import ProjectedPlan
+from spark_jobs.worker.exchange import HASH_COLUMN
+from spark_jobs.worker.fleet_client import FleetAddress
+from spark_jobs.worker.import_task import IMPORTED_SCHEMA, PRESENT_COLUMN, SHARD_COLUMN, ImportTask
+from spark_jobs.worker.routing import marker_routes
+from statefleet.migration.aggregation import aggregation_rows, without
+from statefleet.migration.as_spark import aggregations_as_run
+from statefleet.migration.checkpoint import NewCheckpoint, SparkCheckpoint, SparkOperator
+from statefleet.migration.deduplication import deduplication_rows, limit_rows
+from statefleet.migration.function_state import function_rows
+from statefleet.migration.join import join_rows
+from statefleet.migration.table import check_keys, table_rows
+
+__all__ = ["Imported", "Importer", "PlannedState"]
+
+
+@dataclass(frozen=True)
+class PlannedState:
+    """The state of an operator of a query that was built here.
+
+    Attributes
+    ----------
+    metadata
+        As its first batch would make it.
+    """
+
+    operator: RoutedOperator
+    metadata: StateMetadata
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What was imported.
+
+    Attributes
+    ----------
+    checkpoint
+        Where the query goes on.
+    batch_id
+        The newest batch in it; the query's next one has the next number.
+    rows
+        Rows of each state as it is now, by its name.
+    """
+
+    checkpoint: str
+    batch_id: int
+    rows: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """The batch that makes an imported version, as the query's log has it."""
+
+    query_id: str
+    batch_id: int
+    time_ms: int
+    watermarks: Watermarks
+
+
+class Importer:
+    """Imports states of a fleet.
+
+    Parameters
+    ----------
+    planned
+        States of the operators that were built, by name.
+    """
+
+    def __init__(
+        self, coordinator: CoordinatorClient, address: FleetAddress, planned: Mapping[str, PlannedState]
+    ) -> None:
+        self._coordinator = coordinator
+        self._address = address
+        self._planned = planned
+
+    def import_checkpoint(
+        self,
+        source: str,
+        frame: DataFrame,
+        checkpoint: str,
+        operators: Mapping[str, int] | None,
+        from_nothing: Sequence[str],
+    ) -> Imported:
+        """See :meth:`Fleet.import_checkpoint <spark_jobs.fleet.Fleet.import_checkpoint>`."""
+        spark = frame.sparkSession
+        old = SparkCheckpoint.open(spark, source)
+        new = NewCheckpoint.of(spark, checkpoint, f"{old.query_id} batch {old.batch_id}")
+        states = _all_without(self._states_of(frame), from_nothing)
+        numbers = _numbers(states, old, operators)
+        names = [one.metadata.state_name for one in states]
+        if new.is_whole:
+            return Imported(new.folder.uri, old.batch_id, {name: self._rows_of(name, new) for name in names})
+        self._check_new(states, new)
+        # All of them before anything is written: what does not fit is told here.
+        own = {
+            one.metadata.state_name: plan.analysed
+            for one in states
+            if isinstance(plan := one.operator.plan, AggregatePlan)
+        }
+        as_run = aggregations_as_run(analysed(frame), own)
+        frames = [
+            _rows(one, SparkOperator(spark, old, numbers[one.metadata.state_name]), frame, as_run) for one in states
+        ]
+        # Where operators follow one another, each has its own; Spark tells them with the next batch.
+        watermarks = Watermarks(old.watermark_ms, old.watermark_ms) if len(states) == 1 else Watermarks()
+        batch = _Batch(new.query_id, old.batch_id, old.batch_time_ms, watermarks)
+        rows = self._write_all(states, frames, batch)
+        old.check_unchanged()
+        new.write_after(old)
+        return Imported(new.folder.uri, old.batch_id, rows)
+
+    def import_table(self, frame: DataFrame, table: DataFrame, checkpoint: str) -> Imported:
+        """See :meth:`Fleet.import_table <spark_jobs.fleet.Fleet.import_table>`."""
+        spark = frame.sparkSession
+        states = self._states_of(frame)
+        if len(states) > 1 or table.isStreaming:
+            raise InvalidRequestError(
+                "a table is imported for a query with one stateful operator, and is no stream; nothing was written",
+                states=[one.metadata.state_name for one in states],
+                isStreaming=table.isStreaming,
+            )
+        (state,) = states
+        name = state.metadata.state_name
+        new = NewCheckpoint.of(spark, checkpoint, f"a table for {name}")
+        if new.is_whole:
+            return Imported(new.folder.uri, 0, {name: self._rows_of(name, new)})
+        self._check_new(states, new)
+        rows = table_rows(state.operator.plan, table)
+        check_keys(rows, state.operator.schema.keys)
+        batch = _Batch(new.query_id, 0, int(time.time() * 1000), Watermarks())
+        counted = self._write_all(states, [rows], batch)
+        new.write_first(batch.time_ms, analysed(frame).streaming_sources)
+        return Imported(new.folder.uri, 0, counted)
+
+    def _write_all(self, states: Sequence[PlannedState], frames: Sequence[DataFrame], batch: _Batch) -> dict[str, int]:
+        """Make rows the first version of each state; returns how many each has."""
+        run_id = f"import-{uuid.uuid4().hex}"
+        try:
+            return {
+                state.metadata.state_name: self._write(state, rows, batch, run_id)
+                for state, rows in zip(states, frames, strict=True)
+            }
+        finally:
+            self._coordinator.deactivate_instances(run_id)
+
+    def _states_of(self, frame: DataFrame) -> list[PlannedState]:
+        """States of the operators of a query, the last operator first, as Spark numbers its own."""
+        found = operators_of(analysed(frame))
+        if not found:
+            raise InvalidRequestError(
+                "the DataFrame has no stateful operator of a fleet; give the one that fleet.stateful(..).groupBy(..) or the like gave"
+            )
+        return [self._state(one) for one in found]
+
+    def _state(self, upstream: Upstream) -> PlannedState:
+        planned = self._planned.get(upstream.state)
+        if upstream.uri != self._address.uri or planned is None:
+            raise InvalidRequestError(
+                "the operator was not built by this fleet handle; build the query with the handle that imports its state",
+                state=upstream.state,
+                fleet=upstream.uri,
+            )
+        if planned.operator.schema.event_time is not None:
+            raise InvalidRequestError(
+                "Spark's state does not say where event time stands for an operator that closes early; nothing was written; leave "
+                "closing out",
+                state=upstream.state,
+            )
+        return planned
+
+    def _check_new(self, states: Sequence[PlannedState], new: NewCheckpoint) -> None:
+        """Refuse names that are taken."""
+        for one in states:
+            existing = self._coordinator.describe_state(one.metadata.state_name)
+            if existing is not None and existing.query_id != new.query_id:
+                raise StateMismatchError(
+                    "there is a state of this name, made by another query or by an import of something else; nothing was written; "
+                    "give the query's operator another name, or delete the state's folder while no fleet runs",
+                    state=existing.state_name,
+                    owner_query_id=existing.query_id,
+                    query_id=new.query_id,
+                )
+
+    def _rows_of(self, name: str, new: NewCheckpoint) -> int:
+        """Rows that an imported state has now."""
+        existing = self._coordinator.describe_state(name)
+        if existing is None or existing.query_id != new.query_id:
+            raise StateMismatchError(
+                "the new checkpoint is of an import that made other states; nothing was written; give another folder, or the query "
+                "with the names of that import",
+                state=name,
+                checkpoint=new.folder.uri,
+            )
+        return self._coordinator.list_versions(name, 1)[0].state_rows
+
+    def _write(self, state: PlannedState, rows: DataFrame, batch: _Batch, run_id: str) -> int:
+        name = state.metadata.state_name
+        task = TaskIdentity(
+            name, batch.query_id, run_id, batch.batch_id, 0, 0, "", batch_time_ms=batch.time_ms, is_import=True
+        )
+        existing = self._coordinator.describe_state(name)
+        # An import that was not finished has decided how many there are; the query may ask for others when it starts.
+        shards = state.metadata.num_shards if existing is None else existing.num_shards
+        metadata = replace(state.metadata, num_shards=shards)
+        write = ImportTask(held_schema(state.operator), metadata, self._address, task, batch.watermarks)
+        told = _by_shard(rows, shards).mapInArrow(write, from_arrow_schema(IMPORTED_SCHEMA))
+        try:
+            counted = {one["shard"]: one["rows"] for one in told.collect()}
+        except JOB_FAILURES as error:
+            raise StoreUnavailableError(
+                "the import was not finished; no query can use what there is of the state, and there is no new checkpoint; see the "
+                "cause, and import again with the same names",
+                state=name,
+                cause=error,
+            ) from error
+        assert counted.keys() == set(range(shards)), "a task for each shard"
+        return sum(counted.values())
+
+
+def _numbers(
+    states: Sequence[PlannedState], old: SparkCheckpoint, given: Mapping[str, int] | None
+) -> Mapping[str, int]:
+    """Number of the operator of Spark's whose state each of some states is."""
+    names, there = [one.metadata.state_name for one in states], old.operators()
+    numbers = dict(zip(names, there, strict=False)) if given is None else dict(given)
+    if sorted(numbers.values()) != there or numbers.keys() != set(names):
+        raise StateMismatchError(
+            "the checkpoint has other stateful operators than the query; nothing was written; build the query with an operator of the "
+            "fleet for each of Spark's, and give operators={name: number} if they are in another order",
+            checkpoint=old.folder.uri,
+            existing=there,
+            asked=names,
+        )
+    return numbers
+
+
+def _all_without(states: Sequence[PlannedState], names: Sequence[str]) -> list[PlannedState]:
+    """States without the aggregates in some columns of the results; the query's first batch adds them."""
+    plans = [one.operator.plan for one in states]
+    known = {column.name for plan in plans if isinstance(plan, AggregatePlan) for column in plan.analysed.aggregates}
+    if unknown := [name for name in names if name not in known]:
+        raise _wrong_names(unknown, sorted(known))
+    return [_without(one, names) for one in states]
+
+
+def _without(state: PlannedState, names: Sequence[str]) -> PlannedState:
+    plan, schema = state.operator.plan, state.operator.schema
+    if not isinstance(plan, AggregatePlan) or not {one.name for one in plan.analysed.aggregates} & set(names):
+        return state
+    left = without(plan, schema, names)
+    if left == schema or all(one.kind is AccumulatorKind.VALUE for one in left.accumulators):
+        raise _wrong_names(names, [one.name for one in plan.analysed.aggregates])
+    metadata = replace(state.metadata, schema=left.to_json())
+    return PlannedState(replace(state.operator, schema=left), metadata)
+
+
+def _wrong_names(names: Sequence[str], columns: Sequence[str]) -> InvalidRequestError:
+    return InvalidRequestError(
+        "from_nothing has names of columns of aggregates, and not of all of them; nothing was written",
+        from_nothing=list(names),
+        columns=list(columns),
+    )
+
+
+def _rows(
+    state: PlannedState, operator: SparkOperator, frame: DataFrame, aggregations: Mapping[str, Plan]
+) -> DataFrame:
+    """State of an operator of Spark's in the columns of the fleet's."""
+    plan = state.operator.plan
+    if isinstance(plan, AggregatePlan):
+        in_query = aggregations.get(state.metadata.state_name)
+        return aggregation_rows(plan, state.operator.schema, operator, in_query)
+    if isinstance(plan, JoinPlan):
+        return join_rows(plan, operator, used_of(analysed(frame), state.metadata.state_name))
+    if isinstance(plan, GroupStatePlan):
+        return function_rows(plan, operator)
+    if isinstance(plan, ProjectedPlan) and plan.schema.operator is OperatorKind.DEDUPLICATE:
+        return deduplication_rows(plan, operator)
+    if isinstance(plan, ProjectedPlan) and plan.schema.operator is OperatorKind.LIMIT:
+        return limit_rows(plan, operator)
+    raise InvalidRequestError(
+        "the state of this operator is not imported; nothing was written; it is of those operators that Spark has, too",
+        state=state.metadata.state_name,
+        operator=str(plan.schema.operator),
+    )
+
+
+def held_schema(operator: RoutedOperator) -> StateSchema:
+    """Schema that the files of an operator's state are in."""
+    plan = operator.plan
+    if isinstance(plan, GroupStatePlan):
+        store = plan.columns.group_store(plan.schema.keys)
+        return StateSchema.keyed(store.keys, store.values)
+    return operator.schema
+
+
+def _by_shard(rows: DataFrame, shards: int) -> DataFrame:
+    """Rows in as many partitions as there are shards, each with the rows of one, and a row that tells which."""
+    spark = rows.sparkSession
+    shard = F.expr(f"pmod(`{HASH_COLUMN}`, {shards})").alias(SHARD_COLUMN)
+    values = [name for name in rows.columns if name != HASH_COLUMN]
+    present = rows.select(shard, F.lit(True).alias(PRESENT_COLUMN), *values)
+    kinds = {one.name: one.dataType for one in rows.schema.fields}
+    told = spark.range(shards).select(
+        F.col("id").cast("int").alias(SHARD_COLUMN),
+        F.lit(False).alias(PRESENT_COLUMN),
+        *(F.lit(None).cast(kinds[name]).alias(name) for name in values),
+    )
+    routes = F.array(*map(F.lit, marker_routes(shards)))
+    both = told.unionByName(present)
+    return both.repartition(shards, routes[F.col(SHARD_COLUMN)])

@@ -1,0 +1,134 @@
+"""Rows of a scan as Parquet files, a piece at a time; under their final name they are whole, or not there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from coordinator.model.errors import InvalidRequestError, SetupError
+from coordinator.runtime.runtime import random_id
+from statefleet.reads.rows import Rows
+
+__all__ = ["export_parquet"]
+
+#: Is told how many shards are done, and how many rows are written.
+Progress = Callable[[int, int], object]
+
+
+def export_parquet(rows: Rows, target: Path, progress: Progress, *, overwrite: bool = False) -> int:
+    """Write rows to a Parquet file, or to a folder with a file for each shard.
+
+    Parameters
+    ----------
+    target
+        A name that ends in ``.parquet`` is a file's, unless a folder of that name is there; any other one is a folder's.
+    progress
+        Called after each piece.
+    overwrite
+        Whether to put it in the place of what is there; else that is refused.
+
+    Returns
+    -------
+    int
+        Number of rows.
+
+    Raises
+    ------
+    InvalidRequestError
+        There is something of that name, or its folder is not there; or Parquet has no type for a column.
+    SetupError
+        The disk failed. Nothing of the name was written.
+    """
+    is_file = target.suffix == ".parquet" and not target.is_dir()
+    if target.exists() and not overwrite:
+        raise InvalidRequestError(
+            "there is something of that name already; nothing was written; choose another name, or overwrite it",
+            target=target,
+        )
+    if not target.absolute().parent.is_dir():
+        raise InvalidRequestError(
+            "the folder to write to is not there; nothing was written; make it first", target=target
+        )
+    # Beside it, as a rename is one step only within a file system.
+    temporary = target.absolute().with_name(f".{target.name}.{random_id()}.tmp")
+    try:
+        written = _write_file(rows, temporary, progress) if is_file else _write_folder(rows, temporary, progress)
+        _put_in_place(temporary, target)
+    except pa.ArrowNotImplementedError as error:
+        raise InvalidRequestError(
+            "Parquet has no type for a column; nothing was written; leave it out", target=target, cause=error
+        ) from error
+    except OSError as error:
+        raise SetupError(
+            "the export cannot be written; nothing of its name was changed; check the folder and the room on its disk",
+            target=target,
+            cause=error,
+        ) from error
+    finally:
+        _remove(temporary)
+    return written
+
+
+def _write_file(rows: Rows, file: Path, progress: Progress) -> int:
+    count = 0
+    with pq.ParquetWriter(file, rows.schema) as writer:
+        for shard in range(rows.num_shards):
+            count = _write_shard(rows, shard, writer, count, progress)
+    _sync(file)
+    return count
+
+
+def _write_folder(rows: Rows, folder: Path, progress: Progress) -> int:
+    folder.mkdir()
+    count = 0
+    for shard in range(rows.num_shards):
+        file = folder / f"part-{shard:05d}.parquet"
+        with pq.ParquetWriter(file, rows.schema) as writer:
+            count = _write_shard(rows, shard, writer, count, progress)
+        _sync(file)
+    _sync(folder)
+    return count
+
+
+def _write_shard(rows: Rows, shard: int, writer: pq.ParquetWriter, count: int, progress: Progress) -> int:
+    """Rows that are written then, with `count` before."""
+    for table in rows.of_shard(shard):
+        writer.write_table(table)
+        count += table.num_rows
+        progress(shard, count)
+    progress(shard + 1, count)
+    return count
+
+
+def _put_in_place(temporary: Path, target: Path) -> None:
+    """Give what was written its name; a folder cannot take another one's place, so that goes first."""
+    if temporary.is_dir() and target.exists():
+        former = temporary.with_suffix(".former")
+        target.rename(former)
+        temporary.rename(target)
+        _remove(former)
+    else:
+        temporary.replace(target)
+    _sync(target.absolute().parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with suppress(OSError):
+        path.unlink()

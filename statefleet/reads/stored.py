@@ -1,0 +1,147 @@
+"""State read from object storage, in this process: with no fleet running, and nothing written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pyarrow as pa
+
+from coordinator.ledger.read_views import ReadView, ViewId, WantedView, cut_of, newest_readable, read_view
+from coordinator.ledger.state_ledger import StateLedger
+from coordinator.ledger.version_stats import VersionFigures, version_figures
+from coordinator.log.manifest_log import ManifestLog
+from coordinator.model.errors import InvalidRequestError, StateStoreError
+from coordinator.model.identities import PYTHON_QUERY_ID, ActorLocation, StateStoreId
+from coordinator.model.load_plans import LoadPlans
+from coordinator.model.names import is_state_name
+from coordinator.model.schema import StateSchema
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.runtime.runtime import Surroundings
+from coordinator.storage.protocol import ObjectStore
+from store_actors.key_queries import Outcome
+from store_actors.messages import ReadRequest
+from store_actors.serving.loading import Loader
+from store_actors.serving.metrics import StoreMetrics
+from store_actors.serving.reads import Reads
+from store_actors.serving.shard_heat import HottestKeys
+from store_actors.serving.stored_rows import StoredRows
+
+__all__ = ["StoredSource"]
+
+
+class StoredSource:
+    """See :class:`~statefleet.reads.sources.Source`.
+
+    Parameters
+    ----------
+    objects
+        The fleet's object store.
+    """
+
+    def __init__(self, objects: ObjectStore, surroundings: Surroundings) -> None:
+        self._objects = objects
+        self._lock = surroundings.threads.lock()
+        self._logs: dict[str, ManifestLog] = {}
+        #: Fixed facts of the states that are there, as long as their logs go on.
+        self._known: dict[str, StateMetadata] = {}
+        self._ledgers: dict[str, StateLedger] = {}
+        loader = Loader(objects, StoreMetrics(), surroundings)
+        operators, keyed = (StoredRows(loader, surroundings.hash_seed, is_keyed=one) for one in (False, True))
+        self._reads = Reads(operators, keyed, self, surroundings)
+
+    def names(self) -> list[str]:
+        return [name for name in self._objects.folders() if is_state_name(name) and self._found(name) is not None]
+
+    def view(self, name: str, asked: WantedView, known: ViewId | None) -> ReadView | None:
+        ledger, created = self._ledger(name), self._created(name)
+        if ledger.is_dropped:
+            raise InvalidRequestError(
+                "the state was dropped, and there is no such state any more; nothing was changed", state=name
+            )
+        beside = self._beside(name, ledger.query_id) if asked.version is None else ()
+        own, *others = (newest_readable(*one, is_committed=asked.is_committed) for one in ((ledger, created), *beside))
+        return read_view(ledger, created, cut_of(own, others), asked, known)
+
+    def figures(self, name: str, count: int, *, is_committed: bool) -> tuple[VersionFigures, ...]:
+        newest = self.view(name, WantedView(None, is_committed), None)
+        assert newest is not None
+        return version_figures(self._ledger(name), self._created(name), newest.oldest, newest.version, count)
+
+    def _created(self, name: str) -> StateMetadata:
+        """The state's fixed facts.
+
+        Raises
+        ------
+        InvalidRequestError
+            There is no such state.
+        """
+        created = self._found(name)
+        if created is None:
+            raise InvalidRequestError("there is no such state in the object store; nothing was changed", state=name)
+        return created
+
+    def _found(self, name: str) -> StateMetadata | None:
+        """The state's fixed facts; None if there is no such state."""
+        if name not in self._known:
+            created = self._log(name).load_metadata()
+            if created is None:
+                return None
+            self._known[name] = created
+        return self._known[name]
+
+    def _beside(self, name: str, query_id: str) -> Iterator[tuple[StateLedger, StateMetadata]]:
+        """The other states of a state's query."""
+        for other in self.names() if query_id not in ("", PYTHON_QUERY_ID) else ():
+            if other != name and (ledger := self._ledger(other)).query_id == query_id:
+                yield ledger, self._created(other)
+
+    def load_plans(self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]) -> LoadPlans:
+        """See :class:`~store_actors.serving.reads.Planner`."""
+        return self._ledger(state_name).load_plans(partition_id, version, store_names)
+
+    def find(
+        self, where: ActorLocation | None, requests: Sequence[ReadRequest], keys: Sequence[pa.Table]
+    ) -> Callable[[], Sequence[Outcome]]:
+        def found(request: ReadRequest, some: pa.Table) -> Outcome:
+            try:
+                return self._reads.find(request, some)
+            except StateStoreError as error:
+                return error
+
+        return lambda: [found(*one) for one in zip(requests, keys, strict=True)]
+
+    def scan(self, where: ActorLocation | None, request: ReadRequest, limit: int | None) -> Iterator[pa.Table] | None:
+        scan_id = self._reads.scan(request, limit)
+        return None if scan_id is None else self._pieces(scan_id)
+
+    def _pieces(self, scan_id: str) -> Iterator[pa.Table]:
+        try:
+            while (piece := self._reads.next_rows(scan_id)) is not None:
+                yield piece
+        finally:
+            self._reads.end_scan(scan_id)
+
+    def describe(self, where: ActorLocation | None, request: ReadRequest) -> StateSchema | None:
+        return self._reads.describe(request)
+
+    def hottest_keys(self, where: ActorLocation | None, store_id: StateStoreId, most: int) -> HottestKeys:
+        return HottestKeys(None, None)  # nobody counts where nothing runs
+
+    def _log(self, name: str) -> ManifestLog:
+        if name not in self._logs:
+            self._logs[name] = ManifestLog(self._objects, name, "")
+        return self._logs[name]
+
+    def _ledger(self, name: str) -> StateLedger:
+        """The ledger as the log has it now."""
+        # A log that several threads load has the place of one and the ledger of another.
+        with self._lock:
+            if name not in self._ledgers or not self._log(name).is_current():
+                # It may be another state of that name by now: one that was made anew, or put back from a backup.
+                self._logs.pop(name, None)
+                created = self._log(name).load_metadata()
+                self._known.pop(name, None)
+                if created is not None:
+                    self._known[name] = created
+                self._ledgers[name] = self._log(name).load()
+            return self._ledgers[name]

@@ -1,0 +1,357 @@
+"""Re-reading every file that the retained versions of a state need: what is damaged or missing, and which versions that costs.
+
+Nothing is written, and no fleet needs to run. One that runs lets go of files meanwhile: what seems to be missing is looked for again in
+the log as it is then.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from coordinator.ledger.records import Committed
+from coordinator.ledger.rescaling import first_generation
+from coordinator.ledger.shard_layouts import Generation
+from coordinator.ledger.state_ledger import StateLedger
+from coordinator.log.manifest_log import ManifestLog, place_of
+from coordinator.model.commits import CommitEntry, SnapshotEntry, StoredFile
+from coordinator.model.errors import CorruptStateError, NewerFormatError
+from coordinator.model.names import is_state_name
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.runtime.runtime import Surroundings
+from coordinator.storage.protocol import ObjectStore
+from store_actors.serving.files import decode_file
+from store_actors.serving.reading_order import NoSnapshotError, nothing_in_memory, reading_order
+
+__all__ = ["Damage", "NeededFile", "StateCheck", "StateFiles", "check_files", "files_of", "state_names"]
+
+#: Files that are read side by side; one may have as much as a piece of a snapshot.
+_THREADS = 4
+_AHEAD = 8
+
+_RESTORE = "restore the file from a backup of the object store"
+
+
+@dataclass(frozen=True, slots=True)
+class NeededFile:
+    """A file that a retained version needs.
+
+    Attributes
+    ----------
+    size
+        Bytes as the log tells them; None of a file of the log, which has its own checksum within.
+    entry
+        What it belongs to; None of a file of the log.
+    """
+
+    path: str
+    kind: str
+    size: int | None = None
+    entry: CommitEntry | SnapshotEntry | None = None
+    piece: StoredFile | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A file that cannot be used.
+
+    Attributes
+    ----------
+    kind
+        ``delta``, ``snapshot``, ``log record``, ``checkpoint``, ``part of a checkpoint`` or ``metadata``.
+    shard, store, version
+        What it has; None of a file of the log.
+    unreadable
+        Retained versions of the shard, or of shards made of it, that cannot be read any more; empty if there is another way.
+    """
+
+    file: str
+    kind: str
+    problem: str
+    state: str
+    shard: int | None = None
+    store: str | None = None
+    version: int | None = None
+    unreadable: tuple[int, ...] = ()
+    advice: str = _RESTORE
+
+
+@dataclass(frozen=True, slots=True)
+class StateFiles:
+    """What there is to check of a state.
+
+    Attributes
+    ----------
+    ledger
+        What counts; None if the log cannot be read.
+    damages
+        What the log itself lacks.
+    """
+
+    name: str
+    created: StateMetadata | None
+    ledger: StateLedger | None
+    files: tuple[NeededFile, ...]
+    damages: tuple[Damage, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files whose size is known beforehand."""
+        return sum(one.size or 0 for one in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class StateCheck:
+    """What came of a state's check."""
+
+    name: str
+    files: int
+    size: int
+    damages: tuple[Damage, ...]
+
+
+def state_names(objects: ObjectStore) -> list[str]:
+    """Folders of states, also of those whose metadata are missing; other folders may lie beside them."""
+    return [
+        name
+        for name in objects.folders()
+        if is_state_name(name) and (objects.list(f"{name}/manifest") or ManifestLog(objects, name, "").load_metadata())
+        and not _is_left_over(objects, name)
+    ]  # fmt: skip
+
+
+def _is_left_over(objects: ObjectStore, name: str) -> bool:
+    """Whether a folder has nothing but what is left of a state that was dropped, or of a branch that was deleted."""
+    log = ManifestLog(objects, name, "")
+    try:
+        metadata, ledger = log.load_metadata(), log.load()
+    except (CorruptStateError, NewerFormatError):
+        return False
+    if metadata is None:
+        return not ledger.has_versions() and not ledger.run_id and ledger.origin is None
+    return ledger.is_dropped and metadata.state_id == (ledger.dropped_metadata or {}).get("state_id", "")
+
+
+def files_of(objects: ObjectStore, name: str) -> StateFiles:
+    """The files that a state's retained versions need, as the log has it now."""
+    log = ManifestLog(objects, name, "")
+    metadata = NeededFile(f"{name}/metadata.json", "metadata")
+    try:
+        created = log.load_metadata()
+    except (CorruptStateError, NewerFormatError):
+        created = None  # it is told as a file
+    try:
+        ledger = log.load()
+    except (CorruptStateError, NewerFormatError) as error:
+        if error.context.get("field") == "state_id" and _agrees(objects, name):
+            # All records are of one state, and it is not that of the metadata.
+            told = Damage(metadata.path, "metadata", _problem(error, "state_id"), name, advice=_RESTORE)
+            return StateFiles(name, created, None, (metadata,), (told,))
+        told = Damage(
+            str(error.context["file"]),
+            "log record",
+            _problem(error),
+            name,
+            advice=f"no version of the state can be trusted without it; {_RESTORE}",
+        )
+        return StateFiles(name, created, None, (metadata,), (told,))
+    files = (metadata, *_log_files(objects, log, ledger), *_data_files(ledger))
+    return StateFiles(name, created, ledger, files)
+
+
+def _agrees(objects: ObjectStore, name: str) -> bool:
+    """Whether the files of a state's log belong together, whatever its metadata say."""
+    try:
+        ManifestLog(objects, name, "").load()
+    except (CorruptStateError, NewerFormatError):
+        return False
+    return True
+
+
+def _log_files(objects: ObjectStore, log: ManifestLog, ledger: StateLedger) -> Iterator[NeededFile]:
+    """Files of the log from the second newest whole checkpoint on, also those that should be there."""
+    name = ledger.state_name
+    infos = [info for folder in ("manifest", "checkpoints", "parts") for info in objects.list(f"{name}/{folder}")]
+    needed = log.needed(infos)
+    listed = {info.path for info in infos}
+    places = [place_of(path) for path in listed if "/manifest/" in path]
+    begin = needed.seq + 1 if needed.seq else min(places, default=1)
+    if sum("/checkpoints/" in path for path in listed) < 2 and not ledger.drops:
+        # Nothing was cleaned away yet: what the first record that is there follows is to be there, too.
+        begin = max(1, begin - 1)
+    for place in range(begin, log.seq + 1):
+        yield NeededFile(f"{name}/manifest/{place:020d}.json", "log record")
+    for path in sorted(listed):
+        if "/checkpoints/" in path and place_of(path) >= needed.seq:
+            yield NeededFile(path, "checkpoint")
+    for path in sorted(needed.parts if needed.seq else [one for one in listed if "/parts/" in one]):
+        yield NeededFile(path, "part of a checkpoint")
+
+
+def _data_files(ledger: StateLedger) -> Iterator[NeededFile]:
+    for record in ledger.retained():
+        if isinstance(record, Committed):
+            yield NeededFile(record.entry.file, "delta", record.entry.file_bytes, record.entry)
+        else:
+            for piece in record.snapshot.pieces:
+                yield NeededFile(piece.file, "snapshot", piece.file_bytes, record.snapshot, piece)
+
+
+def check_files(objects: ObjectStore, found: StateFiles, checked: Callable[[int], object]) -> StateCheck:
+    """Read and check files of a state.
+
+    Parameters
+    ----------
+    checked
+        Called after each file, with its size as far as that is known beforehand.
+    """
+    problems: list[tuple[NeededFile, str]] = []
+    size = 0
+    log = ManifestLog(objects, found.name, "")
+    with suppress(CorruptStateError, NewerFormatError):  # it is one of the files
+        log.load_metadata()
+    for file, read, problem in _read_all(objects, log, found.files):
+        size += read
+        if problem:
+            problems.append((file, problem))
+        checked(file.size or 0)
+    if problems:
+        # Files go while they are looked at, and the log goes on.
+        again = files_of(objects, found.name)
+        still = {one.path for one in again.files}
+        problems = [one for one in problems if one[0].path in still]
+        found = replace(found, created=again.created or found.created, ledger=again.ledger, damages=again.damages)
+    damages = (*found.damages, *_damages(found, problems))
+    return StateCheck(found.name, len(found.files), size, damages)
+
+
+def _read_all(
+    objects: ObjectStore, log: ManifestLog, files: Sequence[NeededFile]
+) -> Iterator[tuple[NeededFile, int, str]]:
+    """Files in their order with their sizes and what is wrong with them; a few are on their way at once."""
+    left = iter(files)
+    pool = Surroundings().threads.pool(_THREADS, "statefleet-verify")
+
+    def begun(file: NeededFile) -> tuple[NeededFile, Callable[[], tuple[int, str]]]:
+        return file, pool.submit(_check, objects, log, file).result
+
+    waiting = deque(map(begun, islice(left, _AHEAD)))
+    while waiting:
+        file, outcome = waiting.popleft()
+        waiting.extend(map(begun, islice(left, 1)))
+        yield file, *outcome()
+
+
+def _check(objects: ObjectStore, log: ManifestLog, file: NeededFile) -> tuple[int, str]:
+    """Size of a file, and what is wrong with it; empty if nothing is."""
+    try:
+        data = objects.get(file.path)
+    except FileNotFoundError:
+        return 0, "it is missing"
+    try:
+        if file.entry is not None:
+            decode_file(data, file.entry, file.piece)
+        else:
+            log.check_file(file.path)
+    except CorruptStateError as error:
+        if file.size not in (None, len(data)):
+            return len(data), f"it has {len(data)} bytes instead of {file.size}"
+        needed = error.context.get("file")
+        return len(data), _problem(error) if needed == file.path else f"it needs {needed}, of which: {_problem(error)}"
+    except NewerFormatError as error:
+        return len(data), _problem(error)
+    except RecursionError:
+        return len(data), "its checksum differs, or it is no JSON"
+    return len(data), ""
+
+
+def _problem(error: CorruptStateError | NewerFormatError, of_metadata: str = "") -> str:
+    """What is wrong with a file, in a few words; or with the metadata, of which the log has another field."""
+    facts = error.context
+    if of_metadata:
+        return f"it belongs elsewhere: its {of_metadata} is {facts['expected']} and that of the log {facts['says']}"
+    if isinstance(error, NewerFormatError):
+        return f"a later release wrote it (format {facts['format']}, and this release knows {facts['known_up_to']})"
+    if facts.get("field") == "previous":
+        folder, _, number = str(facts["file"]).removesuffix(".json").rpartition("/")
+        before = f"{folder}/{int(number) - 1:020d}.json"
+        return f"it was not written after {before} as that is there: one of the two belongs elsewhere"
+    if "says" in facts:
+        return f"it belongs elsewhere: its {facts['field']} is {facts['says']} and not {facts['expected']}"
+    return "it is missing or unreadable, or its checksum differs"
+
+
+def _damages(found: StateFiles, problems: Sequence[tuple[NeededFile, str]]) -> Iterator[Damage]:
+    broken = {file.path for file, _ in problems}
+    known = {one.file for one in found.damages}
+    for file, problem in problems:
+        if file.path in known:
+            continue
+        told = Damage(file.path, file.kind, problem, found.name)
+        if file.entry is not None and found.ledger is not None:
+            yield _data_damage(found, found.ledger, told, file.entry, broken)
+        elif file.kind in ("checkpoint", "part of a checkpoint") and found.ledger is not None:
+            advice = f"every version can be read, as the log before it is whole; the next checkpoints replace it; or {_RESTORE}"
+            yield replace(told, advice=advice)
+        elif file.kind == "log record" and found.ledger is not None:
+            advice = f"every version can be read, as a checkpoint has what it says; keep the checkpoints, or {_RESTORE}"
+            yield replace(told, advice=advice)
+        elif file.kind == "metadata" and found.created is None:
+            yield replace(told, advice=f"{_RESTORE}, or free the name of what is left by `statefleet drop`")
+        else:
+            yield told
+
+
+def _data_damage(
+    found: StateFiles, ledger: StateLedger, told: Damage, entry: CommitEntry | SnapshotEntry, broken: set[str]
+) -> Damage:
+    """A damaged delta or snapshot with the versions that it costs, and what to do."""
+    created = found.created
+    own = ledger.generations.of(entry.partition_id) or (first_generation(created) if created else Generation(0))
+    lost = sorted(
+        {
+            version
+            for partition in _with_descendants(ledger, entry.partition_id)
+            for version in _unreadable(ledger, partition, entry.store_name, broken)
+        }
+    )
+    newest = max(ledger.newest_version(one) for one in _with_descendants(ledger, entry.partition_id))
+    if not lost:
+        advice = "every version can be read without it; it goes once newer snapshots are made"
+    elif newest in lost:
+        advice = f"the query cannot go on from its newest version; {_RESTORE} before it is started again"
+    else:
+        advice = f"newer versions do without it, so the query goes on; {_RESTORE} if the older ones matter"
+    return replace(
+        told,
+        shard=entry.partition_id - own.first_partition,
+        store=entry.store_name,
+        version=entry.version,
+        unreadable=tuple(lost),
+        advice=advice,
+    )
+
+
+def _with_descendants(ledger: StateLedger, partition: int) -> Iterator[int]:
+    """A partition and those that are made of it, theirs, and so on."""
+    yield partition
+    for generation in ledger.generations.made_of(partition):
+        for child in generation.children(partition):
+            yield from _with_descendants(ledger, child)
+
+
+def _unreadable(ledger: StateLedger, partition: int, store_name: str, broken: set[str]) -> Iterator[int]:
+    """Versions of a store that cannot be loaded without some files."""
+    for version in range(ledger.oldest_readable(partition), ledger.newest_version(partition) + 1):
+        plan = ledger.load_plans(partition, version, (store_name,)).plans[store_name]
+        skipped = {one.file for part in plan.parts() for one in part.snapshots if not broken.isdisjoint(one.files)}
+        try:
+            steps = reading_order(plan, skipped, nothing_in_memory)
+        except NoSnapshotError:
+            yield version
+            continue
+        if any(step.entry is not None and step.entry.file in broken for step in steps):
+            yield version

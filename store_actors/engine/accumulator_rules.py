@@ -1,0 +1,204 @@
+"""The table of accumulators: of each kind, how its state is held, how a new group begins and which compiled step moves it.
+
+Whatever depends on an accumulator's kind is derived from :data:`RULES`: where its state sits and begins
+(``engine/layout.py``), the numbers of the compiled steps (``engine/accumulate_kernels.py``), how partial states are merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, IntEnum, auto
+
+from coordinator.model.accumulator_kinds import AccumulatorKind
+
+__all__ = ["RULES", "OpCode", "Ordering", "Rule", "StateForm"]
+
+
+class OpCode(IntEnum):
+    """Numbers of the branches of ``accumulate_kernels._step``, ``accumulate_kernels._fold_block`` and ``fold_kernels.fold_step``."""
+
+    COUNT = 0
+    ADD_INT = 1
+    ADD_FLOAT = 2
+    ADD_DECIMAL = 3
+    MIN_INT = 4
+    MAX_INT = 5
+    MIN_FLOAT = 6
+    MAX_FLOAT = 7
+    MIN_DECIMAL = 8
+    MAX_DECIMAL = 9
+    MIN_STRING = 10
+    MAX_STRING = 11
+    FIRST = 12
+    LAST = 13
+    MOMENTS = 14
+    MERGE_MOMENTS = 15
+    MULTIPLY_FLOAT = 16
+    AND_INT = 17
+    OR_INT = 18
+    XOR_INT = 19
+    ADD_INT_CHECKED = 20
+    MIN_BY_INT = 21
+    MAX_BY_INT = 22
+    MIN_BY_FLOAT = 23
+    MAX_BY_FLOAT = 24
+    MIN_BY_DECIMAL = 25
+    MAX_BY_DECIMAL = 26
+    MIN_BY_STRING = 27
+    MAX_BY_STRING = 28
+    HIGHER_MOMENTS = 29
+    MERGE_HIGHER_MOMENTS = 30
+    CO_MOMENTS = 31
+    MERGE_CO_MOMENTS = 32
+    ADD_HASH = 33
+    MERGE_REGISTERS = 34
+    SET_BIT = 35
+    OR_WORDS = 36
+    COUNT_LONG = 37
+    COUNT_HASHES = 38
+    MERGE_COUNTS = 39
+    ADD_TO_BINS = 40
+    MERGE_BINS = 41
+    MIN_NESTED = 42
+    MAX_NESTED = 43
+    MIN_BY_NESTED = 44
+    MAX_BY_NESTED = 45
+
+
+class Ordering(Enum):
+    """How values of a type are compared, as words."""
+
+    INT = auto()
+    FLOAT = auto()
+    DECIMAL = auto()
+    STRING = auto()
+    #: Arrays and structs, by their parts.
+    NESTED = auto()
+
+
+class StateForm(Enum):
+    """How a kind's state is held."""
+
+    #: In a fixed number of words of its group's row, moved by a compiled step.
+    FOLDED = auto()
+    #: In a list that grows with its group (``engine/lists.py``): the one state field is of a list type.
+    GROWING = auto()
+    #: In words of the row, written whole.
+    WRITTEN = auto()
+    #: In stores of its own: the schema only tells of it.
+    ELSEWHERE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What holds for one kind.
+
+    Attributes
+    ----------
+    raw, merge
+        Step by which an input row, and a partial state, moves it; by the type's ordering, where it compares values.
+    nullable_fields
+        How many leading state fields are null in a new group; the others are valid.
+    initial
+        First words of the state fields of a new group; empty: all are 0.
+    skips_nulls
+        Whether a step that can take a null for a value does not.
+    distinct
+        Whether a list that grows has no value twice.
+    means
+        Kinds whose states are the same thing have the same name here; empty: no other has.
+    compared
+        Which state field's type tells the ordering of a step that compares values.
+    fails_on_overflow
+        Whether a batch fails that leaves the first state field null for good.
+    """
+
+    form: StateForm
+    raw: OpCode | Mapping[Ordering, OpCode] | None = None
+    merge: OpCode | Mapping[Ordering, OpCode] | None = None
+    nullable_fields: int = 0
+    initial: tuple[int, ...] = ()
+    skips_nulls: bool = False
+    distinct: bool = False
+    means: str = ""
+    compared: int = 0
+    fails_on_overflow: bool = False
+
+
+def _folded(
+    raw: OpCode | Mapping[Ordering, OpCode], merge: OpCode | None = None, *, nullable: int = 0, **rest: object
+) -> Rule:
+    return Rule(StateForm.FOLDED, raw, raw if merge is None else merge, nullable, **rest)  # type: ignore[arg-type]
+
+
+_SMALLER = {
+    Ordering.INT: OpCode.MIN_INT,
+    Ordering.FLOAT: OpCode.MIN_FLOAT,
+    Ordering.DECIMAL: OpCode.MIN_DECIMAL,
+    Ordering.STRING: OpCode.MIN_STRING,
+    Ordering.NESTED: OpCode.MIN_NESTED,
+}
+_LARGER = {
+    Ordering.INT: OpCode.MAX_INT,
+    Ordering.FLOAT: OpCode.MAX_FLOAT,
+    Ordering.DECIMAL: OpCode.MAX_DECIMAL,
+    Ordering.STRING: OpCode.MAX_STRING,
+    Ordering.NESTED: OpCode.MAX_NESTED,
+}
+_FIRST_IN_ORDER = {
+    Ordering.INT: OpCode.MIN_BY_INT,
+    Ordering.FLOAT: OpCode.MIN_BY_FLOAT,
+    Ordering.DECIMAL: OpCode.MIN_BY_DECIMAL,
+    Ordering.STRING: OpCode.MIN_BY_STRING,
+    Ordering.NESTED: OpCode.MIN_BY_NESTED,
+}
+_LAST_IN_ORDER = {
+    Ordering.INT: OpCode.MAX_BY_INT,
+    Ordering.FLOAT: OpCode.MAX_BY_FLOAT,
+    Ordering.DECIMAL: OpCode.MAX_BY_DECIMAL,
+    Ordering.STRING: OpCode.MAX_BY_STRING,
+    Ordering.NESTED: OpCode.MAX_BY_NESTED,
+}
+
+RULES: Mapping[AccumulatorKind, Rule] = {
+    # Which rows are counted depends on whether a column can be null, which may change under a query.
+    AccumulatorKind.COUNT_ROWS: _folded(OpCode.COUNT, OpCode.ADD_INT, means="rows counted"),
+    AccumulatorKind.COUNT_VALID: _folded(OpCode.COUNT, OpCode.ADD_INT, means="rows counted"),
+    AccumulatorKind.SUM_INT: _folded(OpCode.ADD_INT, nullable=1),
+    AccumulatorKind.SUM_FLOAT: _folded(OpCode.ADD_FLOAT, nullable=1),
+    AccumulatorKind.SUM_DECIMAL: _folded(OpCode.ADD_DECIMAL, initial=(0, 1)),
+    AccumulatorKind.SUM_INT_OR_NULL: _folded(OpCode.ADD_INT_CHECKED, initial=(0, 1)),
+    AccumulatorKind.SUM_INT_CHECKED: _folded(OpCode.ADD_INT_CHECKED, initial=(0, 1), fails_on_overflow=True),
+    AccumulatorKind.PRODUCT: _folded(OpCode.MULTIPLY_FLOAT, nullable=1),
+    AccumulatorKind.BIT_AND: _folded(OpCode.AND_INT, nullable=1),
+    AccumulatorKind.BIT_OR: _folded(OpCode.OR_INT, nullable=1),
+    AccumulatorKind.BIT_XOR: _folded(OpCode.XOR_INT, nullable=1),
+    AccumulatorKind.MAX_BY: _folded(_LAST_IN_ORDER, nullable=2, compared=1),
+    AccumulatorKind.MIN_BY: _folded(_FIRST_IN_ORDER, nullable=2, compared=1),
+    AccumulatorKind.MIN: _folded(_SMALLER, nullable=1),
+    AccumulatorKind.MAX: _folded(_LARGER, nullable=1),
+    AccumulatorKind.FIRST: _folded(OpCode.FIRST, nullable=1),
+    AccumulatorKind.LAST: _folded(OpCode.LAST, nullable=1),
+    AccumulatorKind.FIRST_VALID: _folded(OpCode.FIRST, nullable=1, skips_nulls=True),
+    AccumulatorKind.LAST_VALID: _folded(OpCode.LAST, nullable=1, skips_nulls=True),
+    AccumulatorKind.MOMENTS: _folded(OpCode.MOMENTS, OpCode.MERGE_MOMENTS),
+    AccumulatorKind.MOMENTS_3: _folded(OpCode.HIGHER_MOMENTS, OpCode.MERGE_HIGHER_MOMENTS),
+    AccumulatorKind.MOMENTS_4: _folded(OpCode.HIGHER_MOMENTS, OpCode.MERGE_HIGHER_MOMENTS),
+    AccumulatorKind.COVARIANCE: _folded(OpCode.CO_MOMENTS, OpCode.MERGE_CO_MOMENTS),
+    AccumulatorKind.CORRELATION: _folded(OpCode.CO_MOMENTS, OpCode.MERGE_CO_MOMENTS),
+    AccumulatorKind.DISTINCT_REGISTERS: _folded(OpCode.ADD_HASH, OpCode.MERGE_REGISTERS),
+    AccumulatorKind.BITMAP: _folded(OpCode.SET_BIT, OpCode.OR_WORDS),
+    AccumulatorKind.BITMAP_OR: _folded(OpCode.OR_WORDS),
+    AccumulatorKind.COUNT_MIN: _folded(OpCode.COUNT_LONG, OpCode.MERGE_COUNTS),
+    AccumulatorKind.COUNT_MIN_BYTES: _folded(OpCode.COUNT_HASHES, OpCode.MERGE_COUNTS),
+    AccumulatorKind.HISTOGRAM: _folded(OpCode.ADD_TO_BINS, OpCode.MERGE_BINS),
+    AccumulatorKind.COLLECT_LIST: Rule(StateForm.GROWING),
+    AccumulatorKind.COLLECT_SET: Rule(StateForm.GROWING, distinct=True),
+    AccumulatorKind.COUNTED: Rule(StateForm.GROWING),
+    AccumulatorKind.HLL_SKETCH: Rule(StateForm.GROWING),
+    AccumulatorKind.HLL_UNION: Rule(StateForm.GROWING),
+    AccumulatorKind.VALUE: Rule(StateForm.WRITTEN, nullable_fields=1),
+    AccumulatorKind.LIST: Rule(StateForm.ELSEWHERE),
+    AccumulatorKind.MAP: Rule(StateForm.ELSEWHERE),
+}

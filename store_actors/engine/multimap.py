@@ -1,0 +1,208 @@
+"""Rows that share a key: a chain of slots for each key, beside a table whose rows have keys of their own.
+
+The rows of a join side, the sessions of a user, the entries of a list: many rows belong to one key. Each is a row of a
+:class:`~store_actors.engine.table.GroupTable` whose last key column numbers it, so it is versioned, undone and written
+like any other; the chains find all rows with equal leading key columns. An index of its own (as the table's, see
+``index_kernels.py``) leads to the head of each chain; ``_next`` and ``_previous`` lead on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from coordinator.model.schema import ROW_COLUMN, StateSchema
+from store_actors.engine import multimap_kernels as chain_kernels
+from store_actors.engine.arrays import Slots, Words
+from store_actors.engine.larger_index import larger_index
+from store_actors.engine.memory import HEAP, Memory, blocks, steps
+from store_actors.engine.table import GroupTable
+from store_actors.engine.versions import VersionedTable
+
+__all__ = ["ROW_COLUMN", "ChainedTable", "MultiTable"]
+
+
+class ChainedTable(GroupTable):
+    """A table whose rows are also found by their leading key columns.
+
+    Parameters
+    ----------
+    schema
+        Its last key is :data:`ROW_COLUMN`, int64.
+    seed, memory, capacity
+        As :class:`GroupTable`.
+    """
+
+    def __init__(self, schema: StateSchema, seed: int = 0, memory: Memory = HEAP, *, capacity: int = 1 << 8) -> None:
+        assert schema.keys[-1].name == ROW_COLUMN, "the rows of a chained table are numbered by their last key"
+        super().__init__(schema, seed, memory, capacity=capacity)
+        layout = self.layout
+        self._chain_words = layout.key_words - 1
+        self._chain_mask = layout.chain_mask
+        self._heads: Words = memory.zeros(1 << 9, np.uint64)
+        self._chains = 0
+        self._next: Slots = memory.zeros(capacity, np.int64)
+        self._previous: Slots = memory.zeros(capacity, np.int64)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, in bytes."""
+        return super().nbytes + self._heads.nbytes + self._next.nbytes + self._previous.nbytes
+
+    # -- looking --------------------------------------------------------------------------------------------------
+
+    def chain_keys(self, batch: pa.RecordBatch) -> tuple[Words, Words]:
+        """Words and null bits of the leading key columns of a batch, for :meth:`match`."""
+        rows = self.rows_of(batch, self.layout.keys[:-1])
+        first = self.layout.flag_words
+        return np.ascontiguousarray(rows[:, first : first + self._chain_words]), rows[:, 0] & self._chain_mask
+
+    def match(self, keys: Words, nulls: Words) -> tuple[Slots, Slots]:
+        """All pairs of a given key and a row that has it.
+
+        Parameters
+        ----------
+        keys, nulls
+            As :meth:`chain_keys` gives them. A null equals a null.
+
+        Returns
+        -------
+        tuple
+            For each pair the place of the key, in ascending order, and the slot of the row.
+        """
+        room = max(1 << 10, 2 * len(keys))
+        parts: list[tuple[Slots, Slots]] = []
+        done = 0
+        while True:
+            out_rows, out_slots = np.empty(room, np.int64), np.empty(room, np.int64)
+            done, filled = chain_kernels.match(
+                self._heads, self.rows, keys, nulls, self._next, self.layout.flag_words, self._chain_words,
+                self._chain_mask, self.secret, done, out_rows, out_slots,
+            )  # fmt: skip
+            if filled:
+                parts.append((out_rows[:filled], out_slots[:filled]))
+            if done == len(keys):
+                break
+            room *= 2
+        if not parts:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        return np.concatenate([rows for rows, _ in parts]), np.concatenate([slots for _, slots in parts])
+
+    def chain_keys_of(self, rows: Words) -> tuple[Words, Words]:
+        """:meth:`chain_keys` of rows given as words."""
+        first = self.layout.flag_words
+        return np.ascontiguousarray(rows[:, first : first + self._chain_words]), rows[:, 0] & self._chain_mask
+
+    def match_blocks(self, keys: Words, nulls: Words, pairs: int = 1 << 20) -> Iterator[tuple[Slots, Slots]]:
+        """:meth:`match` in blocks of at most `pairs` pairs, or all those of one key if they are more.
+
+        The table must not change meanwhile, except in words that are no keys.
+        """
+        room, done = pairs, 0
+        while done < len(keys):
+            out_rows, out_slots, begin = np.empty(room, np.int64), np.empty(room, np.int64), done
+            done, filled = chain_kernels.match(
+                self._heads, self.rows, keys, nulls, self._next, self.layout.flag_words, self._chain_words,
+                self._chain_mask, self.secret, begin, out_rows, out_slots,
+            )  # fmt: skip
+            room = room if done > begin else 2 * room
+            if filled:
+                yield out_rows[:filled], out_slots[:filled]
+
+    # -- changing -------------------------------------------------------------------------------------------------
+
+    def put(self, rows: Words) -> Slots:
+        """See :meth:`GroupTable.put`."""
+        known = self.find(rows)
+        slots = super().put(rows)
+        self._enter(slots[known < 0])
+        return slots
+
+    def upsert(self, rows: Words, stamp: int) -> tuple[Slots, Words]:
+        """See :meth:`GroupTable.upsert`."""
+        created, before = super().upsert(rows, stamp)
+        self._enter(created)
+        return created, before
+
+    def remove_rows(self, rows: Words) -> Slots:
+        """See :meth:`GroupTable.remove_rows`."""
+        slots = super().remove_rows(rows)
+        self._leave(slots)
+        return slots
+
+    def evict(self, limit: int) -> Slots:
+        """See :meth:`GroupTable.evict`."""
+        slots = super().evict(limit)
+        self._leave(slots)
+        return slots
+
+    def reindex(self) -> None:
+        """See :meth:`GroupTable.reindex`; all chains are made anew, too."""
+        super().reindex()
+        self._heads[:] = 0
+        self._chains = 0
+        self._enter(self.live())
+
+    def _enter(self, slots: Slots) -> None:
+        if len(self._next) < len(self.rows):
+            held = len(self._next)
+            self._next = self.memory.larger(self._next, held, len(self.rows))
+            self._previous = self.memory.larger(self._previous, held, len(self.rows))
+        done = 0
+        while done < len(slots):
+            end = done + self.memory.step(len(slots) - done)
+            done, added = chain_kernels.link(
+                self._heads, self.rows, slots[:end], done, self._next, self._previous, self.layout.flag_words,
+                self._chain_words, self._chain_mask, self.secret, int(len(self._heads) * 0.6) - self._chains,
+            )  # fmt: skip
+            self._chains += added
+            if done < end:
+                self._heads = larger_index(self.memory, self._heads, 2 * len(self._heads))
+
+    def largest_number(self, largest: Slots) -> None:
+        """Raise ``largest[0]`` to the largest number of a row, if that is larger."""
+        used = self.used_rows()
+        for some in blocks(self.memory, used):
+            chain_kernels.largest_number(used[some], self.layout.keys[-1].word, largest)
+
+    def _leave(self, slots: Slots) -> None:
+        for some in steps(self.memory, len(slots)):
+            self._chains -= chain_kernels.unlink(
+                self._heads, self.rows, slots[some], self._next, self._previous, self.layout.flag_words,
+                self._chain_words, self._chain_mask, self.secret,
+            )  # fmt: skip
+
+
+class MultiTable(VersionedTable):
+    """A :class:`VersionedTable` of rows of which many share a key.
+
+    Parameters
+    ----------
+    schema
+        Its last key is :data:`ROW_COLUMN`, int64, filled by :meth:`numbers`.
+    seed, memory
+        As :class:`GroupTable`.
+    """
+
+    table: ChainedTable
+
+    def __init__(self, schema: StateSchema, seed: int = 0, memory: Memory = HEAP) -> None:
+        super().__init__(schema, seed, memory, ChainedTable)
+        self._next_number: int | None = None
+
+    def numbers(self, count: int) -> Slots:
+        """Row numbers that no row has."""
+        if self._next_number is None:
+            largest = np.array([-1], np.int64)
+            self.table.largest_number(largest)
+            self._next_number = int(largest[0]) + 1
+        begin = self._next_number
+        self._next_number += count
+        return np.arange(begin, begin + count)
+
+    def load(self, delta: pa.Table, version: int, watermark_ms: int) -> None:
+        """See :meth:`VersionedTable.load`."""
+        super().load(delta, version, watermark_ms)
+        self._next_number = None

@@ -1,0 +1,271 @@
+"""Look-ups of keys and their answers, as they travel: few rows, whosever shards they are of, as one piece of bytes.
+
+What goes over a connection of its own (:mod:`store_actors.direct_calls`) is JSON and Arrow data, of which nothing is run: what came
+from a socket is never unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from coordinator.model import errors
+from coordinator.model.errors import StateStoreError
+from coordinator.model.identities import StateStoreId
+from store_actors.messages import ReadRequest, is_json
+
+__all__ = ["FoundRows", "LookUp", "Outcome", "Outcomes", "is_few"]
+
+#: Rows of at most so many bytes are few.
+_FEW_BYTES = 1 << 15
+#: Before the JSON of what is encoded, its length.
+_LENGTH = struct.Struct("<I")
+
+
+def is_few(rows: pa.Table | pa.RecordBatch) -> bool:
+    """Whether rows are few enough to be copied without a thought."""
+    # The first is not asked column by column, but counts all of what a slice is a part of.
+    return bool(rows.get_total_buffer_size() <= _FEW_BYTES or rows.nbytes <= _FEW_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRows:
+    """Answer to a look-up of one shard.
+
+    Attributes
+    ----------
+    version
+        That was read.
+    newest
+        Newest counted version that the store actor has in memory; -1 if it has none.
+    places
+        Of each row the place of its key among those asked for, in ascending order.
+    rows
+        As they are shown.
+    """
+
+    version: int
+    newest: int
+    places: npt.NDArray[np.int64]
+    rows: pa.Table
+
+
+#: What came of a look-up; None if the version was made anew by another attempt meanwhile.
+Outcome: TypeAlias = FoundRows | StateStoreError | None
+
+
+class LookUp:
+    """Keys to look for on some shards.
+
+    Parameters
+    ----------
+    requests
+        One for each shard.
+    keys
+        Of each shard; all of one schema.
+    """
+
+    __slots__ = ("keys", "requests")
+
+    def __init__(self, requests: Sequence[ReadRequest], keys: Sequence[pa.Table]) -> None:
+        self.requests, self.keys = tuple(requests), tuple(keys)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the keys are few."""
+        return is_few(pa.concat_tables(self.keys))
+
+    def __iter__(self) -> Iterator[tuple[ReadRequest, pa.Table]]:
+        return zip(self.requests, self.keys, strict=True)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _look_up, (self.requests, _packed(self.keys))
+
+    def encoded(self) -> bytes:
+        """The look-up as JSON and Arrow data."""
+        forms = list(dict.fromkeys(request.form for request in self.requests))
+        facts = [
+            [*_fields(one.store_id), one.version, one.attempt_id, forms.index(one.form), one.is_latest]
+            for one in self.requests
+        ]
+        return _joined({"requests": facts, "forms": len(forms)}, forms, self.keys)
+
+    @classmethod
+    def decoded(cls, encoded: bytes) -> LookUp:
+        """The look-up of :meth:`encoded`.
+
+        Raises
+        ------
+        ValueError
+            It is none.
+        """
+        facts, blobs, keys = _parted(encoded)
+        forms = blobs[: facts["forms"]]
+        if not all(map(is_json, forms)):
+            raise ValueError("a look-up's form is JSON")
+        requests = [
+            ReadRequest(_store_id(*store), version, attempt, forms[form], is_latest)
+            for *store, version, attempt, form, is_latest in facts["requests"]
+        ]
+        return cls(requests, keys)
+
+
+class Outcomes:
+    """What came of each request of a :class:`LookUp`, in their order."""
+
+    __slots__ = ("each",)
+
+    def __init__(self, each: Sequence[Outcome]) -> None:
+        self.each = tuple(each)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        told = [(one.version, one.newest, one.places) if isinstance(one, FoundRows) else one for one in self.each]
+        return _outcomes, (told, _packed([one.rows for one in self.each if isinstance(one, FoundRows)]))
+
+    def encoded(self) -> bytes:
+        """The outcomes as JSON and Arrow data; of an error its class by name, its message and its context in words."""
+        rows = [one.rows for one in self.each if isinstance(one, FoundRows)]
+        return _joined({"each": [_outcome_facts(one) for one in self.each]}, [], rows)
+
+    @classmethod
+    def decoded(cls, encoded: bytes) -> Outcomes:
+        """The outcomes of :meth:`encoded`.
+
+        Raises
+        ------
+        ValueError
+            They are none.
+        """
+        facts, _, tables = _parted(encoded)
+        rows = iter(tables)
+        return cls([_outcome_of(one, rows) for one in facts["each"]])
+
+
+def _outcome_facts(outcome: Outcome) -> Any:
+    if isinstance(outcome, FoundRows):
+        return [outcome.version, outcome.newest, outcome.places.tolist()]
+    if outcome is None:
+        return None
+    context = {
+        name: value if isinstance(value, str | int | float) else str(value) for name, value in outcome.context.items()
+    }
+    return {"error": type(outcome).__name__, "message": outcome.message, "context": context}
+
+
+def _outcome_of(facts: Any, rows: Iterator[pa.Table]) -> Outcome:
+    if isinstance(facts, list):
+        version, newest, places = facts
+        return FoundRows(version, newest, np.array(places, np.int64), next(rows))
+    if facts is None:
+        return None
+    kind = getattr(errors, facts["error"], None) if facts["error"] in errors.__all__ else None
+    return (kind or StateStoreError)(facts["message"], **facts["context"])
+
+
+def _fields(store_id: StateStoreId) -> tuple[str, int, int, str]:
+    return store_id.checkpoint_root_location, store_id.operator_id, store_id.partition_id, store_id.store_name
+
+
+@lru_cache(maxsize=4096)
+def _store_id(root: str, operator_id: int, partition_id: int, store_name: str) -> StateStoreId:
+    return StateStoreId(root, operator_id, partition_id, store_name)
+
+
+def _joined(facts: dict[str, Any], blobs: Sequence[bytes], tables: Sequence[pa.Table]) -> bytes:
+    """JSON, pieces of bytes and tables in one: the length of the JSON, the JSON, in which the lengths of the rest are, the rest."""
+    packed = _packed(tables)
+    if isinstance(packed, tuple):
+        schema, rows, facts["lengths"] = packed
+        data = [schema, rows]
+    else:
+        data = [_as_stream(one) for one in packed]
+    parts = [*blobs, *data]
+    head = json.dumps({**facts, "blobs": len(blobs), "sizes": [len(part) for part in parts]}).encode()
+    return b"".join([_LENGTH.pack(len(head)), head, *parts])
+
+
+def _parted(encoded: bytes) -> tuple[dict[str, Any], list[bytes], Sequence[pa.Table]]:
+    """What :func:`_joined` was given."""
+    (length,) = _LENGTH.unpack_from(encoded)
+    begin = _LENGTH.size + length
+    facts = json.loads(encoded[_LENGTH.size : begin])
+    parts = []
+    for size in facts["sizes"]:
+        parts.append(encoded[begin : begin + size])
+        begin += size
+    blobs, data = parts[: facts["blobs"]], parts[facts["blobs"] :]
+    if "lengths" in facts:
+        schema, rows = data
+        return facts, blobs, _unpacked((schema, rows, facts["lengths"]))
+    return facts, blobs, [pa.ipc.open_stream(one).read_all() for one in data]
+
+
+def _as_stream(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    written: bytes = sink.getvalue().to_pybytes()
+    return written
+
+
+#: Tables as they are, or few rows of one schema: it, the rows as bytes and how many each table has.
+_Packed: TypeAlias = Sequence[pa.Table] | tuple[bytes, bytes, list[int]]
+
+
+def _packed(tables: Sequence[pa.Table]) -> _Packed:
+    """Tables to be pickled. Ray takes the buffers of a table apart, which of few rows takes longer than all the rest.
+
+    Of many rows nothing is copied: they go through shared memory.
+    """
+    if not tables or any(one.schema != tables[0].schema for one in tables):
+        return list(tables)
+    joined = pa.concat_tables(tables)
+    if not is_few(joined):
+        return list(tables)
+    (rows, *_) = joined.combine_chunks().to_batches() or [None]
+    written = b"" if rows is None else rows.serialize().to_pybytes()
+    return joined.schema.serialize().to_pybytes(), written, [one.num_rows for one in tables]
+
+
+def _unpacked(packed: _Packed) -> Sequence[pa.Table]:
+    if isinstance(packed, list):
+        return packed
+    told, written, lengths = packed
+    schema = _schema(told)
+    if not written:
+        return [schema.empty_table() for _ in lengths]
+    rows, tables, begin = pa.ipc.read_record_batch(written, schema), [], 0
+    for length in lengths:
+        tables.append(pa.Table.from_batches([rows.slice(begin, length)]))
+        begin += length
+    return tables
+
+
+@lru_cache(maxsize=256)
+def _schema(written: bytes) -> pa.Schema:
+    """A schema as it was told: a reader's many look-ups are all of the same few."""
+    return pa.ipc.read_schema(pa.py_buffer(written))
+
+
+def _look_up(requests: Sequence[ReadRequest], keys: _Packed) -> LookUp:
+    return LookUp(requests, _unpacked(keys))
+
+
+def _outcomes(told: Sequence[Any], rows: _Packed) -> Outcomes:
+    tables = iter(_unpacked(rows))
+    each: list[Outcome] = []
+    for one in told:
+        if isinstance(one, tuple):
+            version, newest, places = one
+            each.append(FoundRows(version, newest, places, next(tables)))
+        else:
+            each.append(one)
+    return Outcomes(each)

@@ -1,0 +1,273 @@
+"""What a reader is shown of a state's rows: result columns in place of internal ones. Pure logic, and light to import.
+
+``StateSchema.shown`` describes it, as JSON: by the name of a part (``""`` where a state has one list only; ``left`` and ``right`` of a
+join; the name of a store of ``transformWithState``) an object with
+
+=============  ============================================================================================
+``columns``    keys first: ``name``; ``value``, a tree of :mod:`store_actors.operators.expressions` over the key columns and what is
+               emitted of the accumulators (``StateSchema.emitted_fields``), or over the store's columns; ``key``: true of a key, whose
+               tree is made of columns and structs only
+``where``      tree: which rows are of this part; missing: all
+``not_shown``  results that are not among the columns: ``name`` and ``why``; missing: none
+``store``      the keyed store that has the rows: ``name``, ``keys``, ``values`` (fields as in the schema), ``due``; missing: they are
+               an operator's own
+=============  ============================================================================================
+
+Without a description, as in states from before there was any, a reader is shown the columns of ``row_schema``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.schema import Accumulator, Field, OperatorKind, StateSchema
+from coordinator.model.type_names import string_to_type
+from store_actors.messages import StoreSpec
+from store_actors.operators.expressions import ExpressionTree, Node, NotComputableError
+from store_actors.operators.view_keys import leaves_of_keys
+
+__all__ = ["ShownColumns"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How some columns are made: their trees, what these read, the columns of the state's rows that it takes, and the schema."""
+
+    trees: Mapping[str, ExpressionTree]
+    read: Set[str]
+    needed: tuple[str, ...]
+    schema: pa.Schema
+
+
+class ShownColumns:
+    """What a reader is shown of one store of a state.
+
+    Parameters
+    ----------
+    schema
+        The state's schema.
+    described
+        A part of its description, as the module says.
+
+    Raises
+    ------
+    InvalidRequestError
+        A tree cannot be evaluated.
+    """
+
+    def __init__(self, schema: StateSchema, described: Mapping[str, Any]) -> None:
+        self._schema = schema
+        store = described.get("store")
+        #: The keyed store that the rows are of; None if they are an operator's own.
+        self.store: StoreSpec | None = None if store is None else _spec(store)
+        own = (*schema.keys, *schema.emitted_fields)
+        fields = own if self.store is None else (*self.store.keys, *self.store.values)
+        types = {field.name: string_to_type(field.type) for field in fields}
+        try:
+            self._trees = {one["name"]: ExpressionTree(one["value"], types) for one in described["columns"]}
+            self._where = ExpressionTree(described["where"], types) if "where" in described else None
+        except NotComputableError as error:
+            raise _refused(error) from error
+        self._key_trees: dict[str, Node] = {
+            one["name"]: one["value"] for one in described["columns"] if one.get("key", False)
+        }
+        #: All shown columns, keys first.
+        self.schema = pa.schema([(name, tree.type) for name, tree in self._trees.items()])
+        #: Names of the results that are not shown, with why.
+        self.not_shown: dict[str, str] = {one["name"]: one["why"] for one in described.get("not_shown", ())}
+        self._planned: dict[tuple[str, ...] | None, _Plan] = {}
+
+    @classmethod
+    def of(cls, schema: StateSchema, part: str = "") -> ShownColumns:
+        """What is shown of a state, or of a part of it: a side of a join, a store of ``transformWithState``.
+
+        Raises
+        ------
+        InvalidRequestError
+            There is no such part; names those that there are.
+        """
+        schema = schema if schema.shown else _undescribed(schema)
+        described = schema.shown
+        if part not in described:
+            raise InvalidRequestError(
+                "the state has several lists of rows; say which one to read"
+                if len(described) > 1
+                else "the state has one list of rows only; leave its name out",
+                asked=part,
+                there_are=list(described),
+            )
+        return cls(schema, described[part])
+
+    @staticmethod
+    def parts_of(schema: StateSchema) -> tuple[str, ...]:
+        """Names of the parts that a state is shown in; none where there is only one list."""
+        return tuple(name for name in schema.shown if name)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Names of the key columns, as shown."""
+        return tuple(self._key_trees)
+
+    @cached_property
+    def _accumulators(self) -> Mapping[str, Accumulator]:
+        """By the name of each field that is emitted of it."""
+        if self.store is not None:
+            return {}
+        return {field.name: one for one in self._schema.accumulators for field in one.emitted}
+
+    def needed(self, columns: Sequence[str] | None) -> tuple[str, ...]:
+        """Columns of the state's rows that these shown columns (None: all of them) are made of.
+
+        Raises
+        ------
+        InvalidRequestError
+            No column is shown under one of the names.
+        """
+        return self._plan(columns).needed
+
+    def _plan(self, columns: Sequence[str] | None) -> _Plan:
+        """How some columns are made; worked out once, as look-ups of one key come by the thousand."""
+        wanted = None if columns is None else tuple(columns)
+        if (found := self._planned.get(wanted)) is None:
+            trees, emitted = self._chosen(columns), self._accumulators
+            read = set(self._where.columns) if self._where is not None else set()
+            read = read.union(*(tree.columns for tree in trees.values()))
+            state = {field.name for name in read if name in emitted for field in emitted[name].state}
+            held = [*self._schema.keys, *self._schema.state_fields]
+            if self.store is not None:
+                held = [*self.store.keys, *self.store.values]
+            needed = tuple(field.name for field in held if field.name in state or field.name in read)
+            schema = pa.schema([(name, tree.type) for name, tree in trees.items()])
+            found = self._planned[wanted] = _Plan(trees, read, needed, schema)
+        return found
+
+    def _chosen(self, columns: Sequence[str] | None) -> dict[str, ExpressionTree]:
+        if columns is None:
+            return self._trees
+        unknown = [name for name in columns if name not in self._trees]
+        if unknown:
+            raise InvalidRequestError(
+                "the state shows no columns of these names; name some of those that it shows",
+                unknown=unknown,
+                columns=list(self._trees),
+                **({"not_shown": self.not_shown} if self.not_shown else {}),
+            )
+        return {name: self._trees[name] for name in columns}
+
+    def is_of_part(self, state: pa.Table) -> pa.ChunkedArray | None:
+        """Which rows, with the columns :meth:`needed`, are of the part; None if all are."""
+        if self._where is None:
+            return None
+        pieces = [
+            pc.fill_null(self._where.array(self._emitted(piece, set(self._where.columns)), piece.num_rows), False)
+            for piece in state.to_batches()
+        ]
+        return pa.chunked_array(pieces, pa.bool_())
+
+    def rows(self, state: pa.Table, columns: Sequence[str] | None) -> pa.Table:
+        """Shown columns (None: all of them) of rows of the state, of types as in :attr:`schema`.
+
+        Parameters
+        ----------
+        state
+            Rows as they are stored, with at least the columns :meth:`needed`.
+
+        Raises
+        ------
+        InvalidRequestError
+            No column is shown under one of the names.
+        """
+        plan = self._plan(columns)
+        # Piece by piece: one column of all rows may have more text than Arrow has in a piece.
+        shown = [
+            self._shown(self._emitted(piece, plan.read), piece.num_rows, plan.trees, plan.schema)
+            for piece in state.to_batches()
+        ]
+        return pa.Table.from_batches(shown, schema=plan.schema)
+
+    def _shown(
+        self, columns: Mapping[str, pa.Array], size: int, trees: Mapping[str, ExpressionTree], schema: pa.Schema
+    ) -> pa.RecordBatch:
+        try:
+            if self._where is not None:
+                mask = pc.fill_null(self._where.array(columns, size), False)
+                columns = {name: column.filter(mask) for name, column in columns.items()}
+                size = pc.sum(mask).as_py() or 0
+            arrays = [tree.array(columns, size) for tree in trees.values()]
+        except NotComputableError as error:
+            raise _refused(error) from error
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _emitted(self, rows: pa.RecordBatch, read: Set[str]) -> dict[str, pa.Array]:
+        """Columns that trees read."""
+        made = {id(one): one for name, one in self._accumulators.items() if name in read and one.result}
+        columns = {name: column for name, column in zip(rows.schema.names, rows.columns, strict=True) if name in read}
+        if not made:
+            return columns
+        # The engine's compiled code is loaded only by who needs it.
+        from store_actors.engine.results import results_of
+
+        state = pa.table({field.name: rows.column(field.name) for one in made.values() for field in one.state})
+        results = results_of(state, replace(self._schema, keys=(), accumulators=tuple(made.values())))
+        return columns | {name: results.column(name).combine_chunks() for name in results.column_names}
+
+    def keys_of(self, leaves: pa.Table) -> pa.Table:
+        """Key columns as they are shown, of key columns of the state's rows: what :meth:`key_leaves` takes apart."""
+        trees = {name: self._trees[name] for name in self._key_trees}
+        schema = pa.schema([(name, tree.type) for name, tree in trees.items()])
+        shown = []
+        for piece in leaves.to_batches():
+            columns = dict(zip(piece.schema.names, piece.columns, strict=True))
+            arrays = [tree.array(columns, piece.num_rows) for tree in trees.values()]
+            shown.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
+        return pa.Table.from_batches(shown, schema=schema)
+
+    def key_leaves(self, keys: pa.Table) -> pa.RecordBatch:
+        """Key columns of the state's rows (``StateSchema.input_keys``, in their order and types), of shown ones.
+
+        Parameters
+        ----------
+        keys
+            All shown key columns, in any order, of types that can be cast. Nulls are keys like others. Floating-point numbers become
+            what Spark groups them as.
+
+        Raises
+        ------
+        InvalidRequestError
+            One is missing, unknown, or of another type.
+        """
+        # Duplicates are told by the bits of floats, as in Spark.
+        normalised = self._schema.operator is not OperatorKind.DEDUPLICATE
+        types = {name: self._trees[name].type for name in self._key_trees}
+        return leaves_of_keys(keys, self._key_trees, types, self._schema.input_keys, normalised=normalised)
+
+
+def _spec(store: Mapping[str, Any]) -> StoreSpec:
+    keys, values = (tuple(Field(**one) for one in store[part]) for part in ("keys", "values"))
+    return StoreSpec(store["name"], keys, values, store["due"])
+
+
+def _undescribed(schema: StateSchema) -> StateSchema:
+    """A schema with a description of the rows as the state has them."""
+    accumulators = tuple(replace(one, result=()) for one in schema.accumulators)
+    keys = {field.name for field in schema.input_keys}
+    named = sorted((*schema.keys, *schema.state_fields), key=lambda field: field.name not in keys)
+    columns = [
+        {"name": field.name, "value": {"op": "column", "name": field.name}, "key": field.name in keys}
+        for field in named
+    ]
+    return replace(schema, accumulators=accumulators, shown={"": {"columns": columns}})
+
+
+def _refused(error: NotComputableError) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"what is shown of the state cannot be computed: {error.reason}; nothing was changed; name other columns",
+        part=error.node,
+    )
