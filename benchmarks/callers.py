@@ -18,7 +18,7 @@ from coordinator.model.commits import CommitEntry, PartitionCommit
 from coordinator.model.errors import StateStoreError
 from coordinator.model.identities import ActorLocation, TaskIdentity
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.placement.spreading import Place
+from coordinator.placement.spreading import ActorSlot
 from coordinator.runtime.runtime import MachineClock
 from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
@@ -103,7 +103,7 @@ class Query:
         """Tell which nodes have executors, and run tasks where the coordinator says."""
         for one in self.actors:
             await self._coordinator.report_store_actor(one)
-        places = [Place(one, _CORES) for one in self.actors]
+        places = [ActorSlot(one, _CORES) for one in self.actors]
         placement = await self._coordinator.place_shards(self.name, self.query_id, BatchShards(0, self.shards), places)
         self._where = [self._nodes[node] for node in placement.nodes if node is not None]
 

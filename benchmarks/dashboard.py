@@ -26,7 +26,7 @@ from coordinator.model.errors import InvalidRequestError
 from statefleet.dashboard.access import Access
 from statefleet.dashboard.lookups import LookUps
 from statefleet.dashboard.server import Server
-from statefleet.dashboard.watching import FleetSight, Watching
+from statefleet.dashboard.watching import FleetProbe, Watching
 
 __all__ = ["main", "served"]
 
@@ -39,7 +39,7 @@ def _no_look_ups() -> LookUps:
 
 
 @contextmanager
-def served(sight: FleetSight, port: int = 0, token: str | None = None) -> Iterator[str]:
+def served(sight: FleetProbe, port: int = 0, token: str | None = None) -> Iterator[str]:
     """The address of a dashboard of a fleet without Ray, served from a thread."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)

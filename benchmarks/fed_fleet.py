@@ -21,7 +21,7 @@ def now_ms() -> int:
 
 
 class FedFleet:
-    """Queries of which each makes a batch between two looks; see :class:`~statefleet.dashboard.watching.FleetSight`.
+    """Queries of which each makes a batch between two looks; see :class:`~statefleet.dashboard.watching.FleetProbe`.
 
     Parameters
     ----------
@@ -60,15 +60,15 @@ class FedFleet:
 
     def move(self, name: str, shard: int, to: int, reason: str) -> None:
         """Give a shard to another store actor."""
-        query, taker = self.queries[name], self.actors[to]
+        query, target = self.queries[name], self.actors[to]
         shards = list(query["shards"])
         was = shards[shard]
         move = {
             "epoch": was["epoch"] + 1, "version": was["version"], "from": was["actor_name"], "from_instance": "i",
-            "to": taker["actor_name"], "reason": reason, "moved_bytes": 1_200_000, "moved_ms": 31, "error": "",
+            "to": target["actor_name"], "reason": reason, "moved_bytes": 1_200_000, "moved_ms": 31, "error": "",
         }  # fmt: skip
         shards[shard] = {
-            **was, "actor_name": taker["actor_name"], "node_id": taker["node_id"], "epoch": was["epoch"] + 1,
+            **was, "actor_name": target["actor_name"], "node_id": target["node_id"], "epoch": was["epoch"] + 1,
             "moves": [*was["moves"], move][-4:],
         }  # fmt: skip
         self.queries[name] = {**query, "shards": shards}

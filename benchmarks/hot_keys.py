@@ -24,7 +24,7 @@ from benchmarks.loading import SCHEMA
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.serving.files import encode_delta
-from store_actors.serving.shard_heat import ShardHeat
+from store_actors.serving.shard_heat import HotKeyTracker
 
 _KEYS = 100_000
 _COLUMNS = [field.name for field in SCHEMA.input_keys]
@@ -59,7 +59,7 @@ def _in_turn(times: int, work: Callable[[], Any], count: Callable[[Any], None]) 
 
 def measured(rows: int, times: int) -> dict[str, Any]:
     """Batches of some rows."""
-    random, heat, shard = np.random.default_rng(rows), ShardHeat(threading.RLock()), AggregateShard(SCHEMA)
+    random, heat, shard = np.random.default_rng(rows), HotKeyTracker(threading.RLock()), AggregateShard(SCHEMA)
     _apply(shard, ShardInput.of_raw(SCHEMA, pa.record_batch({"k": np.arange(_KEYS), "v": np.arange(_KEYS)})))
     batches = iter([_batch(random, rows) for _ in range(2 * times)])
 
@@ -80,7 +80,7 @@ def measured(rows: int, times: int) -> dict[str, Any]:
 
 def looked_up(times: int) -> dict[str, Any]:
     """What one look-up of one key takes longer."""
-    heat, keys = ShardHeat(threading.RLock()), pa.table({"k": pa.array([7])})
+    heat, keys = HotKeyTracker(threading.RLock()), pa.table({"k": pa.array([7])})
     begun = time.thread_time()
     for _ in range(times):
         heat.looked_up("s", 0, keys)

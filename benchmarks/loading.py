@@ -25,7 +25,7 @@ from coordinator.model.commits import CommitEntry, SnapshotEntry, StoredFile
 from coordinator.model.identities import StateStoreId
 from coordinator.model.load_plans import LoadPlan
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
-from coordinator.runtime.runtime import Surroundings
+from coordinator.runtime.runtime import Runtime
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_object_store
 from store_actors.messages import ShardInput
@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         files = [*plan.snapshots[0].files, *(entry.file for entry in plan.deltas)]
         read_s = _median_s(lambda: [objects.get(file) for file in files], options.times)
         load_s = _median_s(
-            lambda: Loader(objects, StoreMetrics(), Surroundings()).load(lambda: AggregateShard(SCHEMA), plan),
+            lambda: Loader(objects, StoreMetrics(), Runtime()).load(lambda: AggregateShard(SCHEMA), plan),
             options.times,
         )
         for file in files:

@@ -23,7 +23,7 @@ from coordinator.model.names import check_state_name
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.move_planner import PlacementExplanation
-from coordinator.runtime.runtime import Surroundings
+from coordinator.runtime.runtime import Runtime
 from coordinator.service.calls import RayActors, unwrapped
 from coordinator.service.client import CoordinatorClient
 from coordinator.service.dropping import DroppedState
@@ -170,9 +170,9 @@ class Fleet:
             self._actors.kill(local, restart=False)
             raise
         self._readied: set[str] = set()
-        surroundings = Surroundings()
-        source = FleetSource.connected(self._coordinator, self._actors, surroundings)
-        self._live = LiveFleet(source, opened_live(uri), surroundings, self._coordinator)
+        runtime = Runtime()
+        source = FleetSource.connected(self._coordinator, self._actors, runtime)
+        self._live = LiveFleet(source, opened_live(uri), runtime, self._coordinator)
         #: Of the operators that were built, by name.
         self._planned: dict[str, PlannedState] = {}
         self._run_id = f"python-{uuid.uuid4().hex}"

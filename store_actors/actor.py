@@ -15,7 +15,7 @@ from ray._private import worker
 
 from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.commits import CommitEntry
-from coordinator.model.copy_result import Preparation
+from coordinator.model.copy_result import CopyResult
 from coordinator.model.errors import MemoryLimitError, StateStoreError
 from coordinator.model.identities import ActorLocation, StateStoreId, StateStoreProviderId, TaskIdentity
 from coordinator.model.load_plans import InstancePlans
@@ -24,19 +24,19 @@ from coordinator.model.memory_options import MemoryOptions
 from coordinator.model.metric_table import Sample
 from coordinator.model.schema import StateSchema
 from coordinator.runtime.logs import about, log_to_stderr
-from coordinator.runtime.runtime import Surroundings, freeze_imports
+from coordinator.runtime.runtime import Runtime, freeze_imports
 from coordinator.service.calls import Actors, RayActors, unwrapped
 from coordinator.service.client import CoordinatorClient
 from coordinator.service.metric_export import EXPORT_INTERVAL_S, MetricExport
-from coordinator.storage.counted import CountedObjectStore, StorageFigures
-from coordinator.storage.forwarded_credentials import HandedOverObjectStore
+from coordinator.storage.counted import CountedObjectStore, StorageStats
+from coordinator.storage.forwarded_credentials import ForwardedCredentialsStore
 from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.probe import prove_shared
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_travelled_store
 from store_actors.direct_calls import DirectAddress, DirectAnswers
-from store_actors.followers import Followers
-from store_actors.key_queries import LookUp, Outcome, Outcomes
+from store_actors.followers import Replicator
+from store_actors.key_queries import KeyQuery, KeyResult, KeyResults
 from store_actors.messages import (
     ApplyRequest,
     BatchFacts,
@@ -53,7 +53,7 @@ from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.reads import Reads
-from store_actors.serving.shard_heat import HottestKeys, ShardHeat
+from store_actors.serving.shard_heat import HotKeyTracker, HottestKeys
 from store_actors.spilling.store_memory import LimitedMemory, StoreMemory, UnlimitedMemory
 
 __all__ = ["SHARDS_AT_ONCE", "ProvenStoreProcess", "StoreActor", "StoreProcess"]
@@ -69,10 +69,10 @@ _COPIES_AT_ONCE = 2
 class _LocatedCoordinator:
     """The coordinator for the store actor of one location; see :class:`~store_actors.serving.coordinator_ref.CoordinatorRef`."""
 
-    def __init__(self, client: CoordinatorClient, location: ActorLocation, surroundings: Surroundings) -> None:
+    def __init__(self, client: CoordinatorClient, location: ActorLocation, runtime: Runtime) -> None:
         self._client = client
         self._location = location
-        self.grouped = GroupedCommits(client.commit_partitions, surroundings.threads.lock, surroundings.clock)
+        self.grouped = GroupedCommits(client.commit_partitions, runtime.threads.lock, runtime.clock)
         self.commit_all = self.grouped.commit_all
         self.load_plans = client.load_plans
         self.add_snapshot = client.add_snapshot
@@ -115,7 +115,7 @@ class StoreProcess:
         objects: ObjectStore,
         coordinator: CoordinatorClient,
         maintenance: Maintenance,
-        surroundings: Surroundings,
+        runtime: Runtime,
         actors: Actors,
         memory: StoreMemory | None = None,
     ) -> None:
@@ -124,21 +124,21 @@ class StoreProcess:
         self._actors = actors
         self._location = location
         self._maintenance = maintenance
-        self._clock = surroundings.clock
+        self._clock = runtime.clock
         self._metrics = StoreMetrics()
-        located = _LocatedCoordinator(coordinator, location, surroundings)
+        located = _LocatedCoordinator(coordinator, location, runtime)
         self._grouped = located.grouped
-        self._standbys = Followers(actors, location.actor_name, self._metrics, surroundings.threads.lock())
+        self._standbys = Replicator(actors, location.actor_name, self._metrics, runtime.threads.lock())
         serving: Any = {"standbys": self._standbys, "memory": self._memory}
-        self._shards = OperatorShards(objects, located, self._metrics, surroundings, **serving)
-        self._keyed = KeyedStores(objects, located, self._metrics, surroundings, **serving)
-        self._reads = Reads(self._shards, self._keyed, located, surroundings, self._memory.read_bytes)
-        self._heat = ShardHeat(surroundings.threads.lock())
-        self._appliers = surroundings.threads.pool(SHARDS_AT_ONCE, "statefleet-apply")
+        self._shards = OperatorShards(objects, located, self._metrics, runtime, **serving)
+        self._keyed = KeyedStores(objects, located, self._metrics, runtime, **serving)
+        self._reads = Reads(self._shards, self._keyed, located, runtime, self._memory.read_bytes)
+        self._heat = HotKeyTracker(runtime.threads.lock())
+        self._appliers = runtime.threads.pool(SHARDS_AT_ONCE, "statefleet-apply")
         self._copying: set[StateStoreId] = set()
-        self._copiers = surroundings.threads.pool(_COPIES_AT_ONCE, "statefleet-copy")
+        self._copiers = runtime.threads.pool(_COPIES_AT_ONCE, "statefleet-copy")
         coordinator.report_store_actor(location)
-        surroundings.threads.start(self._maintain, "statefleet-maintenance")
+        runtime.threads.start(self._maintain, "statefleet-maintenance")
 
     def _maintain(self) -> None:
         while True:
@@ -235,7 +235,7 @@ class StoreProcess:
 
     @ray.method(concurrency_group="giving")
     def offer(self, store_id: StateStoreId) -> Offer | None:
-        """See :meth:`HeldPartitions.offer <store_actors.serving.held.HeldPartitions.offer>`."""
+        """See :meth:`PartitionCache.offer <store_actors.serving.held.PartitionCache.offer>`."""
         return self._shards.offer(store_id) or self._keyed.offer(store_id)
 
     @ray.method(concurrency_group="giving")
@@ -243,7 +243,7 @@ class StoreProcess:
         """See :meth:`Offers.next_piece <store_actors.serving.handing_over.Offers.next_piece>`."""
         return (self._keyed if is_keyed else self._shards).next_piece(offer_id)
 
-    def prepare(self, store_id: StateStoreId, giver: str) -> Preparation:
+    def prepare(self, store_id: StateStoreId, source: str) -> CopyResult:
         """Take a copy of a partition from the store actor that has it, by name, as the next one to have it; batches go on there.
 
         Raises
@@ -252,14 +252,14 @@ class StoreProcess:
             The giver was lost.
         """
         begun_s = self._clock.elapsed_s()
-        handle = self._actors.find(giver)
+        handle = self._actors.find(source)
         offer = None if handle is None else unwrapped(self._actors, handle, handle.offer.remote(store_id))
         if offer is None:
-            return Preparation(0, 0, 0)
+            return CopyResult(0, 0, 0)
         kind = self._keyed if offer.is_keyed else self._shards
         version, size = kind.take(store_id, offer, self._pieces(handle, offer))
         self._metrics.bytes_taken_over += size
-        return Preparation(version, size, round(1000 * (self._clock.elapsed_s() - begun_s)))
+        return CopyResult(version, size, round(1000 * (self._clock.elapsed_s() - begun_s)))
 
     def follow(self, told: Followed) -> bool:
         """Apply a commit of another store actor, as its standby; False if a copy must be taken first, which is begun."""
@@ -267,12 +267,12 @@ class StoreProcess:
             return True
         if told.store_id not in self._copying:
             self._copying.add(told.store_id)
-            self._copiers.submit(self._copy, told.store_id, told.giver)
+            self._copiers.submit(self._copy, told.store_id, told.source)
         return False
 
-    def _copy(self, store_id: StateStoreId, giver: str) -> None:
+    def _copy(self, store_id: StateStoreId, source: str) -> None:
         try:
-            self.prepare(store_id, giver)
+            self.prepare(store_id, source)
         except Exception:  # whatever it is, the next commit begins anew
             path = store_id.path()
             log.exception(
@@ -291,7 +291,7 @@ class StoreProcess:
     # -- reads beside the batches: see Reads, method by method --------------------------------------------------------
 
     @ray.method(concurrency_group="reading")
-    def find_rows(self, asked: LookUp) -> Outcomes:
+    def find_rows(self, asked: KeyQuery) -> KeyResults:
         """:meth:`Reads.find <store_actors.serving.reads.Reads.find>` for some stores; one that fails does not keep the others from
         being read.
         """
@@ -303,12 +303,12 @@ class StoreProcess:
         return self._found_few(asked)
 
     def _found_few(self, asked: bytes) -> bytes:
-        return self._found_all(LookUp.decoded(asked)).encoded()
+        return self._found_all(KeyQuery.decoded(asked)).encoded()
 
-    def _found_all(self, asked: LookUp) -> Outcomes:
-        return Outcomes([self._found(request, keys) for request, keys in asked])
+    def _found_all(self, asked: KeyQuery) -> KeyResults:
+        return KeyResults([self._found(request, keys) for request, keys in asked])
 
-    def _found(self, request: ReadRequest, keys: pa.Table) -> Outcome:
+    def _found(self, request: ReadRequest, keys: pa.Table) -> KeyResult:
         try:
             found = self._reads.find(request, keys)
         except StateStoreError as error:
@@ -319,7 +319,7 @@ class StoreProcess:
 
     @ray.method(concurrency_group="reading")
     def hottest_keys(self, state_name: str, partition_id: int, most: int) -> HottestKeys:
-        """See :meth:`ShardHeat.hottest <store_actors.serving.shard_heat.ShardHeat.hottest>`."""
+        """See :meth:`HotKeyTracker.hottest <store_actors.serving.shard_heat.HotKeyTracker.hottest>`."""
         return self._heat.hottest(state_name, partition_id, most)
 
     @ray.method(concurrency_group="reading")
@@ -383,15 +383,15 @@ class ProvenStoreProcess(StoreProcess):
         objects: ObjectStore,
         coordinator: CoordinatorClient,
         maintenance: Maintenance,
-        surroundings: Surroundings,
+        runtime: Runtime,
         actors: Actors,
         memory: StoreMemory | None = None,
     ) -> None:
         self._objects = objects
         self._look = coordinator.look_into
-        self._proving = surroundings.threads.lock()
+        self._proving = runtime.threads.lock()
         self._proven = False
-        super().__init__(location, objects, coordinator, maintenance, surroundings, actors, memory)
+        super().__init__(location, objects, coordinator, maintenance, runtime, actors, memory)
 
     def _prove(self) -> None:
         with self._proving:
@@ -410,9 +410,9 @@ class ProvenStoreProcess(StoreProcess):
         self._prove()
         return super().apply(requests, rows)
 
-    def prepare(self, store_id: StateStoreId, giver: str) -> Preparation:
+    def prepare(self, store_id: StateStoreId, source: str) -> CopyResult:
         self._prove()
-        return super().prepare(store_id, giver)
+        return super().prepare(store_id, source)
 
     def open_update(self, request: OpenRequest) -> tuple[str, int]:
         self._prove()
@@ -436,30 +436,30 @@ class StoreActor(ProvenStoreProcess):
     ) -> None:
         freeze_imports()
         log_to_stderr(uri, "store_actor")
-        surroundings = Surroundings()
+        runtime = Runtime()
         location = ActorLocation(
             actor_name=actor_name,
-            instance_id=surroundings.new_id(),
+            instance_id=runtime.new_id(),
             node_id=ray.get_runtime_context().get_node_id(),
             # Machines of one image all have one name; the address tells them apart.
             host=ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
             pid=os.getpid(),
         )
         coordinator = CoordinatorClient.connect(uri, storage_options, maintenance)
-        figures = StorageFigures()
+        figures = StorageStats()
         self._handed = open_travelled_store(uri, storage_options, coordinator.handed_over, figures)
-        objects = CountedObjectStore(self._handed, figures, surroundings.clock)
+        objects = CountedObjectStore(self._handed, figures, runtime.clock)
         self._unfit: MemoryLimitError | None = None
         try:
             of_process = _memory_of(memory)
         except MemoryLimitError as error:
             # An error here would be Ray's to tell, in words of its own.
             self._unfit, of_process = error, UnlimitedMemory()
-        super().__init__(location, objects, coordinator, maintenance, surroundings, RayActors(), of_process)
+        super().__init__(location, objects, coordinator, maintenance, runtime, RayActors(), of_process)
         self._figures = figures
         self._export = MetricExport(uri)
-        surroundings.threads.start(self._tell_metrics, "statefleet-metrics")
-        self._direct = _direct_answers(self._found_few, surroundings)
+        runtime.threads.start(self._tell_metrics, "statefleet-metrics")
+        self._direct = _direct_answers(self._found_few, runtime)
         fields = {"actor": actor_name, "node": location.node_id}
         log.info("store actor of %s started on %s", uri, location.host, extra=fields)
 
@@ -484,22 +484,22 @@ class StoreActor(ProvenStoreProcess):
     @ray.method(concurrency_group="control")
     def handed_over(self) -> Secrets | None:
         """The object store's credentials, if this process was handed them."""
-        return self._handed.secrets if isinstance(self._handed, HandedOverObjectStore) else None
+        return self._handed.secrets if isinstance(self._handed, ForwardedCredentialsStore) else None
 
     @ray.method(concurrency_group="control")
     def hand_over(self, secrets: Secrets) -> None:
         """Work with other credentials from now on; see ``CoordinatorActor.hand_over``."""
-        if isinstance(self._handed, HandedOverObjectStore):
+        if isinstance(self._handed, ForwardedCredentialsStore):
             self._handed.hand_over(secrets)
 
 
-def _direct_answers(answer: Callable[[bytes], bytes], surroundings: Surroundings) -> DirectAnswers | None:
+def _direct_answers(answer: Callable[[bytes], bytes], runtime: Runtime) -> DirectAnswers | None:
     # Such a cluster sends nothing that others on its network can read; these connections are not encrypted.
     if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
         return None
     host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     try:
-        return DirectAnswers(host, secrets.token_bytes(32), answer, surroundings)
+        return DirectAnswers(host, secrets.token_bytes(32), answer, runtime)
     except OSError:
         log.exception("look-ups are answered by calls of Ray only: nothing can be listened to on %s", host)
         return None

@@ -24,7 +24,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
-from coordinator.runtime.runtime import Surroundings
+from coordinator.runtime.runtime import Runtime
 
 __all__ = ["DirectAddress", "DirectAnswers", "DirectCalls"]
 
@@ -89,15 +89,15 @@ class DirectAnswers:
         There is no port.
     """
 
-    def __init__(self, host: str, key: bytes, answer: Callable[[bytes], bytes], surroundings: Surroundings) -> None:
+    def __init__(self, host: str, key: bytes, answer: Callable[[bytes], bytes], runtime: Runtime) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listening = socket.create_server((host, 0), family=family, backlog=_MOST)
         #: Where callers find it.
         self.address = DirectAddress(host, self._listening.getsockname()[1], key)
         self._answer = answer
-        self._clock = surroundings.clock
-        self._start_thread = surroundings.threads.start
-        self._guard = surroundings.threads.lock()
+        self._clock = runtime.clock
+        self._start_thread = runtime.threads.start
+        self._guard = runtime.threads.lock()
         self._connected = 0
         #: Those who have proved nothing yet, the oldest first.
         self._strangers: list[Connection] = []
@@ -205,10 +205,10 @@ class DirectCalls:
         Asks a store actor, by its name, for its address; None if it has none now.
     """
 
-    def __init__(self, address_of: Callable[[str], DirectAddress | None], surroundings: Surroundings) -> None:
+    def __init__(self, address_of: Callable[[str], DirectAddress | None], runtime: Runtime) -> None:
         self._address_of = address_of
-        self._clock = surroundings.clock
-        self._threads = surroundings.threads
+        self._clock = runtime.clock
+        self._threads = runtime.threads
         self._begin_anew()
 
     def _begin_anew(self) -> None:

@@ -21,7 +21,7 @@ from coordinator.service.calls import Actors
 from store_actors.messages import Followed
 from store_actors.serving.metrics import StoreMetrics
 
-__all__ = ["Followers"]
+__all__ = ["Replicator"]
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ _ON_THEIR_WAY = 32
 _BYTES_ON_THEIR_WAY = 1 << 28
 
 
-class Followers:
+class Replicator:
     """The standbys of one process's partitions. Thread-safe.
 
     Parameters

@@ -22,7 +22,7 @@ from coordinator.model.errors import StateStoreError
 from coordinator.model.identities import StateStoreId
 from store_actors.messages import ReadRequest, is_json
 
-__all__ = ["FoundRows", "LookUp", "Outcome", "Outcomes", "is_few"]
+__all__ = ["FoundRows", "KeyQuery", "KeyResult", "KeyResults", "is_few"]
 
 #: Rows of at most so many bytes are few.
 _FEW_BYTES = 1 << 15
@@ -59,10 +59,10 @@ class FoundRows:
 
 
 #: What came of a look-up; None if the version was made anew by another attempt meanwhile.
-Outcome: TypeAlias = FoundRows | StateStoreError | None
+KeyResult: TypeAlias = FoundRows | StateStoreError | None
 
 
-class LookUp:
+class KeyQuery:
     """Keys to look for on some shards.
 
     Parameters
@@ -99,7 +99,7 @@ class LookUp:
         return _joined({"requests": facts, "forms": len(forms)}, forms, self.keys)
 
     @classmethod
-    def decoded(cls, encoded: bytes) -> LookUp:
+    def decoded(cls, encoded: bytes) -> KeyQuery:
         """The look-up of :meth:`encoded`.
 
         Raises
@@ -118,12 +118,12 @@ class LookUp:
         return cls(requests, keys)
 
 
-class Outcomes:
-    """What came of each request of a :class:`LookUp`, in their order."""
+class KeyResults:
+    """What came of each request of a :class:`KeyQuery`, in their order."""
 
     __slots__ = ("each",)
 
-    def __init__(self, each: Sequence[Outcome]) -> None:
+    def __init__(self, each: Sequence[KeyResult]) -> None:
         self.each = tuple(each)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -136,7 +136,7 @@ class Outcomes:
         return _joined({"each": [_outcome_facts(one) for one in self.each]}, [], rows)
 
     @classmethod
-    def decoded(cls, encoded: bytes) -> Outcomes:
+    def decoded(cls, encoded: bytes) -> KeyResults:
         """The outcomes of :meth:`encoded`.
 
         Raises
@@ -149,7 +149,7 @@ class Outcomes:
         return cls([_outcome_of(one, rows) for one in facts["each"]])
 
 
-def _outcome_facts(outcome: Outcome) -> Any:
+def _outcome_facts(outcome: KeyResult) -> Any:
     if isinstance(outcome, FoundRows):
         return [outcome.version, outcome.newest, outcome.places.tolist()]
     if outcome is None:
@@ -160,7 +160,7 @@ def _outcome_facts(outcome: Outcome) -> Any:
     return {"error": type(outcome).__name__, "message": outcome.message, "context": context}
 
 
-def _outcome_of(facts: Any, rows: Iterator[pa.Table]) -> Outcome:
+def _outcome_of(facts: Any, rows: Iterator[pa.Table]) -> KeyResult:
     if isinstance(facts, list):
         version, newest, places = facts
         return FoundRows(version, newest, np.array(places, np.int64), next(rows))
@@ -255,17 +255,17 @@ def _schema(written: bytes) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(written))
 
 
-def _look_up(requests: Sequence[ReadRequest], keys: _Packed) -> LookUp:
-    return LookUp(requests, _unpacked(keys))
+def _look_up(requests: Sequence[ReadRequest], keys: _Packed) -> KeyQuery:
+    return KeyQuery(requests, _unpacked(keys))
 
 
-def _outcomes(told: Sequence[Any], rows: _Packed) -> Outcomes:
+def _outcomes(told: Sequence[Any], rows: _Packed) -> KeyResults:
     tables = iter(_unpacked(rows))
-    each: list[Outcome] = []
+    each: list[KeyResult] = []
     for one in told:
         if isinstance(one, tuple):
             version, newest, places = one
             each.append(FoundRows(version, newest, places, next(tables)))
         else:
             each.append(one)
-    return Outcomes(each)
+    return KeyResults(each)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from coordinator.model.commits import CommitEntry
-from coordinator.model.identities import StateStoreId, TaskIdentity, Travelling
+from coordinator.model.identities import FastPickle, StateStoreId, TaskIdentity
 from coordinator.model.leases import Lease
 from coordinator.model.schema import Field, StateSchema
 from coordinator.model.watermarks import Watermarks
@@ -27,7 +27,7 @@ __all__ = [
     "GivenStore",
     "Offer",
     "OpenRequest",
-    "ReadForm",
+    "ReadProjection",
     "ReadRequest",
     "ShardInput",
     "StoreSpec",
@@ -179,7 +179,7 @@ class Followed:
     """
 
     store_id: StateStoreId
-    giver: str
+    source: str
     is_keyed: bool
     base_attempt: str
     entries: tuple[CommitEntry, ...]
@@ -187,7 +187,7 @@ class Followed:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadForm:
+class ReadProjection:
     """What a reader wants of the rows of a store, the same for each of its partitions.
 
     Attributes
@@ -197,7 +197,7 @@ class ReadForm:
     is_keyed
         Whether the rows are in keyed stores.
     part
-        Which part of an operator's state is shown (``ShownColumns.of``).
+        Which part of an operator's state is shown (``ViewColumns.of``).
     columns
         Names of columns as they are shown; all by default.
     filter
@@ -223,10 +223,10 @@ class ReadForm:
         ).encode()
 
     @classmethod
-    def decoded(cls, encoded: bytes) -> ReadForm:
+    def decoded(cls, encoded: bytes) -> ReadProjection:
         """The form of :meth:`encoded`, from somebody who may call the store actor by Ray."""
         if not is_json(encoded):
-            form: ReadForm = pickle.loads(encoded)
+            form: ReadProjection = pickle.loads(encoded)
             return form
         facts = json.loads(encoded)
         schema = None if facts["schema"] is None else StateSchema.from_json(facts["schema"])
@@ -240,7 +240,7 @@ def is_json(encoded: bytes) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadRequest(Travelling):
+class ReadRequest(FastPickle):
     """A wish to read a version of one store.
 
     Attributes
@@ -254,7 +254,7 @@ class ReadRequest(Travelling):
     snapshot
         Rows of the version as its files make it from the snapshot of this version on, whatever memory has; None for any way to them.
     form
-        An encoded :class:`ReadForm`: as bytes, of which a store actor knows most already.
+        An encoded :class:`ReadProjection`: as bytes, of which a store actor knows most already.
     """
 
     store_id: StateStoreId

@@ -9,7 +9,7 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from coordinator.model.copy_result import Preparation
+from coordinator.model.copy_result import CopyResult
 from coordinator.model.errors import StateStoreError
 from coordinator.placement.move_planner import PlannedMove
 from coordinator.service.calls import Actors, unwrapped
@@ -36,7 +36,7 @@ class MoveOutcome:
     """
 
     move: PlannedMove
-    preparation: Preparation | None
+    preparation: CopyResult | None
     error: str = ""
 
 
@@ -65,12 +65,12 @@ class _Started:
 
 def _begun(actors: Actors, coordinator: CoordinatorClient, move: PlannedMove) -> _Started:
     try:
-        handle = actors.find(move.taker.actor_name)
+        handle = actors.find(move.target.actor_name)
         if handle is None:
             return _Started(error="the store actor that was to have the shard is gone")
         # Its own partition, also where the state was rescaled since the move was planned.
         store_id = replace(coordinator.locate(move.state_name, move.shard).store_id, partition_id=move.partition_id)
-        return _Started(handle, handle.prepare.remote(store_id, move.giver.actor_name))
+        return _Started(handle, handle.prepare.remote(store_id, move.source.actor_name))
     except (StateStoreError, RayError) as failure:
         return _Started(error=f"{type(failure).__name__}: {failure}")
 
@@ -78,7 +78,7 @@ def _begun(actors: Actors, coordinator: CoordinatorClient, move: PlannedMove) ->
 def _ended(actors: Actors, coordinator: CoordinatorClient, move: PlannedMove, started: _Started) -> MoveOutcome:
     if started.error:
         return MoveOutcome(move, None, started.error)
-    preparation: Preparation | None = None
+    preparation: CopyResult | None = None
     try:
         preparation = unwrapped(actors, started.handle, started.answer)
         if coordinator.move_prepared(move, preparation):
@@ -97,7 +97,7 @@ def _tell(coordinator: CoordinatorClient, outcome: MoveOutcome) -> None:
         move.shard,
         move.state_name,
         outcome.error,
-        extra={"state": move.state_name, "shard": move.shard, "actor": move.giver.actor_name},
+        extra={"state": move.state_name, "shard": move.shard, "actor": move.source.actor_name},
     )
     try:
         coordinator.move_failed(move, outcome.error)

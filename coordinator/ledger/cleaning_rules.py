@@ -70,7 +70,7 @@ def prunable_records(
     """Files of the manifest log that loading does not need any more: those before the second newest checkpoint, and its records.
 
     The newest checkpoint may turn out unreadable, so the one before it and all records after that stay. A coordinator that has not
-    looked at the log for half the grace period reads it anew before it appends (``LedgerKeeper``), so a freed place is never taken.
+    looked at the log for half the grace period reads it anew before it appends (``LedgerWriter``), so a freed place is never taken.
 
     Parameters
     ----------

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.identities import ActorLocation
-from coordinator.placement.actor_registry import StoreActorLives
+from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.policy import ActorLoad
 
 __all__ = ["KnownFleet"]
@@ -23,7 +23,7 @@ class KnownFleet:
         Gives the ledgers that are open.
     """
 
-    def __init__(self, lives: StoreActorLives, ledgers: Callable[[], Iterable[StateLedger]]) -> None:
+    def __init__(self, lives: ActorRegistry, ledgers: Callable[[], Iterable[StateLedger]]) -> None:
         self._lives = lives
         self._ledgers = ledgers
 
@@ -32,7 +32,7 @@ class KnownFleet:
         return not self._lives.is_over(location)
 
     def newest(self, location: ActorLocation) -> ActorLocation:
-        """See :meth:`StoreActorLives.newest <coordinator.placement.actor_registry.StoreActorLives.newest>`."""
+        """See :meth:`ActorRegistry.newest <coordinator.placement.actor_registry.ActorRegistry.newest>`."""
         return self._lives.newest(location)
 
     def actors(self) -> Collection[ActorLocation]:

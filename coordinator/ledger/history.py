@@ -16,7 +16,7 @@ from typing import Any
 
 from coordinator.ledger.batch_result import BatchResult
 from coordinator.ledger.records import Committed, Rescaled, SchemaChanged, SnapshotAdded, Truncated
-from coordinator.ledger.shard_layouts import Generation, Generations
+from coordinator.ledger.shard_layouts import ShardLayout, ShardLayouts
 from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.errors import CorruptStateError, InvalidRequestError, StateMismatchError, VersionNotFoundError
 from coordinator.model.identities import DEFAULT_STORE, ShardKey
@@ -69,7 +69,7 @@ class StateHistory:
         self._left: dict[int, int] = {}
         #: Schemas that runs asked for after that of ``metadata.json``, each with the epoch from which on commits are in it.
         self._schemas: list[tuple[int, dict[str, Any]]] = []
-        self.generations = Generations()
+        self.generations = ShardLayouts()
 
     @property
     def state_name(self) -> str:
@@ -199,7 +199,7 @@ class StateHistory:
             )
         return LoadPlans(attempt_id, plans)
 
-    def _origin(self, shard: ShardKey, generation: Generation) -> Origin:
+    def _origin(self, shard: ShardKey, generation: ShardLayout) -> Origin:
         """What a shard of a further generation is made of."""
         partition_id, store_name = shard
         parents = []
@@ -278,10 +278,10 @@ class StateHistory:
 
     def described(self, created: StateMetadata) -> StateMetadata:
         """The state's metadata (as `created`) with the schema of its newest commit, and its present number of shards."""
-        shards = self.generations.newest(Generation(created.num_shards)).num_shards
+        shards = self.generations.newest(ShardLayout(created.num_shards)).num_shards
         return replace(created, schema=dict(self.committed_schema(created) or created.schema), num_shards=shards)
 
-    def committed_version(self, generation: Generation) -> int:
+    def committed_version(self, generation: ShardLayout) -> int:
         """Newest version that every shard has, or is behind of; 0 where one has none."""
         return min(map(self.newest_version, generation.partitions))
 
@@ -332,7 +332,7 @@ class StateHistory:
         made = self._made(partition_id, version)
         return next((entry.batch_time_ms for entry in made if entry.batch_time_ms is not None), None)
 
-    def batch_result(self, run_id: str, batch_id: int, generation: Generation) -> BatchResult:
+    def batch_result(self, run_id: str, batch_id: int, generation: ShardLayout) -> BatchResult:
         """What a batch of a run did to the state, and which shards of a generation have not counted it."""
         made: list[CommitEntry] = []
         missing: list[int] = []
@@ -441,7 +441,7 @@ class StateHistory:
 
     # -- generations ----------------------------------------------------------------------------------------------
 
-    def _supersede_generations(self, partition_id: int, gone: Iterable[Generation]) -> None:
+    def _supersede_generations(self, partition_id: int, gone: Iterable[ShardLayout]) -> None:
         """A partition's generation is the newest that counts: let go of others, and of what its forebears counted after it was made."""
         for generation in gone:
             self.forget(generation.partitions)
@@ -577,7 +577,7 @@ class StateHistory:
         self._floors = {(partition, store): floor for partition, store, floor in data["floors"]}
         self._late_before = {(partition, store): late for partition, store, late in data["late_before"]}
         self._schemas = [(epoch, schema) for epoch, schema in data.get("schemas", ())]
-        self.generations = Generations.from_json(data)
+        self.generations = ShardLayouts.from_json(data)
         if earlier is not None:
             self._forget_below_floors()
             self._forget_superseded_generations()

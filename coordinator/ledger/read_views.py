@@ -17,17 +17,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from coordinator.ledger.rescaling import first_generation
-from coordinator.ledger.shard_layouts import Generation
+from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.errors import VersionNotFoundError
-from coordinator.model.identities import ActorLocation, Travelling
+from coordinator.model.identities import ActorLocation, FastPickle
 from coordinator.model.state_metadata import StateMetadata
 
 __all__ = ["ReadView", "ViewId", "WantedView", "committed", "cut_of", "finished", "newest_readable", "read_view"]
 
 
 @dataclass(frozen=True, slots=True)
-class WantedView(Travelling):
+class WantedView(FastPickle):
     """Which view of a state is asked for.
 
     Attributes
@@ -47,7 +47,7 @@ class WantedView(Travelling):
 
 
 @dataclass(frozen=True, slots=True)
-class ViewId(Travelling):
+class ViewId(FastPickle):
     """What a view depends on: while it is the same, so is the view."""
 
     version: int
@@ -57,7 +57,7 @@ class ViewId(Travelling):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadView(Travelling):
+class ReadView(FastPickle):
     """A version of a state, and where it is read.
 
     Attributes
@@ -151,7 +151,7 @@ def newest_readable(ledger: StateLedger, created: StateMetadata, *, is_committed
     return committed(ledger, created) if is_committed else finished(ledger, created)
 
 
-def _lineage(ledger: StateLedger, committed_by: Generation, version: int) -> str:
+def _lineage(ledger: StateLedger, committed_by: ShardLayout, version: int) -> str:
     """See :attr:`ReadView.lineage`."""
     if ledger.is_of_python:
         return ""
@@ -247,8 +247,8 @@ def read_view(
 
 
 def _generation(
-    ledger: StateLedger, first: Generation, former: Generation, version: int, first_partition: int | None
-) -> Generation:
+    ledger: StateLedger, first: ShardLayout, former: ShardLayout, version: int, first_partition: int | None
+) -> ShardLayout:
     """The shards by which a version is read."""
     newest = ledger.generations.with_version(first, version)
     if first_partition in (None, newest.first_partition):

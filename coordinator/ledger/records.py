@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, assert_never
 
-from coordinator.ledger.shard_layouts import Generation
+from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.model.commits import CommitEntry, SnapshotEntry
-from coordinator.model.copy_result import Preparation
+from coordinator.model.copy_result import CopyResult
 from coordinator.model.identities import ActorLocation
 
 __all__ = [
@@ -120,7 +120,7 @@ class ShardsAssigned:
     epoch: int
     location: ActorLocation
     reason: str = ""
-    preparation: Preparation | None = None
+    preparation: CopyResult | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class RescaleAsked:
 class Rescaled:
     """From a version on a run works on other shards. Without a commit of these it says nothing."""
 
-    generation: Generation
+    generation: ShardLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +321,7 @@ _READERS: dict[RecordKind, Callable[[dict[str, Any]], Record]] = {
     RecordKind.TRUNCATED: lambda fields: Truncated(**fields),
     RecordKind.DISCARDED: lambda fields: Discarded(**{**fields, "files": tuple(fields["files"])}),
     RecordKind.RESCALE_ASKED: lambda fields: RescaleAsked(**fields),
-    RecordKind.RESCALED: lambda fields: Rescaled(Generation.from_json(fields)),
+    RecordKind.RESCALED: lambda fields: Rescaled(ShardLayout.from_json(fields)),
     RecordKind.BRANCHED: lambda fields: Branched(**fields),
     RecordKind.BRANCH_MADE: lambda fields: BranchMade(**fields),
     RecordKind.BRANCH_BORN: lambda fields: BranchBorn(**fields),
@@ -331,10 +331,10 @@ _READERS: dict[RecordKind, Callable[[dict[str, Any]], Record]] = {
 }
 
 
-def preparation_from_json(fields: Mapping[str, Any]) -> Preparation | None:
+def preparation_from_json(fields: Mapping[str, Any]) -> CopyResult | None:
     """What a shard's new store actor took over beforehand, of JSON data that may tell of that."""
     told = fields.get("preparation")
-    return None if told is None else Preparation(**told)
+    return None if told is None else CopyResult(**told)
 
 
 def record_from_json(data: Mapping[str, Any]) -> Record:

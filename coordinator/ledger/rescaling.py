@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from coordinator.ledger.compatibility import routing_keys, unroutable
 from coordinator.ledger.records import Record, RescaleAsked, Rescaled
-from coordinator.ledger.shard_layouts import Generation
+from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.errors import InvalidRequestError, StateStoreError
 from coordinator.model.identities import TaskIdentity
@@ -45,7 +45,7 @@ class BatchShards:
         return range(self.first_partition, self.first_partition + self.num_shards)
 
     @classmethod
-    def of(cls, generation: Generation) -> BatchShards:
+    def of(cls, generation: ShardLayout) -> BatchShards:
         return cls(generation.first_partition, generation.num_shards)
 
 
@@ -67,14 +67,14 @@ class RescalePlan:
     sources: tuple[tuple[int, ...], ...]
 
 
-def first_generation(created: StateMetadata) -> Generation:
+def first_generation(created: StateMetadata) -> ShardLayout:
     """The shards that a state was made with."""
-    return Generation(created.num_shards)
+    return ShardLayout(created.num_shards)
 
 
 def decide_shards(
     ledger: StateLedger, created: StateMetadata, task: TaskIdentity, asked: int | None
-) -> tuple[list[Record], Generation]:
+) -> tuple[list[Record], ShardLayout]:
     """The shards of a batch that is about to be planned, and what has to be in the log for that.
 
     Parameters
@@ -91,7 +91,7 @@ def decide_shards(
     if wanted in (None, present.num_shards) or not keys or not _is_ready(ledger, task, present):
         return [], present
     assert wanted is not None
-    made = Generation(
+    made = ShardLayout(
         wanted,
         ledger.generations.next_partition(first),
         task.batch_id,
@@ -110,7 +110,7 @@ def _wanted(ledger: StateLedger, task: TaskIdentity, asked: int | None) -> int |
     return None if has_begun else asked
 
 
-def _is_ready(ledger: StateLedger, task: TaskIdentity, present: Generation) -> bool:
+def _is_ready(ledger: StateLedger, task: TaskIdentity, present: ShardLayout) -> bool:
     """Whether every shard has the version that the batch reads, and nothing keeps the run from going on from it."""
     try:
         ledger.check_query(task)
@@ -151,7 +151,7 @@ def decide_ask(
             "no run of the state's query goes on; nothing was changed; give fleet.stateful(..., shards=) when you start it",
             **facts,
         )
-    target = Generation(num_shards, 0, 0, "", 0, present.num_shards)
+    target = ShardLayout(num_shards, 0, 0, "", 0, present.num_shards)
     sources = tuple(tuple(target.parents(shard)) for shard in target.partitions)
     plan = RescalePlan(created.state_name, present.num_shards, num_shards, sources)
     asked = RescaleAsked(ledger.run_id, num_shards)

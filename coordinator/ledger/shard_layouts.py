@@ -20,11 +20,11 @@ from dataclasses import asdict, dataclass
 from math import gcd
 from typing import Any
 
-__all__ = ["Generation", "Generations"]
+__all__ = ["ShardLayout", "ShardLayouts"]
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class ShardLayout:
     """The shards of a state from a version on.
 
     Attributes
@@ -69,11 +69,11 @@ class Generation:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Generation:
+    def from_json(cls, data: Mapping[str, Any]) -> ShardLayout:
         return cls(**{**data, "keys": tuple(data["keys"])})
 
 
-class Generations:
+class ShardLayouts:
     """What became of a state's shards. Its first generation, which ``metadata.json`` tells of, is given by the caller.
 
     Attributes
@@ -83,17 +83,17 @@ class Generations:
     """
 
     def __init__(self) -> None:
-        self.made: list[Generation] = []
+        self.made: list[ShardLayout] = []
         #: First partitions of those that count.
         self._counted: set[int] = set()
         #: Partition ids of further generations, there or gone, are from the first to the second.
         self._first_end, self._given = 0, 0
 
-    def next_partition(self, first: Generation) -> int:
+    def next_partition(self, first: ShardLayout) -> int:
         """First partition of the next generation."""
         return max(self._given, first.partitions.stop)
 
-    def of(self, partition_id: int) -> Generation | None:
+    def of(self, partition_id: int) -> ShardLayout | None:
         """Generation of a partition; None if it is of the first one."""
         return next((one for one in self.made if partition_id in one.partitions), None)
 
@@ -101,30 +101,30 @@ class Generations:
         """Whether a partition is of a further generation, there or gone."""
         return self._first_end <= partition_id < self._given
 
-    def counts(self, generation: Generation) -> bool:
+    def counts(self, generation: ShardLayout) -> bool:
         """Whether a generation is more than a wish."""
         return generation.first_partition in self._counted
 
-    def newest(self, first: Generation) -> Generation:
+    def newest(self, first: ShardLayout) -> ShardLayout:
         """The newest generation that counts."""
         return next((one for one in reversed(self.made) if self.counts(one)), first)
 
-    def in_force(self, first: Generation, run_id: str, version: int) -> Generation:
+    def in_force(self, first: ShardLayout, run_id: str, version: int) -> ShardLayout:
         """Generation whose shards a batch of a run that reads a version works on."""
         return self.further_in_force(run_id, version) or first
 
-    def with_version(self, first: Generation, version: int) -> Generation:
+    def with_version(self, first: ShardLayout, version: int) -> ShardLayout:
         """Generation that counts and has a version: of one that was taken over, the one that took it."""
         return next((one for one in reversed(self.made) if self.counts(one) and one.version <= version), first)
 
-    def further_in_force(self, run_id: str, version: int) -> Generation | None:
+    def further_in_force(self, run_id: str, version: int) -> ShardLayout | None:
         """:meth:`in_force`; None if that is the first one."""
         mine = (
             one for one in reversed(self.made) if one.version <= version and (self.counts(one) or one.run_id == run_id)
         )
         return next(mine, None)
 
-    def line(self, partition_id: int) -> list[Generation]:
+    def line(self, partition_id: int) -> list[ShardLayout]:
         """Generation of a partition and those that it is made of, newest first, but for the first of all."""
         found = []
         own = self.of(partition_id)
@@ -133,7 +133,7 @@ class Generations:
             own = self.of(own.former_partition)
         return found
 
-    def made_of(self, partition_id: int) -> Iterator[Generation]:
+    def made_of(self, partition_id: int) -> Iterator[ShardLayout]:
         """Generations that are made of that of a partition, directly."""
         own = self.of(partition_id)
         beginning = 0 if own is None else own.first_partition
@@ -141,26 +141,26 @@ class Generations:
 
     # -- folding --------------------------------------------------------------------------------------------------
 
-    def add(self, generation: Generation) -> None:
+    def add(self, generation: ShardLayout) -> None:
         """A generation was decided."""
         self.made.append(generation)
         self._first_end = self._first_end or generation.first_partition
         self._given = generation.partitions.stop
 
-    def start_run(self, run_id: str) -> list[Generation]:
+    def start_run(self, run_id: str) -> list[ShardLayout]:
         """A run began: wishes of others are void. Returns what is gone."""
         return self._keep([one for one in self.made if self.counts(one) or one.run_id == run_id])
 
-    def cut(self, version: int) -> list[Generation]:
+    def cut(self, version: int) -> list[ShardLayout]:
         """Have those that are there at a version; returns what is gone: wishes, and what was made of it or of later ones."""
         return self._keep([one for one in self.made if self.counts(one) and one.version < version])
 
-    def count(self, partition_id: int, has_commits: Callable[[int], bool]) -> list[Generation] | None:
+    def count(self, partition_id: int, has_commits: Callable[[int], bool]) -> list[ShardLayout] | None:
         """A commit of a partition was counted; returns which generations are gone with it; None if which ones count is as before."""
         own = self.of(partition_id)
         if own is None or self.counts(own) or not all(map(has_commits, own.partitions)):
             return None
-        line, kept = {one.first_partition for one in self.line(partition_id)}, list[Generation]()
+        line, kept = {one.first_partition for one in self.line(partition_id)}, list[ShardLayout]()
         self._counted |= line
         for one in self.made:
             # A wish that is made of what is gone is void, too.
@@ -169,15 +169,15 @@ class Generations:
                 kept.append(one)
         return self._keep(kept)
 
-    def _keep(self, kept: list[Generation]) -> list[Generation]:
+    def _keep(self, kept: list[ShardLayout]) -> list[ShardLayout]:
         gone = [one for one in self.made if one not in kept]
         self.made = kept
         self._counted -= {one.first_partition for one in gone}
         return gone
 
-    def copy(self) -> Generations:
+    def copy(self) -> ShardLayouts:
         """The same, for good: this one may go on."""
-        other = Generations()
+        other = ShardLayouts()
         other.made, other._counted = list(self.made), set(self._counted)
         other._given, other._first_end = self._given, self._first_end
         return other
@@ -190,14 +190,14 @@ class Generations:
         return {"generations": {"first": self._first_end, "given": self._given, "made": made}}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Generations:
+    def from_json(cls, data: Mapping[str, Any]) -> ShardLayouts:
         """Those of a checkpoint; one of earlier versions tells of none."""
         found, told = cls(), data.get("generations", {})
         found._first_end, found._given = told.get("first", 0), told.get("given", 0)
         for one in told.get("made", ()):
             fields = dict(one)
             counts = fields.pop("counts")
-            generation = Generation.from_json(fields)
+            generation = ShardLayout.from_json(fields)
             found.made.append(generation)
             if counts:
                 found._counted.add(generation.first_partition)

@@ -11,7 +11,7 @@ Epochs are one counter a state. A run that starts takes the next epoch, and ever
 older runs are refused. A shard given to another store actor takes the next epoch: from then on commits of its former owner
 are refused.
 
-A new coordinator and an old one may both believe themselves in office; ``manifest_log.LedgerKeeper`` tells them apart.
+A new coordinator and an old one may both believe themselves in office; ``manifest_log.LedgerWriter`` tells them apart.
 
 Versions: batch ``b`` reads version ``b`` of its shard and commits ``b + 1``. It is refused unless every shard has version ``b``, made
 by the batch before it in the query's own history (:meth:`StateLedger.check_whole`): no batch counts by halves. A later run that
@@ -49,16 +49,16 @@ from coordinator.ledger.records import (
     StateBegun,
     Truncated,
 )
-from coordinator.ledger.shard_layouts import Generation
+from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.errors import FencedError, InvalidRequestError, StateMismatchError
 from coordinator.model.identities import (
     PYTHON_QUERY_ID,
     ActorLocation,
+    FastPickle,
     ShardKey,
     StateStoreId,
     TaskIdentity,
-    Travelling,
 )
 from coordinator.model.leases import Lease
 from coordinator.model.state_metadata import StateMetadata
@@ -69,7 +69,7 @@ __all__ = ["Counted", "LeaseGrant", "StateLedger"]
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseGrant(Travelling):
+class LeaseGrant(FastPickle):
     """A lease and the version that the task's batch reads.
 
     Attributes
@@ -87,7 +87,7 @@ class LeaseGrant(Travelling):
 
 
 @dataclass(frozen=True, slots=True)
-class Counted(Travelling):
+class Counted(FastPickle):
     """What became of a partition's commits.
 
     Attributes
@@ -229,7 +229,7 @@ class StateLedger(StateHistory):
                 query_id=query_id,
             )
 
-    def check_whole(self, task: TaskIdentity, generation: Generation) -> None:
+    def check_whole(self, task: TaskIdentity, generation: ShardLayout) -> None:
         """Refuse a batch unless the one before it is counted on every shard, and is the one that the checkpoint tells of.
 
         Spark's rule: a store is opened at exactly the batch's number, and a version that was never made is an error.
@@ -276,7 +276,7 @@ class StateLedger(StateHistory):
             )
         self._whole = looked_at
 
-    def check_generation(self, task: TaskIdentity, generation: Generation) -> None:
+    def check_generation(self, task: TaskIdentity, generation: ShardLayout) -> None:
         """Refuse a task of a shard that its batch does not have.
 
         Raises

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from coordinator.ledger.rescaling import first_generation
-from coordinator.ledger.shard_layouts import Generation
+from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.commits import CommitEntry
-from coordinator.model.identities import Travelling
+from coordinator.model.identities import FastPickle
 from coordinator.model.state_metadata import StateMetadata
 
-__all__ = ["VersionFigures", "version_figures"]
+__all__ = ["VersionStats", "version_figures"]
 
 
 @dataclass(frozen=True, slots=True)
-class VersionFigures(Travelling):
+class VersionStats(FastPickle):
     """One version of a state.
 
     Attributes
@@ -45,7 +45,7 @@ class VersionFigures(Travelling):
 
 def version_figures(
     ledger: StateLedger, created: StateMetadata, oldest: int, newest: int, count: int
-) -> tuple[VersionFigures, ...]:
+) -> tuple[VersionStats, ...]:
     """Versions of a state, newest first.
 
     Parameters
@@ -61,13 +61,13 @@ def version_figures(
     return tuple(_figures(ledger, ledger.generations.with_version(first, version - 1), version) for version in versions)
 
 
-def _figures(ledger: StateLedger, generation: Generation, version: int) -> VersionFigures:
+def _figures(ledger: StateLedger, generation: ShardLayout, version: int) -> VersionStats:
     held = [list(_held(ledger, partition, version)) for partition in generation.partitions]
     # A shard of a Python program may have made no version of that number.
     made = [[entry for entry in entries if entry.version == version] for entries in held]
     whole = [entry for entries in held for entry in entries]
     changed = [entry for entries in made for entry in entries]
-    return VersionFigures(
+    return VersionStats(
         version,
         max((entry.committed_at_ms for entry in changed), default=None),
         generation.num_shards,

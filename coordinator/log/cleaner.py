@@ -14,7 +14,7 @@ from typing import Any
 from coordinator.ledger.cleaning_rules import ListingSchedule, Pins, abandoned, orphans, prunable_records
 from coordinator.ledger.records import BranchBorn, BranchEnded, BranchMade, Dropped, Record
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.model.errors import StateStoreError
 from coordinator.model.identities import ShardKey
 from coordinator.model.load_plans import LoadPlans
@@ -50,7 +50,7 @@ class Cleaner:
         store: ObjectStore,
         maintenance: Maintenance,
         clock: Clock,
-        keeper: Callable[[str], Awaitable[LedgerKeeper]],
+        keeper: Callable[[str], Awaitable[LedgerWriter]],
         notice_deleted: Callable[[str], Awaitable[None]],
     ) -> None:
         self._notice_deleted = notice_deleted
@@ -69,7 +69,7 @@ class Cleaner:
         files = [file for plan in loading.plans.values() for file in plan.files()]
         self._pins.add(files, self._clock.elapsed_s())
 
-    async def round(self, keeper: LedgerKeeper, state_name: str) -> Sequence[ObjectInfo]:
+    async def round(self, keeper: LedgerWriter, state_name: str) -> Sequence[ObjectInfo]:
         """One of the regular rounds: truncate, and clean if there may be something to find; returns the files that are gone."""
         schedule = self._schedule(state_name)
         floors, epoch = await self._truncate(keeper, dry_run=False)
@@ -82,7 +82,7 @@ class Cleaner:
         """Whether regular rounds have nothing more to do for a state until something happens to it."""
         return self._schedule(state_name).is_at_rest
 
-    async def clean(self, keeper: LedgerKeeper, state_name: str, *, dry_run: bool) -> dict[str, Any]:
+    async def clean(self, keeper: LedgerWriter, state_name: str, *, dry_run: bool) -> dict[str, Any]:
         """What a round does, at once; see ``Coordinator.clean``."""
         schedule = self._schedule(state_name)
         floors, _ = await self._truncate(keeper, dry_run=dry_run)
@@ -103,7 +103,7 @@ class Cleaner:
     def _schedule(self, state_name: str) -> ListingSchedule:
         return self._schedules.setdefault(state_name, ListingSchedule(self._maintenance.grace_s, self._started_s))
 
-    async def _truncate(self, keeper: LedgerKeeper, *, dry_run: bool) -> tuple[dict[ShardKey, int], int]:
+    async def _truncate(self, keeper: LedgerWriter, *, dry_run: bool) -> tuple[dict[ShardKey, int], int]:
         """Floors that move, and the ledger's epoch."""
         keep = self._maintenance.min_versions_to_retain
 
@@ -114,7 +114,7 @@ class Cleaner:
         return await keeper.submit(decide)
 
     async def _candidates(
-        self, keeper: LedgerKeeper, state_name: str, now_s: float, *, dry_run: bool = False
+        self, keeper: LedgerWriter, state_name: str, now_s: float, *, dry_run: bool = False
     ) -> list[ObjectInfo]:
         """What may go as far as can be said without writing to the log; `now_s` is the time of the object store before the call."""
         infos = await asyncio.to_thread(self._store.list, state_name)
@@ -130,7 +130,7 @@ class Cleaner:
             *abandoned(unfinished, now_s, grace_s),
         ]
 
-    async def _delete(self, keeper: LedgerKeeper, state_name: str, schedule: ListingSchedule) -> list[ObjectInfo]:
+    async def _delete(self, keeper: LedgerWriter, state_name: str, schedule: ListingSchedule) -> list[ObjectInfo]:
         """Delete what nothing needs; returns it."""
         schedule.listed(self._clock.elapsed_s())
         now_s = await asyncio.to_thread(time_of_store, self._store)
@@ -155,7 +155,7 @@ class Cleaner:
         return files
 
     async def _shared(
-        self, keeper: LedgerKeeper, branches: Mapping[str, BranchMade], *, may_write: bool
+        self, keeper: LedgerWriter, branches: Mapping[str, BranchMade], *, may_write: bool
     ) -> set[str] | None:
         """Files that branches of a state need, of whatever state; None if that is not known yet, as one is being made.
 
@@ -177,7 +177,7 @@ class Cleaner:
             files |= needed
         return files
 
-    async def _needed_by(self, parent: LedgerKeeper, made: BranchMade, *, may_write: bool) -> set[str] | None:
+    async def _needed_by(self, parent: LedgerWriter, made: BranchMade, *, may_write: bool) -> set[str] | None:
         """Files that a branch needs, none if there is no such state any more; None if it may be made this moment."""
         await self._notice_deleted(made.name)
         keeper = await self._keeper(made.name)

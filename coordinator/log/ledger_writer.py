@@ -23,7 +23,7 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import Clock, MachineClock
 from coordinator.storage.protocol import ObjectInfo
 
-__all__ = ["Decide", "LedgerKeeper"]
+__all__ = ["Decide", "LedgerWriter"]
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class _Note:
     written: asyncio.Future[None]
 
 
-class LedgerKeeper:
+class LedgerWriter:
     """Decides by one state's ledger and makes decisions durable before answering; one task at a time, in groups.
 
     While an append is on its way, further decisions queue and go out together in the next one, so a batch costs a few

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.errors import CorruptStateError, NewerFormatError
 from coordinator.model.names import check_state_name, is_state_name
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.runtime.runtime import Surroundings
+from coordinator.runtime.runtime import Runtime
 from coordinator.storage.protocol import ObjectStore
 
 __all__ = ["OpenStates", "RestingState"]
@@ -67,14 +67,14 @@ class OpenStates:
     part_records
         Of their checkpoints.
     max_age_s
-        See :class:`~coordinator.log.ledger_writer.LedgerKeeper`.
+        See :class:`~coordinator.log.ledger_writer.LedgerWriter`.
     """
 
     def __init__(
         self,
         store: ObjectStore,
         writer_id: str,
-        surroundings: Surroundings,
+        runtime: Runtime,
         *,
         checkpoint_interval: int,
         part_records: int,
@@ -82,27 +82,27 @@ class OpenStates:
     ) -> None:
         self._store = store
         self._writer_id = writer_id
-        self._surroundings = surroundings
+        self._surroundings = runtime
         self._checkpoint_interval = checkpoint_interval
         self._part_records = part_records
         self._max_age_s = max_age_s
-        self._readers = surroundings.threads.pool(_READERS, "statefleet-log")
-        self._clock = surroundings.clock
-        self._keepers: dict[str, LedgerKeeper] = {}
+        self._readers = runtime.threads.pool(_READERS, "statefleet-log")
+        self._clock = runtime.clock
+        self._keepers: dict[str, LedgerWriter] = {}
         #: When somebody asked for a keeper last, in seconds of the clock.
         self._asked_s: dict[str, float] = {}
         #: How often each state's ledger was opened.
         self.openings: Counter[str] = Counter()
         #: States whose ledgers were let go of, until somebody asks for them.
         self._resting: dict[str, RestingState] = {}
-        #: By state, runs that worked with another one that was in its place; see :attr:`LedgerKeeper.barred`.
+        #: By state, runs that worked with another one that was in its place; see :attr:`LedgerWriter.barred`.
         self._barred: dict[str, frozenset[str]] = {}
         #: States that could not be opened the last time that all were, each with why.
         self._unreadable: dict[str, str] = {}
         #: One a state: a state that is slow to read, or broken, is waited for by nobody else's tasks.
         self._opening: dict[str, asyncio.Lock] = {}
 
-    async def keeper(self, state_name: str) -> LedgerKeeper:
+    async def keeper(self, state_name: str) -> LedgerWriter:
         """The keeper of a state's ledger, which need not exist yet."""
         # Whatever the caller checked: the folder of a name such as "" is everybody's, and cleaning it would be the end of them.
         check_state_name(state_name)
@@ -118,7 +118,7 @@ class OpenStates:
             self._opening.pop(state_name, None)
         return keeper
 
-    def _present(self, state_name: str) -> LedgerKeeper | None:
+    def _present(self, state_name: str) -> LedgerWriter | None:
         """The keeper of a state, unless the folder of the state became another one since."""
         keeper = self._keepers.get(state_name)
         if keeper is not None and keeper.replaced is not None:
@@ -171,7 +171,7 @@ class OpenStates:
         """Return the states whose ledgers were let go of, by name."""
         return self._resting
 
-    async def of_query(self, query_id: str) -> list[LedgerKeeper]:
+    async def of_query(self, query_id: str) -> list[LedgerWriter]:
         """Return the keepers of the states of a query, as far as they are known; those that rest are opened."""
         for name in [name for name, state in self._resting.items() if state.query_id == query_id]:
             await self.keeper(name)
@@ -185,9 +185,9 @@ class OpenStates:
         """End a state of whose folder only a part of the log is there; False if there is more, or nothing."""
         return await asyncio.to_thread(self._log_of(state_name).end_remnants)
 
-    async def _opened(self, state_name: str) -> LedgerKeeper:
+    async def _opened(self, state_name: str) -> LedgerWriter:
         self.openings[state_name] += 1
-        keeper = LedgerKeeper(self._log_of(state_name), max_age_s=self._max_age_s, clock=self._clock)
+        keeper = LedgerWriter(self._log_of(state_name), max_age_s=self._max_age_s, clock=self._clock)
         keeper.barred = self._barred.get(state_name, keeper.barred)
         damage: CorruptStateError | None = None
         try:
@@ -218,7 +218,7 @@ class OpenStates:
             readers=self._readers,
         )
 
-    def keepers(self) -> list[tuple[str, LedgerKeeper]]:
+    def keepers(self) -> list[tuple[str, LedgerWriter]]:
         """Names and keepers of the states that are open now."""
         return list(self._keepers.items())
 

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from coordinator.model.identities import DEFAULT_STORE, ShardKey, Travelling
+from coordinator.model.identities import DEFAULT_STORE, FastPickle, ShardKey
 from coordinator.model.watermarks import Watermarks
 
 __all__ = ["CommitEntry", "PartitionCommit", "SnapshotEntry", "StoredFile"]
 
 
 @dataclass(frozen=True, slots=True)
-class CommitEntry(Travelling):
+class CommitEntry(FastPickle):
     """One shard's line in the manifest: the one delta file that makes ``version`` of the shard."""
 
     partition_id: int
@@ -57,7 +57,7 @@ class CommitEntry(Travelling):
     write_ms: int = 0
     #: How long the shard took to come to its base version beforehand, bytes of the files that were read for it, and commits of it that
     #: failed since the last one that counted, by error. Not recorded.
-    bring_ms: int = 0
+    restore_ms: int = 0
     load_bytes: int = 0
     failures: Mapping[str, int] = field(default_factory=dict)
 
@@ -96,7 +96,7 @@ class CommitEntry(Travelling):
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionCommit(Travelling):
+class PartitionCommit(FastPickle):
     """One attempt's commits of all stores of a partition.
 
     Attributes
@@ -106,7 +106,7 @@ class PartitionCommit(Travelling):
     """
 
     entries: tuple[CommitEntry, ...]
-    is_carried: bool = False
+    is_piggybacked: bool = False
 
 
 #: What commits without sources of their own, or without failures, have in common; nobody changes it.
@@ -114,7 +114,7 @@ _NOTHING: Mapping[str, int] = {}
 
 
 #: Fields of a commit's record, in their order; and those that only some have, with what the others have.
-_NOT_RECORDED = ("apply_ms", "write_ms", "bring_ms", "load_bytes", "failures")
+_NOT_RECORDED = ("apply_ms", "write_ms", "restore_ms", "load_bytes", "failures")
 
 
 _RECORDED = tuple(one.name for one in fields(CommitEntry) if one.name not in _NOT_RECORDED)
@@ -124,7 +124,7 @@ _OPTIONAL = {"batch_time_ms": None, "due_ms": None, "is_import": False}
 
 
 @dataclass(frozen=True, slots=True)
-class StoredFile(Travelling):
+class StoredFile(FastPickle):
     """A file of the object store: path relative to the fleet's URI, size in bytes, CRC-32 of all of it."""
 
     file: str
@@ -133,7 +133,7 @@ class StoredFile(Travelling):
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotEntry(Travelling):
+class SnapshotEntry(FastPickle):
     """One snapshot: all rows of one counted version of a shard, in one file or, of a large shard, several."""
 
     partition_id: int

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from coordinator.model.identities import ActorLocation
 
-__all__ = ["Preparation", "ShardMove"]
+__all__ = ["CopyResult", "ShardMove"]
 
 
 @dataclass(frozen=True, slots=True)
-class Preparation:
+class CopyResult:
     """What a store actor took over of a partition before it was to have it.
 
     Attributes
@@ -49,5 +49,5 @@ class ShardMove:
     former: ActorLocation | None
     location: ActorLocation
     reason: str
-    preparation: Preparation | None = None
+    preparation: CopyResult | None = None
     error: str = ""

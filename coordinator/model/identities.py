@@ -17,7 +17,7 @@ __all__ = [
     "StateStoreId",
     "StateStoreProviderId",
     "TaskIdentity",
-    "Travelling",
+    "FastPickle",
     "Version",
 ]
 
@@ -37,7 +37,7 @@ ShardKey = tuple[int, str]
 Version = NewType("Version", int)
 
 
-class Travelling:
+class FastPickle:
     """A frozen dataclass that is pickled by the values of its fields: what dataclasses do by themselves takes ten times as long."""
 
     __slots__ = ()
@@ -53,7 +53,7 @@ def _names_of(kind: Any) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class StateStoreId(Travelling):
+class StateStoreId(FastPickle):
     """Identity of one shard, as Spark's ``StateStoreId``.
 
     ``checkpoint_root_location`` is the folder of the state, ``<fleet uri>/<state name>``.
@@ -75,7 +75,7 @@ class StateStoreId(Travelling):
 
 
 @dataclass(frozen=True, slots=True)
-class StateStoreProviderId(Travelling):
+class StateStoreProviderId(FastPickle):
     """A shard as seen by one run of a query: a restarted query never reuses a former run's instance."""
 
     store_id: StateStoreId
@@ -83,7 +83,7 @@ class StateStoreProviderId(Travelling):
 
 
 @dataclass(frozen=True, slots=True)
-class TaskIdentity(Travelling):
+class TaskIdentity(FastPickle):
     """Which Spark task asks: query, run, batch, shard and attempt.
 
     Attributes
@@ -119,7 +119,7 @@ class TaskIdentity(Travelling):
 
 
 @dataclass(frozen=True, slots=True)
-class ActorLocation(Travelling):
+class ActorLocation(FastPickle):
     """One life of one store actor. ``instance_id`` is new each time the process starts."""
 
     actor_name: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.model.identities import ActorLocation, StateStoreId, Travelling
+from coordinator.model.identities import ActorLocation, FastPickle, StateStoreId
 
 __all__ = ["Lease", "ShardLocation"]
 
@@ -27,7 +27,7 @@ class ShardLocation:
 
 
 @dataclass(frozen=True, slots=True)
-class Lease(Travelling):
+class Lease(FastPickle):
     """The right of one store actor to commit a shard for one run, until a higher epoch is given out.
 
     Attributes

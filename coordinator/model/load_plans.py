@@ -8,13 +8,13 @@ from typing import Any
 
 from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.errors import InvalidRequestError
-from coordinator.model.identities import StateStoreProviderId, Travelling
+from coordinator.model.identities import FastPickle, StateStoreProviderId
 
 __all__ = ["InstancePlans", "LoadPlan", "LoadPlans", "Origin", "Parent"]
 
 
 @dataclass(frozen=True, slots=True)
-class LoadPlan(Travelling):
+class LoadPlan(FastPickle):
     """How to load one version of a shard: the newest snapshot that can be read, then every later delta in order.
 
     Attributes
@@ -128,7 +128,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadPlans(Travelling):
+class LoadPlans(FastPickle):
     """How to load one version of some stores of a partition.
 
     Attributes

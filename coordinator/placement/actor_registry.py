@@ -7,10 +7,10 @@ from collections.abc import Collection
 from coordinator.model.identities import ActorLocation
 from coordinator.model.memory_options import MemoryUse
 
-__all__ = ["StoreActorLives"]
+__all__ = ["ActorRegistry"]
 
 
-class StoreActorLives:
+class ActorRegistry:
     """The newest known life of each store actor.
 
     - A name belongs to one node and to one living process; only the process itself says that a new life has begun.

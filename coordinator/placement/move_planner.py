@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from coordinator.model.copy_result import Preparation, ShardMove
+from coordinator.model.copy_result import CopyResult, ShardMove
 from coordinator.model.identities import ActorLocation
 from coordinator.placement.policy import Choice, FleetView, PlacementPolicy, PlacementRequest
-from coordinator.placement.spreading import Place, place_order, spread
+from coordinator.placement.spreading import ActorSlot, place_order, spread
 
 __all__ = [
     "ELSEWHERE",
@@ -25,7 +25,7 @@ __all__ = [
     "NO_EXECUTOR",
     "UNPLACED",
     "PlacementExplanation",
-    "Placing",
+    "MovePlanner",
     "PlannedMove",
 ]
 
@@ -53,8 +53,8 @@ class PlannedMove:
 
     state_name: str
     partition_id: int
-    giver: ActorLocation
-    taker: ActorLocation
+    source: ActorLocation
+    target: ActorLocation
     reason: str
     first_partition: int = 0
 
@@ -104,7 +104,7 @@ class _Plan:
         Whether shards went elsewhere than planned, as after the loss of a store actor.
     """
 
-    places: tuple[Place, ...] = ()
+    places: tuple[ActorSlot, ...] = ()
     standbys: int = 0
     is_skewed: bool = False
     wanted: dict[int, Choice] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class _Plan:
         self.at_end = {}
 
 
-class Placing:
+class MovePlanner:
     """Where shards are wanted, as a policy, and whether tasks were there.
 
     Parameters
@@ -142,7 +142,7 @@ class Placing:
         state_name: str,
         query_id: str,
         partitions: range,
-        places: Sequence[Place],
+        places: Sequence[ActorSlot],
         present: Mapping[int, ActorLocation],
         fleet: FleetView,
         standbys: int = 0,
@@ -193,7 +193,7 @@ class Placing:
 
         Of a state that no driver told of since the coordinator started, over all nodes that have a store actor.
         """
-        places = self._plans[state_name].places or [Place(location, 1) for location in fleet.actors()]
+        places = self._plans[state_name].places or [ActorSlot(location, 1) for location in fleet.actors()]
         return _moves(
             state_name,
             partitions,
@@ -225,7 +225,7 @@ class Placing:
         state_name: str,
         query_id: str,
         partitions: range,
-        places: Iterable[Place],
+        places: Iterable[ActorSlot],
         present: Mapping[int, ActorLocation],
         fleet: FleetView,
     ) -> dict[int, Choice]:
@@ -243,7 +243,7 @@ class Placing:
         choices = spread(len(partitions), open_places, there, query_id, self.drained)
         return {partitions[shard]: choice for shard, choice in choices.items()}
 
-    def prepared(self, move: PlannedMove, preparation: Preparation | None, fleet: FleetView) -> bool:
+    def prepared(self, move: PlannedMove, preparation: CopyResult | None, fleet: FleetView) -> bool:
         """The taker is ready: it has the shard from the end of the batch at hand on.
 
         Returns
@@ -252,9 +252,9 @@ class Placing:
             False if the shard is about to go to another store actor, or the taker's node was drained: nothing is changed.
         """
         going = self.going(move.state_name, move.partition_id, fleet)
-        if going not in (None, move.taker) or move.taker.node_id in self.drained:
+        if going not in (None, move.target) or move.target.node_id in self.drained:
             return False
-        self._plans[move.state_name].at_end[move.partition_id] = Choice(move.taker, move.reason, preparation)
+        self._plans[move.state_name].at_end[move.partition_id] = Choice(move.target, move.reason, preparation)
         return True
 
     def going(self, state_name: str, partition_id: int, fleet: FleetView) -> ActorLocation | None:

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from coordinator.model.copy_result import Preparation
+from coordinator.model.copy_result import CopyResult
 from coordinator.model.identities import ActorLocation
 
 __all__ = ["ActorLoad", "Choice", "FleetView", "PlacementPolicy", "PlacementRequest", "StayElseLocal"]
@@ -71,7 +71,7 @@ class Choice:
 
     location: ActorLocation
     reason: str = ""
-    preparation: Preparation | None = None
+    preparation: CopyResult | None = None
 
 
 class PlacementPolicy(Protocol):

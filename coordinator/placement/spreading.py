@@ -16,11 +16,11 @@ import numpy as np
 from coordinator.model.identities import ActorLocation
 from coordinator.placement.policy import Choice
 
-__all__ = ["Place", "place_order", "spread"]
+__all__ = ["ActorSlot", "place_order", "spread"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ActorSlot:
     """A store actor on a node that has executors.
 
     Attributes
@@ -33,14 +33,14 @@ class Place:
     cores: int
 
 
-def place_order(place: Place) -> tuple[str, str]:
+def place_order(place: ActorSlot) -> tuple[str, str]:
     """Key to sort places by, in which everybody has them."""
     return place.location.node_id, place.location.actor_name
 
 
 def spread(
     num_shards: int,
-    places: Sequence[Place],
+    places: Sequence[ActorSlot],
     present: Mapping[int, ActorLocation],
     query_id: str,
     drained: Collection[str] = (),

@@ -23,7 +23,7 @@ __all__ = [
     "Lock",
     "MachineClock",
     "Pool",
-    "Surroundings",
+    "Runtime",
     "Threads",
     "freeze_imports",
     "now_ms",
@@ -130,7 +130,7 @@ def random_seed() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class Runtime:
     """A process's surroundings; by default those that it really has.
 
     Attributes

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.model.identities import ActorLocation, StateStoreId, StateStoreProviderId
-from coordinator.placement.actor_registry import StoreActorLives
+from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.instance_registry import InstanceRegistry
 
 __all__ = ["ActiveInstances"]
@@ -31,7 +31,7 @@ class ActiveInstances:
         Runs of which it is known that they are over.
     """
 
-    def __init__(self, lives: StoreActorLives, keeper: Callable[[str], Awaitable[LedgerKeeper]]) -> None:
+    def __init__(self, lives: ActorRegistry, keeper: Callable[[str], Awaitable[LedgerWriter]]) -> None:
         self.registry = InstanceRegistry()
         self.ended_runs: set[str] = set()
         self._lives = lives

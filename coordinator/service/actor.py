@@ -17,8 +17,8 @@ from coordinator.runtime.logs import log_to_stderr
 from coordinator.runtime.runtime import MachineClock, freeze_imports
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.metric_export import keep_telling
-from coordinator.storage.counted import CountedObjectStore, StorageFigures
-from coordinator.storage.forwarded_credentials import HandedOverObjectStore
+from coordinator.storage.counted import CountedObjectStore, StorageStats
+from coordinator.storage.forwarded_credentials import ForwardedCredentialsStore
 from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.uris import open_travelled_store
 
@@ -46,7 +46,7 @@ class CoordinatorActor(Coordinator):
         log_to_stderr(uri, "coordinator")
         self._storage_options = storage_options
         self._namespace = namespace
-        figures = StorageFigures()
+        figures = StorageStats()
         self._handed = open_travelled_store(uri, storage_options, self._ask_store_actors, figures)
         counted = CountedObjectStore(self._handed, figures, MachineClock())
         super().__init__(uri, counted, maintenance, ray.get_runtime_context().get_node_id(), figures=figures)
@@ -70,7 +70,7 @@ class CoordinatorActor(Coordinator):
         InvalidRequestError
             The fleet was started without any, so its processes use those of their environment.
         """
-        if not isinstance(self._handed, HandedOverObjectStore):
+        if not isinstance(self._handed, ForwardedCredentialsStore):
             raise InvalidRequestError(
                 "this fleet was started without credentials in storage_options and uses those in the environment of its processes; "
                 "nothing was changed; connect without them, or call shutdown() of the fleet first",
@@ -80,7 +80,7 @@ class CoordinatorActor(Coordinator):
 
     async def handed_over(self) -> Secrets | None:
         """The credentials that this process, or else a store actor, was handed; None if nobody knows them any more."""
-        if not isinstance(self._handed, HandedOverObjectStore):
+        if not isinstance(self._handed, ForwardedCredentialsStore):
             return None
         return self._handed.secrets or await asyncio.to_thread(self._ask_store_actors)
 

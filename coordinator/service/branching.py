@@ -16,7 +16,7 @@ from coordinator.ledger.branches import (
 )
 from coordinator.ledger.records import BranchBorn, Branched, BranchMade, Record
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import Clock, now_ms
@@ -35,7 +35,7 @@ class Branching:
         By which a branch is dated, for people.
     """
 
-    def __init__(self, keeper: Callable[[str], Awaitable[LedgerKeeper]], clock: Clock) -> None:
+    def __init__(self, keeper: Callable[[str], Awaitable[LedgerWriter]], clock: Clock) -> None:
         self._keeper = keeper
         self._clock = clock
 

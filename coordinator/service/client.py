@@ -10,9 +10,9 @@ from coordinator.ledger.branches import Branch
 from coordinator.ledger.read_views import ReadView, ViewId, WantedView
 from coordinator.ledger.rescaling import BatchShards, RescalePlan
 from coordinator.ledger.state_ledger import Counted, LeaseGrant
-from coordinator.ledger.version_stats import VersionFigures
+from coordinator.ledger.version_stats import VersionStats
 from coordinator.model.commits import PartitionCommit, SnapshotEntry
-from coordinator.model.copy_result import Preparation
+from coordinator.model.copy_result import CopyResult
 from coordinator.model.errors import CredentialsNeededError, InvalidRequestError, StateStoreError
 from coordinator.model.identities import ActorLocation, StateStoreProviderId, TaskIdentity
 from coordinator.model.leases import ShardLocation
@@ -21,14 +21,14 @@ from coordinator.model.maintenance import Maintenance
 from coordinator.model.memory_options import MemoryUse
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.move_planner import PlacementExplanation, PlannedMove
-from coordinator.placement.spreading import Place
-from coordinator.runtime.runtime import Surroundings
+from coordinator.placement.spreading import ActorSlot
+from coordinator.runtime.runtime import Runtime
 from coordinator.service.calls import Actors, RayActors, call_until
 from coordinator.service.deploy import coordinator_name, deploy_coordinator
 from coordinator.service.dropping import DroppedState
 from coordinator.service.placement_service import Placement
 from coordinator.storage.options import Secrets, StorageOptions
-from coordinator.storage.probe import Sighting
+from coordinator.storage.probe import ProbeResult
 from coordinator.telemetry.drivers import DriverReport
 
 __all__ = ["CoordinatorClient"]
@@ -44,21 +44,21 @@ class CoordinatorClient:
     Made by :meth:`connect` or :meth:`find`.
     """
 
-    def __init__(self, uri: str, handle: Any, actors: Actors, surroundings: Surroundings) -> None:
+    def __init__(self, uri: str, handle: Any, actors: Actors, runtime: Runtime) -> None:
         self._uri = uri
         self._handle = handle
         self._actors = actors
-        self._surroundings = surroundings
+        self._surroundings = runtime
         self._secrets: Secrets | None = None
 
     @classmethod
     def find(
-        cls, uri: str, *, actors: Actors | None = None, surroundings: Surroundings | None = None
+        cls, uri: str, *, actors: Actors | None = None, runtime: Runtime | None = None
     ) -> CoordinatorClient | None:
         """Client of the coordinator of a normalised URI that runs on this Ray cluster; None if the fleet isn't up."""
         actors = actors or RayActors()
         handle = actors.find(coordinator_name(uri))
-        return None if handle is None else cls(uri, handle, actors, surroundings or Surroundings())
+        return None if handle is None else cls(uri, handle, actors, runtime or Runtime())
 
     @classmethod
     def connect(
@@ -69,7 +69,7 @@ class CoordinatorClient:
         *,
         secrets: Secrets | None = None,
         actors: Actors | None = None,
-        surroundings: Surroundings | None = None,
+        runtime: Runtime | None = None,
     ) -> CoordinatorClient:
         """Client of the fleet's coordinator, which is started (with these options) and proven to work if it isn't there.
 
@@ -86,7 +86,7 @@ class CoordinatorClient:
         CredentialsNeededError
             The coordinator isn't there, and this process cannot hand it the credentials that it needs.
         """
-        client = cls.find(uri, actors=actors, surroundings=surroundings)
+        client = cls.find(uri, actors=actors, runtime=runtime)
         if client is not None:
             client._hand_over(secrets)
             return client
@@ -98,7 +98,7 @@ class CoordinatorClient:
                 options=", ".join(storage_options.withheld),
             )
         handle = deploy_coordinator(uri, storage_options, maintenance)
-        client = cls(uri, handle, actors or RayActors(), surroundings or Surroundings())
+        client = cls(uri, handle, actors or RayActors(), runtime or Runtime())
         try:
             client._hand_over(secrets)
             client._call("open")
@@ -148,9 +148,9 @@ class CoordinatorClient:
         secrets: Secrets | None = self._call("handed_over")
         return secrets
 
-    def look_into(self, folder: str) -> Sighting:
+    def look_into(self, folder: str) -> ProbeResult:
         """See :meth:`Coordinator.look_into <coordinator.service.coordinator.Coordinator.look_into>`."""
-        sighting: Sighting = self._call("look_into", folder)
+        sighting: ProbeResult = self._call("look_into", folder)
         return sighting
 
     # -- states and leases ----------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ class CoordinatorClient:
         return dropped
 
     def place_shards(
-        self, state_name: str, query_id: str, shards: BatchShards, places: Sequence[Place], standbys: int = 0
+        self, state_name: str, query_id: str, shards: BatchShards, places: Sequence[ActorSlot], standbys: int = 0
     ) -> Placement:
         """See :meth:`Coordinator.place_shards <coordinator.service.coordinator.Coordinator.place_shards>`."""
         placement: Placement = self._call("place_shards", state_name, query_id, shards, list(places), standbys)
@@ -254,7 +254,7 @@ class CoordinatorClient:
         """See :meth:`Coordinator.undrain <coordinator.service.coordinator.Coordinator.undrain>`."""
         self._call("undrain", node_id)
 
-    def move_prepared(self, move: PlannedMove, preparation: Preparation | None) -> bool:
+    def move_prepared(self, move: PlannedMove, preparation: CopyResult | None) -> bool:
         """See :meth:`Coordinator.move_prepared <coordinator.service.coordinator.Coordinator.move_prepared>`."""
         return bool(self._call("move_prepared", move, preparation))
 
@@ -281,9 +281,9 @@ class CoordinatorClient:
         view: ReadView | None = self._call("read_view", state_name, asked, known)
         return view
 
-    def list_versions(self, state_name: str, count: int, *, is_committed: bool = False) -> tuple[VersionFigures, ...]:
+    def list_versions(self, state_name: str, count: int, *, is_committed: bool = False) -> tuple[VersionStats, ...]:
         """See :meth:`Coordinator.list_versions <coordinator.service.coordinator.Coordinator.list_versions>`."""
-        figures: tuple[VersionFigures, ...] = self._call("list_versions", state_name, count, is_committed)
+        figures: tuple[VersionStats, ...] = self._call("list_versions", state_name, count, is_committed)
         return figures
 
     def elsewhere(self, state_name: str, actor_name: str, partition_ids: Sequence[int]) -> list[int]:

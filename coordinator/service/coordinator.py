@@ -19,13 +19,13 @@ from coordinator.ledger.records import Record
 from coordinator.ledger.rescaling import BatchShards, RescalePlan, decide_ask, first_generation
 from coordinator.ledger.state_ledger import Counted, LeaseGrant, StateLedger
 from coordinator.ledger.unloading import EndedQueries
-from coordinator.ledger.version_stats import VersionFigures
+from coordinator.ledger.version_stats import VersionStats
 from coordinator.log.cleaner import Cleaner
-from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import CHECKPOINT_INTERVAL
 from coordinator.log.open_states import OpenStates
 from coordinator.model.commits import CommitEntry, PartitionCommit, SnapshotEntry
-from coordinator.model.copy_result import Preparation
+from coordinator.model.copy_result import CopyResult
 from coordinator.model.errors import InvalidRequestError, StateStoreError
 from coordinator.model.identities import ActorLocation, StateStoreProviderId, TaskIdentity
 from coordinator.model.leases import ShardLocation
@@ -34,21 +34,21 @@ from coordinator.model.maintenance import Maintenance
 from coordinator.model.memory_options import MemoryUse
 from coordinator.model.metric_table import Sample
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.placement.actor_registry import StoreActorLives
+from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.move_planner import PlacementExplanation, PlannedMove
 from coordinator.placement.policy import PlacementPolicy, StayElseLocal
-from coordinator.placement.spreading import Place
-from coordinator.runtime.runtime import Surroundings, now_ms
+from coordinator.placement.spreading import ActorSlot
+from coordinator.runtime.runtime import Runtime, now_ms
 from coordinator.service.active_instances import ActiveInstances
 from coordinator.service.branching import Branching
 from coordinator.service.drained_nodes import DrainedNodes
 from coordinator.service.dropping import DroppedState, Dropping
 from coordinator.service.leasing import Leasing
-from coordinator.service.placement_service import Placement, Placements
-from coordinator.service.state_metrics import Observing
+from coordinator.service.placement_service import Placement, PlacementService
+from coordinator.service.state_metrics import StateMetrics
 from coordinator.service.versions import Versions
-from coordinator.storage.counted import StorageFigures
-from coordinator.storage.probe import Sighting, look_into, probe, remove_left_over
+from coordinator.storage.counted import StorageStats
+from coordinator.storage.probe import ProbeResult, look_into, probe, remove_left_over
 from coordinator.storage.protocol import ObjectStore
 from coordinator.telemetry.details import query_details
 from coordinator.telemetry.drivers import DriverReport
@@ -109,31 +109,31 @@ class Coordinator:
         node_id: str,
         *,
         placement: PlacementPolicy | None = None,
-        surroundings: Surroundings | None = None,
+        runtime: Runtime | None = None,
         checkpoint_interval: int = CHECKPOINT_INTERVAL,
         part_records: int = PART_RECORDS,
-        figures: StorageFigures | None = None,
+        figures: StorageStats | None = None,
     ) -> None:
         self._uri = uri
         self._store = store
-        surroundings = surroundings or Surroundings()
-        self._clock = surroundings.clock
-        self._writer_id = surroundings.new_id()
+        runtime = runtime or Runtime()
+        self._clock = runtime.clock
+        self._writer_id = runtime.new_id()
         self._started_at_ms = now_ms(self._clock)
         self._node_id = node_id
         self._states = OpenStates(
             store,
             self._writer_id,
-            surroundings,
+            runtime,
             checkpoint_interval=checkpoint_interval,
             part_records=part_records,
             max_age_s=maintenance.grace_s / 2,
         )
-        self._lives = StoreActorLives()
+        self._lives = ActorRegistry()
         self._instances = ActiveInstances(self._lives, self._keeper)
         self._fleet = KnownFleet(self._lives, self._states.ledgers)
         drained = DrainedNodes(store)
-        self._placements = Placements(
+        self._placements = PlacementService(
             placement or StayElseLocal(), self._fleet, self._keeper, drained, self._partitions
         )
         self._leasing = Leasing(self._fleet, self._placements.placing, self._keeper)
@@ -143,8 +143,8 @@ class Coordinator:
         self._dropping = Dropping(self._store, self._states, self._is_active)
         self._rounds: asyncio.Task[None] | None = None
         # The loop's own has a few threads more than this node has cores, for which requests of many states would wait.
-        self._requests: Any = surroundings.threads.pool(_REQUESTS, "statefleet-requests")
-        self._observing = Observing(self._clock, self._lives, self._placements.placing, figures or StorageFigures())
+        self._requests: Any = runtime.threads.pool(_REQUESTS, "statefleet-requests")
+        self._observing = StateMetrics(self._clock, self._lives, self._placements.placing, figures or StorageStats())
         self._ended_queries = EndedQueries(self._clock, maintenance.unload_after_s, self._is_running)
 
     async def open(self) -> None:
@@ -153,7 +153,7 @@ class Coordinator:
         await asyncio.to_thread(remove_left_over, self._store, self._maintenance.grace_s)
         await self._placements.open()
 
-    async def _keeper(self, state_name: str) -> LedgerKeeper:
+    async def _keeper(self, state_name: str) -> LedgerWriter:
         if self._rounds is None:
             self._begin()
         return await self._states.keeper(state_name)
@@ -225,7 +225,7 @@ class Coordinator:
             told.append(outcome)
         return told
 
-    async def _commit(self, state_name: str, keeper: LedgerKeeper, commit: PartitionCommit) -> Counted:
+    async def _commit(self, state_name: str, keeper: LedgerWriter, commit: PartitionCommit) -> Counted:
         created = keeper.metadata
 
         def decide(ledger: StateLedger) -> tuple[list[Record], tuple[Counted, bool]]:
@@ -242,8 +242,8 @@ class Coordinator:
         counted, is_new = await keeper.submit(decide, is_one_of_many=True)
         self._ended_queries.used(state_name)
         self._observing.counted(state_name, commit.entries, is_new=is_new)
-        if commit.is_carried:
-            self._leasing.count_carried(state_name, commit.entries[0].partition_id)
+        if commit.is_piggybacked:
+            self._leasing.count_piggybacked(state_name, commit.entries[0].partition_id)
         return counted
 
     async def begin_batch(self, task: TaskIdentity, planned: int, asked: int | None) -> BatchShards:
@@ -312,7 +312,7 @@ class Coordinator:
     # -- places ---------------------------------------------------------------------------------------------------
 
     async def place_shards(
-        self, state_name: str, query_id: str, shards: BatchShards, places: Sequence[Place], standbys: int = 0
+        self, state_name: str, query_id: str, shards: BatchShards, places: Sequence[ActorSlot], standbys: int = 0
     ) -> Placement:
         """Spread a state's shards over the nodes that have executors, before the first task of a run and whenever these change.
 
@@ -328,20 +328,20 @@ class Coordinator:
         return await self._placements.explain(state_name, shard)
 
     async def plan_move(self, state_name: str, shard: int, node_id: str) -> tuple[PlannedMove, ...]:
-        """See :meth:`Placements.move`."""
+        """See :meth:`PlacementService.move`."""
         return await self._placements.move(state_name, shard, node_id)
 
     async def plan_rebalance(self, state_names: Sequence[str]) -> tuple[PlannedMove, ...]:
-        """See :meth:`Placements.rebalance`."""
+        """See :meth:`PlacementService.rebalance`."""
         return await self._placements.rebalance(await self._sizes(state_names))
 
     async def drain(self, node_id: str, dry_run: bool) -> tuple[PlannedMove, ...]:
-        """See :meth:`Placements.drain`; of all states that are open."""
+        """See :meth:`PlacementService.drain`; of all states that are open."""
         names = [name for name, _ in self._states.keepers()]
         return await self._placements.drain(await self._sizes(names), node_id, dry_run=dry_run)
 
     async def undrain(self, node_id: str) -> None:
-        """See :meth:`Placements.undrain`."""
+        """See :meth:`PlacementService.undrain`."""
         await self._placements.undrain(node_id)
 
     async def _sizes(self, state_names: Sequence[str]) -> list[tuple[str, range]]:
@@ -358,7 +358,7 @@ class Coordinator:
         first = first_generation(created)
         return await keeper.submit(lambda ledger: ([], ledger.generations.newest(first).partitions))
 
-    async def move_prepared(self, move: PlannedMove, preparation: Preparation | None) -> bool:
+    async def move_prepared(self, move: PlannedMove, preparation: CopyResult | None) -> bool:
         """The taker of a shard has a copy: it has the shard from the end of the batch at hand on.
 
         Returns
@@ -369,7 +369,7 @@ class Coordinator:
         return await self._placements.prepared(move, preparation)
 
     async def move_failed(self, move: PlannedMove, error: str) -> None:
-        """See :meth:`Placements.failed`."""
+        """See :meth:`PlacementService.failed`."""
         await self._placements.failed(move, error)
         self._observing.move_failed(move.state_name)
 
@@ -397,9 +397,7 @@ class Coordinator:
         """See :meth:`Versions.read_view`."""
         return await self._versions.read_view(state_name, asked, known)
 
-    async def list_versions(
-        self, state_name: str, count: int, is_committed: bool = False
-    ) -> tuple[VersionFigures, ...]:
+    async def list_versions(self, state_name: str, count: int, is_committed: bool = False) -> tuple[VersionStats, ...]:
         """See :meth:`Versions.list_newest`."""
         return await self._versions.list_newest(state_name, count, is_committed)
 
@@ -458,7 +456,7 @@ class Coordinator:
                         extra={"state": state_name},
                     )
 
-    def _rest(self, state_name: str, keeper: LedgerKeeper) -> None:
+    def _rest(self, state_name: str, keeper: LedgerWriter) -> None:
         """Let go of the ledger of a state whose query ended long ago, or that is none, once there is nothing more to clean."""
         ledger, created = keeper.ledger, keeper.metadata
         if ledger is None or keeper.left_over is not None or not self._cleaner.is_at_rest(state_name):
@@ -493,7 +491,7 @@ class Coordinator:
             self._deleted(state_name, [one["bytes"] for one in found["files"]])
         return found
 
-    async def look_into(self, folder: str) -> Sighting:
+    async def look_into(self, folder: str) -> ProbeResult:
         """Read what a store actor wrote in a folder, and answer there: see :func:`coordinator.storage.probe.prove_shared`."""
         place = f"pid {os.getpid()} on {socket.gethostname()}, node {self._node_id}"
         return await asyncio.to_thread(look_into, self._store, folder, place)
@@ -645,7 +643,7 @@ class Coordinator:
         return {name: batch for name, batch in running.items() if batch is not None}
 
     def _details(
-        self, name: str, keeper: LedgerKeeper, known: Mapping[str, str], stamps: dict[str, str]
+        self, name: str, keeper: LedgerWriter, known: Mapping[str, str], stamps: dict[str, str]
     ) -> dict[str, Any] | None:
         """A query's details if its stamp, which is entered, is not the one that is known."""
         ledger, created, times = keeper.ledger, keeper.metadata, self._observing.times(name)
@@ -659,13 +657,13 @@ class Coordinator:
             return None
         return query_details(ledger, created, self._placements.placing, times, active=active)
 
-    def _stamp(self, name: str, keeper: LedgerKeeper, *, active: bool) -> str:
+    def _stamp(self, name: str, keeper: LedgerWriter, *, active: bool) -> str:
         """Another one once something happened to a state."""
         opening, times = self._states.openings[name], self._observing.times(name)
         return f"{self._writer_id}-{opening}-{keeper.changes}-{times.changes}-{active}"
 
     async def samples(self) -> list[Sample]:
-        """See :meth:`Observing.samples`; of the states that are open."""
+        """See :meth:`StateMetrics.samples`; of the states that are open."""
         states = []
         for name, keeper in self._states.keepers():
             ledger, created = keeper.ledger, keeper.metadata

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from coordinator.ledger.branches import owners_of
 from coordinator.ledger.records import BranchEnded, Dropped, Record
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.open_states import OpenStates
 from coordinator.model.errors import CorruptStateError, InvalidRequestError
 from coordinator.model.identities import PYTHON_QUERY_ID
@@ -141,7 +141,7 @@ class Dropping:
             log.info("what was left of a state was dropped: %d files", len(infos), extra={"state": state_name})
         return told
 
-    async def finish(self, state_name: str, keeper: LedgerKeeper) -> None:
+    async def finish(self, state_name: str, keeper: LedgerWriter) -> None:
         """Have the rest of a state go that was dropped in part: its metadata, once its other files are cleaned away."""
         if keeper.left_over is None:
             return
@@ -149,7 +149,7 @@ class Dropping:
         if all(info.path.split("/")[1] in ("manifest", "checkpoints", "metadata.json") for info in infos):
             await keeper.remove_metadata()
 
-    async def _branches(self, keeper: LedgerKeeper) -> set[str]:
+    async def _branches(self, keeper: LedgerWriter) -> set[str]:
         """Branches of a state that are there."""
         noted = await keeper.submit(lambda ledger: ([], sorted(ledger.branches)))
         opened = [(name, await self._states.keeper(name)) for name in noted]

@@ -11,25 +11,25 @@ from coordinator.ledger.batch_result import BatchResult
 from coordinator.ledger.compatibility import changes, check_output_mode, fitting
 from coordinator.ledger.records import Dropped, Record, StateBegun
 from coordinator.ledger.rescaling import BatchShards, decide_shards, first_generation
-from coordinator.ledger.shard_layouts import Generation
+from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
-from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.model.commits import CommitEntry
 from coordinator.model.errors import FencedError
 from coordinator.model.identities import DEFAULT_STORE, PYTHON_QUERY_ID, ActorLocation, StateStoreId, TaskIdentity
 from coordinator.model.leases import Lease
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
-from coordinator.placement.move_planner import Placing
+from coordinator.placement.move_planner import MovePlanner
 from coordinator.placement.policy import FleetView, PlacementRequest
-from coordinator.service.placement_service import Placement, Placements
+from coordinator.service.placement_service import Placement, PlacementService
 
 __all__ = ["Leasing"]
 
 log = logging.getLogger(__name__)
 
 
-def told_of_rescale(state_name: str, generation: Generation) -> None:
+def told_of_rescale(state_name: str, generation: ShardLayout) -> None:
     """Tell that a state was rescaled."""
     log.warning(
         "%s: from version %d on it has %d shards instead of %d; no file was rewritten",
@@ -54,7 +54,9 @@ class Leasing:
         Gives the keeper of a state's ledger.
     """
 
-    def __init__(self, fleet: FleetView, placing: Placing, keeper: Callable[[str], Awaitable[LedgerKeeper]]) -> None:
+    def __init__(
+        self, fleet: FleetView, placing: MovePlanner, keeper: Callable[[str], Awaitable[LedgerWriter]]
+    ) -> None:
         self._fleet = fleet
         self._placing = placing
         self._keeper = keeper
@@ -143,7 +145,7 @@ class Leasing:
         if created is None:
             return BatchShards(0, planned)
 
-        def decide(ledger: StateLedger) -> tuple[list[Record], tuple[bool, Generation]]:
+        def decide(ledger: StateLedger) -> tuple[list[Record], tuple[bool, ShardLayout]]:
             records, generation = decide_shards(ledger, created, task, asked)
             return records, (bool(records), generation)
 
@@ -153,15 +155,15 @@ class Leasing:
         return BatchShards.of(generation)
 
     async def end_batch(
-        self, task: TaskIdentity, shards: BatchShards, placements: Placements
+        self, task: TaskIdentity, shards: BatchShards, placements: PlacementService
     ) -> tuple[BatchResult, Placement, BatchShards]:
         """See :meth:`Coordinator.batch_result <coordinator.service.coordinator.Coordinator.batch_result>`."""
         keeper = await self._keeper(task.state_name)
         created = keeper.metadata
         following = replace(task, batch_id=task.batch_id + 1, batch_time_ms=None, former_time_ms=task.batch_time_ms)
 
-        def decide(ledger: StateLedger) -> tuple[list[Record], tuple[BatchResult, Placement, Generation, bool]]:
-            of_batch = Generation(shards.num_shards, shards.first_partition)
+        def decide(ledger: StateLedger) -> tuple[list[Record], tuple[BatchResult, Placement, ShardLayout, bool]]:
+            of_batch = ShardLayout(shards.num_shards, shards.first_partition)
             result = ledger.batch_result(task.run_id, task.batch_id, of_batch)
             records, generation = list[Record](), of_batch
             if created is not None and not result.missing:
@@ -273,6 +275,6 @@ class Leasing:
         read = next((one.watermarks for one in entries if one.store_name == DEFAULT_STORE), Watermarks())
         return LeaseGrant(lease, entry.version, read)
 
-    def count_carried(self, state_name: str, partition_id: int) -> None:
+    def count_piggybacked(self, state_name: str, partition_id: int) -> None:
         """Take note of a state operation for whose lease nobody was asked: tasks ask the store actors of their own node only."""
         self._placing.count_local(state_name, partition_id)

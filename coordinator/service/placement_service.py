@@ -10,16 +10,16 @@ from coordinator.ledger.fleet_view import KnownFleet
 from coordinator.ledger.records import MoveFailed, Record
 from coordinator.ledger.rescaling import BatchShards
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.log.ledger_writer import LedgerKeeper
-from coordinator.model.copy_result import Preparation
+from coordinator.log.ledger_writer import LedgerWriter
+from coordinator.model.copy_result import CopyResult
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import ActorLocation
-from coordinator.placement.move_planner import PlacementExplanation, Placing, PlannedMove
+from coordinator.placement.move_planner import MovePlanner, PlacementExplanation, PlannedMove
 from coordinator.placement.policy import PlacementPolicy
-from coordinator.placement.spreading import Place
+from coordinator.placement.spreading import ActorSlot
 from coordinator.service.drained_nodes import DrainedNodes
 
-__all__ = ["Placement", "Placements"]
+__all__ = ["Placement", "PlacementService"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Placement:
     moves: tuple[PlannedMove, ...]
 
 
-class Placements:
+class PlacementService:
     """Plans places for the states of a fleet.
 
     Parameters
@@ -59,11 +59,11 @@ class Placements:
         self,
         otherwise: PlacementPolicy,
         fleet: KnownFleet,
-        keeper: Callable[[str], Awaitable[LedgerKeeper]],
+        keeper: Callable[[str], Awaitable[LedgerWriter]],
         drained: DrainedNodes,
         partitions: Callable[[str], Awaitable[range]],
     ) -> None:
-        self.placing = Placing(otherwise)
+        self.placing = MovePlanner(otherwise)
         self._fleet = fleet
         self._keeper = keeper
         self._drained = drained
@@ -74,7 +74,7 @@ class Placements:
         self.placing.drained |= await asyncio.to_thread(self._drained.node_ids)
 
     async def place(
-        self, state_name: str, query_id: str, shards: BatchShards, places: Sequence[Place], standbys: int
+        self, state_name: str, query_id: str, shards: BatchShards, places: Sequence[ActorSlot], standbys: int
     ) -> Placement:
         """See :meth:`Coordinator.place_shards <coordinator.service.coordinator.Coordinator.place_shards>`."""
         partitions = shards.partitions
@@ -127,9 +127,9 @@ class Placements:
             No living store actor has the shard, or none is on the node.
         """
         partitions = await self._checked(state_name, shard)
-        giver = await self._holder(state_name, partitions[shard])
+        source = await self._holder(state_name, partitions[shard])
         facts = {"state": state_name, "shard": shard, "node": node_id}
-        if giver is None or not self._fleet.is_alive(giver):
+        if source is None or not self._fleet.is_alive(source):
             raise InvalidRequestError(
                 "no living store actor has the shard, so there is nothing to move; it is placed with its next batch",
                 **facts,
@@ -155,11 +155,11 @@ class Placements:
                 nodes=sorted(one.node_id for one in self._fleet.actors()),
                 **facts,
             )
-        if giver.node_id == node_id:
+        if source.node_id == node_id:
             return ()
-        taker = min(takers, key=lambda one: (self._fleet.load(one).partitions, one.actor_name))
+        target = min(takers, key=lambda one: (self._fleet.load(one).partitions, one.actor_name))
         reason = "asked for by `statefleet move`"
-        return (PlannedMove(state_name, partitions[shard], giver, taker, reason, partitions.start),)
+        return (PlannedMove(state_name, partitions[shard], source, target, reason, partitions.start),)
 
     async def rebalance(self, states: Sequence[tuple[str, range]]) -> tuple[PlannedMove, ...]:
         """Moves that spread the shards of some states (names, partitions) evenly."""
@@ -191,7 +191,7 @@ class Placements:
             await asyncio.to_thread(self._drained.add, node_id)
         self.placing.drained.add(node_id)
         try:
-            return tuple(move for move in await self.rebalance(states) if move.giver.node_id == node_id)
+            return tuple(move for move in await self.rebalance(states) if move.source.node_id == node_id)
         finally:
             if dry_run and not was_drained:
                 self.placing.drained.discard(node_id)
@@ -201,16 +201,16 @@ class Placements:
         await asyncio.to_thread(self._drained.remove, node_id)
         self.placing.drained.discard(node_id)
 
-    async def prepared(self, move: PlannedMove, preparation: Preparation | None) -> bool:
+    async def prepared(self, move: PlannedMove, preparation: CopyResult | None) -> bool:
         """See :meth:`Coordinator.move_prepared <coordinator.service.coordinator.Coordinator.move_prepared>`."""
-        giver = await self._holder(move.state_name, move.partition_id)
-        if giver != move.giver or not self._fleet.is_alive(move.taker):
+        source = await self._holder(move.state_name, move.partition_id)
+        if source != move.source or not self._fleet.is_alive(move.target):
             return False
         return self.placing.prepared(move, preparation, self._fleet)
 
     async def failed(self, move: PlannedMove, error: str) -> None:
         """A move came to nothing: the state's log says why, unless the state was dropped meanwhile."""
-        record = MoveFailed(move.partition_id, move.taker, move.reason, error)
+        record = MoveFailed(move.partition_id, move.target, move.reason, error)
 
         def decide(ledger: StateLedger) -> tuple[list[Record], None]:
             return [] if ledger.holder(move.partition_id) is None else [record], None

@@ -17,16 +17,16 @@ from coordinator.model.identities import ActorLocation
 from coordinator.model.leases import Lease
 from coordinator.model.metric_table import Sample
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.placement.actor_registry import StoreActorLives
-from coordinator.placement.move_planner import Placing
+from coordinator.placement.actor_registry import ActorRegistry
+from coordinator.placement.move_planner import MovePlanner
 from coordinator.runtime.logs import about
 from coordinator.runtime.runtime import Clock, now_ms
-from coordinator.storage.counted import StorageFigures
+from coordinator.storage.counted import StorageStats
 from coordinator.telemetry.batch_times import BatchTimes
 from coordinator.telemetry.drivers import DriverReport, Drivers
-from coordinator.telemetry.fleet_samples import StateFigures, coordinator_samples
+from coordinator.telemetry.fleet_samples import StateStats, coordinator_samples
 from coordinator.telemetry.slow_batches import (
-    Circumstances,
+    BatchContext,
     EndedBatch,
     RunningBatch,
     SlowBatch,
@@ -36,7 +36,7 @@ from coordinator.telemetry.slow_batches import (
 )
 from coordinator.telemetry.state_counters import StateCounters
 
-__all__ = ["Observing"]
+__all__ = ["StateMetrics"]
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 _AT_ONCE = 500
 
 
-class Observing:
+class StateMetrics:
     """Takes down what happens to the states of a fleet.
 
     Parameters
@@ -55,7 +55,7 @@ class Observing:
         The coordinator's own requests to the object store.
     """
 
-    def __init__(self, clock: Clock, lives: StoreActorLives, placing: Placing, storage: StorageFigures) -> None:
+    def __init__(self, clock: Clock, lives: ActorRegistry, placing: MovePlanner, storage: StorageStats) -> None:
         self._clock = clock
         self._started_at_ms = now_ms(clock)
         self._lives = lives
@@ -64,7 +64,7 @@ class Observing:
         self._times: defaultdict[str, BatchTimes] = defaultdict(BatchTimes)
         self._counters: defaultdict[str, StateCounters] = defaultdict(StateCounters)
         #: By state, with the stamp that they are of.
-        self._figures: dict[str, tuple[str, StateFigures]] = {}
+        self._figures: dict[str, tuple[str, StateStats]] = {}
         #: By state, refusals and trouble with the object store when its last batch ended.
         self._at_end: dict[str, tuple[Counter[str], Counter[str]]] = {}
         self._drivers = Drivers()
@@ -177,13 +177,13 @@ class Observing:
         shards: BatchShards,
         refusals: Mapping[str, int],
         trouble: Mapping[str, int],
-    ) -> Circumstances:
+    ) -> BatchContext:
         last = ended.last
         holder = ledger.holder(last.partition_id)
         moves = [one for one in ledger.assignments.moves(last.partition_id) if not one.error]
         # It came there for this batch if it had the batch's base version then.
         move = moves[-1] if moves and moves[-1].version == last.base_version and moves[-1].former else None
-        return Circumstances(
+        return BatchContext(
             last.partition_id - shards.first_partition,
             None if holder is None else holder.host,
             move,
@@ -224,9 +224,9 @@ class Observing:
             found.append(Sample("statefleet_batch_overdue_seconds", overdue_ms / 1000, (name,)))
         return [*found, *self._storage.samples("coordinator")]
 
-    async def _summed(self, ledger: StateLedger, metadata: StateMetadata) -> StateFigures:
+    async def _summed(self, ledger: StateLedger, metadata: StateMetadata) -> StateStats:
         generation = ledger.generations.newest(first_generation(metadata))
-        figures = StateFigures()
+        figures = StateStats()
         partitions = generation.partitions
         for begin in range(0, len(partitions), _AT_ONCE):
             figures.add(ledger, metadata, self._placing, partitions[begin : begin + _AT_ONCE])

@@ -12,8 +12,8 @@ from coordinator.ledger.read_views import ReadView, ViewId, WantedView, cut_of, 
 from coordinator.ledger.records import Record
 from coordinator.ledger.rescaling import first_generation
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.ledger.version_stats import VersionFigures, version_figures
-from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.ledger.version_stats import VersionStats, version_figures
+from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.open_states import OpenStates
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import PYTHON_QUERY_ID, StateStoreId
@@ -38,7 +38,7 @@ class Versions:
     """
 
     def __init__(
-        self, states: OpenStates, keeper: Callable[[str], Awaitable[LedgerKeeper]], branching: Branching
+        self, states: OpenStates, keeper: Callable[[str], Awaitable[LedgerWriter]], branching: Branching
     ) -> None:
         self._states = states
         self._keeper = keeper
@@ -97,7 +97,7 @@ class Versions:
         notes = [keeper.note(lambda ledger: ledger.decide_finished(run_id, batch_id), within_s) for keeper in keepers]
         await asyncio.gather(*notes)
 
-    async def list_newest(self, state_name: str, count: int, is_committed: bool) -> tuple[VersionFigures, ...]:
+    async def list_newest(self, state_name: str, count: int, is_committed: bool) -> tuple[VersionStats, ...]:
         """What the log tells of the newest versions of a state that can be read, newest first; `count` of them at most.
 
         Parameters
@@ -117,12 +117,12 @@ class Versions:
         created = keeper.metadata
         assert created is not None
 
-        def look(ledger: StateLedger) -> tuple[list[Record], tuple[VersionFigures, ...]]:
+        def look(ledger: StateLedger) -> tuple[list[Record], tuple[VersionStats, ...]]:
             return [], version_figures(ledger, created, newest.oldest, newest.version, count)
 
         return await keeper.submit(look, is_recent=True)
 
-    async def _newest_beside(self, keeper: LedgerKeeper, is_committed: bool) -> list[int]:
+    async def _newest_beside(self, keeper: LedgerWriter, is_committed: bool) -> list[int]:
         """See :func:`~coordinator.ledger.read_views.newest_readable`; of each other state of a state's query."""
         if not self._all_are_open:
             await self.load_all_states()

@@ -12,11 +12,11 @@ from coordinator.model.metric_table import Sample
 from coordinator.runtime.runtime import Clock
 from coordinator.storage.protocol import ObjectInfo, ObjectStore
 
-__all__ = ["CountedObjectStore", "StorageFigures"]
+__all__ = ["CountedObjectStore", "StorageStats"]
 
 
 @dataclass(slots=True)
-class StorageFigures:
+class StorageStats:
     """Requests of one process since it started.
 
     Attributes
@@ -74,7 +74,7 @@ class CountedObjectStore:
         Where it is counted.
     """
 
-    def __init__(self, store: ObjectStore, figures: StorageFigures, clock: Clock) -> None:
+    def __init__(self, store: ObjectStore, figures: StorageStats, clock: Clock) -> None:
         self.uri = store.uri
         self._store = store
         self._figures = figures

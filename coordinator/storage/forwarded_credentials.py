@@ -14,13 +14,13 @@ from coordinator.model.errors import CredentialsNeededError
 from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.protocol import ObjectInfo, ObjectStore
 
-__all__ = ["HandedOverObjectStore"]
+__all__ = ["ForwardedCredentialsStore"]
 
 #: Asked for to see whether credentials are accepted; that it is not there is an answer, too.
 _ANY_OBJECT = "_probe/accepted"
 
 
-class HandedOverObjectStore:
+class ForwardedCredentialsStore:
     """See :class:`coordinator.storage.protocol.ObjectStore`; opened by the first request, or when credentials are handed over.
 
     Parameters

@@ -19,7 +19,7 @@ from coordinator.model.errors import (
 )
 from coordinator.storage.protocol import ObjectStore
 
-__all__ = ["Sighting", "look_into", "probe", "prove_shared", "remove_left_over", "time_of_store"]
+__all__ = ["ProbeResult", "look_into", "probe", "prove_shared", "remove_left_over", "time_of_store"]
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ def _remove_all(store: ObjectStore, folder: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class ProbeResult:
     """What the coordinator saw in a folder.
 
     Attributes
@@ -172,7 +172,7 @@ class Sighting:
     place: str
 
 
-def look_into(store: ObjectStore, folder: str, place: str) -> Sighting:
+def look_into(store: ObjectStore, folder: str, place: str) -> ProbeResult:
     """The coordinator's part of :func:`prove_shared`; may be repeated.
 
     Raises
@@ -187,13 +187,13 @@ def look_into(store: ObjectStore, folder: str, place: str) -> Sighting:
     try:
         found = store.get(f"{folder}/{_FROM_STORE}").decode(errors="replace")
     except FileNotFoundError:
-        return Sighting(None, "", place)
+        return ProbeResult(None, "", place)
     answer = uuid.uuid4().hex
     store.put(f"{folder}/{_FROM_COORDINATOR}", answer.encode())
-    return Sighting(found, answer, place)
+    return ProbeResult(found, answer, place)
 
 
-def prove_shared(store: ObjectStore, look: Callable[[str], Sighting], place: str) -> None:
+def prove_shared(store: ObjectStore, look: Callable[[str], ProbeResult], place: str) -> None:
     """Prove that this process and the coordinator see the same storage: each reads what the other has just written.
 
     The same URI can be two places: a folder of each node's own disk, or a bucket's name on two servers.

@@ -9,8 +9,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from coordinator.model.errors import InvalidRequestError
-from coordinator.storage.counted import StorageFigures
-from coordinator.storage.forwarded_credentials import HandedOverObjectStore
+from coordinator.storage.counted import StorageStats
+from coordinator.storage.forwarded_credentials import ForwardedCredentialsStore
 from coordinator.storage.local import LocalObjectStore
 from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.protocol import ObjectStore
@@ -64,7 +64,7 @@ def normalize_uri(uri: str) -> str:
 
 
 def open_object_store(
-    uri: str, storage_options: Mapping[str, str] | None = None, figures: StorageFigures | None = None
+    uri: str, storage_options: Mapping[str, str] | None = None, figures: StorageStats | None = None
 ) -> ObjectStore:
     """Store of a URI.
 
@@ -83,11 +83,11 @@ def open_object_store(
         store = LocalObjectStore(Path(unquote(urlsplit(normalized).path)))
         store.uri = normalized
         return store
-    return open_remote_store(normalized, storage_options, (figures or StorageFigures()).repeated)
+    return open_remote_store(normalized, storage_options, (figures or StorageStats()).repeated)
 
 
 def open_travelled_store(
-    uri: str, options: StorageOptions, ask: Callable[[], Secrets | None], figures: StorageFigures
+    uri: str, options: StorageOptions, ask: Callable[[], Secrets | None], figures: StorageStats
 ) -> ObjectStore:
     """Store of a URI in an actor: with options that travelled, and with those that were withheld, once they are handed over.
 
@@ -95,10 +95,10 @@ def open_travelled_store(
     ----------
     ask
         Asks other processes of the fleet for what was withheld; see
-        :class:`~coordinator.storage.forwarded_credentials.HandedOverObjectStore`.
+        :class:`~coordinator.storage.forwarded_credentials.ForwardedCredentialsStore`.
     figures
         See :func:`open_object_store`.
     """
     if options.withheld:
-        return HandedOverObjectStore(uri, options, ask, partial(open_object_store, figures=figures))
+        return ForwardedCredentialsStore(uri, options, ask, partial(open_object_store, figures=figures))
     return open_object_store(uri, dict(options.plain), figures)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from coordinator.ledger.shard_layouts import Generation
+from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.commits import CommitEntry
 from coordinator.model.copy_result import ShardMove
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.placement.move_planner import Placing
+from coordinator.placement.move_planner import MovePlanner
 from coordinator.telemetry.batch_times import BatchTimes, PartitionTime, moments
 from coordinator.telemetry.status import query_status
 
@@ -26,7 +26,7 @@ _NO_TIME = PartitionTime()
 
 
 def query_details(
-    ledger: StateLedger, metadata: StateMetadata, placing: Placing, times: BatchTimes, *, active: bool
+    ledger: StateLedger, metadata: StateMetadata, placing: MovePlanner, times: BatchTimes, *, active: bool
 ) -> dict[str, Any]:
     """:func:`~coordinator.telemetry.status.query_status` with ``batches``, ``refusals``, ``slow_batches``, and more of each shard.
 
@@ -34,7 +34,7 @@ def query_details(
     actor's, all others the coordinator's. Durations of commits before this coordinator started are not known: None.
     """
     status = query_status(ledger, metadata, placing, active=active)
-    generation = ledger.generations.newest(Generation(metadata.num_shards))
+    generation = ledger.generations.newest(ShardLayout(metadata.num_shards))
     for shard, partition_id in zip(status["shards"], generation.partitions, strict=True):
         shard |= _shard_details(ledger, partition_id, times)
     batches = [] if ledger.is_of_python else _batches(ledger, generation, times)
@@ -77,7 +77,7 @@ def _move(move: ShardMove) -> dict[str, Any]:
     }
 
 
-def _batches(ledger: StateLedger, generation: Generation, times: BatchTimes) -> list[dict[str, Any]]:
+def _batches(ledger: StateLedger, generation: ShardLayout, times: BatchTimes) -> list[dict[str, Any]]:
     """The newest batches, oldest first, also the one that is being made."""
     made: defaultdict[int, list[CommitEntry]] = defaultdict(list)
     for partition in generation.partitions:
@@ -86,7 +86,7 @@ def _batches(ledger: StateLedger, generation: Generation, times: BatchTimes) -> 
     return [_batch(made[version], generation, times) for version in sorted(made)[-_BATCHES:]]
 
 
-def _batch(entries: Sequence[CommitEntry], generation: Generation, times: BatchTimes) -> dict[str, Any]:
+def _batch(entries: Sequence[CommitEntry], generation: ShardLayout, times: BatchTimes) -> dict[str, Any]:
     """One batch: totals of its shards, and the moments of the one that was counted last, which the others waited for."""
 
     def total(name: str) -> int:

@@ -10,11 +10,11 @@ from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.identities import ActorLocation
 from coordinator.model.metric_table import Sample
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.placement.actor_registry import StoreActorLives
-from coordinator.placement.move_planner import ELSEWHERE, LOCAL, MOVED, NO_EXECUTOR, UNPLACED, Placing
+from coordinator.placement.actor_registry import ActorRegistry
+from coordinator.placement.move_planner import ELSEWHERE, LOCAL, MOVED, NO_EXECUTOR, UNPLACED, MovePlanner
 from coordinator.telemetry.status import has_watermark
 
-__all__ = ["StateFigures", "coordinator_samples"]
+__all__ = ["StateStats", "coordinator_samples"]
 
 #: What became of state operations, as a label.
 _PLACES = {
@@ -26,7 +26,7 @@ _PLACES = {
 }
 
 
-def coordinator_samples(started_at_ms: int, lives: StoreActorLives) -> Iterator[Sample]:
+def coordinator_samples(started_at_ms: int, lives: ActorRegistry) -> Iterator[Sample]:
     """What is known of the fleet's processes."""
     yield Sample("statefleet_coordinator_start_timestamp_seconds", started_at_ms / 1000)
     actors = lives.all()
@@ -36,7 +36,7 @@ def coordinator_samples(started_at_ms: int, lives: StoreActorLives) -> Iterator[
 
 
 @dataclass(slots=True)
-class StateFigures:
+class StateStats:
     """Sums over a state's shards, which are added one by one: there may be many.
 
     Attributes
@@ -57,7 +57,9 @@ class StateFigures:
     operations: Counter[str] = field(default_factory=Counter)
     _without_watermark: bool = False
 
-    def add(self, ledger: StateLedger, metadata: StateMetadata, placing: Placing, partitions: Iterable[int]) -> None:
+    def add(
+        self, ledger: StateLedger, metadata: StateMetadata, placing: MovePlanner, partitions: Iterable[int]
+    ) -> None:
         """Add some shards."""
         for partition in partitions:
             rows, size = ledger.held(partition)
@@ -78,7 +80,7 @@ class StateFigures:
             if entry is not None:
                 self.last_commit_ms = max(self.last_commit_ms or 0, entry.committed_at_ms)
 
-    def samples(self, state_name: str, lives: StoreActorLives, *, is_active: bool) -> Iterator[Sample]:
+    def samples(self, state_name: str, lives: ActorRegistry, *, is_active: bool) -> Iterator[Sample]:
         """As metrics."""
         labels = (state_name,)
         lost = sum(count for holder, count in self.holders.items() if lives.is_over(holder))

@@ -15,7 +15,7 @@ from coordinator.telemetry.drivers import ExecutorState, LongBatch
 
 __all__ = [
     "RECENT",
-    "Circumstances",
+    "BatchContext",
     "EndedBatch",
     "RunningBatch",
     "SlowBatch",
@@ -85,7 +85,7 @@ class SlowBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Circumstances:
+class BatchContext:
     """What is known of the time in which a batch was made.
 
     Attributes
@@ -179,7 +179,7 @@ def is_slow(took_ms: int, recent: Sequence[EndedBatch]) -> bool:
     return took_ms > _TIMES * usual_ms and took_ms - usual_ms >= _LONGER_MS
 
 
-def explanation(state_name: str, batch: EndedBatch, recent: Sequence[EndedBatch], around: Circumstances) -> str:
+def explanation(state_name: str, batch: EndedBatch, recent: Sequence[EndedBatch], around: BatchContext) -> str:
     """A sentence that says where the time of a slow batch went, and why, as far as that is known.
 
     Parameters
@@ -197,7 +197,7 @@ def explanation(state_name: str, batch: EndedBatch, recent: Sequence[EndedBatch]
     return "; ".join((f"{told}: {where}", *reasons))
 
 
-def _lost(batch: EndedBatch, recent: Sequence[EndedBatch], around: Circumstances) -> Iterator[str]:
+def _lost(batch: EndedBatch, recent: Sequence[EndedBatch], around: BatchContext) -> Iterator[str]:
     """The parts in which most of the time was lost, the largest first."""
     longer = {
         phase: (took_ms, took_ms - _usual_phase(recent, place))
@@ -216,7 +216,7 @@ def _usual_phase(recent: Sequence[EndedBatch], place: int) -> float:
     return median(known) if known else 0.0
 
 
-def _words(phase: str, took_ms: int, last: CommitEntry, around: Circumstances) -> str:
+def _words(phase: str, took_ms: int, last: CommitEntry, around: BatchContext) -> str:
     shard = f"shard {around.shard}" + (f" on {around.host}" if around.host else "")
     match phase:
         case "spark" if around.was_lost:
@@ -241,8 +241,8 @@ def _words(phase: str, took_ms: int, last: CommitEntry, around: Circumstances) -
             return "in the sink and at the batch's end"
 
 
-def _hand_over(shard: str, took_ms: int, last: CommitEntry, around: Circumstances) -> str:
-    if last.bring_ms < took_ms / 2:
+def _hand_over(shard: str, took_ms: int, last: CommitEntry, around: BatchContext) -> str:
+    if last.restore_ms < took_ms / 2:
         return f"handing rows over to {shard} (on their way, or waiting for its threads or memory)"
     what = f"loading {size_text(last.load_bytes)}" if last.load_bytes else f"coming to version {last.base_version}"
     if around.was_lost:
@@ -250,7 +250,7 @@ def _hand_over(shard: str, took_ms: int, last: CommitEntry, around: Circumstance
     return f"in {shard} {what}" + (f" after it was moved ({around.move.reason})" if around.move else "")
 
 
-def _reasons(batch: EndedBatch, recent: Sequence[EndedBatch], around: Circumstances) -> Iterator[str]:
+def _reasons(batch: EndedBatch, recent: Sequence[EndedBatch], around: BatchContext) -> Iterator[str]:
     """What else was unusual."""
     usual_rows = median(one.rows_in for one in recent)
     if batch.rows_in > _MANY_ROWS * max(1, usual_rows):

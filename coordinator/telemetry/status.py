@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from coordinator.ledger.shard_layouts import Generation
+from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.commits import CommitEntry
 from coordinator.model.memory_options import MemoryUse
 from coordinator.model.names import fleet_id_of
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.placement.actor_registry import StoreActorLives
-from coordinator.placement.move_planner import LOCAL, Placing
+from coordinator.placement.actor_registry import ActorRegistry
+from coordinator.placement.move_planner import LOCAL, MovePlanner
 
 __all__ = ["fleet_status", "has_watermark", "query_status"]
 
@@ -25,7 +25,7 @@ _RATE_VERSIONS = 6
 def fleet_status(
     uri: str,
     coordinator: Mapping[str, Any],
-    lives: StoreActorLives,
+    lives: ActorRegistry,
     queries: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Store actors, queries and shards of a fleet.
@@ -64,14 +64,14 @@ def _memory(use: MemoryUse | None) -> dict[str, int | None]:
     return asdict(use)
 
 
-def query_status(ledger: StateLedger, metadata: StateMetadata, placing: Placing, *, active: bool) -> dict[str, Any]:
+def query_status(ledger: StateLedger, metadata: StateMetadata, placing: MovePlanner, *, active: bool) -> dict[str, Any]:
     """One query's row, with a row a shard.
 
     ``version`` and ``watermark_ms`` are those of the newest version that every shard has; ``rows_per_second`` is over the
     last few batches; ``locality`` is the part of state operations since the coordinator started whose task ran on the node of its
     shard; None where nothing is known yet.
     """
-    generation = ledger.generations.newest(Generation(metadata.num_shards))
+    generation = ledger.generations.newest(ShardLayout(metadata.num_shards))
     entries = {partition: ledger.newest(partition) for partition in generation.partitions}
     present = [entry for entry in entries.values() if entry is not None]
     complete = len(present) == generation.num_shards

@@ -19,7 +19,7 @@ from spark_jobs.functions.grouped_input import GroupedInput, function_mode, pand
 from spark_jobs.functions.groups import EXISTS, TIMEOUT, StateColumns
 from spark_jobs.plan.keys import Key
 from spark_jobs.plan.operator_plan import ReduceTask
-from spark_jobs.plan.view_components import ShownPart, column
+from spark_jobs.plan.view_components import ViewComponent, column
 from spark_jobs.worker.fleet_client import FleetAddress
 
 __all__ = ["GroupFunction", "GroupStatePlan", "build_group_state"]
@@ -101,7 +101,7 @@ def build_group_state(grouped: GroupedData, given: GroupFunction, stateful_mode:
         late_times=given.timeout_conf == GroupStateTimeout.EventTimeTimeout,
         reserved=(KEY_INDEX,) if given.arrow else (),
     )
-    shown = ShownPart(store=columns.group_store(given_rows.keys))
+    shown = ViewComponent(store=columns.group_store(given_rows.keys))
     given_rows.view.show_keys(shown)
     for name, tree in columns.shown_trees():
         shown.value(name, tree, of="state")

@@ -22,7 +22,7 @@ from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.functions.groups import EXISTS, TIMEOUT, Groups, StateColumns, single_chunk
 from spark_jobs.functions.state_batch import NO_TIMEOUT, BatchFunction, Mask, Moment, StateBatch
 from spark_jobs.plan.keys import KeyTree
-from spark_jobs.plan.view_components import ShownPart
+from spark_jobs.plan.view_components import ViewComponent
 from spark_jobs.worker.batch import EventTimes, event_times
 from spark_jobs.worker.exchange import Received, unpack
 from spark_jobs.worker.fleet_client import FleetAddress, fleet_client
@@ -77,7 +77,7 @@ class GroupView:
         """The state's key columns."""
         return [leaf for _, tree in self.keys for leaf in _leaves(tree)]
 
-    def show_keys(self, part: ShownPart) -> None:
+    def show_keys(self, part: ViewComponent) -> None:
         """Show readers the keys under the names of their columns."""
         for name, tree in self.keys:
             part.key(name, tree.shown_tree())

@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from coordinator.model.errors import StateStoreError
-from coordinator.placement.spreading import Place
+from coordinator.placement.spreading import ActorSlot
 from coordinator.service.calls import RayActors, unwrapped
 from spark_jobs.worker.fleet_client import FleetAddress
 from store_actors.deploy import actors_for, ensure_store_actor
@@ -42,7 +42,7 @@ class ExecutorNodes:
         self._actors = RayActors()
         self._hosts: dict[str, str] = {}
 
-    def places(self, executors: Mapping[str, int]) -> list[Place]:
+    def places(self, executors: Mapping[str, int]) -> list[ActorSlot]:
         """Store actors of the nodes that have executors, which are started where there are none.
 
         Parameters
@@ -70,7 +70,7 @@ class ExecutorNodes:
             # However long it takes, up to a point: one that starts answers no ping, and is not hung.
             self._actors.wait([location], _START_S)
             try:
-                found.append(Place(unwrapped(self._actors, handle, location), cores))
+                found.append(ActorSlot(unwrapped(self._actors, handle, location), cores))
             except (RayActorError, StateStoreError) as error:
                 log.warning("a node's store actor does not start; shards are not placed there: %s", error)
         return found

@@ -17,7 +17,7 @@ from spark_jobs.plan.keys import Key, key_of, leaf_field
 from spark_jobs.plan.logical import analysed
 from spark_jobs.plan.operator_plan import check_output_mode
 from spark_jobs.plan.row_columns import ProjectedPlan, RowColumns
-from spark_jobs.plan.view_components import ShownPart, column
+from spark_jobs.plan.view_components import ViewComponent, column
 from spark_jobs.worker.exchange import HASH_COLUMN
 
 __all__ = ["build_deduplicate", "build_limit"]
@@ -69,7 +69,7 @@ def build_deduplicate(marked: DataFrame, output_mode: str, *, within_watermark: 
     hashed = F.hash(*(one for key in keys for one in key.columns)).alias(HASH_COLUMN)
     prepared = node.child.frame().select(*selected, *event_time_column(time), hashed)
     types = {item.name: item for item in prepared.schema.fields}
-    shown = ShownPart.of_keys(keys, attributes)
+    shown = ViewComponent.of_keys(keys, attributes)
     if within_watermark:
         shown.extra(_EXPIRES.name, column(_EXPIRES.name))
     names_of_keys = [leaf.name for key in keys for leaf in key.leaves]
@@ -120,7 +120,7 @@ def build_limit(df: DataFrame, count: int, output_mode: str) -> ProjectedPlan:
     rows = RowColumns.passing(attributes, (), "c")
     prepared = df.select(*rows.selected, *event_time_column(time), F.lit(0).alias(HASH_COLUMN))
     types = {item.name: item for item in prepared.schema.fields}
-    shown = ShownPart()
+    shown = ViewComponent()
     shown.extra(_COUNT.name, column(_COUNT.name))
     schema = StateSchema(
         keys=(),

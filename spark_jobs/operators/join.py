@@ -26,7 +26,7 @@ from spark_jobs.plan.keys import leaf_field
 from spark_jobs.plan.logical import Plan, projected, resolved
 from spark_jobs.plan.operator_plan import check_output_mode
 from spark_jobs.plan.row_columns import RowColumns
-from spark_jobs.plan.view_components import ShownPart, column
+from spark_jobs.plan.view_components import ViewComponent, column
 from spark_jobs.worker.exchange import HASH_COLUMN, KEEP_COLUMN
 from store_actors.operators.join_schema import MATCHED_COLUMN, SIDE_COLUMN, JoinType, join_schema
 
@@ -306,7 +306,7 @@ def _emitted_leaves(node: JoinNode, keys: JoinKeys, owner: int) -> list[str]:
 def _shown(node: JoinNode, side: int, keys: JoinKeys, rows: RowColumns, condition: JoinCondition) -> dict[str, Any]:
     """What readers are shown of a side: the join's keys, then its other columns that state holds."""
     number = {"op": "literal", "type": "int8", "value": side}
-    part = ShownPart(where={"op": "=", "args": [column(SIDE_COLUMN), number]})
+    part = ViewComponent(where={"op": "=", "args": [column(SIDE_COLUMN), number]})
     expressions = node.keys[side]
     for expression, tree in zip(expressions, keys.trees, strict=True):
         part.key(expression.column_name, tree.shown_tree())

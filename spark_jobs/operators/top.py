@@ -18,7 +18,7 @@ from spark_jobs.plan.keys import key_of, leaf_field
 from spark_jobs.plan.logical import Plan, analysed
 from spark_jobs.plan.operator_plan import check_output_mode
 from spark_jobs.plan.row_columns import ProjectedPlan, Result, RowColumns
-from spark_jobs.plan.view_components import ShownPart, column
+from spark_jobs.plan.view_components import ViewComponent, column
 from spark_jobs.worker.exchange import HASH_COLUMN
 from store_actors.operators.top_schema import RANK_COLUMN, top_schema
 
@@ -66,7 +66,7 @@ def build_top(
     )
     types = {item.name: item for item in prepared.schema.fields}
     names = [leaf.name for key in keys for leaf in key.leaves]
-    shown = ShownPart.of_keys(keys, attributes)
+    shown = ViewComponent.of_keys(keys, attributes)
     rows.show(shown)
     if rank:
         shown.value(RANK_COLUMN, column(RANK_COLUMN))

@@ -13,7 +13,7 @@ from spark_jobs.plan.aggregate_functions import AggregateExpression
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.expression_trees import Node, NotExpressibleError, TreeWriter, held_type
 from spark_jobs.plan.keys import Key
-from spark_jobs.plan.view_components import ShownPart, column
+from spark_jobs.plan.view_components import ViewComponent, column
 from store_actors.operators.expressions import ExpressionTree, NotComputableError
 
 __all__ = ["shown_aggregation"]
@@ -49,7 +49,7 @@ class _Results:
         fields = (*schema.keys, *schema.emitted_fields)
         self._types: Mapping[str, pa.DataType] = {field.name: string_to_type(field.type) for field in fields}
         self._writer, self._columns = TreeWriter(self._leaf), TreeWriter(_column)
-        self._part = ShownPart()
+        self._part = ViewComponent()
 
     def described(self, outputs: Sequence[Expression]) -> dict[str, Any]:
         """The part of the description with these results."""

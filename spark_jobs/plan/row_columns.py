@@ -17,7 +17,7 @@ from spark_jobs.plan.expression_trees import Node
 from spark_jobs.plan.keys import Key, key_of
 from spark_jobs.plan.logical import projected
 from spark_jobs.plan.storable import restored, stored, stored_type
-from spark_jobs.plan.view_components import ShownPart
+from spark_jobs.plan.view_components import ViewComponent
 
 __all__ = ["ProjectedPlan", "Result", "RowColumns"]
 
@@ -106,7 +106,7 @@ class RowColumns:
             results.append(Result(own.tree.column(), attribute, own.tree.shown_tree(), key))
         return cls(tuple(fields), tuple(selected), tuple(results), tuple(leaves))
 
-    def show(self, part: ShownPart) -> None:
+    def show(self, part: ViewComponent) -> None:
         """Show readers the columns that a state holds and that are not among the part's keys."""
         for one in self.results:
             if one.tree is not None and one.key is None:

@@ -12,7 +12,7 @@ from spark_jobs.plan.expression_trees import Node
 from spark_jobs.plan.keys import Key
 from store_actors.messages import StoreSpec
 
-__all__ = ["ShownPart", "column"]
+__all__ = ["ViewComponent", "column"]
 
 
 def column(name: str) -> Node:
@@ -21,7 +21,7 @@ def column(name: str) -> Node:
 
 
 @dataclass
-class ShownPart:
+class ViewComponent:
     """One list of rows, as a reader is shown it.
 
     Attributes
@@ -39,7 +39,7 @@ class ShownPart:
     _not_shown: list[Node] = field(default_factory=list)
 
     @classmethod
-    def of_keys(cls, keys: Iterable[Key], attributes: Sequence[Expression] = ()) -> ShownPart:
+    def of_keys(cls, keys: Iterable[Key], attributes: Sequence[Expression] = ()) -> ViewComponent:
         """One with these keys, each under the name of the first of some attributes that it is, or that Spark gives it."""
         part = cls()
         for key in keys:

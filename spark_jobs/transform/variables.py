@@ -34,7 +34,7 @@ from spark_jobs.functions.group_task import GroupView
 from spark_jobs.functions.groups import StateColumns
 from spark_jobs.functions.values import RowValues
 from spark_jobs.plan.expression_trees import Node
-from spark_jobs.plan.view_components import ShownPart, column
+from spark_jobs.plan.view_components import ViewComponent, column
 from store_actors.messages import StoreSpec
 
 __all__ = [
@@ -209,9 +209,9 @@ class Variable:
         )
         return named, *columns
 
-    def shown(self, keys: tuple[Field, ...], view: GroupView) -> ShownPart:
+    def shown(self, keys: tuple[Field, ...], view: GroupView) -> ViewComponent:
         """What readers are shown of its store, under an operator's keys."""
-        part = ShownPart(store=self.spec(keys))
+        part = ViewComponent(store=self.spec(keys))
         view.show_keys(part)
         if self.kind is not VariableKind.VALUE:
             # Heads are no elements.
@@ -238,7 +238,7 @@ def timer_spec(keys: tuple[Field, ...]) -> StoreSpec:
 
 def shown_of(variables: tuple[Variable, ...], keys: tuple[Field, ...], view: GroupView) -> dict[str, Mapping[str, Any]]:
     """What readers are shown of an operator's state: its timers, and each variable, by the names of their stores."""
-    timers = ShownPart(store=timer_spec(keys))
+    timers = ViewComponent(store=timer_spec(keys))
     view.show_keys(timers)
     timers.extra("timer", _time(TIMER.name))
     return {

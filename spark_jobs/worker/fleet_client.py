@@ -24,7 +24,7 @@ from coordinator.model.memory_options import MemoryOptions
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
-from coordinator.runtime.runtime import Surroundings
+from coordinator.runtime.runtime import Runtime
 from coordinator.service.calls import Actors, RayActors, unwrapped
 from coordinator.service.client import CoordinatorClient
 from coordinator.service.deploy import join_cluster
@@ -130,15 +130,13 @@ class FleetClient:
         How it reaches the fleet's actors, and what it takes from its machine; a simulation has its own.
     """
 
-    def __init__(
-        self, address: FleetAddress, *, actors: Actors | None = None, surroundings: Surroundings | None = None
-    ) -> None:
+    def __init__(self, address: FleetAddress, *, actors: Actors | None = None, runtime: Runtime | None = None) -> None:
         self._address = address
         self._actors = actors or RayActors()
-        surroundings = surroundings or Surroundings()
-        self._clock = surroundings.clock
+        runtime = runtime or Runtime()
+        self._clock = runtime.clock
         self._coordinator = CoordinatorClient.connect(
-            address.uri, address.storage_options, address.maintenance, actors=self._actors, surroundings=surroundings
+            address.uri, address.storage_options, address.maintenance, actors=self._actors, runtime=runtime
         )
         self._calls = LeasedCalls(self._actors, self._coordinator, self._clock, self._find_local)
 

@@ -191,7 +191,7 @@ def _print_outcomes(outcomes: Sequence[MoveOutcome], dry_run: bool) -> None:
     rows: list[tuple[object, ...]] = []
     for one in outcomes:
         what = one.move
-        row = (what.state_name, str(what.shard), what.giver.host, what.taker.host, what.reason)
+        row = (what.state_name, str(what.shard), what.source.host, what.target.host, what.reason)
         rows.append(row if dry_run else (*row, *_taken(one)))
     print_table(columns if dry_run else (*columns, "from memory", "took"), rows)
     print_text(

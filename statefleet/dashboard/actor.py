@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 
 from coordinator.model.errors import SetupError, StateStoreError
 from coordinator.runtime.logs import log_to_stderr
-from coordinator.runtime.runtime import Surroundings, freeze_imports, now_ms
+from coordinator.runtime.runtime import Runtime, freeze_imports, now_ms
 from coordinator.service.calls import RayActors
 from coordinator.service.client import CoordinatorClient
 from coordinator.service.metric_export import keep_telling
@@ -26,7 +26,7 @@ from statefleet.dashboard.server import Server
 from statefleet.dashboard.watching import Watching
 from statefleet.reads.fleet import attach
 
-__all__ = ["DashboardActor", "RaySight"]
+__all__ = ["DashboardActor", "RayProbe"]
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +39,8 @@ _PINGS = 100
 _UNANSWERED = 3
 
 
-class RaySight:
-    """A fleet on this Ray cluster; see :class:`~statefleet.dashboard.watching.FleetSight`.
+class RayProbe:
+    """A fleet on this Ray cluster; see :class:`~statefleet.dashboard.watching.FleetProbe`.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class RaySight:
         self._next = 0
 
     def watch(self, known: Mapping[str, str]) -> dict[str, Any]:
-        """See :class:`~statefleet.dashboard.watching.FleetSight`."""
+        """See :class:`~statefleet.dashboard.watching.FleetProbe`."""
         if self._coordinator is None:
             self._coordinator = CoordinatorClient.find(self._uri)
         if self._coordinator is None:
@@ -71,7 +71,7 @@ class RaySight:
         return self._coordinator.watch(known)
 
     def answering(self, status: Mapping[str, Any]) -> Mapping[str, bool]:
-        """See :class:`~statefleet.dashboard.watching.FleetSight`: the coordinator learns of a loss when somebody needs the actor."""
+        """See :class:`~statefleet.dashboard.watching.FleetProbe`: the coordinator learns of a loss when somebody needs the actor."""
         names = sorted(actor["actor_name"] for actor in status["store_actors"])
         self._answering = {name: one for name, one in self._answering.items() if name in names}
         self._pings = {name: one for name, one in self._pings.items() if name in names}
@@ -129,7 +129,7 @@ class DashboardActor:
         log_to_stderr(uri, "dashboard")
         self._uri = uri
         self._options = options
-        self._clock = Surroundings().clock
+        self._clock = Runtime().clock
         self._own = threading.local()
         self._url = ""
         self._error: StateStoreError | None = None
@@ -147,7 +147,7 @@ class DashboardActor:
         options, needs_token = self._options, not is_loopback(self._options.host)
         # Kept by this process alone; one that is in its environment outlives it.
         token = DashboardOptions.token() or (secrets.token_urlsafe(32) if needs_token else None)
-        watching = Watching(RaySight(self._uri), lambda: now_ms(self._clock))
+        watching = Watching(RayProbe(self._uri), lambda: now_ms(self._clock))
         access = Access(token, only_own_names=not needs_token)
         pool = ThreadPoolExecutor(_LOOK_UPS, thread_name_prefix="statefleet-look-up")
         server = Server(watching, self._look_ups, pool, access)

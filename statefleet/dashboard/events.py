@@ -228,9 +228,9 @@ def _moved(name: str, shard: int, move: Mapping[str, Any], before: Seen, now_ms:
         stays, goes = (_short(move[end], before.actors) for end in ("from", "to"))
         text = f"stays at {stays}, was to go to {goes} ({move['reason']}): {move['error']}"
         return Event(now_ms, EventKind.MOVE, text, name, shard, is_bad=True, cause=f"{name}: {text}")
-    giver = before.actors.get(move["from"] or "")
+    source = before.actors.get(move["from"] or "")
     # Who had it was lost by then, or is another life of the same name.
-    was_lost = giver is not None and (not giver["alive"] or move["from"] == move["to"])
+    was_lost = source is not None and (not source["alive"] or move["from"] == move["to"])
     kind = EventKind.RECOVERY if was_lost else EventKind.MOVE
     way = f"{_short(move['from'], before.actors)} → {_short(move['to'], before.actors)}"
     if move["from"] == move["to"]:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from coordinator.model.metric_table import Sample
 from statefleet.dashboard.model import FleetModel, Update
 
-__all__ = ["FleetSight", "Message", "Watching"]
+__all__ = ["FleetProbe", "Message", "Watching"]
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ _PATIENCE_S = 5.0
 _BEHIND = 16
 
 
-class FleetSight(Protocol):
+class FleetProbe(Protocol):
     """The fleet, as it is looked at. Both are called in a thread."""
 
     def watch(self, known: Mapping[str, str]) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class Watching:
         Milliseconds since the epoch.
     """
 
-    def __init__(self, sight: FleetSight, now_ms: Callable[[], int]) -> None:
+    def __init__(self, sight: FleetProbe, now_ms: Callable[[], int]) -> None:
         self.model = FleetModel()
         self._sight = sight
         self._now_ms = now_ms

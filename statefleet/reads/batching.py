@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from coordinator.runtime.runtime import Future, Threads
 
-__all__ = ["Coalescer"]
+__all__ = ["Batcher"]
 
 Key = TypeVar("Key")
 Found = TypeVar("Found")
@@ -36,7 +36,7 @@ class _Together(Generic[Key, Found]):
     keys: list[Key] = field(default_factory=list)
 
 
-class Coalescer(Generic[Key, Found]):
+class Batcher(Generic[Key, Found]):
     """Look-ups of one kind. Thread-safe.
 
     Parameters

@@ -13,7 +13,7 @@ import pyarrow as pa
 from coordinator.ledger.read_views import WantedView
 from coordinator.model.errors import InvalidRequestError, SetupError
 from coordinator.model.names import check_state_name
-from coordinator.runtime.runtime import Surroundings
+from coordinator.runtime.runtime import Runtime
 from coordinator.service.calls import RayActors
 from coordinator.service.client import CoordinatorClient
 from coordinator.service.deploy import join_cluster, ray_address
@@ -21,7 +21,7 @@ from coordinator.service.dropping import DroppedState
 from coordinator.storage.uris import normalize_uri, open_object_store
 from statefleet.reads.metadata import STATE_METADATA, metadata_of
 from statefleet.reads.portable import Opened
-from statefleet.reads.shard_reads import Pinned, ShardReads
+from statefleet.reads.shard_reads import ReadVersion, ShardReads
 from statefleet.reads.sources import FleetSource, Source
 from statefleet.reads.sql import answer
 from statefleet.reads.state import LiveState
@@ -30,7 +30,9 @@ from statefleet.reads.stored import StoredSource
 __all__ = ["LiveFleet", "attach"]
 
 _SCANNERS = 8
-_CONSISTENCIES = MappingProxyType({"finished": Pinned(), "committed": Pinned(), "latest": Pinned(is_latest=True)})
+_CONSISTENCIES = MappingProxyType(
+    {"finished": ReadVersion(), "committed": ReadVersion(), "latest": ReadVersion(is_latest=True)}
+)
 #: Those by which all shards are read at the same version.
 _OF_ONE_VERSION = ("finished", "committed")
 
@@ -58,14 +60,14 @@ def attach(
     SetupError
         There is no Ray cluster at the address, or no fleet of this URI on it.
     """
-    normalized, surroundings = normalize_uri(uri), Surroundings()
+    normalized, runtime = normalize_uri(uri), Runtime()
     if offline:
-        stored = StoredSource(open_object_store(normalized, storage_options), surroundings)
+        stored = StoredSource(open_object_store(normalized, storage_options), runtime)
         told = {"uri": uri, "offline": True, "storage_options": storage_options}
-        return LiveFleet(stored, Opened(_attached, told), surroundings)
+        return LiveFleet(stored, Opened(_attached, told), runtime)
     join_cluster(address)
     actors = RayActors()
-    coordinator = CoordinatorClient.find(normalized, actors=actors, surroundings=surroundings)
+    coordinator = CoordinatorClient.find(normalized, actors=actors, runtime=runtime)
     if coordinator is None:
         raise SetupError(
             "no fleet of this URI runs on this Ray cluster; start a query that uses it, or read what is stored with "
@@ -73,8 +75,8 @@ def attach(
             uri=normalized,
             cluster=ray_address(),
         )
-    source = FleetSource.connected(coordinator, actors, surroundings)
-    return LiveFleet(source, opened_live(normalized), surroundings, coordinator)
+    source = FleetSource.connected(coordinator, actors, runtime)
+    return LiveFleet(source, opened_live(normalized), runtime, coordinator)
 
 
 def opened_live(uri: str) -> Opened:
@@ -109,15 +111,15 @@ class LiveFleet:
         self,
         source: Source,
         opened: Opened,
-        surroundings: Surroundings,
+        runtime: Runtime,
         coordinator: CoordinatorClient | None = None,
     ) -> None:
         self._source = source
         self._coordinator = coordinator
         self._opened = opened
-        self._surroundings = surroundings
+        self._surroundings = runtime
         #: Of all scans together: each has a few pieces under way.
-        self._threads = surroundings.threads.pool(_SCANNERS, "statefleet-scan")
+        self._threads = runtime.threads.pool(_SCANNERS, "statefleet-scan")
         self._reads: dict[tuple[str, bool], ShardReads] = {}
 
     def states(self) -> list[str]:

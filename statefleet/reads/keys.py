@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from coordinator.ledger.read_views import ReadView
 from coordinator.model.errors import InvalidRequestError
-from statefleet.reads.projections import Form
+from statefleet.reads.projections import Projection
 from store_actors.key_queries import FoundRows
 
 __all__ = ["FOUND_COLUMN", "Answers", "FoundKey", "Keys", "key_array", "key_table", "one_each"]
@@ -52,7 +52,7 @@ class Answers:
     """Rows of some keys, with what they were found by."""
 
     view: ReadView
-    form: Form
+    form: Projection
     #: Of each key its shard, if that is known beforehand.
     shards: npt.NDArray[Any] | None
     #: Of each shard that was asked the places of its keys, and what it answered.
@@ -70,7 +70,7 @@ class Answers:
         return FoundKey(tuple(rows), view.metadata.state_name, view.metadata.query_id, shard, version)
 
 
-def key_table(keys: Keys, form: Form) -> pa.Table:
+def key_table(keys: Keys, form: Projection) -> pa.Table:
     """Keys as a table of the key columns as they are shown.
 
     Raises
@@ -108,7 +108,7 @@ def key_array(values: list[Any], field: pa.Field) -> pa.Array:
         ) from error
 
 
-def one_each(asked: pa.Table, rows: pa.Table, places: npt.NDArray[np.int64], form: Form) -> pa.Table:
+def one_each(asked: pa.Table, rows: pa.Table, places: npt.NDArray[np.int64], form: Projection) -> pa.Table:
     """A row for each key that was asked for, also for those that are not there."""
     where = np.full(asked.num_rows, -1, np.int64)
     where[places] = np.arange(len(places))

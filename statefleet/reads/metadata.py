@@ -12,7 +12,7 @@ from coordinator.ledger.read_views import ReadView
 from coordinator.model.identities import DEFAULT_STORE
 from coordinator.model.schema import OperatorKind, StateSchema
 from store_actors.operators.operator_names import operator_name
-from store_actors.operators.view_columns import ShownColumns
+from store_actors.operators.view_columns import ViewColumns
 
 __all__ = ["STATE_METADATA", "metadata_of"]
 
@@ -53,7 +53,7 @@ def metadata_of(view: ReadView) -> Iterator[dict[str, Any]]:
 
 def _prefixes(schema: StateSchema) -> dict[str, int]:
     """By store, how many key columns come before those that the operator adds to a key of the user; 0 where it adds none."""
-    shown = (ShownColumns.of(schema, part) for part in ShownColumns.parts_of(schema) or ("",))
+    shown = (ViewColumns.of(schema, part) for part in ViewColumns.parts_of(schema) or ("",))
     keys = {one.store.name: one.store.keys for one in shown if one.store is not None} or {DEFAULT_STORE: schema.keys}
     own = len(schema.input_keys)
     return {store: own if len(columns) > own else 0 for store, columns in keys.items()}
@@ -62,7 +62,7 @@ def _prefixes(schema: StateSchema) -> dict[str, int]:
 def _properties(view: ReadView, schema: StateSchema | None) -> dict[str, Any]:
     told: dict[str, Any] = {"outputMode": view.metadata.output_mode, "queryId": view.metadata.query_id}
     if schema is not None and schema.operator is OperatorKind.TRANSFORM:
-        variables = [part.split(".", 1) for part in ShownColumns.parts_of(schema) if part != DEFAULT_STORE]
+        variables = [part.split(".", 1) for part in ViewColumns.parts_of(schema) if part != DEFAULT_STORE]
         told["timeMode"] = schema.options.get("time_mode")
         told["stateVariables"] = [
             {"stateName": name, "stateVariableType": f"{kind.capitalize()}State"} for kind, name in variables

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statefleet.reads.shard_reads import Pinned
+from statefleet.reads.shard_reads import ReadVersion
 
 __all__ = ["Opened", "PortableScan", "ray_datasource"]
 
@@ -47,7 +47,7 @@ class PortableScan:
     name: str
     part: str
     is_committed: bool
-    pinned: Pinned
+    pinned: ReadVersion
     columns: Sequence[str] | None
     filter: pc.Expression | None
     since: int | None = None

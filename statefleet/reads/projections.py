@@ -17,16 +17,16 @@ from coordinator.model.identities import DEFAULT_STORE
 from coordinator.model.schema import OperatorKind, StateSchema
 from store_actors.engine.spark_hash import shards_of
 from store_actors.key_queries import is_few
-from store_actors.messages import ReadForm
-from store_actors.operators.view_columns import ShownColumns
+from store_actors.messages import ReadProjection
+from store_actors.operators.view_columns import ViewColumns
 
-__all__ = ["Form", "form_of", "named_part", "parts_of"]
+__all__ = ["Projection", "form_of", "named_part", "parts_of"]
 
 _KEYED = (OperatorKind.GROUP_STATE, OperatorKind.TRANSFORM, OperatorKind.PARTITIONS)
 
 
 @dataclass(frozen=True)
-class Form:
+class Projection:
     """What readers of one part of a state go by.
 
     Attributes
@@ -41,9 +41,9 @@ class Form:
         Whether a key has one row at most.
     """
 
-    read: ReadForm
+    read: ReadProjection
     store_name: str
-    shown: ShownColumns
+    shown: ViewColumns
     routing: tuple[str, ...]
     has_one: bool
     _encoded: dict[tuple[str, ...] | None, bytes] = field(default_factory=dict)
@@ -122,10 +122,10 @@ def parts_of(view: ReadView) -> tuple[str, ...]:
     schema = StateSchema.from_json(view.metadata.schema)
     if schema.operator is OperatorKind.PARTITIONS:
         return view.stores if view.stores != (DEFAULT_STORE,) else ()
-    return ShownColumns.parts_of(schema)
+    return ViewColumns.parts_of(schema)
 
 
-def form_of(view: ReadView, part: str, described: StateSchema | None) -> Form | None:
+def form_of(view: ReadView, part: str, described: StateSchema | None) -> Projection | None:
     """How a part of a state is read.
 
     Parameters
@@ -148,16 +148,16 @@ def form_of(view: ReadView, part: str, described: StateSchema | None) -> Form | 
     if schema is None or schema.operator is OperatorKind.PARTITIONS:
         if described is None:
             return None
-        read = ReadForm(None, is_keyed=True)
-        return Form(read, part or DEFAULT_STORE, ShownColumns.of(described), (), True)
-    shown = ShownColumns.of(schema, part)
+        read = ReadProjection(None, is_keyed=True)
+        return Projection(read, part or DEFAULT_STORE, ViewColumns.of(described), (), True)
+    shown = ViewColumns.of(schema, part)
     keys = schema.keys if shown.store is None else shown.store.keys
     has_one = len(keys) == len(schema.input_keys)
-    read = ReadForm(schema, schema.operator in _KEYED, part)
+    read = ReadProjection(schema, schema.operator in _KEYED, part)
     store_name = DEFAULT_STORE if shown.store is None else shown.store.name
     # A function's keyed stores are on the shards of its keys, which is not what their own schema says.
     routing = tuple(key.name for key in schema.input_keys)
-    return Form(read, store_name, shown, routing, has_one)
+    return Projection(read, store_name, shown, routing, has_one)
 
 
 def named_part(view: ReadView, part: str) -> str:

@@ -16,8 +16,8 @@ from coordinator.ledger.read_views import ReadView
 from coordinator.model.errors import InvalidRequestError, SetupError
 from coordinator.runtime.runtime import Pool
 from statefleet.reads.portable import PortableScan, ray_datasource
-from statefleet.reads.projections import Form
-from statefleet.reads.shard_reads import Pinned, ShardReads
+from statefleet.reads.projections import Projection
+from statefleet.reads.shard_reads import ReadVersion, ShardReads
 from store_actors.messages import CHANGE_FIELDS
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ class Rows:
         self,
         reads: ShardReads,
         view: ReadView,
-        pinned: Pinned,
-        form: Form,
+        pinned: ReadVersion,
+        form: Projection,
         asking: bytes,
         scan: PortableScan,
         limit: int | None,
@@ -88,7 +88,7 @@ class Rows:
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         if self._limit is None:
             shards = [partial(self.of_shard, shard) for shard in range(self.num_shards)]
-            for table in _ahead(shards, self._reads.threads, self._reads.surroundings.clock.elapsed_s):
+            for table in _ahead(shards, self._reads.threads, self._reads.runtime.clock.elapsed_s):
                 yield from table.to_batches()
             return
         left = self._limit

@@ -13,14 +13,14 @@ from coordinator.ledger.read_views import ReadView
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import DEFAULT_STORE
 from coordinator.model.schema import StateSchema
-from statefleet.reads.batching import Coalescer
+from statefleet.reads.batching import Batcher
 from statefleet.reads.filters import Filter, column_is, expression_of
 from statefleet.reads.keys import FoundKey
 from statefleet.reads.portable import Opened, PortableScan
-from statefleet.reads.projections import Form, form_of, named_part
+from statefleet.reads.projections import Projection, form_of, named_part
 from statefleet.reads.rows import PARTITION_FIELD, Rows
-from statefleet.reads.shard_reads import Pinned, ShardReads
-from store_actors.messages import ReadForm
+from statefleet.reads.shard_reads import ReadVersion, ShardReads
+from store_actors.messages import ReadProjection
 
 __all__ = ["StateScans"]
 
@@ -41,16 +41,16 @@ class StateScans:
     """
 
     def __init__(
-        self, reads: ShardReads, opened: Opened, name: str, part: str = "", pinned: Pinned | None = None
+        self, reads: ShardReads, opened: Opened, name: str, part: str = "", pinned: ReadVersion | None = None
     ) -> None:
         self.name = name
         self._opened = opened
         self.part = part
         self._reads = reads
-        self._pinned = pinned or Pinned()
-        self._former: tuple[Mapping[str, Any], int, Form] | None = None
+        self._pinned = pinned or ReadVersion()
+        self._former: tuple[Mapping[str, Any], int, Projection] | None = None
         #: By the columns that are wanted.
-        self._look_ups: dict[tuple[str, ...] | None, Coalescer[Mapping[str, Any], FoundKey]] = {}
+        self._look_ups: dict[tuple[str, ...] | None, Batcher[Mapping[str, Any], FoundKey]] = {}
 
     def scan(
         self,
@@ -89,7 +89,7 @@ class StateScans:
         limit: int | None,
         view: ReadView | None = None,
         since: int | None = None,
-        pinned: Pinned | None = None,
+        pinned: ReadVersion | None = None,
         partition_id: bool = False,
         position: str = "",
     ) -> Rows:
@@ -102,7 +102,7 @@ class StateScans:
                 "the state has a column of this name itself; take the rows of each shard: rows.of_shard(number)",
                 column=PARTITION_FIELD.name,
             )
-        at = Pinned.to(view)
+        at = ReadVersion.to(view)
         told = columns, chosen, since, partition_id
         scan = PortableScan(self._opened, self.name, self.part, self._reads.is_committed, at, *told)
         return Rows(self._reads, view, pinned or self._pinned, form, asking, scan, limit, position)
@@ -149,7 +149,7 @@ class StateScans:
         assert after.version is not None
         if until is not None and until < after.version:
             raise InvalidRequestError("changes are of later versions than the one given", since=since, until=until)
-        view, chosen = self._view() if until is None else self._reads.view(Pinned(until)), expression_of(filter)
+        view, chosen = self._view() if until is None else self._reads.view(ReadVersion(until)), expression_of(filter)
         if after.version > view.version:
             # A run has begun again with the version's batch, or a coordinator that was replaced answers: nothing new, as yet.
             position = f"{after.version}:{after.lineage}"
@@ -184,11 +184,11 @@ class StateScans:
     def _view(self) -> ReadView:
         return self._reads.view(self._pinned)
 
-    def _known_form(self) -> Form:
+    def _known_form(self) -> Projection:
         """As a look-up takes it: columns change with a query's program only, so what was known a moment ago will do."""
         return self._form(self._reads.believed(self._pinned))
 
-    def _form(self, view: ReadView) -> Form:
+    def _form(self, view: ReadView) -> Projection:
         told, epoch = view.metadata.schema, view.id.epoch
         if self._former is not None and self._former[0] == told and (told or self._former[1] == epoch):
             return self._former[2]
@@ -201,7 +201,7 @@ class StateScans:
 
     def _described(self, view: ReadView) -> StateSchema:
         """Columns of a store that only its user knows."""
-        form = ReadForm(None, is_keyed=True).encoded()
+        form = ReadProjection(None, is_keyed=True).encoded()
         found = self._reads.describe(self._pinned, named_part(view, self.part) or DEFAULT_STORE, form)
         if found is None:
             raise InvalidRequestError(
@@ -210,11 +210,11 @@ class StateScans:
         return found
 
 
-def _pinned_since(since: int | str) -> Pinned:
+def _pinned_since(since: int | str) -> ReadVersion:
     """A version, or a position in the changes of a state: the version and its lineage."""
     if isinstance(since, int):
-        return Pinned(since)
+        return ReadVersion(since)
     version, _, lineage = since.partition(":")
     if not version.isdecimal():
         raise InvalidRequestError("this is no position of rows that were read, and no version", since=since)
-    return Pinned(int(version), lineage=lineage)
+    return ReadVersion(int(version), lineage=lineage)

@@ -9,7 +9,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from coordinator.ledger.read_views import ReadView, WantedView
-from coordinator.ledger.version_stats import VersionFigures
+from coordinator.ledger.version_stats import VersionStats
 from coordinator.model.errors import (
     InvalidRequestError,
     OperationOutOfOrderError,
@@ -20,17 +20,17 @@ from coordinator.model.errors import (
 )
 from coordinator.model.identities import ActorLocation, StateStoreId
 from coordinator.model.schema import StateSchema
-from coordinator.runtime.runtime import Pool, Surroundings
+from coordinator.runtime.runtime import Pool, Runtime
 from statefleet.reads.sources import Lost, Source
 from store_actors.key_queries import FoundRows
 from store_actors.messages import ReadRequest
 from store_actors.serving.shard_heat import HottestKeys
 
-__all__ = ["Pinned", "Plan", "ShardReads"]
+__all__ = ["ReadVersion", "Plan", "ShardReads"]
 
 Result = TypeVar("Result")
-#: By a view, the store to look in, what is wanted of each row (an encoded :class:`~store_actors.messages.ReadForm`), and the keys to
-#: look for in each shard.
+#: By a view, the store to look in, what is wanted of each row (an encoded :class:`~store_actors.messages.ReadProjection`), and the
+#: keys to look for in each shard.
 Plan = Callable[[ReadView], tuple[str, bytes, Mapping[int, pa.Table]]]
 
 #: How long the place of a shard is believed without a question, in seconds: a store actor that lost a shard without noticing may be
@@ -45,7 +45,7 @@ _LONGEST_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pinned:
+class ReadVersion:
     """Which version is read.
 
     Attributes
@@ -66,7 +66,7 @@ class Pinned:
     first_partition: int | None = None
 
     @classmethod
-    def to(cls, view: ReadView) -> Pinned:
+    def to(cls, view: ReadView) -> ReadVersion:
         """What a view is of, by its shards."""
         return cls(view.version, False, view.lineage, view.id.first_partition)
 
@@ -89,21 +89,21 @@ class ShardReads:
     """
 
     def __init__(
-        self, source: Source, name: str, surroundings: Surroundings, threads: Pool, *, is_committed: bool = False
+        self, source: Source, name: str, runtime: Runtime, threads: Pool, *, is_committed: bool = False
     ) -> None:
         self._source = source
         self.is_committed = is_committed
-        self.surroundings, self.threads = surroundings, threads
-        self._clock = surroundings.clock
+        self.runtime, self.threads = runtime, threads
+        self._clock = runtime.clock
         self._name = name
         #: The newest view, and when it was known to be.
         self._newest: ReadView | None = None
         self._seen_s = float("-inf")
-        self._asking = surroundings.threads.lock()
+        self._asking = runtime.threads.lock()
 
     # -- views ----------------------------------------------------------------------------------------------------
 
-    def view(self, pinned: Pinned = Pinned()) -> ReadView:
+    def view(self, pinned: ReadVersion = ReadVersion()) -> ReadView:
         """The view of a version, or the newest one, as it is now.
 
         Raises
@@ -135,15 +135,15 @@ class ShardReads:
             self._newest, self._seen_s = newest, now_s
         return newest
 
-    def figures(self, count: int) -> tuple[VersionFigures, ...]:
+    def figures(self, count: int) -> tuple[VersionStats, ...]:
         """What the log tells of so many of the newest versions, newest first."""
         return self._source.figures(self._name, count, is_committed=self.is_committed)
 
-    def believed(self, pinned: Pinned) -> ReadView:
+    def believed(self, pinned: ReadVersion) -> ReadView:
         """A view of now, or of a moment ago."""
         return self._begin(pinned)[0]
 
-    def _begin(self, pinned: Pinned) -> tuple[ReadView, bool]:
+    def _begin(self, pinned: ReadVersion) -> tuple[ReadView, bool]:
         """A view to read by, and whether it is as of now."""
         if pinned.version is not None:
             return self.view(pinned), True
@@ -160,7 +160,7 @@ class ShardReads:
 
     # -- reading --------------------------------------------------------------------------------------------------
 
-    def find(self, pinned: Pinned, plan: Plan, is_patient: bool = True) -> tuple[ReadView, dict[int, FoundRows]]:
+    def find(self, pinned: ReadVersion, plan: Plan, is_patient: bool = True) -> tuple[ReadView, dict[int, FoundRows]]:
         """Rows of some keys, by shard: all of one version, unless the latest ones are asked for.
 
         A shard that has nothing newer than the version proves that it is the newest: then nobody else is asked. Where a store actor
@@ -175,7 +175,7 @@ class ShardReads:
     def scan(
         self,
         view: ReadView,
-        pinned: Pinned,
+        pinned: ReadVersion,
         store_name: str,
         form: bytes,
         shard: int,
@@ -193,7 +193,7 @@ class ShardReads:
             A store actor was lost, or the version was made anew, when some rows had been given out; or this process was halted for
             more than a minute.
         """
-        asked = self._request(view, shard, pinned if snapshot is None else Pinned(), store_name, form)
+        asked = self._request(view, shard, pinned if snapshot is None else ReadVersion(), store_name, form)
         request, given = replace(asked, since=since, snapshot=snapshot), False
         deadline, pause_s = self._clock.elapsed_s() + _DEADLINE_S, _PAUSE_S
         while True:
@@ -212,11 +212,11 @@ class ShardReads:
                 self._wait(view, deadline, pause_s, error)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 # By the same shards: the number is one of theirs.
-                view = self.view(Pinned.to(view))
+                view = self.view(ReadVersion.to(view))
             else:
                 return
 
-    def describe(self, pinned: Pinned, store_name: str, form: bytes) -> StateSchema | None:
+    def describe(self, pinned: ReadVersion, store_name: str, form: bytes) -> StateSchema | None:
         """Columns of a store that only its user knows; None if no partition has it."""
 
         def look(view: ReadView) -> tuple[StateSchema | None] | None:
@@ -246,10 +246,10 @@ class ShardReads:
             store_id = StateStoreId(view.root, 0, view.partitions[shard])
             return self._source.hottest_keys(view.location(shard), store_id, most)
 
-        return self._read(Pinned(), look)[1]
+        return self._read(ReadVersion(), look)[1]
 
     def _read(
-        self, pinned: Pinned, look: Callable[[ReadView], Result | None], within_s: float = _DEADLINE_S
+        self, pinned: ReadVersion, look: Callable[[ReadView], Result | None], within_s: float = _DEADLINE_S
     ) -> tuple[ReadView, Result]:
         """What is found by a view of now, or by one that proves to be; None asks for another one."""
         deadline, pause_s = self._clock.elapsed_s() + within_s, _PAUSE_S
@@ -267,7 +267,7 @@ class ShardReads:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             view, is_now = self.view(pinned), True
 
-    def _is_newest(self, view: ReadView, found: object, pinned: Pinned) -> bool:
+    def _is_newest(self, view: ReadView, found: object, pinned: ReadVersion) -> bool:
         """Whether a view is still the newest: as all that was found in memory proves, else by a question."""
         if isinstance(found, dict) and found:
             newest = {shard: one.newest for shard, one in found.items()}
@@ -277,7 +277,7 @@ class ShardReads:
                 return True
         return self.view() is view
 
-    def _found(self, view: ReadView, pinned: Pinned, plan: Plan) -> dict[int, FoundRows] | None:
+    def _found(self, view: ReadView, pinned: ReadVersion, plan: Plan) -> dict[int, FoundRows] | None:
         """Outcomes of a view, with a call to each store actor concerned, all under way at once; None if some are of no use."""
         store_name, form, keys = plan(view)
         grouped: dict[ActorLocation | None, list[int]] = {}
@@ -297,7 +297,7 @@ class ShardReads:
                 found[shard] = outcome
         return found
 
-    def _request(self, view: ReadView, shard: int, pinned: Pinned, store_name: str, form: bytes) -> ReadRequest:
+    def _request(self, view: ReadView, shard: int, pinned: ReadVersion, store_name: str, form: bytes) -> ReadRequest:
         store_id = StateStoreId(view.root, 0, view.partitions[shard], store_name)
         return ReadRequest(store_id, view.versions[shard], view.attempts[shard], form, pinned.is_latest)
 

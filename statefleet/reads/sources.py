@@ -10,15 +10,15 @@ import pyarrow as pa
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from coordinator.ledger.read_views import ReadView, ViewId, WantedView
-from coordinator.ledger.version_stats import VersionFigures
+from coordinator.ledger.version_stats import VersionStats
 from coordinator.model.errors import StateStoreError, StoreUnavailableError
 from coordinator.model.identities import ActorLocation, StateStoreId
 from coordinator.model.schema import StateSchema
-from coordinator.runtime.runtime import Surroundings
+from coordinator.runtime.runtime import Runtime
 from coordinator.service.calls import Actors
 from coordinator.service.client import CoordinatorClient
 from store_actors.direct_calls import DirectAddress, DirectCalls
-from store_actors.key_queries import LookUp, Outcome, Outcomes
+from store_actors.key_queries import KeyQuery, KeyResult, KeyResults
 from store_actors.messages import ReadRequest
 from store_actors.serving.shard_heat import HottestKeys
 
@@ -47,12 +47,12 @@ class Source(Protocol):
     def view(self, name: str, asked: WantedView, known: ViewId | None) -> ReadView | None:
         """See :meth:`Coordinator.read_view <coordinator.service.coordinator.Coordinator.read_view>`."""
 
-    def figures(self, name: str, count: int, *, is_committed: bool) -> tuple[VersionFigures, ...]:
+    def figures(self, name: str, count: int, *, is_committed: bool) -> tuple[VersionStats, ...]:
         """See :meth:`Coordinator.list_versions <coordinator.service.coordinator.Coordinator.list_versions>`."""
 
     def find(
         self, where: ActorLocation | None, requests: Sequence[ReadRequest], keys: Sequence[pa.Table]
-    ) -> Callable[[], Sequence[Outcome]]:
+    ) -> Callable[[], Sequence[KeyResult]]:
         """Begin look-ups where some shards are; returns what waits for their outcomes.
 
         Raises
@@ -88,21 +88,21 @@ class FleetSource:
         self,
         coordinator: CoordinatorClient,
         actors: Actors,
-        surroundings: Surroundings,
+        runtime: Runtime,
         direct: DirectCalls | None = None,
     ) -> None:
         self._coordinator = coordinator
         self._actors = actors
-        self._surroundings = surroundings
+        self._surroundings = runtime
         self._direct = direct
         self._handles: dict[str, Any] = {}
         #: Store actors of the scans whose rows are being taken.
         self._taken: dict[str, Any] = {}
         self._is_keeping = False
-        self._guard = surroundings.threads.lock()
+        self._guard = runtime.threads.lock()
 
     @classmethod
-    def connected(cls, coordinator: CoordinatorClient, actors: Actors, surroundings: Surroundings) -> Self:
+    def connected(cls, coordinator: CoordinatorClient, actors: Actors, runtime: Runtime) -> Self:
         """With connections of this process to the store actors."""
 
         def address_of(actor_name: str) -> DirectAddress | None:
@@ -110,7 +110,7 @@ class FleetSource:
             address: DirectAddress | None = handle and actors.get(handle.direct_address.remote(), _ADDRESS_S)
             return address
 
-        made = cls(coordinator, actors, surroundings, DirectCalls(address_of, surroundings))
+        made = cls(coordinator, actors, runtime, DirectCalls(address_of, runtime))
         return made
 
     def names(self) -> list[str]:
@@ -121,33 +121,33 @@ class FleetSource:
         """See :class:`Source`."""
         return self._coordinator.read_view(name, asked, known)
 
-    def figures(self, name: str, count: int, *, is_committed: bool) -> tuple[VersionFigures, ...]:
+    def figures(self, name: str, count: int, *, is_committed: bool) -> tuple[VersionStats, ...]:
         """See :class:`Source`."""
         return self._coordinator.list_versions(name, count, is_committed=is_committed)
 
     def find(
         self, where: ActorLocation | None, requests: Sequence[ReadRequest], keys: Sequence[pa.Table]
-    ) -> Callable[[], Sequence[Outcome]]:
+    ) -> Callable[[], Sequence[KeyResult]]:
         """See :class:`Source`."""
-        asked = LookUp(requests, keys)
+        asked = KeyQuery(requests, keys)
         if asked.is_small:
             return self._find_few(where, asked.encoded())
         reference = self._handle(where).find_rows.remote(asked)
         return lambda: self._answer(reference).each
 
-    def _find_few(self, where: ActorLocation | None, asked: bytes) -> Callable[[], Sequence[Outcome]]:
+    def _find_few(self, where: ActorLocation | None, asked: bytes) -> Callable[[], Sequence[KeyResult]]:
         answered = None
         if self._direct is not None and where is not None:
             answered = self._direct.begin(where.actor_name, where.instance_id, asked)
         if answered is None:
             reference = self._handle(where).find_few.remote(asked)
-            return lambda: Outcomes.decoded(self._answer(reference)).each
+            return lambda: KeyResults.decoded(self._answer(reference)).each
 
-        def outcomes() -> Sequence[Outcome]:
+        def outcomes() -> Sequence[KeyResult]:
             found = answered()
             if found is None:
                 found = self._answer(self._handle(where).find_few.remote(asked))
-            return Outcomes.decoded(found).each
+            return KeyResults.decoded(found).each
 
         return outcomes
 

@@ -10,13 +10,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from coordinator.ledger.read_views import ReadView
-from coordinator.ledger.version_stats import VersionFigures
+from coordinator.ledger.version_stats import VersionStats
 from coordinator.model.errors import InvalidRequestError
-from statefleet.reads.batching import Coalescer
+from statefleet.reads.batching import Batcher
 from statefleet.reads.keys import Answers, FoundKey, Keys, key_table, one_each
-from statefleet.reads.projections import Form, parts_of
+from statefleet.reads.projections import Projection, parts_of
 from statefleet.reads.scans import StateScans
-from statefleet.reads.shard_reads import Pinned
+from statefleet.reads.shard_reads import ReadVersion
 from statefleet.reads.version_diff import Side, differing
 from store_actors.engine.hot_keys import SHARE_COLUMN
 
@@ -63,7 +63,7 @@ class LiveState(StateScans):
         view = self._reads.view()
         return range(view.oldest, view.version + 1)
 
-    def history(self, count: int = 20) -> tuple[VersionFigures, ...]:
+    def history(self, count: int = 20) -> tuple[VersionStats, ...]:
         """When versions were committed, and how many rows and bytes they have: of so many of the newest ones, newest first."""
         return self._reads.figures(count)
 
@@ -76,9 +76,9 @@ class LiveState(StateScans):
             There is no such version, or it is not retained any more; told by reads, too: of a version that was made anew meanwhile,
             as :class:`~coordinator.model.errors.VersionReplacedError`.
         """
-        return self.pinned(Pinned(version, lineage=self._reads.view(Pinned(version)).lineage))
+        return self.pinned(ReadVersion(version, lineage=self._reads.view(ReadVersion(version)).lineage))
 
-    def pinned(self, pinned: Pinned) -> LiveState:
+    def pinned(self, pinned: ReadVersion) -> LiveState:
         """The same state at what is pinned."""
         return LiveState(self._reads, self._opened, self.name, self.part, pinned)
 
@@ -120,7 +120,7 @@ class LiveState(StateScans):
         """
         return self._rows_of(key, columns, self._known_form())
 
-    def _rows_of(self, key: Mapping[str, Any], columns: Sequence[str] | None, form: Form) -> list[dict[str, Any]]:
+    def _rows_of(self, key: Mapping[str, Any], columns: Sequence[str] | None, form: Projection) -> list[dict[str, Any]]:
         if not form.shown.keys:
             rows: list[dict[str, Any]] = self.scan(columns, limit=1).to_arrow().to_pylist()
             return rows
@@ -148,8 +148,8 @@ class LiveState(StateScans):
             raise InvalidRequestError("no column is asked for; leave columns out for all of them", state=self.name)
         look_ups = self._look_ups.get(wanted)
         if look_ups is None:
-            made: Coalescer[Mapping[str, Any], FoundKey] = Coalescer(
-                lambda keys: self._find_each(keys, wanted), self._reads.surroundings.threads
+            made: Batcher[Mapping[str, Any], FoundKey] = Batcher(
+                lambda keys: self._find_each(keys, wanted), self._reads.runtime.threads
             )
             look_ups = self._look_ups.setdefault(wanted, made)
         return look_ups.find(key)
@@ -168,7 +168,7 @@ class LiveState(StateScans):
     def _only_row(self, columns: Sequence[str] | None) -> FoundKey:
         """The row of a state without keys."""
         view = self._view()
-        rows = self._scan(columns, None, None, 1, view, pinned=Pinned.to(view))
+        rows = self._scan(columns, None, None, 1, view, pinned=ReadVersion.to(view))
         having = ((shard, table) for shard in range(rows.num_shards) for table in rows.of_shard(shard, 1))
         shard, table = next(having, (None, rows.schema.empty_table()))
         return FoundKey(tuple(table.to_pylist()), self.name, view.metadata.query_id, shard, view.version)
@@ -207,7 +207,7 @@ class LiveState(StateScans):
 
     def _find(self, keys: Keys, columns: Sequence[str] | None, is_patient: bool = True) -> Answers:
         """What each shard that may have some of the keys found of them; see :meth:`ShardReads.find`."""
-        used: list[tuple[Form, npt.NDArray[Any] | None, dict[int, tuple[npt.NDArray[np.int64], pa.Table]]]] = []
+        used: list[tuple[Projection, npt.NDArray[Any] | None, dict[int, tuple[npt.NDArray[np.int64], pa.Table]]]] = []
 
         def plan(view: ReadView) -> tuple[str, bytes, Mapping[int, pa.Table]]:
             form = self._form(view)

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from coordinator.ledger.read_views import ReadView, ViewId, WantedView, cut_of, newest_readable, read_view
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.ledger.version_stats import VersionFigures, version_figures
+from coordinator.ledger.version_stats import VersionStats, version_figures
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.errors import InvalidRequestError, StateStoreError
 from coordinator.model.identities import PYTHON_QUERY_ID, ActorLocation, StateStoreId
@@ -16,9 +16,9 @@ from coordinator.model.load_plans import LoadPlans
 from coordinator.model.names import is_state_name
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.runtime.runtime import Surroundings
+from coordinator.runtime.runtime import Runtime
 from coordinator.storage.protocol import ObjectStore
-from store_actors.key_queries import Outcome
+from store_actors.key_queries import KeyResult
 from store_actors.messages import ReadRequest
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
@@ -38,16 +38,16 @@ class StoredSource:
         The fleet's object store.
     """
 
-    def __init__(self, objects: ObjectStore, surroundings: Surroundings) -> None:
+    def __init__(self, objects: ObjectStore, runtime: Runtime) -> None:
         self._objects = objects
-        self._lock = surroundings.threads.lock()
+        self._lock = runtime.threads.lock()
         self._logs: dict[str, ManifestLog] = {}
         #: Fixed facts of the states that are there, as long as their logs go on.
         self._known: dict[str, StateMetadata] = {}
         self._ledgers: dict[str, StateLedger] = {}
-        loader = Loader(objects, StoreMetrics(), surroundings)
-        operators, keyed = (StoredRows(loader, surroundings.hash_seed, is_keyed=one) for one in (False, True))
-        self._reads = Reads(operators, keyed, self, surroundings)
+        loader = Loader(objects, StoreMetrics(), runtime)
+        operators, keyed = (StoredRows(loader, runtime.hash_seed, is_keyed=one) for one in (False, True))
+        self._reads = Reads(operators, keyed, self, runtime)
 
     def names(self) -> list[str]:
         return [name for name in self._objects.folders() if is_state_name(name) and self._found(name) is not None]
@@ -62,7 +62,7 @@ class StoredSource:
         own, *others = (newest_readable(*one, is_committed=asked.is_committed) for one in ((ledger, created), *beside))
         return read_view(ledger, created, cut_of(own, others), asked, known)
 
-    def figures(self, name: str, count: int, *, is_committed: bool) -> tuple[VersionFigures, ...]:
+    def figures(self, name: str, count: int, *, is_committed: bool) -> tuple[VersionStats, ...]:
         newest = self.view(name, WantedView(None, is_committed), None)
         assert newest is not None
         return version_figures(self._ledger(name), self._created(name), newest.oldest, newest.version, count)
@@ -101,8 +101,8 @@ class StoredSource:
 
     def find(
         self, where: ActorLocation | None, requests: Sequence[ReadRequest], keys: Sequence[pa.Table]
-    ) -> Callable[[], Sequence[Outcome]]:
-        def found(request: ReadRequest, some: pa.Table) -> Outcome:
+    ) -> Callable[[], Sequence[KeyResult]]:
+        def found(request: ReadRequest, some: pa.Table) -> KeyResult:
             try:
                 return self._reads.find(request, some)
             except StateStoreError as error:

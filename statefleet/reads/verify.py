@@ -14,14 +14,14 @@ from itertools import islice
 
 from coordinator.ledger.records import Committed
 from coordinator.ledger.rescaling import first_generation
-from coordinator.ledger.shard_layouts import Generation
+from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.log.manifest_log import ManifestLog, place_of
 from coordinator.model.commits import CommitEntry, SnapshotEntry, StoredFile
 from coordinator.model.errors import CorruptStateError, NewerFormatError
 from coordinator.model.names import is_state_name
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.runtime.runtime import Surroundings
+from coordinator.runtime.runtime import Runtime
 from coordinator.storage.protocol import ObjectStore
 from store_actors.serving.files import decode_file
 from store_actors.serving.reading_order import NoSnapshotError, nothing_in_memory, reading_order
@@ -233,7 +233,7 @@ def _read_all(
 ) -> Iterator[tuple[NeededFile, int, str]]:
     """Files in their order with their sizes and what is wrong with them; a few are on their way at once."""
     left = iter(files)
-    pool = Surroundings().threads.pool(_THREADS, "statefleet-verify")
+    pool = Runtime().threads.pool(_THREADS, "statefleet-verify")
 
     def begun(file: NeededFile) -> tuple[NeededFile, Callable[[], tuple[int, str]]]:
         return file, pool.submit(_check, objects, log, file).result
@@ -310,7 +310,7 @@ def _data_damage(
 ) -> Damage:
     """A damaged delta or snapshot with the versions that it costs, and what to do."""
     created = found.created
-    own = ledger.generations.of(entry.partition_id) or (first_generation(created) if created else Generation(0))
+    own = ledger.generations.of(entry.partition_id) or (first_generation(created) if created else ShardLayout(0))
     lost = sorted(
         {
             version

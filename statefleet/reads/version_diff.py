@@ -13,18 +13,18 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from coordinator.ledger.read_views import ReadView
-from coordinator.ledger.version_stats import VersionFigures
+from coordinator.ledger.version_stats import VersionStats
 from coordinator.model.errors import InvalidRequestError, VersionNotFoundError
 from statefleet.reads.databases import isolated_database
-from statefleet.reads.projections import Form
+from statefleet.reads.projections import Projection
 from statefleet.reads.rows import Rows
-from statefleet.reads.shard_reads import Pinned, ShardReads
+from statefleet.reads.shard_reads import ReadVersion, ShardReads
 from store_actors.messages import CHANGE_FIELDS
 
 __all__ = ["Side", "differing"]
 
 #: What the log tells of so many of the newest versions, newest first.
-Figures: TypeAlias = Callable[[int], tuple[VersionFigures, ...]]
+Figures: TypeAlias = Callable[[int], tuple[VersionStats, ...]]
 
 #: Of a row that only one of two versions has: ``delete`` if it is the former one, ``insert`` if it is the later one.
 CHANGE_TYPE = pa.field("_change_type", pa.string())
@@ -60,7 +60,7 @@ class Side:
 
     reads: ShardReads
     view: ReadView
-    form: Form
+    form: Projection
     rows: Rows
 
     def of_keys(self, shards: Sequence[int], keys: pa.Table) -> pa.Table:
@@ -71,7 +71,7 @@ class Side:
             asked = dict.fromkeys((shard for shard in shards if view.has_rows(shard)), leaves)
             return self.form.store_name, self.form.asking(None), asked
 
-        _, found = self.reads.find(Pinned.to(self.view), plan)
+        _, found = self.reads.find(ReadVersion.to(self.view), plan)
         return pa.concat_tables([self.rows.schema.empty_table(), *(one.rows for one in found.values())])
 
     def of_shards(self, shards: Sequence[int]) -> pa.RecordBatchReader:

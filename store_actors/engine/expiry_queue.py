@@ -15,7 +15,7 @@ import numpy as np
 from store_actors.engine.arrays import Slots
 from store_actors.engine.memory import HEAP, Memory
 
-__all__ = ["NEVER", "ExpiryCalendar"]
+__all__ = ["NEVER", "ExpiryQueue"]
 
 
 #: Expiry of a row that lives for ever, in microseconds.
@@ -26,7 +26,7 @@ _SMALL = 1 << 16
 _PAGE_ENTRIES = 32
 
 
-class ExpiryCalendar:
+class ExpiryQueue:
     """Slots by the time at which their rows expire, in microseconds.
 
     Parameters

@@ -21,10 +21,10 @@ from store_actors.engine.memory import HEAP, Memory, blocks, steps
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import VersionedTable
 
-__all__ = ["ROW_COLUMN", "ChainedTable", "MultiTable"]
+__all__ = ["ROW_COLUMN", "MultimapTable", "MultiTable"]
 
 
-class ChainedTable(GroupTable):
+class MultimapTable(GroupTable):
     """A table whose rows are also found by their leading key columns.
 
     Parameters
@@ -186,10 +186,10 @@ class MultiTable(VersionedTable):
         As :class:`GroupTable`.
     """
 
-    table: ChainedTable
+    table: MultimapTable
 
     def __init__(self, schema: StateSchema, seed: int = 0, memory: Memory = HEAP) -> None:
-        super().__init__(schema, seed, memory, ChainedTable)
+        super().__init__(schema, seed, memory, MultimapTable)
         self._next_number: int | None = None
 
     def numbers(self, count: int) -> Slots:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from coordinator.model.schema import StateSchema
 from store_actors.engine import accumulate_kernels, index_kernels, row_kernels
 from store_actors.engine.arrays import Bytes, Slots, Words
-from store_actors.engine.expiry_queue import ExpiryCalendar
+from store_actors.engine.expiry_queue import ExpiryQueue
 from store_actors.engine.frozen import FrozenRows
 from store_actors.engine.hash_kernels import row_secrets, secret_words
 from store_actors.engine.larger_index import larger_index
@@ -76,7 +76,7 @@ class GroupTable(WordRows):
         self._free: Slots = memory.zeros(1 << 8, np.int64)
         #: Slots ever used, free slots among them.
         self._counters: Slots = np.zeros(2, np.int64)
-        self._calendar = ExpiryCalendar(memory)
+        self._calendar = ExpiryQueue(memory)
         #: :attr:`piece_bytes` of pieces of a snapshot.
         self.snapshot_bytes = memory.snapshot_bytes
         self._frozen: WeakSet[FrozenRows] = WeakSet()
@@ -240,7 +240,7 @@ class GroupTable(WordRows):
             self._calendar.add(self.rows[slots, word].view(np.int64), slots.copy())
             if self._calendar.is_cluttered(len(self)):
                 live = self.live()
-                self._calendar = ExpiryCalendar(self.memory)
+                self._calendar = ExpiryQueue(self.memory)
                 self._calendar.add(self.rows[live, word].view(np.int64), live)
 
     def keys_of(self, rows: Words) -> tuple[Words, Words]:

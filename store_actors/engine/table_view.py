@@ -13,7 +13,7 @@ from coordinator.model.schema import ROW_COLUMN, StateSchema
 from store_actors.engine.arrays import Slots, Words
 from store_actors.engine.frozen import FrozenRows
 from store_actors.engine.layout import FieldSlot, all_words
-from store_actors.engine.multimap import ChainedTable
+from store_actors.engine.multimap import MultimapTable
 from store_actors.engine.table import GroupTable
 from store_actors.engine.version_view import VersionView
 from store_actors.engine.versions import Frozen, VersionedTable, frozen_pieces
@@ -94,7 +94,7 @@ class TableView:
         """Rows with some keys as words, each with the place of its key."""
         table = self._store.table
         looking = table.looking()
-        if isinstance(looking, ChainedTable):
+        if isinstance(looking, MultimapTable):
             return self._view.rows_of_chains(*looking.chain_keys(keys))
         # Where each key has one row, a last key that numbers rows is 0.
         own = tuple(slot for slot in table.layout.keys if slot.name != ROW_COLUMN)

@@ -10,7 +10,7 @@ import numpy as np
 
 from store_actors.engine.arrays import Mask, Slots, Words
 from store_actors.engine.frozen import FrozenRows
-from store_actors.engine.multimap import ChainedTable
+from store_actors.engine.multimap import MultimapTable
 from store_actors.engine.prefixes import PrefixMatch
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import VersionedTable
@@ -158,7 +158,7 @@ class VersionView:
         Parameters
         ----------
         keys, nulls
-            As :meth:`ChainedTable.chain_keys <store_actors.engine.multimap.ChainedTable.chain_keys>` gives them.
+            As :meth:`MultimapTable.chain_keys <store_actors.engine.multimap.MultimapTable.chain_keys>` gives them.
 
         Returns
         -------
@@ -166,8 +166,8 @@ class VersionView:
             For each row the place of its key, in ascending order, and the row.
         """
         table, overlay = self._table, self._overlay_for(keys, nulls, self._table.layout.chain_mask)
-        assert isinstance(table, ChainedTable)
-        assert isinstance(overlay, ChainedTable)
+        assert isinstance(table, MultimapTable)
+        assert isinstance(overlay, MultimapTable)
         places, slots = table.match(keys, nulls)
         rows = table.taken(slots)
         if not len(overlay):

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from coordinator.model.errors import InvalidRequestError, VersionNotFoundError
 from coordinator.model.schema import Field, StateSchema
 from store_actors.engine.arrays import Slots, Words
-from store_actors.engine.expiry_queue import NEVER, ExpiryCalendar
+from store_actors.engine.expiry_queue import NEVER, ExpiryQueue
 from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.layout import FieldSlot
 from store_actors.engine.memory import HEAP, Memory, blocks
@@ -146,7 +146,7 @@ class DueRows:
 
     def __init__(self, table: GroupTable, slot: FieldSlot) -> None:
         self._table, self._slot = table, slot
-        self._calendar = ExpiryCalendar(table.memory)
+        self._calendar = ExpiryQueue(table.memory)
 
     @property
     def nbytes(self) -> int:
@@ -161,7 +161,7 @@ class DueRows:
     def add(self, rows: Words) -> None:
         """Enter rows (in words) that are in the table."""
         if self._calendar.is_cluttered(len(self._table)):
-            self._calendar = ExpiryCalendar(self._table.memory)
+            self._calendar = ExpiryQueue(self._table.memory)
             slots = self._table.live()
             self._enter(self._times(self._table.taken(slots)), slots)
         self._enter(self._times(rows), self._table.find(rows))

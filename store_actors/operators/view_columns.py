@@ -33,7 +33,7 @@ from store_actors.messages import StoreSpec
 from store_actors.operators.expressions import ExpressionTree, Node, NotComputableError
 from store_actors.operators.view_keys import leaves_of_keys
 
-__all__ = ["ShownColumns"]
+__all__ = ["ViewColumns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class _Plan:
     schema: pa.Schema
 
 
-class ShownColumns:
+class ViewColumns:
     """What a reader is shown of one store of a state.
 
     Parameters
@@ -85,7 +85,7 @@ class ShownColumns:
         self._planned: dict[tuple[str, ...] | None, _Plan] = {}
 
     @classmethod
-    def of(cls, schema: StateSchema, part: str = "") -> ShownColumns:
+    def of(cls, schema: StateSchema, part: str = "") -> ViewColumns:
         """What is shown of a state, or of a part of it: a side of a join, a store of ``transformWithState``.
 
         Raises

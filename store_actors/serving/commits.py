@@ -20,7 +20,7 @@ from coordinator.model.identities import StateStoreId, TaskIdentity
 from coordinator.model.leases import Lease
 from coordinator.model.schema import StateSchema
 from coordinator.model.watermarks import Watermarks
-from coordinator.runtime.runtime import Surroundings, now_ms
+from coordinator.runtime.runtime import Runtime, now_ms
 from coordinator.storage.protocol import ObjectStore
 from store_actors.engine.versions import Change
 from store_actors.serving.coordinator_ref import CoordinatorRef
@@ -60,7 +60,7 @@ class Pending(Protocol):
 
 
 class Standbys(Protocol):
-    """Who follows what is committed; see :class:`store_actors.followers.Followers`."""
+    """Who follows what is committed; see :class:`store_actors.followers.Replicator`."""
 
     def tell(
         self,
@@ -101,7 +101,7 @@ class Commits:
         coordinator: CoordinatorRef,
         loader: Loader,
         metrics: StoreMetrics,
-        surroundings: Surroundings,
+        runtime: Runtime,
         piece_bytes: int = PIECE_BYTES,
         *,
         is_keyed: bool = False,
@@ -114,8 +114,8 @@ class Commits:
         self._coordinator = coordinator
         self._loader = loader
         self._metrics = metrics
-        self._surroundings = surroundings
-        self._pool = surroundings.threads.pool(_AT_ONCE, "statefleet-write")
+        self._surroundings = runtime
+        self._pool = runtime.threads.pool(_AT_ONCE, "statefleet-write")
 
     def commit(
         self,
@@ -154,7 +154,7 @@ class Commits:
                 entries[0],
                 apply_ms=apply_ms,
                 write_ms=write_ms,
-                bring_ms=lineage.bring_ms,
+                restore_ms=lineage.restore_ms,
                 load_bytes=lineage.load_bytes,
                 failures=dict(lineage.failures),
             )

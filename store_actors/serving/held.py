@@ -16,7 +16,7 @@ from coordinator.model.errors import CorruptStateError
 from coordinator.model.identities import StateStoreId, StateStoreProviderId
 from coordinator.model.load_plans import LoadPlans, Parent
 from coordinator.runtime.logs import about
-from coordinator.runtime.runtime import Lock, Surroundings
+from coordinator.runtime.runtime import Lock, Runtime
 from store_actors.engine.table_view import ShardView
 from store_actors.engine.versions import Frozen
 from store_actors.messages import Followed, GivenStore, Offer
@@ -25,20 +25,20 @@ from store_actors.serving.coordinator_ref import CoordinatorRef
 from store_actors.serving.files import as_snapshot, decode_file
 from store_actors.serving.frozen_store import FrozenStore, Locked, tables_of
 from store_actors.serving.handing_over import Given, Offers
-from store_actors.serving.lineage import Lineage, Stand
+from store_actors.serving.lineage import Lineage, SyncAction
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.readable_rows import ReadableRows
 from store_actors.serving.reading_order import MemoryRows
 from store_actors.spilling.store_memory import StoreMemory
 
-__all__ = ["Held", "HeldPartitions", "ServedPartitions"]
+__all__ = ["Held", "PartitionCache", "ServedPartitions"]
 
 log = logging.getLogger(__name__)
 
 #: Partitions that are looked at for being elsewhere when another one is opened.
 _LOOKED_AT = 64
-#: See :meth:`HeldPartitions.take`.
+#: See :meth:`PartitionCache.take`.
 _AWAITED_ROUNDS = 10
 #: Times the bytes of a delta's file that applying it takes: files are compressed.
 _APPLIED = 8
@@ -89,7 +89,7 @@ class Held(Locked, Protocol):
 Kind = TypeVar("Kind", bound=Held)
 
 
-class HeldPartitions(Generic[Kind]):
+class PartitionCache(Generic[Kind]):
     """The partitions of one process, of one kind. Thread-safe.
 
     Parameters
@@ -105,7 +105,7 @@ class HeldPartitions(Generic[Kind]):
     def __init__(
         self,
         make: Callable[[Lock, Lock], Kind],
-        surroundings: Surroundings,
+        runtime: Runtime,
         coordinator: CoordinatorRef,
         commits: Commits,
         loader: Loader,
@@ -114,7 +114,7 @@ class HeldPartitions(Generic[Kind]):
     ) -> None:
         self._memory = memory
         self._make = make
-        self._new_lock = surroundings.threads.lock
+        self._new_lock = runtime.threads.lock
         self._guard = self._new_lock()
         self._coordinator = coordinator
         self._commits = commits
@@ -123,7 +123,7 @@ class HeldPartitions(Generic[Kind]):
         self._held: dict[StateStoreId, Kind] = {}
         #: Place of the partition that is looked at next for being elsewhere.
         self._looked_at = 0
-        self._offers = Offers(self._new_lock(), surroundings.new_id, surroundings.clock.elapsed_s)
+        self._offers = Offers(self._new_lock(), runtime.new_id, runtime.clock.elapsed_s)
         #: Rounds of maintenance for which partitions that are leased elsewhere stay nevertheless: they are about to be leased here.
         self._awaited: dict[StateStoreId, int] = {}
 
@@ -163,14 +163,14 @@ class HeldPartitions(Generic[Kind]):
 
     def _bring(self, held: Kind, store_id: StateStoreId, base: int, loading: LoadPlans) -> None:
         match held.lineage.stand(base, loading.attempt_id, loading.made()):
-            case Stand.LOAD:
+            case SyncAction.LOAD:
                 held.forget()
-            case Stand.GO_ON:
+            case SyncAction.GO_ON:
                 self._go_on(held, store_id, base, loading)
             case stand:
                 self._go_back(held, base, stand)
 
-    def _go_back(self, held: Kind, base: int, stand: Stand) -> None:
+    def _go_back(self, held: Kind, base: int, stand: SyncAction) -> None:
         try:
             is_there = held.rollback(base)
         except BaseException:
@@ -179,7 +179,7 @@ class HeldPartitions(Generic[Kind]):
             raise
         if not is_there:
             held.forget()
-        elif stand is Stand.GO_BACK:
+        elif stand is SyncAction.GO_BACK:
             held.lineage.went_back(base)
             self._metrics.rollbacks += 1
 
@@ -456,17 +456,17 @@ def _as_snapshot(held: Held, store: GivenStore, rows: Frozen) -> Iterator[pa.Tab
 
 
 class ServedPartitions(Generic[Kind]):
-    """What is asked of the partitions of one process alike, whatever their kind; see :class:`HeldPartitions`."""
+    """What is asked of the partitions of one process alike, whatever their kind; see :class:`PartitionCache`."""
 
-    _held: HeldPartitions[Kind]
+    _held: PartitionCache[Kind]
     _memory: StoreMemory
 
     def offer(self, store_id: StateStoreId) -> Offer | None:
-        """See :meth:`HeldPartitions.offer`."""
+        """See :meth:`PartitionCache.offer`."""
         return self._held.offer(store_id)
 
     def next_piece(self, offer_id: str) -> tuple[int, pa.Table] | None:
-        """See :meth:`HeldPartitions.next_piece`."""
+        """See :meth:`PartitionCache.next_piece`."""
         return self._held.next_piece(offer_id)
 
     def count(self) -> int:
@@ -474,7 +474,7 @@ class ServedPartitions(Generic[Kind]):
         return sum(held.lineage.is_held for _, held in self._held.items())
 
     def newest(self, store_id: StateStoreId) -> tuple[int, str]:
-        """See :meth:`HeldPartitions.newest`."""
+        """See :meth:`PartitionCache.newest`."""
         return self._held.newest(store_id)
 
     def using(self, store_id: StateStoreId) -> AbstractContextManager[None]:
@@ -482,13 +482,13 @@ class ServedPartitions(Generic[Kind]):
         return self._memory.using(store_id)
 
     def view(self, store_id: StateStoreId, store_name: str, version: int, attempt_id: str) -> ReadableRows | None:
-        """See :meth:`HeldPartitions.view`."""
+        """See :meth:`PartitionCache.view`."""
         return self._held.view(store_id, store_name, version, attempt_id)
 
     def follow(self, told: Followed) -> bool:
-        """See :meth:`HeldPartitions.follow`."""
+        """See :meth:`PartitionCache.follow`."""
         return self._held.follow(told)
 
     def maintain(self, min_deltas_for_snapshot: int) -> None:
-        """See :meth:`HeldPartitions.maintain`."""
+        """See :meth:`PartitionCache.maintain`."""
         self._held.maintain(min_deltas_for_snapshot)

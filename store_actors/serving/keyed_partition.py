@@ -15,7 +15,7 @@ from coordinator.model.commits import CommitEntry
 from coordinator.model.errors import FencedError, OperationOutOfOrderError
 from coordinator.model.identities import StateStoreId
 from coordinator.model.load_plans import LoadPlan, LoadPlans
-from coordinator.runtime.runtime import Lock, Surroundings
+from coordinator.runtime.runtime import Lock, Runtime
 from store_actors.engine.table_view import ShardView
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.keyed.shard import KeyedShard, ReadHandle, UpdateHandle
@@ -24,7 +24,7 @@ from store_actors.serving.coordinator_ref import CoordinatorRef
 from store_actors.serving.evolution import EvolvingStore, evolve
 from store_actors.serving.frozen_store import FrozenStore
 from store_actors.serving.handing_over import Given
-from store_actors.serving.held import HeldPartitions
+from store_actors.serving.held import PartitionCache
 from store_actors.serving.lineage import Lineage
 from store_actors.serving.loading import Loader
 from store_actors.serving.readable_rows import Views
@@ -276,14 +276,14 @@ class Positioner:
 
     def __init__(
         self,
-        held: HeldPartitions[Partition],
+        held: PartitionCache[Partition],
         coordinator: CoordinatorRef,
         loader: Loader,
-        surroundings: Surroundings,
+        runtime: Runtime,
         memory: StoreMemory,
     ) -> None:
-        self._hash_seed = surroundings.hash_seed
-        self._clock = surroundings.clock
+        self._hash_seed = runtime.hash_seed
+        self._clock = runtime.clock
         self._memory = memory
         self._held = held
         self._coordinator = coordinator

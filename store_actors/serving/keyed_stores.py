@@ -17,7 +17,7 @@ from coordinator.model.errors import InvalidRequestError, OperationOutOfOrderErr
 from coordinator.model.identities import StateStoreId
 from coordinator.model.load_plans import LoadPlans
 from coordinator.model.schema import StateSchema
-from coordinator.runtime.runtime import Surroundings
+from coordinator.runtime.runtime import Runtime
 from coordinator.storage.protocol import ObjectStore
 from store_actors.keyed.shard import KeyedShard, ReadHandle, UpdateHandle
 from store_actors.messages import BatchFacts, Offer, OpenRequest, Write
@@ -25,7 +25,7 @@ from store_actors.serving.commits import Commits, Delta, Standbys, describe_comm
 from store_actors.serving.coordinator_ref import CoordinatorRef
 from store_actors.serving.files import PIECE_BYTES
 from store_actors.serving.handing_over import fill
-from store_actors.serving.held import HeldPartitions, ServedPartitions
+from store_actors.serving.held import PartitionCache, ServedPartitions
 from store_actors.serving.keyed_partition import Ended, Partition, Positioner, Session
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
@@ -66,24 +66,24 @@ class KeyedStores(ServedPartitions[Partition]):
         objects: ObjectStore,
         coordinator: CoordinatorRef,
         metrics: StoreMetrics,
-        surroundings: Surroundings | None = None,
+        runtime: Runtime | None = None,
         piece_bytes: int = PIECE_BYTES,
         standbys: Standbys | None = None,
         memory: StoreMemory | None = None,
     ) -> None:
         self._memory = memory = memory or UnlimitedMemory()
         piece_bytes = min(piece_bytes, memory.file_bytes)
-        surroundings = surroundings or Surroundings()
-        self._clock = surroundings.clock
-        self._new_id = surroundings.new_id
-        self._hash_seed = surroundings.hash_seed
-        self._loader = loader = Loader(objects, metrics, surroundings, memory.ahead_bytes)
-        lock = surroundings.threads.lock
+        runtime = runtime or Runtime()
+        self._clock = runtime.clock
+        self._new_id = runtime.new_id
+        self._hash_seed = runtime.hash_seed
+        self._loader = loader = Loader(objects, metrics, runtime, memory.ahead_bytes)
+        lock = runtime.threads.lock
         self._commits = Commits(
-            objects, coordinator, loader, metrics, surroundings, piece_bytes, is_keyed=True, standbys=standbys
+            objects, coordinator, loader, metrics, runtime, piece_bytes, is_keyed=True, standbys=standbys
         )
-        self._held = HeldPartitions(Partition, surroundings, coordinator, self._commits, loader, metrics, memory)
-        self._positioner = Positioner(self._held, coordinator, loader, surroundings, memory)
+        self._held = PartitionCache(Partition, runtime, coordinator, self._commits, loader, metrics, memory)
+        self._positioner = Positioner(self._held, coordinator, loader, runtime, memory)
         self._sessions = Sessions(lock(), self._new_id, self._clock.elapsed_s)
 
     # -- opening --------------------------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ class KeyedStores(ServedPartitions[Partition]):
     # -- from one store actor to another --------------------------------------------------------------------------
 
     def take(self, store_id: StateStoreId, offer: Offer, pieces: Iterable[tuple[int, pa.Table]]) -> tuple[int, int]:
-        """See :meth:`HeldPartitions.take`; returns the version that is held then, and the bytes of the pieces."""
+        """See :meth:`PartitionCache.take`; returns the version that is held then, and the bytes of the pieces."""
         specs = {store.name: store.spec for store in offer.stores if store.spec is not None}
         memory = self._memory.region(store_id)
         shards = {

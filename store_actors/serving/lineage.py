@@ -32,13 +32,13 @@ from types import MappingProxyType
 
 from coordinator.model.commits import CommitEntry
 
-__all__ = ["Lineage", "Stand"]
+__all__ = ["Lineage", "SyncAction"]
 
 #: Versions behind the newest whose attempt is remembered; more than memory can go back.
 _KNOWN_ATTEMPTS = 4
 
 
-class Stand(StrEnum):
+class SyncAction(StrEnum):
     """How memory stands to a version that is wanted."""
 
     #: It is at that version.
@@ -69,7 +69,7 @@ class Lineage:
         The counted commits, one a store, that made the version; none if it was loaded.
     deltas
         Commits since the last snapshot: what loading would replay.
-    bring_ms, load_bytes
+    restore_ms, load_bytes
         How long it took to bring memory to the version that the next commit builds on, and bytes of the files that were read for it.
     failures
         Commits that failed since the last one that counted, by error.
@@ -82,7 +82,7 @@ class Lineage:
     attempts: dict[int, str] = field(default_factory=dict)
     newest: tuple[CommitEntry, ...] = ()
     deltas: int = 0
-    bring_ms: int = 0
+    restore_ms: int = 0
     load_bytes: int = 0
     failures: Counter[str] = field(default_factory=Counter)
 
@@ -101,7 +101,7 @@ class Lineage:
         """The attempt that made a version here; empty for one that is not remembered, and for the empty one."""
         return self.attempts.get(version, "")
 
-    def stand(self, base: int, counted: str, earlier: Mapping[int, str] = MappingProxyType({})) -> Stand:
+    def stand(self, base: int, counted: str, earlier: Mapping[int, str] = MappingProxyType({})) -> SyncAction:
         """How memory stands to a lease's base version.
 
         Parameters
@@ -112,10 +112,10 @@ class Lineage:
             Attempts that made the versions before, from which the base version can be made by their commits.
         """
         if self.version < base and self.version in earlier and self.knows(self.version, earlier[self.version]):
-            return Stand.GO_ON
+            return SyncAction.GO_ON
         if not self.knows(base, counted) or base > self.version:
-            return Stand.LOAD
-        return Stand.KEEP if base == self.version else Stand.GO_BACK
+            return SyncAction.LOAD
+        return SyncAction.KEEP if base == self.version else SyncAction.GO_BACK
 
     def recorded(self, run_id: str, version: int) -> bool:
         """Whether the version in memory is the one asked for, made by this very run: its task is a repeated one."""
@@ -135,10 +135,10 @@ class Lineage:
         self.is_held, self.version, self.newest, self.deltas = True, base, (), deltas
         self.attempts = {base: counted} if counted else {}
 
-    def leased(self, epoch: int, run_id: str, bring_ms: int = 0, load_bytes: int = 0) -> None:
+    def leased(self, epoch: int, run_id: str, restore_ms: int = 0, load_bytes: int = 0) -> None:
         """Memory was brought to the base version of a lease."""
         self.epoch, self.run_id = epoch, run_id
-        self.bring_ms, self.load_bytes = bring_ms, load_bytes
+        self.restore_ms, self.load_bytes = restore_ms, load_bytes
 
     def unleased(self) -> None:
         """Memory is a copy of what another store actor has: no lease that was here says anything of it."""
@@ -151,7 +151,7 @@ class Lineage:
         for version in [one for one in self.attempts if one < self.version - _KNOWN_ATTEMPTS]:
             del self.attempts[version]
         self.deltas += 1
-        self.bring_ms = self.load_bytes = 0
+        self.restore_ms = self.load_bytes = 0
         self.failures.clear()
 
     def snapshot_written(self, deltas: int) -> None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from coordinator.model.commits import CommitEntry, SnapshotEntry, StoredFile
 from coordinator.model.errors import CorruptStateError
 from coordinator.model.load_plans import LoadPlan
-from coordinator.runtime.runtime import Surroundings
+from coordinator.runtime.runtime import Runtime
 from coordinator.storage.protocol import ObjectStore
 from store_actors.serving.files import corrupt_file, decode_file, room_of
 from store_actors.serving.metrics import StoreMetrics
@@ -61,13 +61,13 @@ class Loader:
     """
 
     def __init__(
-        self, objects: ObjectStore, metrics: StoreMetrics, surroundings: Surroundings, ahead_bytes: int = sys.maxsize
+        self, objects: ObjectStore, metrics: StoreMetrics, runtime: Runtime, ahead_bytes: int = sys.maxsize
     ) -> None:
         self._ahead_bytes = ahead_bytes
         self._objects = objects
         self._metrics = metrics
-        self._clock = surroundings.clock
-        self._pool = surroundings.threads.pool(_AHEAD, "statefleet-load")
+        self._clock = runtime.clock
+        self._pool = runtime.threads.pool(_AHEAD, "statefleet-load")
 
     def load(
         self,

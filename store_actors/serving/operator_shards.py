@@ -18,7 +18,7 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import DEFAULT_STORE, StateStoreId
 from coordinator.model.load_plans import LoadPlans
 from coordinator.model.schema import StateSchema
-from coordinator.runtime.runtime import Lock, Surroundings
+from coordinator.runtime.runtime import Lock, Runtime
 from coordinator.storage.protocol import ObjectStore
 from store_actors.engine.results import results_of
 from store_actors.engine.table_view import ShardView
@@ -31,7 +31,7 @@ from store_actors.serving.evolution import groups_adapter
 from store_actors.serving.files import PIECE_BYTES, as_snapshot, schema_of
 from store_actors.serving.frozen_store import FrozenStore
 from store_actors.serving.handing_over import Given, fill
-from store_actors.serving.held import HeldPartitions, ServedPartitions
+from store_actors.serving.held import PartitionCache, ServedPartitions
 from store_actors.serving.lineage import Lineage
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
@@ -190,25 +190,23 @@ class OperatorShards(ServedPartitions[_HeldShard]):
         objects: ObjectStore,
         coordinator: CoordinatorRef,
         metrics: StoreMetrics | None = None,
-        surroundings: Surroundings | None = None,
+        runtime: Runtime | None = None,
         piece_bytes: int = PIECE_BYTES,
         standbys: Standbys | None = None,
         memory: StoreMemory | None = None,
     ) -> None:
         self._memory = memory = memory or UnlimitedMemory()
         piece_bytes = min(piece_bytes, memory.file_bytes)
-        surroundings = surroundings or Surroundings()
+        runtime = runtime or Runtime()
         self.metrics = metrics or StoreMetrics()
         self._coordinator = coordinator
-        self._hash_seed = surroundings.hash_seed
-        self._clock = surroundings.clock
-        self._loader = Loader(objects, self.metrics, surroundings, memory.ahead_bytes)
+        self._hash_seed = runtime.hash_seed
+        self._clock = runtime.clock
+        self._loader = Loader(objects, self.metrics, runtime, memory.ahead_bytes)
         self._commits = Commits(
-            objects, coordinator, self._loader, self.metrics, surroundings, piece_bytes, standbys=standbys
+            objects, coordinator, self._loader, self.metrics, runtime, piece_bytes, standbys=standbys
         )
-        self._held = HeldPartitions(
-            _HeldShard, surroundings, coordinator, self._commits, self._loader, self.metrics, memory
-        )
+        self._held = PartitionCache(_HeldShard, runtime, coordinator, self._commits, self._loader, self.metrics, memory)
 
     def apply(self, request: ApplyRequest, rows: ShardInput) -> tuple[pa.Table, CommitEntry]:
         """Fold a task's rows into its shard, commit, and return what the batch emits with its manifest entry.
@@ -425,7 +423,7 @@ class OperatorShards(ServedPartitions[_HeldShard]):
         return operator_changes(self._loader, store_id, loading, since, schema)
 
     def take(self, store_id: StateStoreId, offer: Offer, pieces: Iterable[tuple[int, pa.Table]]) -> tuple[int, int]:
-        """See :meth:`HeldPartitions.take`; returns the version that is held then, and the bytes of the pieces."""
+        """See :meth:`PartitionCache.take`; returns the version that is held then, and the bytes of the pieces."""
         (store,) = offer.stores
         shard = self._made(store_id, store.schema)
         with self._memory.using(store_id):
@@ -437,7 +435,7 @@ class OperatorShards(ServedPartitions[_HeldShard]):
         return self._held.take(store_id, offer, put), size
 
     def unload(self, store_id: StateStoreId, *, wait: bool = True) -> bool:
-        """See :meth:`HeldPartitions.unload`."""
+        """See :meth:`PartitionCache.unload`."""
         return self._held.unload(store_id, wait=wait)
 
     def loaded(self) -> list[tuple[StateStoreId, int, int]]:

@@ -20,11 +20,11 @@ import pyarrow.compute as pc
 from coordinator.model.identities import DEFAULT_STORE, StateStoreId
 from coordinator.model.load_plans import LoadPlans
 from coordinator.model.schema import StateSchema
-from coordinator.runtime.runtime import Lock, Surroundings
+from coordinator.runtime.runtime import Lock, Runtime
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED
 from store_actors.key_queries import FoundRows
-from store_actors.messages import CHANGE_FIELDS, DELETE, UPSERT, ReadForm, ReadRequest
-from store_actors.operators.view_columns import ShownColumns
+from store_actors.messages import CHANGE_FIELDS, DELETE, UPSERT, ReadProjection, ReadRequest
+from store_actors.operators.view_columns import ViewColumns
 from store_actors.serving.pulled import Pulled
 from store_actors.serving.readable_rows import ReadableRows
 from store_actors.serving.stored_rows import Changes, LoadedView
@@ -50,10 +50,10 @@ class Readable(Protocol):
     """Partitions of one kind."""
 
     def newest(self, store_id: StateStoreId) -> tuple[int, str]:
-        """See :meth:`HeldPartitions.newest <store_actors.serving.held.HeldPartitions.newest>`."""
+        """See :meth:`PartitionCache.newest <store_actors.serving.held.PartitionCache.newest>`."""
 
     def view(self, store_id: StateStoreId, store_name: str, version: int, attempt_id: str) -> ReadableRows | None:
-        """See :meth:`HeldPartitions.view <store_actors.serving.held.HeldPartitions.view>`."""
+        """See :meth:`PartitionCache.view <store_actors.serving.held.PartitionCache.view>`."""
 
     def using(self, store_id: StateStoreId) -> AbstractContextManager[None]:
         """Memory of the process for whoever reads a partition, a piece at a time."""
@@ -92,19 +92,19 @@ class Reads:
         operators: Readable,
         keyed: Readable,
         coordinator: Planner,
-        surroundings: Surroundings,
+        runtime: Runtime,
         most_bytes: int = READ_BYTES,
     ) -> None:
         self._operators, self._keyed = operators, keyed
         self._coordinator = coordinator
-        self._elapsed_s = surroundings.clock.elapsed_s
-        self._new_lock = surroundings.threads.lock
+        self._elapsed_s = runtime.clock.elapsed_s
+        self._new_lock = runtime.threads.lock
         self._guard = self._new_lock()
         self._most_bytes = most_bytes
         self._one_large = self._new_lock()
         self._loading: dict[tuple[StateStoreId, int, str], Lock] = {}
         self._loaded: OrderedDict[tuple[StateStoreId, int, str], _Loaded] = OrderedDict()
-        self._scans: Pulled[pa.Table] = Pulled(self._new_lock(), surroundings.new_id, self._elapsed_s)
+        self._scans: Pulled[pa.Table] = Pulled(self._new_lock(), runtime.new_id, self._elapsed_s)
         #: The next rows of a scan; None after the last.
         self.next_rows = self._scans.next_piece
         self.end_scan = self._scans.close
@@ -160,7 +160,7 @@ class Reads:
             return None
         return self._scans.add(_limited(_filtered(rows, _shown(request, rows.view.schema), form), limit))
 
-    def _changes(self, request: ReadRequest, form: ReadForm, since: int) -> Iterator[pa.Table] | None:
+    def _changes(self, request: ReadRequest, form: ReadProjection, since: int) -> Iterator[pa.Table] | None:
         store_id = request.store_id
         names = (store_id.store_name,)
         loading = self._coordinator.load_plans(store_id.state_name, store_id.partition_id, request.version, names)
@@ -181,7 +181,7 @@ class Reads:
             while self._loaded and next(iter(self._loaded.values())).used_s < horizon:
                 self._loaded.popitem(last=False)
 
-    def _kind(self, form: ReadForm) -> Readable:
+    def _kind(self, form: ReadProjection) -> Readable:
         return self._keyed if form.is_keyed else self._operators
 
     # -- rows of a version ----------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ class Reads:
     def _newest(self, request: ReadRequest) -> tuple[int, str]:
         return self._kind(_form(request.form)).newest(_partition(request.store_id))
 
-    def _rows(self, request: ReadRequest, form: ReadForm, version: int, attempt_id: str) -> ReadableRows | None:
+    def _rows(self, request: ReadRequest, form: ReadProjection, version: int, attempt_id: str) -> ReadableRows | None:
         store_id = request.store_id
         found = self._kind(form).view(_partition(store_id), store_id.store_name, version, attempt_id)
         # Of an operator whose query was changed since, rows are shown as the version had them.
@@ -213,7 +213,7 @@ class Reads:
             self._loaded[key] = replace(kept, used_s=self._elapsed_s())
             return kept.rows
 
-    def _load_and_keep(self, key: tuple[StateStoreId, int, str], form: ReadForm) -> ReadableRows | None:
+    def _load_and_keep(self, key: tuple[StateStoreId, int, str], form: ReadProjection) -> ReadableRows | None:
         loaded = self._load(key, form)
         if loaded is None:
             return None
@@ -231,7 +231,9 @@ class Reads:
                     return
                 kept -= self._loaded.popitem(last=False)[1].nbytes
 
-    def _load(self, key: tuple[StateStoreId, int, str], form: ReadForm, snapshot: int | None = None) -> _Loaded | None:
+    def _load(
+        self, key: tuple[StateStoreId, int, str], form: ReadProjection, snapshot: int | None = None
+    ) -> _Loaded | None:
         """A version from its files, from a snapshot on if one is named; None as :meth:`find`."""
         store_id, version, attempt_id = key
         loading = self._coordinator.load_plans(
@@ -251,21 +253,21 @@ class Reads:
 
 
 @lru_cache(maxsize=256)
-def _form(encoded: bytes) -> ReadForm:
+def _form(encoded: bytes) -> ReadProjection:
     """A form as it was sent; readers ask with one for many keys."""
-    return ReadForm.decoded(encoded)
+    return ReadProjection.decoded(encoded)
 
 
 @lru_cache(maxsize=256)
-def _columns(encoded: bytes) -> ShownColumns:
+def _columns(encoded: bytes) -> ViewColumns:
     form = _form(encoded)
     assert form.schema is not None
-    return ShownColumns.of(form.schema, form.part)
+    return ViewColumns.of(form.schema, form.part)
 
 
-def _shown(request: ReadRequest, schema: StateSchema) -> ShownColumns:
+def _shown(request: ReadRequest, schema: StateSchema) -> ViewColumns:
     """How rows are shown: as the state's description says, else as they are, in this schema."""
-    return ShownColumns.of(schema) if _form(request.form).schema is None else _columns(request.form)
+    return ViewColumns.of(schema) if _form(request.form).schema is None else _columns(request.form)
 
 
 @lru_cache(maxsize=4096)
@@ -293,7 +295,7 @@ def _limited(pieces: Iterator[pa.Table], limit: int | None) -> Generator[pa.Tabl
             return
 
 
-def _shown_changes(changes: Changes, request: ReadRequest, form: ReadForm) -> Iterator[pa.Table]:
+def _shown_changes(changes: Changes, request: ReadRequest, form: ReadProjection) -> Iterator[pa.Table]:
     """Changes as they are shown: what they did, in which version and when comes last."""
     wanted = _looked_at(form)
     for entry, table, schema in changes:
@@ -310,7 +312,7 @@ def _shown_changes(changes: Changes, request: ReadRequest, form: ReadForm) -> It
         yield _chosen(rows, form, [field.name for field in CHANGE_FIELDS])
 
 
-def _filtered(rows: ReadableRows, shown: ShownColumns, form: ReadForm) -> Iterator[pa.Table]:
+def _filtered(rows: ReadableRows, shown: ViewColumns, form: ReadProjection) -> Iterator[pa.Table]:
     """All rows for which the filter is true, as they are shown."""
     wanted = _looked_at(form)
     with closing(rows.scan(shown.needed(wanted))) as tables:
@@ -318,7 +320,7 @@ def _filtered(rows: ReadableRows, shown: ShownColumns, form: ReadForm) -> Iterat
             yield _chosen(shown.rows(table, wanted), form)
 
 
-def _looked_at(form: ReadForm) -> Sequence[str] | None:
+def _looked_at(form: ReadProjection) -> Sequence[str] | None:
     """Columns that a scan needs: what it gives, and what its filter looks at."""
     if form.filter is None or form.columns is None:
         return form.columns
@@ -326,7 +328,7 @@ def _looked_at(form: ReadForm) -> Sequence[str] | None:
     return None if form.filtered is None else [*dict.fromkeys((*form.columns, *form.filtered))]
 
 
-def _chosen(rows: pa.Table, form: ReadForm, further: Sequence[str] = ()) -> pa.Table:
+def _chosen(rows: pa.Table, form: ReadProjection, further: Sequence[str] = ()) -> pa.Table:
     if form.filter is not None:
         rows = rows.filter(form.filter)
     return rows if form.columns is None else rows.select([*form.columns, *further])

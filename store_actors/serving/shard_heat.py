@@ -12,7 +12,7 @@ import pyarrow as pa
 from coordinator.runtime.runtime import Lock
 from store_actors.engine.hot_keys import HotKeys
 
-__all__ = ["HottestKeys", "ShardHeat"]
+__all__ = ["HottestKeys", "HotKeyTracker"]
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class HottestKeys:
     looked_up: pa.Table | None
 
 
-class ShardHeat:
+class HotKeyTracker:
     """Counts keys. Thread-safe; what goes wrong here keeps nobody from anything.
 
     Parameters

@@ -19,14 +19,14 @@ import ray
 
 from coordinator.ledger.fleet_view import KnownFleet
 from coordinator.ledger.state_ledger import LeaseGrant
-from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.commits import CommitEntry
 from coordinator.model.errors import FencedError
 from coordinator.model.identities import ActorLocation
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.memory_options import MemoryOptions
-from coordinator.placement.actor_registry import StoreActorLives
+from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.policy import Choice, FleetView, PlacementRequest
 from coordinator.service.calls import RayActors
 from coordinator.storage.options import StorageOptions
@@ -147,9 +147,9 @@ def test_a_coordinator_that_wakes_up_after_it_was_replaced_counts_nothing(fleet:
     log = ManifestLog(open_object_store(fleet.uri), "replaced", "successor")
 
     async def take_over() -> CommitEntry:
-        keeper = LedgerKeeper(log)
+        keeper = LedgerWriter(log)
         await keeper.open()
-        place, nobody = ActorLocation("elsewhere", "life", "node", "host", 1), KnownFleet(StoreActorLives(), list)
+        place, nobody = ActorLocation("elsewhere", "life", "node", "host", 1), KnownFleet(ActorRegistry(), list)
         task = tasks.identity(1, "run-2")
         grant = await keeper.submit(lambda ledger: ledger.decide_lease(task, place, nobody, ToWhoAsks()))
         (former,) = tasks_chain

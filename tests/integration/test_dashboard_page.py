@@ -181,19 +181,19 @@ def test_the_map_shows_a_move_as_it_happens_and_why(opened: Open, clicks: Clicks
     page = opened()
     actors = {one["actor_name"]: one for one in clicks.fleet.status()["store_actors"]}
     (shard,) = [one for one in clicks.query()["shards"] if one["partition_id"] == 2]
-    giver, taker = (
+    source, target = (
         _location(actors[shard["actor_name"]]),
         _location(next(actors[one] for one in actors if one != shard["actor_name"])),
     )
     place = page.locator(f'[data-shard="{STATE}/2"]')
-    expect(page.locator(f'[data-holder="{giver.actor_name}"]').locator(place)).to_have_count(1)
+    expect(page.locator(f'[data-holder="{source.actor_name}"]').locator(place)).to_have_count(1)
     (done,) = carry_out(
-        RayActors(), clicks.fleet._coordinator, [PlannedMove(STATE, 2, giver, taker, "a test wants it there")]
+        RayActors(), clicks.fleet._coordinator, [PlannedMove(STATE, 2, source, target, "a test wants it there")]
     )
     assert not done.error
     clicks.batch()
     clicks.batch()
-    moved = page.locator(f'[data-holder="{taker.actor_name}"] [data-shard="{STATE}/2"]')
+    moved = page.locator(f'[data-holder="{target.actor_name}"] [data-shard="{STATE}/2"]')
     expect(moved).to_have_count(1, timeout=15_000)
     moved.focus()
     page.keyboard.press("Enter")

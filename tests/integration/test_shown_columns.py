@@ -26,7 +26,7 @@ from spark_jobs.operators.aggregate import build_plan
 from spark_jobs.operators.join import build_join
 from spark_jobs.worker.fleet_client import fleet_client
 from statefleet import StatefulProcessor
-from store_actors.operators.view_columns import ShownColumns
+from store_actors.operators.view_columns import ViewColumns
 from store_actors.serving.operator_shards import OperatorShards
 from tests.integration.streams import Feed, short_list
 from tests.integration.test_aggregates import COARSE, ROWS, row, stream
@@ -115,12 +115,12 @@ class Emitted:
         writer.option("checkpointLocation", str(checkpoint)).start().awaitTermination()
 
 
-def read(fleet: Fleet, name: str, part: str = "") -> tuple[ShownColumns, pa.Table]:
+def read(fleet: Fleet, name: str, part: str = "") -> tuple[ViewColumns, pa.Table]:
     """What is shown of a state, and all of its rows as they are stored."""
     told = fleet._coordinator.describe_state(name)
     assert told is not None
     schema = StateSchema.from_json(told.schema)
-    shown = ShownColumns.of(schema, part)
+    shown = ViewColumns.of(schema, part)
     shards = OperatorShards(open_object_store(fleet.uri), fleet._coordinator)  # type: ignore[arg-type]
     tables = []
     for shard in range(told.num_shards):
@@ -167,7 +167,7 @@ def assert_shown_as(shown: pa.Table, expected: pa.Table, keys: Sequence[str]) ->
     assert not differ
 
 
-def assert_found_by_keys(shown: ShownColumns, state: pa.Table) -> None:
+def assert_found_by_keys(shown: ViewColumns, state: pa.Table) -> None:
     """The keys that are shown lead to the rows that they are shown of."""
     keys = shown.rows(state.select(shown.needed(shown.keys)), shown.keys)
     leaves = shown.key_leaves(keys.select(keys.column_names[::-1]))
@@ -212,7 +212,7 @@ def test_what_readers_cannot_compute_is_told_and_its_aggregates_are_shown(spark:
         F.sum("a"),
         F.upper("k"),
     ]
-    shown = ShownColumns.of(build_plan(grouped.agg(*results), "update").schema)
+    shown = ViewColumns.of(build_plan(grouped.agg(*results), "update").schema)
     assert shown.schema.names == ["k", "w", "quiet", "sum(a)"]
     assert shown.keys == ("k", "w")
     assert {name: why.partition("(")[0] for name, why in shown.not_shown.items()} == {
@@ -226,10 +226,10 @@ def test_what_readers_cannot_compute_is_told_and_its_aggregates_are_shown(spark:
 
 def test_all_keys_are_shown_also_those_that_a_query_leaves_out(spark: SparkSession) -> None:
     rows = spark.createDataFrame([], "k string, a int, b double")
-    rolled = ShownColumns.of(build_plan(rows.rollup("k", "a").count(), "update").schema)
+    rolled = ViewColumns.of(build_plan(rows.rollup("k", "a").count(), "update").schema)
     assert rolled.schema.names == ["k", "a", "spark_grouping_id", "count"]
     assert rolled.keys == ("k", "a", "spark_grouping_id")
-    computed = ShownColumns.of(build_plan(rows.groupBy(F.col("b") * 2, F.col("a").alias("x")).count(), "update").schema)
+    computed = ViewColumns.of(build_plan(rows.groupBy(F.col("b") * 2, F.col("a").alias("x")).count(), "update").schema)
     assert computed.keys == ("(b * 2)", "x")
 
 
@@ -238,7 +238,7 @@ def test_what_ansi_mode_refuses_is_not_computed_otherwise(spark: SparkSession) -
     texts = ["avg(a)", "avg(d)", "sum(d)", "stddev(x)", "avg(a) / count(*)", "sum(a) + 1", "cast(sum(a) as int)"]
     spark.conf.set("spark.sql.ansi.enabled", "true")
     try:
-        shown = ShownColumns.of(build_plan(rows.groupBy("k").agg(*map(F.expr, texts)), "update").schema)
+        shown = ViewColumns.of(build_plan(rows.groupBy("k").agg(*map(F.expr, texts)), "update").schema)
     finally:
         spark.conf.unset("spark.sql.ansi.enabled")
     assert shown.schema.names == ["k", "avg(a)", "avg(d)", "sum(d)", "stddev(x)", "(avg(a) / count(1))", "sum(a)"]
@@ -412,7 +412,7 @@ def test_rows_of_an_operator_are_shown_under_the_users_names(
         assert_found_by_keys(shown, state)
     told = fleet._coordinator.describe_state(name)
     assert told is not None
-    assert ShownColumns.parts_of(StateSchema.from_json(told.schema)) == (() if "" in parts else tuple(parts))
+    assert ViewColumns.parts_of(StateSchema.from_json(told.schema)) == (() if "" in parts else tuple(parts))
 
 
 def test_both_sides_of_a_join_are_shown(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
@@ -451,7 +451,7 @@ def test_what_a_semi_join_keeps_of_its_right_side_is_shown(spark: SparkSession, 
     left, right = (rows.selectExpr("user as u", f"ms as {name}", "ts") for name in ("a", "b"))
     right = right.withColumnRenamed("ts", "t").withColumn("c", F.upper("u"))
     plan = build_join(left, right, (left.u == right.u) & F.expr("a < b and ts = t"), "left_semi", "append")
-    sides = [ShownColumns.of(plan.schema, side).schema.names for side in ("left", "right")]
+    sides = [ViewColumns.of(plan.schema, side).schema.names for side in ("left", "right")]
     assert sides == [["u", "ts", "a"], ["u", "t", "b"]]
 
 

@@ -29,7 +29,7 @@ from tests.simulation.workload import Entry, Workload
 __all__ = ["audit_log", "audit_state", "counted_forms"]
 
 #: (shard, store)
-Place = tuple[int, str]
+ActorSlot = tuple[int, str]
 
 _AUDITOR = ActorLocation("auditor", "auditor", "node", "host", 1)
 
@@ -101,15 +101,15 @@ class _History:
     #: shard -> epoch of its present lease
     leases: dict[int, int] = field(default_factory=dict)
     #: (shard, store) -> counted entries, oldest first
-    chains: dict[Place, list[Entry]] = field(default_factory=dict)
+    chains: dict[ActorSlot, list[Entry]] = field(default_factory=dict)
     #: (attempt, store)
     attempts: set[tuple[str, str]] = field(default_factory=set)
     #: (place, version, run) that were counted
-    counted: set[tuple[Place, int, str]] = field(default_factory=set)
+    counted: set[tuple[ActorSlot, int, str]] = field(default_factory=set)
     #: (shard, store) -> oldest retained version
-    floors: dict[Place, int] = field(default_factory=dict)
+    floors: dict[ActorSlot, int] = field(default_factory=dict)
     #: (shard, store) -> counted snapshots
-    snapshots: dict[Place, list[Entry]] = field(default_factory=dict)
+    snapshots: dict[ActorSlot, list[Entry]] = field(default_factory=dict)
     #: Rescales, by the first of the partitions that they made.
     made: dict[int, Entry] = field(default_factory=dict)
     given: int = 0
@@ -217,7 +217,7 @@ class _History:
                     del self.chains[place], self.snapshots[place]
         self.made = {one: made for one, made in self.made.items() if one in alive or one not in self.counting}
 
-    def needs(self, place: Place) -> bool:
+    def needs(self, place: ActorSlot) -> bool:
         """Whether a retained version of any shard is read from the files of a place."""
         partition, store = place
         made = self._made_of(partition)
@@ -289,7 +289,7 @@ class _History:
             _require(len(set(ends.values())) == 1, f"stores of shard {shard} do not commit together", ends)
 
 
-def _place(record: Entry) -> Place:
+def _place(record: Entry) -> ActorSlot:
     return record["partition_id"], record["store_name"]
 
 

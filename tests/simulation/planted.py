@@ -11,7 +11,7 @@ from typing import Any
 from coordinator.ledger.discards import Discards
 from coordinator.ledger.history import StateHistory
 from coordinator.ledger.records import Committed
-from coordinator.ledger.shard_layouts import Generation, Generations
+from coordinator.ledger.shard_layouts import ShardLayout, ShardLayouts
 from coordinator.ledger.state_ledger import Counted, StateLedger
 from coordinator.log.manifest_log import ManifestLog, Needed
 from coordinator.model.commits import CommitEntry, PartitionCommit
@@ -19,14 +19,14 @@ from coordinator.model.errors import CommitUnknownError, FencedError, LogConflic
 from coordinator.model.load_plans import LoadPlan, LoadPlans
 from coordinator.service import versions
 from coordinator.service.coordinator import Coordinator
-from statefleet.reads.shard_reads import Pinned, ShardReads
+from statefleet.reads.shard_reads import ReadVersion, ShardReads
 from store_actors.actor import StoreProcess
 from store_actors.engine.version_view import VersionView
 from store_actors.messages import Followed
 from store_actors.serving import reads
 from store_actors.serving.commits import Commits
-from store_actors.serving.held import HeldPartitions, _as_snapshot
-from store_actors.serving.lineage import Lineage, Stand
+from store_actors.serving.held import PartitionCache, _as_snapshot
+from store_actors.serving.lineage import Lineage, SyncAction
 from store_actors.serving.reading_order import MemoryRows, Split
 from tests.simulation.clock import ProcessClock
 from tests.simulation.spark import Driver
@@ -80,19 +80,19 @@ def _owners_not_fenced(decide_commits: Callable[..., Any]) -> Callable[..., Any]
     return careless
 
 
-def _lineage_not_verified(_: Callable[..., Stand]) -> Callable[..., Stand]:
-    def careless(lineage: Lineage, base: int, counted: str, earlier: Any = None) -> Stand:
+def _lineage_not_verified(_: Callable[..., SyncAction]) -> Callable[..., SyncAction]:
+    def careless(lineage: Lineage, base: int, counted: str, earlier: Any = None) -> SyncAction:
         if not lineage.is_held or base > lineage.version:
-            return Stand.LOAD
-        return Stand.KEEP if base == lineage.version else Stand.GO_BACK
+            return SyncAction.LOAD
+        return SyncAction.KEEP if base == lineage.version else SyncAction.GO_BACK
 
     return careless
 
 
-def _any_copy_gone_on_from(stand: Callable[..., Stand]) -> Callable[..., Stand]:
-    def careless(lineage: Lineage, base: int, counted: str, earlier: Any = None) -> Stand:
+def _any_copy_gone_on_from(stand: Callable[..., SyncAction]) -> Callable[..., SyncAction]:
+    def careless(lineage: Lineage, base: int, counted: str, earlier: Any = None) -> SyncAction:
         if lineage.is_held and lineage.version < base:
-            return Stand.GO_ON
+            return SyncAction.GO_ON
         return stand(lineage, base, counted)
 
     return careless
@@ -283,7 +283,7 @@ def _spark_not_waited_for(newest_readable: Callable[..., int]) -> Callable[..., 
     return lambda ledger, created, is_committed: newest_readable(ledger, created, is_committed=True)
 
 
-def _any_shards_will_do(to: Callable[..., Pinned]) -> Any:
+def _any_shards_will_do(to: Callable[..., ReadVersion]) -> Any:
     return staticmethod(lambda view: replace(to(view), first_partition=None))
 
 
@@ -297,7 +297,7 @@ READ_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
 }
 #: Those that are sought where states that are rescaled, and whose shards are moved, are read; see BUGS.
 READ_RESCALED_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
-    "a scan is read by other shards than it was made of": (Pinned, "to", _any_shards_will_do),
+    "a scan is read by other shards than it was made of": (ReadVersion, "to", _any_shards_will_do),
 }
 #: Those that are sought where states are rescaled; see BUGS.
 RESCALE_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
@@ -307,9 +307,9 @@ RESCALE_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
         "referenced_files",
         _only_the_newest_shards_referenced,
     ),
-    "a shard is made of one of those that have its rows": (Generation, "parents", _one_parent_will_do),
-    "a shard is made of whatever memory has of another": (HeldPartitions, "shard_in_memory", _any_memory_will_do),
-    "new shards count with their first commit": (Generations, "count", _first_commit_takes_over),
+    "a shard is made of one of those that have its rows": (ShardLayout, "parents", _one_parent_will_do),
+    "a shard is made of whatever memory has of another": (PartitionCache, "shard_in_memory", _any_memory_will_do),
+    "new shards count with their first commit": (ShardLayouts, "count", _first_commit_takes_over),
 }
 #: Those that are sought where there are keyed stores; see BUGS.
 KEYED_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
@@ -353,8 +353,8 @@ BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
         _ages_stand_still_asleep,
     ),
     "a copy is gone on from whatever its history": (Lineage, "stand", _any_copy_gone_on_from),
-    "a standby applies a commit to whatever it has": (HeldPartitions, "follow", _followed_over_gaps),
-    "commits since a copy are left out": (HeldPartitions, "_go_on", _commits_since_left_out),
+    "a standby applies a commit to whatever it has": (PartitionCache, "follow", _followed_over_gaps),
+    "commits since a copy are left out": (PartitionCache, "_go_on", _commits_since_left_out),
     "a schema counts without a commit in it": (StateHistory, "_load_plan", _schemas_of_failed_runs_kept),
     "a checkpoint of the ledger forgets schemas": (StateLedger, "to_json", _schemas_left_out),
     "parts of a checkpoint go while some of their records count": (

@@ -11,10 +11,10 @@ from coordinator.ledger.read_views import ReadView
 from coordinator.model.errors import StateStoreError
 from coordinator.model.identities import DEFAULT_STORE
 from coordinator.model.schema import StateSchema
-from coordinator.runtime.runtime import Surroundings
-from statefleet.reads.shard_reads import Pinned, ShardReads
+from coordinator.runtime.runtime import Runtime
+from statefleet.reads.shard_reads import ReadVersion, ShardReads
 from statefleet.reads.sources import FleetSource
-from store_actors.messages import ReadForm
+from store_actors.messages import ReadProjection
 from tests.simulation.clock import SimulatedThreads
 from tests.simulation.scheduler import Party, Violation
 from tests.simulation.workload import AggregationWorkload, Groups, compare, groups_of
@@ -48,9 +48,9 @@ class Reader(Party):
     def _reads(self) -> ShardReads:
         """As a process of its own has them."""
         threads = SimulatedThreads(self._world.scheduler, self._world.clock)
-        surroundings = Surroundings(clock=self._world.clock, threads=threads)
-        source = FleetSource(self._world.new_coordinator_client(), self._world.actors, surroundings)
-        return ShardReads(source, self._state, surroundings, threads.pool(1, "scan"))
+        runtime = Runtime(clock=self._world.clock, threads=threads)
+        source = FleetSource(self._world.new_coordinator_client(), self._world.actors, runtime)
+        return ShardReads(source, self._state, runtime, threads.pool(1, "scan"))
 
     def _run(self) -> None:
         scheduler = self._world.scheduler
@@ -76,7 +76,7 @@ class Reader(Party):
             keys = pa.Table.from_batches([workload.all_keys(schema)])
             return DEFAULT_STORE, _form(view), dict.fromkeys(view.written, keys)
 
-        view, found = reads.find(Pinned(), plan)
+        view, found = reads.find(ReadVersion(), plan)
         self._check(view, {shard: groups_of(one.rows) for shard, one in found.items()}, "looked up")
         if view.version > len(world.commit_log.finished):
             raise Violation(f"{self.name}: version {view.version} was read, and Spark has not finished its batch")
@@ -92,7 +92,7 @@ class Reader(Party):
         form = _form(view)
         scanned: dict[int, Groups] = {}
         for shard in view.written:
-            pieces = list(reads.scan(view, Pinned(), DEFAULT_STORE, form, shard, None))
+            pieces = list(reads.scan(view, ReadVersion(), DEFAULT_STORE, form, shard, None))
             scanned[shard] = {key: row for piece in pieces for key, row in groups_of(piece).items()}
         return scanned
 
@@ -102,12 +102,12 @@ class Reader(Party):
         until = scheduler.now + self._world.later_steps(_LATER)
         scheduler.pause(wake=lambda: scheduler.now >= until)
         reads = self._reads()
-        again = reads.view(Pinned.to(view))
+        again = reads.view(ReadVersion.to(view))
         if len(again.versions) != len(view.versions):
             raise Violation(
                 f"{self.name}: {len(view.versions)} shards were to be scanned, and there are {len(again.versions)}"
             )
-        if again.id.first_partition != reads.view(Pinned(view.version)).id.first_partition:
+        if again.id.first_partition != reads.view(ReadVersion(view.version)).id.first_partition:
             scheduler.fault(self.name, "scanned_by_former_shards")
         self._check(again, self._scanned(reads, again), "scanned later")
 
@@ -119,10 +119,10 @@ class Reader(Party):
         before, rows = self._followed
         if view.version < before.version:
             return
-        reads.view(Pinned(before.version, lineage=before.lineage))
+        reads.view(ReadVersion(before.version, lineage=before.lineage))
         form = _form(view)
         for shard in view.written:
-            for piece in reads.scan(view, Pinned(), DEFAULT_STORE, form, shard, None, before.version):
+            for piece in reads.scan(view, ReadVersion(), DEFAULT_STORE, form, shard, None, before.version):
                 groups = rows.setdefault(shard, {})
                 for number, (kind, version) in enumerate(
                     zip(piece["_change_type"].to_pylist(), piece["_commit_version"].to_pylist(), strict=True)
@@ -143,4 +143,4 @@ class Reader(Party):
 
 
 def _form(view: ReadView) -> bytes:
-    return ReadForm(StateSchema.from_json(view.metadata.schema), is_keyed=False).encoded()
+    return ReadProjection(StateSchema.from_json(view.metadata.schema), is_keyed=False).encoded()

@@ -11,7 +11,7 @@ from ray.exceptions import RayError
 from coordinator.ledger.rescaling import BatchShards
 from coordinator.model.errors import CorruptStateError, StateMismatchError, StateStoreError
 from coordinator.model.identities import TaskIdentity
-from coordinator.placement.spreading import Place
+from coordinator.placement.spreading import ActorSlot
 from coordinator.service.calls import unwrapped
 from coordinator.service.client import CoordinatorClient
 from spark_jobs.worker.fleet_client import FleetClient
@@ -190,7 +190,7 @@ class Driver(Party):
         try:
             for name in self._world.store_actor_names():
                 handle = actors.find(name)
-                places.append(Place(unwrapped(actors, handle, handle.location.remote()), 2))
+                places.append(ActorSlot(unwrapped(actors, handle, handle.location.remote()), 2))
             self._to_coordinator().place_shards(STATE, self.commit_log.query_id, shards, places, self._world.standbys)
         except (StateStoreError, RayError) as error:
             self._scheduler.log(self.name, f"shards are not placed: {type(error).__name__}")

@@ -14,7 +14,7 @@ from coordinator.ledger.checkpoints import PART_RECORDS
 from coordinator.ledger.rescaling import BatchShards
 from coordinator.model.identities import ActorLocation
 from coordinator.model.maintenance import Maintenance
-from coordinator.runtime.runtime import Surroundings
+from coordinator.runtime.runtime import Runtime
 from coordinator.service.client import CoordinatorClient
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.deploy import coordinator_name
@@ -199,9 +199,7 @@ class World:
             self.scheduler, self.clock, lambda: self._rate(self.weather.message_faults), self._restart
         )
         self.actors = SimulatedActors(self.cluster)
-        self.surroundings = Surroundings(
-            self.clock, self.ids, SimulatedThreads(self.scheduler, self.clock), hash_seed=seed
-        )
+        self.runtime = Runtime(self.clock, self.ids, SimulatedThreads(self.scheduler, self.clock), hash_seed=seed)
         self.maintenance = self._draw_maintenance()
         self._address = FleetAddress(_URI, "ray", maintenance=self.maintenance)
         self.nodes = ("node-0", "node-1")
@@ -241,10 +239,10 @@ class World:
         self._lives += 1
         return f"{kind}#{self._lives}"
 
-    def _of_machine(self) -> Surroundings:
+    def _of_machine(self) -> Runtime:
         """Surroundings of a process on a machine with a time of day of its own."""
         skew = Skew(self._clocks_rng, min(self.maintenance.grace_s, 3600.0))
-        return replace(self.surroundings, clock=ProcessClock(self.clock, self.scheduler.party, skew))
+        return replace(self.runtime, clock=ProcessClock(self.clock, self.scheduler.party, skew))
 
     def start_coordinator(self) -> None:
         name = coordinator_name(_URI)
@@ -255,7 +253,7 @@ class World:
                 self.objects,
                 self.maintenance,
                 self.nodes[0],
-                surroundings=self._of_machine(),
+                runtime=self._of_machine(),
                 checkpoint_interval=self.weather.checkpoint_interval,
                 part_records=self._part_records,
             )
@@ -274,12 +272,12 @@ class World:
 
     def new_client(self) -> FleetClient:
         """An executor's way to the fleet."""
-        return FleetClient(self._address, actors=self.actors, surroundings=self.surroundings)
+        return FleetClient(self._address, actors=self.actors, runtime=self.runtime)
 
     def new_coordinator_client(self) -> CoordinatorClient:
         """Whoever's way to the coordinator."""
         return CoordinatorClient.connect(
-            _URI, StorageOptions(), self.maintenance, actors=self.actors, surroundings=self.surroundings
+            _URI, StorageOptions(), self.maintenance, actors=self.actors, runtime=self.runtime
         )
 
     def store_actor_names(self) -> list[str]:
@@ -515,8 +513,8 @@ class World:
 
     def _coordinator_over(self, objects: ObjectStore) -> Coordinator:
         # Ids of its own: an audit must not change what comes after it.
-        aside = replace(self.surroundings, new_id=self.ids.aside())
-        return Coordinator(_URI, objects, Maintenance(), "node-0", surroundings=aside)
+        aside = replace(self.runtime, new_id=self.ids.aside())
+        return Coordinator(_URI, objects, Maintenance(), "node-0", runtime=aside)
 
     def bury(self) -> None:
         """End every process, so that no fiber is left."""

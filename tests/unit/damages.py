@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coordinator.model.errors import StateStoreError
-from coordinator.runtime.runtime import Surroundings
+from coordinator.runtime.runtime import Runtime
 from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.fleet import LiveFleet
 from statefleet.reads.portable import Opened
@@ -33,8 +33,8 @@ def copied(objects: MemoryObjectStore) -> MemoryObjectStore:
 
 def state_in(objects: MemoryObjectStore, name: str, part: str = "") -> LiveState:
     """What a program is given that reads a state from storage, without a fleet."""
-    surroundings = Surroundings()
-    fleet = LiveFleet(StoredSource(objects, surroundings), Opened(_elsewhere, {}), surroundings)
+    runtime = Runtime()
+    fleet = LiveFleet(StoredSource(objects, runtime), Opened(_elsewhere, {}), runtime)
     return fleet.state(name, part, consistency="committed")
 
 

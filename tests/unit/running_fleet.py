@@ -17,7 +17,7 @@ from coordinator.model.load_plans import InstancePlans, LoadPlans
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
-from coordinator.runtime.runtime import Surroundings
+from coordinator.runtime.runtime import Runtime
 from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
 from store_actors.messages import ApplyRequest
@@ -34,7 +34,7 @@ class RunningFleet:
 
     def __init__(self, objects: MemoryObjectStore) -> None:
         self.objects, self.clock = objects, LaterClock()
-        surroundings = Surroundings(clock=self.clock)
+        runtime = Runtime(clock=self.clock)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -43,11 +43,11 @@ class RunningFleet:
             objects,
             Maintenance(min_versions_to_retain=100),
             "node",
-            surroundings=surroundings,
+            runtime=runtime,
             checkpoint_interval=6,
             part_records=3,
         )
-        self.shards = OperatorShards(objects, self, surroundings=surroundings)
+        self.shards = OperatorShards(objects, self, runtime=runtime)
 
     def do(self, asked: Coroutine[Any, Any, Answer]) -> Answer:
         """What the coordinator answers."""

@@ -17,7 +17,7 @@ from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.identities import StateStoreId
 from coordinator.model.load_plans import LoadPlan
 from coordinator.model.schema import Accumulator, Field, StateSchema
-from coordinator.runtime.runtime import Surroundings
+from coordinator.runtime.runtime import Runtime
 from coordinator.storage.local import LocalObjectStore
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard
@@ -71,8 +71,8 @@ class Counting:
 
 def write(shard: AggregateShard, objects: LocalObjectStore, piece_bytes: int = PIECE_BYTES) -> SnapshotEntry:
     coordinator, metrics = Counting(), StoreMetrics()
-    loader = Loader(objects, metrics, Surroundings())
-    commits = Commits(objects, coordinator, loader, metrics, Surroundings(), piece_bytes)  # type: ignore[arg-type]
+    loader = Loader(objects, metrics, Runtime())
+    commits = Commits(objects, coordinator, loader, metrics, Runtime(), piece_bytes)  # type: ignore[arg-type]
     entry = CommitEntry(0, shard.version, 0, 1, "run", "a", "f", 0, 0, 0, 0, 0, len(shard), 0, 0, 0, 0, 0)
     tables = (table for made in shard.frozen() for table in made())
     assert commits.write_snapshot(StateStoreId("s", 0, 0), entry, tables, shard.schema, shard.room())
@@ -80,7 +80,7 @@ def write(shard: AggregateShard, objects: LocalObjectStore, piece_bytes: int = P
 
 
 def load(snapshot: SnapshotEntry, objects: LocalObjectStore, schema: StateSchema = SCHEMA) -> AggregateShard:
-    loader = Loader(objects, StoreMetrics(), Surroundings())
+    loader = Loader(objects, StoreMetrics(), Runtime())
     return loader.load(lambda: AggregateShard(schema), LoadPlan((snapshot,), (), snapshot.version))[0]
 
 

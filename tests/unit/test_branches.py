@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.ledger.branches import Branch
-from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.commits import SnapshotEntry
 from coordinator.model.errors import InvalidRequestError, StateMismatchError, VersionNotFoundError
@@ -178,7 +178,7 @@ def test_files_stay_as_long_as_a_branch_or_a_branch_of_it_needs_them() -> None:
 @pytest.mark.parametrize("hangs", ["look", "delete"])
 def test_a_branch_that_is_made_while_somebody_cleans_lacks_no_file(hangs: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(old: Office, new: Office, objects: MemoryObjectStore, gated: Gated) -> None:
-        async def opened(state_name: str) -> LedgerKeeper:
+        async def opened(state_name: str) -> LedgerWriter:
             await asyncio.to_thread(gated._pass, "look")
             return await old.opened(state_name)
 
@@ -250,7 +250,7 @@ def test_a_branch_is_told_by_checkpoints_of_the_log() -> None:
             assert json.dumps(again.to_json()) == json.dumps(ledger.to_json())
             assert (again.origin, again.branches) == (ledger.origin, ledger.branches)
         assert again.origin == ("s", 1)
-        keeper = LedgerKeeper(ManifestLog(objects, "s", "reader"))
+        keeper = LedgerWriter(ManifestLog(objects, "s", "reader"))
         await keeper.open()
         assert keeper.ledger is not None
         assert keeper.ledger.branches["what_if"].version == 1

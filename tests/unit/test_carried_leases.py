@@ -38,10 +38,12 @@ def made(grant: LeaseGrant, version: int) -> CommitEntry:
 
 
 async def committed(
-    coordinator: Coordinator, grant: LeaseGrant, version: int, *, is_carried: bool = False
+    coordinator: Coordinator, grant: LeaseGrant, version: int, *, is_piggybacked: bool = False
 ) -> Counted | StateStoreError:
     """What becomes of a commit that is made now."""
-    (outcome,) = await coordinator.commit_partitions("clicks", [PartitionCommit((made(grant, version),), is_carried)])
+    (outcome,) = await coordinator.commit_partitions(
+        "clicks", [PartitionCommit((made(grant, version),), is_piggybacked)]
+    )
     return outcome
 
 
@@ -57,7 +59,7 @@ async def following(coordinator: Coordinator, grants: list[LeaseGrant], version:
     """Leases that come with the commits of some shards."""
     found: list[LeaseGrant | None] = []
     for grant in grants:
-        outcome = await committed(coordinator, grant, version, is_carried=version > 1)
+        outcome = await committed(coordinator, grant, version, is_piggybacked=version > 1)
         assert isinstance(outcome, Counted), outcome
         found.append(outcome.following)
     return found

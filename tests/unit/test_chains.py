@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.model.schema import Field, StateSchema
-from store_actors.engine.expiry_queue import NEVER, ExpiryCalendar
+from store_actors.engine.expiry_queue import NEVER, ExpiryQueue
 from store_actors.engine.multimap import ROW_COLUMN, MultiTable
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN, Compaction, UndoPart
@@ -104,7 +104,7 @@ def test_a_thousand_rows_of_one_key_and_a_thousand_keys_are_all_found() -> None:
 
 @given(st.lists(st.lists(st.integers(0, 50), max_size=10), max_size=10), st.lists(st.integers(0, 60), max_size=10))
 def test_a_calendar_gives_what_is_due_once(batches: list[list[int]], limits: list[int]) -> None:
-    calendar, waiting, slot = ExpiryCalendar(), dict[int, int](), 0
+    calendar, waiting, slot = ExpiryQueue(), dict[int, int](), 0
     for batch, limit in zip(batches, limits, strict=False):
         slots = np.arange(slot, slot + len(batch))
         slot += len(batch)
@@ -117,7 +117,7 @@ def test_a_calendar_gives_what_is_due_once(batches: list[list[int]], limits: lis
 
 
 def test_what_expires_late_does_not_hold_what_was_entered_with_it() -> None:
-    calendar, size = ExpiryCalendar(), 1000
+    calendar, size = ExpiryQueue(), 1000
     for batch in range(200):
         expiries = np.full(size, batch)
         expiries[7] = 10**6
@@ -142,7 +142,7 @@ def test_the_calendar_of_a_table_follows_its_rows() -> None:
 
 
 def test_what_never_expires_is_not_entered() -> None:
-    calendar = ExpiryCalendar()
+    calendar = ExpiryQueue()
     calendar.add(np.array([NEVER, 5]), np.array([1, 2]))
     assert calendar.due(NEVER - 1).tolist() == [2]
     assert calendar.nbytes == 0

@@ -15,7 +15,7 @@ import pytest
 from coordinator.ledger.cleaning_rules import ListingSchedule
 from coordinator.ledger.state_ledger import Counted, Record, StateLedger
 from coordinator.log.cleaner import Cleaner
-from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.commits import CommitEntry, PartitionCommit
 from coordinator.model.errors import CommitUnknownError
@@ -90,18 +90,18 @@ class Office:
 
     def __init__(self, objects: ObjectStore, name: str) -> None:
         self.objects, self.name = objects, name
-        self.keepers: dict[str, LedgerKeeper] = {}
+        self.keepers: dict[str, LedgerWriter] = {}
         self.keeper = self.of("s")
         self.cleaner = Cleaner(objects, Maintenance(grace_s=GRACE_S), MachineClock(), self.opened, self.notice_deleted)
         self.branching = Branching(self.opened, MachineClock())
 
-    def of(self, state_name: str) -> LedgerKeeper:
+    def of(self, state_name: str) -> LedgerWriter:
         """The keeper of a state's ledger."""
         if state_name not in self.keepers:
-            self.keepers[state_name] = LedgerKeeper(ManifestLog(self.objects, state_name, self.name))
+            self.keepers[state_name] = LedgerWriter(ManifestLog(self.objects, state_name, self.name))
         return self.keepers[state_name]
 
-    async def opened(self, state_name: str) -> LedgerKeeper:
+    async def opened(self, state_name: str) -> LedgerWriter:
         keeper = self.of(state_name)
         if keeper.ledger is None:
             await keeper.open()

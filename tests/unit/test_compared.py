@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.schema import Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.runtime.runtime import Surroundings
+from coordinator.runtime.runtime import Runtime
 from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads import version_diff as compared
 from statefleet.reads.fleet import LiveFleet
@@ -43,8 +43,8 @@ def live(objects: MemoryObjectStore, shards: int, schema: StateSchema | None) ->
     log.create_metadata(metadata)
     ledger = log.load()
     log.append(ledger.decide_finished(ledger.run_id, ledger.newest_version(0) - 1))
-    surroundings = Surroundings()
-    return LiveFleet(StoredSource(objects, surroundings), Opened(lambda: None), surroundings).state("s")
+    runtime = Runtime()
+    return LiveFleet(StoredSource(objects, runtime), Opened(lambda: None), runtime).state("s")
 
 
 def of_operator(schema: StateSchema, batches: Sequence[Rows]) -> LiveState:

@@ -15,7 +15,7 @@ import pytest
 from coordinator.ledger.compatibility import check_metadata
 from coordinator.ledger.records import Record, record_from_json, record_to_json
 from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
-from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog, seal, unseal
 from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.errors import (
@@ -323,17 +323,17 @@ class Flaky(MemoryObjectStore):
         return created
 
 
-async def opened(store: MemoryObjectStore, writer: str = "w") -> LedgerKeeper:
-    keeper = LedgerKeeper(ManifestLog(store, "clicks", writer))
+async def opened(store: MemoryObjectStore, writer: str = "w") -> LedgerWriter:
+    keeper = LedgerWriter(ManifestLog(store, "clicks", writer))
     await keeper.open()
     return keeper
 
 
-async def lease(keeper: LedgerKeeper, identity: TaskIdentity, local: ActorLocation) -> LeaseGrant:
+async def lease(keeper: LedgerWriter, identity: TaskIdentity, local: ActorLocation) -> LeaseGrant:
     return await keeper.submit(lambda ledger: ledger.decide_lease(identity, local, Living(), StayElseLocal()))
 
 
-async def commit(keeper: LedgerKeeper, committed: CommitEntry) -> CommitEntry:
+async def commit(keeper: LedgerWriter, committed: CommitEntry) -> CommitEntry:
     (counted,) = await keeper.submit(lambda ledger: ledger.decide_commits([committed]))
     return counted
 
@@ -492,7 +492,7 @@ def test_an_answer_as_of_a_moment_ago_costs_no_request_right_after_the_log_was_w
     store, clock = Asked(), LaterClock()
 
     async def scenario() -> None:
-        keeper = LedgerKeeper(ManifestLog(store, "clicks", "w"), clock=clock)
+        keeper = LedgerWriter(ManifestLog(store, "clicks", "w"), clock=clock)
         await keeper.open()
         await lease(keeper, task(), actor("a"))
 
@@ -530,7 +530,7 @@ def test_no_answer_waits_for_a_checkpoint_and_it_tells_what_was_when_it_was_due(
     store = SlowCheckpoints()
 
     async def scenario() -> None:
-        keeper = LedgerKeeper(ManifestLog(store, "clicks", "w", checkpoint_interval=4))
+        keeper = LedgerWriter(ManifestLog(store, "clicks", "w", checkpoint_interval=4))
         await keeper.open()
         for batch in range(6):
             await asyncio.wait_for(

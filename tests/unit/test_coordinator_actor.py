@@ -14,7 +14,7 @@ from coordinator.model.errors import CorruptStateError, InvalidRequestError
 from coordinator.model.identities import StateStoreProviderId
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.placement.spreading import Place
+from coordinator.placement.spreading import ActorSlot
 from coordinator.runtime.runtime import MachineClock, now_ms
 from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
@@ -248,7 +248,7 @@ def test_a_drain_outlives_the_coordinator_until_it_is_taken_back() -> None:
         assert await places.coordinator.plan_rebalance(["clicks"]) != (planned,), "a dry run changes nothing"
         assert planned in await places.coordinator.drain("node-a", False)
         await places.start_anew()
-        assert all(move.taker.node_id != "node-a" for move in await places.coordinator.plan_rebalance(["clicks"]))
+        assert all(move.target.node_id != "node-a" for move in await places.coordinator.plan_rebalance(["clicks"]))
         assert planned in await places.coordinator.plan_rebalance(["clicks"]), (
             "what did not happen yet is planned again"
         )
@@ -257,8 +257,8 @@ def test_a_drain_outlives_the_coordinator_until_it_is_taken_back() -> None:
         with_all = {place.location.node_id for place in (await spread_over(places.coordinator))}
         assert with_all == {"node-a", "node-b", "node-c"}
 
-    async def spread_over(coordinator: Coordinator) -> list[Place]:
-        places = [Place(actor(name), 1) for name in "abc"]
+    async def spread_over(coordinator: Coordinator) -> list[ActorSlot]:
+        places = [ActorSlot(actor(name), 1) for name in "abc"]
         await coordinator.place_shards("other", "query", BatchShards(0, 3), places)
         nodes = (await coordinator.place_shards("other", "query", BatchShards(0, 3), places)).nodes
         return [place for place in places if place.location.node_id in nodes]

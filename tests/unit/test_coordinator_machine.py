@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from coordinator.ledger.records import Committed, Record, record_from_json
 from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
-from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog, unseal
 from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.errors import (
@@ -210,12 +210,12 @@ class CoordinatorMachine(RuleBasedStateMachine):
         counted = [(*entry.shard, entry.version, entry.run_id) for entry in entries]
         assert len(set(counted)) == len(counted), "two attempts of a run were counted for one version"
 
-    def opened(self) -> LedgerKeeper:
+    def opened(self) -> LedgerWriter:
         self.serial = getattr(self, "serial", 0) + 1
         manifest_log = ManifestLog(
             self.store, "clicks", f"writer-{self.serial}", checkpoint_interval=3, part_records=self.part_records
         )
-        keeper = LedgerKeeper(manifest_log)
+        keeper = LedgerWriter(manifest_log)
         self.loop.run_until_complete(keeper.open())
         return keeper
 

@@ -82,7 +82,7 @@ def test_a_damaged_record_is_named(damage: tuple[str, int, int], which: int) -> 
 
 
 def test_damaged_metadata_is_named() -> None:
-    from coordinator.log.ledger_writer import LedgerKeeper
+    from coordinator.log.ledger_writer import LedgerWriter
     from coordinator.model.state_metadata import StateMetadata
 
     fleet = Fleet()
@@ -91,4 +91,4 @@ def test_damaged_metadata_is_named() -> None:
     content = fleet.objects.get("s/metadata.json")
     fleet.objects.put("s/metadata.json", content.replace(b"4", b"5"))
     with pytest.raises(CorruptStateError, match=r"metadata\.json"):
-        asyncio.run(LedgerKeeper(log).open())
+        asyncio.run(LedgerWriter(log).open())

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.ledger.shard_layouts import Generation
-from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.ledger.shard_layouts import ShardLayout
+from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.errors import CorruptStateError
 from coordinator.model.identities import TaskIdentity
@@ -48,8 +48,8 @@ class LogOf(Coordinator):
         if self._state == PARENT:
             self._do(self._keeper.create_metadata(CREATED))
 
-    async def keeper(self, state: str) -> LedgerKeeper:
-        keeper = LedgerKeeper(ManifestLog(self._objects, state, "writer", checkpoint_interval=8, part_records=3))
+    async def keeper(self, state: str) -> LedgerWriter:
+        keeper = LedgerWriter(ManifestLog(self._objects, state, "writer", checkpoint_interval=8, part_records=3))
         await keeper.open()
         return keeper
 
@@ -66,7 +66,7 @@ class QueryOf(Query):
         self.fleet.objects = objects
         self.fleet.coordinator = LogOf(objects, state)
         self.batch, self.run = batch, run
-        self.generation = self.submit(lambda ledger: ([], ledger.generations.newest(Generation(2))))
+        self.generation = self.submit(lambda ledger: ([], ledger.generations.newest(ShardLayout(2))))
 
     def task(self, partition: int) -> TaskIdentity:
         return replace(super().task(partition), state_name=self.state_name, query_id=f"query of {self.state_name}")

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.identities import PYTHON_QUERY_ID, ActorLocation, StateStoreId, TaskIdentity
 from coordinator.model.leases import Lease
@@ -36,7 +36,7 @@ class SmallLogs(Coordinator):
 
     def restart(self) -> None:
         log = ManifestLog(self._objects, "s", "writer", checkpoint_interval=6, part_records=3)
-        self._keeper = LedgerKeeper(log)
+        self._keeper = LedgerWriter(log)
         self._do(self._keeper.open())
         self._do(self._keeper.create_metadata(StateMetadata("s", PYTHON_QUERY_ID, PARTITIONS, "keyed", {})))
 

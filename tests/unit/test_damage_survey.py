@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.memory import MemoryObjectStore
@@ -28,7 +28,7 @@ class SmallLogs(Coordinator):
 
     def restart(self) -> None:
         log = ManifestLog(self._objects, "s", "writer", checkpoint_interval=6, part_records=3)
-        self._keeper = LedgerKeeper(log)
+        self._keeper = LedgerWriter(log)
         self._do(self._keeper.open())
         self._do(self._keeper.create_metadata(StateMetadata("s", "query", 1, "update", SCHEMA.to_json())))
 

@@ -132,9 +132,9 @@ def test_what_one_cause_did_to_several_shards_is_one_row_and_maintenance_is_aske
     with served(fleet) as url:
         page.goto(f"{url}#/events")
         expect(page.locator("#live-text")).to_have_text("live")
-        giver = fleet.queries["query-00"]["shards"][0]["actor_name"]
+        source = fleet.queries["query-00"]["shards"][0]["actor_name"]
         query = fleet.queries["query-00"]
-        own = [{**one, "actor_name": giver, "snapshot_version": 99} for one in query["shards"]]
+        own = [{**one, "actor_name": source, "snapshot_version": 99} for one in query["shards"]]
         fleet.queries["query-00"] = {**query, "shards": own}
         for shard in range(8):
             fleet.move("query-00", shard, 3 + shard % 2, "the store actor that had it was lost")

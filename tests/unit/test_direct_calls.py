@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.runtime.runtime import Surroundings
+from coordinator.runtime.runtime import Runtime
 from store_actors import direct_calls
 from store_actors.direct_calls import DirectAddress, DirectAnswers, DirectCalls
 from tests.clocks import LaterClock, until
@@ -32,7 +32,7 @@ class StoreActor:
     def __init__(self) -> None:
         self.goes_on = threading.Event()
         self.asked: list[bytes] = []
-        self.direct = DirectAnswers("127.0.0.1", KEY, self.answer, Surroundings())
+        self.direct = DirectAnswers("127.0.0.1", KEY, self.answer, Runtime())
 
     def answer(self, asked: bytes) -> bytes:
         self.asked.append(asked)
@@ -50,7 +50,7 @@ class Caller:
         self.address = address
         self.looked_up = 0
         self.clock = LaterClock()
-        self.calls = DirectCalls(self._address_of, Surroundings(clock=self.clock))
+        self.calls = DirectCalls(self._address_of, Runtime(clock=self.clock))
 
     def _address_of(self, actor_name: str) -> DirectAddress | None:
         self.looked_up += 1

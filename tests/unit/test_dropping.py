@@ -24,7 +24,7 @@ from coordinator.model.errors import (
 from coordinator.model.identities import ActorLocation, TaskIdentity
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.runtime.runtime import Surroundings
+from coordinator.runtime.runtime import Runtime
 from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.verify import check_files, files_of, state_names
@@ -41,10 +41,8 @@ class People:
     def __init__(self, objects: MemoryObjectStore, maintenance: Maintenance | None = None) -> None:
         self.objects = objects
         self.clock = LaterClock()
-        surroundings = Surroundings(clock=self.clock)
-        self.coordinator = Coordinator(
-            "memory://", objects, maintenance or Maintenance(), "node", surroundings=surroundings
-        )
+        runtime = Runtime(clock=self.clock)
+        self.coordinator = Coordinator("memory://", objects, maintenance or Maintenance(), "node", runtime=runtime)
 
     async def lease(self, run: str, batch: int, state: str = "s", query: str = "query") -> Any:
         task = TaskIdentity(state, query, run, batch, 0, 0, "executor")

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from coordinator.log.cleaner import Cleaner
-from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.errors import CorruptStateError, StorageUnavailableError
 from coordinator.model.maintenance import Maintenance
@@ -40,7 +40,7 @@ def test_files_that_killed_writers_left_are_no_objects_and_are_cleaned_away_once
             os.utime(tmp_path / path, (clock.now_s() - 61, clock.now_s() - 61))
 
     async def cleaned() -> list[str]:
-        keeper = LedgerKeeper(ManifestLog(store, "s", "coordinator"))
+        keeper = LedgerWriter(ManifestLog(store, "s", "coordinator"))
         cleaner = Cleaner(store, Maintenance(grace_s=60), clock, no_branches, nobody_deletes)
         clock.later_s = 100
         return [file["path"] for file in (await cleaner.clean(keeper, "s", dry_run=False))["files"]]
@@ -56,7 +56,7 @@ def test_files_that_killed_writers_left_are_no_objects_and_are_cleaned_away_once
     assert len(store.list("s/0")) == 2
 
 
-async def no_branches(state_name: str) -> LedgerKeeper:
+async def no_branches(state_name: str) -> LedgerWriter:
     raise AssertionError(f"nobody has branched {state_name}")
 
 
@@ -84,7 +84,7 @@ def test_no_record_goes_for_a_checkpoint_that_may_not_outlive_a_power_loss(tmp_p
         os.utime(path, (clock.now_s() - 61, clock.now_s() - 61))
 
     async def clean() -> None:
-        keeper = LedgerKeeper(ManifestLog(store, "s", "coordinator"))
+        keeper = LedgerWriter(ManifestLog(store, "s", "coordinator"))
         await keeper.open()
         cleaner = Cleaner(store, Maintenance(grace_s=60), clock, no_branches, nobody_deletes)
         clock.later_s = 100

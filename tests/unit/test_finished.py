@@ -21,9 +21,9 @@ from coordinator.ledger.records import (
     record_from_json,
     record_to_json,
 )
-from coordinator.ledger.shard_layouts import Generation
+from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog, unseal
 from coordinator.model.commits import CommitEntry
 from coordinator.model.errors import StateMismatchError, StorageUnavailableError, VersionNotFoundError
@@ -118,7 +118,7 @@ def test_a_version_that_was_made_anew_has_another_lineage_and_no_other_one() -> 
     anew = [*begun, started("r2", 1, 2), *commits("r2", 2, 2), BatchFinished("r2", 1)]
     assert lineage != view(ledger_of(*anew), 2).lineage
     # Read by the shards that committed it, or by those that are made of it.
-    rescaled = [*begun, Rescaled(Generation(4, 2, 2, "r3", 0, 2, ("k",))), started("r3", 2, 2)]
+    rescaled = [*begun, Rescaled(ShardLayout(4, 2, 2, "r3", 0, 2, ("k",))), started("r3", 2, 2)]
     ledger = ledger_of(*rescaled, *commits("r3", 3, 2, (2, 3, 4, 5)), BatchFinished("r3", 2))
     newer, former = view(ledger, 2), view(ledger, 2, first_partition=0)
     assert (len(newer.versions), len(former.versions), view(ledger, 1, first_partition=0).partitions) == (
@@ -135,7 +135,7 @@ def test_a_version_that_was_made_anew_has_another_lineage_and_no_other_one() -> 
 
 
 def test_a_run_of_the_past_is_known_by_shards_that_came_to_nothing() -> None:
-    wish = Generation(4, 2, 1, "r1", 0, 2, ("k",))
+    wish = ShardLayout(4, 2, 1, "r1", 0, 2, ("k",))
     begun = [started("r1", 0, 1), *commits("r1", 1, 1), Rescaled(wish), *commits("r1", 2, 1, (3,)), started("r2", 1, 2)]
     task = TaskIdentity("s", "query", "r3", 0, 0, 0, "executor")
     with pytest.raises(StateMismatchError, match="ahead of the checkpoint"):
@@ -162,10 +162,10 @@ def logged(objects: MemoryObjectStore) -> list[list[str]]:
     return [[record["kind"] for record in unseal(objects.get(file))["records"]] for file in files]
 
 
-def run(scenario: Callable[[LedgerKeeper, Objects], Awaitable[None]]) -> None:
+def run(scenario: Callable[[LedgerWriter, Objects], Awaitable[None]]) -> None:
     async def play() -> None:
         objects = Objects()
-        keeper = LedgerKeeper(ManifestLog(objects, "s", "one"))
+        keeper = LedgerWriter(ManifestLog(objects, "s", "one"))
         await keeper.open()
         await keeper.submit(lambda _: ([started("r1", 0, 1), *commits("r1", 1, 1)], None))
         await scenario(keeper, objects)
@@ -173,16 +173,16 @@ def run(scenario: Callable[[LedgerKeeper, Objects], Awaitable[None]]) -> None:
     asyncio.run(play())
 
 
-def report(keeper: LedgerKeeper, within_s: float, batch: int = 0) -> asyncio.Task[None]:
+def report(keeper: LedgerWriter, within_s: float, batch: int = 0) -> asyncio.Task[None]:
     return asyncio.create_task(keeper.note(lambda ledger: ledger.decide_finished("r1", batch), within_s))
 
 
-async def newest(keeper: LedgerKeeper) -> int:
+async def newest(keeper: LedgerWriter) -> int:
     return await keeper.submit(lambda ledger: ([], finished(ledger, CREATED)))
 
 
 def test_a_report_is_known_at_once_and_written_with_the_next_records() -> None:
-    async def scenario(keeper: LedgerKeeper, objects: Objects) -> None:
+    async def scenario(keeper: LedgerWriter, objects: Objects) -> None:
         reported = report(keeper, 30.0)
         await asyncio.sleep(0)
         assert await newest(keeper) == 1
@@ -199,7 +199,7 @@ def test_a_report_is_known_at_once_and_written_with_the_next_records() -> None:
 
 
 def test_a_report_is_written_by_itself_where_nothing_follows() -> None:
-    async def scenario(keeper: LedgerKeeper, objects: Objects) -> None:
+    async def scenario(keeper: LedgerWriter, objects: Objects) -> None:
         await asyncio.gather(report(keeper, 0.05), report(keeper, 0.05))
         assert logged(objects)[1:] == [["batch_finished"]]
         await keeper.submit(lambda _: (commits("r1", 2, 1), None))
@@ -212,11 +212,11 @@ def test_a_report_is_written_by_itself_where_nothing_follows() -> None:
 
 
 def test_a_report_outlives_another_coordinators_records() -> None:
-    async def scenario(keeper: LedgerKeeper, objects: Objects) -> None:
+    async def scenario(keeper: LedgerWriter, objects: Objects) -> None:
         reported = report(keeper, 30.0)
         await asyncio.sleep(0)
         assert await newest(keeper) == 1
-        other = LedgerKeeper(ManifestLog(objects, "s", "other"))
+        other = LedgerWriter(ManifestLog(objects, "s", "other"))
         await other.open()
         await other.submit(lambda _: ([], None), fence=True)
         await keeper.submit(lambda _: (commits("r1", 2, 1), None))
@@ -234,7 +234,7 @@ def test_a_report_outlives_another_coordinators_records() -> None:
 
 
 def test_a_report_that_cannot_be_written_is_true_all_the_same() -> None:
-    async def scenario(keeper: LedgerKeeper, objects: Objects) -> None:
+    async def scenario(keeper: LedgerWriter, objects: Objects) -> None:
         objects.fails = True
         with pytest.raises(StorageUnavailableError):
             await report(keeper, 0.0)

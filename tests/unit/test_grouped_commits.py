@@ -156,5 +156,5 @@ def test_a_lease_that_came_with_a_commit_is_for_its_run_and_batch_only() -> None
     desk.carries = False
     # Nobody was given the lease that came with the second.
     commits.commit_all("clicks", made(0, 3))
-    assert [one.is_carried for _, some in desk.calls for one in some] == [False, True, False]
+    assert [one.is_piggybacked for _, some in desk.calls for one in some] == [False, True, False]
     assert commits.carried(task(batch=3)) is None

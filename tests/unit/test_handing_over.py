@@ -11,7 +11,7 @@ import pytest
 from coordinator.model.errors import OperationOutOfOrderError
 from coordinator.model.identities import StateStoreId, TaskIdentity
 from coordinator.model.schema import Field
-from coordinator.runtime.runtime import MachineClock, Surroundings
+from coordinator.runtime.runtime import MachineClock, Runtime
 from store_actors.messages import Offer, StoreSpec
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.operator_shards import OperatorShards
@@ -27,21 +27,21 @@ def store_id(coordinator: Coordinator, batch: int) -> StateStoreId:
     return coordinator.lease(TaskIdentity("s", "query", "run-1", batch, 0, 0, "executor"), "a").lease.store_id
 
 
-def offered(giver: Kind, shard: StateStoreId) -> Offer:
-    offer = giver.offer(shard)
+def offered(source: Kind, shard: StateStoreId) -> Offer:
+    offer = source.offer(shard)
     assert offer is not None
     return offer
 
 
-def pieces(giver: Kind, offer: Offer) -> Iterator[tuple[int, pa.Table]]:
-    while (piece := giver.next_piece(offer.offer_id)) is not None:
+def pieces(source: Kind, offer: Offer) -> Iterator[tuple[int, pa.Table]]:
+    while (piece := source.next_piece(offer.offer_id)) is not None:
         yield piece
 
 
-def hand_over(giver: Kind, taker: Kind, shard: StateStoreId) -> int:
+def hand_over(source: Kind, target: Kind, shard: StateStoreId) -> int:
     """The version that the taker holds then."""
-    offer = offered(giver, shard)
-    return taker.take(shard, offer, pieces(giver, offer))[0]
+    offer = offered(source, shard)
+    return target.take(shard, offer, pieces(source, offer))[0]
 
 
 class Move:
@@ -52,7 +52,7 @@ class Move:
         self.batch = 0
         for values in batches:
             self.run(values)
-        self.giver, self.taker = self.fleet.store, self.fleet.new_store()
+        self.source, self.target = self.fleet.store, self.fleet.new_store()
         self.shard = store_id(self.fleet.coordinator, self.batch)
 
     def run(self, values: str) -> None:
@@ -62,51 +62,51 @@ class Move:
     def run_on_taker(self, values: str, run: str = "run-1") -> dict[str, int]:
         request = self.fleet.request(self.batch, run, local="b", lost="a")
         self.batch += 1
-        return counts(self.taker.apply(request, rows(values))[0])
+        return counts(self.target.apply(request, rows(values))[0])
 
 
 def test_the_next_batch_goes_on_from_what_was_handed_over_and_reads_nothing() -> None:
     move = Move("aab", "bc", "d")
-    assert hand_over(move.giver, move.taker, move.shard) == 3
+    assert hand_over(move.source, move.target, move.shard) == 3
     assert move.run_on_taker("abe") == {"a": 3, "b": 3, "e": 1}
     assert move.run_on_taker("cd") == {"c": 2, "d": 2}
-    assert move.taker.metrics.bytes_loaded == 0
-    assert (move.giver.metrics.handed_over, move.taker.metrics.taken_over) == (1, 1)
+    assert move.target.metrics.bytes_loaded == 0
+    assert (move.source.metrics.handed_over, move.target.metrics.taken_over) == (1, 1)
 
 
 def test_what_is_committed_while_rows_are_given_is_taken_from_the_log() -> None:
     move = Move("aab", "bc")
-    offer = offered(move.giver, move.shard)
+    offer = offered(move.source, move.shard)
     move.run("aad")
     move.run("b")
-    assert move.taker.take(move.shard, offer, pieces(move.giver, offer))[0] == 4
-    assert move.taker.metrics.deltas_loaded == 2
+    assert move.target.take(move.shard, offer, pieces(move.source, offer))[0] == 4
+    assert move.target.metrics.deltas_loaded == 2
     move.run("e")
     assert move.run_on_taker("abcde") == {"a": 5, "b": 4, "c": 2, "d": 2, "e": 2}
-    assert move.taker.metrics.deltas_loaded == 3, "the one since the copy; no snapshot and nothing twice"
-    assert move.taker.metrics.gone_on == 2
+    assert move.target.metrics.deltas_loaded == 3, "the one since the copy; no snapshot and nothing twice"
+    assert move.target.metrics.gone_on == 2
 
 
 def test_what_the_giver_committed_and_a_newer_run_replaced_is_not_gone_on_from() -> None:
     move = Move("a", "b")
-    offer = offered(move.giver, move.shard)
+    offer = offered(move.source, move.shard)
     # Batch 1 is made anew by another run, on the store actor that has the shard, with other rows.
     move.fleet.apply(1, "cc", "run-2")
-    move.taker.take(move.shard, offer, pieces(move.giver, offer))
+    move.target.take(move.shard, offer, pieces(move.source, offer))
     assert move.run_on_taker("abc", "run-2") == {"a": 2, "b": 1, "c": 3}
-    assert move.taker.metrics.deltas_loaded == 2, "loaded from the start"
+    assert move.target.metrics.deltas_loaded == 2, "loaded from the start"
 
 
 def test_whoever_has_the_lease_is_asked_whether_a_copy_counts() -> None:
     """Under its lease memory is right beyond doubt; a copy that comes in is not of that lease."""
     move = Move("a")
     ours = move.fleet.request(move.batch, local="b", lost="a")
-    offer = offered(move.giver, move.shard)
-    move.taker.apply(ours, rows("b"))
-    ((_, held),) = move.taker._held.items()
+    offer = offered(move.source, move.shard)
+    move.target.apply(ours, rows("b"))
+    ((_, held),) = move.target._held.items()
     assert held.lineage.is_hot(ours.lease.epoch, "run-1", 2)
     held.forget()
-    move.taker.take(move.shard, offer, pieces(move.giver, offer))
+    move.target.take(move.shard, offer, pieces(move.source, offer))
     assert held.lineage.is_held
     assert not held.lineage.is_hot(ours.lease.epoch, "run-1", held.lineage.version)
     # Nor is it reported with the partitions of that run, of which the coordinator would say that it is stale.
@@ -115,21 +115,21 @@ def test_whoever_has_the_lease_is_asked_whether_a_copy_counts() -> None:
 
 def test_a_copy_that_is_older_than_what_is_held_is_left_alone() -> None:
     move = Move("a")
-    old = offered(move.giver, move.shard)
+    old = offered(move.source, move.shard)
     move.run("b")
-    assert hand_over(move.giver, move.taker, move.shard) == 2
-    assert move.taker.take(move.shard, old, pieces(move.giver, old))[0] == 2
-    assert move.taker.metrics.taken_over == 1
+    assert hand_over(move.source, move.target, move.shard) == 2
+    assert move.target.take(move.shard, old, pieces(move.source, old))[0] == 2
+    assert move.target.metrics.taken_over == 1
     assert move.run_on_taker("ab") == {"a": 2, "b": 2}
 
 
 def test_a_copy_outlives_maintenance_though_it_is_leased_elsewhere_and_not_for_ever() -> None:
     move = Move("a")
-    hand_over(move.giver, move.taker, move.shard)
+    hand_over(move.source, move.target, move.shard)
     move.fleet.coordinator.is_elsewhere = True
     rounds = 0
-    while move.taker.loaded():
-        move.taker.maintain(10)
+    while move.target.loaded():
+        move.target.maintain(10)
         rounds += 1
         assert rounds < 50
     assert rounds == 11
@@ -137,9 +137,9 @@ def test_a_copy_outlives_maintenance_though_it_is_leased_elsewhere_and_not_for_e
 
 def test_a_partition_that_is_not_in_memory_is_not_offered() -> None:
     move = Move("a")
-    assert move.taker.offer(move.shard) is None
-    assert move.giver.unload(move.shard)
-    assert move.giver.offer(move.shard) is None
+    assert move.target.offer(move.shard) is None
+    assert move.source.unload(move.shard)
+    assert move.source.offer(move.shard) is None
 
 
 class Elapsing(MachineClock):
@@ -151,7 +151,7 @@ class Elapsing(MachineClock):
 
 def test_rows_that_nobody_takes_are_let_go_of() -> None:
     fleet, clock = Fleet(), Elapsing()
-    fleet.store = OperatorShards(fleet.objects, fleet.coordinator, surroundings=Surroundings(clock=clock))
+    fleet.store = OperatorShards(fleet.objects, fleet.coordinator, runtime=Runtime(clock=clock))
     fleet.apply(0, "ab")
     shard = store_id(fleet.coordinator, 1)
     offer = offered(fleet.store, shard)
@@ -172,15 +172,15 @@ class KeyedMove:
     def __init__(self) -> None:
         self.fleet = KeyedFleet()
         self.taker_metrics = self.fleet.metrics
-        self.giver = self.fleet.stores
+        self.source = self.fleet.stores
 
     def begin(self, batch: int) -> None:
         self.shard = store_id(self.fleet.coordinator, batch)
-        self.taker = self.fleet.new_stores()
+        self.target = self.fleet.new_stores()
         self.taker_metrics = self.fleet.metrics
 
     def to_taker(self) -> None:
-        self.fleet.stores = self.taker
+        self.fleet.stores = self.target
 
 
 def test_all_stores_of_a_partition_are_handed_over() -> None:
@@ -191,7 +191,7 @@ def test_all_stores_of_a_partition_are_handed_over() -> None:
     fleet.call(session, "put", pa.record_batch({"id": [7], "name": ["seven"]}), store="names")
     fleet.stores.commit(session)
     move.begin(1)
-    assert hand_over(move.giver, move.taker, move.shard) == 1
+    assert hand_over(move.source, move.target, move.shard) == 1
     # One more batch meanwhile, which changes one of the stores only.
     session = fleet.open(1, "run-1", 0, COUNTS, NAMES)
     fleet.put(session, a=5)
@@ -214,7 +214,7 @@ def test_a_store_that_the_next_batch_does_not_ask_for_is_left_behind() -> None:
     fleet.call(session, "put", pa.record_batch({"id": [7], "name": ["seven"]}), store="names")
     fleet.stores.commit(session)
     move.begin(1)
-    hand_over(move.giver, move.taker, move.shard)
+    hand_over(move.source, move.target, move.shard)
     fleet.write(1, a=2)
     move.to_taker()
     fleet.write(2, a=3)
@@ -229,7 +229,7 @@ def test_columns_that_were_added_meanwhile_are_loaded() -> None:
     fleet = move.fleet
     fleet.write(0, a=1)
     move.begin(1)
-    hand_over(move.giver, move.taker, move.shard)
+    hand_over(move.source, move.target, move.shard)
     session = fleet.open(1, "run-2", 0, wider)
     fleet.call(session, "put", pa.record_batch({"k": ["b"], "n": pa.array([2]), "m": pa.array([3])}))
     fleet.stores.commit(session)
@@ -247,7 +247,7 @@ def test_a_writer_that_is_at_work_does_not_keep_its_partition_from_being_given()
     session = fleet.open(1)
     fleet.put(session, a=9, b=9)
     move.begin(1)
-    assert hand_over(move.giver, move.taker, move.shard) == 1
+    assert hand_over(move.source, move.target, move.shard) == 1
     assert fleet.stores.commit(session) == 2
     move.to_taker()
     fleet.write(2, c=3)

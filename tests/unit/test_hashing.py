@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.schema import ROW_COLUMN, Accumulator, Field, StateSchema
-from coordinator.runtime.runtime import Surroundings
+from coordinator.runtime.runtime import Runtime
 from store_actors.engine import hash_kernels
 from store_actors.engine.arrays import Words
-from store_actors.engine.multimap import ChainedTable
+from store_actors.engine.multimap import MultimapTable
 from store_actors.engine.strings import StringPool
 from store_actors.engine.table import GroupTable
 from store_actors.messages import ShardInput
@@ -77,7 +77,7 @@ def test_chosen_keys_of_rows_are_found_at_once(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, 2**128 - 1])
 def test_chosen_keys_of_chains_are_found_at_once(seed: int) -> None:
-    table = ChainedTable(keyed(chained=True), seed)
+    table = MultimapTable(keyed(chained=True), seed)
     table.put(rows_of(table, chosen(_SEED)))
     assert probes(table._heads) < 2 * COUNT
 
@@ -179,16 +179,16 @@ def test_nothing_that_is_told_depends_on_the_seed() -> None:
 
 
 def test_each_process_has_a_seed_of_its_own() -> None:
-    assert len({Surroundings().hash_seed for _ in range(10)}) == 10
-    assert "hash_seed" not in repr(Surroundings())
+    assert len({Runtime().hash_seed for _ in range(10)}) == 10
+    assert "hash_seed" not in repr(Runtime())
 
 
 def test_a_store_actor_holds_its_shards_under_its_seed() -> None:
-    fleet, surroundings = Fleet(), Surroundings(hash_seed=7)
-    shards = OperatorShards(fleet.objects, fleet.coordinator, surroundings=surroundings)
+    fleet, runtime = Fleet(), Runtime(hash_seed=7)
+    shards = OperatorShards(fleet.objects, fleet.coordinator, runtime=runtime)
     shards.apply(fleet.request(0), rows("ab"))
     assert [held.shard.table.seed for _, held in shards._held.items()] == [7]
     keyed_fleet = KeyedFleet()
-    stores = KeyedStores(keyed_fleet.objects, keyed_fleet.coordinator, StoreMetrics(), surroundings)
+    stores = KeyedStores(keyed_fleet.objects, keyed_fleet.coordinator, StoreMetrics(), runtime)
     stores.open_update(keyed_fleet.request(0))
     assert [held.shards["default"]._table.table.seed for _, held in stores._held.items()] == [7]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store_actors.engine.hot_keys import COUNTERS, SHARE_COLUMN, HotKeys
-from store_actors.serving.shard_heat import ShardHeat
+from store_actors.serving.shard_heat import HotKeyTracker
 
 
 def rows_of(keys: list[int | None]) -> pa.Table:
@@ -65,7 +65,7 @@ def test_keys_that_cannot_be_counted_or_are_too_long_cost_nothing() -> None:
 
 
 def test_a_process_counts_by_shard_and_survives_other_columns() -> None:
-    heat = ShardHeat(threading.RLock())
+    heat = HotKeyTracker(threading.RLock())
     heat.written("s", 0, ["k"], [rows_of([1, 1, 2]), rows_of([1])])
     heat.looked_up("s", 0, pa.table({"k": [5]}))
     heat.written("s", 1, ["k"], [rows_of([9])])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from coordinator.model.commits import CommitEntry
-from store_actors.serving.lineage import Lineage, Stand
+from store_actors.serving.lineage import Lineage, SyncAction
 
 ENTRY = CommitEntry(0, 1, 0, 1, "run", "attempt", "file", 1, 1, 1, 1, 0, 1, 1, 1, 0, 0, 0)
 
@@ -40,12 +40,12 @@ def test_under_its_own_epoch_memory_at_the_base_is_beyond_doubt() -> None:
 
 def test_memory_is_kept_or_goes_back_only_where_it_is_what_counts() -> None:
     lineage = held(3)
-    assert lineage.stand(3, "a3") is Stand.KEEP
-    assert lineage.stand(2, "a2") is Stand.GO_BACK
-    assert lineage.stand(0, "") is Stand.GO_BACK
-    assert lineage.stand(3, "another") is Stand.LOAD
-    assert lineage.stand(4, "a4") is Stand.LOAD
-    assert Lineage().stand(0, "") is Stand.LOAD
+    assert lineage.stand(3, "a3") is SyncAction.KEEP
+    assert lineage.stand(2, "a2") is SyncAction.GO_BACK
+    assert lineage.stand(0, "") is SyncAction.GO_BACK
+    assert lineage.stand(3, "another") is SyncAction.LOAD
+    assert lineage.stand(4, "a4") is SyncAction.LOAD
+    assert Lineage().stand(0, "") is SyncAction.LOAD
 
 
 def test_a_commit_is_recorded_for_a_retry_of_its_run_only() -> None:
@@ -119,10 +119,10 @@ class LineageMachine(RuleBasedStateMachine):
 
     def position(self, base: int) -> None:
         stand = self.lineage.stand(base, self.counted[base][0])
-        if stand is Stand.GO_BACK and base in self.memory:
+        if stand is SyncAction.GO_BACK and base in self.memory:
             self.memory = {version: one for version, one in self.memory.items() if version <= base}
             self.lineage.went_back(base)
-        elif stand is not Stand.KEEP:
+        elif stand is not SyncAction.KEEP:
             self.lineage.forget()
             self.memory = {base: self.counted[base][1]}
             self.lineage.loaded(base, self.counted[base][0], base)

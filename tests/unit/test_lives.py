@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from coordinator.model.identities import ActorLocation
-from coordinator.placement.actor_registry import StoreActorLives
+from coordinator.placement.actor_registry import ActorRegistry
 
 FIRST = ActorLocation("store-a", "1", "node", "host", 10)
 SECOND = replace(FIRST, instance_id="2", pid=20)
 
 
 def test_a_new_life_ends_the_former_one() -> None:
-    lives = StoreActorLives()
+    lives = ActorRegistry()
     lives.begun(FIRST)
     assert not lives.is_over(FIRST)
     lives.begun(SECOND)
@@ -22,7 +22,7 @@ def test_a_new_life_ends_the_former_one() -> None:
 
 
 def test_a_worker_that_remembers_a_former_life_does_not_end_the_new_one() -> None:
-    lives = StoreActorLives()
+    lives = ActorRegistry()
     lives.begun(FIRST)
     lives.begun(SECOND)
     assert lives.newest(FIRST) == SECOND
@@ -30,7 +30,7 @@ def test_a_worker_that_remembers_a_former_life_does_not_end_the_new_one() -> Non
 
 
 def test_what_a_worker_remembers_counts_where_nothing_is_known() -> None:
-    lives = StoreActorLives()  # of a coordinator that has just restarted
+    lives = ActorRegistry()  # of a coordinator that has just restarted
     assert lives.newest(FIRST) == FIRST
     assert not lives.is_over(FIRST)
     lives.begun(SECOND)
@@ -38,7 +38,7 @@ def test_what_a_worker_remembers_counts_where_nothing_is_known() -> None:
 
 
 def test_what_a_worker_found_follows_a_life_that_was_lost() -> None:
-    lives = StoreActorLives()
+    lives = ActorRegistry()
     lives.begun(FIRST)
     lives.ended("1")
     assert lives.newest(FIRST) == FIRST

@@ -19,12 +19,12 @@ import pytest
 from coordinator.model.errors import InvalidRequestError, StateStoreError
 from coordinator.model.identities import StateStoreId
 from coordinator.model.schema import Field, StateSchema
-from coordinator.runtime.runtime import Surroundings
-from statefleet.reads.projections import Form
-from statefleet.reads.shard_reads import Pinned, ShardReads
-from store_actors.key_queries import FoundRows, LookUp, Outcome, Outcomes
-from store_actors.messages import ReadForm, ReadRequest, is_json
-from store_actors.operators.view_columns import ShownColumns
+from coordinator.runtime.runtime import Runtime
+from statefleet.reads.projections import Projection
+from statefleet.reads.shard_reads import ReadVersion, ShardReads
+from store_actors.key_queries import FoundRows, KeyQuery, KeyResult, KeyResults
+from store_actors.messages import ReadProjection, ReadRequest, is_json
+from store_actors.operators.view_columns import ViewColumns
 from tests.clocks import LaterClock, until
 
 NESTED = pa.struct([("a", pa.int32()), ("b", pa.list_(pa.string()))])
@@ -71,7 +71,7 @@ def travelled(request: pytest.FixtureRequest) -> Way:
 @pytest.mark.parametrize("counts", [(1,), (3, 0, 2), (0,), (0, 0), (5000, 1)], ids=str)
 def test_keys_arrive_as_they_were_sent(travelled: Way, counts: tuple[int, ...]) -> None:
     keys = [rows(count, 10 * place) for place, count in enumerate(counts)]
-    arrived = travelled(LookUp([request(place) for place in range(len(keys))], keys))
+    arrived = travelled(KeyQuery([request(place) for place in range(len(keys))], keys))
     assert [asked for asked, _ in arrived] == [request(place) for place in range(len(keys))]
     assert [own for _, own in arrived] == keys
     assert all(own.schema == SCHEMA for _, own in arrived)
@@ -80,8 +80,8 @@ def test_keys_arrive_as_they_were_sent(travelled: Way, counts: tuple[int, ...]) 
 @pytest.mark.parametrize("count", [0, 1, 5000])
 def test_outcomes_arrive_in_their_order_whatever_became_of_each(travelled: Way, count: int) -> None:
     error = InvalidRequestError("no such column", column="m")
-    each: list[Outcome] = [None, found(rows(count)), error, found(rows(2, 7)), None]
-    arrived = travelled(Outcomes(each)).each
+    each: list[KeyResult] = [None, found(rows(count)), error, found(rows(2, 7)), None]
+    arrived = travelled(KeyResults(each)).each
     assert [type(one) for one in arrived] == [type(one) for one in each]
     for place in (1, 3):
         sent, got = each[place], arrived[place]
@@ -89,24 +89,24 @@ def test_outcomes_arrive_in_their_order_whatever_became_of_each(travelled: Way, 
         assert (got.version, got.newest, got.places.tolist()) == (3, 4, sent.places.tolist())
         assert got.rows == sent.rows
     assert str(arrived[2]) == str(error)
-    (nothing, _) = travelled(Outcomes([None, error])).each
+    (nothing, _) = travelled(KeyResults([None, error])).each
     assert nothing is None
 
 
 def test_rows_of_other_columns_arrive_with_their_own(travelled: Way) -> None:
     """A keyed store may have been changed between two of its partitions."""
     each = [found(rows(1)), found(rows(1).append_column("m", pa.array([1])))]
-    arrived = travelled(Outcomes(each)).each
+    arrived = travelled(KeyResults(each)).each
     assert [one.rows for one in arrived] == [one.rows for one in each]
 
 
 def test_few_rows_travel_small_and_many_are_not_copied(travelled: Way) -> None:
     large = rows(20_000)
-    few = LookUp([request(0), request(1)], [large.slice(3, 1), large.slice(17_000, 2)])
+    few = KeyQuery([request(0), request(1)], [large.slice(3, 1), large.slice(17_000, 2)])
     assert few.is_small
     assert len(pickle.dumps(few, protocol=5)) < 4096
     assert [own for _, own in travelled(few)] == [large.slice(3, 1), large.slice(17_000, 2)]
-    many = LookUp([request(0)], [large])
+    many = KeyQuery([request(0)], [large])
     assert not many.is_small
     buffers: list[Any] = []
     pickle.dumps(many, protocol=5, buffer_callback=buffers.append)
@@ -118,7 +118,7 @@ def test_few_rows_travel_small_and_many_are_not_copied(travelled: Way) -> None:
 def test_each_shard_is_asked_for_its_keys(count: int, on: int) -> None:
     """Few and many, on one shard and on several, of which one was never written."""
     schema = StateSchema((Field("k", "int64"),), (), (), None, None, "update")
-    form = Form(ReadForm(schema, is_keyed=False), "", ShownColumns.of(schema), ("k",), True)
+    form = Projection(ReadProjection(schema, is_keyed=False), "", ViewColumns.of(schema), ("k",), True)
     view: Any = SimpleNamespace(written=[0, 1, 3], versions=[1, 1, 0, 1])
     leaves = pa.record_batch({"k": np.arange(count)})
     shards = np.random.default_rng(count).integers(0, on, count)
@@ -146,9 +146,9 @@ class Views:
 
 def test_one_of_many_readers_asks_for_the_view_and_nobody_waits_for_it_long() -> None:
     views, clock = Views(), LaterClock()
-    surroundings = Surroundings(clock=clock)
-    reads = ShardReads(views, "clicks", surroundings, surroundings.threads.pool(1, "scan"))  # type: ignore[arg-type]
-    newest = Pinned()
+    runtime = Runtime(clock=clock)
+    reads = ShardReads(views, "clicks", runtime, runtime.threads.pool(1, "scan"))  # type: ignore[arg-type]
+    newest = ReadVersion()
     with ThreadPoolExecutor(8) as threads:
         assert reads.believed(newest).id == 1  # type: ignore[comparison-overlap]
         clock.later_s += 1.2
@@ -174,12 +174,12 @@ def test_what_is_no_look_up_is_refused_and_nothing_of_it_is_run() -> None:
             return pytest.fail, ("a pickle was loaded",)
 
     for content in (pickle.dumps(Bomb()), b"", b"\x05\0\0\0{}", b"\xff\xff\xff\xff"):
-        for kind in (LookUp, Outcomes):
+        for kind in (KeyQuery, KeyResults):
             with pytest.raises((ValueError, KeyError, struct.error)):
                 kind.decoded(content)
     pickled = replace(request(0), form=pickle.dumps(Bomb()))
     with pytest.raises(ValueError, match="form is JSON"):
-        LookUp.decoded(LookUp([pickled], [rows(1)]).encoded())
+        KeyQuery.decoded(KeyQuery([pickled], [rows(1)]).encoded())
 
 
 def test_an_error_of_a_connection_is_one_of_ours_whatever_it_is_called() -> None:
@@ -187,7 +187,7 @@ def test_an_error_of_a_connection_is_one_of_ours_whatever_it_is_called() -> None
         """Not among the errors that callers know."""
 
     known = InvalidRequestError("no such column", column="x", count=3, where=None)
-    arrived = by_a_connection(Outcomes([known, ElseError("odd"), None])).each
+    arrived = by_a_connection(KeyResults([known, ElseError("odd"), None])).each
     assert [type(one) for one in arrived] == [InvalidRequestError, StateStoreError, type(None)]
     assert str(arrived[0]) == str(known)
 
@@ -195,12 +195,12 @@ def test_an_error_of_a_connection_is_one_of_ours_whatever_it_is_called() -> None
 def test_forms_are_data_but_for_filters() -> None:
     schema = StateSchema((Field("k", "int64"),), (), (), None, None, "update")
     for form in (
-        ReadForm(schema, False, "left", ("a", "b")),
-        ReadForm(None, True),
-        ReadForm(schema, False, columns=()),
+        ReadProjection(schema, False, "left", ("a", "b")),
+        ReadProjection(None, True),
+        ReadProjection(schema, False, columns=()),
     ):
         assert is_json(form.encoded())
-        assert ReadForm.decoded(form.encoded()) == form
-    filtering = ReadForm(schema, False, filter=pc.field("k") > 1)
+        assert ReadProjection.decoded(form.encoded()) == form
+    filtering = ReadProjection(schema, False, filter=pc.field("k") > 1)
     assert not is_json(filtering.encoded())
-    assert str(ReadForm.decoded(filtering.encoded()).filter) == str(filtering.filter)
+    assert str(ReadProjection.decoded(filtering.encoded()).filter) == str(filtering.filter)

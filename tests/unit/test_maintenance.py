@@ -12,7 +12,7 @@ import pytest
 from coordinator.ledger.cleaning_rules import Pins, orphans, prunable_records
 from coordinator.ledger.records import Record, RunStarted
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.errors import CorruptStateError, InvalidRequestError, StateMismatchError
 from coordinator.model.identities import StateStoreId
@@ -260,10 +260,10 @@ def test_a_coordinator_that_slept_reads_the_log_before_it_answers_or_appends() -
         return [RunStarted(f"r{ledger.epoch}", "q", 0, ledger.epoch + 1)], ledger.epoch + 1
 
     async def scenario() -> None:
-        sleeper = LedgerKeeper(ManifestLog(store, "s", "sleeper"), max_age_s=100, clock=clock)
+        sleeper = LedgerWriter(ManifestLog(store, "s", "sleeper"), max_age_s=100, clock=clock)
         await sleeper.open()
         assert await sleeper.submit(bump) == 1
-        successor = LedgerKeeper(ManifestLog(store, "s", "successor"), max_age_s=100, clock=clock)
+        successor = LedgerWriter(ManifestLog(store, "s", "successor"), max_age_s=100, clock=clock)
         await successor.open()
         for _ in range(130):
             await successor.submit(bump)
@@ -276,7 +276,7 @@ def test_a_coordinator_that_slept_reads_the_log_before_it_answers_or_appends() -
         for old in pruned(store):
             store.delete(old.path)
         assert await sleeper.submit(bump) == 262
-        fresh = LedgerKeeper(ManifestLog(store, "s", "fresh"), clock=clock)
+        fresh = LedgerWriter(ManifestLog(store, "s", "fresh"), clock=clock)
         await fresh.open()
         assert fresh.ledger is not None
         assert fresh.ledger.epoch == 262
@@ -308,11 +308,11 @@ def test_a_log_that_takes_longer_to_read_than_a_ledger_may_be_old_is_read_once()
         return [RunStarted(f"r{ledger.epoch}", "q", 0, ledger.epoch + 1)], ledger.epoch + 1
 
     async def scenario() -> None:
-        writer = LedgerKeeper(ManifestLog(store, "s", "writer"), max_age_s=100, clock=clock)
+        writer = LedgerWriter(ManifestLog(store, "s", "writer"), max_age_s=100, clock=clock)
         await writer.open()
         for _ in range(20):
             await writer.submit(bump)
-        slow = LedgerKeeper(ManifestLog(store, "s", "slow"), max_age_s=100, clock=clock)
+        slow = LedgerWriter(ManifestLog(store, "s", "slow"), max_age_s=100, clock=clock)
         store.lists = 0
         assert await slow.submit(bump) == 21
         assert await slow.submit(lambda ledger: ([], ledger.epoch)) == 21

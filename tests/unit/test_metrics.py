@@ -18,7 +18,7 @@ from coordinator.model.memory_options import MemoryUse
 from coordinator.model.metric_table import METRICS, Increments, Kind, Sample, metric_of
 from coordinator.runtime.runtime import MachineClock
 from coordinator.service.coordinator import Coordinator
-from coordinator.storage.counted import CountedObjectStore, StorageFigures
+from coordinator.storage.counted import CountedObjectStore, StorageStats
 from coordinator.storage.memory import MemoryObjectStore
 from store_actors.serving.exported import COUNTERS, store_samples
 from store_actors.serving.metrics import StoreMetrics
@@ -87,7 +87,7 @@ class Failing(MemoryObjectStore):
 
 
 def test_requests_are_counted_with_their_bytes_and_failures_and_answered_as_they_are() -> None:
-    figures = StorageFigures()
+    figures = StorageStats()
     store = CountedObjectStore(Failing(), figures, MachineClock())
     assert store.put_if_absent("a/b", b"123")
     assert not store.put_if_absent("a/b", b"4")

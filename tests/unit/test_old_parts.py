@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from coordinator.ledger.shard_layouts import Generation
-from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.ledger.shard_layouts import ShardLayout
+from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog, unseal
 from coordinator.model.errors import CorruptStateError
 from coordinator.model.identities import StateStoreId
@@ -32,7 +32,7 @@ class SmallLogs(Coordinator):
     """A coordinator with checkpoints as those of the sample."""
 
     def restart(self) -> None:
-        self._keeper = LedgerKeeper(ManifestLog(self._objects, "s", "writer", checkpoint_interval=16, part_records=4))
+        self._keeper = LedgerWriter(ManifestLog(self._objects, "s", "writer", checkpoint_interval=16, part_records=4))
         self._do(self._keeper.open())
 
 
@@ -50,7 +50,7 @@ def opened(objects: MemoryObjectStore) -> Query:
     query.fleet.objects = objects
     query.fleet.coordinator = SmallLogs(objects)
     query.batch, query.run = NEWEST, EXPECTED["run"]
-    query.generation = query.submit(lambda ledger: ([], ledger.generations.newest(Generation(2))))
+    query.generation = query.submit(lambda ledger: ([], ledger.generations.newest(ShardLayout(2))))
     return query
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from coordinator.ledger.state_ledger import LeaseGrant
-from coordinator.log.ledger_writer import LedgerKeeper
+from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.errors import (
@@ -60,7 +60,7 @@ class Coordinator:
 
     def restart(self) -> None:
         """Another life of it, which reads the log."""
-        self._keeper = LedgerKeeper(ManifestLog(self._objects, "s", "writer"))
+        self._keeper = LedgerWriter(ManifestLog(self._objects, "s", "writer"))
         self._do(self._keeper.open())
 
     def _do(self, coroutine: Any) -> Any:

@@ -7,7 +7,7 @@ from collections import Counter
 from coordinator.ledger.fleet_view import KnownFleet
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.identities import ActorLocation
-from coordinator.placement.actor_registry import StoreActorLives
+from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.policy import ActorLoad, Choice, FleetView, PlacementPolicy, PlacementRequest, StayElseLocal
 from tests.unit.test_coordinator import Desk, Living, actor, entry, task
 
@@ -46,7 +46,7 @@ class Office:
     """Ledgers and lives as the coordinator has them."""
 
     def __init__(self, *actors: ActorLocation) -> None:
-        self.lives, self.ledger = StoreActorLives(), StateLedger("memory:///clicks")
+        self.lives, self.ledger = ActorRegistry(), StateLedger("memory:///clicks")
         for location in actors:
             self.lives.begun(location)
         self.fleet = KnownFleet(self.lives, lambda: [self.ledger])
@@ -81,6 +81,6 @@ def test_a_load_counts_rows_and_bytes_of_newest_versions() -> None:
     desk = Desk()
     for shard in range(2):
         desk.commit(entry(desk.lease(task(shard=shard), actor("a")), 1))
-    fleet = KnownFleet(StoreActorLives(), lambda: [desk.ledger])
+    fleet = KnownFleet(ActorRegistry(), lambda: [desk.ledger])
     assert fleet.load(actor("a")) == ActorLoad(2, 6, 8)
     assert fleet.load(actor("b")) == ActorLoad()

@@ -11,12 +11,12 @@ import pytest
 from coordinator.ledger.fleet_view import KnownFleet
 from coordinator.ledger.records import RunStarted, ShardsAssigned
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.model.copy_result import Preparation
+from coordinator.model.copy_result import CopyResult
 from coordinator.model.identities import ActorLocation
-from coordinator.placement.actor_registry import StoreActorLives
-from coordinator.placement.move_planner import ELSEWHERE, LOCAL, MOVED, NO_EXECUTOR, UNPLACED, Placing, PlannedMove
+from coordinator.placement.actor_registry import ActorRegistry
+from coordinator.placement.move_planner import ELSEWHERE, LOCAL, MOVED, NO_EXECUTOR, UNPLACED, MovePlanner, PlannedMove
 from coordinator.placement.policy import PlacementRequest, StayElseLocal
-from coordinator.placement.spreading import Place
+from coordinator.placement.spreading import ActorSlot
 from tests.unit.test_coordinator import actor
 
 SHARDS = 6
@@ -28,7 +28,7 @@ class Town:
     def __init__(self, *names: str) -> None:
         self.lives = {name: actor(name) for name in names}
         self.dead: set[str] = set()
-        self.placing = Placing(StayElseLocal())
+        self.placing = MovePlanner(StayElseLocal())
         self.assigned: dict[int, ActorLocation] = {}
 
     def is_alive(self, location: ActorLocation) -> bool:
@@ -44,7 +44,7 @@ class Town:
         raise AssertionError("nobody asks")
 
     def plan(self, *names: str, standbys: int = 0) -> tuple[PlannedMove, ...]:
-        places = [Place(self.lives[name], 2) for name in names]
+        places = [ActorSlot(self.lives[name], 2) for name in names]
         return self.placing.plan("s", "query", range(SHARDS), places, self.assigned, self, standbys)  # type: ignore[arg-type]
 
     def standbys(self) -> list[list[str]]:
@@ -80,10 +80,10 @@ def test_shards_that_are_held_are_moved_once_their_taker_is_ready_and_the_batch_
     town = Town("a", "b")
     assert set(town.run_batch("a")) == {"a"}
     moves = town.plan("a", "b")
-    assert [(move.giver.actor_name, move.taker.actor_name) for move in moves] == [("a", "b")] * 3
+    assert [(move.source.actor_name, move.target.actor_name) for move in moves] == [("a", "b")] * 3
     assert set(town.run_batch()) == {"a"}, "nobody is ready"
     for move in moves:
-        town.placing.prepared(move, Preparation(1, 10, 1), town)
+        town.placing.prepared(move, CopyResult(1, 10, 1), town)
     assert set(town.run_batch()) == {"a"}, "tasks of the batch were sent there"
     town.placing.batch_ended("s")
     assert sorted(town.run_batch()) == ["a"] * 3 + ["b"] * 3
@@ -103,7 +103,7 @@ def test_a_coordinator_that_has_just_started_knows_the_store_actors_that_have_sh
     ledger = StateLedger("memory:///s")
     ledger.fold(RunStarted("run", "query", 0, 1))
     ledger.fold(ShardsAssigned(0, 2, actor("a"), "for a test"))
-    lives = StoreActorLives()
+    lives = ActorRegistry()
     fleet = KnownFleet(lives, lambda: [ledger])
     assert list(fleet.actors()) == [actor("a")]
     lives.begun(actor("a", life=2))
@@ -138,7 +138,7 @@ def test_shards_of_a_lost_store_actor_go_where_tasks_are_and_back_once_it_is_the
     town.lives["b"] = actor("b", life=2)
     moves = town.repairs()
     assert len(moves) == 3
-    assert {move.taker for move in moves} == {town.lives["b"]}
+    assert {move.target for move in moves} == {town.lives["b"]}
     assert town.repairs() == (), "told once"
     for move in moves:
         town.placing.prepared(move, None, town)
@@ -162,9 +162,9 @@ def test_a_drained_node_is_given_nothing() -> None:
     town.run_batch()
     town.placing.drained.add(town.lives["b"].node_id)
     moves = town.placing.moves("s", "query", range(SHARDS), town.assigned, town)  # type: ignore[arg-type]
-    assert {move.giver.actor_name for move in moves} == {"b"}
-    assert sorted(move.taker.actor_name for move in moves) == ["a", "c"]
-    assert all(move.taker.actor_name != "b" for move in town.plan("a", "b", "c"))
+    assert {move.source.actor_name for move in moves} == {"b"}
+    assert sorted(move.target.actor_name for move in moves) == ["a", "c"]
+    assert all(move.target.actor_name != "b" for move in town.plan("a", "b", "c"))
     town.placing.drained.clear()
     assert town.plan("a", "b", "c") == ()
 

@@ -15,9 +15,9 @@ from coordinator.model.errors import CorruptStateError, InvalidRequestError
 from coordinator.model.identities import DEFAULT_STORE, StateStoreId
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.runtime.runtime import Surroundings
+from coordinator.runtime.runtime import Runtime
 from store_actors.key_queries import FoundRows
-from store_actors.messages import ReadForm, ReadRequest, ShardInput
+from store_actors.messages import ReadProjection, ReadRequest, ShardInput
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.reads import Reads
@@ -36,7 +36,7 @@ SCHEMA = StateSchema(
 )
 CREATED = StateMetadata("s", "query", 1, "update", SCHEMA.to_json())
 KEYS = [f"key-{number}" for number in range(500)]
-FORM = pickle.dumps(ReadForm(SCHEMA, is_keyed=False))
+FORM = pickle.dumps(ReadProjection(SCHEMA, is_keyed=False))
 
 
 def rows_of(batch: int) -> ShardInput:
@@ -52,7 +52,7 @@ class Process:
         self.fleet = fleet or Fleet()
         self.fleet.store = self.fleet.new_store()
         keyed = KeyedStores(self.fleet.objects, self.fleet.coordinator, StoreMetrics())
-        self.reads = Reads(self.fleet.store, keyed, self.fleet.coordinator, Surroundings())
+        self.reads = Reads(self.fleet.store, keyed, self.fleet.coordinator, Runtime())
 
     def apply(self, batch: int, run: str = "run-1") -> None:
         self.fleet.store.apply(self.fleet.request(batch, run, SCHEMA), rows_of(batch))

@@ -14,7 +14,7 @@ from coordinator.ledger.branches import first_record
 from coordinator.ledger.read_views import WantedView, committed, read_view
 from coordinator.ledger.records import Committed, Record, Rescaled, RunStarted, SnapshotAdded
 from coordinator.ledger.rescaling import decide_ask, decide_shards, first_generation
-from coordinator.ledger.shard_layouts import Generation
+from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.errors import InvalidRequestError, VersionNotFoundError
@@ -36,7 +36,7 @@ Rows = dict[int, int]
 @pytest.mark.parametrize("new", range(1, 13))
 @pytest.mark.parametrize("old", range(1, 13))
 def test_each_shard_is_made_of_those_that_may_have_its_rows(old: int, new: int) -> None:
-    made = Generation(new, 100, 3, "run", 50, old)
+    made = ShardLayout(new, 100, 3, "run", 50, old)
     for shard in range(new):
         sources = {50 + key % old for key in range(old * new) if key % new == shard}
         assert set(made.parents(100 + shard)) == sources
@@ -267,7 +267,7 @@ def test_versions_of_shards_that_were_let_go_of_are_neither_read_nor_branched(
         for partition in (0, 1):
             commit(partition, version, 1, "run-1")
     ledger.fold(RunStarted("run-2", "query", 5, 2))
-    ledger.fold(Rescaled(Generation(4, 2, 5, "run-2", 0, 2, ("k0",))))
+    ledger.fold(Rescaled(ShardLayout(4, 2, 5, "run-2", 0, 2, ("k0",))))
     for version in range(6, 10):
         for partition in range(2, 6):
             commit(partition, version, 2, "run-2")

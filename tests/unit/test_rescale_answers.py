@@ -14,7 +14,7 @@ from coordinator.model.commits import PartitionCommit
 from coordinator.model.errors import FencedError, InvalidRequestError
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.placement.spreading import Place
+from coordinator.placement.spreading import ActorSlot
 from coordinator.runtime.runtime import MachineClock, now_ms
 from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
@@ -118,7 +118,7 @@ async def test_shards_are_told_by_their_numbers_and_old_ones_are_let_go_of_once_
 ) -> None:
     await town.batch("run-1", 0, BatchShards(0, 2))
     shards = await town.coordinator.begin_batch(task("run-2", 1), 2, 4)
-    places = [Place(actor(name), 2) for name in "ab"]
+    places = [ActorSlot(actor(name), 2) for name in "ab"]
     for name in "ab":
         await town.coordinator.report_store_actor(actor(name))
     placed = await town.coordinator.place_shards("clicks", "query", shards, places)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from coordinator.ledger.rescaling import decide_shards
-from coordinator.ledger.shard_layouts import Generation
+from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.model.errors import CorruptStateError
 from coordinator.model.identities import DEFAULT_STORE, TaskIdentity
 from coordinator.model.load_plans import LoadPlans
@@ -135,7 +135,7 @@ class Query:
     def __init__(self, schema: StateSchema, num_shards: int) -> None:
         self.fleet, self.schema, self.run, self.batch = Fleet(), schema, "run-0", 0
         self.created = StateMetadata("s", "query", num_shards, schema.output_mode, schema.to_json())
-        self.generation = Generation(num_shards)
+        self.generation = ShardLayout(num_shards)
 
     def submit(self, decide: Any) -> Any:
         coordinator = self.fleet.coordinator

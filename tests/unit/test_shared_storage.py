@@ -14,13 +14,13 @@ from coordinator.model.errors import InvalidRequestError, SetupError, StorageUna
 from coordinator.model.identities import ActorLocation, StateStoreId, TaskIdentity
 from coordinator.model.leases import Lease
 from coordinator.model.maintenance import Maintenance
-from coordinator.runtime.runtime import MachineClock, Surroundings
+from coordinator.runtime.runtime import MachineClock, Runtime
 from coordinator.service.calls import RayActors
 from coordinator.service.client import CoordinatorClient
 from coordinator.service.coordinator import Coordinator
 from coordinator.storage.local import LocalObjectStore
 from coordinator.storage.memory import MemoryObjectStore
-from coordinator.storage.probe import Sighting, prove_shared
+from coordinator.storage.probe import ProbeResult, prove_shared
 from coordinator.storage.protocol import ObjectStore
 from store_actors.actor import ProvenStoreProcess
 from store_actors.messages import OpenRequest
@@ -35,7 +35,7 @@ def on_node(folder: Path) -> LocalObjectStore:
     return store
 
 
-def coordinator_over(store: ObjectStore) -> Callable[[str], Sighting]:
+def coordinator_over(store: ObjectStore) -> Callable[[str], ProbeResult]:
     coordinator = Coordinator(URI, store, Maintenance(), "node-1")
     return lambda folder: asyncio.run(coordinator.look_into(folder))
 
@@ -136,7 +136,7 @@ class SameProcess:
 def store_process(objects: ObjectStore, coordinator: Coordinator) -> ProvenStoreProcess:
     here = ActorLocation("store-2", "life-1", "node-2", "host-2", 2)
     client = cast(CoordinatorClient, SameProcess(coordinator))
-    return ProvenStoreProcess(here, objects, client, Maintenance(interval_s=10**6), Surroundings(), RayActors())
+    return ProvenStoreProcess(here, objects, client, Maintenance(interval_s=10**6), Runtime(), RayActors())
 
 
 def requests() -> list[tuple[str, tuple[Any, ...]]]:
@@ -160,7 +160,7 @@ def test_a_store_actor_that_sees_the_coordinators_storage_proves_it_once(tmp_pat
     looks: list[str] = []
 
     class Counting(Coordinator):
-        async def look_into(self, folder: str) -> Sighting:
+        async def look_into(self, folder: str) -> ProbeResult:
             looks.append(folder)
             return await super().look_into(folder)
 

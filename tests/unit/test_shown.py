@@ -20,9 +20,9 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 from coordinator.model.state_metadata import StateMetadata
-from spark_jobs.plan.view_components import ShownPart
+from spark_jobs.plan.view_components import ViewComponent
 from store_actors.messages import StoreSpec
-from store_actors.operators.view_columns import ShownColumns
+from store_actors.operators.view_columns import ViewColumns
 
 Node = dict[str, Any]
 
@@ -86,19 +86,19 @@ STATE = pa.concat_tables(
 
 
 def test_columns_are_made_of_what_the_accumulators_emit() -> None:
-    shown = ShownColumns.of(GROUPS)
+    shown = ViewColumns.of(GROUPS)
     table = shown.rows(STATE, None)
     assert table.schema == shown.schema
     assert table.to_pylist() == [
         {"window": MINUTE, "x": 1.5, "avg(v)": 3.5, "usual": "b"},
         {"window": None, "x": None, "avg(v)": None, "usual": None},
     ]
-    assert (shown.keys, shown.not_shown, ShownColumns.parts_of(GROUPS)) == (("window", "x"), {"text": "because"}, ())
+    assert (shown.keys, shown.not_shown, ViewColumns.parts_of(GROUPS)) == (("window", "x"), {"text": "because"}, ())
     assert shown.rows(STATE.slice(0, 0), None).schema == shown.schema
 
 
 def test_only_the_columns_that_are_needed_are_asked_for() -> None:
-    shown = ShownColumns.of(GROUPS)
+    shown = ViewColumns.of(GROUPS)
     assert shown.needed(None) == tuple(GROUPS.row_schema().names)
     assert shown.needed(["usual"]) == ("a2_values",)
     assert shown.needed(["avg(v)", "window"]) == ("k0_null", "k0_0", "k0_1", "a0_sum", "a1_count")
@@ -115,12 +115,12 @@ def test_states_without_a_description_are_shown_as_they_are() -> None:
     top = StateSchema(
         (Field("k0", "string"), Field("__row", "int64", False)), (), (SUM, MODE), None, None, "update", OperatorKind.TOP
     )
-    shown = ShownColumns.of(top)
+    shown = ViewColumns.of(top)
     assert shown.schema == top.row_schema().remove_metadata() or shown.schema.names == top.row_schema().names
     state = rows(top, ("a", 1, 2.5, COUNTED))
     assert shown.rows(state, None).to_pylist() == state.to_pylist()
     assert shown.keys == ("k0",)
-    assert ShownColumns.parts_of(top) == ()
+    assert ViewColumns.parts_of(top) == ()
 
 
 SIDES = StateSchema(
@@ -149,15 +149,15 @@ SIDES = StateSchema(
 
 def test_a_part_has_its_own_rows_only() -> None:
     state = rows(SIDES, ("a", 0, 0, 1, None), ("b", 1, 1, None, 2), ("a", 2, 0, 3, None))
-    left, right = (ShownColumns.of(SIDES, part) for part in ShownColumns.parts_of(SIDES))
+    left, right = (ViewColumns.of(SIDES, part) for part in ViewColumns.parts_of(SIDES))
     assert left.rows(state, ["ms"]).to_pylist() == [{"ms": 1}, {"ms": 3}]
     assert right.rows(state, None).to_pylist() == [{"user": "b", "ms": 2}]
     assert right.rows(state.slice(0, 1), None).num_rows == 0
     assert right.needed(["user"]) == ("k0", "__side")
     with pytest.raises(InvalidRequestError, match=r"say which one.*left"):
-        ShownColumns.of(SIDES)
+        ViewColumns.of(SIDES)
     with pytest.raises(InvalidRequestError, match="leave its name out"):
-        ShownColumns.of(GROUPS, "left")
+        ViewColumns.of(GROUPS, "left")
 
 
 def test_columns_of_a_keyed_store() -> None:
@@ -173,7 +173,7 @@ def test_columns_of_a_keyed_store() -> None:
     schema = StateSchema(
         (Field("k0", "string"),), (), (), None, None, "update", OperatorKind.TRANSFORM, shown={"list.x": part}
     )
-    shown = ShownColumns.of(schema, "list.x")
+    shown = ViewColumns.of(schema, "list.x")
     assert shown.store is not None
     assert (shown.store.name, [one.name for one in shown.store.keys]) == ("list.x", ["k0", "place"])
     assert shown.needed(None) == ("k0", "s_n")
@@ -184,7 +184,7 @@ def test_columns_of_a_keyed_store() -> None:
 def test_a_tree_that_cannot_be_evaluated_is_refused() -> None:
     shown = {"": {"columns": [{"name": "x", "value": {"op": "later", "args": []}}]}}
     with pytest.raises(InvalidRequestError, match="cannot be computed"):
-        ShownColumns.of(replace(GROUPS, shown=shown))
+        ViewColumns.of(replace(GROUPS, shown=shown))
 
 
 # -- keys ---------------------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def bits(value: float) -> bytes:
 
 
 def test_keys_as_they_are_shown_become_those_of_the_state() -> None:
-    shown = ShownColumns.of(GROUPS)
+    shown = ViewColumns.of(GROUPS)
     of_state = STATE.select([field.name for field in GROUPS.keys]).to_pylist()
     assert shown.key_leaves(shown.rows(STATE, ["x", "window"])).to_pylist() == of_state
     given = pa.table({"x": [2, None], "window": [{"end": NOON, "start": NOON}, None]})
@@ -218,13 +218,13 @@ def test_floats_are_found_as_spark_groups_them() -> None:
     types = [pa.float64(), pa.float64(), pa.list_(pa.float64()), pa.struct([("a", pa.list_(pa.float32()))])]
     values = [[-0.0, other_nan], [-0.0, 0.1], [[-0.0, None, other_nan], None], [{"a": [-0.0]}, None]]
     keys = pa.table({one.name: pa.array(some, kind) for one, some, kind in zip(fields, values, types, strict=True)})
-    found = ShownColumns.of(schema).key_leaves(keys).to_pydict()
+    found = ViewColumns.of(schema).key_leaves(keys).to_pydict()
     assert [bits(one) for one in found["k0"]] == [bits(0.0), bits(math.nan)]
     assert found["k1"] == [0.0, struct.unpack("<f", struct.pack("<f", 0.1))[0]]
     assert [bits(found["k2"][0][place]) for place in (0, 2)] == [bits(0.0), bits(math.nan)]
     assert found["k2"][1] is None
     assert repr(found["k3"]) == "[{'a': [0.0]}, None]"
-    as_they_are = ShownColumns.of(replace(schema, operator=OperatorKind.DEDUPLICATE)).key_leaves(keys).to_pydict()
+    as_they_are = ViewColumns.of(replace(schema, operator=OperatorKind.DEDUPLICATE)).key_leaves(keys).to_pydict()
     assert repr([as_they_are["k0"][0], as_they_are["k2"][0][0]]) == "[-0.0, -0.0]"
 
 
@@ -236,7 +236,7 @@ def test_a_null_struct_that_equals_nothing_is_a_null_leaf() -> None:
         Field("__row", "int64", False),
     )
     schema = replace(GROUPS, keys=keys, shown={"": {"columns": [{"name": "window", "value": WINDOW, "key": True}]}})
-    leaves = ShownColumns.of(schema).key_leaves(pa.table({"window": [MINUTE, None]}))
+    leaves = ViewColumns.of(schema).key_leaves(pa.table({"window": [MINUTE, None]}))
     assert leaves.column("k0_null").to_pylist() == [False, None]
 
 
@@ -253,14 +253,14 @@ def test_a_null_struct_that_equals_nothing_is_a_null_leaf() -> None:
 )
 def test_keys_of_other_names_or_types_are_refused(given: dict[str, list[Any]], words: str) -> None:
     with pytest.raises(InvalidRequestError, match=words):
-        ShownColumns.of(GROUPS).key_leaves(pa.table(given))
+        ViewColumns.of(GROUPS).key_leaves(pa.table(given))
 
 
 def test_numbers_times_and_texts_are_cast_within_their_kind() -> None:
     kinds = {"i": "int32", "d": "decimal(10,2)", "t": "timestamp", "s": "string", "day": "date32", "b": "binary"}
     fields = tuple(Field(name, kind) for name, kind in kinds.items())
     described = {"": {"columns": [{"name": one.name, "value": column(one.name), "key": True} for one in fields]}}
-    shown = ShownColumns.of(StateSchema(fields, (), (), None, None, "update", shown=described))
+    shown = ViewColumns.of(StateSchema(fields, (), (), None, None, "update", shown=described))
     given = {
         "i": pa.array([7], pa.int64()),
         "d": pa.array([Decimal("1.5")]),
@@ -318,7 +318,7 @@ def test_a_new_description_alone_is_written_down_once() -> None:
 
 
 def test_names_that_are_taken_give_way() -> None:
-    part = ShownPart(store=StoreSpec("value.x", (Field("k0", "string"),), (Field("s_n", "int32"),), None))
+    part = ViewComponent(store=StoreSpec("value.x", (Field("k0", "string"),), (Field("s_n", "int32"),), None))
     for name in ("user", "user", "at"):
         part.key(name, column("k0"))
     part.value("user", column("s_n"), of="x")
@@ -334,4 +334,4 @@ def test_names_that_are_taken_give_way() -> None:
     ]
     # As it is read from the log: else it would be another description each time.
     assert json.loads(json.dumps(told)) == told
-    assert ShownColumns(GROUPS, told).store == part.store
+    assert ViewColumns(GROUPS, told).store == part.store

@@ -11,7 +11,7 @@ from coordinator.model.copy_result import ShardMove
 from coordinator.model.memory_options import MemoryUse
 from coordinator.telemetry.batch_times import PartitionTime
 from coordinator.telemetry.drivers import DriverReport, Drivers, ExecutorState, LongBatch
-from coordinator.telemetry.slow_batches import Circumstances, EndedBatch, explanation, is_slow, running_batch
+from coordinator.telemetry.slow_batches import BatchContext, EndedBatch, explanation, is_slow, running_batch
 from coordinator.telemetry.state_counters import StateCounters
 from tests.unit.test_coordinator import actor
 from tests.unit.test_lineage import ENTRY
@@ -26,10 +26,10 @@ def ended(*phases: int | None, rows: int = 1000, last: CommitEntry = LAST) -> En
 
 
 RECENT = [ended(*USUAL)] * 10
-ON_B = Circumstances(7, "node-b")
+ON_B = BatchContext(7, "node-b")
 
 
-def told(batch: EndedBatch, around: Circumstances = ON_B) -> str:
+def told(batch: EndedBatch, around: BatchContext = ON_B) -> str:
     return explanation("clicks", batch, RECENT, around)
 
 
@@ -50,7 +50,7 @@ def test_a_batch_is_slow_by_the_median_of_enough_others(took_ms: int, recent_ms:
 
 
 def test_loading_after_a_loss_is_told_with_shard_host_and_bytes() -> None:
-    last = replace(LAST, bring_ms=9_700, load_bytes=400_000_000)
+    last = replace(LAST, restore_ms=9_700, load_bytes=400_000_000)
     around = replace(ON_B, move=ShardMove(5, 41, actor("a"), actor("b"), "why"), was_lost=True)
     assert told(ended(1100, 12, 9800, 400, 300, 20, 300, last=last), around) == (
         "batch 41 of clicks took 11.9 s (median 1.9 s): 9.8 s in shard 7 on node-b loading 400.0 MB after its store actor was lost"
@@ -143,7 +143,7 @@ def test_what_took_as_long_as_usual_is_not_named_and_the_worst_comes_first() -> 
 
 
 def test_what_else_was_unusual_is_told() -> None:
-    last = replace(LAST, bring_ms=8000, failures={"StorageUnavailableError": 3})
+    last = replace(LAST, restore_ms=8000, failures={"StorageUnavailableError": 3})
     around = replace(
         ON_B,
         move=ShardMove(5, 41, actor("a"), actor("b"), "spread evenly"),

@@ -10,8 +10,8 @@ import pytest
 
 from coordinator.model.errors import StoreUnavailableError
 from coordinator.model.identities import ActorLocation
-from coordinator.runtime.runtime import MachineThreads, Surroundings
-from statefleet.reads.shard_reads import Pinned, ShardReads
+from coordinator.runtime.runtime import MachineThreads, Runtime
+from statefleet.reads.shard_reads import ReadVersion, ShardReads
 from statefleet.reads.sources import FleetSource
 from store_actors.serving.pulled import Pulled
 from tests.clocks import LaterClock
@@ -60,15 +60,15 @@ class Readers:
         self.clock = LaterClock()
         self.actor = StoreActor(self.clock)
         actors: Any = SimpleNamespace(find=lambda name: self.actor, get=lambda result, timeout_s: result)
-        surroundings = Surroundings(clock=self.clock, threads=NoThreads())
-        self.source = FleetSource(SimpleNamespace(), actors, surroundings)  # type: ignore[arg-type]
-        reads = ShardReads(self.source, "clicks", surroundings, surroundings.threads.pool(1, "scan"))
+        runtime = Runtime(clock=self.clock, threads=NoThreads())
+        self.source = FleetSource(SimpleNamespace(), actors, runtime)  # type: ignore[arg-type]
+        reads = ShardReads(self.source, "clicks", runtime, runtime.threads.pool(1, "scan"))
         view: Any = SimpleNamespace(
             root="file:///fleet/clicks", partitions=range(1), versions=(3,), attempts=("a",), version=3,
             location=lambda shard: ActorLocation("store", "life", "node", "host", 1),
             metadata=SimpleNamespace(state_name="clicks"),
         )  # fmt: skip
-        self.pieces = reads.scan(view, Pinned(), "default", b"", 0, None)
+        self.pieces = reads.scan(view, ReadVersion(), "default", b"", 0, None)
 
     def waits(self, *, lives: bool) -> None:
         """A minute and a half goes by, in which the reader takes nothing."""

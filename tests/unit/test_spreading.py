@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.model.identities import ActorLocation
-from coordinator.placement.spreading import Place, spread
+from coordinator.placement.spreading import ActorSlot, spread
 from tests.unit.test_coordinator import actor
 
 NODES = "abcdef"
 
 
-def places(**cores: int) -> list[Place]:
-    return [Place(actor(name), count) for name, count in cores.items()]
+def places(**cores: int) -> list[ActorSlot]:
+    return [ActorSlot(actor(name), count) for name, count in cores.items()]
 
 
 def settled(
-    num_shards: int, at: list[Place], present: dict[int, ActorLocation], query: str = "q"
+    num_shards: int, at: list[ActorSlot], present: dict[int, ActorLocation], query: str = "q"
 ) -> dict[int, ActorLocation]:
     moved = {partition: choice.location for partition, choice in spread(num_shards, at, present, query).items()}
     return present | moved
@@ -82,6 +82,6 @@ def test_a_store_actor_that_started_anew_has_its_shards_again() -> None:
     three = places(a=1, b=1, c=1)
     first = settled(6, three, {})
     anew = replace(actor("b"), instance_id="b-2")
-    again = spread(6, [three[0], Place(anew, 1), three[2]], first, "q")
+    again = spread(6, [three[0], ActorSlot(anew, 1), three[2]], first, "q")
     assert {partition for partition, one in first.items() if one.actor_name == "b"} == set(again)
     assert {choice.location for choice in again.values()} == {anew}

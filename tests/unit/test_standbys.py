@@ -12,8 +12,8 @@ import pytest
 from ray.exceptions import RayActorError
 
 from coordinator.model.identities import StateStoreId
-from coordinator.runtime.runtime import Surroundings
-from store_actors.followers import _ON_THEIR_WAY, Followers
+from coordinator.runtime.runtime import Runtime
+from store_actors.followers import _ON_THEIR_WAY, Replicator
 from store_actors.messages import ApplyRequest, Followed
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
@@ -75,9 +75,9 @@ class FollowedShard:
     def __init__(self) -> None:
         self.fleet, self.actors = Fleet(), Standbys()
         self.metrics = StoreMetrics()
-        followers = Followers(self.actors, "a", self.metrics, threading.RLock())
+        followers = Replicator(self.actors, "a", self.metrics, threading.RLock())
         self.owner = OperatorShards(
-            self.fleet.objects, self.fleet.coordinator, self.metrics, Surroundings(), standbys=followers
+            self.fleet.objects, self.fleet.coordinator, self.metrics, Runtime(), standbys=followers
         )
         self.standby = self.fleet.new_store()
         self.actors.there["b"] = self.standby.follow
@@ -179,8 +179,8 @@ def test_keyed_stores_follow_together() -> None:
     standby = fleet.new_stores()
     standby_metrics = fleet.metrics
     metrics = StoreMetrics()
-    followers = Followers(actors, "a", metrics, threading.RLock())
-    owner = KeyedStores(fleet.objects, fleet.coordinator, metrics, Surroundings(), standbys=followers)
+    followers = Replicator(actors, "a", metrics, threading.RLock())
+    owner = KeyedStores(fleet.objects, fleet.coordinator, metrics, Runtime(), standbys=followers)
     actors.there["b"] = standby.follow
 
     def begin(batch: int) -> str:

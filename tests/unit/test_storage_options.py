@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import pytest
 
 from coordinator.model.errors import CredentialsNeededError, StorageUnavailableError
-from coordinator.storage.counted import StorageFigures
-from coordinator.storage.forwarded_credentials import HandedOverObjectStore
+from coordinator.storage.counted import StorageStats
+from coordinator.storage.forwarded_credentials import ForwardedCredentialsStore
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.options import Secrets, StorageOptions, split_options
 from coordinator.storage.probe import probe
@@ -57,9 +57,9 @@ def test_a_folder_needs_no_options() -> None:
 
 def test_a_store_without_withheld_options_is_opened_at_once() -> None:
     store = open_travelled_store(
-        "file:///var/lib/sf", StorageOptions(), lambda: pytest.fail("asked for nothing"), StorageFigures()
+        "file:///var/lib/sf", StorageOptions(), lambda: pytest.fail("asked for nothing"), StorageStats()
     )
-    assert not isinstance(store, HandedOverObjectStore)
+    assert not isinstance(store, ForwardedCredentialsStore)
 
 
 class Bucket:
@@ -98,8 +98,8 @@ def key(value: str) -> Secrets:
 OPTIONS = StorageOptions((("region", "here"),), ("secret_access_key",))
 
 
-def handed_over(bucket: Bucket, known: Secrets | None) -> HandedOverObjectStore:
-    return HandedOverObjectStore(URI, OPTIONS, lambda: known, bucket.open)
+def handed_over(bucket: Bucket, known: Secrets | None) -> ForwardedCredentialsStore:
+    return ForwardedCredentialsStore(URI, OPTIONS, lambda: known, bucket.open)
 
 
 def test_who_has_forgotten_the_credentials_asks_once() -> None:
@@ -138,7 +138,7 @@ def test_credentials_that_are_refused_replace_none() -> None:
 
 def test_it_is_an_object_store() -> None:
     memory = MemoryObjectStore()
-    store = HandedOverObjectStore(URI, OPTIONS, lambda: key("any"), lambda uri, options: memory)
+    store = ForwardedCredentialsStore(URI, OPTIONS, lambda: key("any"), lambda uri, options: memory)
     probe(store)
     store.put("a/b", b"1")
     store.ensure_durable("a/b")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.runtime.runtime import MachineClock, MachineThreads, Surroundings
+from coordinator.runtime.runtime import MachineClock, MachineThreads, Runtime
 
 ROOT = Path(__file__).parents[2]
 #: Who may use the machine's clock, ids and threads themselves: their home, object stores (which wait between attempts),
@@ -40,8 +40,8 @@ def test_a_holder_may_take_its_lock_again() -> None:
 
 
 def test_ids_are_32_digits_that_nobody_else_has() -> None:
-    surroundings = Surroundings()
-    found = {surroundings.new_id() for _ in range(100)}
+    runtime = Runtime()
+    found = {runtime.new_id() for _ in range(100)}
     assert len(found) == 100
     assert all(len(one) == 32 and int(one, 16) >= 0 for one in found)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.ledger.shard_layouts import Generation
+from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.model.commits import CommitEntry
 from coordinator.model.errors import StateMismatchError
 from coordinator.model.identities import TaskIdentity
@@ -28,7 +28,7 @@ class Query(Desk):
         return replace(task(run, batch, shard), batch_time_ms=begins + batch, former_time_ms=former)
 
     def begin(self, identity: TaskIdentity) -> None:
-        self.ledger.check_whole(identity, Generation(SHARDS))
+        self.ledger.check_whole(identity, ShardLayout(SHARDS))
 
     def run(self, batch: int, shards: list[int], run: str = "run-1") -> None:
         for shard in shards:
@@ -99,16 +99,16 @@ def test_the_result_of_a_batch_tells_who_is_missing_and_adds_up_the_others() -> 
     query = Query()
     query.run(0, [0, 1, 2])
     query.run(1, [0, 2])
-    whole, half = (query.ledger.batch_result("run-1", batch, Generation(SHARDS)) for batch in (0, 1))
+    whole, half = (query.ledger.batch_result("run-1", batch, ShardLayout(SHARDS)) for batch in (0, 1))
     # Shards 0 and 2 have gone on: only the newest version of a shard is asked for.
     assert (whole.missing, half.missing) == ((0, 2), (1,))
     assert (half.rows_total, half.rows_updated, half.rows_in, half.memory_bytes) == (6, 6, 10, 8)
-    assert query.ledger.batch_result("run-2", 1, Generation(SHARDS)).missing == (0, 1, 2)
+    assert query.ledger.batch_result("run-2", 1, ShardLayout(SHARDS)).missing == (0, 1, 2)
 
 
 def test_times_of_a_commit_are_recorded_only_where_there_are_some() -> None:
     made = entry(Query().lease(task(), actor("a")), 1)
-    told = {"apply_ms": 3, "write_ms": 4, "bring_ms": 5, "load_bytes": 6, "failures": {"FencedError": 1}}
+    told = {"apply_ms": 3, "write_ms": 4, "restore_ms": 5, "load_bytes": 6, "failures": {"FencedError": 1}}
     timed = replace(made, batch_time_ms=7, due_ms=9)
     assert CommitEntry.from_json(replace(timed, **told).to_json()) == timed
     assert {"batch_time_ms", "due_ms", *told}.isdisjoint(made.to_json())
