@@ -12,9 +12,8 @@ from ray.cluster_utils import Cluster
 
 from spark_jobs.fleet import Fleet, connect
 from spark_jobs.session.spark_session import ensure_ray, spark_environment
+from tests.chaos.driver_process import Supervisor, final_result, versions, wait_past
 from tests.chaos.inputs import write_inputs
-from tests.chaos.test_driver_kill import final_result, versions
-from tests.chaos.test_random_kills import Supervisor, wait_past
 from tests.conftest import NewUri
 
 BATCHES = 12

@@ -36,8 +36,8 @@ from spark_jobs.session.spark_session import ensure_ray
 from spark_jobs.worker.fleet_client import fleet_client
 from store_actors.deploy import deploy_store_actor
 from store_actors.messages import ApplyRequest
+from tests.chaos.driver_process import Driver, between, final_result, versions, wait_for
 from tests.chaos.inputs import write_inputs
-from tests.chaos.test_driver_kill import Driver, between, final_result, versions, wait_for
 from tests.conftest import NewUri
 from tests.tasks import SCHEMA, Tasks, coordinator_of, deltas_of, shard_input
 

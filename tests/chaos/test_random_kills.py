@@ -18,8 +18,8 @@ import ray
 
 from spark_jobs.fleet import Fleet, connect
 from spark_jobs.session.spark_session import ensure_ray
+from tests.chaos.driver_process import Supervisor, final_result, versions, wait_past
 from tests.chaos.inputs import write_inputs
-from tests.chaos.test_driver_kill import Driver, final_result, versions
 from tests.conftest import NewUri
 
 BATCHES = 36
@@ -31,22 +31,6 @@ def cluster(new_uri: NewUri) -> Iterator[str]:
     ensure_ray(num_cpus=12)
     yield ray.get_runtime_context().gcs_address
     ray.shutdown()
-
-
-class Supervisor:
-    """Keeps a driver running until it ends by itself, as a cluster's scheduler would."""
-
-    def __init__(self, folder: Path, uri: str, address: str) -> None:
-        self._arguments = (folder, uri, address)
-        self.driver = Driver(*self._arguments)
-        self.starts = 1
-
-    def is_done(self) -> bool:
-        code = self.driver.process.poll()
-        if code not in (None, 0):
-            self.driver = Driver(*self._arguments)
-            self.starts += 1
-        return code == 0
 
 
 def pid_of(kind: str, fleet: Fleet, supervisor: Supervisor) -> int | None:
@@ -108,14 +92,3 @@ def test_a_query_survives_whatever_is_killed(cluster: str, new_uri: NewUri, tmp_
     print(f"\nseed {seed}: {batches} batches, {supervisor.starts} driver starts, result equal")
     for kind, version, seconds in recoveries:
         print(f"  {kind:<12} killed after version {version:>2}: next version {seconds:6.1f} s later")
-
-
-def wait_past(fleet: Fleet, supervisor: Supervisor, version: int) -> None:
-    """Until every shard is past a version (or the query has ended)."""
-    deadline = time.monotonic() + 400
-    while not supervisor.is_done():
-        found = versions(fleet)
-        if found and min(found) > version:
-            return
-        assert time.monotonic() < deadline, f"no progress past version {version}: {found}"
-        time.sleep(0.05)

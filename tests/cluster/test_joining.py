@@ -18,8 +18,8 @@ from ray.core.generated import autoscaler_pb2
 
 from benchmarks.nodes import WORKERS, add_worker
 from spark_jobs.fleet import Fleet
+from tests.cluster.counting_query import Query
 from tests.cluster.looking import run_until
-from tests.cluster.test_moves import Query
 
 JOINING = "127.0.0.5"
 

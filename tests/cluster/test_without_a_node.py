@@ -15,8 +15,8 @@ from benchmarks.nodes import add_worker
 from coordinator.service.calls import RayActors
 from spark_jobs.fleet import Fleet, connect
 from store_actors.deploy import store_metrics
+from tests.cluster.counting_query import Query
 from tests.cluster.looking import address_of, run_until
-from tests.cluster.test_moves import Query
 from tests.conftest import NewUri
 
 REPLACEMENT = "127.0.0.6"

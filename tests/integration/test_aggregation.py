@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import math
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from coordinator.model.errors import InvalidRequestError, StateMismatchError
@@ -20,6 +19,7 @@ from spark_jobs.fleet import Fleet
 from spark_jobs.operators.accumulators import FUNCTIONS
 from spark_jobs.plan.aggregate_functions import AggregateExpression
 from spark_jobs.plan.logical import analysed
+from tests.integration.comparable_results import facts, normal
 from tests.integration.streams import Feed, Run, short_list
 
 UTC = dt.UTC
@@ -62,24 +62,6 @@ def all_types_row(n: int) -> tuple[Any, ...]:
         dt.date(2020, 1, 1) + dt.timedelta(days=n),
         dt.datetime(2020, 1, 1, tzinfo=UTC) + dt.timedelta(seconds=n * 10),
     )
-
-
-def normal(rows: list[Row]) -> list[tuple[Any, ...]]:
-    """Rows as comparable tuples, sorted; floats to 12 digits."""
-
-    def value(item: Any) -> Any:
-        if isinstance(item, float):
-            return "nan" if math.isnan(item) else float(f"{item:.12g}")
-        if isinstance(item, bytearray):
-            return bytes(item)
-        return tuple(value(part) for part in item) if isinstance(item, tuple) else item
-
-    return sorted((tuple(value(item) for item in row) for row in rows), key=repr)
-
-
-def facts(frame: DataFrame) -> list[tuple[Any, ...]]:
-    """Names, types and nullability of the columns; metadata is Spark's own business."""
-    return [(field.name, field.dataType, field.nullable) for field in frame.schema]
 
 
 AGGREGATES: list[Column | Callable[[], Column]] = [

@@ -20,9 +20,9 @@ from pyspark.sql import functions as F
 from coordinator.model.errors import CorruptStateError, InvalidRequestError, StateMismatchError, StateStoreError
 from spark_jobs.fleet import Fleet
 from statefleet.migration.checkpoint import NewCheckpoint, SparkCheckpoint
+from tests.integration.case_systems import ALL_CASES, Inputs, System, configured, own
 from tests.integration.operator_cases import RESTART, Case, Step
 from tests.integration.streams import Feed, Run
-from tests.integration.test_operators import ALL_CASES, Inputs, System, configured, own
 
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"

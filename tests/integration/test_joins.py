@@ -15,10 +15,10 @@ from pyspark.sql import functions as F
 
 from coordinator.model.errors import InvalidRequestError
 from spark_jobs.fleet import Fleet
+from tests.integration.case_systems import Inputs, System, own
 from tests.integration.join_cases import both
 from tests.integration.operator_cases import Case, Operators, seconds
 from tests.integration.streams import Feed, Run
-from tests.integration.test_operators import Inputs, System, own
 
 KINDS = ("inner", "left_outer", "right_outer", "full_outer", "left_semi")
 COLUMNS = {"a": "k double, t timestamp, x int", "b": "k double, u timestamp, y int"}

@@ -11,9 +11,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_jobs.fleet import Fleet
+from tests.integration.case_systems import Inputs, System, own
 from tests.integration.operator_cases import Case, Operators, seconds
 from tests.integration.streams import Run
-from tests.integration.test_operators import Inputs, System, own
 
 COLUMNS = {"a": "k string, t timestamp, x int", "b": "k2 string, u timestamp, y int"}
 NEAR = "u between t - interval 10 seconds and t + interval 10 seconds"

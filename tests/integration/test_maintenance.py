@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,15 +16,9 @@ from spark_jobs.fleet import Fleet, connect
 from statefleet import cli
 from tests.conftest import NewUri
 from tests.integration.streams import Feed, Run
+from tests.integration.waiting import wait_for
 
 VALUES = pa.schema([("v", pa.int64())])
-
-
-def wait_for(what: Callable[[], bool], seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.2)
 
 
 def data_files(fleet: Fleet, name: str, suffix: str) -> list[str]:

@@ -16,12 +16,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from coordinator.model.errors import InvalidRequestError, StateStoreError
 from spark_jobs.fleet import Fleet
+from tests.integration.case_systems import Inputs, configured, own
 from tests.integration.operator_cases import Operators
 from tests.integration.random_inputs import COLUMNS
 from tests.integration.random_programs import Program, program
+from tests.integration.spark_checks import check_as_spark_does
 from tests.integration.streams import Run
-from tests.integration.test_operators import Inputs, configured, own
-from tests.integration.test_refusals import check_as_spark_does
 
 #: Seeds that every change is tried with, which are a step shorter than others, and those of `./run replay`.
 FEW, ALL = 30, 500

@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 
 from spark_jobs.fleet import Fleet
+from tests.integration.case_systems import Inputs, System
 from tests.integration.operator_cases import Case, Operators, seconds
-from tests.integration.test_operators import Inputs, System
 
 COLUMNS = {"a": "k double, s string, t timestamp, x int"}
 #: The newest time of each batch.

@@ -20,6 +20,7 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 from coordinator.model.errors import InvalidRequestError
 from spark_jobs.fleet import Fleet
 from spark_jobs.plan.bounds import UnboundedStateWarning
+from tests.integration.spark_checks import check_as_spark_does
 
 NONE, EVENT = GroupStateTimeout.NoTimeout, GroupStateTimeout.EventTimeTimeout
 #: Gives a DataFrame's next stateful operator in an output mode: of the fleet, or Spark's own, which ignores the mode.
@@ -541,13 +542,6 @@ def test_spark_refuses_the_same_of_its_own_operators(spark: SparkSession, stream
     query = refused.build(lambda frame, mode="", name="": frame, streams)
     with pytest.raises(AnalysisException, match=refused.spark):
         check_as_spark_does(spark, query, refused.mode)
-
-
-def check_as_spark_does(spark: SparkSession, query: DataFrame, mode: str) -> None:
-    assert spark._jvm is not None
-    checker = spark._jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
-    modes = spark._jvm.org.apache.spark.sql.streaming.OutputMode
-    checker.checkForStreaming(query._jdf.queryExecution().analyzed(), getattr(modes, mode.capitalize())())
 
 
 @pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")

@@ -18,9 +18,9 @@ from coordinator.model.errors import InvalidRequestError, StateMismatchError
 from spark_jobs.fleet import Fleet
 from spark_jobs.map_partitions import map_partitions_with_state_store
 from statefleet.cli import main
+from tests.integration.case_systems import ALL_CASES, Inputs, System, configured, own
 from tests.integration.operator_cases import RESTART
 from tests.integration.streams import Feed, Run, short_list
-from tests.integration.test_operators import ALL_CASES, Inputs, System, configured, own
 
 SHORT_LIST = {
     "F1 running count",

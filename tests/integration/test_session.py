@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from spark_jobs.fleet import Fleet
+from tests.integration.case_systems import Inputs, System
 from tests.integration.operator_cases import Case
-from tests.integration.test_operators import Inputs, System
 
 COLUMNS = {"a": "k string, x int"}
 

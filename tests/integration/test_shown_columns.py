@@ -28,9 +28,9 @@ from spark_jobs.worker.fleet_client import fleet_client
 from statefleet import StatefulProcessor
 from store_actors.operators.view_columns import ViewColumns
 from store_actors.serving.operator_shards import OperatorShards
+from tests.integration.aggregate_rows import COARSE, ROWS, row, stream
+from tests.integration.key_columns import COLUMNS, with_columns
 from tests.integration.streams import Feed, short_list
-from tests.integration.test_aggregates import COARSE, ROWS, row, stream
-from tests.integration.test_key_types import COLUMNS, with_columns
 
 pytestmark = pytest.mark.filterwarnings("ignore::statefleet.UnboundedStateWarning")
 

@@ -15,7 +15,7 @@ from spark_jobs.fleet import Fleet, connect
 from statefleet import cli
 from tests.conftest import NewUri
 from tests.integration.streams import Feed, Run
-from tests.integration.test_maintenance import wait_for
+from tests.integration.waiting import wait_for
 
 ROWS = pa.schema([("k", pa.int64()), ("bit", pa.int64())])
 #: Keys a batch, of 4 KiB of state each, and batches.

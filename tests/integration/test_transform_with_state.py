@@ -17,9 +17,9 @@ from pyspark.sql import functions as F
 from coordinator.model.errors import InvalidRequestError, StateMismatchError
 from spark_jobs.fleet import Fleet
 from spark_jobs.transform.processor import StatefulProcessor
+from tests.integration.case_systems import Counts, Inputs, System, check
 from tests.integration.operator_cases import RESTART, Case, Operators, Step, Totals
 from tests.integration.streams import Feed, Run, short_list
-from tests.integration.test_operators import Counts, Inputs, System, check
 
 ROWS = pa.schema([("id", pa.string()), ("v", pa.int32())])
 OUTPUT = "id string, out string"

@@ -23,7 +23,7 @@ from coordinator.storage.memory import MemoryObjectStore
 from store_actors.messages import ApplyRequest
 from store_actors.serving.operator_shards import OperatorShards
 from tests.clocks import LaterClock
-from tests.unit.test_rescale_shards import SUMS, counted, routed, sums
+from tests.unit.rescaled_query import SUMS, counted, routed, sums
 
 HERE = ActorLocation("a", "a-1", "node", "host", 1)
 Answer = TypeVar("Answer")

@@ -23,8 +23,8 @@ from coordinator.storage.local import LocalObjectStore
 from store_actors.messages import ApplyRequest, ShardInput
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.spilling.store_memory import LimitedMemory
+from tests.unit.aggregation_fleet import Coordinator
 from tests.unit.snapshot_memory import memory
-from tests.unit.test_operator_shards import Coordinator
 
 #: 4 KiB a group, so that much state needs few groups.
 WORDS = 512

@@ -17,7 +17,7 @@ from coordinator.model.errors import InvalidRequestError, StateMismatchError, Ve
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.verify import files_of
-from tests.unit.test_cleaning import GRACE_S, Gated, Office, two_coordinators, until
+from tests.unit.coordinator_harness import GRACE_S, Gated, Office, two_coordinators, until
 
 CREATED = StateMetadata("s", "query", 1, "update", {"keys": [{"name": "k", "type": "int32"}]})
 Scenario = Callable[[Office, Office, MemoryObjectStore, Gated], Awaitable[None]]

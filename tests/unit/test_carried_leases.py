@@ -9,18 +9,14 @@ from typing import Any
 
 from coordinator.ledger.rescaling import BatchShards
 from coordinator.ledger.state_ledger import Counted, LeaseGrant
-from coordinator.model.commits import CommitEntry, PartitionCommit
+from coordinator.model.commits import PartitionCommit
 from coordinator.model.errors import FencedError, StateMismatchError, StateStoreError
 from coordinator.model.maintenance import Maintenance
-from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
-from coordinator.runtime.runtime import MachineClock, now_ms
 from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
-from tests.unit.test_coordinator import actor, entry, task
-
-SHARDS = 4
-METADATA = StateMetadata("clicks", "query", SHARDS, "keyed", {})
+from tests.unit.coordinator_requests import METADATA, SHARDS, begun, made
+from tests.unit.ledger_harness import actor, task
 
 
 def run(scenario: Callable[[Coordinator, MemoryObjectStore], Coroutine[Any, Any, None]]) -> None:
@@ -32,11 +28,6 @@ def run(scenario: Callable[[Coordinator, MemoryObjectStore], Coroutine[Any, Any,
     asyncio.run(started())
 
 
-def made(grant: LeaseGrant, version: int) -> CommitEntry:
-    name = f"attempt-{grant.lease.store_id.partition_id}"
-    return replace(entry(grant, version, name), committed_at_ms=now_ms(MachineClock()))
-
-
 async def committed(
     coordinator: Coordinator, grant: LeaseGrant, version: int, *, is_piggybacked: bool = False
 ) -> Counted | StateStoreError:
@@ -45,14 +36,6 @@ async def committed(
         "clicks", [PartitionCommit((made(grant, version),), is_piggybacked)]
     )
     return outcome
-
-
-async def begun(coordinator: Coordinator, run_id: str = "run-1", batch: int = 0) -> list[LeaseGrant]:
-    """Leases that tasks ask for."""
-    return [
-        await coordinator.attach_and_lease(task(run_id, batch, shard=shard), METADATA, actor("a"))
-        for shard in range(SHARDS)
-    ]
 
 
 async def following(coordinator: Coordinator, grants: list[LeaseGrant], version: int) -> list[LeaseGrant | None]:

@@ -20,8 +20,7 @@ from coordinator.model.leases import Lease
 from coordinator.runtime.runtime import MachineThreads
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
-from tests.unit.test_coordinator import ROOT, actor, entry
-from tests.unit.test_coordinator_machine import data_of
+from tests.unit.ledger_harness import ROOT, actor, data_of, entry
 
 SHARDS, PART = 8, 16
 

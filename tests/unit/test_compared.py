@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -12,71 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.log.manifest_log import ManifestLog
-from coordinator.model.schema import Field, StateSchema
-from coordinator.model.state_metadata import StateMetadata
-from coordinator.runtime.runtime import Runtime
-from coordinator.storage.memory import MemoryObjectStore
+from coordinator.model.schema import Field
 from statefleet.reads import version_diff as compared
-from statefleet.reads.fleet import LiveFleet
-from statefleet.reads.portable import Opened
 from statefleet.reads.state import LiveState
-from statefleet.reads.stored import StoredSource
-from store_actors.engine.spark_hash import shards_of
 from store_actors.operators.top_schema import top_schema
-from tests.unit.test_keyed_stores import Fleet as KeyedFleet
-from tests.unit.test_operator_shards import SCHEMA, Fleet
-from tests.unit.test_top import input_of
+from tests.unit.aggregation_fleet import SCHEMA
+from tests.unit.offline_states import Rows, batches, of_operator, of_store
 
-SHARDS = 3
 #: Two rows of each key; a third one pushes one of them out.
 TOP = top_schema(
     [Field("v", "string")], [Field("x", "float64")], 2, [{"column": "x", "descending": True, "nulls_first": False}]
 )
-Rows = list[tuple[str, float | None]]
-
-
-def live(objects: MemoryObjectStore, shards: int, schema: StateSchema | None) -> LiveState:
-    """The state as whoever reads it offline has it."""
-    metadata = StateMetadata("s", "query", shards, "update", {} if schema is None else schema.to_json())
-    log = ManifestLog(objects, "s", "test")
-    log.create_metadata(metadata)
-    ledger = log.load()
-    log.append(ledger.decide_finished(ledger.run_id, ledger.newest_version(0) - 1))
-    runtime = Runtime()
-    return LiveFleet(StoredSource(objects, runtime), Opened(lambda: None), runtime).state("s")
-
-
-def of_operator(schema: StateSchema, batches: Sequence[Rows]) -> LiveState:
-    """A state whose batches had some rows, each on the shard of its key."""
-    fleet = Fleet()
-    names = schema.raw_schema().names
-    for batch, rows in enumerate(batches):
-        keys = pa.record_batch({"v": pa.array([key for key, _ in rows], pa.string())})
-        places = shards_of(keys, ("v",), SHARDS)
-        for shard in range(SHARDS):
-            own = [
-                dict(zip(("v", "x"), row, strict=True))
-                for row, place in zip(rows, places, strict=True)
-                if place == shard
-            ]
-            made = input_of(schema, [{name: row[name] for name in names} for row in own])
-            fleet.store.apply(fleet.request(batch, schema=schema, shard=shard), made)
-    return live(fleet.objects, SHARDS, schema)
-
-
-def of_store(batches: Sequence[Rows]) -> LiveState:
-    """A keyed store of a program; a row without a value is removed."""
-    fleet = KeyedFleet()
-    for batch, rows in enumerate(batches):
-        session = fleet.open(batch)
-        for key, value in rows:
-            if value is None:
-                fleet.call(session, "remove", pa.record_batch({"k": [key]}))
-            else:
-                fleet.put(session, **{key: 0 if math.isnan(value) else int(value)})
-        fleet.stores.commit(session)
-    return live(fleet.objects, 1, None)
 
 
 def counted(rows: pa.Table) -> Counter[str]:
@@ -93,12 +38,6 @@ def check(state: LiveState, before: int, after: int) -> None:
     assert counted(kinds["delete"]) == here - there
     assert counted(kinds["insert"]) == there - here
     assert state.diff(before, after, limit=2).num_rows == min(2, told.num_rows)
-
-
-rows = st.lists(
-    st.tuples(st.sampled_from("abcdefg"), st.none() | st.sampled_from([0.0, 1.0, 2.0, math.nan])), max_size=6
-)
-batches = st.lists(rows, min_size=1, max_size=5)
 
 
 @settings(deadline=None, max_examples=25)

@@ -6,14 +6,14 @@ import asyncio
 import json
 import threading
 import zlib
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from coordinator.ledger.compatibility import check_metadata
-from coordinator.ledger.records import Record, record_from_json, record_to_json
+from coordinator.ledger.records import Record, record_from_json
 from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
 from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog, seal, unseal
@@ -35,83 +35,10 @@ from coordinator.model.identities import (
 )
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.instance_registry import InstanceRegistry
-from coordinator.placement.policy import ActorLoad, StayElseLocal
+from coordinator.placement.policy import StayElseLocal
 from coordinator.storage.memory import MemoryObjectStore
 from tests.clocks import LaterClock
-
-ROOT = "memory:///clicks"
-
-
-def actor(name: str, life: str = "1") -> ActorLocation:
-    return ActorLocation(name, f"{name}-{life}", f"node-{name}", "host", 1)
-
-
-def task(run: str = "run-1", batch: int = 0, shard: int = 0, query: str = "query") -> TaskIdentity:
-    return TaskIdentity("clicks", query, run, batch, shard, 0, "executor")
-
-
-def entry(grant: LeaseGrant, version: int, attempt: str = "attempt") -> CommitEntry:
-    return CommitEntry(
-        partition_id=grant.lease.store_id.partition_id,
-        version=version,
-        base_version=grant.base_version,
-        epoch=grant.lease.epoch,
-        run_id=grant.lease.run_id,
-        attempt_id=f"{attempt}-{grant.lease.run_id}-{version}",
-        file=f"file-{version}",
-        file_bytes=1,
-        checksum=2,
-        delta_rows=3,
-        rows_updated=3,
-        rows_removed=0,
-        state_rows=3,
-        state_bytes=4,
-        rows_in=5,
-        rows_late=0,
-        watermark_ms=0,
-        committed_at_ms=version,
-    )
-
-
-def through_json(record: Record) -> Record:
-    """A record as it comes back from the log."""
-    return record_from_json(json.loads(json.dumps(record_to_json(record))))
-
-
-class Living:
-    """A fleet of which nothing is known but who was lost."""
-
-    def __init__(self, lost: Collection[str] = ()) -> None:
-        self._lost = lost
-
-    def is_alive(self, location: ActorLocation) -> bool:
-        return location.instance_id not in self._lost
-
-    def actors(self) -> Collection[ActorLocation]:
-        raise AssertionError("today's rule does not ask")
-
-    def load(self, location: ActorLocation) -> ActorLoad:
-        raise AssertionError("today's rule does not ask")
-
-
-class Desk:
-    """A ledger with a hand that carries its decisions out at once."""
-
-    def __init__(self) -> None:
-        self.ledger = StateLedger(ROOT)
-        self.lost: set[str] = set()
-
-    def lease(self, identity: TaskIdentity, local: ActorLocation) -> LeaseGrant:
-        records, grant = self.ledger.decide_lease(identity, local, Living(self.lost), StayElseLocal())
-        for record in records:
-            self.ledger.fold(through_json(record))
-        return grant
-
-    def commit(self, committed: CommitEntry) -> CommitEntry:
-        records, (counted,) = self.ledger.decide_commits([committed])
-        for record in records:
-            self.ledger.fold(through_json(record))
-        return counted
+from tests.unit.ledger_harness import ROOT, Desk, Living, actor, entry, opened, run, task, through_json
 
 
 def test_a_shard_stays_on_its_actor_over_batches_and_runs() -> None:
@@ -295,8 +222,8 @@ def test_a_reporter_learns_which_of_its_others_are_elsewhere_or_unknown() -> Non
 
 def test_deactivating_a_run_leaves_the_others() -> None:
     registry = InstanceRegistry()
-    for run in ("one", "two"):
-        registry.report_active_instance(provider(run), actor("a"), [])
+    for run_id in ("one", "two"):
+        registry.report_active_instance(provider(run_id), actor("a"), [])
     assert registry.deactivate_instances("one") == 1
     assert registry.get_location(provider("one")) is None
     assert registry.get_location(provider("two")) == actor("a")
@@ -323,12 +250,6 @@ class Flaky(MemoryObjectStore):
         return created
 
 
-async def opened(store: MemoryObjectStore, writer: str = "w") -> LedgerWriter:
-    keeper = LedgerWriter(ManifestLog(store, "clicks", writer))
-    await keeper.open()
-    return keeper
-
-
 async def lease(keeper: LedgerWriter, identity: TaskIdentity, local: ActorLocation) -> LeaseGrant:
     return await keeper.submit(lambda ledger: ledger.decide_lease(identity, local, Living(), StayElseLocal()))
 
@@ -336,10 +257,6 @@ async def lease(keeper: LedgerWriter, identity: TaskIdentity, local: ActorLocati
 async def commit(keeper: LedgerWriter, committed: CommitEntry) -> CommitEntry:
     (counted,) = await keeper.submit(lambda ledger: ledger.decide_commits([committed]))
     return counted
-
-
-def run(scenario: Callable[[], Any]) -> None:
-    asyncio.run(scenario())
 
 
 def test_commits_that_come_together_share_an_append_and_survive_a_crash() -> None:

@@ -20,7 +20,7 @@ from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
 from coordinator.telemetry.drivers import DriverReport, ExecutorState, LongBatch
-from tests.unit.test_coordinator import actor, entry, task
+from tests.unit.ledger_harness import actor, entry, task
 
 METADATA = StateMetadata("clicks", "query", 4, "keyed", {})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,7 +30,7 @@ from coordinator.model.identities import DEFAULT_STORE, ActorLocation, ShardKey
 from coordinator.model.load_plans import LoadPlan
 from coordinator.placement.policy import StayElseLocal
 from coordinator.storage.memory import MemoryObjectStore
-from tests.unit.test_coordinator import ROOT, Living, actor, entry, task
+from tests.unit.ledger_harness import ROOT, Living, actor, data_of, entry, task
 
 STORES = (DEFAULT_STORE, "names")
 PARTITIONS = (0, 1)
@@ -45,16 +44,6 @@ PICK = st.integers(0, 1000)
 
 def applied(rows: Rows, change: Rows) -> Rows:
     return {key: value for key, value in {**rows, **change}.items() if value is not None}
-
-
-def data_of(ledger: StateLedger) -> dict[str, Any]:
-    """A ledger as JSON data, shard by shard: which of them comes first is no matter."""
-    told = json.loads(json.dumps(ledger.to_json()))
-    for name in ("entries", "snapshots"):
-        told[name].sort(key=lambda one: (one["partition_id"], one["store_name"]))
-    for name in ("floors", "late_before"):
-        told[name].sort()
-    return told
 
 
 @dataclass

@@ -19,7 +19,7 @@ from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard
-from tests.unit.test_accumulators import VALUES
+from tests.unit.accumulator_values import VALUES
 
 PERCENTAGES = [0.0, 0.25, 0.5, 1.0]
 Rows = list[tuple[int, Any, int | None]]

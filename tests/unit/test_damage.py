@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.errors import CorruptStateError
 from coordinator.model.identities import StateStoreId
-from tests.unit.test_maintenance import filled
-from tests.unit.test_operator_shards import SCHEMA, Fleet, counts
+from tests.unit.aggregation_fleet import SCHEMA, Fleet, counts, filled
 
 SHARD = StateStoreId("memory:///s", 0, 0)
 DAMAGE = st.one_of(

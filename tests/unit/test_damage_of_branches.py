@@ -25,9 +25,9 @@ from coordinator.service.branching import Branching
 from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.verify import files_of
 from store_actors.serving.files import decode_file
+from tests.unit.aggregation_fleet import Coordinator
 from tests.unit.damages import DAMAGES, ERROR, Survey, copied, counterpart, state_in, taken_from, told
-from tests.unit.test_operator_shards import Coordinator
-from tests.unit.test_rescale_shards import SUMS, Query, sums
+from tests.unit.rescaled_query import SUMS, Query, sums
 
 PARENT, BRANCH = "s", "what_if"
 STATES = (PARENT, BRANCH)

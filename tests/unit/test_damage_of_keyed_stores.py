@@ -20,9 +20,9 @@ from coordinator.model.leases import Lease
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.memory import MemoryObjectStore
 from store_actors.messages import OpenRequest, StoreSpec
+from tests.unit.aggregation_fleet import Coordinator
 from tests.unit.damages import DAMAGES, ERROR, Survey, copied, named_by_verify, state_in, taken_from, told
-from tests.unit.test_keyed_stores import COUNTS, NAMES, Fleet
-from tests.unit.test_operator_shards import Coordinator
+from tests.unit.keyed_fleet import COUNTS, NAMES, Fleet
 
 PARTITIONS = 2
 VERSIONS = 5

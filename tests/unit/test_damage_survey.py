@@ -10,58 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.log.ledger_writer import LedgerWriter
-from coordinator.log.manifest_log import ManifestLog
-from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.fleet import attach
+from tests.unit.checkpointed_state import BATCHES, files, written
 from tests.unit.damages import DAMAGES, Survey, named_by_verify, state_in, taken_from, told
-from tests.unit.test_operator_shards import SCHEMA, Coordinator, Fleet
 
-BATCHES = 14
 #: Of the samples in every change's tests.
 SAMPLE = 80
-
-
-class SmallLogs(Coordinator):
-    """A coordinator that writes checkpoints often, in small parts."""
-
-    def restart(self) -> None:
-        log = ManifestLog(self._objects, "s", "writer", checkpoint_interval=6, part_records=3)
-        self._keeper = LedgerWriter(log)
-        self._do(self._keeper.open())
-        self._do(self._keeper.create_metadata(StateMetadata("s", "query", 1, "update", SCHEMA.to_json())))
-
-
-def files(letter: str) -> MemoryObjectStore:
-    """Files of a state ``s`` that counts a letter."""
-    fleet = Fleet()
-    fleet.coordinator = SmallLogs(fleet.objects)
-    fleet.store = fleet.new_store()
-    for batch in range(BATCHES):
-        fleet.apply(batch, letter + "xy"[batch % 2])
-        if batch + 1 in (4, 9):
-            fleet.store.maintain(1)
-    return fleet.objects
 
 
 def counts_at(version: int, letter: str) -> dict[str, int]:
     """Rows of a version."""
     counts = {letter: version, "x": (version + 1) // 2, "y": version // 2}
     return {value: count for value, count in counts.items() if count}
-
-
-def written(objects: MemoryObjectStore, folder: Path) -> None:
-    """Write files to a folder."""
-    for info in objects.list(""):
-        file = folder / info.path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(objects.get(info.path))
-
-
-def made(folder: Path, letter: str) -> None:
-    """Write the state to a folder."""
-    written(files(letter), folder)
 
 
 def read(objects: MemoryObjectStore) -> dict[str, str]:

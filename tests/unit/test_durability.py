@@ -22,8 +22,8 @@ from coordinator.storage.local import LocalObjectStore
 from coordinator.storage.memory import MemoryObjectStore
 from store_actors.messages import ShardInput
 from tests.clocks import LaterClock
-from tests.unit.test_coordinator import opened
-from tests.unit.test_operator_shards import SCHEMA, Fleet
+from tests.unit.aggregation_fleet import SCHEMA, Fleet
+from tests.unit.ledger_harness import opened
 
 
 async def nobody_deletes(state_name: str) -> None:

@@ -10,7 +10,7 @@ from coordinator.model.leases import Lease
 from coordinator.model.schema import EventTime, StateSchema
 from coordinator.model.watermarks import Watermarks
 from spark_jobs.worker.batch import BatchHeader, EventTimes, event_times
-from tests.unit.test_shard_machine import SCHEMA
+from tests.unit.aggregate_machine import SCHEMA
 
 HEADER = BatchHeader("query", "run", 5, 0, late_ms=1_000, evict_ms=2_000, time_ms=9_000)
 

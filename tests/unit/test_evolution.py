@@ -33,8 +33,8 @@ from store_actors.messages import ApplyRequest, ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.serving.evolution import evolve_groups
 from store_actors.serving.files import encode_snapshot, schema_of
-from tests.unit.test_coordinator import Living, entry
-from tests.unit.test_operator_shards import SCHEMA, Coordinator, Fleet
+from tests.unit.aggregation_fleet import SCHEMA, Coordinator, Fleet
+from tests.unit.ledger_harness import Living, entry
 
 KINDS = AccumulatorKind
 

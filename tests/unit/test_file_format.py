@@ -21,8 +21,8 @@ from statefleet.reads.fleet import attach
 from statefleet.reads.verify import check_files, files_of
 from store_actors.engine.versions import Change
 from store_actors.serving.files import decode_file, encode_delta, place_in_state
-from tests.unit.test_damage_survey import SmallLogs, made
-from tests.unit.test_operator_shards import SCHEMA, Fleet
+from tests.unit.aggregation_fleet import SCHEMA, Fleet
+from tests.unit.checkpointed_state import SmallLogs, made
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from statefleet.reads.state import LiveState
-from tests.unit.test_compared import SHARDS, of_operator, of_store
-from tests.unit.test_operator_shards import SCHEMA
+from tests.unit.aggregation_fleet import SCHEMA
+from tests.unit.offline_states import SHARDS, of_operator, of_store
 
 
 def shard_of(state: LiveState, key: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from decimal import Decimal
 from itertools import pairwise
@@ -26,7 +26,8 @@ from spark_jobs.functions.pandas_calls import PandasCalls
 from spark_jobs.functions.state_batch import Moment, StateBatch
 from spark_jobs.plan.keys import KeyTree
 from spark_jobs.worker.state_store import StateStore
-from store_actors.keyed.shard import KeyedShard, UpdateHandle
+from store_actors.keyed.shard import KeyedShard
+from tests.unit.session_calls import answer
 
 NONE, PROCESSING, EVENT = (
     GroupStateTimeout.NoTimeout,
@@ -54,17 +55,6 @@ def three(at: Moment, values: list[int | None] | None = None) -> StateBatch:
 
 def in_pandas(function: Callable[..., Any], state: T.StructType = STATE, max_rows: int = 10_000) -> PandasCalls:
     return PandasCalls(function, OUTPUT, state, "UTC", safe=False, by_name=True, max_rows=max_rows)
-
-
-def answer(handles: Mapping[str, UpdateHandle], kind: str, *args: Any) -> Any:
-    """What a store actor answers to a session's call, or its commit: before either come the writes that go with it."""
-    *call, writes = args
-    for name, method, inner in writes:
-        getattr(handles[name], method)(*inner)
-    if kind == "commit_session":
-        return max(handle.commit().version for handle in handles.values())
-    name, method, inner = call
-    return getattr(handles[name], method)(*inner)
 
 
 class Query:

@@ -17,7 +17,7 @@ from coordinator.model.leases import Lease
 from coordinator.runtime.runtime import MachineClock, MachineThreads
 from store_actors.serving.grouped_commits import GroupedCommits
 from tests.clocks import until
-from tests.unit.test_coordinator import actor, entry, task
+from tests.unit.ledger_harness import actor, entry, task
 
 ROOT = "memory:///clicks"
 

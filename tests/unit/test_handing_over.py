@@ -2,46 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from coordinator.model.errors import OperationOutOfOrderError
-from coordinator.model.identities import StateStoreId, TaskIdentity
 from coordinator.model.schema import Field
 from coordinator.runtime.runtime import MachineClock, Runtime
-from store_actors.messages import Offer, StoreSpec
-from store_actors.serving.keyed_stores import KeyedStores
+from store_actors.messages import StoreSpec
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.pulled import _IDLE_S
-from tests.unit.test_keyed_stores import COUNTS, NAMES
-from tests.unit.test_keyed_stores import Fleet as KeyedFleet
-from tests.unit.test_operator_shards import Coordinator, Fleet, counts, rows
-
-Kind = OperatorShards | KeyedStores
-
-
-def store_id(coordinator: Coordinator, batch: int) -> StateStoreId:
-    return coordinator.lease(TaskIdentity("s", "query", "run-1", batch, 0, 0, "executor"), "a").lease.store_id
-
-
-def offered(source: Kind, shard: StateStoreId) -> Offer:
-    offer = source.offer(shard)
-    assert offer is not None
-    return offer
-
-
-def pieces(source: Kind, offer: Offer) -> Iterator[tuple[int, pa.Table]]:
-    while (piece := source.next_piece(offer.offer_id)) is not None:
-        yield piece
-
-
-def hand_over(source: Kind, target: Kind, shard: StateStoreId) -> int:
-    """The version that the taker holds then."""
-    offer = offered(source, shard)
-    return target.take(shard, offer, pieces(source, offer))[0]
+from tests.unit.aggregation_fleet import Fleet, counts, rows
+from tests.unit.keyed_fleet import COUNTS, NAMES
+from tests.unit.keyed_fleet import Fleet as KeyedFleet
+from tests.unit.shard_transfer import hand_over, offered, pieces, store_id
 
 
 class Move:

@@ -21,8 +21,8 @@ from store_actors.operators.aggregate import AggregateShard
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards
-from tests.unit.test_keyed_stores import Fleet as KeyedFleet
-from tests.unit.test_operator_shards import Fleet, rows
+from tests.unit.aggregation_fleet import Fleet, rows
+from tests.unit.keyed_fleet import Fleet as KeyedFleet
 
 SEEDS = st.integers(0, 2**128 - 1)
 WORDS = st.integers(0, 2**64 - 1)

@@ -13,7 +13,7 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from coordinator.model.type_names import list_type
 from store_actors.engine.table import GroupTable
-from tests.unit.test_nested_aggregates import Rows, batch_of, fed, schema_of
+from tests.unit.grouped_rows import Rows, batch_of, fed, schema_of
 
 K = AccumulatorKind
 #: Of 0, 1 and 2; and of 'ab' once to 39 times, in order of their bits; as Spark 3.5 has them.

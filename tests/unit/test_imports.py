@@ -19,9 +19,9 @@ from coordinator.model.watermarks import Watermarks
 from spark_jobs.worker.import_task import as_state
 from store_actors.messages import ApplyRequest
 from store_actors.operators.join_schema import join_schema
-from tests.unit.test_coordinator import actor, entry
-from tests.unit.test_operator_shards import SCHEMA, Fleet, counts, rows
-from tests.unit.test_whole_batches import SHARDS, Query
+from tests.unit.aggregation_fleet import SCHEMA, Fleet, counts, rows
+from tests.unit.ledger_harness import actor, entry
+from tests.unit.ledger_query import SHARDS, Query
 
 STATE = pa.table({"v": ["a", "b"], "n": [5, 7]}, schema=SCHEMA.row_schema())
 

@@ -2,95 +2,39 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, note, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from coordinator.model.errors import InvalidRequestError
-from coordinator.model.schema import Field, StateSchema
+from coordinator.model.schema import Field
 from coordinator.model.type_names import string_to_type
 from store_actors.engine import versions
-from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change
-from store_actors.messages import ShardInput
-from store_actors.operators.join import JoinShard
+from store_actors.engine.versions import CHANGE_COLUMN, Change
 from store_actors.operators.join_condition import PairCondition
 from store_actors.operators.join_schema import join_schema
-from tests.unit.freezing import FreezingMachine
-
-SECOND = 1_000_000
-Row = dict[str, Any]
-
-
-def column(name: str) -> Row:
-    return {"op": "column", "name": name}
+from tests.unit.join_machine import (
+    SECOND,
+    Driver,
+    JoinMachine,
+    Row,
+    call,
+    column,
+    left,
+    right,
+    rows_of,
+)
 
 
 def literal(kind: str, value: object) -> Row:
     return {"op": "literal", "type": kind, "value": value}
-
-
-def call(op: str, *args: Row) -> Row:
-    return {"op": op, "args": list(args)}
-
-
-def table_of(schema: pa.Schema, rows: list[Row]) -> pa.Table:
-    return pa.Table.from_arrays(
-        [pa.array([row.get(field.name) for row in rows], field.type) for field in schema], schema=schema
-    )
-
-
-class Driver:
-    """A join in batches, as Spark's suites run it: rows that come out, kept rows, rows put and dropped since the last look."""
-
-    def __init__(self, schema: StateSchema) -> None:
-        self.schema = StateSchema.from_json(json.loads(json.dumps(schema.to_json())))
-        self.shard = JoinShard(self.schema)
-        self.changes: list[Change] = []
-
-    def input(self, left: list[Row], right: list[Row]) -> ShardInput:
-        tables = tuple(
-            table_of(schema, rows) for schema, rows in zip(self.schema.input_schemas(), (left, right), strict=True)
-        )
-        return ShardInput(tables, len(left) + len(right))
-
-    def batch(self, left: list[Row], right: list[Row], watermark_ms: int | None = None) -> Change:
-        watermark = self.shard.watermark_ms if watermark_ms is None else watermark_ms
-        change = self.shard.apply(self.input(left, right), watermark, self.shard.version + 1)
-        self.shard.commit()
-        self.changes.append(change)
-        return change
-
-    def restart(self) -> None:
-        self.shard = reloaded(self.schema, self.changes)
-
-
-def reloaded(schema: StateSchema, changes: list[Change]) -> JoinShard:
-    shard = JoinShard(schema)
-    for change in changes:
-        shard.load(change.delta, change.version, change.watermark_ms)
-    return shard
-
-
-def rows_of(table: pa.Table | None) -> Counter[tuple[Any, ...]]:
-    assert table is not None
-    columns = [plain(one) for one in table.columns]
-    return Counter(zip(*columns, strict=True)) if columns else Counter()
-
-
-def plain(values: pa.ChunkedArray) -> list[Any]:
-    if pa.types.is_temporal(values.type) and not pa.types.is_date(values.type):
-        values = values.cast(pa.int64())
-    return ["nan" if isinstance(one, float) and math.isnan(one) else one for one in values.to_pylist()]
 
 
 # -- Spark's cases ----------------------------------------------------------------------------------------------------
@@ -100,14 +44,6 @@ def simple(join_type: str = "inner", **options: Any) -> Driver:
     fields = Field("l0", "int64"), Field("l1", "int64")
     others = Field("r0", "int64"), Field("r1", "int64")
     return Driver(join_schema((Field("k0", "int64"),), fields, others, {"join_type": join_type, **options}))
-
-
-def left(*values: int | None) -> list[Row]:
-    return [{"k0": v, "l0": v, "l1": None if v is None else 2 * v} for v in values]
-
-
-def right(*values: int | None) -> list[Row]:
-    return [{"k0": v, "r0": v, "r1": None if v is None else 3 * v} for v in values]
 
 
 def test_j1_inner_join_on_a_key_across_a_restart() -> None:
@@ -478,216 +414,6 @@ def test_conditions_that_cannot_be_evaluated_are_refused_before_any_batch(tree: 
 
 
 # -- against plain lists ----------------------------------------------------------------------------------------------
-
-SIDE_FIELDS = tuple(
-    (
-        Field(f"{s}id", "int64"), Field(f"{s}v", "int64"), Field(f"{s}s", "string"), Field(f"{s}t", "timestamp"),
-        Field(f"{s}x", "timestamp"), Field(f"{s}p", "bool"),
-    )
-    for s in "lr"
-)  # fmt: skip
-CONDITION = call("<=", column("lv"), column("rv"))
-SECONDS = st.one_of(st.none(), st.integers(1, 20))
-ROW = st.tuples(
-    st.sampled_from(["a", "b", "", None]),
-    st.one_of(st.none(), st.just(1)),
-    st.one_of(st.none(), st.integers(0, 3)),
-    st.one_of(st.none(), st.text("ab", max_size=2)),
-    SECONDS,
-    SECONDS,
-    st.sampled_from([True, True, True, False, None]),
-)
-JOIN_TYPES = ["inner", "left_outer", "right_outer", "full_outer", "left_semi"]
-OUTER = {"left_outer": {0}, "right_outer": {1}, "full_outer": {0, 1}}
-
-
-@dataclass(frozen=True)
-class Kept:
-    row: tuple[Any, ...]
-    matched: bool = False
-
-
-@dataclass(frozen=True)
-class Version:
-    """Rows of both sides: (key, null-safe key, value, text, event time, expiry, can match, id)."""
-
-    sides: tuple[tuple[Kept, ...], tuple[Kept, ...]]
-    watermark_ms: int
-
-    def after(
-        self, join_type: str, new: list[list[tuple[Any, ...]]], watermark_ms: int
-    ) -> tuple[Version, Counter[tuple[Any, ...]], int]:
-        """The next version, what is emitted, and how many rows are late."""
-        sides = [list(self.sides[0]), list(self.sides[1])]
-        emitted: Counter[tuple[Any, ...]] = Counter()
-        outer, late = OUTER.get(join_type, set()), 0
-        for side in (0, 1):
-            for row in new[side]:
-                if row[4] is not None and row[4] * 1000 <= self.watermark_ms:
-                    late += 1
-                elif not row[6]:
-                    emitted.update([alone(side, row)] if side in outer else [])
-                else:
-                    self._enter(join_type, side, Kept(row), sides, emitted)
-        for side in (0, 1):
-            ended = [one for one in sides[side] if one.row[5] is not None and one.row[5] * 1000 <= watermark_ms]
-            emitted.update(alone(side, one.row) for one in ended if side in outer and not one.matched)
-            sides[side] = [one for one in sides[side] if one not in ended]
-        return Version((tuple(sides[0]), tuple(sides[1])), watermark_ms), emitted, late
-
-    @staticmethod
-    def _enter(
-        join_type: str, side: int, new: Kept, sides: list[list[Kept]], emitted: Counter[tuple[Any, ...]]
-    ) -> None:
-        for place, other in enumerate(sides[1 - side]):
-            pair = (new.row, other.row) if side == 0 else (other.row, new.row)
-            if not joins(*pair, equal_nulls=join_type == "full_outer"):
-                continue
-            if join_type != "left_semi":
-                emitted.update([(*shown(pair[0]), *shown(pair[1]))])
-            elif not (new.matched if side == 0 else other.matched):
-                emitted.update([shown(pair[0])])
-            new, sides[1 - side][place] = replace(new, matched=True), replace(other, matched=True)
-        if join_type == "left_semi":
-            sides[0] = [one for one in sides[0] if not one.matched]
-            if side == 0 and new.matched:
-                return
-        if new.row[0] is not None or side in OUTER.get(join_type, ()):
-            sides[side].append(new)
-
-
-def joins(one: tuple[Any, ...], two: tuple[Any, ...], *, equal_nulls: bool) -> bool:
-    same_key = (equal_nulls or one[0] is not None) and one[0] == two[0] and one[1] == two[1]
-    return same_key and one[2] is not None and two[2] is not None and one[2] <= two[2]
-
-
-def shown(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    return row[7], row[3]
-
-
-def alone(side: int, row: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (*shown(row), None, None) if side == 0 else (None, None, *shown(row))
-
-
-class JoinMachine(FreezingMachine):
-    def __init__(self) -> None:
-        super().__init__()
-        self.versions = {0: Version(((), ()), 0)}
-        self.changes: dict[int, Change] = {}
-        self.pending: tuple[Change, Version] | None = None
-        self.ids = 0
-
-    @initialize(join_type=st.sampled_from(JOIN_TYPES), small_pool=st.sampled_from([-(1 << 40), 1 << 20]))
-    def start(self, join_type: str, small_pool: int) -> None:
-        self.join_type = join_type
-        self.small_pool, versions._SMALL_POOL = versions._SMALL_POOL, small_pool
-        options = {
-            "join_type": join_type,
-            "null_safe": ["k1"],
-            "event_time": ["lt", "rt"],
-            "expiry": ["lx", "rx"],
-            "pre": ["lp", "rp"],
-            "condition": CONDITION,
-            "output": [["lid", "ls"], ["rid", "rs"]],
-        }
-        self.schema = join_schema((Field("k0", "string"), Field("k1", "int32")), *SIDE_FIELDS, options, 1000)
-        self.run = Driver(self.schema)
-
-    def frozen_shard(self) -> JoinShard:
-        return self.run.shard
-
-    def teardown(self) -> None:
-        super().teardown()
-        if hasattr(self, "small_pool"):
-            versions._SMALL_POOL = self.small_pool
-
-    @property
-    def newest(self) -> Version:
-        return self.versions[self.run.shard.version]
-
-    def numbered(self, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        self.ids += len(rows)
-        return [(*row, self.ids - place) for place, row in enumerate(rows)]
-
-    @precondition(lambda self: self.pending is None)
-    @rule(sides=st.tuples(st.lists(ROW, max_size=12), st.lists(ROW, max_size=12)), ahead=st.integers(0, 4))
-    def apply(self, sides: tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]], ahead: int) -> None:
-        new = [self.numbered(rows) for rows in sides]
-        watermark_ms = self.newest.watermark_ms + ahead * 1000
-        model, emitted, late = self.newest.after(self.join_type, new, watermark_ms)
-        given = [[self.input_row(side, row) for row in new[side]] for side in (0, 1)]
-        shard = self.run.shard
-        change = shard.apply(self.run.input(*given), watermark_ms, shard.version + 1)
-        note(f"version {change.version}: {change.delta.to_pylist()}")
-        assert rows_of(change.emitted) == emitted
-        assert (change.rows_late, change.rows_in) == (late, len(new[0]) + len(new[1]))
-        before = sum(map(len, self.newest.sides))
-        if "outer" not in self.join_type:
-            assert before + change.rows_updated - change.rows_removed == sum(map(len, model.sides))
-        self.pending = change, model
-
-    @staticmethod
-    def input_row(side: int, row: tuple[Any, ...]) -> Row:
-        s, micros = "lr"[side], [None if one is None else one * SECOND for one in row[4:6]]
-        names = ("k0", "k1", f"{s}v", f"{s}s", f"{s}t", f"{s}x", f"{s}p", f"{s}id")
-        return dict(zip(names, (*row[:4], *micros, *row[6:]), strict=True))
-
-    @precondition(lambda self: self.pending is not None)
-    @rule()
-    def commit(self) -> None:
-        assert self.pending is not None
-        change, model = self.pending
-        self.run.shard.commit()
-        self.versions[change.version], self.changes[change.version] = model, change
-        self.pending = None
-
-    @precondition(lambda self: self.pending is not None)
-    @rule()
-    def abort(self) -> None:
-        self.run.shard.abort()
-        self.pending = None
-
-    @precondition(lambda self: self.pending is None)
-    @rule(back=st.integers(0, 4))
-    def rollback(self, back: int) -> None:
-        newest = self.run.shard.version
-        version = max(0, newest - back)
-        done = self.run.shard.rollback(version)
-        assert self.run.shard.version == (version if done else newest)
-
-    @precondition(lambda self: self.pending is None)
-    @rule(from_snapshot=st.booleans())
-    def reload(self, from_snapshot: bool) -> None:
-        shard, version = self.run.shard, self.run.shard.version
-        if from_snapshot:
-            rows = shard.snapshot()
-            kinds = pa.array(np.full(len(rows), UPDATED, np.int8))
-            self.run.shard = JoinShard(self.schema)
-            self.run.shard.load(rows.append_column(CHANGE_COLUMN, kinds), version, shard.watermark_ms)
-        else:
-            self.run.shard = reloaded(self.schema, [self.changes[one] for one in range(1, version + 1)])
-
-    @invariant()
-    def equals_model(self) -> None:
-        if not hasattr(self, "run"):
-            return
-        shard, model = self.run.shard, self.pending[1] if self.pending else self.newest
-        rows = shard.snapshot().to_pylist()
-        for side, s in ((0, "l"), (1, "r")):
-            kept = [row for row in rows if row["__side"] == side]
-            tracked = side in OUTER.get(self.join_type, ())
-            expected = Counter((one.row[0], one.row[1], *shown(one.row)) for one in model.sides[side])
-            names = ["k0", "k1", f"{s}id", f"{s}s"]
-            if self.join_type == "left_semi" and side == 1:
-                expected, names = Counter((one.row[0], one.row[1]) for one in model.sides[1]), names[:2]
-            assert Counter(tuple(row[name] for name in names) for row in kept) == expected
-            if tracked:
-                assert {row[f"{s}id"]: row["__matched"] for row in kept} == {
-                    one.row[7]: one.matched for one in model.sides[side]
-                }
-        assert len({row["__row"] for row in rows}) == len(rows) == len(shard)
-        if not self.pending:
-            assert shard.watermark_ms == model.watermark_ms
 
 
 JoinMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)

@@ -38,56 +38,10 @@ from store_actors.keyed.table import KeyedTable
 from store_actors.messages import BatchFacts, OpenRequest, StoreSpec
 from store_actors.serving.keyed_partition import Ended, Partition, Session
 from store_actors.serving.keyed_stores import KeyedStores
-from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.sessions import IDLE_S, Sessions
+from tests.unit.aggregation_fleet import Coordinator
 from tests.unit.faults import memory_exhausted
-from tests.unit.test_operator_shards import Coordinator
-from tests.unit.test_operator_shards import Fleet as AggregationFleet
-
-COUNTS = StoreSpec("default", (Field("k", "string"),), (Field("n", "int64"),))
-NAMES = StoreSpec("names", (Field("id", "int64"),), (Field("name", "string"),))
-
-
-class Fleet:
-    """Keyed stores over one object store."""
-
-    def __init__(self) -> None:
-        self.objects = AggregationFleet().objects
-        self.coordinator = Coordinator(self.objects)
-        self.stores = self.new_stores()
-
-    def new_stores(self) -> KeyedStores:
-        self.metrics = StoreMetrics()
-        return KeyedStores(self.objects, self.coordinator, self.metrics)
-
-    def request(self, batch: int, run: str = "run-1", attempt: int = 0, *specs: StoreSpec) -> OpenRequest:
-        task = TaskIdentity("s", "query", run, batch, 0, attempt, "executor")
-        grant = self.coordinator.lease(task, "a")
-        return OpenRequest(task, grant.lease, grant.base_version, specs or (COUNTS,))
-
-    def open(self, batch: int, run: str = "run-1", attempt: int = 0, *specs: StoreSpec) -> str:
-        return self.stores.open_update(self.request(batch, run, attempt, *specs))[0]
-
-    def put(self, session: str, **counts: int) -> None:
-        self.call(session, "put", pa.record_batch({"k": list(counts), "n": pa.array(counts.values(), pa.int64())}))
-
-    def call(self, session: str, method: str, *args: Any, store: str = "default") -> Any:
-        return self.stores.call(session, store, method, args)
-
-    def write(self, batch: int, run: str = "run-1", **counts: int) -> int:
-        session = self.open(batch, run)
-        self.put(session, **counts)
-        return self.stores.commit(session)
-
-    def read(self, version: int, *specs: StoreSpec) -> list[dict[str, Any]]:
-        session, _ = self.stores.open_read(self.request(version, self.run, 0, *(specs or (COUNTS,))))
-        scan = self.call(session, "iterator", store=(specs or (COUNTS,))[0].name)
-        found: list[dict[str, Any]] = []
-        while (batch := self.stores.next_batch(session, scan)) is not None:
-            found += batch.to_pylist()
-        return sorted(found, key=str)
-
-    run = "run-1"
+from tests.unit.keyed_fleet import COUNTS, NAMES, Fleet, counts
 
 
 def test_a_batch_reads_its_version_and_commits_the_next() -> None:
@@ -567,10 +521,6 @@ class Handle:
         self.calls.append(kind)
         names = {"session_call": "call", "commit_session": "commit", "session_committed": "committed"}
         return getattr(self._fleet.stores, names[kind])(self._session, *args)
-
-
-def counts(**values: int) -> pa.RecordBatch:
-    return pa.record_batch({"k": list(values), "n": pa.array(values.values(), pa.int64())})
 
 
 def test_writes_wait_for_the_next_call_and_come_before_it() -> None:

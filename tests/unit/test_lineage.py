@@ -9,8 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from coordinator.model.commits import CommitEntry
 from store_actors.serving.lineage import Lineage, SyncAction
-
-ENTRY = CommitEntry(0, 1, 0, 1, "run", "attempt", "file", 1, 1, 1, 1, 0, 1, 1, 1, 0, 0, 0)
+from tests.unit.ledger_harness import ENTRY
 
 
 def commit(version: int, attempt: str, run: str = "run") -> CommitEntry:

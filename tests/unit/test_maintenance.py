@@ -19,20 +19,10 @@ from coordinator.model.identities import StateStoreId
 from coordinator.runtime.runtime import MachineClock
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
+from tests.unit.aggregation_fleet import SCHEMA, Fleet, counts, filled
 from tests.unit.freezing import read_frozen
-from tests.unit.test_operator_shards import SCHEMA, Fleet, counts
 
 SHARD = StateStoreId("memory:///s", 0, 0)
-
-
-def filled(batches: int, snapshots: tuple[int, ...] = ()) -> Fleet:
-    """A fleet whose only shard has counted one "a" a batch, with snapshots after some of them."""
-    fleet = Fleet()
-    for batch in range(batches):
-        fleet.apply(batch, "a" + "b" * (batch == 0))
-        if batch + 1 in snapshots:
-            fleet.store.maintain(1)
-    return fleet
 
 
 def files(fleet: Fleet, suffix: str) -> list[str]:

@@ -31,9 +31,9 @@ from store_actors.spilling.memory_keeper import MemoryKeeper
 from store_actors.spilling.spill_folder import checked_folder
 from store_actors.spilling.store_memory import LimitedMemory, UnlimitedMemory
 from store_actors.spilling.work_budget import WorkBudget
+from tests.unit.aggregation_fleet import SCHEMA, Fleet, rows
+from tests.unit.keyed_fleet import Fleet as KeyedFleet
 from tests.unit.spilled import tiny_region
-from tests.unit.test_keyed_stores import Fleet as KeyedFleet
-from tests.unit.test_operator_shards import SCHEMA, Fleet, rows
 
 MIB = 1 << 20
 #: Beside what Python and the engine take themselves.

@@ -22,8 +22,8 @@ from coordinator.storage.counted import CountedObjectStore, StorageStats
 from coordinator.storage.memory import MemoryObjectStore
 from store_actors.serving.exported import COUNTERS, store_samples
 from store_actors.serving.metrics import StoreMetrics
-from tests.unit.test_carried_leases import METADATA, SHARDS, begun, made
-from tests.unit.test_coordinator import actor, task
+from tests.unit.coordinator_requests import METADATA, SHARDS, begun, made
+from tests.unit.ledger_harness import actor, task
 
 
 def values(samples: Iterable[Sample]) -> dict[tuple[str, ...], float]:

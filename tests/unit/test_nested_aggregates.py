@@ -14,19 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.model.nested_types import has_map
-from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from coordinator.model.schema import Accumulator, AccumulatorKind, Field
 from coordinator.model.type_names import counts_type, list_type, string_to_type, type_to_string
-from store_actors.engine.results import results_of
-from store_actors.engine.table import GroupTable
-from store_actors.engine.versions import CHANGE_COLUMN
-from store_actors.messages import ShardInput
-from store_actors.operators.aggregate import AggregateShard
+from tests.unit.grouped_rows import Rows, fed, schema_of
 from tests.unit.nested_values import NESTED, identity, values
 
 K = AccumulatorKind
 #: As state holds them: whatever is inside may be null.
 KINDS = NESTED.map(lambda kind: string_to_type(type_to_string(kind).replace(" not null", "")))
-Rows = list[tuple[Any, ...]]
 
 
 def compared(kind: pa.DataType, one: Any, other: Any) -> int:
@@ -45,41 +40,6 @@ def compared(kind: pa.DataType, one: Any, other: Any) -> int:
     if isinstance(one, float) and (math.isnan(one) or math.isnan(other)):
         return math.isnan(one) - math.isnan(other)
     return (one > other) - (one < other)
-
-
-def schema_of(*accumulators: Accumulator, types: list[str]) -> StateSchema:
-    inputs = tuple(Field(f"v{number}", name) for number, name in enumerate(types))
-    return StateSchema((Field("k", "int64"),), inputs, accumulators, None, None, "update")
-
-
-def batch_of(schema: StateSchema, rows: Rows) -> pa.RecordBatch:
-    columns = list(zip(*rows, strict=True))
-    return pa.record_batch(
-        [pa.array(column, field.type) for column, field in zip(columns, schema.raw_schema(), strict=True)],
-        schema=schema.raw_schema(),
-    )
-
-
-def fed(schema: StateSchema, parts: list[Rows], *, combined: bool) -> dict[int, dict[str, Any]]:
-    """What is emitted, by key, of a shard that has taken all parts, each undone once, and that was loaded anew after each."""
-    shard = AggregateShard(schema)
-    empty = schema.row_schema().empty_table()
-    for number, part in enumerate(parts, start=1):
-        batch = batch_of(schema, part)
-        rows = ShardInput((pa.Table.from_batches([batch]), empty), len(part))
-        if combined:
-            groups = GroupTable(schema)
-            groups.accumulate(groups.encode(batch), 1)
-            held = groups.decode(groups.rows[groups.live()])
-            rows = ShardInput((schema.raw_schema().empty_table(), held), len(part))
-        shard.apply(rows, 0, number)
-        shard.abort()
-        shard.apply(rows, 0, number)
-        shard.commit()
-        snapshot = shard.snapshot()
-        shard = AggregateShard(schema)
-        shard.load(snapshot.append_column(CHANGE_COLUMN, pa.array([0] * snapshot.num_rows, pa.int8())), number, 0)
-    return {row["k"]: row for row in results_of(shard.snapshot(), schema).to_pylist()}
 
 
 def parts_of(*kinds: pa.DataType) -> st.SearchStrategy[list[Rows]]:

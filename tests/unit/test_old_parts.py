@@ -18,8 +18,8 @@ from coordinator.model.identities import StateStoreId
 from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.verify import check_files, files_of
 from store_actors.messages import ShardInput
-from tests.unit.test_operator_shards import Coordinator
-from tests.unit.test_rescale_shards import SUMS, Query, counted
+from tests.unit.aggregation_fleet import Coordinator
+from tests.unit.rescaled_query import SUMS, Query, counted
 
 FOLDER = Path(__file__).parents[1] / "data" / "state-15ad431"
 EXPECTED: dict[str, Any] = json.loads((FOLDER / "expected.json").read_text())

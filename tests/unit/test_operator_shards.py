@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,10 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from coordinator.ledger.state_ledger import LeaseGrant
-from coordinator.log.ledger_writer import LedgerWriter
-from coordinator.log.manifest_log import ManifestLog
-from coordinator.model.commits import CommitEntry, SnapshotEntry
+from coordinator.model.commits import CommitEntry
 from coordinator.model.errors import (
     CommitUnknownError,
     CorruptStateError,
@@ -23,143 +18,11 @@ from coordinator.model.errors import (
     StateMismatchError,
     StoreUnavailableError,
 )
-from coordinator.model.identities import DEFAULT_STORE, ActorLocation, StateStoreId, StateStoreProviderId, TaskIdentity
-from coordinator.model.load_plans import InstancePlans, LoadPlan, LoadPlans
-from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
-from coordinator.placement.policy import StayElseLocal
+from coordinator.model.schema import StateSchema
 from coordinator.storage.memory import MemoryObjectStore
-from store_actors.messages import ApplyRequest, ShardInput
-from store_actors.serving.operator_shards import OperatorShards
+from store_actors.messages import ShardInput
 from tests.code_blocks import blocks_of
-from tests.unit.test_coordinator import Living
-
-SCHEMA = StateSchema(
-    keys=(Field("v", "string"),),
-    inputs=(),
-    accumulators=(Accumulator(AccumulatorKind.COUNT_ROWS, (), (Field("n", "int64", False),)),),
-    expiry_key=None,
-    delay_ms=None,
-    output_mode="update",
-)
-
-
-class Coordinator:
-    """A coordinator in this process: a real keeper over a real log, one decision at a time."""
-
-    def __init__(self, objects: MemoryObjectStore) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._guard = ThreadPoolExecutor(1)
-        self._objects = objects
-        self.restart()
-        self.lose_answers = 0
-        self.is_elsewhere = False
-        #: Calls so far, and who reported what.
-        self.calls: Counter[str] = Counter()
-        self.reported: list[tuple[StateStoreProviderId, tuple[StateStoreProviderId, ...]]] = []
-        self.stale: set[StateStoreProviderId] = set()
-
-    def restart(self) -> None:
-        """Another life of it, which reads the log."""
-        self._keeper = LedgerWriter(ManifestLog(self._objects, "s", "writer"))
-        self._do(self._keeper.open())
-
-    def _do(self, coroutine: Any) -> Any:
-        return self._guard.submit(self._loop.run_until_complete, coroutine).result()
-
-    def lease(self, task: TaskIdentity, local: str, lost: frozenset[str] = frozenset()) -> LeaseGrant:
-        where = ActorLocation(local, local, "node", "host", 1)
-        return self._do(
-            self._keeper.submit(lambda ledger: ledger.decide_lease(task, where, Living(lost), StayElseLocal()))
-        )
-
-    def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> Sequence[CommitEntry]:
-        self.calls["commit_all"] += 1
-        counted: Sequence[CommitEntry] = self._do(self._keeper.submit(lambda ledger: ledger.decide_commits(entries)))
-        if self.lose_answers:
-            self.lose_answers -= 1
-            raise StoreUnavailableError("the answer was lost")
-        return counted
-
-    def former(self, entries: Sequence[CommitEntry]) -> None:
-        """A former coordinator, which was asked first, has a commit counted after all."""
-        self._do(self._keeper.submit(lambda ledger: ledger.decide_commits(entries)))
-
-    def load_plans(self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]) -> LoadPlans:
-        self.calls["load_plans"] += 1
-        return self._do(self._keeper.submit(lambda ledger: ([], ledger.load_plans(partition_id, version, store_names))))
-
-    def open_instance(
-        self,
-        provider_id: StateStoreProviderId,
-        ids_to_check: Sequence[StateStoreProviderId],
-        version: int,
-        store_names: Sequence[str],
-    ) -> InstancePlans:
-        self.calls["open_instance"] += 1
-        self.reported.append((provider_id, tuple(ids_to_check)))
-        partition = provider_id.store_id.partition_id
-        plans = self._do(self._keeper.submit(lambda ledger: ([], ledger.load_plans(partition, version, store_names))))
-        return InstancePlans(tuple(one for one in ids_to_check if one in self.stale), plans)
-
-    def plan(self, version: int, partition_id: int = 0) -> LoadPlan:
-        """What makes a version of a partition's one store."""
-        decided = self._keeper.submit(lambda ledger: ([], ledger.load_plans(partition_id, version)))
-        return self._do(decided).plans[DEFAULT_STORE]
-
-    def add_snapshot(self, state_name: str, snapshot: SnapshotEntry) -> bool:
-        return self._do(self._keeper.submit(lambda ledger: ledger.decide_snapshot(snapshot)))
-
-    def truncate(self, keep: int) -> dict[int, int]:
-        return self._do(self._keeper.submit(lambda ledger: ledger.decide_truncation(keep)))
-
-    def referenced(self) -> set[str]:
-        return self._do(self._keeper.submit(lambda ledger: ([], ledger.referenced_files())))
-
-    def elsewhere(self, state_name: str, store_ids: Sequence[StateStoreId]) -> set[StateStoreId]:
-        self.calls["elsewhere"] += 1
-        return set(store_ids) if self.is_elsewhere else set()
-
-
-class Fleet:
-    """Stores over one object store."""
-
-    def __init__(self) -> None:
-        self.objects = MemoryObjectStore()
-        self.coordinator = Coordinator(self.objects)
-        self.store = self.new_store()
-
-    def new_store(self) -> OperatorShards:
-        return OperatorShards(self.objects, self.coordinator)
-
-    def request(
-        self,
-        batch: int,
-        run: str = "run-1",
-        schema: StateSchema = SCHEMA,
-        *,
-        local: str = "a",
-        lost: str = "",
-        shard: int = 0,
-    ) -> ApplyRequest:
-        task = TaskIdentity("s", "query", run, batch, shard, 0, "executor")
-        grant = self.coordinator.lease(task, local, frozenset([lost]))
-        return ApplyRequest(task, grant.lease, grant.base_version, schema, grant.watermarks)
-
-    def apply(
-        self, batch: int, values: str, run: str = "run-1", schema: StateSchema = SCHEMA, *, shard: int = 0
-    ) -> dict[str, int]:
-        return counts(self.store.apply(self.request(batch, run, schema, shard=shard), rows(values))[0])
-
-    def deltas(self) -> list[str]:
-        return [info.path for info in self.objects.list("") if info.path.endswith(".delta")]
-
-
-def rows(values: str) -> ShardInput:
-    return ShardInput.of_raw(SCHEMA, pa.record_batch({"v": pa.array(list(values), pa.string())}))
-
-
-def counts(table: pa.Table) -> dict[str, int]:
-    return {row["v"]: row["n"] for row in table.to_pylist()}
+from tests.unit.aggregation_fleet import SCHEMA, Coordinator, Fleet, counts, rows
 
 
 def test_batches_follow_each_other() -> None:

@@ -9,7 +9,7 @@ from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.identities import ActorLocation
 from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.policy import ActorLoad, Choice, FleetView, PlacementPolicy, PlacementRequest, StayElseLocal
-from tests.unit.test_coordinator import Desk, Living, actor, entry, task
+from tests.unit.ledger_harness import Desk, Living, actor, entry, task
 
 
 def request(asking: ActorLocation, present: ActorLocation | None) -> PlacementRequest:

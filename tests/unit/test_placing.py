@@ -17,7 +17,7 @@ from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.move_planner import ELSEWHERE, LOCAL, MOVED, NO_EXECUTOR, UNPLACED, MovePlanner, PlannedMove
 from coordinator.placement.policy import PlacementRequest, StayElseLocal
 from coordinator.placement.spreading import ActorSlot
-from tests.unit.test_coordinator import actor
+from tests.unit.ledger_harness import actor
 
 SHARDS = 6
 

@@ -22,8 +22,8 @@ from coordinator.model.identities import StateStoreId
 from coordinator.model.leases import Lease
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.local import LocalObjectStore
+from tests.unit.ledger_harness import actor, entry
 from tests.unit.losing_disk import KEEPS, LosingDisk, PowerLoss
-from tests.unit.test_coordinator import actor, entry
 
 METADATA = StateMetadata("clicks", "query", 2, "update", {})
 #: Changes that the disk sees in the whole scenario; more than there are does no harm.

@@ -21,7 +21,7 @@ from store_actors.messages import ReadProjection, ReadRequest, ShardInput
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.reads import Reads
-from tests.unit.test_operator_shards import Fleet
+from tests.unit.aggregation_fleet import Fleet
 
 SCHEMA = StateSchema(
     keys=(Field("v", "string"),),

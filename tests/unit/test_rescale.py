@@ -22,7 +22,7 @@ from coordinator.model.identities import DEFAULT_STORE
 from coordinator.model.load_plans import LoadPlan
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.policy import StayElseLocal
-from tests.unit.test_coordinator import ROOT, Living, actor, entry, task, through_json
+from tests.unit.ledger_harness import ROOT, Living, actor, entry, task, through_json
 
 CREATED = StateMetadata(
     "clicks", "query", 4, "update", {"keys": [{"name": "k0", "type": "int32"}, {"name": "__row", "type": "int64"}]}

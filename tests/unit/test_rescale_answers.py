@@ -18,7 +18,7 @@ from coordinator.placement.spreading import ActorSlot
 from coordinator.runtime.runtime import MachineClock, now_ms
 from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
-from tests.unit.test_coordinator import actor, entry, task
+from tests.unit.ledger_harness import actor, entry, task
 
 METADATA = StateMetadata(
     "clicks", "query", 2, "update", {"keys": [{"name": "k0", "type": "string"}], "accumulators": []}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,44 +10,27 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from coordinator.ledger.rescaling import decide_shards
-from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.model.errors import CorruptStateError
-from coordinator.model.identities import DEFAULT_STORE, TaskIdentity
+from coordinator.model.identities import DEFAULT_STORE
 from coordinator.model.load_plans import LoadPlans
-from coordinator.model.schema import ROW_COLUMN, Accumulator, AccumulatorKind, Field, StateSchema
-from coordinator.model.state_metadata import StateMetadata
-from coordinator.model.watermarks import Watermarks
+from coordinator.model.schema import Field, StateSchema
 from store_actors.engine.spark_hash import shards_of
-from store_actors.messages import ApplyRequest, OpenRequest, ShardInput, StoreSpec
+from store_actors.messages import OpenRequest, ShardInput, StoreSpec
 from store_actors.operators.join_schema import join_schema
 from store_actors.operators.top_schema import top_schema
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
-from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.reading_order import Split
-from tests.unit.test_deduplicate import WITHIN
-from tests.unit.test_deduplicate import input_of as dedup_input
-from tests.unit.test_join import table_of
-from tests.unit.test_operator_shards import Fleet
-from tests.unit.test_session_windows import COUNT, schema_of
-from tests.unit.test_session_windows import input_of as session_input
-from tests.unit.test_top import at, by
-from tests.unit.test_top import input_of as top_input
+from tests.unit.deduplicate_machine import WITHIN
+from tests.unit.deduplicate_machine import input_of as dedup_input
+from tests.unit.join_machine import table_of
+from tests.unit.rescaled_query import KEYS, SUMS, WORD, Query, sums
+from tests.unit.session_machine import COUNT, schema_of
+from tests.unit.session_machine import input_of as session_input
+from tests.unit.top_machine import at, by
+from tests.unit.top_machine import input_of as top_input
 
 SECOND = 1_000_000
-WORD = Field("k", "string")
-SUMS = StateSchema(
-    keys=(WORD, Field("f", "float64")),
-    inputs=(Field("v", "int64"),),
-    accumulators=(
-        Accumulator(AccumulatorKind.SUM_INT, ("v",), (Field("a0_sum", "int64"), Field("a0_is_empty", "bool", False))),
-        Accumulator(AccumulatorKind.COLLECT_LIST, ("v",), (Field("a1_values", "list<int64>", False),)),
-    ),
-    expiry_key=None,
-    delay_ms=None,
-    output_mode="update",
-)
 SESSIONS = schema_of((WORD,), (), (COUNT,), "append")
 BEST = top_schema((WORD,), (Field("id", "int64"), Field("t", "timestamp")), 2, [by("id", descending=True)])
 PAIRS = join_schema(
@@ -57,15 +39,6 @@ PAIRS = join_schema(
     (Field("r0", "int64"), Field("rt", "timestamp")),
     {"join_type": "full_outer", "expiry": ["lt", "rt"], "event_time": ["lt", "rt"]},
 )
-KEYS = [None, "", *"abcdefghijklmnop"]
-
-
-def sums(chance: random.Random, _: int) -> ShardInput:
-    rows = [
-        {"k": chance.choice(KEYS), "f": chance.choice([-0.0, 0.0, 1.5, None]), "v": chance.randint(0, 9)}
-        for _ in range(30)
-    ]
-    return ShardInput.of_raw(SUMS, pa.RecordBatch.from_pylist(rows, schema=SUMS.raw_schema()))
 
 
 def sessions(chance: random.Random, batch: int) -> ShardInput:
@@ -111,64 +84,6 @@ KINDS = {
     "topN": Kind(BEST, best),
     "full outer join": Kind(PAIRS, pairs),
 }
-
-
-def routed(rows: ShardInput, schema: StateSchema, shard: int, num_shards: int) -> ShardInput:
-    names = [field.name for field in schema.input_keys]
-    tables = tuple(table.filter(pa.array(shards_of(table, names, num_shards) == shard)) for table in rows.tables)
-    return ShardInput(tables, sum(table.num_rows for table in tables))
-
-
-def counted(table: pa.Table) -> Counter[str]:
-    """Rows whatever their order, without their number in the shard; lists whatever theirs."""
-    shown = table.drop_columns([name for name in table.column_names if name == ROW_COLUMN])
-    rows = (
-        {name: sorted(one, key=str) if isinstance(one, list) else one for name, one in row.items()}
-        for row in shown.to_pylist()
-    )
-    return Counter(repr(sorted(row.items())) for row in rows)
-
-
-class Query:
-    """Batches of a query whose state is rescaled."""
-
-    def __init__(self, schema: StateSchema, num_shards: int) -> None:
-        self.fleet, self.schema, self.run, self.batch = Fleet(), schema, "run-0", 0
-        self.created = StateMetadata("s", "query", num_shards, schema.output_mode, schema.to_json())
-        self.generation = ShardLayout(num_shards)
-
-    def submit(self, decide: Any) -> Any:
-        coordinator = self.fleet.coordinator
-        return coordinator._do(coordinator._keeper.submit(decide))
-
-    def task(self, partition: int) -> TaskIdentity:
-        return TaskIdentity("s", "query", self.run, self.batch, partition, 0, "executor")
-
-    def rescale(self, num_shards: int) -> None:
-        """Start a run with another number."""
-        self.run += "+"
-        self.generation = self.submit(lambda ledger: decide_shards(ledger, self.created, self.task(0), num_shards))
-        assert self.generation.num_shards == num_shards
-
-    def apply(self, rows: ShardInput, watermark_ms: int, store: OperatorShards) -> Counter[str]:
-        emitted: Counter[str] = Counter()
-        for shard, partition in enumerate(self.generation.partitions):
-            task = self.task(partition)
-            grant = self.fleet.coordinator.lease(task, "a")
-            assert grant.base_version == self.batch
-            marks = Watermarks(watermark_ms, watermark_ms)
-            request = ApplyRequest(task, grant.lease, grant.base_version, self.schema, marks, grant.watermarks.input_ms)
-            emitted += counted(store.apply(request, routed(rows, self.schema, shard, self.generation.num_shards))[0])
-        self.batch += 1
-        return emitted
-
-    def state(self) -> Counter[str]:
-        """What is stored of the newest version."""
-        found: Counter[str] = Counter()
-        for partition in self.generation.partitions:
-            store_id = self.fleet.coordinator.lease(self.task(partition), "a").lease.store_id
-            found += counted(self.fleet.new_store().read(store_id, self.batch, self.schema))
-        return found
 
 
 @pytest.mark.parametrize("way", ["memory", "files", "snapshots", "some of each"])

@@ -17,7 +17,7 @@ from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.operators.session_windows import SessionShard
 from tests.unit.nested_values import identity
-from tests.unit.test_session_windows import input_of, schema_of
+from tests.unit.session_machine import input_of, schema_of
 
 K = AccumulatorKind
 GAP = 5

@@ -3,56 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, note, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import precondition, rule
 
-from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
+from coordinator.model.schema import Accumulator, Field, StateSchema
 from store_actors.engine.multimap import ROW_COLUMN
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, UPDATED_AND_REMOVED, Change
-from store_actors.messages import ShardInput
 from store_actors.operators.session_windows import MERGED, SessionShard
-from tests.unit.compacting import CompactingMachine
-from tests.unit.freezing import read_frozen
-
-K = AccumulatorKind
-SECOND = 1_000_000
-TIMES = (Field("session_start", "timestamp"), Field("session_end", "timestamp"))
-COUNT = Accumulator(K.COUNT_ROWS, (), (Field("n", "int64", False),))
-
-
-def schema_of(
-    keys: tuple[Field, ...], inputs: tuple[Field, ...], accumulators: tuple[Accumulator, ...], mode: str
-) -> StateSchema:
-    return StateSchema(
-        keys=(*keys, Field(ROW_COLUMN, "int64", False)),
-        inputs=(*TIMES, *inputs),
-        accumulators=(*(Accumulator(K.VALUE, (one.name,), (one,)) for one in TIMES), *accumulators),
-        expiry_key=None if mode == "complete" else "session_end",
-        delay_ms=30_000,
-        output_mode=mode,
-        operator=OperatorKind.SESSION,
-    )
-
-
-def input_of(schema: StateSchema, columns: Iterable[Iterable[Any]]) -> ShardInput:
-    arrays = [
-        pa.array([None if one is None else one * SECOND for one in column], field.type)
-        if pa.types.is_timestamp(field.type)
-        else pa.array(list(column), field.type)
-        for field, column in zip(schema.raw_schema(), columns, strict=True)
-    ]
-    return ShardInput.of_raw(schema, pa.record_batch(arrays, schema=schema.raw_schema()))
-
+from tests.unit.session_machine import (
+    COUNT,
+    FIRST,
+    SECOND,
+    TIMES,
+    K,
+    SessionMachine,
+    input_of,
+    schema_of,
+)
 
 # -- Spark's cases ----------------------------------------------------------------------------------------------------
 
@@ -225,7 +199,6 @@ def test_all_rows_of_a_hot_key_are_one_session_in_whatever_order_they_come() -> 
 
 # -- every accumulator ----------------------------------------------------------------------------------------------------
 
-FIRST = (Field("first", "int64"), Field("first_set", "bool", False))
 EVERY = (
     COUNT,
     Accumulator(K.COUNT_VALID, ("v",), (Field("valid", "int64", False),)),
@@ -284,188 +257,6 @@ def test_every_accumulator_merges_as_if_rows_had_come_in_order(
 
 
 # -- against a model ------------------------------------------------------------------------------------------------------
-
-MODEL_KEYS = (Field("user", "string"), Field("region", "int32"))
-MODEL = schema_of(
-    MODEL_KEYS,
-    (Field("v", "int64"), Field("s", "string")),
-    (
-        COUNT,
-        Accumulator(K.SUM_INT, ("v",), (Field("sum", "int64"),)),
-        Accumulator(K.FIRST, ("v",), FIRST),
-        Accumulator(K.LAST, ("s",), (Field("last", "string"), Field("last_set", "bool", False))),
-        Accumulator(K.MAX, ("s",), (Field("most", "string"),)),
-    ),
-    "append",
-)
-ROW = st.tuples(
-    st.sampled_from([None, "a"]),
-    st.sampled_from([None, 0]),
-    st.integers(0, 60),
-    st.sampled_from([1, 5, 5, 5, 12]),
-    st.none() | st.integers(-9, 9),
-    st.none() | st.text(max_size=2),
-)
-Row = tuple[str | None, int | None, int, int, int | None, str | None]
-Key = tuple[str | None, int | None]
-Values = tuple[tuple[int | None, str | None], ...]
-
-
-@dataclass(frozen=True)
-class Session:
-    start: int
-    end: int
-    values: Values
-
-    def told(self, key: Key) -> tuple[Any, ...]:
-        numbers = [v for v, _ in self.values if v is not None]
-        words = [s for _, s in self.values if s is not None]
-        (first, _), (_, last) = self.values[0], self.values[-1]
-        most = max(words, key=str.encode) if words else None
-        return (
-            *key,
-            self.start,
-            self.end,
-            len(self.values),
-            sum(numbers) if numbers else None,
-            first,
-            True,
-            last,
-            True,
-            most,
-        )
-
-
-Sessions = dict[Key, tuple[Session, ...]]
-
-
-def told(table: pa.Table) -> list[tuple[Any, ...]]:
-    rows = []
-    for row in table.to_pylist():
-        row.pop(ROW_COLUMN, None)
-        row.pop(CHANGE_COLUMN, None)
-        for field in TIMES:
-            row[field.name] = int(row[field.name].timestamp())
-        rows.append(tuple(row.values()))
-    return sorted(rows, key=repr)
-
-
-@dataclass(frozen=True)
-class ModelVersion:
-    sessions: Sessions
-    watermark: int
-
-    def after(self, rows: list[Row], watermark: int) -> tuple[ModelVersion, dict[str, Any]]:
-        """(next version, what the batch does)"""
-        on_time = [row for row in rows if row[2] + row[3] > self.watermark]
-        sessions, updated, put, gone = dict(self.sessions), [], 0, 0
-        for key in {row[:2] for row in on_time}:
-            old = self.sessions.get(key, ())
-            new = [Session(at, at + gap, ((v, s),)) for *row_key, at, gap, v, s in on_time if tuple(row_key) == key]
-            events = [(one.start, 0, 0, one) for one in old] + [(one.start, 1, one.end, one) for one in new]
-            merged: list[Session] = []
-            for *_, one in sorted(events, key=lambda event: event[:3]):
-                if merged and one.start <= merged[-1].end:
-                    former = merged.pop()
-                    one = Session(former.start, max(former.end, one.end), former.values + one.values)
-                merged.append(one)
-            sessions[key] = tuple(merged)
-            updated += [one.told(key) for one in merged if not any(one is other for other in old)]
-            put += len(merged)
-            gone += len({one.start for one in old} - {one.start for one in merged})
-        closed = [one.told(key) for key, ones in sessions.items() for one in ones if one.end <= watermark]
-        left = {key: tuple(one for one in ones if one.end > watermark) for key, ones in sessions.items()}
-        facts = {
-            # Rows of one key and time are one: Spark adds them up before it looks at the watermark.
-            "late": len({row[:4] for row in rows if row[2] + row[3] <= self.watermark}),
-            "updated": sorted(updated, key=repr),
-            "closed": sorted(closed, key=repr),
-            "counts": (put, gone + len(closed)),
-        }
-        return ModelVersion(left, watermark), facts
-
-    def told(self) -> list[tuple[Any, ...]]:
-        return sorted((one.told(key) for key, ones in self.sessions.items() for one in ones), key=repr)
-
-
-class SessionMachine(CompactingMachine):
-    def __init__(self) -> None:
-        super().__init__()
-        self.shard = SessionShard(MODEL)
-        self.versions = {0: ModelVersion({}, 0)}
-        self.changes: dict[int, Change] = {}
-        self.pending: tuple[Change, ModelVersion] | None = None
-
-    @property
-    def newest(self) -> ModelVersion:
-        return self.versions[self.shard.version]
-
-    def check(self) -> None:
-        model = self.pending[1] if self.pending else self.newest
-        assert told(self.shard.snapshot()) == model.told()
-        assert told(read_frozen(self.shard.frozen(), self.shard.schema.row_schema())) == model.told()
-        numbers = self.shard.snapshot().column(ROW_COLUMN).to_pylist()
-        assert len(numbers) == len(set(numbers)) == len(self.shard)
-
-    @precondition(lambda self: self.pending is None)
-    @rule(rows=st.lists(ROW, max_size=25), parts=st.integers(1, 3), watermark=st.integers(0, 8))
-    def apply(self, rows: list[Row], parts: int, watermark: int) -> None:
-        watermark += self.newest.watermark
-        # Event time goes on about as the watermark does.
-        rows = [(*row[:2], row[2] + max(0, self.newest.watermark - 20), *row[3:]) for row in rows]
-        timed = [(user, region, at, at + gap, v, s) for user, region, at, gap, v, s in rows]
-        size = max(1, len(rows) // parts)
-        batches = [input_of(MODEL, zip(*timed[at : at + size], strict=True)).raw for at in range(0, len(rows), size)]
-        raw = pa.concat_tables([MODEL.raw_schema().empty_table(), *batches])
-        model, facts = self.newest.after(rows, watermark)
-        change = self.shard.apply(ShardInput((raw,), len(rows)), watermark * 1000, self.shard.version + 1)
-        note(f"version {change.version}: {change.delta.to_pylist()}")
-        assert (change.rows_in, change.rows_late) == (len(rows), facts["late"])
-        assert (change.rows_updated, change.rows_removed) == facts["counts"]
-        assert told(self.shard.output(change.delta)) == facts["closed"]
-        update = SessionShard(replace(MODEL, output_mode="update"))
-        assert told(update.output(change.delta)) == facts["updated"]
-        self.pending = (change, model)
-        self.check()
-
-    @precondition(lambda self: self.pending is not None)
-    @rule()
-    def commit(self) -> None:
-        assert self.pending is not None
-        change, model = self.pending
-        assert self.shard.commit() == change.version
-        self.versions[change.version], self.changes[change.version] = model, change
-        self.pending = None
-        self.check()
-
-    @precondition(lambda self: self.pending is not None)
-    @rule()
-    def abort(self) -> None:
-        self.shard.abort()
-        self.pending = None
-        self.check()
-
-    @rule(back=st.integers(0, 3))
-    def rollback(self, back: int) -> None:
-        self.shard.rollback(max(0, self.shard.version - back))
-        self.pending = None
-        self.check()
-
-    @precondition(lambda self: self.pending is None)
-    @rule(snapshot=st.booleans())
-    def reload(self, snapshot: bool) -> None:
-        fresh = SessionShard(MODEL)
-        newest = self.shard.version
-        if snapshot:
-            rows = self.shard.snapshot()
-            kinds = pa.array(np.full(len(rows), UPDATED), pa.int8())
-            fresh.load(rows.append_column(CHANGE_COLUMN, kinds), newest, self.newest.watermark * 1000)
-        else:
-            for version in range(1, newest + 1):
-                fresh.load(self.changes[version].delta, version, self.versions[version].watermark * 1000)
-        assert fresh.watermark_ms == self.newest.watermark * 1000
-        self.shard = fresh
-        self.check()
 
 
 SessionMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)

@@ -14,7 +14,7 @@ from coordinator.model.schema import AccumulatorKind, Field, StateSchema
 from coordinator.model.type_names import bins_type, string_to_type, words_type
 from store_actors.engine.results import results_of
 from store_actors.operators.aggregate import AggregateShard
-from tests.unit.test_fold_kernels import Rows, both, parts_of, run, schema_of
+from tests.unit.fold_rows import Rows, both, parts_of, run, schema_of
 
 K = AccumulatorKind
 WIDTH = 7

@@ -13,8 +13,7 @@ from coordinator.telemetry.batch_times import PartitionTime
 from coordinator.telemetry.drivers import DriverReport, Drivers, ExecutorState, LongBatch
 from coordinator.telemetry.slow_batches import BatchContext, EndedBatch, explanation, is_slow, running_batch
 from coordinator.telemetry.state_counters import StateCounters
-from tests.unit.test_coordinator import actor
-from tests.unit.test_lineage import ENTRY
+from tests.unit.ledger_harness import ENTRY, actor
 
 LAST = replace(ENTRY, partition_id=7, version=42, base_version=41, rows_in=1000, file_bytes=2_000_000)
 #: spark, lease, hand_over, apply, write, commit, end

@@ -17,15 +17,15 @@ from store_actors.engine.memory import HEAP
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.spilling.mapped_files import mapping_of
+from tests.unit.aggregate_machine import ShardMachine
+from tests.unit.aggregation_fleet import SCHEMA
+from tests.unit.deduplicate_machine import DeduplicateMachine
+from tests.unit.join_machine import JoinMachine
+from tests.unit.keyed_machine import KeyedMachine
+from tests.unit.list_machine import ListMachine
+from tests.unit.session_machine import SessionMachine
 from tests.unit.spilled import everything_spilled, tiny_region
-from tests.unit.test_deduplicate import DeduplicateMachine
-from tests.unit.test_join import JoinMachine
-from tests.unit.test_keyed_machine import KeyedMachine
-from tests.unit.test_lists import ListMachine
-from tests.unit.test_operator_shards import SCHEMA
-from tests.unit.test_session_windows import SessionMachine
-from tests.unit.test_shard_machine import ShardMachine
-from tests.unit.test_top import TopMachine
+from tests.unit.top_machine import TopMachine
 
 MACHINES = [
     ShardMachine, KeyedMachine, ListMachine, JoinMachine, SessionMachine, TopMachine, DeduplicateMachine

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coordinator.model.identities import ActorLocation
 from coordinator.placement.spreading import ActorSlot, spread
-from tests.unit.test_coordinator import actor
+from tests.unit.ledger_harness import actor
 
 NODES = "abcdef"
 

@@ -18,10 +18,10 @@ from store_actors.messages import ApplyRequest, Followed
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards
-from tests.unit.test_handing_over import hand_over, store_id
-from tests.unit.test_keyed_stores import COUNTS, NAMES
-from tests.unit.test_keyed_stores import Fleet as KeyedFleet
-from tests.unit.test_operator_shards import Fleet, counts, rows
+from tests.unit.aggregation_fleet import Fleet, counts, rows
+from tests.unit.keyed_fleet import COUNTS, NAMES
+from tests.unit.keyed_fleet import Fleet as KeyedFleet
+from tests.unit.shard_transfer import hand_over, store_id
 
 
 class Remote:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from functools import cmp_to_key
 from typing import Any
 
 import numpy as np
@@ -16,130 +14,22 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from coordinator.model.errors import InvalidRequestError, StateMismatchError
-from coordinator.model.schema import Field, StateSchema
-from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change, Compaction
+from coordinator.model.schema import Field
 from store_actors.messages import ShardInput
 from store_actors.operators.top import FirstShard, TopShard, top_shard
 from store_actors.operators.top_schema import RANK_COLUMN, top_schema
-from tests.unit.freezing import FreezingMachine
-
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-Row = dict[str, Any]
-Order = list[dict[str, Any]]
-
-
-def by(column: str, *, descending: bool = False, nulls_first: bool = False) -> dict[str, Any]:
-    return {"column": column, "descending": descending, "nulls_first": nulls_first}
-
-
-def at(seconds: float | None) -> datetime | None:
-    return None if seconds is None else EPOCH + timedelta(seconds=seconds)
-
-
-def input_of(schema: StateSchema, rows: list[Row]) -> ShardInput:
-    return ShardInput.of_raw(schema, pa.RecordBatch.from_pylist(rows, schema=schema.raw_schema()))
-
-
-def comparable(value: Any) -> Any:
-    if isinstance(value, float):
-        return (1, 0.0) if math.isnan(value) else (0, value)
-    return value.encode() if isinstance(value, str) else value
-
-
-def comparison(order: Order) -> Callable[[Row, Row], int]:
-    """Which of two rows comes first: below 0 the left one."""
-
-    def compare(left: Row, right: Row) -> int:
-        for one in order:
-            a, b = left[one["column"]], right[one["column"]]
-            if a is None or b is None:
-                if (a is None) != (b is None):
-                    return -1 if (a is None) == one["nulls_first"] else 1
-                continue
-            if comparable(a) != comparable(b):
-                return -1 if (comparable(a) < comparable(b)) != one["descending"] else 1
-        return 0
-
-    return compare
-
-
-def in_order(rows: Iterable[Row], order: Order, ties: str) -> list[Row]:
-    """Rows, given in the order of arrival, in that of the table."""
-    arrived = list(rows)
-    return sorted(arrived if ties == "first" else reversed(arrived), key=cmp_to_key(comparison(order)))
-
-
-@dataclass(frozen=True)
-class Kept:
-    row: Row
-    arrival: int
-    rank: int
-
-
-@dataclass
-class Model:
-    """The table as lists, with what a batch emits: (id, rank) pairs."""
-
-    schema: StateSchema
-    tables: dict[Any, list[Kept]] = field(default_factory=dict)
-    watermark_ms: int = 0
-    arrivals: int = 0
-
-    def partition(self, row: Row) -> Any:
-        return tuple(row[one.name] for one in self.schema.input_keys)
-
-    def expired(self, row: Row, watermark_ms: int) -> bool:
-        expiry = row[self.schema.expiry_key] if self.schema.expiry_key else None
-        return expiry is not None and expiry <= EPOCH + timedelta(milliseconds=watermark_ms)
-
-    def ordered(self, kept: list[Kept]) -> list[Kept]:
-        by_id = {one.row["id"]: one for one in kept}
-        arrived = sorted(kept, key=lambda one: one.arrival)
-        options = self.schema.options
-        ordered = in_order((one.row for one in arrived), options["order"], options["ties"])
-        return [replace(by_id[row["id"]], rank=place + 1) for place, row in enumerate(ordered)]
-
-    def after(self, rows: list[Row], watermark_ms: int) -> tuple[Model, set[tuple[int, int | None]], int]:
-        """(next version, what is emitted, late rows)"""
-        options = self.schema.options
-        on_time = [row for row in rows if not self.expired(row, self.watermark_ms)]
-        tables, emitted = dict(self.tables), set[tuple[int, int | None]]()
-        for number, row in enumerate(on_time):
-            tables[self.partition(row)] = [*tables.get(self.partition(row), []), Kept(row, self.arrivals + number, 0)]
-        by_key = self.schema.expiry_key in {one.name for one in self.schema.keys}
-        has_rank = RANK_COLUMN in self.schema.row_schema().names
-        for key, kept in list(tables.items()):
-            former = {one.row["id"]: one.rank for one in self.tables.get(key, [])}
-            chosen = self.ordered(kept)[: options["n"]]
-            gone = [one for one in chosen if self.expired(one.row, watermark_ms)]
-            left = self.ordered([one for one in chosen if one not in gone])
-            final = chosen if by_key else [*left, *(one for one in gone if one.row["id"] not in former)]
-            for one in final:
-                before = former.get(one.row["id"])
-                if before is None or (has_rank and before != one.rank):
-                    emitted.add((one.row["id"], one.rank if has_rank else None))
-            if options["emit_removed"]:
-                stayed = {one.row["id"] for one in (chosen if by_key else left)}
-                emitted |= {(number, None) for number in former if number not in stayed}
-            tables[key] = left
-        left_over = {key: kept for key, kept in tables.items() if kept}
-        after = Model(self.schema, left_over, watermark_ms, self.arrivals + len(on_time))
-        return after, emitted, len(rows) - len(on_time)
-
-    def rows(self) -> set[tuple[int, int | None]]:
-        has_rank = RANK_COLUMN in self.schema.row_schema().names
-        return {(one.row["id"], one.rank if has_rank else None) for kept in self.tables.values() for one in kept}
-
-
-def pairs(table: pa.Table) -> set[tuple[int, int | None]]:
-    found = [(row["id"], row.get(RANK_COLUMN)) for row in table.to_pylist()]
-    assert len(set(found)) == len(found), "a row appears twice"
-    return set(found)
-
+from tests.unit.top_machine import (
+    EPOCH,
+    Model,
+    TopMachine,
+    at,
+    by,
+    in_order,
+    input_of,
+    pairs,
+)
 
 # -- the order of values ----------------------------------------------------------------------------------------------
 
@@ -369,119 +259,6 @@ def test_a_stream_of_many_batches_equals_pandas() -> None:
 
 
 # -- against lists ----------------------------------------------------------------------------------------------------
-
-COLUMNS = (
-    Field("id", "int64"),
-    Field("ts", "timestamp"),
-    Field("f", "float64"),
-    Field("s", "string"),
-    Field("d", "decimal(30,2)"),
-)
-ORDERS = st.lists(
-    st.builds(by, st.sampled_from(["ts", "f", "s", "d"]), descending=st.booleans(), nulls_first=st.booleans()),
-    min_size=1,
-    max_size=2,
-)
-ROW = st.fixed_dictionaries(
-    {
-        "k": st.sampled_from([None, "a", "b", "", "ab"]),
-        "end": st.sampled_from([None, *(at(seconds) for seconds in (5, 10, 15, 20))]),
-        "ts": st.one_of(st.none(), st.integers(0, 30).map(at)),
-        "f": st.sampled_from([None, math.nan, -0.0, 0.0, 1.5, -2.0]),
-        "s": st.one_of(st.none(), st.text("abä", max_size=2)),
-        "d": st.sampled_from([None, Decimal("-1.00"), Decimal(2**70), Decimal("0.50")]),
-    }
-)
-
-
-class TopMachine(FreezingMachine):
-    @initialize(
-        n=st.integers(1, 4),
-        order=ORDERS,
-        ties=st.sampled_from(["first", "last"]),
-        tell=st.sampled_from(["rank", "removed", "rows"]),
-        expiry=st.sampled_from([None, "end", "ts"]),
-        partition=st.sampled_from([("k",), ("end", "k"), ("end",), ()]),
-    )
-    def start(self, n: int, order: Order, ties: str, tell: str, expiry: str | None, partition: tuple[str, ...]) -> None:
-        types = {"k": "string", "end": "timestamp"}
-        keys = tuple(Field(name, types[name]) for name in partition)
-        others = tuple(Field(name, kind) for name, kind in types.items() if name not in partition)
-        self.schema = top_schema(
-            keys, (*COLUMNS, *others), n, order, ties=ties, rank=tell != "rows", emit_removed=tell == "removed",
-            expiry=expiry, delay_ms=None if expiry is None else 0,
-        )  # fmt: skip
-        self.shard = top_shard(self.schema)
-        self.versions = {0: Model(self.schema)}
-        self.changes: dict[int, Change] = {}
-        self.pending: tuple[Change, Model] | None = None
-        self.ids = 0
-
-    @property
-    def newest(self) -> Model:
-        return self.versions[self.shard.version]
-
-    @precondition(lambda self: self.pending is None)
-    @rule(rows=st.lists(ROW, max_size=25), forward=st.sampled_from([0, 0, 1000, 4000]))
-    def apply(self, rows: list[Row], forward: int) -> None:
-        rows = [{**row, "id": self.ids + place} for place, row in enumerate(rows)]
-        self.ids += len(rows)
-        model, emitted, late = self.newest.after(rows, self.newest.watermark_ms + forward)
-        change = self.shard.apply(input_of(self.schema, rows), model.watermark_ms, self.shard.version + 1)
-        assert (change.rows_in, change.rows_late) == (len(rows), late)
-        assert pairs(self.shard.output(change.delta)) == emitted
-        self.pending = (change, model)
-
-    @precondition(lambda self: self.pending is not None)
-    @rule()
-    def commit(self) -> None:
-        assert self.pending is not None
-        change, model = self.pending
-        assert self.shard.commit() == change.version
-        self.versions[change.version], self.changes[change.version] = model, change
-        self.pending = None
-
-    @precondition(lambda self: self.pending is not None)
-    @rule()
-    def abort(self) -> None:
-        self.shard.abort()
-        self.pending = None
-
-    @precondition(lambda self: self.pending is None)
-    @rule(back=st.integers(0, 3))
-    def rollback(self, back: int) -> None:
-        version, newest = max(0, self.shard.version - back), self.shard.version
-        moved = self.shard.rollback(version)
-        assert self.shard.version == (version if moved else newest)
-
-    @precondition(lambda self: self.pending is None)
-    @rule()
-    def reload(self) -> None:
-        fresh = top_shard(self.schema)
-        for version in range(1, self.shard.version + 1):
-            fresh.load(self.changes[version].delta, version, self.versions[version].watermark_ms)
-        self.shard = fresh
-
-    @precondition(lambda self: self.pending is None)
-    @rule()
-    def reload_from_a_snapshot(self) -> None:
-        rows, fresh = self.shard.snapshot(), top_shard(self.schema)
-        changes = pa.array(np.full(len(rows), UPDATED, np.int8))
-        fresh.load(rows.append_column(CHANGE_COLUMN, changes), self.shard.version, self.newest.watermark_ms)
-        self.shard = fresh
-
-    @precondition(lambda self: self.pending is None and self._frozen is None)
-    @rule()
-    def compact(self) -> None:
-        Compaction().run(self.shard)
-
-    @invariant()
-    def equals_model(self) -> None:
-        model = self.pending[1] if self.pending else self.newest
-        assert pairs(self.shard.snapshot()) == model.rows()
-        assert len(self.shard) == len(model.rows())
-        if not self.pending:
-            assert self.shard.watermark_ms == model.watermark_ms
 
 
 TopMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)

@@ -7,7 +7,7 @@ import asyncio
 from coordinator.model.maintenance import Maintenance
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.telemetry.drivers import DriverReport
-from tests.unit.test_dropping import People, run
+from tests.unit.service_harness import People, run
 
 
 def test_a_ledger_leaves_memory_once_its_query_ended_long_ago_and_is_still_shown_and_comes_back() -> None:

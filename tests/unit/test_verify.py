@@ -14,9 +14,9 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.local import LocalObjectStore
 from statefleet.reads.fleet import attach
 from statefleet.reads.verify import StateCheck, check_files, files_of, state_names
-from tests.unit.test_maintenance import filled
+from tests.unit.aggregation_fleet import filled
+from tests.unit.stored_states import STORED
 
-STORED = Path(__file__).parents[1] / "data" / "state-5d87e91"
 DATA_FILES = sorted(
     str(file.relative_to(STORED)) for file in STORED.rglob("*") if file.suffix in (".delta", ".snapshot")
 )

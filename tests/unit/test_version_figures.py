@@ -17,7 +17,7 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.policy import StayElseLocal
 from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.verify import check_files, files_of
-from tests.unit.test_coordinator import Living, actor, entry, task
+from tests.unit.ledger_harness import Living, actor, entry, task
 
 CREATED = StateMetadata("clicks", "query", 2, "update", {"keys": [{"name": "k0", "type": "int32"}]})
 

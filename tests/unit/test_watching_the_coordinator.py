@@ -20,8 +20,8 @@ from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.telemetry.batch_times import BatchTimes
 from statefleet.dashboard.model import FleetModel
-from tests.unit.test_carried_leases import METADATA, SHARDS, begun, made
-from tests.unit.test_coordinator import actor, task
+from tests.unit.coordinator_requests import METADATA, SHARDS, begun, made
+from tests.unit.ledger_harness import actor, task
 
 
 class Watched:

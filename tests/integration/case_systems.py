@@ -1,0 +1,135 @@
+"""Cases of operators on the fleet or on Spark: inputs, queries and totals."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructField, StructType, TimestampType
+
+from spark_jobs.fleet import Fleet
+from tests.integration.frame_cases import FRAME_CASES
+from tests.integration.group_state_cases import GROUP_STATE_CASES
+from tests.integration.join_cases import JOIN_CASES
+from tests.integration.operator_cases import CASES, Case, Operators, Step, Totals
+from tests.integration.streams import Feed, Run
+from tests.tasks import coordinator_of, deltas_of
+
+ALL_CASES = {**CASES, **JOIN_CASES, **GROUP_STATE_CASES, **FRAME_CASES}
+
+
+class Inputs:
+    """The inputs of a case as streams of one source, so that a step's rows of all inputs arrive together."""
+
+    def __init__(self, spark: SparkSession, folder: Path, columns: Mapping[str, str]) -> None:
+        self._types = {key: spark.createDataFrame([], ddl).schema for key, ddl in columns.items()}
+        fields = [StructField(key, kind) for key, kind in self._types.items()]
+        self._feed = Feed(spark, folder, to_arrow_schema(StructType(fields)))
+
+    def add(self, rows: Mapping[str, Any]) -> None:
+        # A row of the source is a row of one input; the others are null.
+        self._feed.add(
+            [
+                tuple(self._row(key, row) if key == name else None for key in self._types)
+                for name in rows
+                for row in rows[name]
+            ]
+        )
+
+    def _row(self, key: str, row: tuple[Any, ...]) -> dict[str, Any]:
+        return {
+            item.name: dt.datetime.fromtimestamp(value, dt.UTC)
+            if isinstance(item.dataType, TimestampType) and value is not None
+            else value
+            for item, value in zip(self._types[key].fields, row, strict=True)
+        }
+
+    def streams(self) -> dict[str, DataFrame]:
+        source = self._feed.stream()
+        return {key: source.where(F.col(key).isNotNull()).select(f"{key}.*") for key in self._types}
+
+
+class System:
+    """A case's query on the fleet or on Spark, restarted at will."""
+
+    def __init__(self, case: Case, inputs: Inputs, operators: Operators, checkpoint: Path) -> None:
+        self._case, self._inputs, self._operators, self._checkpoint = case, inputs, operators, checkpoint
+        self.run = self._start()
+
+    def _start(self) -> Run:
+        frame = self._case.query(self._operators, self._inputs.streams())
+        return Run(frame, self._case.mode, self._checkpoint)
+
+    def stop(self) -> None:
+        self.run.stop()
+
+    def start(self) -> None:
+        self.run = self._start()
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def take(self) -> dict[int, list[tuple[Any, ...]]]:
+        """What each batch emitted since the last call."""
+        return self.run.take_batches()
+
+
+class Counts:
+    """Totals of a case's states on the fleet, read off the manifest."""
+
+    def __init__(self, fleet: Fleet, prefix: str) -> None:
+        self._fleet, self._prefix = fleet, prefix
+        self._seen: dict[str, tuple[int, int, int]] = {}
+
+    def of(self, operator: str) -> Totals:
+        name = f"{self._prefix}-{operator}"
+        metadata = coordinator_of(self._fleet).describe_state(name)
+        assert metadata is not None
+        chains = [deltas_of(self._fleet, name, shard) for shard in range(metadata.num_shards)]
+        entries = [entry for chain in chains for entry in chain]
+        sums = tuple(
+            sum(getattr(one, kind) for one in entries) for kind in ("rows_updated", "rows_removed", "rows_late")
+        )
+        before = self._seen.get(name, (0, 0, 0))
+        self._seen[name] = (sums[0], sums[1], sums[2])
+        u, r, d = (new - old for new, old in zip(sums, before, strict=True))
+        return Totals(sum(chain[-1].state_rows for chain in chains if chain), u, r, d)
+
+
+def own(frame: DataFrame, name: str, mode: str = "append") -> DataFrame:
+    """Spark's own operators."""
+    return frame
+
+
+@contextmanager
+def configured(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
+    for key, value in conf.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key in conf:
+            spark.conf.unset(key)
+
+
+def check(where: str, step: Step, inputs: Inputs, systems: Mapping[str, System], counts: Counts) -> None:
+    inputs.add(step.rows)
+    results = {who: system.take() for who, system in systems.items()}
+    expected = None if step.out is None else sorted(step.out, key=repr)
+    for who, batches in results.items():
+        rows = sorted(itertools.chain(*batches.values()), key=repr)
+        assert expected is None or rows == expected, f"{where}, on {who}: {batches}"
+    # In the same batches, those without data among them.
+    assert len({repr(batches) for batches in results.values()}) == 1, f"{where}: {results}"
+    for operator, wanted in step.totals.items():
+        found = counts.of(operator)
+        known = Totals(*(has if want is not None else None for has, want in zip(found, wanted, strict=True)))  # type: ignore[arg-type]
+        assert known == wanted, f"{where}: state of {operator} is {found}"

@@ -1,0 +1,203 @@
+"""State machine of an aggregate shard, and its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import note
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, precondition, rule
+
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from store_actors.engine.table import GroupTable
+from store_actors.engine.versions import Change
+from store_actors.messages import ShardInput
+from store_actors.operators.aggregate import AggregateShard, output_of
+from tests.unit.compacting import CompactingMachine
+
+SECOND = 1_000_000
+SCHEMA = StateSchema(
+    keys=(Field("end", "timestamp"), Field("user", "string")),
+    inputs=(Field("amount", "int64"), Field("label", "string")),
+    accumulators=(
+        Accumulator(AccumulatorKind.COUNT_ROWS, (), (Field("n", "int64", False),)),
+        Accumulator(AccumulatorKind.SUM_INT, ("amount",), (Field("total", "int64"),)),
+        Accumulator(AccumulatorKind.MAX, ("label",), (Field("top", "string"),)),
+    ),
+    expiry_key="end",
+    delay_ms=2000,
+    output_mode="update",
+)
+
+
+ROW = st.tuples(
+    st.one_of(st.none(), st.integers(0, 30)),
+    st.one_of(st.none(), st.sampled_from(["", "a", "b", "ab", "ä"])),
+    st.one_of(st.none(), st.integers(-(2**62), 2**62)),
+    st.one_of(st.none(), st.text(max_size=3)),
+)
+
+
+Key = tuple[int | None, str | None]
+Groups = dict[Key, tuple[int, int | None, str | None]]
+
+
+def batch_of(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
+    ends, users, amounts, labels = zip(*rows, strict=True) if rows else ((), (), (), ())
+    return pa.record_batch(
+        [
+            pa.array([None if end is None else end * SECOND for end in ends], pa.timestamp("us", tz="UTC")),
+            pa.array(users, pa.string()),
+            pa.array(amounts, pa.int64()),
+            pa.array(labels, pa.string()),
+        ],
+        schema=SCHEMA.raw_schema(),
+    )
+
+
+def input_of(*raw: pa.RecordBatch, combined: Sequence[pa.RecordBatch] = ()) -> ShardInput:
+    """A shard's input of which some batches were each partially aggregated by a map task."""
+    partial = [SCHEMA.row_schema().empty_table()]
+    for batch in combined:
+        table = GroupTable(SCHEMA)
+        table.accumulate(table.encode(batch), 1)
+        partial.append(table.decode(table.rows[table.live()]))
+    some = ShardInput.of_raw(SCHEMA, *raw)
+    return ShardInput((some.raw, pa.concat_tables(partial)), some.rows_read + sum(batch.num_rows for batch in combined))
+
+
+def groups_of(table: pa.Table) -> Groups:
+    groups: Groups = {}
+    ends = table.column("end").cast(pa.int64()).to_pylist()
+    for end, row in zip(ends, table.to_pylist(), strict=True):
+        key = (None if end is None else end // SECOND, row["user"])
+        assert key not in groups, "a group appears twice"
+        groups[key] = (row["n"], row["total"], row["top"])
+    return groups
+
+
+def wrap(value: int) -> int:
+    return (value + 2**63) % 2**64 - 2**63
+
+
+class ModelVersion:
+    def __init__(self, groups: Groups, watermark_ms: int) -> None:
+        self.groups, self.watermark_ms = groups, watermark_ms
+
+    def after(self, rows: list[tuple[Any, ...]], max_event_ms: int | None) -> tuple[ModelVersion, Groups, Groups]:
+        """(next version, updated groups, closed groups)"""
+        groups, touched = dict(self.groups), set()
+        for end, user, amount, label in rows:
+            if end is not None and end * 1000 <= self.watermark_ms:
+                continue
+            n, total, top = groups.get((end, user), (0, None, None))
+            if amount is not None:
+                total = amount if total is None else wrap(total + amount)
+            if label is not None and (top is None or label.encode() > top.encode()):
+                top = label
+            groups[end, user] = (n + 1, total, top)
+            touched.add((end, user))
+        watermark = self.watermark_ms
+        if max_event_ms is not None:
+            watermark = max(watermark, max_event_ms - 2000)
+        closed = {key: row for key, row in groups.items() if key[0] is not None and key[0] * 1000 <= watermark}
+        updated = {key: groups[key] for key in touched}
+        left = {key: row for key, row in groups.items() if key not in closed}
+        return ModelVersion(left, watermark), updated, closed
+
+    def late(self, rows: list[tuple[Any, ...]]) -> int:
+        """Groups of late rows, each of which Spark adds up to one before it counts."""
+        return len({row[:2] for row in rows if row[0] is not None and row[0] * 1000 <= self.watermark_ms})
+
+
+class ShardMachine(CompactingMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shard = AggregateShard(SCHEMA)
+        self.versions = {0: ModelVersion({}, 0)}
+        self.changes: dict[int, Change] = {}
+        self.base: dict[int, int] = {}
+        self.pending: tuple[Change, ModelVersion] | None = None
+
+    @property
+    def newest(self) -> ModelVersion:
+        return self.versions[self.shard.version]
+
+    @initialize()
+    def start(self) -> None:
+        assert len(self.shard) == 0
+
+    @precondition(lambda self: self.pending is None)
+    @rule(
+        rows=st.lists(ROW, max_size=25),
+        parts=st.integers(1, 3),
+        combined=st.integers(0, 3),
+        event=st.one_of(st.none(), st.integers(0, 30)),
+    )
+    def apply(self, rows: list[tuple[Any, ...]], parts: int, combined: int, event: int | None) -> None:
+        max_event_ms = None if event is None else event * 1000
+        model, updated, closed = self.newest.after(rows, max_event_ms)
+        pieces = [rows[part::parts] for part in range(parts)]
+        batches = [batch_of(piece) for piece in pieces]
+        late = self.newest.late(rows)
+        change = self.shard.apply(
+            input_of(*batches[combined:], combined=batches[:combined]), model.watermark_ms, self.shard.version + 1
+        )
+        note(f"version {change.version}: {change.delta.to_pylist()}")
+        assert (change.rows_in, change.rows_late) == (len(rows), late)
+        assert (change.rows_updated, change.rows_removed) == (len(updated), len(closed))
+        assert groups_of(output_of(change.delta, "update")) == updated
+        assert groups_of(output_of(change.delta, "append")) == closed
+        self.pending = (change, model)
+
+    @precondition(lambda self: self.pending is not None)
+    @rule()
+    def apply_twice_is_refused(self) -> None:
+        with pytest.raises(InvalidRequestError, match="uncommitted"):
+            self.shard.apply(input_of(), 0, self.shard.version + 1)
+
+    @precondition(lambda self: self.pending is not None)
+    @rule()
+    def commit(self) -> None:
+        assert self.pending is not None
+        change, model = self.pending
+        self.base[change.version] = self.shard.version
+        assert self.shard.commit() == change.version
+        self.versions[change.version], self.changes[change.version] = model, change
+        self.pending = None
+
+    @precondition(lambda self: self.pending is not None)
+    @rule()
+    def abort(self) -> None:
+        self.shard.abort()
+        self.pending = None
+
+    @precondition(lambda self: self.pending is None)
+    @rule(back=st.integers(0, 4))
+    def rollback(self, back: int) -> None:
+        version = max(0, self.shard.version - back)
+        newest = self.shard.version
+        if self.shard.rollback(version):
+            assert self.shard.version == version
+        else:
+            assert self.shard.version == newest
+
+    @precondition(lambda self: self.pending is None)
+    @rule()
+    def reload(self) -> None:
+        fresh = AggregateShard(SCHEMA)
+        for version in range(1, self.shard.version + 1):
+            fresh.load(self.changes[version].delta, version, self.versions[version].watermark_ms)
+        self.shard = fresh
+
+    @invariant()
+    def equals_model(self) -> None:
+        model = self.pending[1] if self.pending else self.newest
+        assert groups_of(self.shard.snapshot()) == model.groups
+        assert len(self.shard) == len(model.groups)
+        if not self.pending:
+            assert self.shard.watermark_ms == model.watermark_ms

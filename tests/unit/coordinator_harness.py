@@ -1,0 +1,149 @@
+"""Coordinators over one object store whose requests can be made to hang."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+
+from coordinator.ledger.state_ledger import Record, StateLedger
+from coordinator.log.cleaner import Cleaner
+from coordinator.log.ledger_writer import LedgerWriter
+from coordinator.log.manifest_log import ManifestLog
+from coordinator.model.commits import CommitEntry
+from coordinator.model.identities import ActorLocation, TaskIdentity
+from coordinator.model.maintenance import Maintenance
+from coordinator.placement.policy import StayElseLocal
+from coordinator.runtime.runtime import MachineClock
+from coordinator.service.branching import Branching
+from coordinator.storage.memory import MemoryObjectStore
+from coordinator.storage.protocol import ObjectInfo, ObjectStore
+from tests.unit.ledger_harness import Living, entry
+
+GRACE_S = 1.0
+HERE = ActorLocation("a", "a-1", "node", "host", 1)
+
+
+class Gated:
+    """A coordinator's way to the shared objects: while its gate is shut, one kind of its requests hangs."""
+
+    tells_writers_apart = True
+
+    def __init__(self, objects: MemoryObjectStore, hangs: str = "") -> None:
+        self.uri = objects.uri
+        self._objects, self._hangs = objects, hangs
+        self.gate, self.reached = threading.Event(), threading.Event()
+        self.gate.set()
+        self.lists = self.deletes = 0
+
+    def _pass(self, request: str) -> None:
+        if request == self._hangs and not self.gate.is_set():
+            self.reached.set()
+            assert self.gate.wait(30)
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        self._pass("put_if_absent")
+        return self._objects.put_if_absent(path, data)
+
+    def put(self, path: str, data: bytes) -> None:
+        self._objects.put(path, data)
+
+    def get(self, path: str) -> bytes:
+        return self._objects.get(path)
+
+    def ensure_durable(self, path: str) -> None:
+        self._objects.ensure_durable(path)
+
+    def list_unfinished(self, prefix: str) -> Sequence[ObjectInfo]:
+        return self._objects.list_unfinished(prefix)
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        # What the store's time is, is asked beside.
+        self.lists += not prefix.startswith("_probe")
+        infos = self._objects.list(prefix)
+        self._pass("list")
+        return infos
+
+    def delete(self, path: str) -> None:
+        self._objects.delete(path)
+
+    def delete_all(self, paths: Sequence[str]) -> None:
+        self._pass("delete")
+        self.deletes += 1
+        self._objects.delete_all(paths)
+
+    def folders(self) -> Sequence[str]:
+        return self._objects.folders()
+
+
+class Office:
+    """One coordinator: a keeper of the state's log and a cleaner, as the coordinator actor has them."""
+
+    def __init__(self, objects: ObjectStore, name: str) -> None:
+        self.objects, self.name = objects, name
+        self.keepers: dict[str, LedgerWriter] = {}
+        self.keeper = self.of("s")
+        self.cleaner = Cleaner(objects, Maintenance(grace_s=GRACE_S), MachineClock(), self.opened, self.notice_deleted)
+        self.branching = Branching(self.opened, MachineClock())
+
+    def of(self, state_name: str) -> LedgerWriter:
+        """The keeper of a state's ledger."""
+        if state_name not in self.keepers:
+            self.keepers[state_name] = LedgerWriter(ManifestLog(self.objects, state_name, self.name))
+        return self.keepers[state_name]
+
+    async def opened(self, state_name: str) -> LedgerWriter:
+        keeper = self.of(state_name)
+        if keeper.ledger is None:
+            await keeper.open()
+        return keeper
+
+    async def notice_deleted(self, state_name: str) -> None:
+        keeper = self.keepers.get(state_name)
+        if keeper is not None and await keeper.is_deleted():
+            del self.keepers[state_name]
+
+    async def begin(self, run: str, batch: int, state_name: str = "s") -> CommitEntry:
+        """A commit of a new run, not counted yet."""
+        task = TaskIdentity(state_name, "query", run, batch, 0, 0, "executor")
+        keeper = await self.opened(state_name)
+        grant = await keeper.submit(lambda ledger: ledger.decide_lease(task, HERE, Living(), StayElseLocal()))
+        version = batch + 1
+        begun = entry(grant, version)
+        return replace(
+            begun, file=f"{state_name}/0/0/{version}-{ord(run[-1]):x}.delta", committed_at_ms=int(time.time() * 1000)
+        )
+
+    async def count(self, begun: CommitEntry, state_name: str = "s") -> None:
+        """As ``Coordinator.commit_partitions``."""
+
+        def decide(ledger: StateLedger) -> tuple[list[Record], None]:
+            return ledger.decide_commits([begun])[0], None
+
+        await (await self.opened(state_name)).submit(decide)
+
+    async def clean(self, state_name: str = "s") -> list[str]:
+        cleaned = await self.cleaner.clean(await self.opened(state_name), state_name, dry_run=False)
+        return [file["path"] for file in cleaned["files"]]
+
+
+async def until(reached: threading.Event) -> None:
+    assert await asyncio.to_thread(reached.wait, 30)
+
+
+def two_coordinators(
+    scenario: Callable[[Office, Office, MemoryObjectStore, Gated], Awaitable[None]], hangs: str
+) -> None:
+    """Run a scenario of an old coordinator, whose requests can be made to hang, and its successor."""
+    objects = MemoryObjectStore()
+
+    async def run() -> None:
+        gated = Gated(objects, hangs)
+        old, new = Office(gated, "old"), Office(objects, "new")
+        await old.keeper.open()
+        await new.keeper.open()
+        await scenario(old, new, objects, gated)
+
+    asyncio.run(run())

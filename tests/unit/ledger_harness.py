@@ -1,0 +1,117 @@
+"""A ledger that carries its decisions out at once, and the leases and commits of its tests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Collection
+from typing import Any
+
+from coordinator.ledger.records import Record, record_from_json, record_to_json
+from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
+from coordinator.log.ledger_writer import LedgerWriter
+from coordinator.log.manifest_log import ManifestLog
+from coordinator.model.commits import CommitEntry
+from coordinator.model.identities import (
+    ActorLocation,
+    TaskIdentity,
+)
+from coordinator.placement.policy import ActorLoad, StayElseLocal
+from coordinator.storage.memory import MemoryObjectStore
+
+ROOT = "memory:///clicks"
+
+
+def actor(name: str, life: str = "1") -> ActorLocation:
+    return ActorLocation(name, f"{name}-{life}", f"node-{name}", "host", 1)
+
+
+def task(run: str = "run-1", batch: int = 0, shard: int = 0, query: str = "query") -> TaskIdentity:
+    return TaskIdentity("clicks", query, run, batch, shard, 0, "executor")
+
+
+def entry(grant: LeaseGrant, version: int, attempt: str = "attempt") -> CommitEntry:
+    return CommitEntry(
+        partition_id=grant.lease.store_id.partition_id,
+        version=version,
+        base_version=grant.base_version,
+        epoch=grant.lease.epoch,
+        run_id=grant.lease.run_id,
+        attempt_id=f"{attempt}-{grant.lease.run_id}-{version}",
+        file=f"file-{version}",
+        file_bytes=1,
+        checksum=2,
+        delta_rows=3,
+        rows_updated=3,
+        rows_removed=0,
+        state_rows=3,
+        state_bytes=4,
+        rows_in=5,
+        rows_late=0,
+        watermark_ms=0,
+        committed_at_ms=version,
+    )
+
+
+def through_json(record: Record) -> Record:
+    """A record as it comes back from the log."""
+    return record_from_json(json.loads(json.dumps(record_to_json(record))))
+
+
+class Living:
+    """A fleet of which nothing is known but who was lost."""
+
+    def __init__(self, lost: Collection[str] = ()) -> None:
+        self._lost = lost
+
+    def is_alive(self, location: ActorLocation) -> bool:
+        return location.instance_id not in self._lost
+
+    def actors(self) -> Collection[ActorLocation]:
+        raise AssertionError("today's rule does not ask")
+
+    def load(self, location: ActorLocation) -> ActorLoad:
+        raise AssertionError("today's rule does not ask")
+
+
+class Desk:
+    """A ledger with a hand that carries its decisions out at once."""
+
+    def __init__(self) -> None:
+        self.ledger = StateLedger(ROOT)
+        self.lost: set[str] = set()
+
+    def lease(self, identity: TaskIdentity, local: ActorLocation) -> LeaseGrant:
+        records, grant = self.ledger.decide_lease(identity, local, Living(self.lost), StayElseLocal())
+        for record in records:
+            self.ledger.fold(through_json(record))
+        return grant
+
+    def commit(self, committed: CommitEntry) -> CommitEntry:
+        records, (counted,) = self.ledger.decide_commits([committed])
+        for record in records:
+            self.ledger.fold(through_json(record))
+        return counted
+
+
+async def opened(store: MemoryObjectStore, writer: str = "w") -> LedgerWriter:
+    keeper = LedgerWriter(ManifestLog(store, "clicks", writer))
+    await keeper.open()
+    return keeper
+
+
+def run(scenario: Callable[[], Any]) -> None:
+    asyncio.run(scenario())
+
+
+def data_of(ledger: StateLedger) -> dict[str, Any]:
+    """A ledger as JSON data, shard by shard: which of them comes first is no matter."""
+    told = json.loads(json.dumps(ledger.to_json()))
+    for name in ("entries", "snapshots"):
+        told[name].sort(key=lambda one: (one["partition_id"], one["store_name"]))
+    for name in ("floors", "late_before"):
+        told[name].sort()
+    return told
+
+
+ENTRY = CommitEntry(0, 1, 0, 1, "run", "attempt", "file", 1, 1, 1, 1, 0, 1, 1, 1, 0, 0, 0)

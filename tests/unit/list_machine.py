@@ -1,0 +1,204 @@
+"""State machine of an aggregate shard with lists, and its rows."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, precondition, rule
+
+from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from coordinator.model.type_names import list_type
+from store_actors.engine.table import GroupTable
+from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change
+from store_actors.messages import ShardInput
+from store_actors.operators.aggregate import AggregateShard, output_of
+from tests.unit.compacting import CompactingMachine
+
+K = AccumulatorKind
+SECOND = 1_000_000
+
+
+def collected(kind: AccumulatorKind, column: str, type_name: str, name: str) -> Accumulator:
+    return Accumulator(kind, (column,), (Field(name, list_type(type_name), False),))
+
+
+def distinct(values: Sequence[Any]) -> list[Any]:
+    """The first of equal values, in order; no NaN equals another one."""
+    found: list[Any] = []
+    for value in values:
+        if (isinstance(value, float) and math.isnan(value)) or value not in found:
+            found.append(value)
+    return found
+
+
+def exact(values: Sequence[Any]) -> list[Any]:
+    """Values told apart also where Python takes them for equal: -0.0 and 0.0."""
+    return [repr(value) if isinstance(value, float) else value for value in values]
+
+
+SCHEMA = StateSchema(
+    keys=(Field("end", "timestamp"), Field("user", "string")),
+    inputs=(Field("word", "string"), Field("amount", "decimal(20,2)"), Field("x", "float64")),
+    accumulators=(
+        collected(K.COLLECT_LIST, "word", "string", "words"),
+        Accumulator(K.MAX, ("word",), (Field("top", "string"),)),
+        collected(K.COLLECT_SET, "word", "string", "word_set"),
+        collected(K.COLLECT_SET, "amount", "decimal(20,2)", "amounts"),
+        collected(K.COLLECT_SET, "x", "float64", "xs"),
+    ),
+    expiry_key="end",
+    delay_ms=2000,
+    output_mode="update",
+)
+
+
+Row = tuple[int, str, str | None, Decimal | None, float | None]
+Key = tuple[int, str]
+Groups = dict[Key, list[Row]]
+
+
+def rows_of(seed: int, size: int) -> list[Row]:
+    """Rows of few groups, so that lists get long."""
+    chance = random.Random(seed)
+    return [
+        (
+            chance.choice([2, 4]),
+            chance.choice("aab"),
+            chance.choice([None, *(f"w{n}" for n in range(40))]),
+            chance.choice([None, *(Decimal(n) * 10**16 for n in range(-20, 20))]),
+            chance.choice([None, math.nan, -0.0, *(n / 2 for n in range(-9, 9))]),
+        )
+        for _ in range(size)
+    ]
+
+
+ROWS = st.builds(rows_of, st.integers(0, 2**32), st.integers(0, 60))
+
+
+def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
+    columns = list(zip(*rows, strict=True)) if rows else [()] * 5
+    arrays = [pa.array([end * SECOND for end in columns[0]], pa.timestamp("us", tz="UTC"))]
+    arrays += [
+        pa.array(column, field.type) for column, field in zip(columns[1:], list(SCHEMA.raw_schema())[1:], strict=True)
+    ]
+    return pa.record_batch(arrays, schema=SCHEMA.raw_schema())
+
+
+def input_of(raw: Sequence[Row], combined: Sequence[Row] = ()) -> ShardInput:
+    table = GroupTable(SCHEMA)
+    table.accumulate(table.encode(batch_of(combined)), 1)
+    some = ShardInput.of_raw(SCHEMA, batch_of(raw))
+    return ShardInput((some.raw, table.decode(table.rows[table.live()])), len(raw) + len(combined))
+
+
+def told(groups: Groups) -> dict[Key, tuple[Any, ...]]:
+    def of(rows: list[Row], place: int) -> list[Any]:
+        return [row[place] for row in rows if row[place] is not None]
+
+    return {
+        key: (
+            of(rows, 2),
+            max(of(rows, 2), default=None),
+            distinct(of(rows, 2)),
+            distinct(of(rows, 3)),
+            exact(distinct(of(rows, 4))),
+        )
+        for key, rows in groups.items()
+    }
+
+
+def groups_of(table: pa.Table) -> dict[Key, tuple[Any, ...]]:
+    ends = table.column("end").cast(pa.int64()).to_pylist()
+    return {
+        (end // SECOND, row["user"]): (row["words"], row["top"], row["word_set"], row["amounts"], exact(row["xs"]))
+        for end, row in zip(ends, table.to_pylist(), strict=True)
+    }
+
+
+class ListMachine(CompactingMachine):
+    """As ``test_shard_machine``: a shard against the rows of its groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shard = AggregateShard(SCHEMA)
+        self.versions: dict[int, Groups] = {0: {}}
+        self.changes: dict[int, Change] = {}
+        self.pending: Groups | None = None
+        self.pending_change: Change
+        self.watermarks = {0: 0}
+
+    @precondition(lambda self: self.pending is None)
+    @rule(
+        raw=ROWS,
+        combined=ROWS,
+        forward=st.sampled_from([0, 0, 0, 1]),
+        then=st.sampled_from(["commit", "commit", "abort", "wait"]),
+    )
+    def apply(self, raw: list[Row], combined: list[Row], forward: int, then: str) -> None:
+        before = self.watermarks[self.shard.version]
+        groups = {key: list(rows) for key, rows in self.versions[self.shard.version].items()}
+        touched = set()
+        for row in (*raw, *combined):
+            if row[0] * 1000 > before:
+                groups.setdefault(row[:2], []).append(row)
+                touched.add(row[:2])
+        watermark = before + 1000 * forward
+        version = self.shard.version + 1
+        change = self.shard.apply(input_of(raw, combined), watermark, version)
+        closed = {key: rows for key, rows in groups.items() if key[0] * 1000 <= watermark}
+        assert groups_of(output_of(change.delta, "update")) == told({key: groups[key] for key in touched})
+        assert groups_of(output_of(change.delta, "append")) == told(closed)
+        self.pending = {key: rows for key, rows in groups.items() if key not in closed}
+        self.pending_change = change
+        self.equals_model()
+        if then == "commit":
+            self.commit()
+        elif then == "abort":
+            self.abort()
+
+    @precondition(lambda self: self.pending is not None)
+    @rule()
+    def commit(self) -> None:
+        assert self.pending is not None
+        change = self.pending_change
+        self.changes[change.version], self.watermarks[change.version] = change, change.watermark_ms
+        self.versions[self.shard.commit()] = self.pending
+        self.pending = None
+
+    @precondition(lambda self: self.pending is not None)
+    @rule()
+    def abort(self) -> None:
+        self.shard.abort()
+        self.pending = None
+
+    @precondition(lambda self: self.pending is None and self.shard.version > 0)
+    @rule(back=st.integers(1, 3))
+    def rollback(self, back: int) -> None:
+        version = max(0, self.shard.version - back)
+        if self.shard.rollback(version):
+            assert self.shard.version == version
+
+    @precondition(lambda self: self.pending is None)
+    @rule(from_snapshot=st.booleans())
+    def reload(self, from_snapshot: bool) -> None:
+        fresh, version = AggregateShard(SCHEMA), self.shard.version
+        if from_snapshot:
+            rows = self.shard.snapshot()
+            kinds = pa.nulls(rows.num_rows, pa.int8()).fill_null(UPDATED)
+            fresh.load(rows.append_column(CHANGE_COLUMN, kinds), version, self.watermarks[version])
+        else:
+            for one in range(1, version + 1):
+                fresh.load(self.changes[one].delta, one, self.watermarks[one])
+        self.shard = fresh
+        self.shard.version = version
+
+    @invariant()
+    def equals_model(self) -> None:
+        groups = self.versions[self.shard.version] if self.pending is None else self.pending
+        assert groups_of(self.shard.snapshot()) == told(groups)

@@ -1,0 +1,77 @@
+"""States that are read from their files, without a store actor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pyarrow as pa
+from hypothesis import strategies as st
+
+from coordinator.log.manifest_log import ManifestLog
+from coordinator.model.schema import StateSchema
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.runtime.runtime import Runtime
+from coordinator.storage.memory import MemoryObjectStore
+from statefleet.reads.fleet import LiveFleet
+from statefleet.reads.portable import Opened
+from statefleet.reads.state import LiveState
+from statefleet.reads.stored import StoredSource
+from store_actors.engine.spark_hash import shards_of
+from tests.unit.aggregation_fleet import Fleet
+from tests.unit.keyed_fleet import Fleet as KeyedFleet
+from tests.unit.top_machine import input_of
+
+SHARDS = 3
+Rows = list[tuple[str, float | None]]
+
+
+def live(objects: MemoryObjectStore, shards: int, schema: StateSchema | None) -> LiveState:
+    """The state as whoever reads it offline has it."""
+    metadata = StateMetadata("s", "query", shards, "update", {} if schema is None else schema.to_json())
+    log = ManifestLog(objects, "s", "test")
+    log.create_metadata(metadata)
+    ledger = log.load()
+    log.append(ledger.decide_finished(ledger.run_id, ledger.newest_version(0) - 1))
+    runtime = Runtime()
+    return LiveFleet(StoredSource(objects, runtime), Opened(lambda: None), runtime).state("s")
+
+
+def of_operator(schema: StateSchema, batches: Sequence[Rows]) -> LiveState:
+    """A state whose batches had some rows, each on the shard of its key."""
+    fleet = Fleet()
+    names = schema.raw_schema().names
+    for batch, rows in enumerate(batches):
+        keys = pa.record_batch({"v": pa.array([key for key, _ in rows], pa.string())})
+        places = shards_of(keys, ("v",), SHARDS)
+        for shard in range(SHARDS):
+            own = [
+                dict(zip(("v", "x"), row, strict=True))
+                for row, place in zip(rows, places, strict=True)
+                if place == shard
+            ]
+            made = input_of(schema, [{name: row[name] for name in names} for row in own])
+            fleet.store.apply(fleet.request(batch, schema=schema, shard=shard), made)
+    return live(fleet.objects, SHARDS, schema)
+
+
+def of_store(batches: Sequence[Rows]) -> LiveState:
+    """A keyed store of a program; a row without a value is removed."""
+    fleet = KeyedFleet()
+    for batch, rows in enumerate(batches):
+        session = fleet.open(batch)
+        for key, value in rows:
+            if value is None:
+                fleet.call(session, "remove", pa.record_batch({"k": [key]}))
+            else:
+                fleet.put(session, **{key: 0 if math.isnan(value) else int(value)})
+        fleet.stores.commit(session)
+    return live(fleet.objects, 1, None)
+
+
+rows = st.lists(
+    st.tuples(st.sampled_from("abcdefg"), st.none() | st.sampled_from([0.0, 1.0, 2.0, math.nan])), max_size=6
+)
+
+
+batches = st.lists(rows, min_size=1, max_size=5)

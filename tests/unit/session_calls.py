@@ -1,0 +1,19 @@
+"""Calls of a session, answered by handles in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from store_actors.keyed.shard import UpdateHandle
+
+
+def answer(handles: Mapping[str, UpdateHandle], kind: str, *args: Any) -> Any:
+    """What a store actor answers to a session's call, or its commit: before either come the writes that go with it."""
+    *call, writes = args
+    for name, method, inner in writes:
+        getattr(handles[name], method)(*inner)
+    if kind == "commit_session":
+        return max(handle.commit().version for handle in handles.values())
+    name, method, inner = call
+    return getattr(handles[name], method)(*inner)

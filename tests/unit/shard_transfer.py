@@ -1,0 +1,36 @@
+"""A shard that is copied from one store to another, piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from coordinator.model.identities import StateStoreId, TaskIdentity
+from store_actors.messages import Offer
+from store_actors.serving.keyed_stores import KeyedStores
+from store_actors.serving.operator_shards import OperatorShards
+from tests.unit.aggregation_fleet import Coordinator
+
+Kind = OperatorShards | KeyedStores
+
+
+def store_id(coordinator: Coordinator, batch: int) -> StateStoreId:
+    return coordinator.lease(TaskIdentity("s", "query", "run-1", batch, 0, 0, "executor"), "a").lease.store_id
+
+
+def offered(source: Kind, shard: StateStoreId) -> Offer:
+    offer = source.offer(shard)
+    assert offer is not None
+    return offer
+
+
+def pieces(source: Kind, offer: Offer) -> Iterator[tuple[int, pa.Table]]:
+    while (piece := source.next_piece(offer.offer_id)) is not None:
+        yield piece
+
+
+def hand_over(source: Kind, target: Kind, shard: StateStoreId) -> int:
+    """The version that the taker holds then."""
+    offer = offered(source, shard)
+    return target.take(shard, offer, pieces(source, offer))[0]
