@@ -122,7 +122,7 @@ def groups_of(table: pa.Table) -> dict[Key, tuple[Any, ...]]:
 
 
 class ListMachine(CompactingMachine):
-    """As ``test_shard_machine``: a shard against the rows of its groups."""
+    """As :mod:`tests.unit.aggregate_machine`: a shard against the rows of its groups."""
 
     def __init__(self) -> None:
         super().__init__()
