@@ -241,7 +241,7 @@ class Node:
         query = self._query
         of = [query.actor_of(partition).instance_id for partition in share]
         grants = [
-            self._commits[actor].carried(query.task_of(partition, batch))
+            self._commits[actor].piggybacked(query.task_of(partition, batch))
             for actor, partition in zip(of, share, strict=True)
         ]
         if None in grants:

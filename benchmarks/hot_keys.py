@@ -24,7 +24,7 @@ from benchmarks.loading import SCHEMA
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.serving.files import encode_delta
-from store_actors.serving.shard_heat import HotKeyTracker
+from store_actors.serving.hot_key_tracker import HotKeyTracker
 
 _KEYS = 100_000
 _COLUMNS = [field.name for field in SCHEMA.input_keys]

@@ -35,25 +35,25 @@ from coordinator.storage.probe import prove_shared
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_travelled_store
 from store_actors.direct_calls import DirectAddress, DirectAnswers
-from store_actors.followers import Replicator
 from store_actors.key_queries import KeyQuery, KeyResult, KeyResults
 from store_actors.messages import (
     ApplyRequest,
     BatchFacts,
-    Followed,
-    Offer,
     OpenRequest,
     ReadRequest,
+    ReplicatedCommit,
     ShardInput,
+    Transfer,
     Write,
 )
-from store_actors.serving.exported import store_samples
+from store_actors.replicator import Replicator
 from store_actors.serving.grouped_commits import GroupedCommits
+from store_actors.serving.hot_key_tracker import HotKeyTracker, HottestKeys
 from store_actors.serving.keyed_stores import KeyedStores
+from store_actors.serving.metric_samples import store_samples
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.reads import Reads
-from store_actors.serving.shard_heat import HotKeyTracker, HottestKeys
 from store_actors.spilling.store_memory import LimitedMemory, StoreMemory, UnlimitedMemory
 
 __all__ = ["SHARDS_AT_ONCE", "ProvenStoreProcess", "StoreActor", "StoreProcess"]
@@ -168,9 +168,9 @@ class StoreProcess:
         return self._location
 
     @ray.method(concurrency_group="control")
-    def carried(self, tasks: Sequence[TaskIdentity]) -> list[LeaseGrant | None]:
-        """See :meth:`GroupedCommits.carried <store_actors.serving.grouped_commits.GroupedCommits.carried>`."""
-        return [self._grouped.carried(task) for task in tasks]
+    def piggybacked(self, tasks: Sequence[TaskIdentity]) -> list[LeaseGrant | None]:
+        """See :meth:`GroupedCommits.piggybacked <store_actors.serving.grouped_commits.GroupedCommits.piggybacked>`."""
+        return [self._grouped.piggybacked(task) for task in tasks]
 
     def apply(
         self, requests: Sequence[ApplyRequest], rows: Sequence[ShardInput]
@@ -234,13 +234,13 @@ class StoreProcess:
     # -- partitions that come and go ----------------------------------------------------------------------------------
 
     @ray.method(concurrency_group="giving")
-    def offer(self, store_id: StateStoreId) -> Offer | None:
-        """See :meth:`PartitionCache.offer <store_actors.serving.held.PartitionCache.offer>`."""
+    def offer(self, store_id: StateStoreId) -> Transfer | None:
+        """See :meth:`PartitionCache.offer <store_actors.serving.partition_cache.PartitionCache.offer>`."""
         return self._shards.offer(store_id) or self._keyed.offer(store_id)
 
     @ray.method(concurrency_group="giving")
     def next_piece(self, offer_id: str, is_keyed: bool) -> tuple[int, pa.Table] | None:
-        """See :meth:`Offers.next_piece <store_actors.serving.handing_over.Offers.next_piece>`."""
+        """See :meth:`Transfers.next_piece <store_actors.serving.transfers.Transfers.next_piece>`."""
         return (self._keyed if is_keyed else self._shards).next_piece(offer_id)
 
     def prepare(self, store_id: StateStoreId, source: str) -> CopyResult:
@@ -261,9 +261,9 @@ class StoreProcess:
         self._metrics.bytes_taken_over += size
         return CopyResult(version, size, round(1000 * (self._clock.elapsed_s() - begun_s)))
 
-    def follow(self, told: Followed) -> bool:
+    def replicate(self, told: ReplicatedCommit) -> bool:
         """Apply a commit of another store actor, as its standby; False if a copy must be taken first, which is begun."""
-        if (self._keyed if told.is_keyed else self._shards).follow(told):
+        if (self._keyed if told.is_keyed else self._shards).replicate(told):
             return True
         if told.store_id not in self._copying:
             self._copying.add(told.store_id)
@@ -281,7 +281,7 @@ class StoreProcess:
         finally:
             self._copying.discard(store_id)
 
-    def _pieces(self, handle: Any, offer: Offer) -> Iterator[tuple[int, pa.Table]]:
+    def _pieces(self, handle: Any, offer: Transfer) -> Iterator[tuple[int, pa.Table]]:
         """The rows of an offer; the next piece is on its way while one is used."""
         waiting = handle.next_piece.remote(offer.offer_id, offer.is_keyed)
         while (piece := unwrapped(self._actors, handle, waiting)) is not None:
@@ -319,7 +319,7 @@ class StoreProcess:
 
     @ray.method(concurrency_group="reading")
     def hottest_keys(self, state_name: str, partition_id: int, most: int) -> HottestKeys:
-        """See :meth:`HotKeyTracker.hottest <store_actors.serving.shard_heat.HotKeyTracker.hottest>`."""
+        """See :meth:`HotKeyTracker.hottest <store_actors.serving.hot_key_tracker.HotKeyTracker.hottest>`."""
         return self._heat.hottest(state_name, partition_id, most)
 
     @ray.method(concurrency_group="reading")

@@ -23,9 +23,9 @@ __all__ = [
     "UPSERT",
     "ApplyRequest",
     "BatchFacts",
-    "Followed",
-    "GivenStore",
-    "Offer",
+    "ReplicatedCommit",
+    "TransferredStore",
+    "Transfer",
     "OpenRequest",
     "ReadProjection",
     "ReadRequest",
@@ -118,7 +118,7 @@ class OpenRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class GivenStore:
+class TransferredStore:
     """A store of a partition that one store actor offers to another.
 
     Attributes
@@ -139,7 +139,7 @@ class GivenStore:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class Transfer:
     """A partition that one store actor offers to another, whose rows are then asked for piece by piece.
 
     Attributes
@@ -154,7 +154,7 @@ class Offer:
     version: int
     attempt_id: str
     deltas: int
-    stores: tuple[GivenStore, ...]
+    stores: tuple[TransferredStore, ...]
 
     @property
     def is_keyed(self) -> bool:
@@ -163,7 +163,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class ReplicatedCommit:
     """A counted commit, as a standby is told of it.
 
     Attributes

@@ -73,7 +73,7 @@ class LeasedCalls:
         deadline = self._clock.elapsed_s() + DEADLINE_S
         pause_s = PAUSE_S
         # One that came with the batch before is tried once; what is wrong with it, the coordinator knows.
-        grants = self._carried(tasks)
+        grants = self._piggybacked(tasks)
         found: dict[int, Result] = {}
         while True:
             failed: tuple[TaskIdentity, Exception] | None = None
@@ -150,7 +150,7 @@ class LeasedCalls:
         self.lost(location)
         return ((number, error) for number, _ in some)
 
-    def _carried(self, tasks: Sequence[TaskIdentity]) -> dict[int, LeaseGrant]:
+    def _piggybacked(self, tasks: Sequence[TaskIdentity]) -> dict[int, LeaseGrant]:
         """Leases of tasks whose shards a store actor of this node has, which got them with the commits before; by number."""
         if tasks[0].batch_id == 0 or tasks[0].is_of_python:
             return {}
@@ -166,7 +166,7 @@ class LeasedCalls:
                 if where.node_id != local.node_id:
                     continue
                 handle = self.handle(where)
-                told = unwrapped(self._actors, handle, handle.carried.remote([tasks[number] for number in numbers]))
+                told = unwrapped(self._actors, handle, handle.piggybacked.remote([tasks[number] for number in numbers]))
                 grants |= {number: one for number, one in zip(numbers, told, strict=True) if one is not None}
         except RayActorError:
             self.lost(where)

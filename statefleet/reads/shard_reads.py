@@ -24,7 +24,7 @@ from coordinator.runtime.runtime import Pool, Runtime
 from statefleet.reads.sources import Lost, Source
 from store_actors.key_queries import FoundRows
 from store_actors.messages import ReadRequest
-from store_actors.serving.shard_heat import HottestKeys
+from store_actors.serving.hot_key_tracker import HottestKeys
 
 __all__ = ["ReadVersion", "Plan", "ShardReads"]
 

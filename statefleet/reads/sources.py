@@ -20,7 +20,7 @@ from coordinator.service.client import CoordinatorClient
 from store_actors.direct_calls import DirectAddress, DirectCalls
 from store_actors.key_queries import KeyQuery, KeyResult, KeyResults
 from store_actors.messages import ReadRequest
-from store_actors.serving.shard_heat import HottestKeys
+from store_actors.serving.hot_key_tracker import HottestKeys
 
 __all__ = ["FleetSource", "Lost", "Source"]
 

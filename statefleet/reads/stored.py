@@ -20,10 +20,10 @@ from coordinator.runtime.runtime import Runtime
 from coordinator.storage.protocol import ObjectStore
 from store_actors.key_queries import KeyResult
 from store_actors.messages import ReadRequest
+from store_actors.serving.hot_key_tracker import HottestKeys
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.reads import Reads
-from store_actors.serving.shard_heat import HottestKeys
 from store_actors.serving.stored_rows import StoredRows
 
 __all__ = ["StoredSource"]

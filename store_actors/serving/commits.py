@@ -36,7 +36,7 @@ from store_actors.serving.lineage import Lineage
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
 
-__all__ = ["Commits", "Delta", "Pending", "Standbys", "describe_commit"]
+__all__ = ["Commits", "Delta", "Pending", "CommitReplicator", "describe_commit"]
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +59,10 @@ class Pending(Protocol):
         """After :meth:`abort`: take another attempt's delta of a store."""
 
 
-class Standbys(Protocol):
-    """Who follows what is committed; see :class:`store_actors.followers.Replicator`."""
+class CommitReplicator(Protocol):
+    """Who follows what is committed; see :class:`store_actors.replicator.Replicator`."""
 
-    def tell(
+    def send(
         self,
         lease: Lease,
         base_attempt: str,
@@ -105,7 +105,7 @@ class Commits:
         piece_bytes: int = PIECE_BYTES,
         *,
         is_keyed: bool = False,
-        standbys: Standbys | None = None,
+        standbys: CommitReplicator | None = None,
     ) -> None:
         self._is_keyed = is_keyed
         self._standbys = standbys
@@ -178,7 +178,7 @@ class Commits:
         if self._standbys is not None:
             base_attempt = lineage.attempt_of(deltas[0][0].base_version)
             entries, files = zip(*deltas, strict=True)
-            self._standbys.tell(lease, base_attempt, entries, files, is_keyed=self._is_keyed)
+            self._standbys.send(lease, base_attempt, entries, files, is_keyed=self._is_keyed)
 
     @staticmethod
     def _counts_for_sure_not(error: BaseException) -> bool:

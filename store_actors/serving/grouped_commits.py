@@ -78,7 +78,7 @@ class GroupedCommits:
         self._guard = new_lock()
         self._lines: dict[str, _Line] = {}
         #: Leases that came with the newest commit of a partition, and those of them that a task was given.
-        self._carried: dict[tuple[str, int], LeaseGrant] = {}
+        self._piggybacked: dict[tuple[str, int], LeaseGrant] = {}
         self._given: dict[tuple[str, int], LeaseGrant] = {}
 
     def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> tuple[CommitEntry, ...]:
@@ -89,7 +89,7 @@ class GroupedCommits:
         StateStoreError
             What the coordinator refused this one with, or why it cannot be asked.
         """
-        own = _Waiting(PartitionCommit(tuple(entries), self._is_carried(state_name, entries[0])))
+        own = _Waiting(PartitionCommit(tuple(entries), self._is_piggybacked(state_name, entries[0])))
         line = self._line(state_name)
         with self._guard:
             line.waiting.append(own)
@@ -149,20 +149,20 @@ class GroupedCommits:
         with self._guard:
             self._given.pop(partition, None)
             if counted.following is None:
-                self._carried.pop(partition, None)
+                self._piggybacked.pop(partition, None)
             else:
-                self._carried[partition] = counted.following
+                self._piggybacked[partition] = counted.following
 
-    def _is_carried(self, state_name: str, entry: CommitEntry) -> bool:
+    def _is_piggybacked(self, state_name: str, entry: CommitEntry) -> bool:
         given = self._given.get((state_name, entry.partition_id))
         made_under = entry.run_id, entry.epoch, entry.base_version
         return given is not None and (given.lease.run_id, given.lease.epoch, given.base_version) == made_under
 
-    def carried(self, task: TaskIdentity) -> LeaseGrant | None:
+    def piggybacked(self, task: TaskIdentity) -> LeaseGrant | None:
         """The lease of a task, if it came with the commit before; None: the coordinator is to be asked."""
         partition = task.state_name, task.partition_id
         with self._guard:
-            grant = self._carried.get(partition)
+            grant = self._piggybacked.get(partition)
             if grant is None or (grant.lease.run_id, grant.base_version) != (task.run_id, task.batch_id):
                 return None
             self._given[partition] = grant

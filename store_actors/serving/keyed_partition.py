@@ -19,16 +19,16 @@ from coordinator.runtime.runtime import Lock, Runtime
 from store_actors.engine.table_view import ShardView
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.keyed.shard import KeyedShard, ReadHandle, UpdateHandle
-from store_actors.messages import GivenStore, OpenRequest, StoreSpec
+from store_actors.messages import OpenRequest, StoreSpec, TransferredStore
 from store_actors.serving.coordinator_ref import CoordinatorRef
 from store_actors.serving.evolution import EvolvingStore, evolve
 from store_actors.serving.frozen_store import FrozenStore
-from store_actors.serving.handing_over import Given
-from store_actors.serving.held import PartitionCache
 from store_actors.serving.lineage import Lineage
 from store_actors.serving.loading import Loader
+from store_actors.serving.partition_cache import PartitionCache
 from store_actors.serving.readable_rows import Views
 from store_actors.serving.reading_order import InMemory, nothing_in_memory
+from store_actors.serving.transfers import Given
 from store_actors.spilling.store_memory import StoreMemory
 
 __all__ = ["Ended", "Partition", "Positioner", "Session"]
@@ -40,7 +40,7 @@ class _OtherColumnsError(Exception):
 
 @dataclass(slots=True)
 class Partition:
-    """The named stores of one partition in memory; see :class:`~store_actors.serving.held.Held`.
+    """The named stores of one partition in memory; see :class:`~store_actors.serving.partition_cache.Held`.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class Partition:
 
     def given(self) -> Sequence[Given]:
         return [
-            (GivenStore(name, self.specs[name], shard.schema, shard.room(), shard.watermark_ms), shard.frozen())
+            (TransferredStore(name, self.specs[name], shard.schema, shard.room(), shard.watermark_ms), shard.frozen())
             for name, shard in self.shards.items()
             if shard.version == self.lineage.version
         ]
@@ -94,7 +94,7 @@ class Partition:
         with self.changing:
             return all(shard.rollback(version) for shard in self.shards.values())
 
-    def go_on(self, loading: LoadPlans, base: int, loader: Loader) -> int | None:
+    def catch_up(self, loading: LoadPlans, base: int, loader: Loader) -> int | None:
         with self.changing:
             return self._gone_on(loading, base, loader)
 
@@ -125,7 +125,7 @@ class Partition:
         except _OtherColumnsError:
             return None
 
-    def follow(self, entries: Sequence[CommitEntry], rows: Sequence[pa.Table]) -> bool:
+    def replicate(self, entries: Sequence[CommitEntry], rows: Sequence[pa.Table]) -> bool:
         with self.changing:
             return self._followed(entries, rows)
 
@@ -146,7 +146,7 @@ class Partition:
             self.views.clear()
             self.lineage.forget()
 
-    def taken_away(self) -> None:
+    def evict(self) -> None:
         if self.writer is not None:
             self.writer.end("another store actor took the partition over", fenced=True)
         self.forget()
@@ -313,8 +313,8 @@ class Positioner:
             return
         names = [spec.name for spec in request.stores]
         begun_s = self._clock.elapsed_s()
-        loading = self._held.bring_to(partition, lease.store_id, run_id, base, names)
-        load_bytes = 0 if partition.lineage.is_held else loading.file_bytes()
+        loading = self._held.restore(partition, lease.store_id, run_id, base, names)
+        load_bytes = 0 if partition.lineage.is_loaded else loading.file_bytes()
         self._load_missing(partition, request, loading)
         partition.lineage.leased(lease.epoch, run_id, round(1000 * (self._clock.elapsed_s() - begun_s)), load_bytes)
 
@@ -324,14 +324,14 @@ class Positioner:
         for spec in request.stores:
             if partition.specs.get(spec.name) != spec:
                 store_id = request.lease.store_id
-                in_memory = partial(self._held.shard_in_memory, store_id, spec.name, _has(spec))
+                in_memory = partial(self._held.rows_in_memory, store_id, spec.name, _has(spec))
                 shard, replayed = self._loaded(store_id, base, spec, loading.plans[spec.name], in_memory)
                 _reach(shard, base)
                 with partition.changing:
                     partition.views.clear()
                     partition.shards[spec.name], partition.specs[spec.name] = shard, spec
                 deltas = max(deltas, replayed)
-        if not partition.lineage.is_held:
+        if not partition.lineage.is_loaded:
             partition.lineage.loaded(base, loading.attempt_id, deltas)
 
     def _loaded(
@@ -348,7 +348,7 @@ class Positioner:
         return store.loaded(), replayed
 
 
-def _has(spec: StoreSpec) -> Callable[[GivenStore], bool]:
+def _has(spec: StoreSpec) -> Callable[[TransferredStore], bool]:
     """Whether a store that is held has just these columns."""
     return lambda store: store.spec == spec
 

@@ -20,17 +20,17 @@ from coordinator.model.schema import StateSchema
 from coordinator.runtime.runtime import Runtime
 from coordinator.storage.protocol import ObjectStore
 from store_actors.keyed.shard import KeyedShard, ReadHandle, UpdateHandle
-from store_actors.messages import BatchFacts, Offer, OpenRequest, Write
-from store_actors.serving.commits import Commits, Delta, Standbys, describe_commit
+from store_actors.messages import BatchFacts, OpenRequest, Transfer, Write
+from store_actors.serving.commits import CommitReplicator, Commits, Delta, describe_commit
 from store_actors.serving.coordinator_ref import CoordinatorRef
 from store_actors.serving.files import PIECE_BYTES
-from store_actors.serving.handing_over import fill
-from store_actors.serving.held import PartitionCache, ServedPartitions
 from store_actors.serving.keyed_partition import Ended, Partition, Positioner, Session
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
+from store_actors.serving.partition_cache import PartitionCache, ServedPartitions
 from store_actors.serving.sessions import IDLE_S, Sessions
 from store_actors.serving.stored_rows import Changes, LoadedView, store_changes, store_view
+from store_actors.serving.transfers import fill
 from store_actors.spilling.store_memory import StoreMemory, UnlimitedMemory
 
 __all__ = ["KeyedStores"]
@@ -68,7 +68,7 @@ class KeyedStores(ServedPartitions[Partition]):
         metrics: StoreMetrics,
         runtime: Runtime | None = None,
         piece_bytes: int = PIECE_BYTES,
-        standbys: Standbys | None = None,
+        standbys: CommitReplicator | None = None,
         memory: StoreMemory | None = None,
     ) -> None:
         self._memory = memory = memory or UnlimitedMemory()
@@ -326,7 +326,7 @@ class KeyedStores(ServedPartitions[Partition]):
 
     # -- from one store actor to another --------------------------------------------------------------------------
 
-    def take(self, store_id: StateStoreId, offer: Offer, pieces: Iterable[tuple[int, pa.Table]]) -> tuple[int, int]:
+    def take(self, store_id: StateStoreId, offer: Transfer, pieces: Iterable[tuple[int, pa.Table]]) -> tuple[int, int]:
         """See :meth:`PartitionCache.take`; returns the version that is held then, and the bytes of the pieces."""
         specs = {store.name: store.spec for store in offer.stores if store.spec is not None}
         memory = self._memory.region(store_id)

@@ -8,7 +8,7 @@ that made it and the few versions before. A batch brings a lease (its epoch) and
 - Same epoch and run, memory at the base: nobody else can have committed since, so memory is right, and nobody is asked
   (:meth:`Lineage.is_hot`).
 - Otherwise the coordinator is asked, once, which attempt made the base. If that is the one that memory knows, memory is kept, or goes
-  back to it; else it is loaded (:meth:`Lineage.stand`).
+  back to it; else it is loaded (:meth:`Lineage.sync_action`).
 - Memory that is at an earlier version of what counts, as of a partition that came from another store actor, goes on by the commits
   since, unless they are in another schema.
 - A commit that is counted is the next version, be it one's own or that of another attempt of the run (:meth:`Lineage.committed`).
@@ -17,8 +17,8 @@ that made it and the few versions before. A batch brings a lease (its epoch) and
 ::
 
     FORGOTTEN --loaded--> HELD --committed--> HELD (next version)
-                          HELD --went_back--> HELD (an earlier one)
-                          HELD --went_on--> HELD (a later one)
+                          HELD --rolled_back--> HELD (an earlier one)
+                          HELD --caught_up--> HELD (a later one)
         ^------------- forget -------|
 """
 
@@ -44,11 +44,11 @@ class SyncAction(StrEnum):
     #: It is at that version.
     KEEP = "keep"
     #: It is at a later one of the same history.
-    GO_BACK = "go back"
+    ROLLBACK = "rollback"
     #: It is at an earlier one of the same history.
-    GO_ON = "go on"
+    CATCH_UP = "catch up"
     #: It is of another history, or of none.
-    LOAD = "load"
+    RELOAD = "reload"
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class Lineage:
         Commits that failed since the last one that counted, by error.
     """
 
-    is_held: bool = False
+    is_loaded: bool = False
     version: int = 0
     epoch: int = -1
     run_id: str = ""
@@ -91,17 +91,17 @@ class Lineage:
 
         An epoch is of one run; of a state that was put back from a backup, epochs are given again, to other runs.
         """
-        return self.is_held and (self.epoch, self.run_id, self.version) == (epoch, run_id, base)
+        return self.is_loaded and (self.epoch, self.run_id, self.version) == (epoch, run_id, base)
 
     def knows(self, version: int, counted: str) -> bool:
         """Whether the attempt that counts for a version is the one that made it here."""
-        return self.is_held and self.attempt_of(version) == counted
+        return self.is_loaded and self.attempt_of(version) == counted
 
     def attempt_of(self, version: int) -> str:
         """The attempt that made a version here; empty for one that is not remembered, and for the empty one."""
         return self.attempts.get(version, "")
 
-    def stand(self, base: int, counted: str, earlier: Mapping[int, str] = MappingProxyType({})) -> SyncAction:
+    def sync_action(self, base: int, counted: str, earlier: Mapping[int, str] = MappingProxyType({})) -> SyncAction:
         """How memory stands to a lease's base version.
 
         Parameters
@@ -112,27 +112,27 @@ class Lineage:
             Attempts that made the versions before, from which the base version can be made by their commits.
         """
         if self.version < base and self.version in earlier and self.knows(self.version, earlier[self.version]):
-            return SyncAction.GO_ON
+            return SyncAction.CATCH_UP
         if not self.knows(base, counted) or base > self.version:
-            return SyncAction.LOAD
-        return SyncAction.KEEP if base == self.version else SyncAction.GO_BACK
+            return SyncAction.RELOAD
+        return SyncAction.KEEP if base == self.version else SyncAction.ROLLBACK
 
     def recorded(self, run_id: str, version: int) -> bool:
         """Whether the version in memory is the one asked for, made by this very run: its task is a repeated one."""
-        return self.is_held and any((one.run_id, one.version) == (run_id, version) for one in self.newest)
+        return self.is_loaded and any((one.run_id, one.version) == (run_id, version) for one in self.newest)
 
-    def went_back(self, base: int) -> None:
+    def rolled_back(self, base: int) -> None:
         """Memory is at an earlier version: its rows must not become the snapshot of a newer commit."""
         self.version = base
         self.newest = tuple(entry for entry in self.newest if entry.version == base)
 
-    def went_on(self, base: int, counted: str, deltas: int) -> None:
+    def caught_up(self, base: int, counted: str, deltas: int) -> None:
         """So many deltas brought memory to a later version."""
         self.loaded(base, counted, self.deltas + deltas)
 
     def loaded(self, base: int, counted: str, deltas: int) -> None:
         """Memory is what storage has of a version; so many deltas were replayed for it."""
-        self.is_held, self.version, self.newest, self.deltas = True, base, (), deltas
+        self.is_loaded, self.version, self.newest, self.deltas = True, base, (), deltas
         self.attempts = {base: counted} if counted else {}
 
     def leased(self, epoch: int, run_id: str, restore_ms: int = 0, load_bytes: int = 0) -> None:
@@ -160,5 +160,5 @@ class Lineage:
 
     def forget(self) -> None:
         """Memory holds nothing any more."""
-        self.is_held, self.epoch, self.newest = False, -1, ()
+        self.is_loaded, self.epoch, self.newest = False, -1, ()
         self.attempts.clear()

@@ -23,21 +23,21 @@ from coordinator.storage.protocol import ObjectStore
 from store_actors.engine.results import results_of
 from store_actors.engine.table_view import ShardView
 from store_actors.engine.versions import Change
-from store_actors.messages import ApplyRequest, GivenStore, Offer, ShardInput
+from store_actors.messages import ApplyRequest, ShardInput, Transfer, TransferredStore
 from store_actors.operators.make_shard import OperatorShard, make_shard, view_of
-from store_actors.serving.commits import Commits, Delta, Standbys, describe_commit
+from store_actors.serving.commits import CommitReplicator, Commits, Delta, describe_commit
 from store_actors.serving.coordinator_ref import CoordinatorRef
 from store_actors.serving.evolution import groups_adapter
 from store_actors.serving.files import PIECE_BYTES, as_snapshot, schema_of
 from store_actors.serving.frozen_store import FrozenStore
-from store_actors.serving.handing_over import Given, fill
-from store_actors.serving.held import PartitionCache, ServedPartitions
 from store_actors.serving.lineage import Lineage
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
+from store_actors.serving.partition_cache import PartitionCache, ServedPartitions
 from store_actors.serving.readable_rows import Views
 from store_actors.serving.reading_order import InMemory, nothing_in_memory
 from store_actors.serving.stored_rows import Changes, LoadedView, operator_changes, operator_view
+from store_actors.serving.transfers import Given, fill
 from store_actors.spilling.store_memory import StoreMemory, UnlimitedMemory
 
 __all__ = ["OperatorShards"]
@@ -48,7 +48,7 @@ _CHANGED = 6
 
 @dataclass(slots=True)
 class _HeldShard:
-    """A shard in memory; see :class:`~store_actors.serving.held.Held`.
+    """A shard in memory; see :class:`~store_actors.serving.partition_cache.Held`.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class _HeldShard:
         if self.shard is None:
             return ()
         shard = self.shard
-        described = GivenStore(DEFAULT_STORE, None, shard.schema, shard.room(), shard.watermark_ms)
+        described = TransferredStore(DEFAULT_STORE, None, shard.schema, shard.room(), shard.watermark_ms)
         return [(described, shard.frozen())]
 
     def view(self, store_name: str, version: int) -> ShardView | None:
@@ -90,13 +90,13 @@ class _HeldShard:
         with self.changing:
             return self.shard is not None and self.shard.rollback(version)
 
-    def go_on(self, loading: LoadPlans, base: int, loader: Loader) -> int | None:
+    def catch_up(self, loading: LoadPlans, base: int, loader: Loader) -> int | None:
         assert self.shard is not None
         plan, schema = loading.plans[DEFAULT_STORE], self.shard.schema
         with self.changing:
             return loader.replay(self.shard, plan, self.lineage.version, groups_adapter(plan, schema))
 
-    def follow(self, entries: Sequence[CommitEntry], rows: Sequence[pa.Table]) -> bool:
+    def replicate(self, entries: Sequence[CommitEntry], rows: Sequence[pa.Table]) -> bool:
         assert self.shard is not None
         (entry,), (delta,) = entries, rows
         if schema_of(delta) != self.shard.schema:
@@ -111,7 +111,7 @@ class _HeldShard:
             self.views.clear()
             self.lineage.forget()
 
-    taken_away = forget
+    evict = forget
 
 
 @dataclass(slots=True)
@@ -192,7 +192,7 @@ class OperatorShards(ServedPartitions[_HeldShard]):
         metrics: StoreMetrics | None = None,
         runtime: Runtime | None = None,
         piece_bytes: int = PIECE_BYTES,
-        standbys: Standbys | None = None,
+        standbys: CommitReplicator | None = None,
         memory: StoreMemory | None = None,
     ) -> None:
         self._memory = memory = memory or UnlimitedMemory()
@@ -257,8 +257,8 @@ class OperatorShards(ServedPartitions[_HeldShard]):
         run_id = request.task.run_id
         if not held.lineage.is_hot(lease.epoch, run_id, base):
             begun_s, load_bytes = self._clock.elapsed_s(), 0
-            loading = self._held.bring_to(held, lease.store_id, run_id, base, (DEFAULT_STORE,))
-            if not held.lineage.is_held:
+            loading = self._held.restore(held, lease.store_id, run_id, base, (DEFAULT_STORE,))
+            if not held.lineage.is_loaded:
                 with self._memory.loading(lease.store_id, base):
                     in_memory = self._in_memory(request)
                     held.shard, deltas = self._loaded(lease.store_id, loading, request.schema, in_memory)
@@ -271,10 +271,10 @@ class OperatorShards(ServedPartitions[_HeldShard]):
     def _in_memory(self, request: ApplyRequest) -> InMemory:
         """What memory has of the shards that one of a rescaled state is made of, in the request's schema."""
 
-        def is_wanted(store: GivenStore) -> bool:
+        def is_wanted(store: TransferredStore) -> bool:
             return store.schema == request.schema
 
-        return partial(self._held.shard_in_memory, request.lease.store_id, DEFAULT_STORE, is_wanted)
+        return partial(self._held.rows_in_memory, request.lease.store_id, DEFAULT_STORE, is_wanted)
 
     def _loaded(
         self,
@@ -422,7 +422,7 @@ class OperatorShards(ServedPartitions[_HeldShard]):
         assert schema is not None, "an operator's state says what its rows are"
         return operator_changes(self._loader, store_id, loading, since, schema)
 
-    def take(self, store_id: StateStoreId, offer: Offer, pieces: Iterable[tuple[int, pa.Table]]) -> tuple[int, int]:
+    def take(self, store_id: StateStoreId, offer: Transfer, pieces: Iterable[tuple[int, pa.Table]]) -> tuple[int, int]:
         """See :meth:`PartitionCache.take`; returns the version that is held then, and the bytes of the pieces."""
         (store,) = offer.stores
         shard = self._made(store_id, store.schema)

@@ -25,7 +25,7 @@ from store_actors.engine.versions import CHANGE_COLUMN, UPDATED
 from store_actors.key_queries import FoundRows
 from store_actors.messages import CHANGE_FIELDS, DELETE, UPSERT, ReadProjection, ReadRequest
 from store_actors.operators.view_columns import ViewColumns
-from store_actors.serving.pulled import Pulled
+from store_actors.serving.piece_streams import PieceStreams
 from store_actors.serving.readable_rows import ReadableRows
 from store_actors.serving.stored_rows import Changes, LoadedView
 from store_actors.spilling.store_memory import READ_BYTES
@@ -50,10 +50,10 @@ class Readable(Protocol):
     """Partitions of one kind."""
 
     def newest(self, store_id: StateStoreId) -> tuple[int, str]:
-        """See :meth:`PartitionCache.newest <store_actors.serving.held.PartitionCache.newest>`."""
+        """See :meth:`PartitionCache.newest <store_actors.serving.partition_cache.PartitionCache.newest>`."""
 
     def view(self, store_id: StateStoreId, store_name: str, version: int, attempt_id: str) -> ReadableRows | None:
-        """See :meth:`PartitionCache.view <store_actors.serving.held.PartitionCache.view>`."""
+        """See :meth:`PartitionCache.view <store_actors.serving.partition_cache.PartitionCache.view>`."""
 
     def using(self, store_id: StateStoreId) -> AbstractContextManager[None]:
         """Memory of the process for whoever reads a partition, a piece at a time."""
@@ -104,7 +104,7 @@ class Reads:
         self._one_large = self._new_lock()
         self._loading: dict[tuple[StateStoreId, int, str], Lock] = {}
         self._loaded: OrderedDict[tuple[StateStoreId, int, str], _Loaded] = OrderedDict()
-        self._scans: Pulled[pa.Table] = Pulled(self._new_lock(), runtime.new_id, self._elapsed_s)
+        self._scans: PieceStreams[pa.Table] = PieceStreams(self._new_lock(), runtime.new_id, self._elapsed_s)
         #: The next rows of a scan; None after the last.
         self.next_rows = self._scans.next_piece
         self.end_scan = self._scans.close

@@ -22,11 +22,11 @@ from coordinator.service.coordinator import Coordinator
 from statefleet.reads.shard_reads import ReadVersion, ShardReads
 from store_actors.actor import StoreProcess
 from store_actors.engine.version_view import VersionView
-from store_actors.messages import Followed
+from store_actors.messages import ReplicatedCommit
 from store_actors.serving import reads
 from store_actors.serving.commits import Commits
-from store_actors.serving.held import PartitionCache, _as_snapshot
 from store_actors.serving.lineage import Lineage, SyncAction
+from store_actors.serving.partition_cache import PartitionCache, _as_snapshot
 from store_actors.serving.reading_order import MemoryRows, Split
 from tests.simulation.clock import ProcessClock
 from tests.simulation.spark import Driver
@@ -82,18 +82,18 @@ def _owners_not_fenced(decide_commits: Callable[..., Any]) -> Callable[..., Any]
 
 def _lineage_not_verified(_: Callable[..., SyncAction]) -> Callable[..., SyncAction]:
     def careless(lineage: Lineage, base: int, counted: str, earlier: Any = None) -> SyncAction:
-        if not lineage.is_held or base > lineage.version:
-            return SyncAction.LOAD
-        return SyncAction.KEEP if base == lineage.version else SyncAction.GO_BACK
+        if not lineage.is_loaded or base > lineage.version:
+            return SyncAction.RELOAD
+        return SyncAction.KEEP if base == lineage.version else SyncAction.ROLLBACK
 
     return careless
 
 
-def _any_copy_gone_on_from(stand: Callable[..., SyncAction]) -> Callable[..., SyncAction]:
+def _any_copy_gone_on_from(sync_action: Callable[..., SyncAction]) -> Callable[..., SyncAction]:
     def careless(lineage: Lineage, base: int, counted: str, earlier: Any = None) -> SyncAction:
-        if lineage.is_held and lineage.version < base:
-            return SyncAction.GO_ON
-        return stand(lineage, base, counted)
+        if lineage.is_loaded and lineage.version < base:
+            return SyncAction.CATCH_UP
+        return sync_action(lineage, base, counted)
 
     return careless
 
@@ -102,22 +102,22 @@ def _commits_since_left_out(_: Callable[..., None]) -> Callable[..., None]:
     def careless(partitions: Any, held: Any, base: int, loading: LoadPlans) -> None:
         loader = copy(partitions._loader)
         loader.read = lambda entry, piece=None: partitions._loader.read(entry, piece).slice(0, 0)
-        deltas = held.go_on(loading, base, loader)
-        held.lineage.went_on(base, loading.attempt_id, deltas)
+        deltas = held.catch_up(loading, base, loader)
+        held.lineage.caught_up(base, loading.attempt_id, deltas)
 
     return careless
 
 
-def _followed_over_gaps(follow: Callable[..., bool]) -> Callable[..., bool]:
-    def careless(partitions: Any, told: Followed) -> bool:
+def _followed_over_gaps(replicate: Callable[..., bool]) -> Callable[..., bool]:
+    def careless(partitions: Any, told: ReplicatedCommit) -> bool:
         held, first = partitions.of(told.store_id), told.entries[0]
         with held.lock:
-            if held.lineage.is_held and held.lineage.version < first.version:
+            if held.lineage.is_loaded and held.lineage.version < first.version:
                 held.lineage.version, held.lineage.attempts = (
                     first.base_version,
                     {first.base_version: told.base_attempt},
                 )
-        return follow(partitions, told)
+        return replicate(partitions, told)
 
     return careless
 
@@ -215,7 +215,7 @@ def _newest_not_rolled_back(_: Callable[..., None]) -> Callable[..., None]:
 
 
 def _epoch_not_looked_at(_: Callable[..., bool]) -> Callable[..., bool]:
-    return lambda lineage, epoch, run_id, base: lineage.is_held and lineage.version == base
+    return lambda lineage, epoch, run_id, base: lineage.is_loaded and lineage.version == base
 
 
 def _ages_stand_still_asleep(_: Callable[..., float]) -> Callable[..., float]:
@@ -243,7 +243,7 @@ def _one_parent_will_do(parents: Callable[..., range]) -> Callable[..., range]:
 def _any_memory_will_do(_: Callable[..., Any]) -> Callable[..., Any]:
     def careless(partitions: Any, state: Any, store_name: str, is_wanted: Any, parent: Any, version: int) -> Any:
         held = partitions._held.get(replace(state, partition_id=parent.partition_id))
-        if held is None or not held.lineage.is_held or held.is_busy:
+        if held is None or not held.lineage.is_loaded or held.is_busy:
             return None
         ((store, rows),) = held.given()
         return MemoryRows(store.watermark_ms, _as_snapshot(held, store, rows))
@@ -308,16 +308,16 @@ RESCALE_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
         _only_the_newest_shards_referenced,
     ),
     "a shard is made of one of those that have its rows": (ShardLayout, "parents", _one_parent_will_do),
-    "a shard is made of whatever memory has of another": (PartitionCache, "shard_in_memory", _any_memory_will_do),
+    "a shard is made of whatever memory has of another": (PartitionCache, "rows_in_memory", _any_memory_will_do),
     "new shards count with their first commit": (ShardLayouts, "count", _first_commit_takes_over),
 }
 #: Those that are sought where there are keyed stores; see BUGS.
 KEYED_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "records that belong together are appended one by one": (ManifestLog, "append", _records_one_by_one),
-    "keyed stores in memory are used without a look at their lineage": (Lineage, "stand", _lineage_not_verified),
+    "keyed stores in memory are used without a look at their lineage": (Lineage, "sync_action", _lineage_not_verified),
     "a snapshot of what was rolled back to is taken for the newest version": (
         Lineage,
-        "went_back",
+        "rolled_back",
         _newest_not_rolled_back,
     ),
     "keyed stores in memory are used under another epoch": (Lineage, "is_hot", _epoch_not_looked_at),
@@ -339,7 +339,7 @@ STOPPED_BUGS = {"what cleaning deletes may be counted later"}
 BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "conflicts of the log are ignored": (ManifestLog, "append", _conflicts_ignored),
     "replaced owners may commit": (StateLedger, "decide_commits", _owners_not_fenced),
-    "memory is used without a look at its lineage": (Lineage, "stand", _lineage_not_verified),
+    "memory is used without a look at its lineage": (Lineage, "sync_action", _lineage_not_verified),
     "memory is used under another epoch": (Lineage, "is_hot", _epoch_not_looked_at),
     "a put without an answer is taken for done": (ManifestLog, "_put", _silence_taken_for_success),
     "runs that were replaced may come back": (StateLedger, "check_query", _past_runs_welcome),
@@ -352,8 +352,8 @@ BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
         "elapsed_s",
         _ages_stand_still_asleep,
     ),
-    "a copy is gone on from whatever its history": (Lineage, "stand", _any_copy_gone_on_from),
-    "a standby applies a commit to whatever it has": (PartitionCache, "follow", _followed_over_gaps),
+    "a copy is gone on from whatever its history": (Lineage, "sync_action", _any_copy_gone_on_from),
+    "a standby applies a commit to whatever it has": (PartitionCache, "replicate", _followed_over_gaps),
     "commits since a copy are left out": (PartitionCache, "_go_on", _commits_since_left_out),
     "a schema counts without a commit in it": (StateHistory, "_load_plan", _schemas_of_failed_runs_kept),
     "a checkpoint of the ledger forgets schemas": (StateLedger, "to_json", _schemas_left_out),

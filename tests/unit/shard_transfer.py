@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from coordinator.model.identities import StateStoreId, TaskIdentity
-from store_actors.messages import Offer
+from store_actors.messages import Transfer
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.operator_shards import OperatorShards
 from tests.unit.aggregation_fleet import Coordinator
@@ -19,13 +19,13 @@ def store_id(coordinator: Coordinator, batch: int) -> StateStoreId:
     return coordinator.lease(TaskIdentity("s", "query", "run-1", batch, 0, 0, "executor"), "a").lease.store_id
 
 
-def offered(source: Kind, shard: StateStoreId) -> Offer:
+def offered(source: Kind, shard: StateStoreId) -> Transfer:
     offer = source.offer(shard)
     assert offer is not None
     return offer
 
 
-def pieces(source: Kind, offer: Offer) -> Iterator[tuple[int, pa.Table]]:
+def pieces(source: Kind, offer: Transfer) -> Iterator[tuple[int, pa.Table]]:
     while (piece := source.next_piece(offer.offer_id)) is not None:
         yield piece
 

@@ -145,16 +145,16 @@ def test_a_lease_that_came_with_a_commit_is_for_its_run_and_batch_only() -> None
     desk = Desk()
     desk.gate.release(10)
     commits = grouped(desk)
-    assert commits.carried(task(batch=1)) is None
+    assert commits.piggybacked(task(batch=1)) is None
     commits.commit_all("clicks", made(0))
     for other in (task(batch=0), task(batch=2), task("run-2", 1), task(batch=1, shard=1)):
-        assert commits.carried(other) is None
+        assert commits.piggybacked(other) is None
     # A repeated task is given the same.
-    assert commits.carried(task(batch=1)) == commits.carried(task(batch=1)) == grant_of(0, 1)
+    assert commits.piggybacked(task(batch=1)) == commits.piggybacked(task(batch=1)) == grant_of(0, 1)
     commits.commit_all("clicks", made(0, 2))
-    assert commits.carried(task(batch=1)) is None
+    assert commits.piggybacked(task(batch=1)) is None
     desk.carries = False
     # Nobody was given the lease that came with the second.
     commits.commit_all("clicks", made(0, 3))
     assert [one.is_piggybacked for _, some in desk.calls for one in some] == [False, True, False]
-    assert commits.carried(task(batch=3)) is None
+    assert commits.piggybacked(task(batch=3)) is None

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store_actors.engine.hot_keys import COUNTERS, SHARE_COLUMN, HotKeys
-from store_actors.serving.shard_heat import HotKeyTracker
+from store_actors.serving.hot_key_tracker import HotKeyTracker
 
 
 def rows_of(keys: list[int | None]) -> pa.Table:

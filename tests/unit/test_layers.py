@@ -62,7 +62,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "Spark's workers": ("spark_jobs.worker",),
     "the session": ("spark_jobs.session",),
     # The core, on the store actors' side.
-    "store actor": ("store_actors.actor", "store_actors.deploy", "store_actors.followers", "store_actors.moving"),
+    "store actor": ("store_actors.actor", "store_actors.deploy", "store_actors.replicator", "store_actors.moving"),
     "serving": ("store_actors.serving",),
     "operators": ("store_actors.operators",),
     "keyed stores": ("store_actors.keyed",),

@@ -39,12 +39,12 @@ def test_under_its_own_epoch_memory_at_the_base_is_beyond_doubt() -> None:
 
 def test_memory_is_kept_or_goes_back_only_where_it_is_what_counts() -> None:
     lineage = held(3)
-    assert lineage.stand(3, "a3") is SyncAction.KEEP
-    assert lineage.stand(2, "a2") is SyncAction.GO_BACK
-    assert lineage.stand(0, "") is SyncAction.GO_BACK
-    assert lineage.stand(3, "another") is SyncAction.LOAD
-    assert lineage.stand(4, "a4") is SyncAction.LOAD
-    assert Lineage().stand(0, "") is SyncAction.LOAD
+    assert lineage.sync_action(3, "a3") is SyncAction.KEEP
+    assert lineage.sync_action(2, "a2") is SyncAction.ROLLBACK
+    assert lineage.sync_action(0, "") is SyncAction.ROLLBACK
+    assert lineage.sync_action(3, "another") is SyncAction.RELOAD
+    assert lineage.sync_action(4, "a4") is SyncAction.RELOAD
+    assert Lineage().sync_action(0, "") is SyncAction.RELOAD
 
 
 def test_a_commit_is_recorded_for_a_retry_of_its_run_only() -> None:
@@ -52,7 +52,7 @@ def test_a_commit_is_recorded_for_a_retry_of_its_run_only() -> None:
     assert lineage.recorded("run", 2)
     assert not lineage.recorded("run", 1)
     assert not lineage.recorded("run-2", 2)
-    lineage.went_back(1)
+    lineage.rolled_back(1)
     assert not lineage.recorded("run", 2)
     assert lineage.newest == ()
 
@@ -117,11 +117,11 @@ class LineageMachine(RuleBasedStateMachine):
         self.lineage.committed([commit(base + 1, attempt)])
 
     def position(self, base: int) -> None:
-        stand = self.lineage.stand(base, self.counted[base][0])
-        if stand is SyncAction.GO_BACK and base in self.memory:
+        sync_action = self.lineage.sync_action(base, self.counted[base][0])
+        if sync_action is SyncAction.ROLLBACK and base in self.memory:
             self.memory = {version: one for version, one in self.memory.items() if version <= base}
-            self.lineage.went_back(base)
-        elif stand is not SyncAction.KEEP:
+            self.lineage.rolled_back(base)
+        elif sync_action is not SyncAction.KEEP:
             self.lineage.forget()
             self.memory = {base: self.counted[base][1]}
             self.lineage.loaded(base, self.counted[base][0], base)
@@ -133,7 +133,7 @@ class LineageMachine(RuleBasedStateMachine):
         self.count(max(0, self.newest() - back), self.new_attempt())
         self.epoch += 1
 
-    @precondition(lambda self: self.lineage.is_held and self.lineage.newest)
+    @precondition(lambda self: self.lineage.is_loaded and self.lineage.newest)
     @rule()
     def snapshot(self) -> None:
         (entry,) = self.lineage.newest
@@ -148,7 +148,7 @@ class LineageMachine(RuleBasedStateMachine):
 
     @invariant()
     def memory_is_at_its_version(self) -> None:
-        if self.lineage.is_held:
+        if self.lineage.is_loaded:
             assert max(self.memory) == self.lineage.version
             assert len(self.lineage.attempts) <= 5
 

@@ -278,8 +278,8 @@ def test_what_is_told_of_a_parent_in_memory_is_of_just_the_version_that_is_taken
     assert origin is not None
     (parent,) = origin.parents
     held = store._held
-    assert held.shard_in_memory(store_id, DEFAULT_STORE, lambda _: True, parent, 1) is not None
-    assert held.shard_in_memory(store_id, DEFAULT_STORE, lambda _: True, parent, 2) is None
-    assert held.shard_in_memory(store_id, DEFAULT_STORE, lambda _: True, replace(parent, attempt_id="other"), 1) is None
-    assert held.shard_in_memory(store_id, DEFAULT_STORE, lambda _: False, parent, 1) is None
+    assert held.rows_in_memory(store_id, DEFAULT_STORE, lambda _: True, parent, 1) is not None
+    assert held.rows_in_memory(store_id, DEFAULT_STORE, lambda _: True, parent, 2) is None
+    assert held.rows_in_memory(store_id, DEFAULT_STORE, lambda _: True, replace(parent, attempt_id="other"), 1) is None
+    assert held.rows_in_memory(store_id, DEFAULT_STORE, lambda _: False, parent, 1) is None
     assert not any(one.shard.table.is_frozen for _, one in held.items() if one.shard is not None)

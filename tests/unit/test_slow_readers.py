@@ -13,7 +13,7 @@ from coordinator.model.identities import ActorLocation
 from coordinator.runtime.runtime import MachineThreads, Runtime
 from statefleet.reads.shard_reads import ReadVersion, ShardReads
 from statefleet.reads.sources import FleetSource
-from store_actors.serving.pulled import Pulled
+from store_actors.serving.piece_streams import PieceStreams
 from tests.clocks import LaterClock
 
 PIECES = [pa.table({"n": [number]}) for number in range(5)]
@@ -30,7 +30,7 @@ class StoreActor:
     """The rows of one shard, as a store actor gives them: an error is a result."""
 
     def __init__(self, clock: LaterClock) -> None:
-        self.pulled: Pulled[pa.Table] = Pulled(MachineThreads().lock(), lambda: "scan", clock.elapsed_s)
+        self.pulled: PieceStreams[pa.Table] = PieceStreams(MachineThreads().lock(), lambda: "scan", clock.elapsed_s)
 
     def scan_rows(self, request: Any, limit: int | None) -> tuple[str, pa.Table | None]:
         scan_id = self.pulled.add(piece for piece in PIECES)

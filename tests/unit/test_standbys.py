@@ -1,4 +1,4 @@
-"""Standbys: copies that follow each commit, and take over without a look at the object store; no Ray."""
+"""Standbys: copies that replicate each commit, and take over without a look at the object store; no Ray."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ray.exceptions import RayActorError
 
 from coordinator.model.identities import StateStoreId
 from coordinator.runtime.runtime import Runtime
-from store_actors.followers import _ON_THEIR_WAY, Replicator
-from store_actors.messages import ApplyRequest, Followed
+from store_actors.messages import ApplyRequest, ReplicatedCommit
+from store_actors.replicator import _ON_THEIR_WAY, Replicator
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards
@@ -28,13 +28,13 @@ class Remote:
     def __init__(self, actors: Standbys, name: str) -> None:
         self._actors, self._name = actors, name
 
-    def remote(self, told: Followed) -> Any:
+    def remote(self, told: ReplicatedCommit) -> Any:
         return (self._actors.there[self._name](told),) if self._actors.answers else ("never",)
 
 
 class Handle:
     def __init__(self, actors: Standbys, name: str) -> None:
-        self.follow = Remote(actors, name)
+        self.replicate = Remote(actors, name)
 
 
 class Standbys:
@@ -80,7 +80,7 @@ class FollowedShard:
             self.fleet.objects, self.fleet.coordinator, self.metrics, Runtime(), standbys=followers
         )
         self.standby = self.fleet.new_store()
-        self.actors.there["b"] = self.standby.follow
+        self.actors.there["b"] = self.standby.replicate
         self.batch = 0
 
     def request(self, run: str = "run-1", **where: str) -> ApplyRequest:
@@ -111,13 +111,13 @@ def test_a_standby_takes_over_without_reading_anything() -> None:
 
 def test_without_a_copy_a_standby_says_that_it_needs_one() -> None:
     shard = FollowedShard()
-    told: list[Followed] = []
+    told: list[ReplicatedCommit] = []
     shard.actors.there["b"] = told.append
     shard.run("a")
     shard.run("b")
-    assert not shard.standby.follow(told[0]), "nothing to apply it to"
+    assert not shard.standby.replicate(told[0]), "nothing to apply it to"
     assert shard.take_copy() == 2
-    assert shard.standby.follow(told[1]), "it has that one"
+    assert shard.standby.replicate(told[1]), "it has that one"
     assert shard.standby.metrics.followed == 0
 
 
@@ -125,11 +125,11 @@ def test_a_commit_that_was_not_told_leaves_a_gap_that_nothing_is_applied_over() 
     shard = FollowedShard()
     shard.run("a")
     shard.take_copy()
-    told: list[Followed] = []
+    told: list[ReplicatedCommit] = []
     shard.actors.there["b"] = told.append
     shard.run("b")
     shard.run("c")
-    assert not shard.standby.follow(told[1])
+    assert not shard.standby.replicate(told[1])
     assert shard.take_over("abc") == {"a": 2, "b": 2, "c": 2}
     assert shard.standby.metrics.deltas_loaded == 2, "what it lacked is read, and no more"
 
@@ -167,7 +167,7 @@ def test_a_standby_that_was_lost_is_looked_up_again() -> None:
     before = shard.actors.found
     shard.run("b")
     assert shard.actors.found == before + 1
-    shard.actors.there["b"] = shard.standby.follow
+    shard.actors.there["b"] = shard.standby.replicate
     shard.run("c")
     shard.take_copy()
     shard.run("d")
@@ -181,7 +181,7 @@ def test_keyed_stores_follow_together() -> None:
     metrics = StoreMetrics()
     followers = Replicator(actors, "a", metrics, threading.RLock())
     owner = KeyedStores(fleet.objects, fleet.coordinator, metrics, Runtime(), standbys=followers)
-    actors.there["b"] = standby.follow
+    actors.there["b"] = standby.replicate
 
     def begin(batch: int) -> str:
         request = fleet.request(batch, "run-1", 0, COUNTS, NAMES)

@@ -19,17 +19,17 @@ from coordinator.runtime.logs import about
 from coordinator.runtime.runtime import Lock, Runtime
 from store_actors.engine.table_view import ShardView
 from store_actors.engine.versions import Frozen
-from store_actors.messages import Followed, GivenStore, Offer
+from store_actors.messages import ReplicatedCommit, Transfer, TransferredStore
 from store_actors.serving.commits import Commits
 from store_actors.serving.coordinator_ref import CoordinatorRef
 from store_actors.serving.files import as_snapshot, decode_file
 from store_actors.serving.frozen_store import FrozenStore, Locked, tables_of
-from store_actors.serving.handing_over import Given, Offers
 from store_actors.serving.lineage import Lineage, SyncAction
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.readable_rows import ReadableRows
 from store_actors.serving.reading_order import MemoryRows
+from store_actors.serving.transfers import Given, Transfers
 from store_actors.spilling.store_memory import StoreMemory
 
 __all__ = ["Held", "PartitionCache", "ServedPartitions"]
@@ -70,19 +70,19 @@ class Held(Locked, Protocol):
     def rollback(self, version: int) -> bool:
         """Bring all that is held to a version of the same history; False if memory has no way there."""
 
-    def go_on(self, loading: LoadPlans, base: int, loader: Loader) -> int | None:
+    def catch_up(self, loading: LoadPlans, base: int, loader: Loader) -> int | None:
         """Bring all that is held to the version `base`, by the commits since; returns how many these were.
 
         None if that is no way: some of it is as it was, or at a version in between.
         """
 
-    def follow(self, entries: Sequence[CommitEntry], rows: Sequence[pa.Table]) -> bool:
+    def replicate(self, entries: Sequence[CommitEntry], rows: Sequence[pa.Table]) -> bool:
         """Apply the deltas of a commit, one a store; False if that is no way: some of it is as it was."""
 
     def forget(self) -> None:
         """Let go of everything; what is stored is loaded when it is wanted again."""
 
-    def taken_away(self) -> None:
+    def evict(self) -> None:
         """:meth:`forget`, and end who is in the middle of a change: another store actor has the partition."""
 
 
@@ -123,7 +123,7 @@ class PartitionCache(Generic[Kind]):
         self._held: dict[StateStoreId, Kind] = {}
         #: Place of the partition that is looked at next for being elsewhere.
         self._looked_at = 0
-        self._offers = Offers(self._new_lock(), runtime.new_id, runtime.clock.elapsed_s)
+        self._offers = Transfers(self._new_lock(), runtime.new_id, runtime.clock.elapsed_s)
         #: Rounds of maintenance for which partitions that are leased elsewhere stay nevertheless: they are about to be leased here.
         self._awaited: dict[StateStoreId, int] = {}
 
@@ -140,7 +140,7 @@ class PartitionCache(Generic[Kind]):
         with self._guard:
             return list(self._held.items())
 
-    def bring_to(
+    def restore(
         self, held: Kind, store_id: StateStoreId, run_id: str, base: int, store_names: Sequence[str]
     ) -> LoadPlans:
         """Report a partition, and bring its memory to a version if it is of the counted history; else it is forgotten.
@@ -162,15 +162,15 @@ class PartitionCache(Generic[Kind]):
         return opened.loading
 
     def _bring(self, held: Kind, store_id: StateStoreId, base: int, loading: LoadPlans) -> None:
-        match held.lineage.stand(base, loading.attempt_id, loading.made()):
-            case SyncAction.LOAD:
+        match held.lineage.sync_action(base, loading.attempt_id, loading.made()):
+            case SyncAction.RELOAD:
                 held.forget()
-            case SyncAction.GO_ON:
+            case SyncAction.CATCH_UP:
                 self._go_on(held, store_id, base, loading)
-            case stand:
-                self._go_back(held, base, stand)
+            case sync_action:
+                self._go_back(held, base, sync_action)
 
-    def _go_back(self, held: Kind, base: int, stand: SyncAction) -> None:
+    def _go_back(self, held: Kind, base: int, sync_action: SyncAction) -> None:
         try:
             is_there = held.rollback(base)
         except BaseException:
@@ -179,13 +179,13 @@ class PartitionCache(Generic[Kind]):
             raise
         if not is_there:
             held.forget()
-        elif stand is SyncAction.GO_BACK:
-            held.lineage.went_back(base)
+        elif sync_action is SyncAction.ROLLBACK:
+            held.lineage.rolled_back(base)
             self._metrics.rollbacks += 1
 
     def _go_on(self, held: Kind, store_id: StateStoreId, base: int, loading: LoadPlans) -> None:
         try:
-            deltas = held.go_on(loading, base, self._loader)
+            deltas = held.catch_up(loading, base, self._loader)
         except CorruptStateError as error:
             # A snapshot may make up for the file.
             log.warning("falling back to loading a shard from its start: %s", error, extra=_fields(store_id, held))
@@ -196,7 +196,7 @@ class PartitionCache(Generic[Kind]):
         if deltas is None:
             held.forget()
         else:
-            held.lineage.went_on(base, loading.attempt_id, deltas)
+            held.lineage.caught_up(base, loading.attempt_id, deltas)
             self._metrics.gone_on += 1
 
     def _others(self, store_id: StateStoreId, run_id: str) -> list[StateStoreProviderId]:
@@ -212,14 +212,14 @@ class PartitionCache(Generic[Kind]):
         return [
             StateStoreProviderId(other, run_id)
             for other, held in looked_at
-            if other != store_id and held.lineage.is_held and held.lineage.run_id == run_id
+            if other != store_id and held.lineage.is_loaded and held.lineage.run_id == run_id
         ]
 
-    def shard_in_memory(
+    def rows_in_memory(
         self,
         state: StateStoreId,
         store_name: str,
-        is_wanted: Callable[[GivenStore], bool],
+        is_wanted: Callable[[TransferredStore], bool],
         parent: Parent,
         version: int,
     ) -> MemoryRows | None:
@@ -255,7 +255,7 @@ class PartitionCache(Generic[Kind]):
             return -1, ""
         with held.changing:
             lineage = held.lineage
-            return (lineage.version, lineage.attempt_of(lineage.version)) if lineage.is_held else (-1, "")
+            return (lineage.version, lineage.attempt_of(lineage.version)) if lineage.is_loaded else (-1, "")
 
     def view(self, store_id: StateStoreId, store_name: str, version: int, attempt_id: str) -> ReadableRows | None:
         """A version of a store as a counted attempt made it, from memory; None if memory does not have it."""
@@ -277,14 +277,14 @@ class PartitionCache(Generic[Kind]):
 
     # -- from one store actor to another --------------------------------------------------------------------------
 
-    def offer(self, store_id: StateStoreId) -> Offer | None:
+    def offer(self, store_id: StateStoreId) -> Transfer | None:
         """Offer the rows of a partition as they are now to whoever is to hold it; None if memory does not hold it."""
         held = self._held.get(store_id)
         if held is None:
             return None
         with held.lock:
             lineage = held.lineage
-            given = held.given() if lineage.is_held else ()
+            given = held.given() if lineage.is_loaded else ()
             if not given:
                 return None
             self._metrics.handed_over += 1
@@ -292,10 +292,10 @@ class PartitionCache(Generic[Kind]):
             return self._offers.add(held, lineage.version, made_by, lineage.deltas, given)
 
     def next_piece(self, offer_id: str) -> tuple[int, pa.Table] | None:
-        """See :meth:`Offers.next_piece <store_actors.serving.handing_over.Offers.next_piece>`."""
+        """See :meth:`Transfers.next_piece <store_actors.serving.transfers.Transfers.next_piece>`."""
         return self._offers.next_piece(offer_id)
 
-    def take(self, store_id: StateStoreId, offer: Offer, put: Callable[[Kind], None]) -> int:
+    def take(self, store_id: StateStoreId, offer: Transfer, put: Callable[[Kind], None]) -> int:
         """Hold what was offered, unless what is held is as new, and what was committed since; returns its version.
 
         It stays for some rounds of maintenance, though it is leased elsewhere.
@@ -309,7 +309,7 @@ class PartitionCache(Generic[Kind]):
         with held.lock:
             if held.is_busy:
                 return held.lineage.version
-            if not held.lineage.is_held or held.lineage.version < offer.version:
+            if not held.lineage.is_loaded or held.lineage.version < offer.version:
                 held.forget()
                 put(held)
                 held.lineage.loaded(offer.version, offer.attempt_id, offer.deltas)
@@ -320,9 +320,9 @@ class PartitionCache(Generic[Kind]):
             loading = self._coordinator.load_plans(store_id.state_name, store_id.partition_id, sys.maxsize, names)
             with self._memory.using(store_id):
                 self._bring(held, store_id, loading.newest_version(), loading)
-            return held.lineage.version if held.lineage.is_held else 0
+            return held.lineage.version if held.lineage.is_loaded else 0
 
-    def follow(self, told: Followed) -> bool:
+    def replicate(self, told: ReplicatedCommit) -> bool:
         """Apply a commit of another store actor to the copy that is held here; False if there is none that it builds on."""
         held, first = self.of(told.store_id), told.entries[0]
         with held.lock:
@@ -337,12 +337,12 @@ class PartitionCache(Generic[Kind]):
             with self._memory.working(told.store_id, first.version, 2 * size, _APPLIED * size):
                 try:
                     rows = [decode_file(file, entry) for file, entry in zip(told.files, told.entries, strict=True)]
-                    is_applied = held.follow(told.entries, rows)
+                    is_applied = held.replicate(told.entries, rows)
                 except BaseException:
                     held.forget()
                     raise
             if is_applied:
-                lineage.went_on(first.version, first.attempt_id, 1)
+                lineage.caught_up(first.version, first.attempt_id, 1)
                 lineage.unleased()
                 self._metrics.followed += 1
             else:
@@ -357,7 +357,7 @@ class PartitionCache(Generic[Kind]):
         try:
             if held.is_busy and not wait:
                 return False
-            was_held = held.lineage.is_held
+            was_held = held.lineage.is_loaded
             held.forget()
             return was_held
         finally:
@@ -399,7 +399,7 @@ class PartitionCache(Generic[Kind]):
         """Partitions in memory that the coordinator says are elsewhere: one question for each state."""
         by_state: dict[str, list[StateStoreId]] = {}
         for store_id, held in self.items():
-            if held.lineage.is_held:
+            if held.lineage.is_loaded:
                 by_state.setdefault(store_id.state_name, []).append(store_id)
         found: set[StateStoreId] = set()
         for name, store_ids in by_state.items():
@@ -421,7 +421,7 @@ class PartitionCache(Generic[Kind]):
         if not held.lock.acquire(blocking=False):
             return
         try:
-            held.taken_away()
+            held.evict()
         finally:
             held.lock.release()
         self._metrics.shards_unloaded += 1
@@ -429,7 +429,7 @@ class PartitionCache(Generic[Kind]):
     def _write_snapshots(self, store_id: StateStoreId, held: Kind) -> None:
         # Under the lock only some rows are copied at a time: batches go on while these are encoded and stored.
         with held.lock:
-            due = held.frozen() if held.lineage.is_held else ()
+            due = held.frozen() if held.lineage.is_loaded else ()
             deltas = held.lineage.deltas
         for one in due:
             with self._memory.using(store_id), closing(tables_of(held, one.pieces)) as tables:
@@ -448,7 +448,7 @@ def _fields(store_id: StateStoreId, held: Held) -> dict[str, object]:
     return about(store_id, run=lineage.run_id or None, version=lineage.version, epoch=lineage.epoch)
 
 
-def _as_snapshot(held: Held, store: GivenStore, rows: Frozen) -> Iterator[pa.Table]:
+def _as_snapshot(held: Held, store: TransferredStore, rows: Frozen) -> Iterator[pa.Table]:
     # A store may have no rows, and is at the version nevertheless.
     yield as_snapshot(store.schema.row_schema().empty_table(), store.schema)
     for table in tables_of(held, rows):
@@ -461,7 +461,7 @@ class ServedPartitions(Generic[Kind]):
     _held: PartitionCache[Kind]
     _memory: StoreMemory
 
-    def offer(self, store_id: StateStoreId) -> Offer | None:
+    def offer(self, store_id: StateStoreId) -> Transfer | None:
         """See :meth:`PartitionCache.offer`."""
         return self._held.offer(store_id)
 
@@ -471,7 +471,7 @@ class ServedPartitions(Generic[Kind]):
 
     def count(self) -> int:
         """Partitions in memory."""
-        return sum(held.lineage.is_held for _, held in self._held.items())
+        return sum(held.lineage.is_loaded for _, held in self._held.items())
 
     def newest(self, store_id: StateStoreId) -> tuple[int, str]:
         """See :meth:`PartitionCache.newest`."""
@@ -485,9 +485,9 @@ class ServedPartitions(Generic[Kind]):
         """See :meth:`PartitionCache.view`."""
         return self._held.view(store_id, store_name, version, attempt_id)
 
-    def follow(self, told: Followed) -> bool:
-        """See :meth:`PartitionCache.follow`."""
-        return self._held.follow(told)
+    def replicate(self, told: ReplicatedCommit) -> bool:
+        """See :meth:`PartitionCache.replicate`."""
+        return self._held.replicate(told)
 
     def maintain(self, min_deltas_for_snapshot: int) -> None:
         """See :meth:`PartitionCache.maintain`."""

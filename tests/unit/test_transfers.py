@@ -12,7 +12,7 @@ from coordinator.model.schema import Field
 from coordinator.runtime.runtime import MachineClock, Runtime
 from store_actors.messages import StoreSpec
 from store_actors.serving.operator_shards import OperatorShards
-from store_actors.serving.pulled import _IDLE_S
+from store_actors.serving.piece_streams import _IDLE_S
 from tests.unit.aggregation_fleet import Fleet, counts, rows
 from tests.unit.keyed_fleet import COUNTS, NAMES
 from tests.unit.keyed_fleet import Fleet as KeyedFleet
@@ -82,7 +82,7 @@ def test_whoever_has_the_lease_is_asked_whether_a_copy_counts() -> None:
     assert held.lineage.is_hot(ours.lease.epoch, "run-1", 2)
     held.forget()
     move.target.take(move.shard, offer, pieces(move.source, offer))
-    assert held.lineage.is_held
+    assert held.lineage.is_loaded
     assert not held.lineage.is_hot(ours.lease.epoch, "run-1", held.lineage.version)
     # Nor is it reported with the partitions of that run, of which the coordinator would say that it is stale.
     assert (held.lineage.epoch, held.lineage.run_id) == (-1, "")

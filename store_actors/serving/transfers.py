@@ -13,40 +13,40 @@ import pyarrow as pa
 
 from coordinator.runtime.runtime import Lock
 from store_actors.engine.versions import Frozen
-from store_actors.messages import GivenStore, Offer
+from store_actors.messages import Transfer, TransferredStore
 from store_actors.serving.files import as_snapshot
 from store_actors.serving.frozen_store import Locked, tables_of
 from store_actors.serving.loading import Loadable
-from store_actors.serving.pulled import Pulled
+from store_actors.serving.piece_streams import PieceStreams
 
-__all__ = ["Given", "Offers", "fill"]
+__all__ = ["Given", "Transfers", "fill"]
 
 #: A store as its taker is told of it, and its rows.
-Given = tuple[GivenStore, Frozen]
+Given = tuple[TransferredStore, Frozen]
 
 
-class Offers:
+class Transfers:
     """What is being given. Thread-safe.
 
     Parameters
     ----------
     guard, new_id, elapsed_s
-        See :class:`~store_actors.serving.pulled.Pulled`.
+        See :class:`~store_actors.serving.piece_streams.PieceStreams`.
     """
 
     def __init__(self, guard: Lock, new_id: Callable[[], str], elapsed_s: Callable[[], float]) -> None:
-        self._pulled: Pulled[tuple[int, pa.Table]] = Pulled(guard, new_id, elapsed_s)
+        self._pulled: PieceStreams[tuple[int, pa.Table]] = PieceStreams(guard, new_id, elapsed_s)
         #: The next rows (in ``row_schema``), with the place of their store in the offer; None after the last.
         self.next_piece = self._pulled.next_piece
         self.close_idle = self._pulled.close_idle
 
-    def add(self, held: Locked, version: int, attempt_id: str, deltas: int, given: Sequence[Given]) -> Offer:
+    def add(self, held: Locked, version: int, attempt_id: str, deltas: int, given: Sequence[Given]) -> Transfer:
         """Offer the rows of a partition's stores; the caller holds the partition's lock."""
         offer_id = self._pulled.add(_pieces(held, [rows for _, rows in given]))
-        return Offer(offer_id, version, attempt_id, deltas, tuple(store for store, _ in given))
+        return Transfer(offer_id, version, attempt_id, deltas, tuple(store for store, _ in given))
 
 
-def fill(stores: Sequence[Loadable], offer: Offer, pieces: Iterable[tuple[int, pa.Table]]) -> int:
+def fill(stores: Sequence[Loadable], offer: Transfer, pieces: Iterable[tuple[int, pa.Table]]) -> int:
     """Make empty stores what was offered, one each; returns the bytes of the rows."""
     size = 0
     for store, given in zip(stores, offer.stores, strict=True):

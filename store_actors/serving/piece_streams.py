@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from coordinator.model.errors import OperationOutOfOrderError
 from coordinator.runtime.runtime import Lock
 
-__all__ = ["Pulled"]
+__all__ = ["PieceStreams"]
 
 Piece = TypeVar("Piece")
 
@@ -23,7 +23,7 @@ class _Open(Generic[Piece]):
     used_s: float
 
 
-class Pulled(Generic[Piece]):
+class PieceStreams(Generic[Piece]):
     """Generators by id. Thread-safe.
 
     Parameters

@@ -18,7 +18,7 @@ from coordinator.model.errors import StateStoreError
 from coordinator.model.leases import Lease
 from coordinator.runtime.runtime import Lock
 from coordinator.service.calls import Actors
-from store_actors.messages import Followed
+from store_actors.messages import ReplicatedCommit
 from store_actors.serving.metrics import StoreMetrics
 
 __all__ = ["Replicator"]
@@ -53,7 +53,7 @@ class Replicator:
         self._handles: dict[str, Any] = {}
         self._on_their_way: defaultdict[str, deque[tuple[Any, int]]] = defaultdict(deque)
 
-    def tell(
+    def send(
         self,
         lease: Lease,
         base_attempt: str,
@@ -67,7 +67,7 @@ class Replicator:
         Parameters
         ----------
         base_attempt, entries, files
-            See :class:`~store_actors.messages.Followed`.
+            See :class:`~store_actors.messages.ReplicatedCommit`.
         """
         size = sum(len(file) for file in files)
         with self._guard:
@@ -75,10 +75,12 @@ class Replicator:
             self._metrics.standbys_left_behind += len(lease.standbys) - len(ready)
             if not ready:
                 return
-            followed = Followed(lease.store_id, self._own_name, is_keyed, base_attempt, tuple(entries), tuple(files))
+            followed = ReplicatedCommit(
+                lease.store_id, self._own_name, is_keyed, base_attempt, tuple(entries), tuple(files)
+            )
             told = self._actors.put(followed)
             for name in ready:
-                self._on_their_way[name].append((self._handles[name].follow.remote(told), size))
+                self._on_their_way[name].append((self._handles[name].replicate.remote(told), size))
 
     def behind(self) -> tuple[int, int]:
         """Commits on their way to standbys, as far as is known, and their bytes."""
