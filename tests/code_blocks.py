@@ -47,6 +47,8 @@ _PAGE_TESTS = {
     "docs/migration.md": "tests/integration/test_pages.py::test_a_program_is_moved",
     "docs/live-state.md": "tests/integration/test_live_docs.py::test_the_examples_run",
     "docs/quickstart.md": "tests/integration/test_pages.py::test_the_quickstart",
+    "docs/rescaling.md": "tests/integration/test_pages.py::test_the_front_page",
+    "docs/state-stores.md": "tests/integration/test_pages.py::test_the_front_page",
 }
 _OPERATOR_EXAMPLES = "tests/integration/test_docs.py::test_example"
 _OTHERS_OF_OPERATORS = "tests/unit/test_docs_blocks.py::test_a_warning_is_silenced_as_the_page_says"

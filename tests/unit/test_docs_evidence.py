@@ -1,4 +1,4 @@
-"""What the docs call evidence is there: tests that are named exist, and each error has its entry in the runbook."""
+"""What the docs name exists: tests, the code of the glossary's terms, and an entry of the runbook for each error."""
 
 from __future__ import annotations
 
@@ -54,3 +54,23 @@ def test_every_public_error_has_an_entry_in_the_runbook() -> None:
     entries = set(re.findall(r"^### `(\w+)`$", (ROOT / "docs" / "runbook.md").read_text(), re.MULTILINE))
     public = set(errors.__all__) - {"StateStoreError"}
     assert entries == public | {"UnboundedStateWarning"}
+
+
+def _names_of_code() -> set[str]:
+    """Classes, functions, module constants and Java files of the packages."""
+    names = {file.name for file in (ROOT / "spark_jobs").rglob("*.java")}
+    for package in ("coordinator", "store_actors", "spark_jobs", "statefleet"):
+        for file in (ROOT / package).rglob("*.py"):
+            for node in ast.parse(file.read_text()).body:
+                if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                    names.add(node.name)
+                elif isinstance(node, ast.Assign):
+                    names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return names
+
+
+def test_the_code_that_the_glossary_names_exists() -> None:
+    lines = (ROOT / "docs" / "glossary.md").read_text().splitlines()
+    cells = [line.rsplit("|", 2)[1] for line in lines if re.match(r"\| (?!---|term)", line)]
+    assert len(cells) > 60
+    assert {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)} - _names_of_code() == set()
