@@ -46,7 +46,7 @@ class _Fleet(NamedTuple):
 
 
 class DriverCalls:
-    """Answers ``StatefulExchange.java`` for the fleets of this driver."""
+    """Answers the calls of ``spark_jobs/plan/java/Driver.java`` for the fleets of this driver."""
 
     def __init__(self) -> None:
         self._fleets: dict[str, _Fleet] = {}
@@ -97,7 +97,7 @@ class DriverCalls:
             JSON: of a query that is to start or to begin why it is ``refused``, if it is. Of a batch that begins its ``shards`` and
             ``first_partition``. Else ``hosts``, one a shard, null for one that may be anywhere. Of a batch that is settled also
             ``missing``, shards that have not committed it, the ``next`` batch's shards, and figures, by the names of
-            ``StatefulExchange.java``.
+            ``StatefulExchangeExec.java``.
         """
         try:
             batch = json.loads(told)

@@ -73,7 +73,7 @@ class Upstream:
         Whether a task may have several shards.
     late_columns
         Columns of its input by which rows are late, each with the columns that it emits of the same time. Spark drops late rows by a
-        column only if something reads it, as it prunes others; ``StatefulExchange.java`` makes the column null where nothing does.
+        column only if something reads it, as it prunes others; ``LateRowsRule.java`` makes the column null where nothing does.
     shards
         How many shards the program asks for; None if it takes what is there.
     """
@@ -94,7 +94,7 @@ class Upstream:
     shards: int | None = None
 
     def route_column(self) -> str:
-        """Name of the column by which the operator's exchange is partitioned; ``StatefulExchange.java`` reads it, too."""
+        """Name of the column by which the operator's exchange is partitioned; ``Route.java`` reads it, too."""
         return f"{ROUTE_COLUMN}:{json.dumps(asdict(self))}"
 
     @classmethod

@@ -1,7 +1,7 @@
-"""Has Spark plan the fleet's exchanges as stateful operators of its own.
+"""Install the fleet's exchange in a Spark session, which then plans it as a stateful operator.
 
-They are compiled when a session is made ready, by the compiler that comes with Spark. The source is ``StatefulExchange.java`` beside
-this module; it runs on the driver only. A callback tells it where shards are, and what a batch did.
+The exchange is Java, in the files of ``spark_jobs/plan/java/``. They are compiled when a session is made ready, by the compiler that
+comes with Spark, and run on the driver only. A callback answers them where shards are, and what a batch did.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from coordinator.model.errors import SetupError
 from spark_jobs.plan.catalyst import CATALYST, WATERMARK_KEY, java_class
 from spark_jobs.plan.logical import Plan
 
-__all__ = ["install", "marked_as_aggregation", "with_event_time", "with_sparks_own"]
+__all__ = ["install", "joined_source", "marked_as_aggregation", "with_event_time", "with_sparks_own"]
 
-_SOURCE = Path(__file__).with_name("StatefulExchange.java")
-_ENTRY = "statefleet.spark.Sessions"
+_SOURCES = Path(__file__).with_name("java")
+_PACKAGE = "statefleet.spark"
+_ENTRY = f"{_PACKAGE}.Sessions"
 
 
 class _Driver:
-    """``java.util.function.Function`` of Python's."""
+    """A Python function as a ``java.util.function.Function``."""
 
     class Java:
         implements = ["java.util.function.Function"]  # noqa: RUF012 - Py4J reads it so
@@ -34,23 +35,23 @@ class _Driver:
     def __init__(self, answer: Callable[[str], str]) -> None:
         self._answer = answer
 
-    def apply(self, told: str) -> str:
-        """What Java calls."""
-        return self._answer(told)
+    def apply(self, message: str) -> str:
+        """Answer a call from Java."""
+        return self._answer(message)
 
 
 def install(spark: SparkSession, driver: Callable[[str], str]) -> None:
-    """Make a session ready; twice does no harm. A session of ``newSession`` is another one.
+    """Install the exchange in a session; a second call has no effect. A session of ``newSession`` needs a call of its own.
 
     Parameters
     ----------
     driver
-        From what Java tells of a batch (JSON) to an answer (JSON); called in the driver, in a thread of the JVM's.
+        Function from a message about a batch (JSON) to its answer (JSON). It is called in the driver, in a thread of the JVM's.
 
     Raises
     ------
     SetupError
-        This Spark cannot be taught it.
+        This version of Spark does not accept the exchange.
     """
     try:
         gateway = spark.sparkContext._gateway
@@ -69,25 +70,39 @@ def install(spark: SparkSession, driver: Callable[[str], str]) -> None:
 
 @cache
 def _compiled(gateway: Any) -> Any:
-    """The entry to the compiled classes, once a JVM."""
+    """Compile the classes, once for each JVM, and return an instance of their entry."""
     jvm = gateway.jvm
     compiler = jvm.org.codehaus.janino.SimpleCompiler()
     compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
-    compiler.cook(_SOURCE.read_text())
+    compiler.cook(joined_source())
     entry = compiler.getClassLoader().loadClass(_ENTRY)
-    nothing = gateway.new_array(jvm.java.lang.Class, 0), gateway.new_array(jvm.java.lang.Object, 0)
-    return entry.getDeclaredConstructor(nothing[0]).newInstance(nothing[1])
+    no_types, no_arguments = gateway.new_array(jvm.java.lang.Class, 0), gateway.new_array(jvm.java.lang.Object, 0)
+    return entry.getDeclaredConstructor(no_types).newInstance(no_arguments)
+
+
+def joined_source() -> str:
+    """Return the Java files as the single compilation unit that Spark's compiler takes: a package, all imports, all classes."""
+    package = f"package {_PACKAGE};"
+    imports: set[str] = set()
+    classes: list[str] = []
+    for file in sorted(_SOURCES.glob("*.java")):
+        for line in file.read_text().splitlines():
+            if line.startswith("import "):
+                imports.add(line)
+            elif line != package:
+                classes.append(line)
+    return "\n".join([package, *sorted(imports), *classes])
 
 
 def with_event_time(chunks: DataFrame) -> DataFrame:
-    """Chunks with a column that Spark's checks take for the event time of groups, as append mode asks for."""
+    """Return the chunks with a column that Spark's checks take for the event time of groups, as append mode asks for."""
     return chunks.withMetadata("rows_read", {WATERMARK_KEY: 0})
 
 
 def marked_as_aggregation(exchange: DataFrame) -> DataFrame:
-    """An exchange that Spark's checks take for the aggregation that its operator is.
+    """Return the exchange below an aggregation of nothing, so that Spark's checks treat its operator as an aggregation.
 
-    The mark is taken out again before the query is planned, in a session where :func:`install` was called.
+    The mark is removed before the query is planned, in a session where :func:`install` was called.
     """
     plan = exchange._jdf.queryExecution().analyzed()
     columns = plan.output()
@@ -96,7 +111,10 @@ def marked_as_aggregation(exchange: DataFrame) -> DataFrame:
 
 
 def with_sparks_own(results: DataFrame, analysed: Plan) -> DataFrame:
-    """Results of an operator that say what Spark's own was analysed to, for filters that Spark would move through that."""
+    """Tag an operator's results with Spark's own operator as it was analysed, and return them.
+
+    Filters that Spark would move through its own operator are moved by the tag (``FilterPushdown.java``).
+    """
     tag = java_class(f"{CATALYST}.trees.TreeNodeTag")("statefleet.analysed")
     results._jdf.queryExecution().analyzed().setTagValue(tag, analysed._java)
     return results

@@ -15,7 +15,7 @@ __all__ = ["BatchHeader", "EventTimes", "event_times"]
 
 @dataclass(frozen=True, slots=True)
 class BatchHeader:
-    """What Spark's driver tells each task of a stateful operator, as the first row of its partition (``StatefulExchange.java``).
+    """What Spark's driver tells each task of a stateful operator, as the first row of its partition (``StatefulExchangeExec.java``).
 
     Attributes
     ----------

@@ -107,7 +107,7 @@ class ExchangeTask:
     """Map side, a ``mapInArrow`` function: rows with ``__hash`` (and event time) in, :data:`EXCHANGE_SCHEMA` out.
 
     Where a batch has another number of shards than the query was built with, the name of the column of hashes tells
-    (``StatefulExchange.java``): ``__hash/8``.
+    (``ExchangeStrategy.java``): ``__hash/8``.
 
     Parameters
     ----------

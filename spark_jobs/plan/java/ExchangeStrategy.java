@@ -1,0 +1,70 @@
+package statefleet.spark;
+
+import java.util.ArrayList;
+import java.util.Arrays;
+import org.apache.spark.sql.SparkSession;
+import org.apache.spark.sql.catalyst.expressions.Alias;
+import org.apache.spark.sql.catalyst.expressions.Attribute;
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.catalyst.plans.logical.Project;
+import org.apache.spark.sql.catalyst.plans.logical.RepartitionByExpression;
+import org.apache.spark.sql.execution.SparkStrategy;
+import org.apache.spark.sql.execution.exchange.REPARTITION_BY_NUM$;
+import org.apache.spark.sql.execution.streaming.IncrementalExecution;
+import scala.Option;
+import scala.Some;
+import scala.collection.Seq;
+
+/** Plans the exchange of a fleet's operator as a StatefulExchangeExec, for as many shards as the batch has. */
+class ExchangeStrategy extends SparkStrategy {
+    public Seq apply(LogicalPlan plan) {
+        if (plan instanceof RepartitionByExpression) {
+            RepartitionByExpression repartition = (RepartitionByExpression) plan;
+            String route = Route.nameIn(repartition.partitionExpressions());
+            if (route != null) {
+                SparkSession session = SparkSession.active();
+                IncrementalExecution execution = CurrentQuery.execution(session.sparkContext(), session);
+                int planned = ((Number) repartition.optNumPartitions().get()).intValue();
+                int shards = execution == null ? planned : Shards.of(execution, Route.facts(route), planned).number;
+                LogicalPlan below = repartition.child();
+                if (shards != planned) {
+                    below = renumbered(below, shards);
+                    repartition = new RepartitionByExpression(
+                        repartition.partitionExpressions(), below, new Some(Integer.valueOf(shards)), repartition.optAdvisoryPartitionSize());
+                }
+                StatefulExchangeExec exchange = new StatefulExchangeExec(
+                    repartition.partitioning(),
+                    planLater(below),
+                    REPARTITION_BY_NUM$.MODULE$,
+                    repartition.optAdvisoryPartitionSize());
+                exchange.bindToBatch();
+                return Lists.seq(Arrays.asList(new Object[] {exchange}));
+            }
+        }
+        return Lists.seq(new ArrayList());
+    }
+
+    /** Returns the rows for a number of shards, which the functions above them read in the name of a column (spark_jobs/worker/exchange.py). */
+    private static LogicalPlan renumbered(LogicalPlan node, int shards) {
+        ArrayList changed = new ArrayList();
+        Seq children = node.children();
+        boolean isMapped = node.getClass().getSimpleName().endsWith("MapInArrow");
+        for (int i = 0; i < children.size(); i++) {
+            LogicalPlan child = (LogicalPlan) children.apply(i);
+            changed.add(isMapped ? renamed(child, shards) : renumbered(child, shards));
+        }
+        return (LogicalPlan) node.withNewChildren(Lists.seq(changed));
+    }
+
+    private static LogicalPlan renamed(LogicalPlan rows, int shards) {
+        ArrayList columns = new ArrayList();
+        Seq output = rows.output();
+        for (int i = 0; i < output.size(); i++) {
+            Attribute column = (Attribute) output.apply(i);
+            Seq none = Lists.seq(new ArrayList());
+            columns.add(!column.name().equals("__hash") ? column
+                : (Object) new Alias(column, "__hash/" + shards, column.exprId(), none, Option.apply(null), none));
+        }
+        return new Project(Lists.seq(columns), rows);
+    }
+}

@@ -1,0 +1,53 @@
+package statefleet.spark;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import java.util.List;
+import org.apache.spark.sql.catalyst.expressions.Attribute;
+import org.apache.spark.sql.execution.streaming.IncrementalExecution;
+import org.apache.spark.sql.streaming.OutputMode;
+import scala.collection.JavaConverters;
+import scala.collection.Seq;
+
+/** The facts of an operator that stand in the name of its route column (spark_jobs/plan/event_time.py writes it). */
+class Route {
+    static final String PREFIX = "__route:";
+    static final ObjectMapper JSON = new ObjectMapper();
+
+    static String nameIn(Seq expressions) {
+        if (expressions.size() == 1 && expressions.apply(0) instanceof Attribute) {
+            String name = ((Attribute) expressions.apply(0)).name();
+            return name.startsWith(PREFIX) ? name : null;
+        }
+        return null;
+    }
+
+    static JsonNode facts(String name) {
+        try {
+            return JSON.readTree(name.substring(PREFIX.length()));
+        } catch (java.io.IOException error) {
+            throw new IllegalStateException("a route column without facts: " + name, error);
+        }
+    }
+}
+
+/** Output modes, in Spark's words in lower case. */
+class Mode {
+    static String of(OutputMode mode) {
+        return mode.toString().toLowerCase();
+    }
+
+    /** Returns the mode of an operator: its own, or else that of the query which is being planned; null if there is none. */
+    static String of(JsonNode facts, IncrementalExecution execution) {
+        if (!facts.get("mode").isNull()) {
+            return facts.get("mode").asText();
+        }
+        return execution == null ? null : of(execution.outputMode());
+    }
+}
+
+class Lists {
+    static Seq seq(List list) {
+        return JavaConverters.asScalaBuffer(list).toList();
+    }
+}

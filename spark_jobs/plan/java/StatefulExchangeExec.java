@@ -1,0 +1,402 @@
+package statefleet.spark;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import org.apache.spark.Partitioner;
+import org.apache.spark.SparkContext;
+import org.apache.spark.rdd.RDD;
+import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.Attribute;
+import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
+import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
+import org.apache.spark.sql.catalyst.plans.physical.Partitioning;
+import org.apache.spark.sql.execution.CoalescedPartitionSpec;
+import org.apache.spark.sql.execution.ShufflePartitionSpec;
+import org.apache.spark.sql.execution.ShuffledRowRDD;
+import org.apache.spark.sql.execution.SparkPlan;
+import org.apache.spark.sql.execution.exchange.ShuffleExchangeExec;
+import org.apache.spark.sql.execution.exchange.ShuffleOrigin;
+import org.apache.spark.sql.execution.streaming.IncrementalExecution;
+import org.apache.spark.sql.execution.streaming.OneTimeTrigger$;
+import org.apache.spark.sql.execution.streaming.StateStoreWriter;
+import org.apache.spark.sql.execution.streaming.StatefulOperatorStateInfo;
+import org.apache.spark.sql.execution.streaming.StreamExecution;
+import org.apache.spark.sql.streaming.StateOperatorProgress;
+import org.apache.spark.status.api.v1.ExecutorSummary;
+import scala.Function1;
+import scala.Option;
+import scala.Some;
+import scala.collection.Seq;
+import scala.reflect.ClassTag$;
+import scala.reflect.ClassTag;
+
+/**
+ * The exchange in front of an operator.
+ *
+ * The first row of each shard is a header for the operator's task: query, run, batch and shard, and Spark's watermarks of this operator and
+ * batch. Spark runs batches without data for it, and its progress has the operator's stats. Once Spark is done with a batch, and before its
+ * commit log has the batch, shards that no task of the batch ran for (a sink that read only some rows) are run here. Once the commit log has
+ * the batch, it is reported to the driver's Python, and readers see it.
+ */
+public class StatefulExchangeExec extends ShuffleExchangeExec implements StateStoreWriter {
+    /** The value of the `source` column in a header row. */
+    static final short HEADER = -3;
+
+    private transient IncrementalExecution execution;
+    private transient JsonNode facts;
+    private transient Map batchStats;
+    private transient boolean settled;
+    /** Whether the batch was reported as finished, and whether the states' logs have it: without data Spark asks repeatedly. */
+    private transient boolean reported;
+    private transient boolean written;
+    private transient int[] selected;
+    private transient scala.collection.immutable.Map noMetrics;
+    private transient long evictMs;
+
+    public StatefulExchangeExec(Partitioning partitioning, SparkPlan child, ShuffleOrigin origin, Option advisory) {
+        super(partitioning, child, origin, advisory);
+    }
+
+    /** Returns the facts in the route column's name; null in a canonical form, which is compared and never run. */
+    JsonNode facts() {
+        if (facts == null) {
+            // Not from the partitioning, which for one shard has no column.
+            Seq columns = output();
+            for (int i = 0; i < columns.size() && facts == null; i++) {
+                String name = ((Attribute) columns.apply(i)).name();
+                facts = name.startsWith(Route.PREFIX) ? Route.facts(name) : null;
+            }
+        }
+        return facts;
+    }
+
+    /** Finds the batch that this node is planned for. Called not only at planning: copies that Spark makes of a node lack it. */
+    void bindToBatch() {
+        if (execution == null) {
+            execution = CurrentQuery.execution(session().sparkContext(), session());
+        }
+    }
+
+    /** Returns the partition id of shard 0 in this batch. */
+    private int firstPartition() {
+        return Shards.of(execution, facts(), shards()).first;
+    }
+
+    public ShuffleExchangeExec withNewChildInternal(SparkPlan child) {
+        StatefulExchangeExec copy =
+            new StatefulExchangeExec(outputPartitioning(), child, shuffleOrigin(), advisoryPartitionSize());
+        copy.execution = execution;
+        return copy;
+    }
+
+    protected Object writeReplace() {
+        return new ShuffleExchangeExec(outputPartitioning(), child(), shuffleOrigin(), advisoryPartitionSize());
+    }
+
+    // -- a stateful operator, as Spark calls it ---------------------------------------------------------------------
+
+    /** The operator id is made of the state's name: the same in every batch, and far from the ids that Spark gives to its operators. */
+    public Option stateInfo() {
+        bindToBatch();
+        if (facts() == null || execution == null) {
+            return Option.apply(null);
+        }
+        long id = 1000000L + (facts().get("state").asText().hashCode() & 0x3fffffff);
+        return new Some(new StatefulOperatorStateInfo(
+            execution.checkpointLocation(), execution.runId(), id, execution.currentBatchId(), shards()));
+    }
+
+    /** Returns the URI of the state's folder. */
+    private String stateId() {
+        return facts().get("uri").asText() + "/" + facts().get("state").asText();
+    }
+
+    private int shards() {
+        // Not numPartitions(), which would build the shuffle.
+        return outputPartitioning().numPartitions();
+    }
+
+    private long operatorId() {
+        return ((StatefulOperatorStateInfo) stateInfo().get()).operatorId();
+    }
+
+    /** Called after the commit log has this batch, when Spark plans the next one. */
+    public boolean shouldRunAnotherBatch(long newWatermarkMs) {
+        boolean again = needsAnotherBatch(newWatermarkMs);
+        // A caller that waits for the query to process all its input returns after this. If a batch follows, its start reports this one.
+        if (!again && !written && execution != null && !hasNewData()) {
+            FinishedBatches.report(execution, true);
+            written = true;
+        }
+        return again;
+    }
+
+    private boolean hasNewData() {
+        StreamExecution query = CurrentQuery.query(sparkContext(), session());
+        return query == null || !query.availableOffsets().equals(query.committedOffsets());
+    }
+
+    private boolean needsAnotherBatch(long newWatermarkMs) {
+        // In complete mode no group ends.
+        String when = "complete".equals(Mode.of(facts(), execution)) ? "never" : facts().get("again").asText();
+        if (when.equals("watermark")) {
+            return newWatermarkMs > evictMs;
+        }
+        if (when.equals("due") && batchStats != null && batchStats.get("due_ms") != null) {
+            return ((Number) batchStats.get("due_ms")).longValue() < System.currentTimeMillis();
+        }
+        return false;
+    }
+
+    public Option produceOutputWatermark(long inputMs) {
+        // Below zero at first, as of Spark's own joins: the operators that follow have to see it move.
+        return new Some(Long.valueOf(inputMs - facts().get("lag_ms").asLong()));
+    }
+
+    public String shortName() {
+        return facts().get("name").asText();
+    }
+
+    /** Called at the end of each trigger: if the trigger ran a batch, once the commit log has it. */
+    public StateOperatorProgress getProgress() {
+        if (!reported && execution != null && isCalledBy("finishTrigger", "ProgressReporter")) {
+            FinishedBatches.report(execution, isLastCall());
+            reported = true;
+        }
+        HashMap custom = new HashMap();
+        Map stats = batchStats == null ? new HashMap() : batchStats;
+        Map others = (Map) stats.get("custom");
+        if (others != null) {
+            for (Object key : others.keySet()) {
+                custom.put(key, Long.valueOf(((Number) others.get(key)).longValue()));
+            }
+        }
+        return new StateOperatorProgress(
+            shortName(), count(stats, "rows_total"), count(stats, "rows_updated"), count(stats, "updates_ms"),
+            count(stats, "rows_removed"), count(stats, "removals_ms"), count(stats, "commit_ms"), count(stats, "memory_bytes"),
+            count(stats, "rows_late"), (long) shards(), count(stats, "instances"), custom);
+    }
+
+    /** Whether this is Spark's last call for the batch before a caller that waits for the query returns. */
+    private boolean isLastCall() {
+        StreamExecution query = CurrentQuery.query(sparkContext(), session());
+        return query != null && query.trigger() instanceof OneTimeTrigger$
+            || !execution.sparkSession().sessionState().conf().streamingNoDataMicroBatchesEnabled();
+    }
+
+    private static long count(Map stats, String name) {
+        Object value = stats.get(name);
+        return value == null ? 0L : ((Number) value).longValue();
+    }
+
+    public SparkContext org$apache$spark$sql$execution$streaming$StateStoreWriter$$super$sparkContext() {
+        return sparkContext();
+    }
+
+    public scala.collection.immutable.Map pythonMetrics() {
+        return noMetrics;
+    }
+
+    public void org$apache$spark$sql$execution$python$PythonSQLMetrics$_setter_$pythonMetrics_$eq(
+        scala.collection.immutable.Map metrics) {
+        noMetrics = metrics;
+    }
+
+    // -- running ----------------------------------------------------------------------------------------------------
+
+    public RDD doExecute() {
+        bindToBatch();
+        if (execution == null) {
+            throw new IllegalStateException(
+                "a stateful DataFrame of the fleet runs only inside a streaming query; start it with writeStream [state=`"
+                    + facts().get("state").asText() + "`]");
+        }
+        evictMs = execution.watermarkPropagator().getInputWatermarkForEviction(execution.currentBatchId(), operatorId());
+        RDD shuffled;
+        int[] chosen = selected;
+        if (chosen == null) {
+            shuffled = super.doExecute();
+            chosen = new int[shards()];
+            for (int i = 0; i < chosen.length; i++) {
+                chosen[i] = i;
+            }
+        } else {
+            ShufflePartitionSpec[] specs = new ShufflePartitionSpec[chosen.length];
+            for (int i = 0; i < chosen.length; i++) {
+                specs[i] = new CoalescedPartitionSpec(chosen[i], chosen[i] + 1, (Option) Option.apply(null));
+            }
+            shuffled = new ShuffledRowRDD(shuffleDependency(), readMetrics(), specs);
+        }
+        ArrayList rows = new ArrayList();
+        UnsafeProjection projection = UnsafeProjection.create(schema());
+        ObjectNode message = Driver.batchFields(execution);
+        message.put("late_ms", execution.watermarkPropagator().getInputWatermarkForLateEvents(execution.currentBatchId(), operatorId()));
+        message.put("evict_ms", evictMs);
+        message.put("first_partition", firstPartition());
+        message.put("output_mode", Mode.of(facts(), execution));
+        message.put("is_temporary", CurrentQuery.isTemporary(CurrentQuery.query(sparkContext(), session())));
+        for (int i = 0; i < chosen.length; i++) {
+            message.put("shard", chosen[i]);
+            rows.add(projection.apply(header(message.toString())).copy());
+        }
+        ClassTag tag = ClassTag$.MODULE$.apply(InternalRow.class);
+        RDD headers = new HeaderRDD(sparkContext(), Lists.seq(rows), rows.size(), tag, (Partitioner) shuffled.partitioner().get());
+        Seq both = Lists.seq(Arrays.asList(new Object[] {headers, shuffled}));
+        JsonNode cores = place();
+        RDD placed = new PlacedRDD(sparkContext(), both, tag, stateId(), chosen);
+        return facts().get("together").asBoolean() ? new TaskGroups(stateId(), chosen, cores, sparkContext()).of(placed, tag) : placed;
+    }
+
+    /** Has the shards placed before the first task of a run, and whenever the executors have changed. Returns cores by host. */
+    private JsonNode place() {
+        ObjectNode executors = executors();
+        String state = stateId();
+        // Shards of another layout are placed again.
+        String runId = execution.runId().toString() + "/" + firstPartition();
+        String present = executors.toString();
+        if (!ShardHosts.arePlaced(state, runId, present)) {
+            ObjectNode message = request("place");
+            message.set("executors", executors);
+            ShardHosts.put(state, runId, present, (List) Driver.ask(message).get("hosts"));
+        }
+        return executors.get("cores");
+    }
+
+    /** Returns how many executors there are ("present") and were asked for ("asked", 0 if not configured), and their cores by host ("cores"). */
+    private ObjectNode executors() {
+        java.util.TreeMap cores = new java.util.TreeMap();
+        int present = 0;
+        Seq all = sparkContext().statusStore().executorList(true);
+        for (int i = 0; i < all.size(); i++) {
+            ExecutorSummary executor = (ExecutorSummary) all.apply(i);
+            if (!executor.id().equals("driver")) {
+                // An executor that has just joined has no port yet.
+                int port = executor.hostPort().lastIndexOf(':');
+                String host = port < 0 ? executor.hostPort() : executor.hostPort().substring(0, port);
+                Integer before = (Integer) cores.get(host);
+                cores.put(host, Integer.valueOf((before == null ? 0 : before.intValue()) + executor.totalCores()));
+                present++;
+            }
+        }
+        ObjectNode message = Route.JSON.createObjectNode();
+        message.put("present", present);
+        message.put("asked", sparkContext().conf().getInt("spark.executor.instances", 0));
+        ObjectNode hosts = message.putObject("cores");
+        for (Object host : cores.keySet()) {
+            hosts.put((String) host, ((Integer) cores.get(host)).intValue());
+        }
+        return message;
+    }
+
+    /** Returns a row of the exchange that has only a header for its task. */
+    private InternalRow header(String message) {
+        Seq columns = output();
+        Object[] values = new Object[columns.size()];
+        for (int i = 0; i < values.length; i++) {
+            String name = ((Attribute) columns.apply(i)).name();
+            if (name.startsWith(Route.PREFIX)) {
+                values[i] = Integer.valueOf(0);
+            } else if (name.equals("rows_read")) {
+                values[i] = Long.valueOf(0L);
+            } else if (name.equals("input")) {
+                values[i] = Byte.valueOf((byte) 0);
+            } else if (name.equals("source")) {
+                values[i] = Short.valueOf(HEADER);
+            } else if (name.equals("chunk")) {
+                values[i] = message.getBytes(StandardCharsets.UTF_8);
+            }
+        }
+        return new GenericInternalRow(values);
+    }
+
+    /** Returns a request about this operator and batch, with the batch's shards. */
+    private ObjectNode request(String asked) {
+        ObjectNode message = Driver.request(execution, facts(), asked);
+        message.put("shards", shards());
+        message.put("first_partition", firstPartition());
+        return message;
+    }
+
+    // -- the end of a batch -----------------------------------------------------------------------------------------
+
+    /**
+     * Spark walks the plan for the watermark once the sink is done with a batch and before the commit log has it. This is the only moment at
+     * which missing shards can still be run, and at which an error still keeps the batch from being committed.
+     */
+    public void foreach(Function1 each) {
+        if (!settled && execution != null && isCalledBy("updateWatermark", ".WatermarkTracker")) {
+            settle();
+        }
+        super.foreach(each);
+    }
+
+    private static boolean isCalledBy(String method, String kind) {
+        StackTraceElement[] calls = Thread.currentThread().getStackTrace();
+        for (int i = 0; i < calls.length; i++) {
+            if (calls[i].getMethodName().equals(method) && calls[i].getClassName().endsWith(kind)) {
+                return true;
+            }
+        }
+        return false;
+    }
+
+    private void settle() {
+        int[] missing = askMissing();
+        if (missing.length > 0) {
+            run(missing);
+            missing = askMissing();
+            if (missing.length > 0) {
+                throw new IllegalStateException(
+                    "shards of a stateful operator did not commit the batch though their tasks were run to their end; Spark's commit "
+                        + "log does not count the batch, and a restart repeats it [state=`" + facts().get("state").asText() + "`, batch_id=`"
+                        + execution.currentBatchId() + "`, shards=`" + Arrays.toString(missing) + "`]");
+            }
+        }
+        settled = true;
+    }
+
+    /** Returns the shards that lack the batch, and keeps the stats of the others for getProgress. */
+    private int[] askMissing() {
+        batchStats = Driver.ask(request("settle"));
+        ShardHosts.renew(stateId(), (List) batchStats.get("hosts"));
+        Shards.putNext(stateId(), execution, (Map) batchStats.get("next"));
+        List missing = (List) batchStats.get("missing");
+        int[] shards = new int[missing.size()];
+        for (int i = 0; i < shards.length; i++) {
+            shards[i] = ((Number) missing.get(i)).intValue();
+        }
+        return shards;
+    }
+
+    /** Runs the operator's tasks for some shards only. */
+    private void run(int[] missing) {
+        selected = missing;
+        try {
+            taskAbove(execution.executedPlan(), null).execute().count();
+        } finally {
+            selected = null;
+        }
+    }
+
+    /** Returns the nearest node above this that runs Python: the operator's tasks. Null if this is not below `node`. */
+    private SparkPlan taskAbove(SparkPlan node, SparkPlan nearest) {
+        if (node == this) {
+            return nearest;
+        }
+        SparkPlan above = node.getClass().getSimpleName().endsWith("MapInArrowExec") ? node : nearest;
+        Seq children = node.children();
+        for (int i = 0; i < children.size(); i++) {
+            SparkPlan found = taskAbove((SparkPlan) children.apply(i), above);
+            if (found != null) {
+                return found;
+            }
+        }
+        return null;
+    }
+}
