@@ -24,7 +24,7 @@ SHARDS = 6
 KEYS = 300
 
 
-class Query:
+class CountingQuery:
     """Counts by key on the cluster, with the results that there should be."""
 
     def __init__(self, spark: SparkSession, fleet: Fleet, folder: Path, name: str) -> None:

@@ -18,15 +18,15 @@ from ray.core.generated import autoscaler_pb2
 
 from benchmarks.nodes import WORKERS, add_worker
 from spark_jobs.fleet import Fleet
-from tests.cluster.counting_query import Query
+from tests.cluster.counting_query import CountingQuery
 from tests.cluster.looking import run_until
 
 JOINING = "127.0.0.5"
 
 
 @pytest.fixture
-def query(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> Iterator[Query]:
-    made = Query(spark, fleet, tmp_path, name)
+def query(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> Iterator[CountingQuery]:
+    made = CountingQuery(spark, fleet, tmp_path, name)
     yield made
     made.run.stop()
 
@@ -63,7 +63,7 @@ def is_alive(node_id: str) -> bool:
 
 @pytest.mark.replay
 def test_a_node_that_joins_gets_an_executor_and_its_shards_and_is_emptied_before_it_ends(
-    query: Query, cluster: Cluster, joined: Callable[[], Any], caplog: pytest.LogCaptureFixture
+    query: CountingQuery, cluster: Cluster, joined: Callable[[], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, logger="spark_jobs.nodes.node_watch")
     for _ in range(2):

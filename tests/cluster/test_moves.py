@@ -14,19 +14,19 @@ from pyspark.sql import SparkSession
 from benchmarks.nodes import WORKERS
 from spark_jobs.fleet import Fleet
 from statefleet.cli import main
-from tests.cluster.counting_query import Query
+from tests.cluster.counting_query import CountingQuery
 from tests.cluster.looking import address_of, query_of
 
 
 @pytest.fixture
 def query(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> Any:
-    made = Query(spark, fleet, tmp_path, name)
+    made = CountingQuery(spark, fleet, tmp_path, name)
     yield made
     made.run.stop()
 
 
 def test_a_shard_is_moved_from_memory_to_memory_while_its_query_runs(
-    query: Query, capsys: pytest.CaptureFixture[str]
+    query: CountingQuery, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(3):
         query.batch()
@@ -54,7 +54,7 @@ def test_a_shard_is_moved_from_memory_to_memory_while_its_query_runs(
     assert query.statefleet(capsys, "move", query.name, "0", there) == []
 
 
-def test_a_node_is_drained_and_filled_again(query: Query, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_is_drained_and_filled_again(query: CountingQuery, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         query.batch()
     gone = WORKERS[0]
@@ -73,7 +73,7 @@ def test_a_node_is_drained_and_filled_again(query: Query, capsys: pytest.Capture
     query.batch()
 
 
-def test_shards_go_back_to_a_store_actor_that_was_lost_once_it_is_there_again(query: Query) -> None:
+def test_shards_go_back_to_a_store_actor_that_was_lost_once_it_is_there_again(query: CountingQuery) -> None:
     for _ in range(2):
         query.batch()
     before = query.nodes()
@@ -89,7 +89,7 @@ def test_shards_go_back_to_a_store_actor_that_was_lost_once_it_is_there_again(qu
     pytest.fail(f"shards stay at {query.nodes()}")
 
 
-def test_what_cannot_be_moved_is_told(query: Query, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_moved_is_told(query: CountingQuery, capsys: pytest.CaptureFixture[str]) -> None:
     query.batch()
     for arguments, told in (
         (("move", query.fleet.uri, query.name, "99", WORKERS[0]), "there is no such shard"),

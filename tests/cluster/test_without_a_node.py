@@ -15,7 +15,7 @@ from benchmarks.nodes import add_worker
 from coordinator.service.calls import RayActors
 from spark_jobs.fleet import Fleet, connect
 from store_actors.deploy import store_metrics
-from tests.cluster.counting_query import Query
+from tests.cluster.counting_query import CountingQuery
 from tests.cluster.looking import address_of, run_until
 from tests.conftest import NewUri
 
@@ -44,7 +44,7 @@ def follows(fleet: Fleet, commits: int) -> bool:
 def test_standbys_take_over_from_a_node_that_is_lost(
     cluster: Cluster, spark: SparkSession, followed: Fleet, tmp_path: Path, name: str
 ) -> None:
-    query = Query(spark, followed, tmp_path, name)
+    query = CountingQuery(spark, followed, tmp_path, name)
     try:
         for _ in range(4):
             query.batch()

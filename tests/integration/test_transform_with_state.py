@@ -221,7 +221,7 @@ def test_case(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case
         systems["the fleet"].run.stop()
 
 
-class Query:
+class ProcessorQuery:
     """One state's query, started anew for each batch unless it is told not to."""
 
     def __init__(self, spark: SparkSession, fleet: Fleet, folder: Path, name: str) -> None:
@@ -246,13 +246,13 @@ class Query:
 
 
 @pytest.fixture
-def query(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> Query:
-    return Query(spark, fleet, tmp_path, name)
+def query(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> ProcessorQuery:
+    return ProcessorQuery(spark, fleet, tmp_path, name)
 
 
 @pytest.mark.replay
 @pytest.mark.parametrize("in_pandas", [False, True])
-def test_t2_the_initial_state_is_taken_in_once(spark: SparkSession, query: Query, in_pandas: bool) -> None:
+def test_t2_the_initial_state_is_taken_in_once(spark: SparkSession, query: ProcessorQuery, in_pandas: bool) -> None:
     def summing() -> StatefulProcessor:
         class Sum(StatefulProcessor):
             def init(self, handle: Any) -> None:
@@ -286,7 +286,7 @@ def test_t2_the_initial_state_is_taken_in_once(spark: SparkSession, query: Query
 
 @pytest.mark.replay
 @pytest.mark.parametrize("in_pandas", [False, True])
-def test_t4_timers_of_processing_time_fire_without_new_rows(query: Query, in_pandas: bool) -> None:
+def test_t4_timers_of_processing_time_fire_without_new_rows(query: ProcessorQuery, in_pandas: bool) -> None:
     """Spark runs a batch for them; those that a run left fire in the first batch of the next one."""
     given = {"in_pandas": in_pandas, "timeMode": "ProcessingTime"}
     first = [("0", 123), ("1", 6)]
@@ -306,7 +306,7 @@ def test_t4_timers_of_processing_time_fire_without_new_rows(query: Query, in_pan
 
 
 @pytest.mark.replay
-def test_t7_what_is_not_refreshed_in_time_expires(query: Query) -> None:
+def test_t7_what_is_not_refreshed_in_time_expires(query: ProcessorQuery) -> None:
     ttl = 5000
 
     def expiring() -> StatefulProcessor:
@@ -384,7 +384,7 @@ def variables(*declared: tuple[str, str], lists: Sequence[str] = (), delete: Seq
 
 
 @pytest.mark.replay
-def test_a_maps_keys_come_in_the_order_in_which_they_were_put(query: Query) -> None:
+def test_a_maps_keys_come_in_the_order_in_which_they_were_put(query: ProcessorQuery) -> None:
     """Announced: Spark 4 has them by their encoded form."""
 
     class Pages(StatefulProcessor):
@@ -421,7 +421,7 @@ def test_a_processor_below_a_watermark_is_run_once_more_when_it_has_moved(
         run.stop()
 
 
-def test_variables_come_go_and_are_deleted(query: Query) -> None:
+def test_variables_come_go_and_are_deleted(query: ProcessorQuery) -> None:
     row = [("a", 1)]
     a, b, a_wide = ("a", "n int"), ("b", "n int"), ("a", "n bigint")
     assert query.batches(variables(a, b, lists="l"), row, row)[1] == [("a", "(1,)"), ("b", "(1,)"), ("l", "1")]
@@ -444,7 +444,7 @@ def test_variables_come_go_and_are_deleted(query: Query) -> None:
     assert query.batches(variables(a_wide, b), row) == [[("a", "(7,)"), ("b", "(1,)")]]
 
 
-def test_a_task_that_fails_and_is_repeated_counts_once(query: Query, tmp_path: Path) -> None:
+def test_a_task_that_fails_and_is_repeated_counts_once(query: ProcessorQuery, tmp_path: Path) -> None:
     flag = tmp_path / "failed"
 
     def failing() -> StatefulProcessor:

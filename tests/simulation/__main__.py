@@ -19,7 +19,7 @@ def main() -> int:
     what.add_argument("--seeds", type=int, help="run this many schedules and print totals")
     parser.add_argument("--from", type=int, default=0, dest="first", help="first of --seeds")
     parser.add_argument("--jobs", type=int, help="processes (default: one a core)")
-    parser.add_argument("--harsh", action="store_true", help="with --seed: the worst weather there is")
+    parser.add_argument("--harsh", action="store_true", help="with --seed: the worst faults there are")
     parser.add_argument("--rescales", action="store_true", help="with --seed: a state that is rescaled")
     arguments = parser.parse_args()
     if arguments.seed is not None:

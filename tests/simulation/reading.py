@@ -68,7 +68,7 @@ class Reader(Party):
     def _read(self, reads: ShardReads) -> None:
         world = self._world
         workload: AggregationWorkload = world.workload
-        behind_s = _BEHIND_S if world.weather.strikes else 0.0
+        behind_s = _BEHIND_S if world.fault_profile.process_faults else 0.0
         oldest = world.finished_by(world.clock.elapsed_s() - behind_s)
 
         def plan(view: ReadView) -> tuple[str, bytes, dict[int, pa.Table]]:

@@ -172,7 +172,7 @@ class Driver(Party):
     def _run_batch(self, run_id: str, batch: int) -> bool:
         """Whatever the user's function has Spark run of the batch, and then what it left out; False if the query fails."""
         rng, shards = self._scheduler.rng, range(self._shards.num_shards)
-        if rng.random() >= self._world.weather.partial_batches:
+        if rng.random() >= self._world.fault_profile.partial_batches:
             return self._run_shards(run_id, batch, set(shards)) and self._settle(run_id, batch)
         # It shows some rows, writes, or fails at its sink and goes on: any number of actions, each on some of the shards.
         done: set[int] = set()

@@ -1,4 +1,4 @@
-"""One schedule: a fleet, a query, and the weather that its seed brings."""
+"""One schedule: a fleet, a query, and the faults that its seed draws."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def is_keyed(seed: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Weather:
-    """How a schedule treats its parties; drawn anew for each, so that some are wild in one way only."""
+class FaultProfile:
+    """Rates of the faults of a schedule, drawn for each schedule: some schedules have faults of one kind only."""
 
     stickiness: float
     storage_faults: float
     message_faults: float
-    strikes: float
-    #: Of the strikes, how many leave a zombie.
+    process_faults: float
+    #: Of the process faults, how many leave a zombie.
     zombies: float
     second_driver: bool
     checkpoint_interval: int
@@ -69,12 +69,12 @@ class Weather:
     partial_batches: float
 
     @classmethod
-    def draw(cls, rng: random.Random) -> Weather:
+    def draw(cls, rng: random.Random) -> FaultProfile:
         return cls(
             stickiness=rng.choice((0.0, 0.0, 0.5, 0.9)),
             storage_faults=rng.choice((0.0, 0.02, 0.1)),
             message_faults=rng.choice((0.0, 0.01, 0.06)),
-            strikes=rng.choice((0.0, 0.005, 0.02)),
+            process_faults=rng.choice((0.0, 0.005, 0.02)),
             zombies=rng.choice((0.2, 0.8)),
             second_driver=rng.random() < 0.35,
             checkpoint_interval=rng.choice((64, 2, 5)),
@@ -153,7 +153,7 @@ class World:
         self._rescales_rng = random.Random(seed + 3)
         self._rescaler: Rescaler | None = None
         self.rng = random.Random(seed)
-        self.weather = Weather.draw(self.rng)
+        self.fault_profile = FaultProfile.draw(self.rng)
         #: Of its own, so that schedules in which nothing is moved are what they were.
         self._moves_rng = random.Random(seed + 2)
         self._move_rate = self._moves_rng.choice((0.0, 0.0, 0.01, 0.03))
@@ -170,33 +170,37 @@ class World:
             wild = {
                 "storage_faults": 0.1,
                 "message_faults": 0.06,
-                "strikes": 0.02,
+                "process_faults": 0.02,
                 "deploys": 0.5,
                 "partial_batches": 0.5,
             }
-            self.weather = replace(self.weather, stickiness=0.0, **wild)
+            self.fault_profile = replace(self.fault_profile, stickiness=0.0, **wild)
         if stops:
-            calm = dict.fromkeys(("storage_faults", "message_faults", "strikes", "deploys", "partial_batches"), 0.0)
-            self.weather = replace(self.weather, second_driver=False, stops_at_records=0.3, **calm)
+            calm = dict.fromkeys(
+                ("storage_faults", "message_faults", "process_faults", "deploys", "partial_batches"), 0.0
+            )
+            self.fault_profile = replace(self.fault_profile, second_driver=False, stops_at_records=0.3, **calm)
             self._move_rate = 0.0
         if moves:
-            self.weather = replace(self.weather, storage_faults=0.0, message_faults=0.0, strikes=0.02, deploys=0.0)
+            self.fault_profile = replace(
+                self.fault_profile, storage_faults=0.0, message_faults=0.0, process_faults=0.02, deploys=0.0
+            )
             self._move_rate = 0.1
         if rescales:
-            self.weather = replace(self.weather, deploys=0.0)
+            self.fault_profile = replace(self.fault_profile, deploys=0.0)
         kind = KeyedWorkload if (is_keyed(seed) if keyed is None else keyed) else AggregationWorkload
         self.workload: Workload = (RescaledWorkload if rescales else kind)(
             self.rng, 5 if moves or rescales or reads or drops else 0
         )
-        self.scheduler = Scheduler(self.rng, self.weather.stickiness)
+        self.scheduler = Scheduler(self.rng, self.fault_profile.stickiness)
         self.ids = SimulatedIds(random.Random(seed + 1))
-        self.clock = SimulatedClock(self.scheduler, self.weather.seconds_a_step)
+        self.clock = SimulatedClock(self.scheduler, self.fault_profile.seconds_a_step)
         self.stored = RememberedObjects(self.clock.now_s)
         self.objects = SimulatedObjects(
-            self.scheduler, self.stored, lambda: self._rate(self.weather.storage_faults), self._before_record
+            self.scheduler, self.stored, lambda: self._rate(self.fault_profile.storage_faults), self._before_record
         )
         self.cluster = Cluster(
-            self.scheduler, self.clock, lambda: self._rate(self.weather.message_faults), self._restart
+            self.scheduler, self.clock, lambda: self._rate(self.fault_profile.message_faults), self._restart
         )
         self.actors = SimulatedActors(self.cluster)
         self.runtime = Runtime(self.clock, self.ids, SimulatedThreads(self.scheduler, self.clock), hash_seed=seed)
@@ -215,7 +219,7 @@ class World:
 
     def _draw_maintenance(self) -> Maintenance:
         """From never to all the time; the grace period is what the protocol relies on, so it is longer than late writes are."""
-        step_s = self.weather.seconds_a_step
+        step_s = self.fault_profile.seconds_a_step
         return Maintenance(
             interval_s=self.rng.choice((40, 120, 10**9)) * step_s,
             min_deltas_for_snapshot=self.rng.randint(1, 3),
@@ -254,7 +258,7 @@ class World:
                 self.maintenance,
                 self.nodes[0],
                 runtime=self._of_machine(),
-                checkpoint_interval=self.weather.checkpoint_interval,
+                checkpoint_interval=self.fault_profile.checkpoint_interval,
                 part_records=self._part_records,
             )
 
@@ -301,8 +305,8 @@ class World:
     # -- what happens to them -------------------------------------------------------------------------------------
 
     def each_step(self) -> None:
-        if self.rng.random() < self._rate(self.weather.strikes):
-            self._strike()
+        if self.rng.random() < self._rate(self.fault_profile.process_faults):
+            self._fail_process()
         if self.moves_shards and self._moves_rng.random() < self._rate(self._move_rate):
             self._move()
         if self.rescales and self._rescales_rng.random() < self._rate(0.02):
@@ -321,7 +325,7 @@ class World:
         unfinished = len(self.commit_log.finished) < self.workload.batches
         if unfinished and not awake and (not active or self.rng.random() < 0.1):
             self.start_driver()
-        elif self.weather.second_driver and len(active) < 2 and self.rng.random() < self._rate(0.005):
+        elif self.fault_profile.second_driver and len(active) < 2 and self.rng.random() < self._rate(0.005):
             self.scheduler.fault("world", "second_driver")
             self.start_driver()
 
@@ -372,7 +376,7 @@ class World:
         self.workload.begun(shards)
         self._present = shards
 
-    def _strike(self) -> None:
+    def _fail_process(self) -> None:
         """Kill a party, or freeze it and perhaps replace it meanwhile."""
         actors = list(self.cluster.current.values())
         drivers = [one for one in self._drivers if not one.dead and not one.stopped]
@@ -384,14 +388,14 @@ class World:
             return
         party = self.rng.choice(candidates)
         kind = party.name.partition("#")[0].partition("-")[0] if kind != "executor" else "executor"
-        if self.rng.random() < self.weather.zombies:
+        if self.rng.random() < self.fault_profile.zombies:
             self._freeze(party, kind, int(3 ** self.rng.uniform(1, 6.5)))
         else:
             self._kill(party, kind)
 
     def _before_record(self) -> None:
         """The worst moment for a coordinator to stop is between a decision and its record, and the worst time the grace period."""
-        if self.rng.random() < self._rate(self.weather.stops_at_records):
+        if self.rng.random() < self._rate(self.fault_profile.stops_at_records):
             grace = min(self.clock.steps(self.maintenance.grace_s), _FAULTY_STEPS)
             self._freeze(self.scheduler.party, "coordinator", int(grace * self.rng.uniform(0.3, 1.2)))
 
@@ -444,7 +448,7 @@ class World:
     def begin_run(self) -> str:
         """A run of the query, in some form."""
         run_id, former = self.ids(), next(reversed(self.forms.values()), 0)
-        changes = self.workload.forms > 1 and self.rng.random() < self.weather.deploys
+        changes = self.workload.forms > 1 and self.rng.random() < self.fault_profile.deploys
         self.forms[run_id] = (former + changes) % self.workload.forms
         return run_id
 
@@ -537,7 +541,7 @@ def run_seed(
     reads: bool = False,
     drops: bool = False,
 ) -> Outcome:
-    """Run one schedule, in the weather of its seed or the worst there is; its error, if any, is part of the outcome."""
+    """Run one schedule, with the faults of its seed or the worst ones; return its outcome, with the error if it failed."""
     world = World(seed, harsh=harsh, keyed=keyed, stops=stops, moves=moves, rescales=rescales, reads=reads, drops=drops)
     error: BaseException | None = None
     # What the project tells operators is told to nobody here.

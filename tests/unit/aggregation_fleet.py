@@ -24,7 +24,7 @@ from coordinator.placement.policy import StayElseLocal
 from coordinator.storage.memory import MemoryObjectStore
 from store_actors.messages import ApplyRequest, ShardInput
 from store_actors.serving.operator_shards import OperatorShards
-from tests.unit.ledger_harness import Living
+from tests.unit.ledger_harness import FakeFleetView
 
 SCHEMA = StateSchema(
     keys=(Field("v", "string"),),
@@ -36,7 +36,7 @@ SCHEMA = StateSchema(
 )
 
 
-class Coordinator:
+class LocalCoordinator:
     """A coordinator in this process: a real keeper over a real log, one decision at a time."""
 
     def __init__(self, objects: MemoryObjectStore) -> None:
@@ -62,7 +62,7 @@ class Coordinator:
     def lease(self, task: TaskIdentity, local: str, lost: frozenset[str] = frozenset()) -> LeaseGrant:
         where = ActorLocation(local, local, "node", "host", 1)
         return self._do(
-            self._keeper.submit(lambda ledger: ledger.decide_lease(task, where, Living(lost), StayElseLocal()))
+            self._keeper.submit(lambda ledger: ledger.decide_lease(task, where, FakeFleetView(lost), StayElseLocal()))
         )
 
     def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> Sequence[CommitEntry]:
@@ -113,12 +113,12 @@ class Coordinator:
         return set(store_ids) if self.is_elsewhere else set()
 
 
-class Fleet:
+class AggregationFleet:
     """Stores over one object store."""
 
     def __init__(self) -> None:
         self.objects = MemoryObjectStore()
-        self.coordinator = Coordinator(self.objects)
+        self.coordinator = LocalCoordinator(self.objects)
         self.store = self.new_store()
 
     def new_store(self) -> OperatorShards:
@@ -155,9 +155,9 @@ def counts(table: pa.Table) -> dict[str, int]:
     return {row["v"]: row["n"] for row in table.to_pylist()}
 
 
-def filled(batches: int, snapshots: tuple[int, ...] = ()) -> Fleet:
+def filled(batches: int, snapshots: tuple[int, ...] = ()) -> AggregationFleet:
     """A fleet whose only shard has counted one "a" a batch, with snapshots after some of them."""
-    fleet = Fleet()
+    fleet = AggregationFleet()
     for batch in range(batches):
         fleet.apply(batch, "a" + "b" * (batch == 0))
         if batch + 1 in snapshots:

@@ -8,12 +8,12 @@ from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.memory import MemoryObjectStore
-from tests.unit.aggregation_fleet import SCHEMA, Coordinator, Fleet
+from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, LocalCoordinator
 
 BATCHES = 14
 
 
-class SmallLogs(Coordinator):
+class SmallLogs(LocalCoordinator):
     """A coordinator that writes checkpoints often, in small parts."""
 
     def restart(self) -> None:
@@ -25,7 +25,7 @@ class SmallLogs(Coordinator):
 
 def files(letter: str) -> MemoryObjectStore:
     """Files of a state ``s`` that counts a letter."""
-    fleet = Fleet()
+    fleet = AggregationFleet()
     fleet.coordinator = SmallLogs(fleet.objects)
     fleet.store = fleet.new_store()
     for batch in range(BATCHES):

@@ -20,13 +20,13 @@ from coordinator.runtime.runtime import MachineClock
 from coordinator.service.branching import Branching
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo, ObjectStore
-from tests.unit.ledger_harness import Living, entry
+from tests.unit.ledger_harness import FakeFleetView, entry
 
 GRACE_S = 1.0
 HERE = ActorLocation("a", "a-1", "node", "host", 1)
 
 
-class Gated:
+class GatedObjectStore:
     """A coordinator's way to the shared objects: while its gate is shut, one kind of its requests hangs."""
 
     tells_writers_apart = True
@@ -78,7 +78,7 @@ class Gated:
         return self._objects.folders()
 
 
-class Office:
+class CoordinatorHarness:
     """One coordinator: a keeper of the state's log and a cleaner, as the coordinator actor has them."""
 
     def __init__(self, objects: ObjectStore, name: str) -> None:
@@ -109,7 +109,7 @@ class Office:
         """A commit of a new run, not counted yet."""
         task = TaskIdentity(state_name, "query", run, batch, 0, 0, "executor")
         keeper = await self.opened(state_name)
-        grant = await keeper.submit(lambda ledger: ledger.decide_lease(task, HERE, Living(), StayElseLocal()))
+        grant = await keeper.submit(lambda ledger: ledger.decide_lease(task, HERE, FakeFleetView(), StayElseLocal()))
         version = batch + 1
         begun = entry(grant, version)
         return replace(
@@ -134,14 +134,15 @@ async def until(reached: threading.Event) -> None:
 
 
 def two_coordinators(
-    scenario: Callable[[Office, Office, MemoryObjectStore, Gated], Awaitable[None]], hangs: str
+    scenario: Callable[[CoordinatorHarness, CoordinatorHarness, MemoryObjectStore, GatedObjectStore], Awaitable[None]],
+    hangs: str,
 ) -> None:
     """Run a scenario of an old coordinator, whose requests can be made to hang, and its successor."""
     objects = MemoryObjectStore()
 
     async def run() -> None:
-        gated = Gated(objects, hangs)
-        old, new = Office(gated, "old"), Office(objects, "new")
+        gated = GatedObjectStore(objects, hangs)
+        old, new = CoordinatorHarness(gated, "old"), CoordinatorHarness(objects, "new")
         await old.keeper.open()
         await new.keeper.open()
         await scenario(old, new, objects, gated)

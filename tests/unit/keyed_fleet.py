@@ -8,22 +8,22 @@ import pyarrow as pa
 
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.schema import Field
+from coordinator.storage.memory import MemoryObjectStore
 from store_actors.messages import OpenRequest, StoreSpec
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
-from tests.unit.aggregation_fleet import Coordinator
-from tests.unit.aggregation_fleet import Fleet as AggregationFleet
+from tests.unit.aggregation_fleet import LocalCoordinator
 
 COUNTS = StoreSpec("default", (Field("k", "string"),), (Field("n", "int64"),))
 NAMES = StoreSpec("names", (Field("id", "int64"),), (Field("name", "string"),))
 
 
-class Fleet:
+class KeyedFleet:
     """Keyed stores over one object store."""
 
     def __init__(self) -> None:
-        self.objects = AggregationFleet().objects
-        self.coordinator = Coordinator(self.objects)
+        self.objects = MemoryObjectStore()
+        self.coordinator = LocalCoordinator(self.objects)
         self.stores = self.new_stores()
 
     def new_stores(self) -> KeyedStores:

@@ -58,7 +58,7 @@ def through_json(record: Record) -> Record:
     return record_from_json(json.loads(json.dumps(record_to_json(record))))
 
 
-class Living:
+class FakeFleetView:
     """A fleet of which nothing is known but who was lost."""
 
     def __init__(self, lost: Collection[str] = ()) -> None:
@@ -74,7 +74,7 @@ class Living:
         raise AssertionError("today's rule does not ask")
 
 
-class Desk:
+class LedgerHarness:
     """A ledger with a hand that carries its decisions out at once."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Desk:
         self.lost: set[str] = set()
 
     def lease(self, identity: TaskIdentity, local: ActorLocation) -> LeaseGrant:
-        records, grant = self.ledger.decide_lease(identity, local, Living(self.lost), StayElseLocal())
+        records, grant = self.ledger.decide_lease(identity, local, FakeFleetView(self.lost), StayElseLocal())
         for record in records:
             self.ledger.fold(through_json(record))
         return grant

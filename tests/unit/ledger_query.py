@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.model.identities import TaskIdentity
-from tests.unit.ledger_harness import Desk, actor, entry, task
+from tests.unit.ledger_harness import LedgerHarness, actor, entry, task
 
 SHARDS = 3
 
 
-class Query(Desk):
+class LedgerQuery(LedgerHarness):
     """A query of three shards; batch `b` is planned at time ``100 + b`` of its own history."""
 
     def __init__(self, begins_ms: int = 100) -> None:

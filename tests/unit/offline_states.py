@@ -18,8 +18,8 @@ from statefleet.reads.portable import Opened
 from statefleet.reads.state import LiveState
 from statefleet.reads.stored import StoredSource
 from store_actors.engine.spark_hash import shards_of
-from tests.unit.aggregation_fleet import Fleet
-from tests.unit.keyed_fleet import Fleet as KeyedFleet
+from tests.unit.aggregation_fleet import AggregationFleet
+from tests.unit.keyed_fleet import KeyedFleet
 from tests.unit.top_machine import input_of
 
 SHARDS = 3
@@ -39,7 +39,7 @@ def live(objects: MemoryObjectStore, shards: int, schema: StateSchema | None) ->
 
 def of_operator(schema: StateSchema, batches: Sequence[Rows]) -> LiveState:
     """A state whose batches had some rows, each on the shard of its key."""
-    fleet = Fleet()
+    fleet = AggregationFleet()
     names = schema.raw_schema().names
     for batch, rows in enumerate(batches):
         keys = pa.record_batch({"v": pa.array([key for key, _ in rows], pa.string())})

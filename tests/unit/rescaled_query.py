@@ -17,7 +17,7 @@ from coordinator.model.watermarks import Watermarks
 from store_actors.engine.spark_hash import shards_of
 from store_actors.messages import ApplyRequest, ShardInput
 from store_actors.serving.operator_shards import OperatorShards
-from tests.unit.aggregation_fleet import Fleet
+from tests.unit.aggregation_fleet import AggregationFleet
 
 WORD = Field("k", "string")
 SUMS = StateSchema(
@@ -60,11 +60,11 @@ def counted(table: pa.Table) -> Counter[str]:
     return Counter(repr(sorted(row.items())) for row in rows)
 
 
-class Query:
+class RescaledQuery:
     """Batches of a query whose state is rescaled."""
 
     def __init__(self, schema: StateSchema, num_shards: int) -> None:
-        self.fleet, self.schema, self.run, self.batch = Fleet(), schema, "run-0", 0
+        self.fleet, self.schema, self.run, self.batch = AggregationFleet(), schema, "run-0", 0
         self.created = StateMetadata("s", "query", num_shards, schema.output_mode, schema.to_json())
         self.generation = ShardLayout(num_shards)
 

@@ -23,7 +23,7 @@ HERE = ActorLocation("a", "a-1", "node", "host", 1)
 CREATED = StateMetadata("s", "query", 1, "update", {"n": 1})
 
 
-class People:
+class ServiceHarness:
     """A coordinator over a store, and what queries ask of it."""
 
     def __init__(self, objects: MemoryObjectStore, maintenance: Maintenance | None = None) -> None:
@@ -56,10 +56,10 @@ class People:
         return view.version
 
 
-def run(scenario: Callable[[People, MemoryObjectStore], Awaitable[None]]) -> None:
+def run(scenario: Callable[[ServiceHarness, MemoryObjectStore], Awaitable[None]]) -> None:
     objects = MemoryObjectStore()
 
     async def whole() -> None:
-        await scenario(People(objects), objects)
+        await scenario(ServiceHarness(objects), objects)
 
     asyncio.run(whole())

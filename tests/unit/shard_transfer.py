@@ -10,12 +10,12 @@ from coordinator.model.identities import StateStoreId, TaskIdentity
 from store_actors.messages import Transfer
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.operator_shards import OperatorShards
-from tests.unit.aggregation_fleet import Coordinator
+from tests.unit.aggregation_fleet import LocalCoordinator
 
 Kind = OperatorShards | KeyedStores
 
 
-def store_id(coordinator: Coordinator, batch: int) -> StateStoreId:
+def store_id(coordinator: LocalCoordinator, batch: int) -> StateStoreId:
     return coordinator.lease(TaskIdentity("s", "query", "run-1", batch, 0, 0, "executor"), "a").lease.store_id
 
 

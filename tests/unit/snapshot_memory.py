@@ -59,7 +59,7 @@ def filled(groups: int) -> AggregateShard:
     return shard
 
 
-class Counting:
+class SnapshotCounter:
     """Counts every snapshot."""
 
     snapshot: SnapshotEntry
@@ -70,7 +70,7 @@ class Counting:
 
 
 def write(shard: AggregateShard, objects: LocalObjectStore, piece_bytes: int = PIECE_BYTES) -> SnapshotEntry:
-    coordinator, metrics = Counting(), StoreMetrics()
+    coordinator, metrics = SnapshotCounter(), StoreMetrics()
     loader = Loader(objects, metrics, Runtime())
     commits = Commits(objects, coordinator, loader, metrics, Runtime(), piece_bytes)  # type: ignore[arg-type]
     entry = CommitEntry(0, shard.version, 0, 1, "run", "a", "f", 0, 0, 0, 0, 0, len(shard), 0, 0, 0, 0, 0)

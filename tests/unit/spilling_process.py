@@ -23,7 +23,7 @@ from coordinator.storage.local import LocalObjectStore
 from store_actors.messages import ApplyRequest, ShardInput
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.spilling.store_memory import LimitedMemory
-from tests.unit.aggregation_fleet import Coordinator
+from tests.unit.aggregation_fleet import LocalCoordinator
 from tests.unit.snapshot_memory import memory
 
 #: 4 KiB a group, so that much state needs few groups.
@@ -45,12 +45,12 @@ SCHEMA = StateSchema(
 SHARDS, BATCH = 2, 1500
 
 
-class Process:
+class SpillingProcess:
     """Store and coordinator, over files."""
 
     def __init__(self, folder: Path, limit: int) -> None:
         objects = LocalObjectStore(folder / "objects")
-        self._coordinator = Coordinator(objects)  # type: ignore[arg-type]
+        self._coordinator = LocalCoordinator(objects)  # type: ignore[arg-type]
         self.memory = LimitedMemory(limit, str(folder / "spill"))
         self.store = OperatorShards(objects, self._coordinator, memory=self.memory)
 
@@ -81,7 +81,7 @@ class Process:
 
 
 def main(what: str, folder: Path, limit: int, times: int) -> None:
-    process = Process(folder, limit)
+    process = SpillingProcess(folder, limit)
     groups = -(-times * limit // (8 * WORDS * SHARDS * BATCH)) * BATCH
     if what == "fill":
         batch = process.fill(groups)

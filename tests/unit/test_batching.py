@@ -21,7 +21,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-class Calls:
+class GatedCalls:
     """Finds the double of a key; calls wait where they are told to, and those with some keys fail."""
 
     def __init__(self) -> None:
@@ -40,12 +40,12 @@ class Calls:
 
 
 @pytest.fixture
-def calls() -> Calls:
-    return Calls()
+def calls() -> GatedCalls:
+    return GatedCalls()
 
 
 @pytest.fixture
-def look_ups(calls: Calls) -> Batcher[int, int]:
+def look_ups(calls: GatedCalls) -> Batcher[int, int]:
     return Batcher(calls, Runtime().threads)
 
 
@@ -60,7 +60,7 @@ def waiting(look_ups: Batcher[int, int]) -> int:
 
 
 def meet(
-    threads: ThreadPoolExecutor, look_ups: Batcher[int, int], calls: Calls, keys: Sequence[int]
+    threads: ThreadPoolExecutor, look_ups: Batcher[int, int], calls: GatedCalls, keys: Sequence[int]
 ) -> list[Future[int]]:
     """Have the first key's call wait until all the others were asked for."""
     calls.held = {keys[0]}
@@ -74,14 +74,14 @@ def meet(
     return [first, *others]
 
 
-def test_a_key_alone_goes_at_once(look_ups: Batcher[int, int], calls: Calls) -> None:
+def test_a_key_alone_goes_at_once(look_ups: Batcher[int, int], calls: GatedCalls) -> None:
     assert [look_ups.find(key) for key in (3, 4)] == [6, 8]
     assert calls.made == [[3], [4]]
 
 
 @pytest.mark.usefixtures("patient")
 def test_keys_that_come_while_a_call_is_under_way_are_the_next_one(
-    threads: ThreadPoolExecutor, look_ups: Batcher[int, int], calls: Calls
+    threads: ThreadPoolExecutor, look_ups: Batcher[int, int], calls: GatedCalls
 ) -> None:
     found = meet(threads, look_ups, calls, [1, 2, 3, 2, 4])
     assert [one.result(30) for one in found] == [2, 4, 6, 4, 8]
@@ -93,7 +93,7 @@ def test_keys_that_come_while_a_call_is_under_way_are_the_next_one(
 
 @pytest.mark.usefixtures("patient")
 def test_a_key_that_cannot_be_found_fails_for_who_asked(
-    threads: ThreadPoolExecutor, look_ups: Batcher[int, int], calls: Calls
+    threads: ThreadPoolExecutor, look_ups: Batcher[int, int], calls: GatedCalls
 ) -> None:
     calls.bad = {3}
     first, second, third = meet(threads, look_ups, calls, [1, 2, 3])
@@ -107,7 +107,7 @@ def test_a_key_that_cannot_be_found_fails_for_who_asked(
 
 
 def test_a_call_that_hangs_holds_up_its_own_key_only(
-    threads: ThreadPoolExecutor, look_ups: Batcher[int, int], calls: Calls
+    threads: ThreadPoolExecutor, look_ups: Batcher[int, int], calls: GatedCalls
 ) -> None:
     calls.held = {1}
     hung = threads.submit(look_ups.find, 1)
@@ -121,7 +121,7 @@ def test_a_call_that_hangs_holds_up_its_own_key_only(
 
 
 def test_a_key_is_asked_for_alone_if_the_others_of_its_call_take_long(
-    threads: ThreadPoolExecutor, look_ups: Batcher[int, int], calls: Calls, monkeypatch: pytest.MonkeyPatch
+    threads: ThreadPoolExecutor, look_ups: Batcher[int, int], calls: GatedCalls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coalescing, "_TURN_S", 60.0)
     monkeypatch.setattr(coalescing, "_COMPANY_S", 0.01)
@@ -143,7 +143,7 @@ def test_a_key_is_asked_for_alone_if_the_others_of_its_call_take_long(
 
 @pytest.mark.usefixtures("patient")
 def test_whoever_is_interrupted_leaves_the_others_to_ask_by_themselves(
-    threads: ThreadPoolExecutor, look_ups: Batcher[int, int], calls: Calls
+    threads: ThreadPoolExecutor, look_ups: Batcher[int, int], calls: GatedCalls
 ) -> None:
     calls.held = {1}
     first = threads.submit(look_ups.find, 1)

@@ -17,13 +17,13 @@ from coordinator.model.errors import InvalidRequestError, StateMismatchError, Ve
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.verify import files_of
-from tests.unit.coordinator_harness import GRACE_S, Gated, Office, two_coordinators, until
+from tests.unit.coordinator_harness import GRACE_S, CoordinatorHarness, GatedObjectStore, two_coordinators, until
 
 CREATED = StateMetadata("s", "query", 1, "update", {"keys": [{"name": "k", "type": "int32"}]})
-Scenario = Callable[[Office, Office, MemoryObjectStore, Gated], Awaitable[None]]
+Scenario = Callable[[CoordinatorHarness, CoordinatorHarness, MemoryObjectStore, GatedObjectStore], Awaitable[None]]
 
 
-async def commit(office: Office, batches: range, run: str = "run-1", state: str = "s") -> list[str]:
+async def commit(office: CoordinatorHarness, batches: range, run: str = "run-1", state: str = "s") -> list[str]:
     """Commit some batches of a query; returns their files."""
     files = []
     for batch in batches:
@@ -37,12 +37,12 @@ async def commit(office: Office, batches: range, run: str = "run-1", state: str 
     return files
 
 
-async def make(office: Office, version: int, name: str = "what_if", parent: str = "s") -> Branch:
+async def make(office: CoordinatorHarness, version: int, name: str = "what_if", parent: str = "s") -> Branch:
     created = await (await office.opened(parent)).create_metadata(CREATED)
     return await office.branching.make(created, version, name)
 
 
-async def add_snapshot(office: Office, state: str, version: int) -> str:
+async def add_snapshot(office: CoordinatorHarness, state: str, version: int) -> str:
     keeper = await office.opened(state)
     assert keeper.ledger is not None
     shown = keeper.ledger.entry_of(version, 0)
@@ -54,7 +54,7 @@ async def add_snapshot(office: Office, state: str, version: int) -> str:
     return file
 
 
-async def let_go(office: Office, state: str) -> None:
+async def let_go(office: CoordinatorHarness, state: str) -> None:
     """Retain the newest version only."""
     keeper = await office.opened(state)
     await keeper.submit(lambda ledger: (ledger.decide_truncation(1)[0], None))
@@ -73,7 +73,9 @@ def run(scenario: Scenario, hangs: str = "") -> None:
 
 
 def test_a_branch_is_the_parents_version_and_no_file_of_rows_is_written() -> None:
-    async def scenario(old: Office, new: Office, objects: MemoryObjectStore, _: Gated) -> None:
+    async def scenario(
+        old: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, _: GatedObjectStore
+    ) -> None:
         files = await commit(new, range(4))
         before = {info.path: info.size for info in objects.list("")}
         made = await make(new, 3)
@@ -105,7 +107,9 @@ def test_a_branch_is_the_parents_version_and_no_file_of_rows_is_written() -> Non
 
 
 def test_versions_that_are_not_there_cannot_be_branched() -> None:
-    async def scenario(_: Office, new: Office, objects: MemoryObjectStore, __: Gated) -> None:
+    async def scenario(
+        _: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, __: GatedObjectStore
+    ) -> None:
         await commit(new, range(4))
         await add_snapshot(new, "s", 3)
         await let_go(new, "s")
@@ -118,7 +122,9 @@ def test_versions_that_are_not_there_cannot_be_branched() -> None:
 
 
 def test_a_name_that_a_query_has_taken_meanwhile_is_not_branched_into() -> None:
-    async def scenario(old: Office, new: Office, objects: MemoryObjectStore, _: Gated) -> None:
+    async def scenario(
+        old: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, _: GatedObjectStore
+    ) -> None:
         await commit(new, range(2))
         await new.opened("what_if")
         # Of a query that has not been given a lease yet.
@@ -130,7 +136,9 @@ def test_a_name_that_a_query_has_taken_meanwhile_is_not_branched_into() -> None:
 
 
 def test_a_branch_whose_log_cannot_be_read_keeps_files_and_names_itself(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(old: Office, new: Office, objects: MemoryObjectStore, _: Gated) -> None:
+    async def scenario(
+        old: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, _: GatedObjectStore
+    ) -> None:
         files = await commit(new, range(3))
         await make(new, 2)
         await add_snapshot(new, "s", 3)
@@ -147,7 +155,9 @@ def test_a_branch_whose_log_cannot_be_read_keeps_files_and_names_itself(caplog: 
 
 
 def test_files_stay_as_long_as_a_branch_or_a_branch_of_it_needs_them() -> None:
-    async def scenario(_: Office, new: Office, objects: MemoryObjectStore, __: Gated) -> None:
+    async def scenario(
+        _: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, __: GatedObjectStore
+    ) -> None:
         files = await commit(new, range(3))
         await make(new, 2)
         own = await commit(new, range(2, 4), "run-2", "what_if")
@@ -177,7 +187,9 @@ def test_files_stay_as_long_as_a_branch_or_a_branch_of_it_needs_them() -> None:
 
 @pytest.mark.parametrize("hangs", ["look", "delete"])
 def test_a_branch_that_is_made_while_somebody_cleans_lacks_no_file(hangs: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(old: Office, new: Office, objects: MemoryObjectStore, gated: Gated) -> None:
+    async def scenario(
+        old: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, gated: GatedObjectStore
+    ) -> None:
         async def opened(state_name: str) -> LedgerWriter:
             await asyncio.to_thread(gated._pass, "look")
             return await old.opened(state_name)
@@ -207,7 +219,9 @@ def test_a_branch_that_is_made_while_somebody_cleans_lacks_no_file(hangs: str, m
 
 
 def test_while_a_branch_may_come_nothing_goes_and_a_maker_who_slept_too_long_is_refused() -> None:
-    async def scenario(old: Office, new: Office, objects: MemoryObjectStore, gated: Gated) -> None:
+    async def scenario(
+        old: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, gated: GatedObjectStore
+    ) -> None:
         files = await commit(new, range(3))
         await (await old.opened("s")).create_metadata(CREATED)
         await old.opened("what_if")
@@ -238,7 +252,9 @@ def test_while_a_branch_may_come_nothing_goes_and_a_maker_who_slept_too_long_is_
 
 
 def test_a_branch_is_told_by_checkpoints_of_the_log() -> None:
-    async def scenario(_: Office, new: Office, objects: MemoryObjectStore, __: Gated) -> None:
+    async def scenario(
+        _: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, __: GatedObjectStore
+    ) -> None:
         await commit(new, range(2))
         await make(new, 1)
         for name in ("s", "what_if"):

@@ -55,7 +55,7 @@ class Objects(MemoryObjectStore):
         return found
 
 
-class Writer:
+class LogWriter:
     """Commits on all shards, and checkpoints when asked."""
 
     def __init__(self, objects: Objects) -> None:
@@ -103,7 +103,7 @@ class Writer:
 
 
 def test_a_small_ledger_is_one_file() -> None:
-    writer = Writer(Objects())
+    writer = LogWriter(Objects())
     writer.batch()
     body = writer.checkpoint()
     assert set(body) == {"format", "state", "state_id", "seq", "record_id", "folded"}
@@ -112,7 +112,7 @@ def test_a_small_ledger_is_one_file() -> None:
 
 
 def test_a_checkpoint_writes_what_is_new_only() -> None:
-    writer = Writer(Objects())
+    writer = LogWriter(Objects())
     for _ in range(10):
         writer.batch()
     body = writer.checkpoint()
@@ -125,14 +125,14 @@ def test_a_checkpoint_writes_what_is_new_only() -> None:
     assert again["parts"][:5] == body["parts"]
     assert (len(writer.objects.parts_put()), len(again["folded"]["entries"])) == (1, 8)
     # Whoever takes over goes on with the same parts.
-    successor = Writer(writer.objects)
+    successor = LogWriter(writer.objects)
     successor.batch()
     assert successor.checkpoint()["parts"][:6] == again["parts"]
     assert len(writer.objects.parts_put()) == 1
 
 
 def test_parts_go_from_the_front_once_all_of_them_is_below_the_floors() -> None:
-    writer = Writer(Objects())
+    writer = LogWriter(Objects())
     for _ in range(10):
         writer.batch()
     first = writer.checkpoint()["parts"]
@@ -144,7 +144,7 @@ def test_parts_go_from_the_front_once_all_of_them_is_below_the_floors() -> None:
 
 
 def test_what_was_superseded_does_not_come_back_from_a_part() -> None:
-    writer = Writer(Objects())
+    writer = LogWriter(Objects())
     for _ in range(6):
         writer.batch()
     writer.cut()
@@ -162,7 +162,7 @@ def test_what_was_superseded_does_not_come_back_from_a_part() -> None:
 
 
 def test_a_shard_that_stands_still_does_not_keep_all_that_was_ever_written() -> None:
-    writer = Writer(Objects())
+    writer = LogWriter(Objects())
     writer.batch()
     for _ in range(60):
         # The last shard has no more versions, and its only one holds the first part.
@@ -176,7 +176,7 @@ def test_a_shard_that_stands_still_does_not_keep_all_that_was_ever_written() -> 
 @pytest.mark.parametrize("fails_after", range(8))
 def test_a_checkpoint_that_fails_leaves_the_log_and_the_next_one_is_whole(fails_after: int) -> None:
     objects = Objects()
-    writer = Writer(objects)
+    writer = LogWriter(objects)
     for _ in range(4):
         writer.batch()
     writer.checkpoint()
@@ -193,7 +193,7 @@ def test_a_checkpoint_that_fails_leaves_the_log_and_the_next_one_is_whole(fails_
 
 
 def test_without_a_part_the_checkpoint_before_is_read_and_records_after_it_are_not_pruned() -> None:
-    writer = Writer(Objects())
+    writer = LogWriter(Objects())
     for _ in range(4):
         writer.batch()
     seqs = []
@@ -222,7 +222,7 @@ def test_without_a_part_the_checkpoint_before_is_read_and_records_after_it_are_n
 
 
 def test_parts_that_no_checkpoint_names_are_pruned_and_no_others() -> None:
-    writer = Writer(Objects())
+    writer = LogWriter(Objects())
     for _ in range(6):
         for _ in range(4):
             writer.batch()
@@ -240,7 +240,7 @@ def test_parts_that_no_checkpoint_names_are_pruned_and_no_others() -> None:
 
 def test_a_checkpoint_that_was_on_its_way_when_the_log_was_read_anew_does_no_harm() -> None:
     objects = Objects()
-    writer = Writer(objects)
+    writer = LogWriter(objects)
     for _ in range(4):
         writer.batch()
     plan = writer.log.plan_checkpoint(writer.ledger)
@@ -255,10 +255,10 @@ def test_a_checkpoint_that_was_on_its_way_when_the_log_was_read_anew_does_no_har
 
 def test_a_checkpoint_of_another_coordinator_at_the_same_place_is_left_as_it_is() -> None:
     objects = Objects()
-    first, second = Writer(objects), None
+    first, second = LogWriter(objects), None
     for _ in range(4):
         first.batch()
-    second = Writer(objects)
+    second = LogWriter(objects)
     first.checkpoint()
     body = second.checkpoint()
     for one in (first, second):
@@ -294,7 +294,7 @@ class CleansMeanwhile(Objects):
 
 def test_a_reader_that_is_overtaken_by_cleaning_reads_from_the_newer_checkpoint() -> None:
     objects = CleansMeanwhile()
-    writer = Writer(objects)
+    writer = LogWriter(objects)
     for _ in range(4):
         writer.batch()
     writer.checkpoint()

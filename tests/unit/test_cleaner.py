@@ -19,7 +19,7 @@ from coordinator.model.maintenance import Maintenance
 from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectStore
-from tests.unit.coordinator_harness import GRACE_S, Gated, Office, two_coordinators, until
+from tests.unit.coordinator_harness import GRACE_S, CoordinatorHarness, GatedObjectStore, two_coordinators, until
 
 
 async def read_anew(objects: ObjectStore) -> set[str]:
@@ -33,7 +33,9 @@ AHEAD = pytest.mark.parametrize("ahead_ms", [0, 2_000_000, -2_000_000])
 
 @AHEAD
 def test_a_commit_counts_whatever_the_clock_of_its_store_actor_shows(ahead_ms: int) -> None:
-    async def scenario(old: Office, _: Office, objects: MemoryObjectStore, __: Gated) -> None:
+    async def scenario(
+        old: CoordinatorHarness, _: CoordinatorHarness, objects: MemoryObjectStore, __: GatedObjectStore
+    ) -> None:
         begun = await old.begin("run-1", 0)
         begun = replace(begun, committed_at_ms=begun.committed_at_ms + ahead_ms)
         objects.put(begun.file, b"delta")
@@ -47,7 +49,9 @@ def test_a_commit_counts_whatever_the_clock_of_its_store_actor_shows(ahead_ms: i
 
 @AHEAD
 def test_a_commit_that_hangs_on_its_way_to_the_log_is_not_counted_after_its_file_is_cleaned_away(ahead_ms: int) -> None:
-    async def scenario(old: Office, new: Office, objects: MemoryObjectStore, gated: Gated) -> None:
+    async def scenario(
+        old: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, gated: GatedObjectStore
+    ) -> None:
         begun = await old.begin("run-1", 0)
         begun = replace(begun, committed_at_ms=begun.committed_at_ms + ahead_ms)
         objects.put(begun.file, b"delta")
@@ -77,7 +81,9 @@ def test_a_commit_that_hangs_on_its_way_to_the_log_is_not_counted_after_its_file
 
 @pytest.mark.parametrize("hangs", ["list", "delete"])
 def test_a_coordinator_that_sleeps_while_it_cleans_deletes_nothing_that_its_successor_counts(hangs: str) -> None:
-    async def scenario(old: Office, new: Office, objects: MemoryObjectStore, gated: Gated) -> None:
+    async def scenario(
+        old: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, gated: GatedObjectStore
+    ) -> None:
         objects.put("s/0/0/1-0f.delta", b"of a failed attempt")
         first = await new.begin("run-1", 0)
         objects.put(first.file, b"delta")
@@ -102,7 +108,9 @@ def test_a_coordinator_that_sleeps_while_it_cleans_deletes_nothing_that_its_succ
 
 
 def test_a_coordinator_that_was_replaced_unawares_cleans_by_its_successors_log() -> None:
-    async def scenario(old: Office, new: Office, objects: MemoryObjectStore, _: Gated) -> None:
+    async def scenario(
+        old: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, _: GatedObjectStore
+    ) -> None:
         files = []
         for batch in range(3):
             begun = await new.begin(f"run-{batch}", batch)
@@ -118,7 +126,9 @@ def test_a_coordinator_that_was_replaced_unawares_cleans_by_its_successors_log()
 
 
 def test_files_that_may_go_go_together() -> None:
-    async def scenario(old: Office, _: Office, objects: MemoryObjectStore, gated: Gated) -> None:
+    async def scenario(
+        old: CoordinatorHarness, _: CoordinatorHarness, objects: MemoryObjectStore, gated: GatedObjectStore
+    ) -> None:
         files = [f"s/0/0/{version}-0f.delta" for version in range(1, 200)]
         for file in files:
             objects.put(file, b"of a failed attempt")
@@ -130,7 +140,9 @@ def test_files_that_may_go_go_together() -> None:
 
 
 def test_nothing_is_deleted_by_a_young_coordinator_and_a_dry_run_always_looks() -> None:
-    async def scenario(old: Office, new: Office, objects: MemoryObjectStore, gated: Gated) -> None:
+    async def scenario(
+        old: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, gated: GatedObjectStore
+    ) -> None:
         objects.put("s/0/0/1-0f.delta", b"of a failed attempt")
         objects._modified_s["s/0/0/1-0f.delta"] -= 2 * GRACE_S
         gated.lists = 0

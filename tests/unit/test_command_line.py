@@ -46,7 +46,7 @@ def uri(tmp_path: Path) -> str:
     return f"file://{shutil.copytree(STORED, tmp_path / 'fleet')}"
 
 
-class Told:
+class CommandResult:
     """What a command said."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], arguments: Sequence[str]) -> None:
@@ -97,14 +97,14 @@ def test_a_state_is_dropped_once_somebody_said_so(
             return DroppedState(state, 3, 7, 2048, ("distinct",))
 
     monkeypatch.setattr(upkeep, "find", lambda uri, address: Coordinator())
-    told = Told(capsys, ["drop", "file:///x", "clicks", "--dry-run"])
+    told = CommandResult(capsys, ["drop", "file:///x", "clicks", "--dry-run"])
     assert (told.code, asked) == (0, [True])
     assert "3 versions, 7 files, 2.0 KB: would be dropped" in told.out
     assert "the other states of its query stay: distinct" in told.out
-    told = Told(capsys, ["drop", "file:///x", "clicks"])
+    told = CommandResult(capsys, ["drop", "file:///x", "clicks"])
     assert (told.code, asked) == (1, [True, True])
     assert "nothing was dropped; say --yes" in told.err
-    told = Told(capsys, ["drop", "file:///x", "clicks", "--yes", "--json"])
+    told = CommandResult(capsys, ["drop", "file:///x", "clicks", "--yes", "--json"])
     assert (told.code, asked) == (0, [True, True, True, False])
     assert json.loads(told.out)["dropped"] is True
 
@@ -125,7 +125,7 @@ def test_a_state_is_dropped_once_somebody_said_so(
     ids=lambda arguments: "-".join((arguments[0], *arguments[3:])),
 )
 def test_a_call_that_is_none_has_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    told = Told(capsys, arguments)
+    told = CommandResult(capsys, arguments)
     assert (told.code, told.out) == (2, "")
     assert "Usage: statefleet" in told.err
 
@@ -215,7 +215,7 @@ def test_the_status_names_store_actors_by_address_and_says_which_executors_were_
     told = {**FLEET, "queries": [{**query, "running_batch": running}, {**query, "running_batch": None}]}
     coordinator = SimpleNamespace(load_all_states=list, status=lambda: told)
     monkeypatch.setattr(looking, "find", lambda uri, address: coordinator)
-    said = Told(capsys, ["status", "s3://bucket/prefix"])
+    said = CommandResult(capsys, ["status", "s3://bucket/prefix"])
     assert said.code == 0
     lines = [" ".join(line.split()) for line in said.out.splitlines()]
     assert "10.0.0.4#0 0af9c1d27e00 7 - - - alive" in lines
@@ -273,7 +273,7 @@ def test_no_bar_is_drawn_where_nobody_looks(capsys: pytest.CaptureFixture[str]) 
 
 def test_what_changed_between_versions_is_told(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     def told(*arguments: str) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = Told(capsys, [*arguments, "--offline", "--json"]).json
+        rows: list[dict[str, Any]] = CommandResult(capsys, [*arguments, "--offline", "--json"]).json
         return rows
 
     differing, changed = told("diff", uri, "clicks", "42", "43"), told("changes", uri, "clicks", "42")
@@ -284,8 +284,8 @@ def test_what_changed_between_versions_is_told(uri: str, capsys: pytest.CaptureF
     assert all(row in written for row in inserted)
     assert told("changes", uri, "clicks", "42", "42") == told("diff", uri, "clicks", "43") == []
     assert len(told("diff", uri, "clicks", "42", "--limit", "3")) == 3
-    assert "_change_type" in Told(capsys, ["diff", uri, "clicks", "42", "--offline"]).out
-    assert "no such version" in Told(capsys, ["diff", uri, "clicks", "1", "--offline"]).err
+    assert "_change_type" in CommandResult(capsys, ["diff", uri, "clicks", "42", "--offline"]).out
+    assert "no such version" in CommandResult(capsys, ["diff", uri, "clicks", "1", "--offline"]).err
 
 
 @pytest.mark.parametrize("where", ["false", "a0_max > 30 AND a0_max < 20"])
@@ -293,7 +293,7 @@ def test_a_query_that_can_have_no_rows_has_its_columns(
     uri: str, where: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     query = f"select k1, a0_max from clicks where {where}"
-    assert Told(capsys, ["sql", uri, query, "--offline"]).out == "no rows (columns: k1, a0_max)\n"
+    assert CommandResult(capsys, ["sql", uri, query, "--offline"]).out == "no rows (columns: k1, a0_max)\n"
 
 
 @pytest.mark.parametrize(
@@ -330,13 +330,13 @@ def test_a_value_of_another_type_is_refused(kind: pa.DataType, text: str) -> Non
 
 
 def test_a_key_is_looked_up(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert Told(capsys, ["get", uri, "clicks", *KEY, "--offline", "--json"]).json == [ROW]
-    told = Told(capsys, ["get", uri, "clicks", *KEY, "--offline", "--columns", "k1, a0_max"])
+    assert CommandResult(capsys, ["get", uri, "clicks", *KEY, "--offline", "--json"]).json == [ROW]
+    told = CommandResult(capsys, ["get", uri, "clicks", *KEY, "--offline", "--columns", "k1, a0_max"])
     assert told.out.split() == ["k1", "a0_max", "─" * 15, "user-0b", "33"]
-    none = Told(capsys, ["get", uri, "clicks", KEY[0], "k1=nobody", "--offline", "--json"])
+    none = CommandResult(capsys, ["get", uri, "clicks", KEY[0], "k1=nobody", "--offline", "--json"])
     assert (none.code, none.json) == (1, [])
-    assert Told(capsys, ["get", uri, "clicks", KEY[0], "--null", "k1", "--offline"]).code == 1
-    older = Told(
+    assert CommandResult(capsys, ["get", uri, "clicks", KEY[0], "--null", "k1", "--offline"]).code == 1
+    older = CommandResult(
         capsys, ["get", uri, "profiles", "user=user-00", "--part", "default", "--version", "6", "--offline", "--json"]
     )
     assert older.code in (0, 1)
@@ -367,7 +367,7 @@ def test_what_cannot_be_read_is_told_in_one_line(
     uri: str, arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command, *others = arguments
-    answer = Told(capsys, [command, uri, *others, "--offline", "--json"])
+    answer = CommandResult(capsys, [command, uri, *others, "--offline", "--json"])
     assert (answer.code, answer.out) == (1, "")
     (line,) = answer.err.splitlines()
     assert line.startswith("error: ")
@@ -375,52 +375,56 @@ def test_what_cannot_be_read_is_told_in_one_line(
 
 
 def test_what_is_no_fleets_folder_has_nothing_to_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = Told(capsys, ["verify", tmp_path.as_uri()])
+    answer = CommandResult(capsys, ["verify", tmp_path.as_uri()])
     assert (answer.code, answer.err.startswith("error: there is no state at this URI")) == (1, True)
 
 
 def test_rows_are_shown_and_chosen(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
-    everything = Told(capsys, ["scan", uri, "clicks", "--offline", "--json"]).json
+    everything = CommandResult(capsys, ["scan", uri, "clicks", "--offline", "--json"]).json
     assert len(everything) == 12
     assert ROW in everything
-    chosen = Told(
+    chosen = CommandResult(
         capsys, ["scan", uri, "clicks", "--where", "a0_max > 40 -- many", "--columns", "k1", "--offline", "--json"]
     )
     assert sorted(row["k1"] for row in chosen.json) == sorted(row["k1"] for row in everything if row["a0_max"] > 40)
-    few = Told(capsys, ["scan", uri, "clicks", "--limit", "3", "--offline"])
+    few = CommandResult(capsys, ["scan", uri, "clicks", "--limit", "3", "--offline"])
     assert few.out.splitlines()[-1] == "(3 rows; there may be more: --limit)"
     assert len(few.out.splitlines()) == 6
-    assert "no rows (columns: k0" in Told(capsys, ["scan", uri, "clicks", "--where", "false", "--offline"]).out
-    seen = Told(capsys, ["scan", uri, "profiles", "--part", "seen", "--where", "n >= 0", "--offline", "--json"]).json
-    assert seen == Told(capsys, ["scan", uri, "profiles", "--part", "seen", "--offline", "--json"]).json
-    older = Told(capsys, ["scan", uri, "clicks", "--where", "true", "--version", "42", "--offline", "--json"]).json
+    assert "no rows (columns: k0" in CommandResult(capsys, ["scan", uri, "clicks", "--where", "false", "--offline"]).out
+    seen = CommandResult(
+        capsys, ["scan", uri, "profiles", "--part", "seen", "--where", "n >= 0", "--offline", "--json"]
+    ).json
+    assert seen == CommandResult(capsys, ["scan", uri, "profiles", "--part", "seen", "--offline", "--json"]).json
+    older = CommandResult(
+        capsys, ["scan", uri, "clicks", "--where", "true", "--version", "42", "--offline", "--json"]
+    ).json
     assert len(older) == 11
 
 
 def test_sql_is_over_states_and_their_parts(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     query = "select count(*) as n, max(a0_max) as best from clicks"
-    assert Told(capsys, ["sql", uri, query, "--offline", "--json"]).json == [{"n": 12, "best": 49}]
-    shown = Told(capsys, ["sql", uri, 'select count(*) as n from "profiles.seen"', "--offline"])
+    assert CommandResult(capsys, ["sql", uri, query, "--offline", "--json"]).json == [{"n": 12, "best": 49}]
+    shown = CommandResult(capsys, ["sql", uri, 'select count(*) as n from "profiles.seen"', "--offline"])
     assert shown.out.split()[0] == "n"
 
 
 def test_versions_have_their_times_and_figures(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
-    told = Told(capsys, ["versions", uri, "clicks", "--offline", "--json"]).json
+    told = CommandResult(capsys, ["versions", uri, "clicks", "--offline", "--json"]).json
     assert [one["version"] for one in told] == [43, 42]
     newest = told[0]
-    assert newest["state_rows"] == len(Told(capsys, ["scan", uri, "clicks", "--offline", "--json"]).json)
+    assert newest["state_rows"] == len(CommandResult(capsys, ["scan", uri, "clicks", "--offline", "--json"]).json)
     files = [*(Path(uri[7:]) / "clicks" / "0").rglob("43-*.delta")]
     assert newest["written_bytes"] == sum(file.stat().st_size for file in files)
     assert newest["num_shards"] == len(files) == 2
     assert newest["committed_at_ms"] > told[1]["committed_at_ms"]
-    shown = Told(capsys, ["versions", uri, "clicks", "--limit", "1", "--offline"]).out.splitlines()
+    shown = CommandResult(capsys, ["versions", uri, "clicks", "--limit", "1", "--offline"]).out.splitlines()
     assert len(shown) == 3
     assert time_text(newest["committed_at_ms"]) in shown[2]  # type: ignore[operator]
 
 
 def test_what_changed_is_followed_by_positions(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
-    def changes(since: str, *more: str) -> Told:
-        return Told(capsys, ["changes", uri, "clicks", since, *more, "--offline", "--json"])
+    def changes(since: str, *more: str) -> CommandResult:
+        return CommandResult(capsys, ["changes", uri, "clicks", since, *more, "--offline", "--json"])
 
     told = changes("42")
     position = told.err.split()[1].rstrip(":")
@@ -430,7 +434,7 @@ def test_what_changed_is_followed_by_positions(uri: str, capsys: pytest.CaptureF
     cut = changes("42", "--limit", "1")
     assert (cut.json, cut.err) == (told.json[:1], ""), "what comes after them begins with rows that were not shown"
     # Nothing is cut off where there are as many as are shown.
-    exact = Told(capsys, ["changes", uri, "clicks", "42", "--limit", str(len(told.json)), "--offline"])
+    exact = CommandResult(capsys, ["changes", uri, "clicks", "42", "--limit", str(len(told.json)), "--offline"])
     assert exact.err == told.err
     assert "there may be more" not in exact.out
     for since, error in (
@@ -445,46 +449,46 @@ def test_what_changed_is_followed_by_positions(uri: str, capsys: pytest.CaptureF
 
 
 def test_an_export_is_whole_or_not_there(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    everything = Told(capsys, ["scan", uri, "clicks", "--offline", "--json"]).json
+    everything = CommandResult(capsys, ["scan", uri, "clicks", "--offline", "--json"]).json
     file, folder = tmp_path / "out.parquet", tmp_path / "out"
-    told = Told(capsys, ["export", uri, "clicks", str(file), "--offline", "--json"])
+    told = CommandResult(capsys, ["export", uri, "clicks", str(file), "--offline", "--json"])
     assert told.json == {"state": "clicks", "version": 43, "rows": 12, "target": str(file)}
-    assert Told(capsys, ["export", uri, "clicks", str(folder), "--version", "42", "--offline"]).code == 0
+    assert CommandResult(capsys, ["export", uri, "clicks", str(folder), "--version", "42", "--offline"]).code == 0
     assert pq.read_table(file).num_rows == len(everything)
     assert sorted(one.name for one in folder.iterdir()) == ["part-00000.parquet", "part-00001.parquet"]
     assert pq.read_table(folder).num_rows == 11
     for target in (file, folder):
-        again = Told(capsys, ["export", uri, "clicks", str(target), "--offline"])
+        again = CommandResult(capsys, ["export", uri, "clicks", str(target), "--offline"])
         assert again.code == 1
         assert "there is something of that name already" in again.err
-        assert Told(capsys, ["export", uri, "clicks", str(target), "--overwrite", "--offline"]).code == 0
+        assert CommandResult(capsys, ["export", uri, "clicks", str(target), "--overwrite", "--offline"]).code == 0
     assert pq.read_table(folder).num_rows == 12
     # A damaged delta is met in the middle of it.
     for delta in (Path(uri[7:]) / "clicks" / "0" / "1").glob("43-*.delta"):
         delta.write_bytes(b"nothing")
     broken = tmp_path / "broken.parquet"
     for target in (broken, tmp_path / "broken"):
-        failed = Told(capsys, ["export", uri, "clicks", str(target), "--offline"])
+        failed = CommandResult(capsys, ["export", uri, "clicks", str(target), "--offline"])
         assert failed.code == 1
         assert "a delta file cannot be used" in failed.err
     assert sorted(one.name for one in tmp_path.iterdir()) == ["fleet", "out", "out.parquet"], "nothing half written"
 
 
 def test_files_are_verified(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
-    whole = Told(capsys, ["verify", uri])
+    whole = CommandResult(capsys, ["verify", uri])
     assert whole.code == 0
     assert "is there and whole" in whole.out
-    assert [one["damages"] for one in Told(capsys, ["verify", uri, "--json"]).json] == [[], []]
+    assert [one["damages"] for one in CommandResult(capsys, ["verify", uri, "--json"]).json] == [[], []]
     (delta,) = (Path(uri[7:]) / "clicks" / "0" / "0").glob("43-*.delta")
     delta.unlink()
-    broken = Told(capsys, ["verify", uri])
+    broken = CommandResult(capsys, ["verify", uri])
     assert broken.code == 1
     for told in (delta.name, "it is missing", "shard 0", "versions that cannot be read: 43", "restore the file"):
         assert told in broken.out
-    named = Told(capsys, ["verify", uri, "--name", "clicks", "--json"])
+    named = CommandResult(capsys, ["verify", uri, "--name", "clicks", "--json"])
     assert (named.code, [one["name"] for one in named.json]) == (1, ["clicks"])
     assert named.json[0]["damages"][0]["unreadable"] == [43]
-    assert Told(capsys, ["verify", uri, "--name", "profiles"]).code == 0
-    nothing = Told(capsys, ["verify", uri, "--name", "nothing"])
+    assert CommandResult(capsys, ["verify", uri, "--name", "profiles"]).code == 0
+    nothing = CommandResult(capsys, ["verify", uri, "--name", "nothing"])
     assert nothing.code == 1
     assert "no such state" in nothing.err

@@ -30,7 +30,7 @@ from coordinator.model.identities import DEFAULT_STORE, ActorLocation, ShardKey
 from coordinator.model.load_plans import LoadPlan
 from coordinator.placement.policy import StayElseLocal
 from coordinator.storage.memory import MemoryObjectStore
-from tests.unit.ledger_harness import ROOT, Living, actor, data_of, entry, task
+from tests.unit.ledger_harness import ROOT, FakeFleetView, actor, data_of, entry, task
 
 STORES = (DEFAULT_STORE, "names")
 PARTITIONS = (0, 1)
@@ -230,7 +230,9 @@ class CoordinatorMachine(RuleBasedStateMachine):
     def lease(self, who: int, run: str, partition: int, batch: int, local: str) -> None:
         where = actor(local, str(self.lives[local]))
         identity, lost = task(run, batch, partition), set(self.lost)
-        found = self.answer(who, lambda ledger: ledger.decide_lease(identity, where, Living(lost), StayElseLocal()))
+        found = self.answer(
+            who, lambda ledger: ledger.decide_lease(identity, where, FakeFleetView(lost), StayElseLocal())
+        )
         expected = self.model.lease(run, partition, batch, where, lost)
         if isinstance(found, LeaseGrant):
             assert (found.lease.epoch, found.lease.location, found.base_version) == expected

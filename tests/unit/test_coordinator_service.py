@@ -219,7 +219,7 @@ def test_all_states_are_found_without_a_listing_of_their_files() -> None:
     asyncio.run(scenario())
 
 
-class Places:
+class PlacementHarness:
     """A coordinator, and three nodes with a store actor each; shard 0 is on ``a``."""
 
     def __init__(self) -> None:
@@ -241,7 +241,7 @@ class Places:
 
 def test_a_drain_outlives_the_coordinator_until_it_is_taken_back() -> None:
     async def scenario() -> None:
-        places = Places()
+        places = PlacementHarness()
         await places.begin()
         (planned,) = await places.coordinator.drain("node-a", True)
         await places.start_anew()
@@ -268,7 +268,7 @@ def test_a_drain_outlives_the_coordinator_until_it_is_taken_back() -> None:
 
 def test_the_log_says_which_move_failed_and_why() -> None:
     async def scenario() -> None:
-        places = Places()
+        places = PlacementHarness()
         await places.begin()
         (move,) = await places.coordinator.plan_move("clicks", 0, "node-b")
         await places.coordinator.move_failed(move, "RayActorError: it died")
@@ -284,7 +284,7 @@ def test_the_log_says_which_move_failed_and_why() -> None:
 
 
 def test_what_is_no_id_of_a_node_is_not_drained() -> None:
-    places = Places()
+    places = PlacementHarness()
 
     async def scenario() -> None:
         await places.begin()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.errors import CorruptStateError
 from coordinator.model.identities import StateStoreId
-from tests.unit.aggregation_fleet import SCHEMA, Fleet, counts, filled
+from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, counts, filled
 
 SHARD = StateStoreId("memory:///s", 0, 0)
 DAMAGE = st.one_of(
@@ -36,7 +36,7 @@ def damaged(data: bytes, damage: tuple[str, int, int]) -> bytes:
             return data[:place] + bytes(len(data[place : place + what])) + data[place + what :]
 
 
-def of(fleet: Fleet, suffix: str) -> list[str]:
+def of(fleet: AggregationFleet, suffix: str) -> list[str]:
     return [info.path for info in fleet.objects.list("s") if info.path.endswith(suffix)]
 
 
@@ -84,7 +84,7 @@ def test_damaged_metadata_is_named() -> None:
     from coordinator.log.ledger_writer import LedgerWriter
     from coordinator.model.state_metadata import StateMetadata
 
-    fleet = Fleet()
+    fleet = AggregationFleet()
     log = ManifestLog(fleet.objects, "s", "writer")
     log.create_metadata(StateMetadata("s", "q", 4, "update"))
     content = fleet.objects.get("s/metadata.json")

@@ -25,9 +25,9 @@ from coordinator.service.branching import Branching
 from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.verify import files_of
 from store_actors.serving.files import decode_file
-from tests.unit.aggregation_fleet import Coordinator
+from tests.unit.aggregation_fleet import LocalCoordinator
 from tests.unit.damages import DAMAGES, ERROR, Survey, copied, counterpart, state_in, taken_from, told
-from tests.unit.rescaled_query import SUMS, Query, sums
+from tests.unit.rescaled_query import SUMS, RescaledQuery, sums
 
 PARENT, BRANCH = "s", "what_if"
 STATES = (PARENT, BRANCH)
@@ -36,7 +36,7 @@ CREATED = StateMetadata(PARENT, "query", 2, "update", SUMS.to_json())
 SAMPLE = 12
 
 
-class LogOf(Coordinator):
+class BranchCoordinator(LocalCoordinator):
     """A coordinator of a state that writes checkpoints often, in small parts."""
 
     def __init__(self, objects: Any, state: str) -> None:
@@ -57,14 +57,14 @@ class LogOf(Coordinator):
         self._do(Branching(self.keeper, MachineClock()).make(CREATED, version, BRANCH))
 
 
-class QueryOf(Query):
+class BranchQuery(RescaledQuery):
     """A query of a state that may be there."""
 
     def __init__(self, objects: Any, state: str, batch: int, run: str) -> None:
         super().__init__(SUMS, 2)
         self.state_name = state
         self.fleet.objects = objects
-        self.fleet.coordinator = LogOf(objects, state)
+        self.fleet.coordinator = BranchCoordinator(objects, state)
         self.batch, self.run = batch, run
         self.generation = self.submit(lambda ledger: ([], ledger.generations.newest(ShardLayout(2))))
 
@@ -79,19 +79,19 @@ class QueryOf(Query):
 
 def go_on(objects: MemoryObjectStore, seed: str) -> None:
     """The second half of what happens to the states."""
-    query = QueryOf(objects, PARENT, 3, "run-1")
+    query = BranchQuery(objects, PARENT, 3, "run-1")
     query.rescale(3)
     query.batches(2, seed)
     query.fleet.coordinator.branch(4)
-    QueryOf(objects, BRANCH, 4, "run-2").batches(2, seed)
-    query = QueryOf(objects, PARENT, 5, "run-3")
+    BranchQuery(objects, BRANCH, 4, "run-2").batches(2, seed)
+    query = BranchQuery(objects, PARENT, 5, "run-3")
     query.batches(1, seed)
 
 
 def files(seed: str, backup: MemoryObjectStore | None = None) -> MemoryObjectStore:
     """Files of both states; `backup` is given those that there were in between."""
     objects = MemoryObjectStore()
-    query = QueryOf(objects, PARENT, 0, "run-0")
+    query = BranchQuery(objects, PARENT, 0, "run-0")
     store, chance = query.fleet.new_store(), random.Random(seed)
     for _ in range(3):
         query.apply(sums(chance, query.batch), 0, store)
@@ -113,7 +113,7 @@ def read(objects: MemoryObjectStore) -> dict[str, str]:
             )
     gone_on = copied(objects)
     for name in STATES:
-        found[f"{name} goes on"] = told(lambda name=name: QueryOf(gone_on, name, 6, "run-9").batches(1, "next"))
+        found[f"{name} goes on"] = told(lambda name=name: BranchQuery(gone_on, name, 6, "run-9").batches(1, "next"))
     return found
 
 

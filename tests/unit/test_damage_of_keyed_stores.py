@@ -20,9 +20,9 @@ from coordinator.model.leases import Lease
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.memory import MemoryObjectStore
 from store_actors.messages import OpenRequest, StoreSpec
-from tests.unit.aggregation_fleet import Coordinator
+from tests.unit.aggregation_fleet import LocalCoordinator
 from tests.unit.damages import DAMAGES, ERROR, Survey, copied, named_by_verify, state_in, taken_from, told
-from tests.unit.keyed_fleet import COUNTS, NAMES, Fleet
+from tests.unit.keyed_fleet import COUNTS, NAMES, KeyedFleet
 
 PARTITIONS = 2
 VERSIONS = 5
@@ -31,7 +31,7 @@ STORES = (COUNTS, NAMES)
 SAMPLE = 30
 
 
-class SmallLogs(Coordinator):
+class SmallLogs(LocalCoordinator):
     """A coordinator of a program's state that writes checkpoints often, in small parts."""
 
     def restart(self) -> None:
@@ -41,7 +41,7 @@ class SmallLogs(Coordinator):
         self._do(self._keeper.create_metadata(StateMetadata("s", PYTHON_QUERY_ID, PARTITIONS, "keyed", {})))
 
 
-class Program(Fleet):
+class WritingProgram(KeyedFleet):
     """A program that writes partitions of a state that may be there."""
 
     def __init__(self, objects: MemoryObjectStore, run: str) -> None:
@@ -87,7 +87,7 @@ class Program(Fleet):
 
 def files(letter: str) -> MemoryObjectStore:
     """Files of a program's state."""
-    program = Program(MemoryObjectStore(), "run-1")
+    program = WritingProgram(MemoryObjectStore(), "run-1")
     for version in range(VERSIONS):
         for program.partition in range(PARTITIONS):
             program.change(version, letter)
@@ -98,12 +98,12 @@ def files(letter: str) -> MemoryObjectStore:
 
 def read(objects: MemoryObjectStore) -> dict[str, str]:
     """What is read of each version: with handles, as a table without a fleet, and by the program that goes on."""
-    found, opened = {}, list[Program]()
+    found, opened = {}, list[WritingProgram]()
     gone_on = copied(objects)
 
-    def program(partition: int) -> Program:
+    def program(partition: int) -> WritingProgram:
         if not opened:
-            opened.append(Program(gone_on, "run-2"))
+            opened.append(WritingProgram(gone_on, "run-2"))
         opened[0].partition = partition
         return opened[0]
 

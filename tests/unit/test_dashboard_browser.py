@@ -53,7 +53,7 @@ def page(browser: Browser) -> Iterator[Page]:
     assert not [one for one in told if not one.startswith("Failed to load resource")]
 
 
-class Told(FedFleet):
+class ChangedFleet(FedFleet):
     """A fleet of which something else is told."""
 
     def __init__(self, **changes: Any) -> None:
@@ -182,7 +182,7 @@ def test_names_are_text_and_what_is_not_known_is_no_null(page: Page) -> None:
     evil = {**query, **nothing, "name": EVIL, "shards": shards, "batches": []}
     actor = {**fed.actors[0], "host": EVIL, "memory_limit": None, "resident_bytes": None, "spilled_bytes": None}
     changes = {"queries": [evil], "stamps": {EVIL: "1"}, "store_actors": [actor], "uri": EVIL}
-    with served(Told(**changes)) as url:
+    with served(ChangedFleet(**changes)) as url:
         page.goto(url)
         expect(page.locator("#uri")).to_have_text(EVIL)
         expect(page.locator("main")).to_contain_text("On no store actor")
@@ -199,7 +199,7 @@ def test_names_are_text_and_what_is_not_known_is_no_null(page: Page) -> None:
 
 
 def test_a_fleet_that_nobody_has_used_is_said_to_be_empty_everywhere(page: Page) -> None:
-    with served(Told(queries=[], stamps={}, store_actors=[])) as url:
+    with served(ChangedFleet(queries=[], stamps={}, store_actors=[])) as url:
         page.goto(url)
         for section, text in {
             "#/": "no query has used this fleet",
@@ -212,7 +212,7 @@ def test_a_fleet_that_nobody_has_used_is_said_to_be_empty_everywhere(page: Page)
             expect(page.locator("main")).to_contain_text(text)
 
 
-class Failing(FedFleet):
+class AbsentFleet(FedFleet):
     """A fleet whose coordinator is away when the test says so."""
 
     is_away = False
@@ -226,7 +226,7 @@ class Failing(FedFleet):
 def test_what_is_known_stays_when_the_coordinator_or_the_server_is_away_and_the_page_goes_on_by_itself(
     page: Page,
 ) -> None:
-    fleet = Failing(1, 4)
+    fleet = AbsentFleet(1, 4)
     with served(fleet) as url:
         page.goto(url)
         live, banner = page.locator("#live-text"), page.locator("#banner")

@@ -26,7 +26,7 @@ from tests.clocks import LaterClock, until
 KEY = bytes(range(32))
 
 
-class StoreActor:
+class EchoActor:
     """Answers with what it was asked twice; some questions it does not answer at once, or at all."""
 
     def __init__(self) -> None:
@@ -70,13 +70,13 @@ class Caller:
 
 
 @pytest.fixture
-def actor() -> Iterator[StoreActor]:
-    actor = StoreActor()
+def actor() -> Iterator[EchoActor]:
+    actor = EchoActor()
     yield actor
     actor.goes_on.set()
 
 
-def test_calls_are_answered_by_one_connection(actor: StoreActor) -> None:
+def test_calls_are_answered_by_one_connection(actor: EchoActor) -> None:
     caller = Caller(actor.direct.address)
     for asked in (b"x", b"", bytes(1 << 20), b"y"):
         assert caller.ask(asked) == 2 * asked
@@ -84,7 +84,7 @@ def test_calls_are_answered_by_one_connection(actor: StoreActor) -> None:
     assert actor.direct._connected == 1
 
 
-def test_calls_of_several_threads_have_a_connection_each(actor: StoreActor) -> None:
+def test_calls_of_several_threads_have_a_connection_each(actor: EchoActor) -> None:
     caller = Caller(actor.direct.address)
     with ThreadPoolExecutor(16) as threads:
         asked = [str(number).encode() for number in range(2000)]
@@ -95,7 +95,7 @@ def test_calls_of_several_threads_have_a_connection_each(actor: StoreActor) -> N
 
 
 def test_a_call_that_fails_is_left_to_ray_and_does_not_end_the_others(
-    actor: StoreActor, caplog: pytest.LogCaptureFixture
+    actor: EchoActor, caplog: pytest.LogCaptureFixture
 ) -> None:
     caller = Caller(actor.direct.address)
     assert caller.ask(b"x") == b"xx"
@@ -105,7 +105,7 @@ def test_a_call_that_fails_is_left_to_ray_and_does_not_end_the_others(
     until(lambda: actor.direct._connected == 1)
 
 
-def test_a_slow_answer_is_not_taken_for_another_one(actor: StoreActor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_answer_is_not_taken_for_another_one(actor: EchoActor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_calls, "_PATIENCE_S", 0.1)
     caller = Caller(actor.direct.address)
     assert caller.ask(b"slow") is None
@@ -115,7 +115,7 @@ def test_a_slow_answer_is_not_taken_for_another_one(actor: StoreActor, monkeypat
         assert caller.ask(asked) == 2 * asked
 
 
-def test_nobody_is_answered_without_the_key(actor: StoreActor) -> None:
+def test_nobody_is_answered_without_the_key(actor: EchoActor) -> None:
     stranger = Caller(replace(actor.direct.address, key=bytes(32)))
     assert stranger.ask(b"x") is None
     with socket.create_connection((actor.direct.address.host, actor.direct.address.port)) as raw:
@@ -130,7 +130,7 @@ def test_nobody_is_answered_without_the_key(actor: StoreActor) -> None:
     assert Caller(actor.direct.address).ask(b"x") == b"xx"
 
 
-def test_a_caller_proves_the_store_actor_too(actor: StoreActor) -> None:
+def test_a_caller_proves_the_store_actor_too(actor: EchoActor) -> None:
     """Whoever got the port of a store actor that died must not tell readers anything."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
@@ -144,7 +144,7 @@ def test_a_caller_proves_the_store_actor_too(actor: StoreActor) -> None:
         assert Caller(DirectAddress("127.0.0.1", listening.getsockname()[1], KEY)).ask(b"x") is None
 
 
-def test_the_proof_of_one_caller_is_none_to_another(actor: StoreActor) -> None:
+def test_the_proof_of_one_caller_is_none_to_another(actor: EchoActor) -> None:
     """An impostor gives two callers the same number, and each the other one's proof as its own."""
     with Listener(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(2) as threads:
         address = DirectAddress("127.0.0.1", int(listening.address[1]), KEY)
@@ -163,7 +163,7 @@ def test_the_proof_of_one_caller_is_none_to_another(actor: StoreActor) -> None:
         assert [one.result(30) for one in asking] == [None, None]
 
 
-def test_while_it_is_slow_nobody_else_waits(actor: StoreActor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_it_is_slow_nobody_else_waits(actor: EchoActor, monkeypatch: pytest.MonkeyPatch) -> None:
     caller = Caller(actor.direct.address)
     assert caller.ask(b"x") == b"xx"
     monkeypatch.setattr(direct_calls, "_PATIENCE_S", 0.1)
@@ -175,7 +175,7 @@ def test_while_it_is_slow_nobody_else_waits(actor: StoreActor, monkeypatch: pyte
     assert caller.ask(b"x") == b"xx"
 
 
-def test_nobody_waits_for_a_connection(actor: StoreActor) -> None:
+def test_nobody_waits_for_a_connection(actor: EchoActor) -> None:
     """Of many store actors that cannot be reached each would else cost a look-up of keys in all of them a second."""
     caller = Caller(actor.direct.address)
     goes_on, find = threading.Event(), caller.calls._address_of
@@ -192,7 +192,7 @@ def test_nobody_waits_for_a_connection(actor: StoreActor) -> None:
 
 
 @pytest.mark.parametrize("told", [b"\0\0\0\5hello", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0\0\0\0"])
-def test_another_program_on_the_port_is_none(actor: StoreActor, told: bytes) -> None:
+def test_another_program_on_the_port_is_none(actor: EchoActor, told: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def tell() -> None:
@@ -204,7 +204,7 @@ def test_another_program_on_the_port_is_none(actor: StoreActor, told: bytes) -> 
         assert Caller(DirectAddress("127.0.0.1", listening.getsockname()[1], KEY)).ask(b"x") is None
 
 
-def test_signals_do_not_keep_a_caller_waiting(actor: StoreActor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signals_do_not_keep_a_caller_waiting(actor: EchoActor, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a profiler: each has the kernel's time limit begin anew."""
     caller = Caller(actor.direct.address)
     assert caller.ask(b"x") == b"xx"
@@ -222,7 +222,7 @@ def test_signals_do_not_keep_a_caller_waiting(actor: StoreActor, monkeypatch: py
         signal.signal(signal.SIGALRM, former)
 
 
-def test_an_interrupted_caller_closes_nothing_of_others(actor: StoreActor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_caller_closes_nothing_of_others(actor: EchoActor, monkeypatch: pytest.MonkeyPatch) -> None:
     """A descriptor that is closed twice is somebody else's the second time."""
     limit = direct_calls._wait_at_most
 
@@ -241,7 +241,7 @@ def test_an_interrupted_caller_closes_nothing_of_others(actor: StoreActor, monke
         one.close()
 
 
-def test_connections_of_store_actors_that_are_gone_are_closed_in_time(actor: StoreActor) -> None:
+def test_connections_of_store_actors_that_are_gone_are_closed_in_time(actor: EchoActor) -> None:
     caller = Caller(actor.direct.address)
     for number in range(3):
         assert caller.ask(b"x", "life", f"gone-{number}") == b"xx"
@@ -252,7 +252,7 @@ def test_connections_of_store_actors_that_are_gone_are_closed_in_time(actor: Sto
     assert caller.ask(b"x", "another") == b"xx"
 
 
-def test_strangers_who_say_nothing_are_shown_out(actor: StoreActor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strangers_who_say_nothing_are_shown_out(actor: EchoActor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_calls, "_PROOF_S", 0.2)
     where = (actor.direct.address.host, actor.direct.address.port)
     silent = [socket.create_connection(where) for _ in range(150)]
@@ -265,7 +265,7 @@ def test_strangers_who_say_nothing_are_shown_out(actor: StoreActor, monkeypatch:
     assert Caller(actor.direct.address).ask(b"x") == b"xx"
 
 
-def test_a_crowd_that_trickles_its_proof_keeps_nobody_out(actor: StoreActor) -> None:
+def test_a_crowd_that_trickles_its_proof_keeps_nobody_out(actor: EchoActor) -> None:
     where = (actor.direct.address.host, actor.direct.address.port)
     known = Caller(actor.direct.address)
     assert known.ask(b"x") == b"xx"
@@ -281,7 +281,7 @@ def test_a_crowd_that_trickles_its_proof_keeps_nobody_out(actor: StoreActor) -> 
 
 
 def test_a_stranger_who_sends_a_byte_now_and_then_has_the_time_of_one_proof(
-    actor: StoreActor, monkeypatch: pytest.MonkeyPatch
+    actor: EchoActor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(direct_calls, "_PROOF_S", 0.5)
     with socket.create_connection((actor.direct.address.host, actor.direct.address.port)) as slow:
@@ -325,7 +325,7 @@ def flipped(message: bytes) -> bytes:
 
 @pytest.mark.parametrize("who", FIRST)
 @pytest.mark.parametrize("how", ["changed", "repeated", "of another connection", "cut"])
-def test_what_was_changed_on_its_way_is_not_taken(actor: StoreActor, who: str, how: str) -> None:
+def test_what_was_changed_on_its_way_is_not_taken(actor: EchoActor, who: str, how: str) -> None:
     kept: list[bytes] = []
 
     def change(name: str, number: int, message: bytes) -> list[bytes]:
@@ -351,7 +351,7 @@ def test_what_was_changed_on_its_way_is_not_taken(actor: StoreActor, who: str, h
     assert set(actor.asked) <= {b"a", b"b"}
 
 
-def test_what_is_said_is_not_sent_back_as_an_answer(actor: StoreActor) -> None:
+def test_what_is_said_is_not_sent_back_as_an_answer(actor: EchoActor) -> None:
     with Listener(("127.0.0.1", 0)) as listening:
         behind = (actor.direct.address.host, actor.direct.address.port)
 
@@ -369,7 +369,7 @@ def test_what_is_said_is_not_sent_back_as_an_answer(actor: StoreActor) -> None:
     assert actor.asked == []
 
 
-def test_where_there_is_no_connection_it_is_tried_again_after_a_while(actor: StoreActor) -> None:
+def test_where_there_is_no_connection_it_is_tried_again_after_a_while(actor: EchoActor) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         nobody = DirectAddress("127.0.0.1", listening.getsockname()[1], KEY)
     caller = Caller(nobody)
@@ -397,7 +397,7 @@ def test_a_store_actor_that_answers_nothing_is_asked_by_ray(monkeypatch: pytest.
         assert caller.looked_up == 1
 
 
-def test_a_process_that_was_forked_has_connections_of_its_own(actor: StoreActor) -> None:
+def test_a_process_that_was_forked_has_connections_of_its_own(actor: EchoActor) -> None:
     """As the workers of a data loader: on its parent's, each would take the other's answers."""
     caller = Caller(actor.direct.address)
     assert caller.ask(b"x") == b"xx"
@@ -430,7 +430,7 @@ def test_a_process_that_was_forked_has_connections_of_its_own(actor: StoreActor)
     assert caller.looked_up == 1
 
 
-def test_only_some_calls_are_worked_on_at_once(actor: StoreActor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_some_calls_are_worked_on_at_once(actor: EchoActor, monkeypatch: pytest.MonkeyPatch) -> None:
     callers = [Caller(actor.direct.address) for _ in range(direct_calls._AT_ONCE + 4)]
     with ThreadPoolExecutor(len(callers)) as threads:
         monkeypatch.setattr(direct_calls, "_PATIENCE_S", 30.0)
@@ -443,7 +443,7 @@ def test_only_some_calls_are_worked_on_at_once(actor: StoreActor, monkeypatch: p
 
 
 def test_a_connection_that_finds_no_thread_is_not_the_last(
-    actor: StoreActor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    actor: EchoActor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(direct_calls, "_PAUSE_S", 0.01)
     start = actor.direct._start_thread
@@ -459,5 +459,5 @@ def test_a_connection_that_finds_no_thread_is_not_the_last(
     assert Caller(actor.direct.address).ask(b"x") == b"xx"
 
 
-def test_the_key_is_not_shown(actor: StoreActor) -> None:
+def test_the_key_is_not_shown(actor: EchoActor) -> None:
     assert str(KEY) not in repr(actor.direct.address)

@@ -20,7 +20,7 @@ from coordinator.model.errors import (
 from coordinator.model.maintenance import Maintenance
 from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.verify import check_files, files_of, state_names
-from tests.unit.service_harness import CREATED, People, run
+from tests.unit.service_harness import CREATED, ServiceHarness, run
 
 
 def left(objects: MemoryObjectStore, state: str = "s") -> set[str]:
@@ -28,7 +28,7 @@ def left(objects: MemoryObjectStore, state: str = "s") -> set[str]:
 
 
 def test_a_dropped_state_is_gone_and_another_one_of_its_name_begins_with_nothing_of_it() -> None:
-    async def scenario(people: People, objects: MemoryObjectStore) -> None:
+    async def scenario(people: ServiceHarness, objects: MemoryObjectStore) -> None:
         for batch in range(3):
             old = await people.commit("run-1", batch)
         await people.commit("run-1", 0, "other")
@@ -53,7 +53,7 @@ def test_a_dropped_state_is_gone_and_another_one_of_its_name_begins_with_nothing
         # The name is free for another query at once, also for whoever reads the log anew.
         await people.commit("run-2", 0, query="another")
         assert await people.version() == 1
-        again = People(objects)
+        again = ServiceHarness(objects)
         assert await again.version() == 1
         created = await again.coordinator.describe_state("s")
         assert created is not None
@@ -66,13 +66,13 @@ def test_a_dropped_state_is_gone_and_another_one_of_its_name_begins_with_nothing
         with pytest.raises(FencedError, match="was dropped by another coordinator"):
             await people.lease("run-4", 0, query="third")
         await people.commit("run-4", 0, query="third")
-        assert await People(objects).version() == 1
+        assert await ServiceHarness(objects).version() == 1
 
     run(scenario)
 
 
 def test_a_drop_that_was_cut_off_is_never_read_as_a_state_and_is_done_again() -> None:
-    async def scenario(people: People, objects: MemoryObjectStore) -> None:
+    async def scenario(people: ServiceHarness, objects: MemoryObjectStore) -> None:
         await people.commit("run-1", 0)
         log = ManifestLog(objects, "s", "killed")
         metadata = log.load_metadata()
@@ -81,9 +81,9 @@ def test_a_drop_that_was_cut_off_is_never_read_as_a_state_and_is_done_again() ->
         log.append([Dropped(metadata.to_json())])
         # Files and metadata are there.
         with pytest.raises(InvalidRequestError, match="no such state"):
-            await People(objects).version()
+            await ServiceHarness(objects).version()
         assert state_names(objects) == []
-        last = People(objects)
+        last = ServiceHarness(objects)
         assert (await last.coordinator.drop("s", False, False)).files == 1
         assert left(objects) == set()
         # Or another query begins.
@@ -93,17 +93,17 @@ def test_a_drop_that_was_cut_off_is_never_read_as_a_state_and_is_done_again() ->
         assert metadata is not None
         log.load()
         log.append([Dropped(metadata.to_json())])
-        await People(objects).commit("run-3", 0, query="another")
-        assert await People(objects).version() == 1
+        await ServiceHarness(objects).commit("run-3", 0, query="another")
+        assert await ServiceHarness(objects).version() == 1
 
     run(scenario)
 
 
 def test_a_coordinator_that_slept_while_a_state_was_dropped_and_made_anew_goes_on_from_the_new_one() -> None:
-    async def scenario(slept: People, objects: MemoryObjectStore) -> None:
+    async def scenario(slept: ServiceHarness, objects: MemoryObjectStore) -> None:
         await slept.commit("run-1", 0)
         old = await slept.commit("run-1", 1)
-        people = People(objects)
+        people = ServiceHarness(objects)
         await people.coordinator.drop("s", False, True)
         await people.commit("run-2", 0, query="another")
         (outcome,) = await slept.coordinator.commit_partitions(
@@ -120,7 +120,7 @@ def test_a_coordinator_that_slept_while_a_state_was_dropped_and_made_anew_goes_o
 
 
 def test_a_state_with_branches_is_not_dropped_and_a_dropped_branch_frees_what_was_kept_for_it() -> None:
-    async def scenario(people: People, objects: MemoryObjectStore) -> None:
+    async def scenario(people: ServiceHarness, objects: MemoryObjectStore) -> None:
         for batch in range(3):
             await people.commit("run-1", batch)
         await people.coordinator.branch("s", "what_if", 2)
@@ -143,7 +143,7 @@ def test_a_state_with_branches_is_not_dropped_and_a_dropped_branch_frees_what_wa
 def test_a_folder_that_was_deleted_by_hand_is_noticed_and_nothing_is_written_into_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario(people: People, objects: MemoryObjectStore) -> None:
+    async def scenario(people: ServiceHarness, objects: MemoryObjectStore) -> None:
         begun = await people.commit("run-1", 0)
         await people.commit("run-1", 1)
         await people.coordinator.branch("s", "what_if", 1)
@@ -162,7 +162,7 @@ def test_a_folder_that_was_deleted_by_hand_is_noticed_and_nothing_is_written_int
 
 
 def test_a_folder_that_was_deleted_under_a_running_query_is_told_at_once_and_nothing_is_written_into_it() -> None:
-    async def scenario(people: People, objects: MemoryObjectStore) -> None:
+    async def scenario(people: ServiceHarness, objects: MemoryObjectStore) -> None:
         await people.commit("run-1", 0)
         await people.commit("run-1", 1)
         for info in objects.list("s"):
@@ -178,7 +178,7 @@ def test_a_folder_that_was_deleted_under_a_running_query_is_told_at_once_and_not
         for info in objects.list("s"):
             objects.delete(info.path)
         await people.commit("run-2", 0, query="another")
-        assert await people.version() == await People(objects).version() == 1
+        assert await people.version() == await ServiceHarness(objects).version() == 1
 
     run(scenario)
 
@@ -187,7 +187,7 @@ def test_a_folder_that_was_deleted_under_a_running_query_is_told_at_once_and_not
 def test_a_folder_of_which_only_later_files_are_left_is_told_and_can_be_dropped(batches: int) -> None:
     """As releases left it that went on writing into a folder that was deleted, and as a copy may that was cut off."""
 
-    async def scenario(people: People, objects: MemoryObjectStore) -> None:
+    async def scenario(people: ServiceHarness, objects: MemoryObjectStore) -> None:
         await people.commit("run-1", 0)
         await people.commit("run-1", 1)
         former = objects.list("s")
@@ -198,7 +198,7 @@ def test_a_folder_of_which_only_later_files_are_left_is_told_and_can_be_dropped(
         assert "manifest" in {info.path.split("/")[1] for info in objects.list("s")}
         # Whoever looks, or begins a query, is told: nothing of it is read, and nothing is written into it.
         before = [info.path for info in objects.list("s")]
-        again = People(objects)
+        again = ServiceHarness(objects)
         for _ in range(2):
             with pytest.raises(CorruptStateError, match=r"metadata\.json.*is missing.*statefleet drop.*state=`s`"):
                 await again.coordinator.check_state(replace(CREATED, query_id="another"))
@@ -218,11 +218,11 @@ def test_a_folder_of_which_only_later_files_are_left_is_told_and_can_be_dropped(
             await again.coordinator.drop("s", False, False)
         # The name is free, and whoever wrote there is refused.
         await again.commit("run-2", 0, query="another")
-        assert await People(objects).version() == 1
+        assert await ServiceHarness(objects).version() == 1
         with pytest.raises(StateMismatchError, match="belongs to another query"):
             await people.commit("run-1", 3 + batches)
         await again.commit("run-2", 1, query="another")
-        assert await People(objects).version() == 2
+        assert await ServiceHarness(objects).version() == 2
 
     run(scenario)
 
@@ -231,7 +231,7 @@ def test_what_an_earlier_release_left_of_a_deleted_folder_is_told_by_all_and_its
     """15ad431 wrote a snapshot and its record into a folder that had been deleted under it."""
     record = {"seq": 6, "writer_id": "w", "record_id": "r", "records": [{"kind": "run_started", "run_id": "r"}]}
 
-    async def scenario(people: People, objects: MemoryObjectStore) -> None:
+    async def scenario(people: ServiceHarness, objects: MemoryObjectStore) -> None:
         await people.commit("run-1", 0, "beside", "beside")
         objects.put("s/0/0/2-5a.snapshot", b"rows")
         objects.put(f"s/manifest/{6:020d}.json", seal(record))
@@ -257,30 +257,30 @@ def test_what_an_earlier_release_left_of_a_deleted_folder_is_told_by_all_and_its
         assert (await people.coordinator.status())["unreadable"] == []
         assert state_names(objects) == ["beside"]
         await people.commit("run-3", 0, query="another")
-        assert await people.version() == await People(objects).version() == 1
+        assert await people.version() == await ServiceHarness(objects).version() == 1
 
     run(scenario)
 
 
 def test_a_state_whose_metadata_alone_are_lost_is_not_taken_for_none() -> None:
-    async def scenario(people: People, objects: MemoryObjectStore) -> None:
+    async def scenario(people: ServiceHarness, objects: MemoryObjectStore) -> None:
         await people.commit("run-1", 0)
         kept = objects.get("s/metadata.json")
         objects.delete("s/metadata.json")
         with pytest.raises(CorruptStateError, match=r"metadata\.json.*is missing.*backup"):
-            await People(objects).coordinator.check_state(replace(CREATED, query_id="another"))
+            await ServiceHarness(objects).coordinator.check_state(replace(CREATED, query_id="another"))
         damaged = kept.replace(b"query", b"quary")
         objects.put("s/metadata.json", damaged)
         with pytest.raises(CorruptStateError, match="unreadable"):
-            await People(objects).coordinator.drop("s", False, False)
+            await ServiceHarness(objects).coordinator.drop("s", False, False)
         objects.put("s/metadata.json", kept)
-        assert await People(objects).version() == 1
+        assert await ServiceHarness(objects).version() == 1
 
     run(scenario)
 
 
 def test_a_branch_that_was_deleted_by_hand_leaves_nothing_behind_and_gives_back_files() -> None:
-    async def scenario(people: People, objects: MemoryObjectStore) -> None:
+    async def scenario(people: ServiceHarness, objects: MemoryObjectStore) -> None:
         await people.commit("run-1", 0)
         await people.commit("run-1", 1)
         await people.coordinator.branch("s", "what_if", 1)
@@ -305,8 +305,8 @@ def test_a_ledger_says_so_in_checkpoints() -> None:
 
 
 def test_shards_of_a_query_that_ended_leave_memory_after_a_time_that_can_be_set_and_come_back() -> None:
-    async def scenario(_: People, objects: MemoryObjectStore) -> None:
-        people = People(objects, Maintenance(unload_after_s=600))
+    async def scenario(_: ServiceHarness, objects: MemoryObjectStore) -> None:
+        people = ServiceHarness(objects, Maintenance(unload_after_s=600))
         await people.commit("run-1", 0)
         people.clock.later_s = 10_000
         assert await people.coordinator.elsewhere("s", "a", [0]) == [], (

@@ -22,7 +22,7 @@ from coordinator.storage.local import LocalObjectStore
 from coordinator.storage.memory import MemoryObjectStore
 from store_actors.messages import ShardInput
 from tests.clocks import LaterClock
-from tests.unit.aggregation_fleet import SCHEMA, Fleet
+from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet
 from tests.unit.ledger_harness import opened
 
 
@@ -60,7 +60,7 @@ async def no_branches(state_name: str) -> LedgerWriter:
     raise AssertionError(f"nobody has branched {state_name}")
 
 
-class Doubtful(LocalObjectStore):
+class DoubtfulObjectStore(LocalObjectStore):
     """A store that may find that what can be read is not durable."""
 
     doubts = False
@@ -72,7 +72,7 @@ class Doubtful(LocalObjectStore):
 
 
 def test_no_record_goes_for_a_checkpoint_that_may_not_outlive_a_power_loss(tmp_path: Path) -> None:
-    store, clock = Doubtful(tmp_path), LaterClock()
+    store, clock = DoubtfulObjectStore(tmp_path), LaterClock()
     log = ManifestLog(store, "s", "coordinator", checkpoint_interval=2)
     ledger = log.load()
     for _ in range(6):
@@ -131,7 +131,7 @@ def test_a_record_or_checkpoint_that_is_no_json_is_named(path: str) -> None:
 
 def test_append_mode_emits_closed_groups_once_and_the_same_to_retry_replay_and_after_a_restart() -> None:
     schema = replace(SCHEMA, keys=(Field("v", "timestamp"),), expiry_key="v", delay_ms=0, output_mode="append")
-    fleet = Fleet()
+    fleet = AggregationFleet()
 
     def batch(number: int, seconds: list[int], watermark_ms: int, run: str = "run-1") -> tuple[dict[int, int], int]:
         request = replace(fleet.request(number, run, schema), watermarks=Watermarks(watermark_ms))

@@ -18,8 +18,8 @@ from coordinator.model.identities import StateStoreId
 from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.verify import check_files, files_of
 from store_actors.messages import ShardInput
-from tests.unit.aggregation_fleet import Coordinator
-from tests.unit.rescaled_query import SUMS, Query, counted
+from tests.unit.aggregation_fleet import LocalCoordinator
+from tests.unit.rescaled_query import SUMS, RescaledQuery, counted
 
 FOLDER = Path(__file__).parents[1] / "data" / "state-15ad431"
 EXPECTED: dict[str, Any] = json.loads((FOLDER / "expected.json").read_text())
@@ -28,7 +28,7 @@ NEWEST: int = EXPECTED["newest"]
 RESCALED_AT = 9
 
 
-class SmallLogs(Coordinator):
+class SmallLogs(LocalCoordinator):
     """A coordinator with checkpoints as those of the sample."""
 
     def restart(self) -> None:
@@ -44,9 +44,9 @@ def stored() -> MemoryObjectStore:
     return objects
 
 
-def opened(objects: MemoryObjectStore) -> Query:
+def opened(objects: MemoryObjectStore) -> RescaledQuery:
     """The query, after its newest batch."""
-    query = Query(SUMS, 2)
+    query = RescaledQuery(SUMS, 2)
     query.fleet.objects = objects
     query.fleet.coordinator = SmallLogs(objects)
     query.batch, query.run = NEWEST, EXPECTED["run"]
@@ -54,7 +54,7 @@ def opened(objects: MemoryObjectStore) -> Query:
     return query
 
 
-def rows_of(query: Query, version: int) -> Counter[str]:
+def rows_of(query: RescaledQuery, version: int) -> Counter[str]:
     rows: Counter[str] = Counter()
     partitions = (0, 1) if version <= RESCALED_AT else query.generation.partitions
     for partition in partitions:

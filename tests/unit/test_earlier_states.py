@@ -37,7 +37,7 @@ STORES = (
 )
 
 
-class Reading:
+class ReadOnlyCoordinator:
     """A coordinator that only reads."""
 
     def __init__(self, ledger: StateLedger) -> None:
@@ -160,7 +160,7 @@ def test_an_aggregation_has_the_same_rows() -> None:
     ledger = ledger_of(CLICKS)
     newest = ledger.described(metadata_of(CLICKS))
     schema = StateSchema.from_json(newest.schema)
-    store = OperatorShards(objects(), Reading(ledger))
+    store = OperatorShards(objects(), ReadOnlyCoordinator(ledger))
     for name, (partition, _) in shards(CLICKS).items():
         version = EXPECTED[CLICKS]["facts"]["newest"][name]
         rows = store.read(StateStoreId(ledger.root, 0, partition), version, schema).to_pylist()
@@ -176,7 +176,7 @@ def test_keyed_stores_have_the_same_rows() -> None:
     store_id = StateStoreId(ledger.root, 0, 0)
     task = TaskIdentity(PROFILES, "python", "reader", version, 0, 0, "executor")
     lease = Lease(store_id, "reader", -1, ActorLocation("store-a", "a", "node-a", "host-a", 1))
-    keyed = KeyedStores(objects(), Reading(ledger), StoreMetrics())
+    keyed = KeyedStores(objects(), ReadOnlyCoordinator(ledger), StoreMetrics())
     session, _ = keyed.open_read(OpenRequest(task, lease, version, STORES))
     for spec in STORES:
         scan = keyed.call(session, spec.name, "iterator", ())

@@ -33,8 +33,8 @@ from store_actors.messages import ApplyRequest, ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.serving.evolution import evolve_groups
 from store_actors.serving.files import encode_snapshot, schema_of
-from tests.unit.aggregation_fleet import SCHEMA, Coordinator, Fleet
-from tests.unit.ledger_harness import Living, entry
+from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, LocalCoordinator
+from tests.unit.ledger_harness import FakeFleetView, entry
 
 KINDS = AccumulatorKind
 
@@ -292,7 +292,7 @@ def test_lists_go_on_when_their_elements_become_wider() -> None:
 # -- a state and its runs ---------------------------------------------------------------------------------------------
 
 
-class Desk(Coordinator):
+class EvolvingCoordinator(LocalCoordinator):
     """A coordinator whose leases take the schema that is asked for, as the actor's do."""
 
     created: StateMetadata
@@ -302,18 +302,18 @@ class Desk(Coordinator):
         where = ActorLocation(local, local, "node", "host", 1)
 
         def decide(ledger: StateLedger) -> tuple[list[Record], LeaseGrant]:
-            records, grant = ledger.decide_lease(task, where, Living(lost), StayElseLocal())
+            records, grant = ledger.decide_lease(task, where, FakeFleetView(lost), StayElseLocal())
             return [*records, *ledger.decide_schema(task, self.created, self.asked)], grant
 
         return self._do(self._keeper.submit(decide))
 
 
-class Query(Fleet):
+class EvolvingQuery(AggregationFleet):
     """A query that is changed from run to run; the first schema makes the state."""
 
     def __init__(self, first: StateSchema) -> None:
         super().__init__()
-        self.coordinator: Desk = Desk(self.objects)
+        self.coordinator: EvolvingCoordinator = EvolvingCoordinator(self.objects)
         self.created = self.coordinator.created = metadata(first)
         self.store = self.new_store()
 
@@ -367,7 +367,7 @@ def told(rows: pa.Table) -> dict[str, tuple[Any, ...]]:
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_a_changed_query_goes_on_from_its_state(in_memory: bool) -> None:
     first, second = schema(COUNT, SUM), schema(MAX, SUM, COUNT)
-    query = Query(first)
+    query = EvolvingQuery(first)
     query.run(0, "run-1", first, a=5, b=7)
     query.run(1, "run-1", first, a=6)
     if not in_memory:
@@ -381,7 +381,7 @@ def test_a_changed_query_goes_on_from_its_state(in_memory: bool) -> None:
 
 def test_a_batch_that_the_former_run_committed_is_replayed_in_the_new_schema() -> None:
     first, second = schema(COUNT), schema(SUM, COUNT)
-    query = Query(first)
+    query = EvolvingQuery(first)
     query.run(0, "run-1", first, a=5)
     query.run(1, "run-1", first, a=6)  # counted, but the driver died before it knew
     assert query.run(1, "run-2", second, a=6) == {"a": (6, 2)}
@@ -392,7 +392,7 @@ def test_a_batch_that_the_former_run_committed_is_replayed_in_the_new_schema() -
 def test_an_aggregate_that_was_gone_for_a_while_starts_from_nothing(snapshots: bool) -> None:
     """Also in a group that nothing touched meanwhile, and whether or not a snapshot was made meanwhile."""
     whole, less = schema(COUNT, SUM), schema(COUNT)
-    query = Query(whole)
+    query = EvolvingQuery(whole)
     query.run(0, "run-1", whole, a=5, b=7)
     query.run(1, "run-2", less, a=6)
     if snapshots:
@@ -404,7 +404,7 @@ def test_an_aggregate_that_was_gone_for_a_while_starts_from_nothing(snapshots: b
 
 def test_an_unchanged_query_finds_its_state_in_memory_and_a_changed_delay_reads_it_again() -> None:
     first = schema(COUNT)
-    query = Query(first)
+    query = EvolvingQuery(first)
     query.run(0, "run-1", first, a=5)
     query.run(1, "run-2", first, a=5)
     assert query.store.metrics.deltas_loaded == 0
@@ -414,7 +414,7 @@ def test_an_unchanged_query_finds_its_state_in_memory_and_a_changed_delay_reads_
 
 def test_the_newest_schema_is_in_the_log_once_and_in_its_checkpoints() -> None:
     first, second = schema(COUNT), schema(SUM, COUNT)
-    query = Query(first)
+    query = EvolvingQuery(first)
     query.run(0, "run-1", first, a=5)
     assert query.ledger().described(query.created) == query.created
     assert query.ledger().load_plans(0, 1).plans["default"].schemas == ()
@@ -435,7 +435,7 @@ def test_a_ledger_from_before_schemas_changed_is_read() -> None:
 
 def test_a_replaced_run_cannot_bring_its_schema_back() -> None:
     first, second = schema(COUNT, MIN), schema(COUNT)
-    query = Query(first)
+    query = EvolvingQuery(first)
     query.run(0, "run-1", first, a=5)
     query.run(1, "run-2", second, a=6)
     with pytest.raises(FencedError, match="newer run"):
@@ -445,7 +445,7 @@ def test_a_replaced_run_cannot_bring_its_schema_back() -> None:
 
 def test_a_refused_change_leaves_no_trace() -> None:
     first = schema(COUNT, MIN)
-    query = Query(first)
+    query = EvolvingQuery(first)
     query.run(0, "run-1", first, a=5)
     with pytest.raises(StateMismatchError, match=r"existing=.*min: Min\(v\) int64.*asked=.*min: Min\(v\) int32"):
         query.run(1, "run-2", schema(COUNT, SMALL_MIN), a=6)
@@ -457,7 +457,7 @@ def test_a_state_from_before_meanings_goes_on_unchanged_and_refuses_changes() ->
         return replace(item, meaning="")
 
     old, new = schema(nameless(COUNT), nameless(SUM)), schema(COUNT, SUM)
-    query = Query(old)
+    query = EvolvingQuery(old)
     query.run(0, "run-1", old, a=5)
     assert query.run(1, "run-2", new, a=6) == {"a": (2, 11)}
     query.store = query.new_store()
@@ -474,7 +474,7 @@ def test_a_state_from_before_meanings_goes_on_unchanged_and_refuses_changes() ->
 @pytest.mark.parametrize("deploys", [1, 2])
 def test_a_deploy_that_commits_nothing_and_is_taken_back_leaves_all_values(deploys: int, survives: str) -> None:
     whole, changed = schema(COUNT, SUM), (schema(COUNT), schema(MIN, COUNT))
-    query = Query(whole)
+    query = EvolvingQuery(whole)
     for shard in (0, 1):
         query.run(0, "run-1", whole, shard=shard, a=5, b=7)
     # Only one shard is looked at by the failed run: memory of the other is as it was.
@@ -492,7 +492,7 @@ def test_a_deploy_that_commits_nothing_and_is_taken_back_leaves_all_values(deplo
 
 def test_a_widened_type_that_is_taken_back_before_a_commit_binds_nobody() -> None:
     narrow, wide = schema(COUNT, SMALL_MIN), schema(COUNT, MIN)
-    query = Query(narrow)
+    query = EvolvingQuery(narrow)
     query.run(0, "run-1", narrow, a=5)
     query.deploy(1, "failed", wide)
     assert query.run(1, "run-2", narrow, a=4) == {"a": (2, 4)}
@@ -504,7 +504,7 @@ def test_a_widened_type_that_is_taken_back_before_a_commit_binds_nobody() -> Non
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_a_deploy_that_committed_some_shards_of_a_batch_and_is_taken_back_leaves_all_values(in_memory: bool) -> None:
     first, second = schema(COUNT, SUM, SMALL_MIN), schema(MIN, COUNT)
-    query = Query(first)
+    query = EvolvingQuery(first)
     for shard in (0, 1):
         query.run(0, "run-1", first, shard=shard, a=5, b=7)
     query.run(1, "failed", second, shard=0, a=4)
@@ -519,7 +519,7 @@ def test_a_deploy_that_committed_some_shards_of_a_batch_and_is_taken_back_leaves
 
 def test_a_first_deploy_that_committed_nothing_binds_nobody() -> None:
     wide, narrow = schema(COUNT, MIN), schema(SMALL_MIN)
-    query = Query(wide)
+    query = EvolvingQuery(wide)
     query.deploy(0, "failed", wide)
     assert query.run(0, "run-1", narrow, a=4) == {"a": (4,)}
     query.store = query.new_store()

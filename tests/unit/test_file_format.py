@@ -21,7 +21,7 @@ from statefleet.reads.fleet import attach
 from statefleet.reads.verify import check_files, files_of
 from store_actors.engine.versions import Change
 from store_actors.serving.files import decode_file, encode_delta, place_in_state
-from tests.unit.aggregation_fleet import SCHEMA, Fleet
+from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet
 from tests.unit.checkpointed_state import SmallLogs, made
 
 
@@ -47,7 +47,7 @@ def test_a_file_of_a_later_format_is_refused_by_name(folder: Path, kind: str, fi
 
 
 def test_a_delta_of_a_later_format_is_refused_by_name() -> None:
-    fleet = Fleet()
+    fleet = AggregationFleet()
     fleet.apply(0, "a")
     (entry,) = fleet.coordinator.plan(1).deltas
     rows = decode_file(fleet.objects.get(entry.file), entry)
@@ -59,7 +59,7 @@ def test_a_delta_of_a_later_format_is_refused_by_name() -> None:
 
 
 def test_a_delta_of_another_shard_is_not_read_though_its_checksum_is_right() -> None:
-    fleet = Fleet()
+    fleet = AggregationFleet()
     fleet.apply(0, "a")
     (entry,) = fleet.coordinator.plan(1).deltas
     data = fleet.objects.get(entry.file)
@@ -73,7 +73,7 @@ def test_a_delta_of_another_shard_is_not_read_though_its_checksum_is_right() -> 
 
 
 def test_a_commit_that_the_log_lacks_is_noticed_where_a_later_one_was_made_on_it() -> None:
-    fleet = Fleet()
+    fleet = AggregationFleet()
     for batch in range(3):
         fleet.apply(batch, "a")
     first, second, third = fleet.coordinator.plan(3).deltas
@@ -87,9 +87,9 @@ def test_a_commit_that_the_log_lacks_is_noticed_where_a_later_one_was_made_on_it
 
 
 def test_a_checkpoint_of_a_backup_from_which_the_state_went_on_otherwise_is_not_believed() -> None:
-    def gone_on(begun: dict[str, bytes], letter: str) -> Fleet:
+    def gone_on(begun: dict[str, bytes], letter: str) -> AggregationFleet:
         """A fleet with a state to the point where its log ends with the second checkpoint, from these files on."""
-        fleet = Fleet()
+        fleet = AggregationFleet()
         for path, data in begun.items():
             fleet.objects.put(path, data)
         fleet.coordinator = SmallLogs(fleet.objects)
@@ -98,7 +98,7 @@ def test_a_checkpoint_of_a_backup_from_which_the_state_went_on_otherwise_is_not_
             fleet.apply(batch, letter, letter)
         return fleet
 
-    backup = Fleet()
+    backup = AggregationFleet()
     backup.coordinator = SmallLogs(backup.objects)
     backup.store = backup.new_store()
     for batch in range(4):

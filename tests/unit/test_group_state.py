@@ -57,7 +57,7 @@ def in_pandas(function: Callable[..., Any], state: T.StructType = STATE, max_row
     return PandasCalls(function, OUTPUT, state, "UTC", safe=False, by_name=True, max_rows=max_rows)
 
 
-class Query:
+class FunctionQuery:
     """A function on one partition, batch by batch, straight on a keyed shard."""
 
     def __init__(self, calls: Calls, conf: str, columns: StateColumns = COLUMNS) -> None:
@@ -191,7 +191,7 @@ def test_f4_a_key_times_out_once_the_processing_time_has_passed() -> None:
         state.setTimeoutDuration(10_000)
         yield pd.DataFrame({"k": [key[0]], "n": [seen]})
 
-    query = Query(in_pandas(count), PROCESSING)
+    query = FunctionQuery(in_pandas(count), PROCESSING)
     assert query.batch(("a", 1), now_ms=1000) == [("a", 1)]
     assert query.batch(("b", 1), now_ms=2000) == [("b", 1)]
     assert query.batch(("b", 1), now_ms=12_000) == [("a", -1), ("b", 2)]
@@ -208,7 +208,7 @@ def test_a_timeout_is_cleared_when_the_function_runs_without_setting_it(last: bo
             state.set_timeout_timestamp(100)
         return keys.append_column("n", pa.array([int(state.has_timed_out)] * len(state)))
 
-    query = Query(ArrowCalls(once, to_arrow_schema(OUTPUT)), EVENT)
+    query = FunctionQuery(ArrowCalls(once, to_arrow_schema(OUTPUT)), EVENT)
     assert query.batch(("a", 1), watermark=(0, 0)) == [("a", 0)]
     if last:
         assert query.batch(("a", 1), watermark=(0, 200)) == [("a", 0)], "it has rows, so it has not timed out"
@@ -225,7 +225,7 @@ def test_a_key_that_was_removed_may_still_have_a_timeout() -> None:
             state.remove()
             state.set_timeout_duration(10)
 
-    query = Query(ArrowCalls(wait, to_arrow_schema(OUTPUT)), PROCESSING)
+    query = FunctionQuery(ArrowCalls(wait, to_arrow_schema(OUTPUT)), PROCESSING)
     query.batch(("a", 1), now_ms=5)
     assert query.held() == {"a": {"s_n": None, "exists": False, "timeout_us": 15_000}}
     query.batch(now_ms=16)
@@ -252,7 +252,7 @@ def test_a_timeout_at_the_end_of_time_never_comes(form: str, conf: str, never: i
         (state.set_timeout_timestamp if conf == EVENT else state.set_timeout_duration)(given)
         return keys.append_column("n", pa.array([-1 if state.has_timed_out else 1] * len(state)))
 
-    query = Query(in_pandas(of_one) if form == "pandas" else ArrowCalls(of_many, to_arrow_schema(OUTPUT)), conf)
+    query = FunctionQuery(in_pandas(of_one) if form == "pandas" else ArrowCalls(of_many, to_arrow_schema(OUTPUT)), conf)
     for now_ms in (1000, 2000, 1 << 52):
         assert query.batch(("a", 1), watermark=(now_ms - 1000, now_ms), now_ms=now_ms) == [("a", 1)]
     assert query.batch(watermark=(HELD_MS, HELD_MS), now_ms=HELD_MS) == []
@@ -271,7 +271,7 @@ def test_a_batch_asks_the_store_a_few_times_whatever_its_keys() -> None:
         state.update({"n": np.diff(state.offsets)}, where=np.arange(len(state)) % 2 == 0)
         state.remove(where=np.arange(len(state)) % 2 == 1)
 
-    query = Query(ArrowCalls(count, to_arrow_schema(OUTPUT)), NONE)
+    query = FunctionQuery(ArrowCalls(count, to_arrow_schema(OUTPUT)), NONE)
     query.batch(*((f"k{i}", i) for i in range(5000)))
     query.batch(*((f"k{i}", i) for i in range(5000)))
     assert query.asked == ["multi_get", "multi_get"], "writes go with the commit"
@@ -323,7 +323,7 @@ def test_state_of_any_type_comes_back_as_it_was() -> None:
         state.update(first if key[0] == "a" else (None,) * 6)
         return []
 
-    query = Query(in_pandas(keep, kind), NONE, StateColumns(to_arrow_schema(kind)))
+    query = FunctionQuery(in_pandas(keep, kind), NONE, StateColumns(to_arrow_schema(kind)))
     query.batch(("a", 1), ("b", 1))
     query.batch(("a", 1), ("b", 1))
     assert seen == [None, None, first, (None,) * 6]
@@ -338,7 +338,7 @@ def test_pandas_sees_the_rows_of_a_key_as_if_they_were_alone() -> None:
         seen[key[0]] = [(str(pdf["v"].dtype), pdf.index.tolist()) for pdf in frames]
         return []
 
-    query = Query(in_pandas(look, max_rows=2), NONE)
+    query = FunctionQuery(in_pandas(look, max_rows=2), NONE)
     query.batch(("a", 1), ("b", None), ("a", 2), ("b", 3), ("a", 3), (None, 4))
     assert seen == {
         "a": [("int64", [0, 1]), ("int64", [0])],
@@ -358,10 +358,10 @@ def test_pandas_sees_the_rows_of_a_key_as_if_they_were_alone() -> None:
 )
 def test_a_wrong_result_is_refused_as_spark_does(result: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
-        Query(in_pandas(lambda *_: result), NONE).batch(("a", 1))
+        FunctionQuery(in_pandas(lambda *_: result), NONE).batch(("a", 1))
 
 
 def test_an_arrow_result_has_the_columns_of_its_type() -> None:
     for result in (pa.table({"k": ["a"]}), "a"):
         with pytest.raises(InvalidRequestError, match=r"applyInArrowWithState|other columns"):
-            Query(ArrowCalls(lambda *_, out=result: out, to_arrow_schema(OUTPUT)), NONE).batch(("a", 1))  # type: ignore[misc]
+            FunctionQuery(ArrowCalls(lambda *_, out=result: out, to_arrow_schema(OUTPUT)), NONE).batch(("a", 1))  # type: ignore[misc]

@@ -30,7 +30,7 @@ def made(shard: int, version: int = 1) -> list[CommitEntry]:
     return [replace(entry(grant_of(shard, version - 1), version), attempt_id=f"{shard}-{version}")]
 
 
-class Desk:
+class GatedCoordinator:
     """A coordinator whose answers wait until they are let go."""
 
     def __init__(self) -> None:
@@ -60,12 +60,12 @@ class Desk:
         assert self.called.acquire(timeout=30)
 
 
-def grouped(desk: Desk) -> GroupedCommits:
+def grouped(desk: GatedCoordinator) -> GroupedCommits:
     return GroupedCommits(desk.commit_partitions, MachineThreads().lock, MachineClock())
 
 
 def test_what_waits_while_a_call_is_under_way_goes_together_with_the_next_one() -> None:
-    desk = Desk()
+    desk = GatedCoordinator()
     commits = grouped(desk)
     with ThreadPoolExecutor(16) as pool:
         first = pool.submit(commits.commit_all, "s", made(0))
@@ -82,7 +82,7 @@ def test_what_waits_while_a_call_is_under_way_goes_together_with_the_next_one() 
 
 
 def test_the_first_one_waits_for_those_that_are_known_to_come_and_no_longer_than_half_a_call() -> None:
-    desk, clock = Desk(), MachineClock()
+    desk, clock = GatedCoordinator(), MachineClock()
     commits = grouped(desk)
     with ThreadPoolExecutor(16) as pool:
         # The first call tells how long one takes.
@@ -109,7 +109,7 @@ def test_the_first_one_waits_for_those_that_are_known_to_come_and_no_longer_than
 
 
 def test_a_commit_that_is_refused_is_no_other_commits_matter() -> None:
-    desk = Desk()
+    desk = GatedCoordinator()
     commits = grouped(desk)
     desk.refused[2] = FencedError("no longer yours")
     with ThreadPoolExecutor(16) as pool:
@@ -123,7 +123,7 @@ def test_a_commit_that_is_refused_is_no_other_commits_matter() -> None:
 
 
 def test_when_the_call_fails_all_that_were_in_it_are_told_and_the_next_go_on() -> None:
-    desk = Desk()
+    desk = GatedCoordinator()
     commits = grouped(desk)
     desk.fails = StoreUnavailableError("the coordinator did not come back")
     desk.gate.release(3)
@@ -142,7 +142,7 @@ def test_an_answer_that_is_too_short_leaves_nobody_waiting() -> None:
 
 
 def test_a_lease_that_came_with_a_commit_is_for_its_run_and_batch_only() -> None:
-    desk = Desk()
+    desk = GatedCoordinator()
     desk.gate.release(10)
     commits = grouped(desk)
     assert commits.piggybacked(task(batch=1)) is None

@@ -21,8 +21,8 @@ from store_actors.operators.aggregate import AggregateShard
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards
-from tests.unit.aggregation_fleet import Fleet, rows
-from tests.unit.keyed_fleet import Fleet as KeyedFleet
+from tests.unit.aggregation_fleet import AggregationFleet, rows
+from tests.unit.keyed_fleet import KeyedFleet
 
 SEEDS = st.integers(0, 2**128 - 1)
 WORDS = st.integers(0, 2**64 - 1)
@@ -184,7 +184,7 @@ def test_each_process_has_a_seed_of_its_own() -> None:
 
 
 def test_a_store_actor_holds_its_shards_under_its_seed() -> None:
-    fleet, runtime = Fleet(), Runtime(hash_seed=7)
+    fleet, runtime = AggregationFleet(), Runtime(hash_seed=7)
     shards = OperatorShards(fleet.objects, fleet.coordinator, runtime=runtime)
     shards.apply(fleet.request(0), rows("ab"))
     assert [held.shard.table.seed for _, held in shards._held.items()] == [7]

@@ -19,14 +19,14 @@ from coordinator.model.watermarks import Watermarks
 from spark_jobs.worker.import_task import as_state
 from store_actors.messages import ApplyRequest
 from store_actors.operators.join_schema import join_schema
-from tests.unit.aggregation_fleet import SCHEMA, Fleet, counts, rows
+from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, counts, rows
 from tests.unit.ledger_harness import actor, entry
-from tests.unit.ledger_query import SHARDS, Query
+from tests.unit.ledger_query import SHARDS, LedgerQuery
 
 STATE = pa.table({"v": ["a", "b"], "n": [5, 7]}, schema=SCHEMA.row_schema())
 
 
-def imported(fleet: Fleet, table: pa.Table = STATE, *, batch: int = 6, run: str = "import-1") -> CommitEntry:
+def imported(fleet: AggregationFleet, table: pa.Table = STATE, *, batch: int = 6, run: str = "import-1") -> CommitEntry:
     """Import a shard as what a batch made."""
     task = TaskIdentity("s", "query", run, batch, 0, 0, "executor", batch_time_ms=60, is_import=True)
     grant = fleet.coordinator.lease(task, "a")
@@ -35,7 +35,7 @@ def imported(fleet: Fleet, table: pa.Table = STATE, *, batch: int = 6, run: str 
 
 
 def test_a_query_goes_on_from_the_version_that_was_imported() -> None:
-    fleet = Fleet()
+    fleet = AggregationFleet()
     made = imported(fleet)
     assert (made.version, made.base_version, made.state_rows, made.watermark_ms) == (7, 0, 2, 40)
     assert fleet.apply(7, "ac", "run-1") == {"a": 6, "c": 1}
@@ -45,7 +45,7 @@ def test_a_query_goes_on_from_the_version_that_was_imported() -> None:
 
 
 def test_an_import_is_repeated_by_its_own_run_and_by_another_one() -> None:
-    fleet = Fleet()
+    fleet = AggregationFleet()
     first = imported(fleet)
     assert imported(fleet) == first
     again = imported(fleet, run="import-2")
@@ -55,7 +55,7 @@ def test_an_import_is_repeated_by_its_own_run_and_by_another_one() -> None:
 
 
 def test_only_an_import_makes_a_first_version_of_any_number_and_only_a_first_one() -> None:
-    fleet = Fleet()
+    fleet = AggregationFleet()
     with pytest.raises(StateMismatchError, match="the state has no version"):
         fleet.apply(6, "a")
     imported(fleet)
@@ -67,7 +67,7 @@ def test_only_an_import_makes_a_first_version_of_any_number_and_only_a_first_one
     assert counts(fleet.store.apply(fleet.request(8, "run-2"), rows("a"))[0]) == {"a": 6}
 
 
-class Imports(Query):
+class ImportQuery(LedgerQuery):
     """Imports batch 4 of a query of three shards."""
 
     def imported(self, shards: list[int], run: str) -> None:
@@ -79,7 +79,7 @@ class Imports(Query):
 
 
 def test_what_an_import_did_not_finish_is_used_by_no_query() -> None:
-    query, created = Imports(), StateMetadata("s", "query", SHARDS, "update")
+    query, created = ImportQuery(), StateMetadata("s", "query", SHARDS, "update")
     query.imported([0, 2], "import-1")
     for shard in range(SHARDS):
         with pytest.raises(StateMismatchError, match=r"missing=.*1"):
@@ -92,7 +92,7 @@ def test_what_an_import_did_not_finish_is_used_by_no_query() -> None:
 
 
 def test_there_is_no_version_before_the_one_that_was_imported() -> None:
-    query, created = Imports(), StateMetadata("s", "query", SHARDS, "update")
+    query, created = ImportQuery(), StateMetadata("s", "query", SHARDS, "update")
     query.imported([0, 1, 2], "import-1")
     view = read_view(query.ledger, created, 5, WantedView())
     assert view is not None

@@ -129,7 +129,7 @@ def test_each_shard_is_asked_for_its_keys(count: int, on: int) -> None:
         assert own.column("k").to_pylist() == places.tolist()
 
 
-class Views:
+class GatedViews:
     """Where views are asked for; answers wait until they may go."""
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ class Views:
 
 
 def test_one_of_many_readers_asks_for_the_view_and_nobody_waits_for_it_long() -> None:
-    views, clock = Views(), LaterClock()
+    views, clock = GatedViews(), LaterClock()
     runtime = Runtime(clock=clock)
     reads = ShardReads(views, "clicks", runtime, runtime.threads.pool(1, "scan"))  # type: ignore[arg-type]
     newest = ReadVersion()

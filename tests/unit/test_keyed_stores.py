@@ -39,13 +39,13 @@ from store_actors.messages import BatchFacts, OpenRequest, StoreSpec
 from store_actors.serving.keyed_partition import Ended, Partition, Session
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.sessions import IDLE_S, Sessions
-from tests.unit.aggregation_fleet import Coordinator
+from tests.unit.aggregation_fleet import LocalCoordinator
 from tests.unit.faults import memory_exhausted
-from tests.unit.keyed_fleet import COUNTS, NAMES, Fleet, counts
+from tests.unit.keyed_fleet import COUNTS, NAMES, KeyedFleet, counts
 
 
 def test_a_batch_reads_its_version_and_commits_the_next() -> None:
-    fleet = Fleet()
+    fleet = KeyedFleet()
     assert fleet.write(0, a=1, b=2) == 1
     session = fleet.open(1)
     assert fleet.call(session, "get", ("a",)) == {"n": 1}
@@ -59,7 +59,7 @@ def test_a_batch_reads_its_version_and_commits_the_next() -> None:
 
 
 def test_an_aborted_session_leaves_nothing() -> None:
-    fleet = Fleet()
+    fleet = KeyedFleet()
     fleet.write(0, a=1)
     session = fleet.open(1)
     fleet.put(session, a=9, c=9)
@@ -77,7 +77,7 @@ def out_of_memory(*_: Any) -> None:
 
 
 def test_an_abort_that_fails_leaves_the_partition_to_the_next_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    fleet = Fleet()
+    fleet = KeyedFleet()
     fleet.write(0, a=1)
     session = fleet.open(1)
     fleet.put(session, a=9)
@@ -95,7 +95,7 @@ def test_no_retry_goes_on_from_a_store_that_memory_ran_out_in(write: str) -> Non
     """The error comes before each line in turn, until the write gets through."""
     lines = 0
     while True:
-        fleet = Fleet()
+        fleet = KeyedFleet()
         fleet.write(0, a=1, b=2, c=3)
         reader, _ = fleet.stores.open_read(fleet.request(1))
         session = fleet.open(1)
@@ -124,7 +124,7 @@ def test_no_retry_goes_on_from_a_store_that_memory_ran_out_in(write: str) -> Non
 
 
 def test_a_committed_session_holds_nothing_of_its_delta_or_its_rows() -> None:
-    fleet = Fleet()
+    fleet = KeyedFleet()
     keys = [f"key-{number}" for number in range(20_000)]
 
     def write(batch: int) -> None:
@@ -154,7 +154,7 @@ def test_a_committed_session_holds_nothing_of_its_delta_or_its_rows() -> None:
 
 
 def test_opening_and_committing_takes_the_same_steps_however_many_sessions_there_were() -> None:
-    fleet = Fleet()
+    fleet = KeyedFleet()
 
     def steps(batch: int) -> int:
         count = 0
@@ -181,7 +181,7 @@ def test_opening_and_committing_takes_the_same_steps_however_many_sessions_there
 def test_a_session_that_ended_is_known_for_a_while_and_then_forgotten() -> None:
     now = 0.0
     sessions = Sessions(threading.Lock(), iter("abcdef").__next__, lambda: now)
-    fleet = Fleet()
+    fleet = KeyedFleet()
     task = fleet.request(0)
 
     def opened() -> tuple[str, Session]:
@@ -205,7 +205,7 @@ def test_a_session_that_ended_is_known_for_a_while_and_then_forgotten() -> None:
 
 
 def test_a_second_writer_is_refused_and_a_retried_task_takes_over() -> None:
-    fleet = Fleet()
+    fleet = KeyedFleet()
     fleet.write(0, a=1)
     first = fleet.open(1)
     fleet.put(first, a=100)
@@ -222,7 +222,7 @@ def test_a_second_writer_is_refused_and_a_retried_task_takes_over() -> None:
 
 
 def test_a_task_repeated_after_its_commit_adopts_what_counts() -> None:
-    fleet = Fleet()
+    fleet = KeyedFleet()
     fleet.write(0, a=1)
     fleet.write(1, a=2)
     repeated = fleet.open(1, attempt=1)
@@ -236,7 +236,7 @@ def test_a_task_repeated_after_its_commit_adopts_what_counts() -> None:
 
 
 def test_a_task_that_cannot_read_what_counts_leaves_the_partition_to_its_next_attempt() -> None:
-    fleet = Fleet()
+    fleet = KeyedFleet()
     fleet.write(0, a=1)
     fleet.write(1, a=2)
     (file,) = [info.path for info in fleet.objects.list("s/0") if "/2-" in info.path]
@@ -254,7 +254,7 @@ def test_a_task_that_cannot_read_what_counts_leaves_the_partition_to_its_next_at
 
 
 def test_a_new_run_replays_and_supersedes_and_the_old_one_is_fenced() -> None:
-    fleet = Fleet()
+    fleet = KeyedFleet()
     fleet.write(0, a=1)
     fleet.write(1, a=2)
     old = fleet.open(2)
@@ -269,7 +269,7 @@ def test_a_new_run_replays_and_supersedes_and_the_old_one_is_fenced() -> None:
 
 
 def test_memory_of_a_superseded_version_is_not_used_though_a_store_was_dropped_since() -> None:
-    fleet = Fleet()
+    fleet = KeyedFleet()
     here, there = fleet.stores, fleet.new_stores()
 
     def write(stores: KeyedStores, actor: str, lost: str, batch: int, run: str, n: int, *specs: StoreSpec) -> Any:
@@ -288,7 +288,7 @@ def test_memory_of_a_superseded_version_is_not_used_though_a_store_was_dropped_s
 
 
 def test_named_stores_commit_together_and_one_may_come_later() -> None:
-    fleet = Fleet()
+    fleet = KeyedFleet()
     fleet.write(0, a=1)
     session = fleet.open(1, "run-1", 0, COUNTS, NAMES)
     fleet.put(session, a=2)
@@ -308,7 +308,7 @@ def test_named_stores_commit_together_and_one_may_come_later() -> None:
 
 
 def test_a_reader_keeps_its_version_while_the_next_ones_are_written() -> None:
-    fleet = Fleet()
+    fleet = KeyedFleet()
     fleet.write(0, a=1)
     reader, _ = fleet.stores.open_read(fleet.request(1))
     scan = fleet.call(reader, "iterator")
@@ -326,7 +326,7 @@ def test_a_reader_keeps_its_version_while_the_next_ones_are_written() -> None:
 
 
 def test_a_commit_whose_answer_was_lost_is_not_lost() -> None:
-    fleet = Fleet()
+    fleet = KeyedFleet()
     fleet.write(0, a=1)
     session = fleet.open(1)
     fleet.put(session, a=2)
@@ -351,7 +351,7 @@ WIDER = StoreSpec("default", COUNTS.keys, (Field("note", "string"), Field("n", "
 
 @pytest.mark.parametrize("restart", [False, True])
 def test_value_columns_may_be_added_dropped_and_widened(restart: bool) -> None:
-    fleet = Fleet()
+    fleet = KeyedFleet()
     narrow = StoreSpec("default", COUNTS.keys, (Field("n", "int32"), Field("gone", "bool")))
     session = fleet.open(0, "run-1", 0, narrow)
     fleet.call(session, "put_row", {"k": "a", "n": 7, "gone": True})
@@ -387,7 +387,7 @@ RUN = st.tuples(
 @given(runs=st.lists(RUN, min_size=2, max_size=6))
 @settings(max_examples=60, deadline=None)
 def test_a_value_column_that_is_gone_and_comes_back_is_new_whatever_is_left_of_it(runs: list[Any]) -> None:
-    fleet, batch = Fleet(), 0
+    fleet, batch = KeyedFleet(), 0
     model: dict[str, dict[str, Any]] = {}
     held: dict[str, str] = {}
     for number, (names, batches, before) in enumerate(runs):
@@ -432,7 +432,7 @@ def value(field: Field, batch: int) -> Any:
     ],
 )
 def test_other_changes_are_refused_with_both_schemas(spec: StoreSpec, told: str) -> None:
-    fleet = Fleet()
+    fleet = KeyedFleet()
     fleet.write(0, a=1)
     with pytest.raises(StateMismatchError, match=rf"{told}.*written=`k string, n int64` asked="):
         fleet.open(1, "run-1", 0, spec)
@@ -440,7 +440,7 @@ def test_other_changes_are_refused_with_both_schemas(spec: StoreSpec, told: str)
 
 
 def test_snapshots_of_named_stores_are_written_beside_an_open_update_and_read() -> None:
-    fleet = Fleet()
+    fleet = KeyedFleet()
     session = fleet.open(0, "run-1", 0, COUNTS, NAMES)
     fleet.put(session, a=1)
     fleet.call(session, "put_row", {"id": 7, "name": "seven"}, store="names")
@@ -462,7 +462,7 @@ def test_snapshots_of_named_stores_are_written_beside_an_open_update_and_read() 
 
 
 def test_snapshots_are_not_written_again_and_again_after_a_round_that_stored_some_of_them() -> None:
-    fleet = Fleet()
+    fleet = KeyedFleet()
     fleet.stores.commit(fleet.open(0, "run-1", 0, COUNTS, NAMES))
     put, puts = fleet.objects.put, []
 
@@ -481,7 +481,7 @@ def test_snapshots_are_not_written_again_and_again_after_a_round_that_stored_som
 
 
 def test_a_partition_that_is_leased_elsewhere_is_let_go_and_its_writer_fenced() -> None:
-    fleet = Fleet()
+    fleet = KeyedFleet()
     fleet.write(0, a=1)
     session = fleet.open(1)
     fleet.coordinator.is_elsewhere = True
@@ -492,7 +492,7 @@ def test_a_partition_that_is_leased_elsewhere_is_let_go_and_its_writer_fenced() 
 
 
 def test_rows_of_a_version_that_memory_went_back_to_are_never_the_snapshot_of_a_newer_one() -> None:
-    fleet = Fleet()
+    fleet = KeyedFleet()
     fleet.write(0, a=1)
     fleet.write(1, a=2)
     session = fleet.open(1, "run-1", 1)
@@ -506,10 +506,10 @@ def test_rows_of_a_version_that_memory_went_back_to_are_never_the_snapshot_of_a_
 # -- writes that wait for the next call -------------------------------------------------------------------------------
 
 
-class Handle:
+class UpdateSession:
     """A public handle on an update session, whose calls may be lost before they arrive."""
 
-    def __init__(self, fleet: Fleet, batch: int) -> None:
+    def __init__(self, fleet: KeyedFleet, batch: int) -> None:
         self._fleet, self._session = fleet, fleet.open(batch, "run-1", 0, COUNTS, NAMES)
         self.calls: list[str] = []
         self.lost = False
@@ -524,7 +524,7 @@ class Handle:
 
 
 def test_writes_wait_for_the_next_call_and_come_before_it() -> None:
-    handle = Handle(fleet := Fleet(), 0)
+    handle = UpdateSession(fleet := KeyedFleet(), 0)
     handle.store.later("put", counts(a=1, b=2))
     handle.store.later("remove", counts(a=0).select(["k"]))
     assert handle.calls == []
@@ -540,7 +540,7 @@ def test_writes_wait_for_the_next_call_and_come_before_it() -> None:
 
 
 def test_a_write_that_waits_survives_a_call_that_is_lost() -> None:
-    handle = Handle(fleet := Fleet(), 0)
+    handle = UpdateSession(fleet := KeyedFleet(), 0)
     handle.store.later("put", counts(a=1))
     handle.lost = True
     with pytest.raises(StoreUnavailableError):
@@ -552,7 +552,7 @@ def test_a_write_that_waits_survives_a_call_that_is_lost() -> None:
 
 
 def test_what_is_wrong_with_a_write_is_told_by_the_call_that_takes_it_along() -> None:
-    handle = Handle(fleet := Fleet(), 0)
+    handle = UpdateSession(fleet := KeyedFleet(), 0)
     handle.store.later("put", pa.record_batch({"k": ["a"]}))
     with pytest.raises(InvalidRequestError, match="n"):
         handle.store.commit()
@@ -564,7 +564,7 @@ def test_what_is_wrong_with_a_write_is_told_by_the_call_that_takes_it_along() ->
 
 
 def test_opening_asks_the_coordinator_once_whatever_the_stores_and_nothing_while_memory_is_hot() -> None:
-    fleet = Fleet()
+    fleet = KeyedFleet()
     fleet.stores.commit(fleet.open(0, "run-1", 0, COUNTS, NAMES))
     assert fleet.coordinator.calls == {"open_instance": 1, "commit_all": 1}
     for batch in (1, 2):
@@ -584,7 +584,7 @@ def test_opening_asks_the_coordinator_once_whatever_the_stores_and_nothing_while
 
 
 def test_memory_of_a_history_that_was_put_back_from_a_backup_is_not_hot() -> None:
-    fleet = Fleet()
+    fleet = KeyedFleet()
     fleet.write(0, a=1)
     fleet.write(1, a=2)
     backup = {info.path: fleet.objects.get(info.path) for info in fleet.objects.list("s")}
@@ -594,13 +594,13 @@ def test_memory_of_a_history_that_was_put_back_from_a_backup_is_not_hot() -> Non
     for path, data in backup.items():
         fleet.objects.put(path, data)
     # The coordinator starts anew, the store actor goes on; the next run gets the epoch that run-2 had.
-    restarted = Coordinator(fleet.objects)
+    restarted = LocalCoordinator(fleet.objects)
     fleet.coordinator._keeper, fleet.coordinator._do = restarted._keeper, restarted._do  # type: ignore[method-assign]
     assert fleet.call(fleet.open(2, "run-3"), "get", ("a",)) == {"n": 2}
 
 
 def test_a_partition_is_reported_with_those_beside_it_and_stale_ones_are_let_go() -> None:
-    fleet = Fleet()
+    fleet = KeyedFleet()
     first = StateStoreProviderId(StateStoreId("memory:///s", 0, 0), "run-1")
     second = StateStoreProviderId(StateStoreId("memory:///s", 0, 1), "run-1")
     fleet.write(0, a=1)
@@ -619,7 +619,7 @@ def test_a_partition_is_reported_with_those_beside_it_and_stale_ones_are_let_go(
 
 
 def test_of_many_partitions_some_are_reported_with_each_other_one_and_all_in_turns() -> None:
-    fleet = Fleet()
+    fleet = KeyedFleet()
 
     def open_partition(partition: int) -> set[int]:
         grant = fleet.coordinator.lease(TaskIdentity("s", "query", "run-1", 0, partition, 0, "executor"), "a")
@@ -634,7 +634,7 @@ def test_of_many_partitions_some_are_reported_with_each_other_one_and_all_in_tur
 
 
 def test_a_partition_with_an_open_update_is_not_let_go_as_stale() -> None:
-    fleet = Fleet()
+    fleet = KeyedFleet()
     session = fleet.open(0)
     fleet.put(session, a=1)
     fleet.coordinator.stale = {StateStoreProviderId(StateStoreId("memory:///s", 0, 0), "run-1")}
@@ -646,7 +646,7 @@ def test_a_partition_with_an_open_update_is_not_let_go_as_stale() -> None:
 
 
 def test_snapshots_are_encoded_and_stored_outside_the_lock() -> None:
-    fleet = Fleet()
+    fleet = KeyedFleet()
     fleet.write(0, a=1)
     session = fleet.open(1)
     fleet.put(session, a=2)
@@ -668,7 +668,7 @@ def test_snapshots_are_encoded_and_stored_outside_the_lock() -> None:
 
 
 def test_a_commit_tells_when_the_first_row_falls_due_by_processing_time() -> None:
-    fleet = Fleet()
+    fleet = KeyedFleet()
     timed = StoreSpec("default", (Field("k", "string"),), (Field("at", "int64"),), "at")
 
     def due(batch: int, rows: dict[str, int | None], per_ms: int | None) -> int | None:

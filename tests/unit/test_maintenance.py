@@ -19,23 +19,23 @@ from coordinator.model.identities import StateStoreId
 from coordinator.runtime.runtime import MachineClock
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
-from tests.unit.aggregation_fleet import SCHEMA, Fleet, counts, filled
+from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, counts, filled
 from tests.unit.freezing import read_frozen
 
 SHARD = StateStoreId("memory:///s", 0, 0)
 
 
-def files(fleet: Fleet, suffix: str) -> list[str]:
+def files(fleet: AggregationFleet, suffix: str) -> list[str]:
     return [info.path for info in fleet.objects.list("s/0") if info.path.endswith(suffix)]
 
 
-def restarted(fleet: Fleet) -> Fleet:
+def restarted(fleet: AggregationFleet) -> AggregationFleet:
     fleet.store = fleet.new_store()
     return fleet
 
 
 def test_a_snapshot_is_written_once_enough_deltas_have_piled_up() -> None:
-    fleet = Fleet()
+    fleet = AggregationFleet()
     for batch in range(7):
         fleet.apply(batch, "a")
         fleet.store.maintain(3)
@@ -128,7 +128,7 @@ def test_a_failing_snapshot_is_counted_and_the_next_round_writes_it() -> None:
 
 
 def test_a_shard_whose_snapshot_fails_by_any_error_is_told_of_and_the_others_have_their_turn() -> None:
-    fleet = Fleet()
+    fleet = AggregationFleet()
     for shard in range(3):
         fleet.apply(0, "a", shard=shard)
     (_, (_, broken), _) = fleet.store._held.items()
@@ -163,7 +163,7 @@ def test_a_shard_that_is_leased_elsewhere_is_unloaded() -> None:
 
 
 def test_where_the_shards_of_a_state_are_is_asked_once_a_round() -> None:
-    fleet = Fleet()
+    fleet = AggregationFleet()
     for shard in range(5):
         fleet.apply(0, "a", shard=shard)
     fleet.store.maintain(99)
@@ -174,7 +174,7 @@ def test_where_the_shards_of_a_state_are_is_asked_once_a_round() -> None:
 
 
 def test_snapshots_of_strings_stay_as_they_were_while_the_shard_goes_on() -> None:
-    fleet = Fleet()
+    fleet = AggregationFleet()
     fleet.apply(0, "abc")
     ((_, held),) = fleet.store._held.items()
     assert held.shard is not None
@@ -234,7 +234,7 @@ def test_pinned_files_are_let_go_after_their_time() -> None:
 # -- a coordinator that was away --------------------------------------------------------------------------------------
 
 
-class Clock(MachineClock):
+class SteppedClock(MachineClock):
     def __init__(self) -> None:
         self.passed_s = 0.0
 
@@ -244,7 +244,7 @@ class Clock(MachineClock):
 
 def test_a_coordinator_that_slept_reads_the_log_before_it_answers_or_appends() -> None:
     store = MemoryObjectStore()
-    clock = Clock()
+    clock = SteppedClock()
 
     def bump(ledger: StateLedger) -> tuple[list[Record], int]:
         return [RunStarted(f"r{ledger.epoch}", "q", 0, ledger.epoch + 1)], ledger.epoch + 1
@@ -277,7 +277,7 @@ def test_a_coordinator_that_slept_reads_the_log_before_it_answers_or_appends() -
 class Slow(MemoryObjectStore):
     """Every record that is read takes a while of a clock's time."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: SteppedClock) -> None:
         super().__init__()
         self._clock, self.lists = clock, 0
 
@@ -291,7 +291,7 @@ class Slow(MemoryObjectStore):
 
 
 def test_a_log_that_takes_longer_to_read_than_a_ledger_may_be_old_is_read_once() -> None:
-    clock = Clock()
+    clock = SteppedClock()
     store = Slow(clock)
 
     def bump(ledger: StateLedger) -> tuple[list[Record], int]:

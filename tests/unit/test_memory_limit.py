@@ -31,8 +31,8 @@ from store_actors.spilling.memory_keeper import MemoryKeeper
 from store_actors.spilling.spill_folder import checked_folder
 from store_actors.spilling.store_memory import LimitedMemory, UnlimitedMemory
 from store_actors.spilling.work_budget import WorkBudget
-from tests.unit.aggregation_fleet import SCHEMA, Fleet, rows
-from tests.unit.keyed_fleet import Fleet as KeyedFleet
+from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, rows
+from tests.unit.keyed_fleet import KeyedFleet
 from tests.unit.spilled import tiny_region
 
 MIB = 1 << 20
@@ -129,7 +129,7 @@ def test_a_request_waits_only_so_long_and_others_go_on_after_it() -> None:
 class Part:
     """State of so many bytes in memory, until it leaves."""
 
-    def __init__(self, process: Process, size: int) -> None:
+    def __init__(self, process: FakeProcessMemory, size: int) -> None:
         self._process, self.size = process, size
         process.parts.append(self)
 
@@ -137,7 +137,7 @@ class Part:
         self.size = 0
 
 
-class Process:
+class FakeProcessMemory:
     """A process's memory as the system tells it."""
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class Process:
 
 def test_what_was_used_longest_ago_leaves_first_and_what_is_worked_with_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_keeper, "give_back", lambda: None)
-    process = Process()
+    process = FakeProcessMemory()
     keeper = MemoryKeeper(800, process)
     old, busy, new = (Part(process, 0) for _ in range(3))
     for part in (busy, old, new):
@@ -173,7 +173,7 @@ def test_what_was_used_longest_ago_leaves_first_and_what_is_worked_with_last(mon
 
 
 def test_steps_are_small_where_there_is_little_room() -> None:
-    process = Process()
+    process = FakeProcessMemory()
     keeper = MemoryKeeper(1 << 30, process)
     assert keeper.step(100) == 100
     assert 256 < keeper.step(10**9) < 10_000
@@ -213,7 +213,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return left
 
 
-class SpillingFleet(Fleet):
+class SpillingFleet(AggregationFleet):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         super().__init__()
@@ -313,7 +313,7 @@ def test_a_retry_gets_the_rows_that_were_put_aside(tmp_path: Path) -> None:
 
 
 def test_a_batch_that_needs_more_than_there_is_is_refused_before_anything_is_changed(tmp_path: Path) -> None:
-    fleet = Fleet()
+    fleet = AggregationFleet()
     memory = LimitedMemory(MemoryKeeper(1 << 40).base * 8 // 7 + 160 * MIB, str(tmp_path))
     fleet.store = OperatorShards(fleet.objects, fleet.coordinator, memory=memory)
     assert fleet.apply(0, "ab") == {"a": 1, "b": 1}

@@ -22,7 +22,7 @@ from tests.unit.ledger_harness import actor
 SHARDS = 6
 
 
-class Town:
+class PlannerHarness:
     """Store actors, and where the shards of one state are."""
 
     def __init__(self, *names: str) -> None:
@@ -70,14 +70,14 @@ class Town:
 
 
 def test_shards_that_nobody_holds_go_to_their_places_at_once() -> None:
-    town = Town("a", "b", "c")
+    town = PlannerHarness("a", "b", "c")
     assert town.plan("a", "b", "c") == ()
     assert sorted(town.run_batch()) == ["a", "a", "b", "b", "c", "c"]
     assert town.plan("a", "b", "c") == (), "nothing has changed"
 
 
 def test_shards_that_are_held_are_moved_once_their_taker_is_ready_and_the_batch_is_at_its_end() -> None:
-    town = Town("a", "b")
+    town = PlannerHarness("a", "b")
     assert set(town.run_batch("a")) == {"a"}
     moves = town.plan("a", "b")
     assert [(move.source.actor_name, move.target.actor_name) for move in moves] == [("a", "b")] * 3
@@ -91,7 +91,7 @@ def test_shards_that_are_held_are_moved_once_their_taker_is_ready_and_the_batch_
 
 
 def test_a_move_that_was_prepared_while_no_batch_ran_holds_for_the_next_run() -> None:
-    town = Town("a", "b")
+    town = PlannerHarness("a", "b")
     town.run_batch("a")
     for move in town.plan("a", "b"):
         town.placing.prepared(move, None, town)
@@ -113,7 +113,7 @@ def test_a_coordinator_that_has_just_started_knows_the_store_actors_that_have_sh
 
 
 def test_a_second_move_of_a_shard_is_told_that_the_first_one_has_it_and_drained_nodes_get_none() -> None:
-    town = Town("a", "b", "c")
+    town = PlannerHarness("a", "b", "c")
     town.run_batch("a")
     first, second = (
         PlannedMove("s", 0, town.lives["a"], town.lives[to], "asked for by `statefleet move`") for to in ("b", "c")
@@ -129,7 +129,7 @@ def test_a_second_move_of_a_shard_is_told_that_the_first_one_has_it_and_drained_
 
 
 def test_shards_of_a_lost_store_actor_go_where_tasks_are_and_back_once_it_is_there_again() -> None:
-    town = Town("a", "b")
+    town = PlannerHarness("a", "b")
     town.plan("a", "b")
     before = town.run_batch()
     town.dead.add(town.lives["b"].instance_id)
@@ -147,7 +147,7 @@ def test_shards_of_a_lost_store_actor_go_where_tasks_are_and_back_once_it_is_the
 
 
 def test_a_store_actor_that_is_back_before_anybody_noticed_has_its_shards_again() -> None:
-    town = Town("a", "b")
+    town = PlannerHarness("a", "b")
     town.plan("a", "b")
     before = town.run_batch()
     town.dead.add(town.lives["b"].instance_id)
@@ -157,7 +157,7 @@ def test_a_store_actor_that_is_back_before_anybody_noticed_has_its_shards_again(
 
 
 def test_a_drained_node_is_given_nothing() -> None:
-    town = Town("a", "b", "c")
+    town = PlannerHarness("a", "b", "c")
     town.plan("a", "b", "c")
     town.run_batch()
     town.placing.drained.add(town.lives["b"].node_id)
@@ -170,7 +170,7 @@ def test_a_drained_node_is_given_nothing() -> None:
 
 
 def test_several_store_actors_of_a_node_share_its_shards() -> None:
-    town = Town("a", "a-1", "b", "b-1")
+    town = PlannerHarness("a", "a-1", "b", "b-1")
     for name in ("a-1", "b-1"):
         town.lives[name] = replace(town.lives[name], node_id=town.lives[name[0]].node_id)
     town.plan("a", "a-1", "b", "b-1", standbys=1)
@@ -187,7 +187,7 @@ def test_several_store_actors_of_a_node_share_its_shards() -> None:
 
 
 def test_what_became_of_operations_is_counted_by_reason() -> None:
-    town = Town("a", "b")
+    town = PlannerHarness("a", "b")
     town.run_batch("a", [0])
     assert town.placing.operations("s", 0) == {LOCAL: 1}
     town.run_batch("b", [0])
@@ -205,7 +205,7 @@ def test_what_became_of_operations_is_counted_by_reason() -> None:
 
 
 def test_standbys_are_on_other_nodes_and_spread() -> None:
-    town = Town("a", "b", "c", "d")
+    town = PlannerHarness("a", "b", "c", "d")
     town.plan("a", "b", "c", "d", standbys=2)
     holders = town.run_batch()
     for holder, standbys in zip(holders, town.standbys(), strict=True):
@@ -221,7 +221,7 @@ def test_standbys_are_on_other_nodes_and_spread() -> None:
 @pytest.mark.parametrize("told", [True, False])
 def test_a_lost_store_actors_shards_go_to_their_standbys(told: bool) -> None:
     """Whether a task finds out that it is lost, or Spark first that its executor is."""
-    town = Town("a", "b", "c")
+    town = PlannerHarness("a", "b", "c")
     town.plan("a", "b", "c", standbys=1)
     before, standbys = town.run_batch(), town.standbys()
     town.dead.add(town.lives["b"].instance_id)

@@ -64,7 +64,7 @@ def test_there_are_never_more_than_the_limit_or_than_nodes_with_room(present: in
 # -- nodes ------------------------------------------------------------------------------------------------------------
 
 
-class World:
+class FakeCluster:
     """A cluster of nodes by address, with executors of two cores on some."""
 
     def __init__(self, *addresses: str, limit: int = 4, offers_places: bool = True, is_dynamic: bool = False) -> None:
@@ -176,7 +176,7 @@ class World:
         self.told.append(("end store actor", handle.address))
 
 
-class Listener:
+class ReportedDrivers:
     """A coordinator that notes what is reported."""
 
     def __init__(self) -> None:
@@ -187,7 +187,7 @@ class Listener:
 
 
 def test_what_is_new_is_reported_at_once_and_repeated_for_coordinators_that_started_anew() -> None:
-    reports, listener = DriverReports(), Listener()
+    reports, listener = DriverReports(), ReportedDrivers()
     calm = DriverReport("app", (ExecutorState("1", "a"),))
     lost = DriverReport("app", (ExecutorState("1", "a", 5, "killed"),))
     for now_s, report in ((0.0, calm), (2.0, calm), (4.0, lost), (6.0, lost), (14.0, lost)):
@@ -196,7 +196,7 @@ def test_what_is_new_is_reported_at_once_and_repeated_for_coordinators_that_star
 
 
 def test_a_report_that_fails_does_not_keep_nodes_from_being_looked_after(caplog: pytest.LogCaptureFixture) -> None:
-    world = World("a")
+    world = FakeCluster("a")
 
     def fails(now_ms: int) -> DriverReport:
         raise RuntimeError("Spark does not say")
@@ -208,7 +208,7 @@ def test_a_report_that_fails_does_not_keep_nodes_from_being_looked_after(caplog:
 
 
 def test_a_node_that_joins_gets_an_executor() -> None:
-    world = World("a")
+    world = FakeCluster("a")
     world.executors = {"0": "a"}
     world.look(0, 20)
     assert world.told == []
@@ -221,7 +221,7 @@ def test_a_node_that_joins_gets_an_executor() -> None:
 
 
 def test_none_is_asked_for_while_one_is_being_started() -> None:
-    world = World("a", "b")
+    world = FakeCluster("a", "b")
     world.executors, world.starts = {"0": "a"}, True
     world.look(0, 10, 20, 100)
     assert world.told == []
@@ -231,13 +231,13 @@ def test_none_is_asked_for_while_one_is_being_started() -> None:
 
 
 def test_without_places_for_stores_executors_are_raydps_own_business() -> None:
-    world = World("a", "b", offers_places=False)
+    world = FakeCluster("a", "b", offers_places=False)
     world.look(0, 20, 100)
     assert world.told == []
 
 
 def test_with_dynamic_allocation_executors_are_sparks_own_business() -> None:
-    world = World("a", "b", "c", is_dynamic=True)
+    world = FakeCluster("a", "b", "c", is_dynamic=True)
     world.executors = {"0": "a", "1": "b"}
     world.ending["b"] = 1
     world.look(0, 20, 100)
@@ -246,7 +246,7 @@ def test_with_dynamic_allocation_executors_are_sparks_own_business() -> None:
 
 
 def test_spark_is_told_of_executors_whose_node_ray_has_given_up() -> None:
-    world = World("a", "b")
+    world = FakeCluster("a", "b")
     world.executors = {"0": "a", "1": "b"}
     world.look(0)
     del world.alive["b"]
@@ -255,7 +255,7 @@ def test_spark_is_told_of_executors_whose_node_ray_has_given_up() -> None:
 
 
 def test_an_executor_on_a_new_node_of_the_same_address_is_not_given_up() -> None:
-    world = World("a", "b")
+    world = FakeCluster("a", "b")
     world.executors = {"0": "a", "1": "b"}
     world.look(0)
     world.alive["b"] = "id-b-anew"
@@ -265,14 +265,14 @@ def test_an_executor_on_a_new_node_of_the_same_address_is_not_given_up() -> None
 
 
 def test_an_executor_whose_host_never_was_a_nodes_address_is_left_alone() -> None:
-    world = World("a")
+    world = FakeCluster("a")
     world.executors = {"0": "a", "1": "host-without-a-node"}
     world.look(0, 2)
     assert world.told == []
 
 
 def test_an_executor_that_raydp_refuses_to_start_anew_is_ended_so_that_its_place_is_free() -> None:
-    world = World("a", "b")
+    world = FakeCluster("a", "b")
     world.executors = {"0": "a", "1": "b"}
     world.look(0)
     del world.executors["1"]
@@ -285,7 +285,7 @@ def test_an_executor_that_raydp_refuses_to_start_anew_is_ended_so_that_its_place
 
 
 def test_an_executor_that_started_anew_in_between_may_do_so_again() -> None:
-    world = World("a", "b")
+    world = FakeCluster("a", "b")
     world.executors = {"0": "a", "1": "b"}
     world.restarts = [RestartingExecutor("id-1", "raydp-executor-1", "ns", "id-b", 1)]
     world.look(0)
@@ -297,7 +297,7 @@ def test_an_executor_that_started_anew_in_between_may_do_so_again() -> None:
 
 
 def test_executors_of_other_applications_are_not_ended() -> None:
-    world = World("a", "b")
+    world = FakeCluster("a", "b")
     world.executors = {"0": "a"}
     for restarts in (1, 2, 3):
         world.restarts = [RestartingExecutor("id-9", "raydp-executor-0", "ns", "id-b", restarts)]
@@ -306,7 +306,7 @@ def test_executors_of_other_applications_are_not_ended() -> None:
 
 
 def test_a_node_that_ends_is_emptied_then_its_executor_ends_with_a_batch_then_its_store_actor() -> None:
-    world = World("a", "b")
+    world = FakeCluster("a", "b")
     world.executors, world.shards = {"0": "a", "1": "b"}, {"b": 2}
     world.look(0)
     world.ending["b"] = 1
@@ -333,7 +333,7 @@ def test_a_node_that_ends_is_emptied_then_its_executor_ends_with_a_batch_then_it
 
 
 def test_without_batches_the_executor_ends_all_the_same() -> None:
-    world = World("a", "b")
+    world = FakeCluster("a", "b")
     world.executors = {"0": "a", "1": "b"}
     world.ending["b"] = 0
     world.look(0, 4)
@@ -343,7 +343,7 @@ def test_without_batches_the_executor_ends_all_the_same() -> None:
 
 
 def test_a_store_actor_stays_as_long_as_somebody_elses_executor_is_on_its_node() -> None:
-    world = World("a", "b")
+    world = FakeCluster("a", "b")
     world.executors = {"0": "a", "1": "b"}
     world.ending["b"] = 1
     world.end = lambda executor_ids: None  # type: ignore[method-assign]
@@ -353,7 +353,7 @@ def test_a_store_actor_stays_as_long_as_somebody_elses_executor_is_on_its_node()
 
 def test_shards_that_have_nowhere_to_go_are_told_of_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    world = World("a", limit=1)
+    world = FakeCluster("a", limit=1)
     world.executors, world.shards, world.refuses = {"0": "a"}, {"a": 3}, True
     world.ending["a"] = 1_700_000_000_000
     world.look(0, 10, 20)
@@ -367,7 +367,7 @@ def test_shards_that_have_nowhere_to_go_are_told_of_once_and_tried_again(caplog:
 
 
 def test_one_fleet_that_has_no_other_node_does_not_keep_the_others_there() -> None:
-    world, other = World("a", "b"), World("a", "b")
+    world, other = FakeCluster("a", "b"), FakeCluster("a", "b")
     world.executors, other.shards, world.refuses = {"0": "a", "1": "b"}, {"b": 1}, True
     world.fleets += other.fleets
     world.ending["b"] = 1

@@ -22,18 +22,18 @@ from coordinator.model.schema import StateSchema
 from coordinator.storage.memory import MemoryObjectStore
 from store_actors.messages import ShardInput
 from tests.code_blocks import blocks_of
-from tests.unit.aggregation_fleet import SCHEMA, Coordinator, Fleet, counts, rows
+from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, LocalCoordinator, counts, rows
 
 
 def test_batches_follow_each_other() -> None:
-    fleet = Fleet()
+    fleet = AggregationFleet()
     assert fleet.apply(0, "aab") == {"a": 2, "b": 1}
     assert fleet.apply(1, "bc") == {"b": 2, "c": 1}
     assert fleet.apply(2, "") == {}
 
 
 def test_a_repeated_request_gets_the_recorded_rows_and_applies_nothing() -> None:
-    fleet = Fleet()
+    fleet = AggregationFleet()
     first = fleet.apply(0, "aab")
     assert fleet.apply(0, "aab") == first
     assert fleet.store.metrics.replayed_answers == 1
@@ -42,7 +42,7 @@ def test_a_repeated_request_gets_the_recorded_rows_and_applies_nothing() -> None
 
 
 def test_a_new_run_replays_in_memory_and_reads_nothing() -> None:
-    fleet = Fleet()
+    fleet = AggregationFleet()
     fleet.apply(0, "a")
     fleet.apply(1, "a")
     assert fleet.apply(1, "aa", "run-2") == {"a": 3}
@@ -51,7 +51,7 @@ def test_a_new_run_replays_in_memory_and_reads_nothing() -> None:
 
 
 def test_a_new_process_loads_from_the_deltas() -> None:
-    fleet = Fleet()
+    fleet = AggregationFleet()
     for batch in range(5):
         fleet.apply(batch, "ab"[: batch % 2 + 1])
     fleet.store = fleet.new_store()
@@ -60,7 +60,7 @@ def test_a_new_process_loads_from_the_deltas() -> None:
 
 
 def test_a_run_that_starts_in_the_past_is_refused() -> None:
-    fleet = Fleet()
+    fleet = AggregationFleet()
     for batch in range(6):
         fleet.apply(batch, "a")
     with pytest.raises(StateMismatchError, match="ahead of the checkpoint"):
@@ -70,7 +70,7 @@ def test_a_run_that_starts_in_the_past_is_refused() -> None:
 
 
 def test_two_stores_racing_for_a_version_make_one_entry_and_equal_answers() -> None:
-    fleet = Fleet()
+    fleet = AggregationFleet()
     fleet.apply(0, "a")
     request = fleet.request(1)
     stores = [fleet.store, fleet.new_store(), fleet.new_store()]
@@ -82,7 +82,7 @@ def test_two_stores_racing_for_a_version_make_one_entry_and_equal_answers() -> N
 
 
 def test_an_owner_that_was_replaced_counts_nothing_and_leaves_no_file() -> None:
-    fleet = Fleet()
+    fleet = AggregationFleet()
     old = fleet.request(0, local="a")
     new = fleet.request(0, local="b", lost="a")
     successor = fleet.new_store()
@@ -93,7 +93,7 @@ def test_an_owner_that_was_replaced_counts_nothing_and_leaves_no_file() -> None:
 
 
 def test_a_commit_whose_answer_was_lost_is_adopted_at_the_next_call() -> None:
-    fleet = Fleet()
+    fleet = AggregationFleet()
     fleet.apply(0, "a")
     fleet.coordinator.lose_answers = 1
     with pytest.raises(StoreUnavailableError):
@@ -105,7 +105,7 @@ def test_a_commit_whose_answer_was_lost_is_adopted_at_the_next_call() -> None:
 
 @pytest.mark.parametrize("damage", [None, b"", b"not arrow"])
 def test_a_delta_that_cannot_be_read_is_named(damage: bytes | None) -> None:
-    fleet = Fleet()
+    fleet = AggregationFleet()
     fleet.apply(0, "a")
     (path,) = fleet.deltas()
     fleet.objects.delete(path) if damage is None else fleet.objects.put(path, damage)
@@ -116,7 +116,7 @@ def test_a_delta_that_cannot_be_read_is_named(damage: bytes | None) -> None:
 
 def test_complete_mode_gives_every_group_also_to_a_retry() -> None:
     schema = StateSchema(SCHEMA.keys, (), SCHEMA.accumulators, None, None, "complete")
-    fleet = Fleet()
+    fleet = AggregationFleet()
     fleet.apply(0, "ab", schema=schema)
     assert fleet.apply(1, "a", schema=schema) == {"a": 2, "b": 1}
     assert fleet.apply(1, "a", schema=schema) == {"a": 2, "b": 1}
@@ -126,7 +126,7 @@ def test_the_format_document_reads_a_version_without_this_package() -> None:
     """Runs the code in docs/format.md over real deltas."""
     import io
 
-    fleet = Fleet()
+    fleet = AggregationFleet()
     for batch, values in enumerate(("aab", "bc", "a")):
         fleet.apply(batch, values)
     namespace: dict[str, Any] = {}
@@ -159,9 +159,9 @@ class FailsOnce(MemoryObjectStore):
 
 
 def test_a_failure_after_the_shard_changed_is_forgotten_and_the_retry_counts_once() -> None:
-    fleet = Fleet()
+    fleet = AggregationFleet()
     fleet.objects = FailsOnce()
-    fleet.coordinator = Coordinator(fleet.objects)
+    fleet.coordinator = LocalCoordinator(fleet.objects)
     fleet.store = fleet.new_store()
     fleet.apply(0, "a")
     fleet.objects.failing = True
@@ -173,7 +173,7 @@ def test_a_failure_after_the_shard_changed_is_forgotten_and_the_retry_counts_onc
 
 
 def test_a_failure_inside_the_shard_leaves_no_half_changed_state() -> None:
-    fleet = Fleet()
+    fleet = AggregationFleet()
     fleet.apply(0, "a")
     request = fleet.request(1)
     with pytest.raises(KeyError):
@@ -182,7 +182,7 @@ def test_a_failure_inside_the_shard_leaves_no_half_changed_state() -> None:
 
 
 def test_maintenance_does_not_wait_for_a_shard_that_is_elsewhere_and_hangs() -> None:
-    fleet = Fleet()
+    fleet = AggregationFleet()
     fleet.apply(0, "a")
     fleet.coordinator.is_elsewhere = True
     ((_, held),) = fleet.store._held.items()
@@ -194,7 +194,7 @@ def test_maintenance_does_not_wait_for_a_shard_that_is_elsewhere_and_hangs() -> 
 
 
 def test_a_commit_without_a_clear_answer_keeps_its_file_for_it_may_count_all_the_same() -> None:
-    fleet = Fleet()
+    fleet = AggregationFleet()
     fleet.apply(0, "a")
     commit_all = fleet.coordinator.commit_all
 

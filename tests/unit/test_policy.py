@@ -9,7 +9,7 @@ from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.identities import ActorLocation
 from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.policy import ActorLoad, Choice, FleetView, PlacementPolicy, PlacementRequest, StayElseLocal
-from tests.unit.ledger_harness import Desk, Living, actor, entry, task
+from tests.unit.ledger_harness import FakeFleetView, LedgerHarness, actor, entry, task
 
 
 def request(asking: ActorLocation, present: ActorLocation | None) -> PlacementRequest:
@@ -18,9 +18,9 @@ def request(asking: ActorLocation, present: ActorLocation | None) -> PlacementRe
 
 def test_a_shard_stays_where_it_lives_and_otherwise_goes_to_who_asks() -> None:
     rule = StayElseLocal()
-    assert rule.place(request(actor("a"), None), Living()).location == actor("a")
-    assert rule.place(request(actor("a"), actor("b")), Living()).location == actor("b")
-    assert rule.place(request(actor("a"), actor("b")), Living({"b-1"})).location == actor("a")
+    assert rule.place(request(actor("a"), None), FakeFleetView()).location == actor("a")
+    assert rule.place(request(actor("a"), actor("b")), FakeFleetView()).location == actor("b")
+    assert rule.place(request(actor("a"), actor("b")), FakeFleetView({"b-1"})).location == actor("a")
 
 
 class LeastLoaded:
@@ -42,7 +42,7 @@ class MoveTo:
         return Choice(self._target)
 
 
-class Office:
+class PlacementHarness:
     """Ledgers and lives as the coordinator has them."""
 
     def __init__(self, *actors: ActorLocation) -> None:
@@ -59,7 +59,7 @@ class Office:
 
 
 def test_a_policy_by_loads_spreads_shards_over_living_actors() -> None:
-    office = Office(actor("a"), actor("b"), actor("c"))
+    office = PlacementHarness(actor("a"), actor("b"), actor("c"))
     office.lives.ended("c-1")
     placed = Counter(office.lease(shard, LeastLoaded())[0].actor_name for shard in range(8))
     assert placed == {"a": 4, "b": 4}
@@ -69,7 +69,7 @@ def test_a_policy_by_loads_spreads_shards_over_living_actors() -> None:
 
 
 def test_a_shard_that_a_policy_moves_goes_under_a_higher_epoch() -> None:
-    office = Office(actor("a"), actor("b"))
+    office = PlacementHarness(actor("a"), actor("b"))
     here, first = office.lease(0, StayElseLocal())
     there, second = office.lease(0, MoveTo(actor("b")))
     assert (here, there) == (actor("a"), actor("b"))
@@ -78,7 +78,7 @@ def test_a_shard_that_a_policy_moves_goes_under_a_higher_epoch() -> None:
 
 
 def test_a_load_counts_rows_and_bytes_of_newest_versions() -> None:
-    desk = Desk()
+    desk = LedgerHarness()
     for shard in range(2):
         desk.commit(entry(desk.lease(task(shard=shard), actor("a")), 1))
     fleet = KnownFleet(ActorRegistry(), lambda: [desk.ledger])

@@ -73,7 +73,7 @@ def commit(version: int, file: str) -> CommitEntry:
     return replace(entry(grant, version), file=file)
 
 
-class Machine:
+class CrashingMachine:
     """A disk, processes that use it one after the other, and what they were told."""
 
     def __init__(self, folder: Path, disk: LosingDisk, kind: type[LocalObjectStore] = LocalObjectStore) -> None:
@@ -110,18 +110,18 @@ class Machine:
 
 
 @pytest.fixture
-def new_machine(tmp_path: Path) -> Iterator[Callable[..., Machine]]:
+def new_machine(tmp_path: Path) -> Iterator[Callable[..., CrashingMachine]]:
     numbers = count()
 
-    def make(*, kind: type[LocalObjectStore] = LocalObjectStore, **how: object) -> Machine:
+    def make(*, kind: type[LocalObjectStore] = LocalObjectStore, **how: object) -> CrashingMachine:
         folder = tmp_path / str(next(numbers))
         (folder / "seen").mkdir(parents=True)
-        return Machine(folder, LosingDisk(folder / "seen", **how), kind)  # type: ignore[arg-type]
+        return CrashingMachine(folder, LosingDisk(folder / "seen", **how), kind)  # type: ignore[arg-type]
 
     return make
 
 
-def lose_power_at_every_moment(new_machine: Callable[..., Machine], **how: object) -> None:
+def lose_power_at_every_moment(new_machine: Callable[..., CrashingMachine], **how: object) -> None:
     for moment in range(MOMENTS):
         machine = new_machine(calls_left=moment, **how)
         ended = machine.run()
@@ -131,11 +131,11 @@ def lose_power_at_every_moment(new_machine: Callable[..., Machine], **how: objec
     raise AssertionError("the scenario has more moments than the test looks at")
 
 
-def test_what_was_answered_outlives_a_power_loss_at_any_moment(new_machine: Callable[..., Machine]) -> None:
+def test_what_was_answered_outlives_a_power_loss_at_any_moment(new_machine: Callable[..., CrashingMachine]) -> None:
     lose_power_at_every_moment(new_machine)
 
 
-def die_at_every_moment_and_lose_power_later(new_machine: Callable[..., Machine], **how: object) -> None:
+def die_at_every_moment_and_lose_power_later(new_machine: Callable[..., CrashingMachine], **how: object) -> None:
     """A process dies and leaves what it did in memory; another one reads it and tells of it; then the power goes."""
     for moment in range(MOMENTS):
         machine = new_machine(calls_left=moment, **how)
@@ -149,14 +149,14 @@ def die_at_every_moment_and_lose_power_later(new_machine: Callable[..., Machine]
 
 
 def test_what_a_killed_process_left_counts_for_the_next_one_only_once_it_is_durable(
-    new_machine: Callable[..., Machine],
+    new_machine: Callable[..., CrashingMachine],
 ) -> None:
     die_at_every_moment_and_lose_power_later(new_machine)
 
 
 @pytest.mark.parametrize("failures", [1, 2, 3, 1000])
 def test_what_a_failed_sync_leaves_in_doubt_is_synced_again_or_refused(
-    new_machine: Callable[..., Machine], failures: int
+    new_machine: Callable[..., CrashingMachine], failures: int
 ) -> None:
     for first in range(MOMENTS):
         machine = new_machine(broken=range(first, first + failures))
@@ -172,7 +172,7 @@ def test_what_a_failed_sync_leaves_in_doubt_is_synced_again_or_refused(
     raise AssertionError("the scenario has more syncs than the test looks at")
 
 
-def test_the_same_process_goes_on_after_failed_syncs(new_machine: Callable[..., Machine]) -> None:
+def test_the_same_process_goes_on_after_failed_syncs(new_machine: Callable[..., CrashingMachine]) -> None:
     """Retries as tasks make them: a folder that was made when its sync failed is there at the second attempt."""
     for first in range(MOMENTS):
         machine = new_machine(broken=range(first, first + 1))
@@ -191,7 +191,7 @@ def test_the_same_process_goes_on_after_failed_syncs(new_machine: Callable[..., 
     raise AssertionError("the scenario has more syncs than the test looks at")
 
 
-class Believing(LocalObjectStore):
+class TrustingObjectStore(LocalObjectStore):
     """A store that takes what it reads for durable."""
 
     def ensure_durable(self, path: str) -> None:
@@ -199,17 +199,17 @@ class Believing(LocalObjectStore):
 
 
 @pytest.mark.parametrize("ignored", ["content", "names of files", "names of folders"])
-def test_a_sync_that_is_left_out_is_found(new_machine: Callable[..., Machine], ignored: str) -> None:
+def test_a_sync_that_is_left_out_is_found(new_machine: Callable[..., CrashingMachine], ignored: str) -> None:
     with pytest.raises(AssertionError, match=r"not whole|and lost"):
         lose_power_at_every_moment(new_machine, ignored=ignored)
 
 
-def test_a_reader_that_believes_what_it_sees_is_found(new_machine: Callable[..., Machine]) -> None:
+def test_a_reader_that_believes_what_it_sees_is_found(new_machine: Callable[..., CrashingMachine]) -> None:
     with pytest.raises(AssertionError, match="and lost"):
-        die_at_every_moment_and_lose_power_later(new_machine, kind=Believing)
+        die_at_every_moment_and_lose_power_later(new_machine, kind=TrustingObjectStore)
 
 
-def test_a_record_whose_folder_cannot_be_synced_is_no_success(new_machine: Callable[..., Machine]) -> None:
+def test_a_record_whose_folder_cannot_be_synced_is_no_success(new_machine: Callable[..., CrashingMachine]) -> None:
     machine = new_machine()
     log = log_on(store_on(machine.disk), "writer")
     log.load()
@@ -226,7 +226,7 @@ def test_a_record_whose_folder_cannot_be_synced_is_no_success(new_machine: Calla
     machine.lose_power()
 
 
-def test_a_folder_that_is_removed_and_made_again_is_synced_again(new_machine: Callable[..., Machine]) -> None:
+def test_a_folder_that_is_removed_and_made_again_is_synced_again(new_machine: Callable[..., CrashingMachine]) -> None:
     machine = new_machine()
     store = store_on(machine.disk)
     store.put("state/0/1-a.delta", b"1")
@@ -238,7 +238,7 @@ def test_a_folder_that_is_removed_and_made_again_is_synced_again(new_machine: Ca
     machine.lose_power()
 
 
-class Closed(LosingDisk):
+class ClosedFolderDisk(LosingDisk):
     """Some folder of others above the store's may be passed, and not read."""
 
     closed: Path
@@ -250,7 +250,7 @@ class Closed(LosingDisk):
 
 
 def test_a_folder_above_that_may_not_be_read_is_not_in_the_way(tmp_path: Path) -> None:
-    disk = Closed(tmp_path)
+    disk = ClosedFolderDisk(tmp_path)
     disk.mkdir(tmp_path / "home")
     disk.mkdir(tmp_path / "home" / "me")
     disk.closed = tmp_path / "home"

@@ -21,7 +21,7 @@ from store_actors.messages import ReadProjection, ReadRequest, ShardInput
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.reads import Reads
-from tests.unit.aggregation_fleet import Fleet
+from tests.unit.aggregation_fleet import AggregationFleet
 
 SCHEMA = StateSchema(
     keys=(Field("v", "string"),),
@@ -45,11 +45,11 @@ def rows_of(batch: int) -> ShardInput:
     return ShardInput.of_raw(SCHEMA, pa.record_batch(columns))
 
 
-class Process:
+class ReadingProcess:
     """Shards of one process, with what reads them."""
 
-    def __init__(self, fleet: Fleet | None = None) -> None:
-        self.fleet = fleet or Fleet()
+    def __init__(self, fleet: AggregationFleet | None = None) -> None:
+        self.fleet = fleet or AggregationFleet()
         self.fleet.store = self.fleet.new_store()
         keyed = KeyedStores(self.fleet.objects, self.fleet.coordinator, StoreMetrics())
         self.reads = Reads(self.fleet.store, keyed, self.fleet.coordinator, Runtime())
@@ -89,7 +89,7 @@ def found_of(rows: pa.Table) -> dict[str, tuple[int, int]]:
 
 
 def test_versions_are_read_from_memory_and_then_from_files() -> None:
-    process = Process()
+    process = ReadingProcess()
     for batch in range(6):
         process.apply(batch)
     for version in range(1, 7):
@@ -104,7 +104,7 @@ def test_versions_are_read_from_memory_and_then_from_files() -> None:
     # Memory has the newest and two more; each of the others was loaded once.
     assert process.fleet.store.metrics.deltas_loaded == 1 + 2 + 3
     assert process.scan(process.request(), 7).num_rows == 7
-    again = Process(process.fleet)
+    again = ReadingProcess(process.fleet)
     assert found_of(again.scan(again.request())) == totals(6)
     found = again.find(again.request(), ["key-1"])
     assert found is not None
@@ -112,7 +112,7 @@ def test_versions_are_read_from_memory_and_then_from_files() -> None:
 
 
 def test_a_version_that_was_made_anew_is_not_read_as_the_former_one() -> None:
-    process = Process()
+    process = ReadingProcess()
     for batch in range(3):
         process.apply(batch)
     former = process.request()
@@ -123,7 +123,7 @@ def test_a_version_that_was_made_anew_is_not_read_as_the_former_one() -> None:
 
 
 def test_the_latest_version_is_read_before_anybody_says_that_it_counts_everywhere() -> None:
-    process = Process()
+    process = ReadingProcess()
     process.apply(0)
     known = process.request(is_latest=True)
     process.apply(1)
@@ -133,7 +133,7 @@ def test_the_latest_version_is_read_before_anybody_says_that_it_counts_everywher
 
 
 def test_what_commits_changed_is_read_from_their_files() -> None:
-    process = Process()
+    process = ReadingProcess()
     for batch in range(3):
         process.apply(batch)
     changed = process.scan(process.request(since=1))
@@ -142,7 +142,7 @@ def test_what_commits_changed_is_read_from_their_files() -> None:
 
 
 def test_scans_that_nobody_takes_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = Process()
+    process = ReadingProcess()
     process.apply(0)
     scan_id = process.reads.scan(process.request(), None)
     assert scan_id is not None
@@ -156,7 +156,7 @@ def test_scans_that_nobody_takes_end(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_whoever_goes_through_old_versions_takes_no_more_memory_than_readers_may(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    process = Process()
+    process = ReadingProcess()
     for batch in range(12):
         process.apply(batch)
     reads = process.reads
@@ -195,7 +195,7 @@ def test_whoever_goes_through_old_versions_takes_no_more_memory_than_readers_may
 
 def test_readers_beside_batches_never_see_parts_of_one() -> None:
     """Batches touch every row, in kernels that let other threads run."""
-    process = Process()
+    process = ReadingProcess()
     process.apply(0)
     stop, problems, reads = threading.Event(), list[str](), [0, 0]
 
@@ -231,7 +231,7 @@ def test_readers_beside_batches_never_see_parts_of_one() -> None:
 
 
 def test_a_version_is_read_by_way_of_a_named_snapshot_and_of_no_other_file() -> None:
-    process = Process()
+    process = ReadingProcess()
     for batch in range(5):
         process.apply(batch)
         if batch in (1, 3):

@@ -25,7 +25,7 @@ METADATA = StateMetadata(
 )
 
 
-class Town:
+class RescaleHarness:
     """A coordinator, and a query whose batches all run on store actor ``a``."""
 
     def __init__(self) -> None:
@@ -52,10 +52,10 @@ class Town:
         return following
 
 
-def scenario(steps: Callable[[Town], Awaitable[None]]) -> Callable[[], None]:
+def scenario(steps: Callable[[RescaleHarness], Awaitable[None]]) -> Callable[[], None]:
     def run() -> None:
         async def all_steps() -> None:
-            await steps(Town())
+            await steps(RescaleHarness())
 
         asyncio.run(all_steps())
 
@@ -64,7 +64,9 @@ def scenario(steps: Callable[[Town], Awaitable[None]]) -> Callable[[], None]:
 
 
 @scenario
-async def test_a_state_that_is_yet_to_be_made_has_the_shards_that_its_query_was_built_with(town: Town) -> None:
+async def test_a_state_that_is_yet_to_be_made_has_the_shards_that_its_query_was_built_with(
+    town: RescaleHarness,
+) -> None:
     assert await town.coordinator.begin_batch(task(), 7, None) == BatchShards(0, 7)
     assert await town.coordinator.begin_batch(task(), 7, 7) == BatchShards(0, 7)
     with pytest.raises(InvalidRequestError, match="no such state"):
@@ -72,7 +74,7 @@ async def test_a_state_that_is_yet_to_be_made_has_the_shards_that_its_query_was_
 
 
 @scenario
-async def test_a_run_begins_with_what_it_asks_for_and_has_that_whoever_is_asked_again(town: Town) -> None:
+async def test_a_run_begins_with_what_it_asks_for_and_has_that_whoever_is_asked_again(town: RescaleHarness) -> None:
     await town.batch("run-1", 0, BatchShards(0, 2))
     assert await town.coordinator.begin_batch(task("run-2", 1), 2, None) == BatchShards(0, 2)
     rescaled = await town.coordinator.begin_batch(task("run-2", 1), 2, 3)
@@ -90,7 +92,7 @@ async def test_a_run_begins_with_what_it_asks_for_and_has_that_whoever_is_asked_
 
 
 @scenario
-async def test_a_rescale_is_asked_for_while_a_run_goes_on_and_outlives_the_coordinator(town: Town) -> None:
+async def test_a_rescale_is_asked_for_while_a_run_goes_on_and_outlives_the_coordinator(town: RescaleHarness) -> None:
     first = BatchShards(0, 2)
     await town.batch("run-1", 0, first)
     for wrong, message in ((3, "by a factor"), (0, "from 1 to"), (1 << 16, "from 1 to")):
@@ -114,7 +116,7 @@ async def test_a_rescale_is_asked_for_while_a_run_goes_on_and_outlives_the_coord
 
 @scenario
 async def test_shards_are_told_by_their_numbers_and_old_ones_are_let_go_of_once_the_new_ones_have_gone_on(
-    town: Town,
+    town: RescaleHarness,
 ) -> None:
     await town.batch("run-1", 0, BatchShards(0, 2))
     shards = await town.coordinator.begin_batch(task("run-2", 1), 2, 4)
@@ -143,7 +145,7 @@ async def test_shards_are_told_by_their_numbers_and_old_ones_are_let_go_of_once_
 
 
 @scenario
-async def test_a_state_without_keys_is_not_rescaled(town: Town) -> None:
+async def test_a_state_without_keys_is_not_rescaled(town: RescaleHarness) -> None:
     keyless = replace(METADATA, num_shards=1, schema={"keys": [], "accumulators": []})
     grant = await town.coordinator.attach_and_lease(task(), keyless, actor("a"))
     made = replace(entry(grant, 1), committed_at_ms=now_ms(MachineClock()))

@@ -24,7 +24,7 @@ from store_actors.serving.reading_order import Split
 from tests.unit.deduplicate_machine import WITHIN
 from tests.unit.deduplicate_machine import input_of as dedup_input
 from tests.unit.join_machine import table_of
-from tests.unit.rescaled_query import KEYS, SUMS, WORD, Query, sums
+from tests.unit.rescaled_query import KEYS, SUMS, WORD, RescaledQuery, sums
 from tests.unit.session_machine import COUNT, schema_of
 from tests.unit.session_machine import input_of as session_input
 from tests.unit.top_machine import at, by
@@ -90,7 +90,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_rescaled_shards_go_on_as_one_shard_does(kind: str, way: str) -> None:
     chance, schema = random.Random(f"{kind} {way}"), KINDS[kind].schema
-    query, alone = Query(schema, 4), Query(schema, 1)
+    query, alone = RescaledQuery(schema, 4), RescaledQuery(schema, 1)
     store, its_store = query.fleet.new_store(), alone.fleet.new_store()
     for step, num_shards in enumerate((4, 8, 3, 1, 6)):
         if step:
@@ -114,8 +114,8 @@ def test_rescaled_shards_go_on_as_one_shard_does(kind: str, way: str) -> None:
 def test_a_shard_that_was_made_of_others_is_made_again_after_the_loss_of_its_store_actor_and_without_their_snapshots() -> (
     None
 ):
-    chance, query = random.Random(1), Query(SUMS, 4)
-    alone, its_store = Query(SUMS, 1), None
+    chance, query = random.Random(1), RescaledQuery(SUMS, 4)
+    alone, its_store = RescaledQuery(SUMS, 1), None
     its_store = alone.fleet.new_store()
     store = query.fleet.new_store()
 
@@ -143,7 +143,7 @@ def test_a_shard_that_was_made_of_others_is_made_again_after_the_loss_of_its_sto
 
 
 def test_a_new_run_that_replays_the_first_batch_of_new_shards_takes_them_from_the_old_ones_again() -> None:
-    chance, query, alone = random.Random(2), Query(SUMS, 4), Query(SUMS, 1)
+    chance, query, alone = random.Random(2), RescaledQuery(SUMS, 4), RescaledQuery(SUMS, 1)
     store, its_store = query.fleet.new_store(), alone.fleet.new_store()
     for _ in range(2):
         rows = sums(chance, query.batch)
@@ -171,7 +171,7 @@ COUNTS = StoreSpec("default", (WORD,), (Field("n", "int64"), Field("due", "int64
 LISTS = StoreSpec("list.of", (WORD, Field("place", "int64")), (Field("x", "float64"),))
 
 
-class KeyedQuery(Query):
+class KeyedQuery(RescaledQuery):
     """A function with state, in two stores; the second has more key columns than rows are partitioned by."""
 
     def __init__(self, num_shards: int) -> None:
@@ -268,7 +268,7 @@ def test_a_column_that_was_dropped_before_a_rescale_stays_dropped_when_shards_ar
 
 
 def test_what_is_told_of_a_parent_in_memory_is_of_just_the_version_that_is_taken_over() -> None:
-    chance, query = random.Random(3), Query(SUMS, 2)
+    chance, query = random.Random(3), RescaledQuery(SUMS, 2)
     store = query.fleet.new_store()
     query.apply(sums(chance, 0), 0, store)
     store_id = query.fleet.coordinator.lease(query.task(0), "a").lease.store_id

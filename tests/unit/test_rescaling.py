@@ -22,7 +22,7 @@ from coordinator.model.identities import DEFAULT_STORE
 from coordinator.model.load_plans import LoadPlan
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.policy import StayElseLocal
-from tests.unit.ledger_harness import ROOT, Living, actor, entry, task, through_json
+from tests.unit.ledger_harness import ROOT, FakeFleetView, actor, entry, task, through_json
 
 CREATED = StateMetadata(
     "clicks", "query", 4, "update", {"keys": [{"name": "k0", "type": "int32"}, {"name": "__row", "type": "int64"}]}
@@ -109,7 +109,7 @@ class RescaleMachine(RuleBasedStateMachine):
         self.ledger.check_query(who)
         self.ledger.check_generation(who, self.ledger.generations.in_force(FIRST, self.run, batch))
         self.ledger.check_whole(who, self.generation)
-        records, grant = self.ledger.decide_lease(who, actor("a"), Living(), StayElseLocal())
+        records, grant = self.ledger.decide_lease(who, actor("a"), FakeFleetView(), StayElseLocal())
         self.fold(records)
         assert grant.base_version == batch
         assert grant.watermarks.input_ms == batch

@@ -26,7 +26,7 @@ class NoThreads(MachineThreads):
         assert name == "statefleet-takers"
 
 
-class StoreActor:
+class ScanningActor:
     """The rows of one shard, as a store actor gives them: an error is a result."""
 
     def __init__(self, clock: LaterClock) -> None:
@@ -58,7 +58,7 @@ class Readers:
 
     def __init__(self) -> None:
         self.clock = LaterClock()
-        self.actor = StoreActor(self.clock)
+        self.actor = ScanningActor(self.clock)
         actors: Any = SimpleNamespace(find=lambda name: self.actor, get=lambda result, timeout_s: result)
         runtime = Runtime(clock=self.clock, threads=NoThreads())
         self.source = FleetSource(SimpleNamespace(), actors, runtime)  # type: ignore[arg-type]

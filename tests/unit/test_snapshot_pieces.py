@@ -22,9 +22,9 @@ from store_actors.operators.join_schema import join_schema
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards
-from tests.unit.aggregation_fleet import SCHEMA, Fleet, counts
+from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, counts
 from tests.unit.freezing import read_frozen, tables_of
-from tests.unit.keyed_fleet import Fleet as KeyedFleet
+from tests.unit.keyed_fleet import KeyedFleet
 
 SHARD = StateStoreId("memory:///s", 0, 0)
 LETTERS = "".join(map(chr, range(200, 300)))
@@ -42,7 +42,7 @@ class Objects(MemoryObjectStore):
         super().put(path, data)
 
 
-class PiecesFleet(Fleet):
+class PiecesFleet(AggregationFleet):
     """Every few rows of a snapshot are a file."""
 
     def __init__(self) -> None:

@@ -18,26 +18,25 @@ from store_actors.replicator import _ON_THEIR_WAY, Replicator
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards
-from tests.unit.aggregation_fleet import Fleet, counts, rows
-from tests.unit.keyed_fleet import COUNTS, NAMES
-from tests.unit.keyed_fleet import Fleet as KeyedFleet
+from tests.unit.aggregation_fleet import AggregationFleet, counts, rows
+from tests.unit.keyed_fleet import COUNTS, NAMES, KeyedFleet
 from tests.unit.shard_transfer import hand_over, store_id
 
 
-class Remote:
-    def __init__(self, actors: Standbys, name: str) -> None:
+class FakeMethod:
+    def __init__(self, actors: FakeActors, name: str) -> None:
         self._actors, self._name = actors, name
 
     def remote(self, told: ReplicatedCommit) -> Any:
         return (self._actors.there[self._name](told),) if self._actors.answers else ("never",)
 
 
-class Handle:
-    def __init__(self, actors: Standbys, name: str) -> None:
-        self.replicate = Remote(actors, name)
+class FakeHandle:
+    def __init__(self, actors: FakeActors, name: str) -> None:
+        self.replicate = FakeMethod(actors, name)
 
 
-class Standbys:
+class FakeActors:
     """Store actors by name, reached at once; see :class:`coordinator.service.calls.Actors`."""
 
     hung_after_s = 20.0
@@ -49,7 +48,7 @@ class Standbys:
 
     def find(self, name: str) -> Any:
         self.found += 1
-        return Handle(self, name) if name in self.there else None
+        return FakeHandle(self, name) if name in self.there else None
 
     def wait(self, references: Sequence[Any], timeout_s: float) -> bool:
         return self.answers
@@ -73,7 +72,7 @@ class FollowedShard:
     """An operator's shard on store actor ``a``, which tells ``b`` of its commits."""
 
     def __init__(self) -> None:
-        self.fleet, self.actors = Fleet(), Standbys()
+        self.fleet, self.actors = AggregationFleet(), FakeActors()
         self.metrics = StoreMetrics()
         followers = Replicator(self.actors, "a", self.metrics, threading.RLock())
         self.owner = OperatorShards(
@@ -175,7 +174,7 @@ def test_a_standby_that_was_lost_is_looked_up_again() -> None:
 
 
 def test_keyed_stores_follow_together() -> None:
-    fleet, actors = KeyedFleet(), Standbys()
+    fleet, actors = KeyedFleet(), FakeActors()
     standby = fleet.new_stores()
     standby_metrics = fleet.metrics
     metrics = StoreMetrics()

@@ -38,11 +38,11 @@ from coordinator.placement.instance_registry import InstanceRegistry
 from coordinator.placement.policy import StayElseLocal
 from coordinator.storage.memory import MemoryObjectStore
 from tests.clocks import LaterClock
-from tests.unit.ledger_harness import ROOT, Desk, Living, actor, entry, opened, run, task, through_json
+from tests.unit.ledger_harness import ROOT, FakeFleetView, LedgerHarness, actor, entry, opened, run, task, through_json
 
 
 def test_a_shard_stays_on_its_actor_over_batches_and_runs() -> None:
-    desk = Desk()
+    desk = LedgerHarness()
     first = desk.lease(task(), actor("a"))
     assert first.lease.location == actor("a")
     desk.commit(entry(first, 1))
@@ -54,7 +54,7 @@ def test_a_shard_stays_on_its_actor_over_batches_and_runs() -> None:
 
 
 def test_a_lost_actors_shard_moves_under_a_higher_epoch_and_its_commit_is_refused() -> None:
-    desk = Desk()
+    desk = LedgerHarness()
     old = desk.lease(task(), actor("a"))
     desk.lost.add("a-1")
     new = desk.lease(task(), actor("b"))
@@ -66,7 +66,7 @@ def test_a_lost_actors_shard_moves_under_a_higher_epoch_and_its_commit_is_refuse
 
 
 def test_a_retried_commit_counts_once_and_a_second_attempt_gets_the_first() -> None:
-    desk = Desk()
+    desk = LedgerHarness()
     grant = desk.lease(task(), actor("a"))
     mine = entry(grant, 1)
     assert desk.commit(mine) == mine
@@ -76,7 +76,7 @@ def test_a_retried_commit_counts_once_and_a_second_attempt_gets_the_first() -> N
 
 
 def test_a_new_run_supersedes_and_the_old_run_is_fenced() -> None:
-    desk = Desk()
+    desk = LedgerHarness()
     for batch in range(3):
         desk.commit(entry(desk.lease(task(batch=batch), actor("a")), batch + 1))
     old = desk.lease(task(batch=3), actor("a"))
@@ -91,7 +91,7 @@ def test_a_new_run_supersedes_and_the_old_run_is_fenced() -> None:
 
 
 def test_a_batch_that_spark_left_out_leaves_a_gap_that_the_next_one_bridges() -> None:
-    desk = Desk()
+    desk = LedgerHarness()
     desk.commit(entry(desk.lease(task(), actor("a")), 1))
     grant = desk.lease(task(batch=4), actor("a"))
     assert grant.base_version == 1
@@ -100,7 +100,7 @@ def test_a_batch_that_spark_left_out_leaves_a_gap_that_the_next_one_bridges() ->
 
 
 def test_a_replay_that_asks_for_fewer_stores_supersedes_the_others_too() -> None:
-    desk = Desk()
+    desk = LedgerHarness()
     stores = ("default", "names")
 
     def commit(run: str, batch: int, names: Collection[str]) -> None:
@@ -133,7 +133,7 @@ def test_a_replay_that_asks_for_fewer_stores_supersedes_the_others_too() -> None
 
 
 def test_a_commit_on_another_base_is_refused() -> None:
-    desk = Desk()
+    desk = LedgerHarness()
     desk.commit(entry(desk.lease(task(), actor("a")), 1))
     grant = desk.lease(task(batch=1), actor("a"))
     with pytest.raises(InvalidRequestError, match="newest below it"):
@@ -141,7 +141,7 @@ def test_a_commit_on_another_base_is_refused() -> None:
 
 
 def test_state_and_checkpoint_belong_together() -> None:
-    desk = Desk()
+    desk = LedgerHarness()
     with pytest.raises(StateMismatchError, match="no version"):
         desk.lease(task(batch=3), actor("a"))
     desk.commit(entry(desk.lease(task(), actor("a")), 1))
@@ -150,7 +150,7 @@ def test_state_and_checkpoint_belong_together() -> None:
 
 
 def test_a_python_program_may_open_first_the_partition_that_is_behind() -> None:
-    desk = Desk()
+    desk = LedgerHarness()
     for version in (1, 2, 3):
         desk.commit(entry(desk.lease(task(batch=version - 1, query=PYTHON_QUERY_ID), actor("a")), version))
     grant = desk.lease(task("run-2", 0, shard=1, query=PYTHON_QUERY_ID), actor("a"))
@@ -161,7 +161,7 @@ def test_a_python_program_may_open_first_the_partition_that_is_behind() -> None:
 
 
 def test_a_ledger_survives_its_own_json() -> None:
-    desk = Desk()
+    desk = LedgerHarness()
     for shard in range(3):
         desk.commit(entry(desk.lease(task(shard=shard), actor("a")), 1))
     desk.lease(task("run-2", 1), actor("a"))
@@ -251,7 +251,7 @@ class Flaky(MemoryObjectStore):
 
 
 async def lease(keeper: LedgerWriter, identity: TaskIdentity, local: ActorLocation) -> LeaseGrant:
-    return await keeper.submit(lambda ledger: ledger.decide_lease(identity, local, Living(), StayElseLocal()))
+    return await keeper.submit(lambda ledger: ledger.decide_lease(identity, local, FakeFleetView(), StayElseLocal()))
 
 
 async def commit(keeper: LedgerWriter, committed: CommitEntry) -> CommitEntry:

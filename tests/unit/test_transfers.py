@@ -13,9 +13,8 @@ from coordinator.runtime.runtime import MachineClock, Runtime
 from store_actors.messages import StoreSpec
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.piece_streams import _IDLE_S
-from tests.unit.aggregation_fleet import Fleet, counts, rows
-from tests.unit.keyed_fleet import COUNTS, NAMES
-from tests.unit.keyed_fleet import Fleet as KeyedFleet
+from tests.unit.aggregation_fleet import AggregationFleet, counts, rows
+from tests.unit.keyed_fleet import COUNTS, NAMES, KeyedFleet
 from tests.unit.shard_transfer import hand_over, offered, pieces, store_id
 
 
@@ -23,7 +22,7 @@ class Move:
     """An operator's shard on store actor ``a`` that store actor ``b`` is to have."""
 
     def __init__(self, *batches: str) -> None:
-        self.fleet = Fleet()
+        self.fleet = AggregationFleet()
         self.batch = 0
         for values in batches:
             self.run(values)
@@ -125,7 +124,7 @@ class Elapsing(MachineClock):
 
 
 def test_rows_that_nobody_takes_are_let_go_of() -> None:
-    fleet, clock = Fleet(), Elapsing()
+    fleet, clock = AggregationFleet(), Elapsing()
     fleet.store = OperatorShards(fleet.objects, fleet.coordinator, runtime=Runtime(clock=clock))
     fleet.apply(0, "ab")
     shard = store_id(fleet.coordinator, 1)

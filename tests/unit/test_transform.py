@@ -85,7 +85,7 @@ class Given(StatefulProcessor):
         self._init_value(key, initialState)  # type: ignore[attr-defined]
 
 
-class Query:
+class ProcessorQuery:
     """A processor on one partition, batch by batch, straight on keyed shards."""
 
     def __init__(self, processor: StatefulProcessor, mode: TimeMode = NONE, form: Any = ROW_FORM) -> None:
@@ -267,7 +267,7 @@ def test_states_are_what_dicts_would_be(ttl: int | None, batches: list[Any], pee
         return []
 
     models = {kind: Model(ttl) for kind in ("value", "list", "map")}
-    query, now = Query(Given(init, work), PROCESSING), 100
+    query, now = ProcessorQuery(Given(init, work), PROCESSING), 100
     for passed, operations in batches:
         now += passed
         query.batch(*((op[1], place) for place, op in enumerate(operations)), now_ms=now)
@@ -311,7 +311,7 @@ def test_timers_fire_once_in_order_as_those_of_a_dict(batches: list[Any]) -> Non
         return [(key[0], str(at))]
 
     model: dict[str, set[int]] = {}
-    query, now = Query(Given(lambda *_: None, work, expired), PROCESSING), 100
+    query, now = ProcessorQuery(Given(lambda *_: None, work, expired), PROCESSING), 100
     for passed, operations in batches:
         now += passed
         out = query.batch(*((op[0], place) for place, op in enumerate(operations)), now_ms=now)
@@ -343,7 +343,7 @@ def counting(init_extra: Init | None = None) -> tuple[Init, Handler]:
 
 
 def test_t1_counts_go_on_from_batch_to_batch() -> None:
-    query = Query(Given(*counting()))
+    query = ProcessorQuery(Given(*counting()))
     assert sorted(query.batch(("0", 123), ("0", 46), ("1", 146), ("1", 346))) == [("0", "2"), ("1", "2")]
     assert sorted(query.batch(("0", 1), (None, 1)), key=repr) == [("0", "3"), (None, "1")]
     assert query.held("value.count") == [{"k": "0", "s_n": 3}, {"k": "1", "s_n": 2}, {"k": None, "s_n": 1}]
@@ -369,7 +369,7 @@ def test_t2_initial_state_comes_before_any_rows() -> None:
     for form, work in ((ROW_FORM, in_rows), (PANDAS_FORM, in_pandas)):
         processor = Given(init, work)
         processor._init_value = take.__get__(processor)  # type: ignore[attr-defined]
-        query = Query(processor, form=form)
+        query = ProcessorQuery(processor, form=form)
         first = [("0", 123), ("0", 46), ("1", 146), ("1", 346)]
         assert sorted(query.batch(*first, initial=[("0", 789), ("3", 987)])) == [("0", "958"), ("1", "492")]
         assert sorted(query.batch(("0", 67), ("3", 12))) == [("0", "1025"), ("3", "999")]
@@ -389,7 +389,7 @@ def test_t4_a_timer_of_processing_time_fires_after_the_rows_of_the_next_batch() 
         self.handle.deleteTimer(at)
         yield (key[0], "-1")
 
-    query = Query(Given(init, work, expired), PROCESSING)
+    query = ProcessorQuery(Given(init, work, expired), PROCESSING)
     assert sorted(query.batch(("0", 1), ("1", 1), now_ms=1000)) == [("0", "1"), ("1", "1")]
     second = query.batch(("0", 1), ("0", 1), ("1", 1), ("1", 1), now_ms=2000)
     assert sorted(second) == [("0", "-1"), ("0", "3"), ("1", "3")]
@@ -409,7 +409,7 @@ def test_a_timer_may_be_set_to_the_end_of_time() -> None:
         self.handle.registerTimer(never)
         return told
 
-    query = Query(Given(init, work, lambda *_: [("a", "fired")]), PROCESSING)
+    query = ProcessorQuery(Given(init, work, lambda *_: [("a", "fired")]), PROCESSING)
     assert query.batch(("a", 1), now_ms=1000) == [("a", "[]")]
     assert query.batch(("a", 1), now_ms=1 << 55) == [("a", f"[{never}]")]
 
@@ -426,7 +426,7 @@ def test_event_time_timers_go_by_the_watermark_with_the_batch_included() -> None
         self.handle.registerTimer(at + 1)
         yield (f"{key[0]} at {at}", str(times.getCurrentWatermarkInMs()))
 
-    query = Query(Given(lambda *_: None, work, expired), EVENT)
+    query = ProcessorQuery(Given(lambda *_: None, work, expired), EVENT)
     assert query.batch(("a", 1), watermark=(0, 10)) == [("a", "0"), ("a at 0", "10")]
     assert query.batch(watermark=(10, 49)) == [("a at 1", "49")]
     assert query.batch(watermark=(49, 50)) == [("a at 2", "50"), ("a at 50", "50")]
@@ -442,7 +442,7 @@ def test_t6_a_value_is_there_until_its_time_and_then_gone_for_good() -> None:
                 self.value.update((row.v,))
             yield (key[0], str(self.value.get()))
 
-    query = Query(Given(init, work), PROCESSING)
+    query = ProcessorQuery(Given(init, work), PROCESSING)
     assert query.batch(("a", 1), now_ms=1000) == [("a", "Row(n=1)")]
     assert query.held("value.v") == [{"k": "a", "s_n": 1, "expiry_ms": 61_000}]
     assert query.batch(("a", 0), now_ms=2000) == [("a", "Row(n=1)")]
@@ -475,7 +475,7 @@ def test_t7_state_without_a_time_to_live_stays_beside_that_which_has_one() -> No
             self.map.updateValue(key, (entry,))
         yield (key[0], f"{value} {elements} {entry} {plain}")
 
-    query = Query(Given(init, work), PROCESSING)
+    query = ProcessorQuery(Given(init, work), PROCESSING)
     rows = [("0", 1), ("1", 1)]
     assert query.batch(*rows, now_ms=0) == [("0", "1 1 1 1"), ("1", "1 1 1 1")]
     assert query.batch(*rows, now_ms=6000) == [("0", "2 3 2 2"), ("1", "2 3 2 2")]
@@ -495,7 +495,7 @@ def test_places_of_elements_that_are_gone_are_used_again() -> None:
         assert [n for (n,) in self.list.get()] == list(range(max(0, row.v - 2), row.v + 1))
         return []
 
-    query = Query(Given(init, work), PROCESSING)
+    query = ProcessorQuery(Given(init, work), PROCESSING)
     for n in range(30):
         query.batch(("a", n), now_ms=1000 + 10 * n)
         places = {row["place"] for row in query.held("map.m")}
@@ -517,7 +517,7 @@ def test_a_batch_asks_the_store_a_few_times_whatever_its_keys() -> None:
         self.list.appendList([(row.v,) for row in listed])
         return count(self, key, iter(listed), times)
 
-    query = Query(Given(init, work))
+    query = ProcessorQuery(Given(init, work))
     for _ in range(2):
         query.asked.clear()
         assert len(query.batch(*((f"k{i}", i) for i in range(5000)))) == 5000
@@ -549,7 +549,7 @@ def test_values_of_any_type_come_back_as_they_were() -> None:
         assert self.map.getValue([moment, b"x"]) == given_value
         yield (key[0], "seen")
 
-    query = Query(Given(init, work))
+    query = ProcessorQuery(Given(init, work))
     assert query.batch(("a", 1)) == query.batch(("a", 1)) == [("a", "seen")]
 
 
@@ -608,13 +608,13 @@ def test_what_a_handler_may_not_do_is_refused(use: Any, message: str) -> None:
         return []
 
     with pytest.raises(InvalidRequestError, match=message):
-        Query(Given(init, work), PROCESSING).batch(("a", 1))
+        ProcessorQuery(Given(init, work), PROCESSING).batch(("a", 1))
 
 
 @pytest.mark.parametrize("emitted", [None, 5, "ab", T.Row(k="a", out="b"), [("a",)], [5], [("a", 5)]])
 def test_what_is_emitted_is_rows_of_the_output(emitted: Any) -> None:
     with pytest.raises(InvalidRequestError, match=r"iterator of Rows|takes a tuple|does not fit"):
-        Query(Given(lambda *_: None, lambda *_: emitted)).batch(("a", 1))
+        ProcessorQuery(Given(lambda *_: None, lambda *_: emitted)).batch(("a", 1))
 
 
 def test_a_deleted_variable_cannot_be_used() -> None:
@@ -631,7 +631,7 @@ def test_a_deleted_variable_cannot_be_used() -> None:
         assert self.handle.deleted == {"gone", "never"}
         return count(self, key, rows, times)
 
-    query = Query(Given(init, work))
+    query = ProcessorQuery(Given(init, work))
     assert query.batch(("a", 1)) == [("a", "1")]
     assert set(query.shards) == {DEFAULT_STORE, "value.count"}
 
@@ -695,7 +695,7 @@ def test_values_are_read_under_a_wider_schema_with_more_columns_and_a_time_to_li
         if any(row.v for row in rows):
             self.list.appendValue((3, "z"))
 
-    query = Query(Given(init, work), PROCESSING)
+    query = ProcessorQuery(Given(init, work), PROCESSING)
     assert query.batch(("a", 1), now_ms=0) == [("a", "(None, [])")]
     query.processor = Given(wider, add)
     assert query.batch(("a", 1), now_ms=100) == [("a", "(Row(y=None, x=1), [Row(x=2, y=None)])")]
@@ -726,7 +726,7 @@ def test_what_was_written_in_the_same_batch_and_before_is_read_as_rows_with_the_
         assert under.id == next(self.map.keys()).id == "x"
         yield (key[0], "as rows")
 
-    query = Query(Given(states_of, work), NONE)
+    query = ProcessorQuery(Given(states_of, work), NONE)
     assert query.batch(("a", 1)) == [("a", "as rows")]
     assert query.batch(("a", 0)) == [("a", "as rows")]
 
@@ -737,14 +737,14 @@ def test_fields_of_rows_are_taken_by_their_names_and_others_are_refused() -> Non
         yield T.Row("k", "out")("k", "in order")
         yield {"out": "a dict", "k": "k"}
 
-    query = Query(Given(states_of, work), NONE)
+    query = ProcessorQuery(Given(states_of, work), NONE)
     assert query.batch(("a", 1)) == [("this is k", "this is out"), ("k", "in order"), ("k", "a dict")]
 
     def other(self: Any, key: Any, rows: Any, times: TimerValues) -> Iterator[Any]:
         yield T.Row(k="k", o="out")
 
     with pytest.raises(InvalidRequestError, match="a Row whose fields are not its columns"):
-        Query(Given(states_of, other), NONE).batch(("a", 1))
+        ProcessorQuery(Given(states_of, other), NONE).batch(("a", 1))
 
 
 @pytest.mark.parametrize(
@@ -765,5 +765,5 @@ def test_a_value_that_does_not_fit_is_refused_where_it_is_given(value: tuple[Any
             calls[how]()
         yield (key[0], str((self.value.exists(), self.list.exists(), self.map.exists())))
 
-    query = Query(Given(states_of, work), NONE)
+    query = ProcessorQuery(Given(states_of, work), NONE)
     assert query.batch(("a", 1)) == [("a", "(False, False, False)")]

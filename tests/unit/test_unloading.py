@@ -7,12 +7,12 @@ import asyncio
 from coordinator.model.maintenance import Maintenance
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.telemetry.drivers import DriverReport
-from tests.unit.service_harness import People, run
+from tests.unit.service_harness import ServiceHarness, run
 
 
 def test_a_ledger_leaves_memory_once_its_query_ended_long_ago_and_is_still_shown_and_comes_back() -> None:
-    async def scenario(_: People, objects: MemoryObjectStore) -> None:
-        people = People(objects, Maintenance(interval_s=0.01, unload_after_s=600, grace_s=60))
+    async def scenario(_: ServiceHarness, objects: MemoryObjectStore) -> None:
+        people = ServiceHarness(objects, Maintenance(interval_s=0.01, unload_after_s=600, grace_s=60))
 
         async def after_s(seconds: float) -> set[str]:
             """Names of the states whose ledgers are in memory after some rounds of maintenance."""
@@ -53,8 +53,8 @@ def test_a_ledger_leaves_memory_once_its_query_ended_long_ago_and_is_still_shown
 
 
 def test_a_state_that_rests_is_dropped_or_deleted_as_any_other() -> None:
-    async def scenario(_: People, objects: MemoryObjectStore) -> None:
-        people = People(objects, Maintenance(interval_s=0.01, unload_after_s=0, grace_s=1))
+    async def scenario(_: ServiceHarness, objects: MemoryObjectStore) -> None:
+        people = ServiceHarness(objects, Maintenance(interval_s=0.01, unload_after_s=0, grace_s=1))
         for state in ("s", "beside", "deleted"):
             await people.commit("run-1", 0, state=state)
         await people.end("run-1")

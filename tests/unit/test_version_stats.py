@@ -17,12 +17,12 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.policy import StayElseLocal
 from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.verify import check_files, files_of
-from tests.unit.ledger_harness import Living, actor, entry, task
+from tests.unit.ledger_harness import FakeFleetView, actor, entry, task
 
 CREATED = StateMetadata("clicks", "query", 2, "update", {"keys": [{"name": "k0", "type": "int32"}]})
 
 
-class Rescaled:
+class RescaledState:
     """A state of two shards for two versions, and of four from then on."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Rescaled:
         assert generation.num_shards == shards
         for shard, partition in enumerate(generation.partitions):
             records, grant = self.ledger.decide_lease(
-                task(run, batch, partition), actor("a"), Living(), StayElseLocal()
+                task(run, batch, partition), actor("a"), FakeFleetView(), StayElseLocal()
             )
             self.fold(records)
             sink = pa.BufferOutputStream()
@@ -69,11 +69,11 @@ class Rescaled:
 
 
 @pytest.fixture
-def state() -> Rescaled:
-    return Rescaled()
+def state() -> RescaledState:
+    return RescaledState()
 
 
-def test_each_version_is_told_by_the_shards_that_it_was_committed_on(state: Rescaled) -> None:
+def test_each_version_is_told_by_the_shards_that_it_was_committed_on(state: RescaledState) -> None:
     told = version_figures(state.ledger, CREATED, 0, 4, 10)
     shown = [
         (one.version, one.num_shards, one.state_rows, one.rows_in, one.rows_late, one.committed_at_ms) for one in told
@@ -98,7 +98,7 @@ def test_a_version_that_a_partition_of_a_program_did_not_make_has_its_rows_of_be
     ledger = StateLedger("memory:///clicks")
     for version, partition in ((1, 0), (1, 1), (2, 0)):
         who = replace(task("run", version - 1, partition), query_id="python")
-        records, grant = ledger.decide_lease(who, actor("a"), Living(), StayElseLocal())
+        records, grant = ledger.decide_lease(who, actor("a"), FakeFleetView(), StayElseLocal())
         made = replace(entry(grant, version), attempt_id=f"{version}{partition}", state_rows=10 * version, rows_in=1)
         for record in records:
             ledger.fold(record)
@@ -118,7 +118,9 @@ def test_a_version_that_a_partition_of_a_program_did_not_make_has_its_rows_of_be
         ("clicks/0/5/4-35.delta", (4,)),
     ],
 )
-def test_shards_that_are_made_of_a_damaged_one_are_damaged(state: Rescaled, path: str, lost: tuple[int, ...]) -> None:
+def test_shards_that_are_made_of_a_damaged_one_are_damaged(
+    state: RescaledState, path: str, lost: tuple[int, ...]
+) -> None:
     assert check_files(state.objects, files_of(state.objects, "clicks"), lambda size: None).damages == ()
     state.objects.delete(path)
     (damage,) = check_files(state.objects, files_of(state.objects, "clicks"), lambda size: None).damages

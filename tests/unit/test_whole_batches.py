@@ -10,17 +10,17 @@ from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.model.commits import CommitEntry
 from coordinator.model.errors import StateMismatchError
 from tests.unit.ledger_harness import actor, entry, task
-from tests.unit.ledger_query import SHARDS, Query
+from tests.unit.ledger_query import SHARDS, LedgerQuery
 
 
 def test_a_batch_that_ran_on_every_shard_is_gone_on_from() -> None:
-    query = Query()
+    query = LedgerQuery()
     for batch in range(3):
         query.run(batch, [0, 1, 2])
 
 
 def test_a_batch_that_ran_on_some_shards_is_refused_by_the_first_task_of_the_next_and_after_every_restart() -> None:
-    query = Query()
+    query = LedgerQuery()
     query.run(0, [0, 1, 2])
     query.run(1, [0])
     for run, shard in (("run-1", 0), ("run-1", 2), ("run-2", 0), ("run-3", 1)):
@@ -32,7 +32,7 @@ def test_a_batch_that_ran_on_some_shards_is_refused_by_the_first_task_of_the_nex
 
 
 def test_the_remedy_works_the_batch_is_repeated_on_all_shards_and_the_query_goes_on() -> None:
-    query = Query()
+    query = LedgerQuery()
     query.run(0, [0, 1, 2])
     query.run(1, [1])
     query.run(1, [0, 1, 2], run="run-2")
@@ -41,7 +41,7 @@ def test_the_remedy_works_the_batch_is_repeated_on_all_shards_and_the_query_goes
 
 
 def test_a_state_older_than_the_checkpoint_is_refused() -> None:
-    query = Query()
+    query = LedgerQuery()
     for batch in range(2):
         query.run(batch, [0, 1, 2])
     with pytest.raises(StateMismatchError, match="put back the checkpoint of the same time"):
@@ -49,7 +49,7 @@ def test_a_state_older_than_the_checkpoint_is_refused() -> None:
 
 
 def test_a_state_of_another_history_of_the_query_is_refused() -> None:
-    query = Query()
+    query = LedgerQuery()
     for batch in range(3):
         query.run(batch, [0, 1, 2])
     with pytest.raises(StateMismatchError, match="copies of different times"):
@@ -58,20 +58,20 @@ def test_a_state_of_another_history_of_the_query_is_refused() -> None:
 
 
 def test_a_state_whose_commits_tell_no_time_is_believed() -> None:
-    query = Query()
+    query = LedgerQuery()
     for shard in range(SHARDS):
         query.commit(entry(query.lease(query.task(0, shard), actor("a")), 1))
     query.begin(query.task(1, 0))
 
 
 def test_a_program_that_opens_partitions_by_itself_has_no_batches() -> None:
-    query = Query()
+    query = LedgerQuery()
     query.run(0, [0])
     query.begin(replace(query.task(1, 0), query_id="python"))
 
 
 def test_the_result_of_a_batch_tells_who_is_missing_and_adds_up_the_others() -> None:
-    query = Query()
+    query = LedgerQuery()
     query.run(0, [0, 1, 2])
     query.run(1, [0, 2])
     whole, half = (query.ledger.batch_result("run-1", batch, ShardLayout(SHARDS)) for batch in (0, 1))
@@ -82,7 +82,7 @@ def test_the_result_of_a_batch_tells_who_is_missing_and_adds_up_the_others() -> 
 
 
 def test_times_of_a_commit_are_recorded_only_where_there_are_some() -> None:
-    made = entry(Query().lease(task(), actor("a")), 1)
+    made = entry(LedgerQuery().lease(task(), actor("a")), 1)
     told = {"apply_ms": 3, "write_ms": 4, "restore_ms": 5, "load_bytes": 6, "failures": {"FencedError": 1}}
     timed = replace(made, batch_time_ms=7, due_ms=9)
     assert CommitEntry.from_json(replace(timed, **told).to_json()) == timed
