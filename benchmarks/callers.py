@@ -79,7 +79,7 @@ def actors(count: int) -> list[ActorLocation]:
 
 def metadata_of(name: str, query_id: str, shards: int) -> StateMetadata:
     """Fixed facts of a state of counts and sums."""
-    return StateMetadata(name, query_id, shards, "update", SCHEMA.to_json())
+    return StateMetadata(name, query_id, shards, "update", SCHEMA)
 
 
 class Query:

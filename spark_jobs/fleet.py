@@ -228,7 +228,7 @@ class Fleet:
             existing = self._coordinator.describe_state(name)
             operator = RoutedOperator.of(plan, name, self.uri, existing, modes=modes, closes_early=closing == "early")
             asked = shards if operator.schema.keys else 1  # one global group has one place
-            told = operator.schema.to_json()
+            described = operator.schema
             # What readers are shown goes with the state's metadata: no task needs it.
             operator = replace(
                 operator, schema=operator.schema.undescribed(), upstream=replace(operator.upstream, shards=asked)
@@ -239,7 +239,7 @@ class Fleet:
                 return route_plan(self._collected(operator, metadata, existing), metadata, address)
 
             following = operator.schema if modes.mode is None else None
-            return self.attach(df, name, operator.schema.output_mode, told, asked, route, following)
+            return self.attach(df, name, operator.schema.output_mode, described, asked, route, following)
 
         return StatefulDataFrame(df, Target(name, outputMode, shards, closing, run_plan))
 
@@ -258,7 +258,7 @@ class Fleet:
         df: DataFrame,
         name: str,
         output_mode: str,
-        schema: dict[str, Any],
+        schema: StateSchema | None,
         shards: int | None,
         route: Callable[[StateMetadata, FleetAddress], DataFrame],
         following: StateSchema | None = None,
@@ -267,6 +267,8 @@ class Fleet:
 
         Parameters
         ----------
+        schema
+            The operator's, as readers see it; None if the stores are a program's own.
         following
             The schema of an operator that has its query's output mode, which is looked at when the query starts.
 
@@ -467,7 +469,7 @@ class Fleet:
         specs = store_specs(keys, values, stores)
         newest = self._coordinator.locate(name, partition_id).newest_version
         task = TaskIdentity(name, PYTHON_QUERY_ID, self._run_id, newest, partition_id, 0, f"python:{os.getpid()}")
-        metadata = StateMetadata(name, PYTHON_QUERY_ID, shards, "keyed", {})
+        metadata = StateMetadata(name, PYTHON_QUERY_ID, shards, "keyed")
         return fleet_client(self._address).open_update(task, metadata, specs)
 
     def read_state_store(

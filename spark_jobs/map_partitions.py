@@ -138,7 +138,7 @@ def map_partitions_with_state_store(
     plan = _plan(df, function, schema, specs, list(partition_by))
     operator = RoutedOperator.of(plan, name, fleet.uri, None)
     return fleet.attach(
-        df, name, "keyed", {}, shards, lambda metadata, address: route_plan(operator, metadata, address)
+        df, name, "keyed", None, shards, lambda metadata, address: route_plan(operator, metadata, address)
     )
 
 

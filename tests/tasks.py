@@ -65,7 +65,7 @@ class Tasks:
         return TaskIdentity(self.name, query_id, run_id, batch_id, 0, attempt, "test")
 
     def metadata(self, query_id: str = "query") -> StateMetadata:
-        return StateMetadata(self.name, query_id, 1, "update", SCHEMA.to_json())
+        return StateMetadata(self.name, query_id, 1, "update", SCHEMA)
 
     def apply(
         self, batch_id: int, values: list[int], *, run_id: str = "run-1", attempt: int = 0, query_id: str = "query"

@@ -1,19 +1,21 @@
-"""Whether a query fits an existing state, and how its aggregates continue those that are there.
+"""Whether a query fits an existing state, and how its aggregates continue those that are there. Pure.
 
 Fixed for the life of a state: the operator, the output mode, the keys (without any, the number of shards, too) and the key that groups
 expire by. The aggregates may change from one run of the query to the next: new ones start from nothing, those that are gone are left
-out, the order does not matter, and a state field may take a wider type. They are matched by their meaning, not by their place. Schemas
-are in JSON form here (``coordinator.model.schema.StateSchema.to_json``).
+out, the order does not matter, and a state field may take a wider type. They are matched by their meaning, not by their order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.errors import StateMismatchError
+from coordinator.model.schema import Accumulator, Field, OperatorKind, StateSchema
 from coordinator.model.state_metadata import StateMetadata
+from coordinator.model.type_names import is_wider
 
 __all__ = [
     "changes",
@@ -21,35 +23,27 @@ __all__ = [
     "check_output_mode",
     "continued",
     "fitting",
-    "is_wider",
     "routing_keys",
     "same_description",
     "same_state",
     "unroutable",
 ]
 
-#: Types that hold every value of another one.
-_WIDER = {
-    "int8": ("int16", "int32", "int64", "float32", "float64"),
-    "int16": ("int32", "int64", "float32", "float64"),
-    "int32": ("int64", "float64"),
-    "float32": ("float64",),
-}
-#: Options that say how event time moves, not what state is.
-_OF_EVENT_TIME = {"sources", "upstream", "upstream_sources", "policy", "late_us", "late"}
-#: Kinds whose states are the same thing: which rows are counted depends on whether a column can be null.
-_COUNTS = {"count_rows", "count_valid"}
-#: Kinds of operators (``coordinator.model.schema.OperatorKind``) as a user calls them.
+#: Options that say which rows are late, not what the state is.
+_LATENESS_OPTIONS = {"late_us", "late"}
+#: Kinds whose states are the same: which rows are counted depends on whether a column can be null.
+_COUNTS = {AccumulatorKind.COUNT_ROWS, AccumulatorKind.COUNT_VALID}
+#: Kinds of operators as a user calls them.
 _OPERATORS = {
-    "aggregate": "an aggregation",
-    "session": "an aggregation by session windows",
-    "deduplicate": "dropDuplicates",
-    "join": "a join of two streams",
-    "top": "topN",
-    "limit": "limit",
-    "group_state": "applyInPandasWithState or applyInArrowWithState",
-    "transform": "transformWithState",
-    "partitions": "a function with a state store",
+    OperatorKind.AGGREGATE: "an aggregation",
+    OperatorKind.SESSION: "an aggregation by session windows",
+    OperatorKind.DEDUPLICATE: "dropDuplicates",
+    OperatorKind.JOIN: "a join of two streams",
+    OperatorKind.TOP: "topN",
+    OperatorKind.LIMIT: "limit",
+    OperatorKind.GROUP_STATE: "applyInPandasWithState or applyInArrowWithState",
+    OperatorKind.TRANSFORM: "transformWithState",
+    OperatorKind.PARTITIONS: "a function with a state store",
 }
 
 
@@ -72,9 +66,9 @@ def check_metadata(existing: StateMetadata, asked: StateMetadata) -> None:
             **facts,
         )
     check_output_mode(existing, asked.output_mode)
-    for part, brief in (("keys", _brief), ("expiry_key", str), ("options", str)):
-        if _fixed_part(existing, part) != _fixed_part(asked, part):
-            raise _mismatch(f"the query's {part} differ from those of the existing state", part, existing, asked, brief)
+    for part in ("keys", "expiry_key", "options"):
+        if _fixed_part(existing.schema, part) != _fixed_part(asked.schema, part):
+            raise _mismatch(f"the query's {part} differ from those of the existing state", part, existing, asked)
     # After the keys: a query without any has one shard, and is another query. Where rows are partitioned by their keys, any number will
     # do: the state is rescaled.
     if existing.num_shards != asked.num_shards and not routing_keys(existing):
@@ -87,13 +81,8 @@ def check_metadata(existing: StateMetadata, asked: StateMetadata) -> None:
     try:
         continued(_accumulators(existing.schema), _accumulators(asked.schema))
     except ValueError as error:
-        raise _mismatch(
-            f"the query's accumulators differ from those of the existing state: {error}",
-            "accumulators",
-            existing,
-            asked,
-            _brief,
-        ) from error
+        reason = f"the query's accumulators differ from those of the existing state: {error}"
+        raise _mismatch(reason, "accumulators", existing, asked) from error
 
 
 def check_output_mode(existing: StateMetadata, asked: str) -> None:
@@ -114,18 +103,17 @@ def check_output_mode(existing: StateMetadata, asked: str) -> None:
 
 
 def routing_keys(metadata: StateMetadata) -> tuple[str, ...]:
-    """Columns of a state's rows by whose hash they are partitioned.
+    """Return the columns of a state's rows by whose hash they are partitioned.
 
-    None where the user's own partitions hold what they like, or one shard holds all.
+    Empty where a program assigns rows to partitions itself, or one shard has all rows.
     """
-    if metadata.output_mode == "keyed":
+    if metadata.output_mode == "keyed" or metadata.schema is None:
         return ()
-    names = (field["name"] for field in metadata.schema.get("keys", ()))
-    return tuple(name for name in names if not name.startswith("__"))
+    return tuple(field.name for field in metadata.schema.input_keys)
 
 
 def unroutable(metadata: StateMetadata) -> str:
-    """Why a state without such columns cannot be rescaled, and what to do."""
+    """Return why a state without :func:`routing_keys` cannot be rescaled, and what to do."""
     if metadata.output_mode == "keyed":
         return (
             "the number of partitions is fixed for the life of a state whose partitions are a function's or a program's own: nobody "
@@ -134,27 +122,26 @@ def unroutable(metadata: StateMetadata) -> str:
     return "an operator without keys has one shard by nature; nothing was changed; leave shards out"
 
 
-def fitting(
-    schemas: Iterable[Mapping[str, Any] | None], created: StateMetadata, asked: StateMetadata
-) -> Mapping[str, Any] | None:
-    """The schema that a query would go on from, None if from nothing.
+def fitting(schemas: Iterable[StateSchema | None], created: StateMetadata, asked: StateMetadata) -> StateSchema | None:
+    """Return the schema that a query would go on from; None if it begins with nothing.
 
     Parameters
     ----------
     schemas
-        What each batch that the query may begin at would find, the likelier one first; None is nothing. At least one.
+        At least one: the state's schema at each batch that the query may begin with, the likelier one first. None if the state has
+        nothing there.
     created
-        The state's metadata, whatever its schema.
+        The state's metadata; their schema is not looked at.
 
     Raises
     ------
     StateMismatchError
-        It fits none of them; told of the first one.
+        The query fits none of the schemas; the error describes the first one.
     """
     refusal: StateMismatchError | None = None
     for schema in schemas:
         try:
-            check_metadata(replace(created, schema=asked.schema if schema is None else dict(schema)), asked)
+            check_metadata(replace(created, schema=asked.schema if schema is None else schema), asked)
         except StateMismatchError as error:
             refusal = refusal or error
         else:
@@ -163,146 +150,151 @@ def fitting(
     raise refusal
 
 
-def same_state(former: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether the rows of two schemas mean the same, column by column (and neither says more about them than the other)."""
-    first, second = _accumulators(former), _accumulators(new)
-    if not _have_meanings(first) or not _have_meanings(second):
-        return [_layout(item) for item in first] == [_layout(item) for item in second]
-    return [(_identity(item), _layout(item)) for item in first] == [(_identity(item), _layout(item)) for item in second]
+def same_state(first: StateSchema | None, second: StateSchema | None) -> bool:
+    """Whether the rows of two schemas mean the same, column by column, and both schemas say what they mean or neither does."""
+    accumulators, others = _accumulators(first), _accumulators(second)
+    if not _have_meanings(accumulators) or not _have_meanings(others):
+        return list(map(_layout, accumulators)) == list(map(_layout, others))
+    return [(_identity(item), _layout(item)) for item in accumulators] == [
+        (_identity(item), _layout(item)) for item in others
+    ]
 
 
-def same_description(former: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether a reader is shown the same of two schemas' rows; where the rows mean the same, it is no other state if not."""
-    return bool(former.get("shown", {}) == new.get("shown", {}))
+def same_description(first: StateSchema | None, second: StateSchema | None) -> bool:
+    """Whether readers see the rows of two schemas, which mean the same, under the same names."""
+    return (first.shown if first else {}) == (second.shown if second else {})
 
 
-def continued(former: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[int | None]:
-    """For each of the new accumulators the place of the former one that it continues; None if it starts from nothing.
+def continued(existing: Sequence[Accumulator], asked: Sequence[Accumulator]) -> list[int | None]:
+    """Return, for each accumulator that is asked for, the index of the existing one that it continues; None if it starts from nothing.
 
     Raises
     ------
     ValueError
         They do not go together; says why.
     """
-    if not _have_meanings(former) or not _have_meanings(new):
-        if [_layout(item) for item in former] != [_layout(item) for item in new]:
+    if not _have_meanings(existing) or not _have_meanings(asked):
+        if list(map(_layout, existing)) != list(map(_layout, asked)):
             raise ValueError(
                 "the state does not say what its aggregates mean (an early version made it), so they are fixed"
             )
-        return list(range(len(new)))
-    places = _matched([_identity(item) for item in former], [_identity(item) for item in new])
-    for item, place in zip(new, places, strict=True):
-        if place is not None and (obstacle := _obstacle(former[place], item)):
-            raise ValueError(f"{item['meaning']} {obstacle}")
-    if former and all(place is None for place in places):
+        return list(range(len(asked)))
+    indices = _matched(list(map(_identity, existing)), list(map(_identity, asked)))
+    for item, index in zip(asked, indices, strict=True):
+        if index is not None and (obstacle := _obstacle(existing[index], item)):
+            raise ValueError(f"{item.meaning} {obstacle}")
+    if existing and all(index is None for index in indices):
         raise ValueError("not one of the aggregates is there, so this is another query")
-    return places
+    return indices
 
 
-def changes(former: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, str]:
-    """Accumulators that a query which fits starts from nothing, and those that it leaves out, as a person reads them."""
-    first, second = _accumulators(former), _accumulators(new)
-    places = continued(first, second)
-    begun = [item for item, place in zip(second, places, strict=True) if place is None]
-    return _brief(begun), _brief([item for place, item in enumerate(first) if place not in places])
+def changes(existing: StateSchema | None, asked: StateSchema | None) -> tuple[str, str]:
+    """Return which accumulators a query that fits starts from nothing, and which it leaves out, as a person reads them."""
+    before, after = _accumulators(existing), _accumulators(asked)
+    indices = continued(before, after)
+    begun = [item for item, index in zip(after, indices, strict=True) if index is None]
+    return _accumulators_text(begun), _accumulators_text(
+        [item for index, item in enumerate(before) if index not in indices]
+    )
 
 
-def is_wider(former: str, new: str) -> bool:
-    """Whether a type (named as in a schema) holds every value of another one, exactly; of lists, that of their elements."""
-    if former.startswith("list<") and new.startswith("list<"):
-        return is_wider(former[5:-1], new[5:-1])
-    if former.startswith("decimal(") and new.startswith("decimal("):
-        (precision, scale), (wide, same) = (name[8:-1].split(",") for name in (former, new))
-        return int(wide) >= int(precision) and same == scale
-    return former == new or new in _WIDER.get(former, ())
+def _accumulators(schema: StateSchema | None) -> Sequence[Accumulator]:
+    return () if schema is None else schema.accumulators
 
 
-def _accumulators(schema: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    items: Sequence[Mapping[str, Any]] = schema.get("accumulators", ())
-    return items
+def _have_meanings(accumulators: Sequence[Accumulator]) -> bool:
+    return all(item.meaning for item in accumulators)
 
 
-def _have_meanings(items: Sequence[Mapping[str, Any]]) -> bool:
-    return all(item.get("meaning") for item in items)
+def _identity(accumulator: Accumulator) -> tuple[str, str]:
+    return accumulator.meaning, accumulator.cast
 
 
-def _identity(item: Mapping[str, Any]) -> tuple[str, str]:
-    return item["meaning"], item["cast"]
+def _layout(accumulator: Accumulator) -> tuple[AccumulatorKind, list[tuple[str, str]]]:
+    return accumulator.kind, list(map(_typed, accumulator.state))
 
 
-def _layout(item: Mapping[str, Any]) -> Any:
-    return item["kind"], [_typed(field) for field in item["state"]]
-
-
-def _matched(former: Sequence[tuple[str, str]], new: Sequence[tuple[str, str]]) -> list[int | None]:
-    """Equal meanings under equal casts; then what is left over of the same meaning, if there is one of it on each side."""
-    places: dict[tuple[str, str], int | None] = {one: former.index(one) if one in former else None for one in new}
-    left = [place for place, one in enumerate(former) if one not in places]
-    for meaning, cast in [one for one, place in places.items() if place is None]:
-        rivals = [one for one, place in places.items() if one[0] == meaning and one not in former]
-        candidates = [place for place in left if former[place][0] == meaning]
+def _matched(existing: Sequence[tuple[str, str]], asked: Sequence[tuple[str, str]]) -> list[int | None]:
+    """Match equal meanings under equal casts; then those of the same meaning that remain, if each side has one of it."""
+    indices = {identity: existing.index(identity) if identity in existing else None for identity in asked}
+    remaining = [index for index, identity in enumerate(existing) if identity not in indices]
+    for meaning, cast in [identity for identity, index in indices.items() if index is None]:
+        rivals = [identity for identity in indices if identity[0] == meaning and identity not in existing]
+        candidates = [index for index in remaining if existing[index][0] == meaning]
         if len(rivals) == len(candidates) == 1:
-            places[meaning, cast] = candidates[0]
-    return [places[one] for one in new]
+            indices[meaning, cast] = candidates[0]
+    return [indices[identity] for identity in asked]
 
 
-def _obstacle(former: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    if former["kind"] != new["kind"] and not {former["kind"], new["kind"]} <= _COUNTS:
-        return f"cannot go on as {new['kind']} from {former['kind']}"
-    for before, after in zip(former["state"], new["state"], strict=True):
-        if not is_wider(before["type"], after["type"]):
-            return f"cannot become {after['type']}, it is {before['type']}"
+def _obstacle(existing: Accumulator, asked: Accumulator) -> str:
+    if existing.kind != asked.kind and not {existing.kind, asked.kind} <= _COUNTS:
+        return f"cannot go on as {asked.kind} from {existing.kind}"
+    for before, after in zip(existing.state, asked.state, strict=True):
+        if not is_wider(before.type, after.type):
+            return f"cannot become {after.type}, it is {before.type}"
     return ""
 
 
 def _operator(metadata: StateMetadata) -> str:
-    """What made a state, in a user's words."""
+    """Return what made a state, in a user's words."""
     if metadata.output_mode == "keyed":
         return "a keyed state store"
     schema = metadata.schema
-    kind = schema.get("operator") or "aggregate"  # as states were before there were others
-    if kind == "deduplicate" and _accumulators(schema):
+    if schema is None:
+        return _OPERATORS[OperatorKind.AGGREGATE]
+    if schema.operator is OperatorKind.DEDUPLICATE and schema.accumulators:
         return "dropDuplicatesWithinWatermark"
-    if kind == "top" and schema.get("options", {}).get("ties") == "last":
+    if schema.operator is OperatorKind.TOP and schema.options.get("ties") == "last":
         return "keepLast"
-    return _OPERATORS.get(kind, kind)
+    return _OPERATORS[schema.operator]
 
 
-def _fixed_part(metadata: StateMetadata, part: str) -> Any:
-    value = metadata.schema.get(part)
-    if part == "options":
-        return {name: option for name, option in (value or {}).items() if name not in _OF_EVENT_TIME}
-    return [_typed(field) for field in value or ()] if part == "keys" else value
+def _fixed_part(schema: StateSchema | None, part: str) -> Any:
+    if schema is None:
+        return {"keys": [], "expiry_key": None, "options": {}}[part]
+    match part:
+        case "keys":
+            return list(map(_typed, schema.keys))
+        case "options":
+            return {name: option for name, option in schema.options.items() if name not in _LATENESS_OPTIONS}
+        case _:
+            return schema.expiry_key
 
 
-def _mismatch(
-    reason: str, part: str, existing: StateMetadata, asked: StateMetadata, brief: Callable[[Any], Any]
-) -> StateMismatchError:
+def _mismatch(reason: str, part: str, existing: StateMetadata, asked: StateMetadata) -> StateMismatchError:
     return StateMismatchError(
         f"{reason}, whose rows it could not read; nothing was changed; restore the query, or use another name for the new one",
-        existing=brief(existing.schema.get(part)),
-        asked=brief(asked.schema.get(part)),
+        existing=_part_text(existing.schema, part),
+        asked=_part_text(asked.schema, part),
         state=existing.state_name,
     )
 
 
-def _typed(field: Mapping[str, Any]) -> tuple[Any, Any]:
-    return field["name"], field["type"]
+def _part_text(schema: StateSchema | None, part: str) -> str:
+    """Return a part of a schema as a person reads it."""
+    if schema is None:
+        return "" if part in ("keys", "accumulators") else "None"
+    match part:
+        case "keys":
+            return ", ".join(f"{field.name} {field.type}" for field in schema.keys)
+        case "accumulators":
+            return _accumulators_text(schema.accumulators)
+        case "options":
+            return str(schema.all_options())
+        case _:
+            return str(schema.expiry_key)
 
 
-def _brief(part: Any) -> str:
-    """Fields or accumulators as a person reads them: ``name type``, or what is accumulated and the types of its state."""
-    return ", ".join(
-        f"{item['name']} {item['type']}" if "type" in item else f"{_named(item)} {' '.join(_types(item))}"
-        for item in part or ()
-    )
+def _typed(field: Field) -> tuple[str, str]:
+    return field.name, field.type
 
 
-def _named(item: Mapping[str, Any]) -> str:
-    if not item.get("meaning"):
-        return f"{item['kind']}({', '.join(item['inputs'])})"
-    return f"{item['kind']}: {item['meaning']}" + (f" as {item['cast']}" if item["cast"] else "")
+def _accumulators_text(accumulators: Iterable[Accumulator]) -> str:
+    """Return what is accumulated and the types of its state, as a person reads it."""
+    return ", ".join(f"{_named(item)} {' '.join(field.type for field in item.state)}" for item in accumulators)
 
 
-def _types(item: Mapping[str, Any]) -> list[str]:
-    return [field["type"] for field in item["state"]]
+def _named(accumulator: Accumulator) -> str:
+    if not accumulator.meaning:
+        return f"{accumulator.kind}({', '.join(accumulator.inputs)})"
+    return f"{accumulator.kind}: {accumulator.meaning}" + (f" as {accumulator.cast}" if accumulator.cast else "")

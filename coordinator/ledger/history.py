@@ -21,6 +21,7 @@ from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.errors import CorruptStateError, InvalidRequestError, StateMismatchError, VersionNotFoundError
 from coordinator.model.identities import DEFAULT_STORE, ShardKey
 from coordinator.model.load_plans import LoadPlan, LoadPlans, Origin, Parent
+from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
 
@@ -68,7 +69,7 @@ class StateHistory:
         #: Of partitions of which no version is retained any more, the floor of all their stores.
         self._left: dict[int, int] = {}
         #: Schemas that runs asked for after that of ``metadata.json``, each with the epoch from which on commits are in it.
-        self._schemas: list[tuple[int, dict[str, Any]]] = []
+        self._schemas: list[tuple[int, StateSchema]] = []
         self.generations = ShardLayouts()
 
     @property
@@ -263,8 +264,8 @@ class StateHistory:
         """Place of the schema that commits of an epoch are in; -1 for the one that the state was made with."""
         return bisect_right(self._schemas, epoch, key=itemgetter(0)) - 1
 
-    def committed_schema(self, created: StateMetadata, version: int | None = None) -> Mapping[str, Any] | None:
-        """Schema of the newest commit, or of the newest up to a version; None without any, so that there is nothing to go on from.
+    def committed_schema(self, created: StateMetadata, version: int | None = None) -> StateSchema | None:
+        """Return the schema of the newest commit, or of the newest one up to a version; None if there is none.
 
         A schema that a run asked for is the state's once something was committed in it, and as long as that counts: a run
         that came to nothing leaves none behind.
@@ -279,7 +280,7 @@ class StateHistory:
     def described(self, created: StateMetadata) -> StateMetadata:
         """The state's metadata (as `created`) with the schema of its newest commit, and its present number of shards."""
         shards = self.generations.newest(ShardLayout(created.num_shards)).num_shards
-        return replace(created, schema=dict(self.committed_schema(created) or created.schema), num_shards=shards)
+        return replace(created, schema=self.committed_schema(created) or created.schema, num_shards=shards)
 
     def committed_version(self, generation: ShardLayout) -> int:
         """Newest version that every shard has, or is behind of; 0 where one has none."""
@@ -376,7 +377,7 @@ class StateHistory:
             case SnapshotAdded():
                 self._snapshots.setdefault(record.snapshot.shard, []).append(record.snapshot)
             case SchemaChanged():
-                self._schemas.append((record.epoch, dict(record.schema)))
+                self._schemas.append((record.epoch, record.schema))
             case Truncated():
                 self._truncate((record.partition_id, record.store_name), record.floor)
                 self._let_go_of_parents(record.partition_id)
@@ -553,7 +554,7 @@ class StateHistory:
             "snapshots": [one.to_json() for items in self._snapshots.values() for one in items],
             "floors": [[*shard, floor] for shard, floor in self._floors.items()],
             "late_before": [[*shard, late] for shard, late in self._late_before.items()],
-            "schemas": [list(one) for one in self._schemas],
+            "schemas": [[epoch, schema.to_json()] for epoch, schema in self._schemas],
             **self.generations.to_json(),
         }
 
@@ -576,7 +577,7 @@ class StateHistory:
                 self.take(record)
         self._floors = {(partition, store): floor for partition, store, floor in data["floors"]}
         self._late_before = {(partition, store): late for partition, store, late in data["late_before"]}
-        self._schemas = [(epoch, schema) for epoch, schema in data.get("schemas", ())]
+        self._schemas = [(epoch, StateSchema.from_json(schema)) for epoch, schema in data.get("schemas", ())]
         self.generations = ShardLayouts.from_json(data)
         if earlier is not None:
             self._forget_below_floors()

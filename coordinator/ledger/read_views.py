@@ -231,7 +231,7 @@ def read_view(
         # Who owns a branch is in its log only.
         replace(
             created,
-            schema=dict(schema),
+            schema=schema,
             num_shards=generation.num_shards,
             query_id=ledger.query_id or created.query_id,
         ),

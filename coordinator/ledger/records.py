@@ -14,6 +14,7 @@ from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.copy_result import CopyResult
 from coordinator.model.identities import ActorLocation
+from coordinator.model.schema import StateSchema
 
 __all__ = [
     "BatchFinished",
@@ -109,7 +110,7 @@ class SchemaChanged:
 
     run_id: str
     epoch: int
-    schema: Mapping[str, Any]
+    schema: StateSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +271,8 @@ def record_to_json(record: Record) -> dict[str, Any]:
             return {"kind": RecordKind.RUN_STARTED, **fields}
         case BatchFinished():
             kind = RecordKind.BATCH_FINISHED
-        case SchemaChanged():
-            kind = RecordKind.SCHEMA_CHANGED
+        case SchemaChanged(run_id, epoch, schema):
+            return {"kind": RecordKind.SCHEMA_CHANGED, "run_id": run_id, "epoch": epoch, "schema": schema.to_json()}
         case ShardsAssigned():
             # Those of earlier versions have no reason, and few were prepared.
             told = {name: value for name, value in asdict(record).items() if value not in ("", None)}
@@ -311,7 +312,9 @@ def record_to_json(record: Record) -> dict[str, Any]:
 _READERS: dict[RecordKind, Callable[[dict[str, Any]], Record]] = {
     RecordKind.RUN_STARTED: lambda fields: RunStarted(**fields),
     RecordKind.BATCH_FINISHED: lambda fields: BatchFinished(**fields),
-    RecordKind.SCHEMA_CHANGED: lambda fields: SchemaChanged(**fields),
+    RecordKind.SCHEMA_CHANGED: lambda fields: SchemaChanged(
+        **{**fields, "schema": StateSchema.from_json(fields["schema"])}
+    ),
     RecordKind.SHARDS_ASSIGNED: lambda fields: ShardsAssigned(
         **{**fields, "location": ActorLocation(**fields["location"]), "preparation": preparation_from_json(fields)}
     ),

@@ -61,6 +61,7 @@ from coordinator.model.identities import (
     TaskIdentity,
 )
 from coordinator.model.leases import Lease
+from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
 from coordinator.placement.policy import FleetView, PlacementPolicy, PlacementRequest
@@ -346,19 +347,21 @@ class StateLedger(StateHistory):
         StateMismatchError
             The query does not fit the state.
         """
-        if self._fitting == (task.run_id, asked):
+        if self._fitting == (task.run_id, asked) and same_description(self._fitting[1].schema, asked.schema):
             return []
         asked_for = self._schemas[-1][1] if self._schemas else created.schema
         is_new = task.run_id != self.run_id
         # A new run goes on from what its first batch reads: it supersedes what is later, which does not bind it.
         bound = self.committed_schema(created, task.batch_id) if is_new else asked_for
-        check_metadata(replace(created, schema=asked.schema if bound is None else dict(bound)), asked)
+        check_metadata(replace(created, schema=asked.schema if bound is None else bound), asked)
         if same_state(asked_for, asked.schema) and same_description(asked_for, asked.schema):
             if not is_new:
                 self._fitting = task.run_id, asked
             return []
+        assert asked.schema is not None  # two states without a schema are the same
         # As it will be read from the log: lists for tuples.
-        return [SchemaChanged(task.run_id, self.epoch + is_new, json.loads(json.dumps(asked.schema)))]
+        schema = StateSchema.from_json(json.loads(json.dumps(asked.schema.to_json())))
+        return [SchemaChanged(task.run_id, self.epoch + is_new, schema)]
 
     def check_not_of_the_past(self, task: TaskIdentity) -> None:
         """Refuse a new run whose first batch the state has left behind.

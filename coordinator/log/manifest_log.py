@@ -613,7 +613,7 @@ class ManifestLog:
             check_format(facts, path, "format_version")
             check_place(facts, {"state_name": self._state_name}, path)
             metadata = StateMetadata.from_json(facts)
-        except (TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise self._unreadable(path) from error
         self._state_id, self._former_ids = metadata.state_id, metadata.former_ids
         return metadata

@@ -38,7 +38,7 @@ Version = NewType("Version", int)
 
 
 class FastPickle:
-    """A frozen dataclass that is pickled by the values of its fields: what dataclasses do by themselves takes ten times as long."""
+    """A frozen dataclass that is pickled by the arguments of its constructor: ten times as fast as the pickle of a dataclass."""
 
     __slots__ = ()
 
@@ -49,7 +49,7 @@ class FastPickle:
 
 @cache
 def _names_of(kind: Any) -> tuple[str, ...]:
-    return tuple(one.name for one in fields(kind))
+    return tuple(field.name for field in fields(kind) if field.init)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import FastPickle, StateStoreProviderId
+from coordinator.model.schema import StateSchema
 
 __all__ = ["InstancePlans", "LoadPlan", "LoadPlans", "Origin", "Parent"]
 
@@ -34,7 +34,7 @@ class LoadPlan(FastPickle):
     snapshots: tuple[SnapshotEntry, ...]
     deltas: tuple[CommitEntry, ...]
     floor: int
-    schemas: tuple[tuple[int, dict[str, Any]], ...] = ()
+    schemas: tuple[tuple[int, StateSchema], ...] = ()
     origin: Origin | None = None
 
     def parts(self) -> Iterator[LoadPlan]:

@@ -13,11 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from coordinator.model.accumulator_kinds import AccumulatorKind
+from coordinator.model.errors import NewerFormatError
+from coordinator.model.identities import FastPickle
 from coordinator.model.type_names import spark_type, string_to_type
 from coordinator.model.watermarks import Watermarks
 
@@ -32,6 +34,7 @@ __all__ = [
 ]
 
 
+_Kind = TypeVar("_Kind", bound=StrEnum)
 #: Last key column of operators that hold many rows of a key: numbers them within the shard.
 ROW_COLUMN = "__row"
 
@@ -65,7 +68,7 @@ def _arrow_field(name: str, kind: str, nullable: bool) -> pa.Field:
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class Field(FastPickle):
     """A named column with its Arrow type in string form.
 
     Attributes
@@ -91,7 +94,7 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
-class Accumulator:
+class Accumulator(FastPickle):
     """One accumulator: its inputs (columns of the incoming batch) and the state fields it moves.
 
     Attributes
@@ -119,7 +122,7 @@ class Accumulator:
 
 
 @dataclass(frozen=True, slots=True)
-class EventTime:
+class EventTime(FastPickle):
     """What moves an operator's event time, beyond a delay. In JSON its fields stand among the operator's options.
 
     Attributes
@@ -160,7 +163,7 @@ class EventTime:
 
 
 @dataclass(frozen=True, slots=True)
-class StateSchema:
+class StateSchema(FastPickle):
     """Keys, accumulators and the event-time rule of one stateful operator.
 
     Attributes
@@ -187,6 +190,9 @@ class StateSchema:
     shown
         What a reader is shown of the rows, as JSON (:mod:`store_actors.operators.view_columns`); empty in states from before there
         was any. It makes no two schemas differ: a result that is renamed leaves the state as it is.
+    source
+        The JSON that the schema was read from, in this process; None if it was not read from any. Releases differ in which fields they
+        write, and a schema that is read and written again keeps its bytes.
     """
 
     keys: tuple[Field, ...]
@@ -199,6 +205,7 @@ class StateSchema:
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     event_time: EventTime | None = None
     shown: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    source: Mapping[str, Any] | None = field(default=None, init=False, compare=False, repr=False)
 
     @property
     def state_fields(self) -> tuple[Field, ...]:
@@ -286,31 +293,50 @@ class StateSchema:
         return replace(self, shown={})
 
     def to_json(self) -> dict[str, Any]:
+        """Return the schema as JSON data: what it was read from, or else the fields in their order."""
+        if self.source is not None:
+            return dict(self.source)
         # Every file carries it: not asdict(), which copies value by value.
-        told = _shallow(self)
-        told["keys"] = tuple(map(_shallow, self.keys))
-        told["inputs"] = tuple(map(_shallow, self.inputs))
-        told["accumulators"] = tuple(map(_described, self.accumulators))
-        del told["event_time"]
+        data = _shallow(self)
+        data["keys"] = tuple(map(_shallow, self.keys))
+        data["inputs"] = tuple(map(_shallow, self.inputs))
+        data["accumulators"] = tuple(map(_described, self.accumulators))
+        del data["event_time"]
+        del data["source"]
         if not self.shown:
-            del told["shown"]
-        told["options"] = copy.deepcopy(dict(self.options))
+            del data["shown"]
+        data["options"] = self.all_options()
+        return data
+
+    def all_options(self) -> dict[str, Any]:
+        """Return the options as JSON has them: a copy, with the fields of the event time."""
+        options = copy.deepcopy(dict(self.options))
         if self.event_time is not None:
-            told["options"].update(self.event_time.to_json())
-        return told
+            options.update(self.event_time.to_json())
+        return options
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StateSchema:
+        """Return the schema that JSON data describes.
+
+        Raises
+        ------
+        NewerFormatError
+            A later release wrote it: it has a kind of operator or of accumulator that this one does not know.
+        KeyError, TypeError, ValueError
+            The data describe no schema.
+        """
+
         def fields(items: Sequence[dict[str, Any]]) -> tuple[Field, ...]:
             return tuple(Field(**item) for item in items)
 
         options = data.get("options", {})
-        return cls(
+        schema = cls(
             keys=fields(data["keys"]),
             inputs=fields(data["inputs"]),
             accumulators=tuple(
                 Accumulator(
-                    AccumulatorKind(item["kind"]),
+                    _kind(AccumulatorKind, item["kind"]),
                     tuple(item["inputs"]),
                     fields(item["state"]),
                     item.get("meaning", ""),
@@ -323,15 +349,28 @@ class StateSchema:
             expiry_key=data["expiry_key"],
             delay_ms=data["delay_ms"],
             output_mode=data["output_mode"],
-            operator=OperatorKind(data.get("operator", OperatorKind.AGGREGATE)),
+            operator=_kind(OperatorKind, data.get("operator", OperatorKind.AGGREGATE)),
             options={name: value for name, value in options.items() if name not in _EVENT_TIME_KEYS},
             event_time=EventTime.of_json(options),
             shown=data.get("shown", {}),
         )
+        object.__setattr__(schema, "source", data)
+        return schema
 
 
 #: Options in JSON that are fields of :class:`EventTime`.
 _EVENT_TIME_KEYS = frozenset(EventTime().to_json())
+
+
+def _kind(kinds: type[_Kind], name: str) -> _Kind:
+    try:
+        return kinds(name)
+    except ValueError as error:
+        raise NewerFormatError(
+            "a state was written by a later release of Statefleet: its schema has a kind that this one does not know; nothing was read "
+            "of it and nothing was changed; use that release, or a newer one, for this state",
+            kind=name,
+        ) from error
 
 
 def _described(accumulator: Accumulator) -> dict[str, Any]:

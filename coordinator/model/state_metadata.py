@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
+
+from coordinator.model.identities import FastPickle
+from coordinator.model.schema import StateSchema
 
 __all__ = ["StateMetadata"]
 
 
 @dataclass(frozen=True, slots=True)
-class StateMetadata:
+class StateMetadata(FastPickle):
     """What is fixed for the life of a state; ``<state>/metadata.json``, written once with put-if-absent.
 
-    ``schema`` is the JSON form of ``coordinator.model.schema.StateSchema``; the coordinator only compares it. That of the file is
-    the first one, as is ``num_shards``: later ones are in the log (``SCHEMA_CHANGED``, ``RESCALED``).
+    ``schema`` is None of a state whose stores are a program's own. The schema of the file is the first one, as is ``num_shards``: later
+    ones are in the log (``SCHEMA_CHANGED``, ``RESCALED``).
     """
 
     state_name: str
     query_id: str
     num_shards: int
     output_mode: str
-    schema: dict[str, Any] = field(default_factory=dict)
+    schema: StateSchema | None = None
     #: Of the file (:mod:`coordinator.model.file_format`), and what no other state has, whatever its name. States of format 1 have
     #: no id.
     format_version: int = field(default=1, compare=False)
@@ -29,7 +32,9 @@ class StateMetadata:
     former_ids: tuple[str, ...] = field(default=(), compare=False)
 
     def to_json(self) -> dict[str, Any]:
-        data = asdict(self)
+        """Return the content of the file."""
+        data = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        data["schema"] = {} if self.schema is None else self.schema.to_json()
         if not self.state_id:
             del data["state_id"]
         if not self.former_ids:
@@ -38,4 +43,6 @@ class StateMetadata:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> StateMetadata:
-        return cls(**{**data, "former_ids": tuple(data.get("former_ids", ()))})
+        """Return the metadata of a file; errors as of :meth:`StateSchema.from_json`."""
+        schema = StateSchema.from_json(data["schema"]) if data.get("schema") else None
+        return cls(**{**data, "schema": schema, "former_ids": tuple(data.get("former_ids", ()))})

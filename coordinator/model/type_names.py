@@ -18,6 +18,7 @@ __all__ = [
     "counts_type",
     "is_counted",
     "is_growing",
+    "is_wider",
     "list_type",
     "payload_type",
     "spark_type",
@@ -40,6 +41,14 @@ _SIMPLE: dict[str, pa.DataType] = {
     "timestamp": pa.timestamp("us", tz="UTC"),
     "timestamp_ntz": pa.timestamp("us"),
     "duration": pa.duration("us"),
+}
+
+#: Types that hold every value of another one.
+_WIDER = {
+    "int8": ("int16", "int32", "int64", "float32", "float64"),
+    "int16": ("int32", "int64", "float32", "float64"),
+    "int32": ("int64", "float64"),
+    "float32": ("float64",),
 }
 
 #: Before the name of an element's type.
@@ -129,6 +138,16 @@ def string_to_type(name: str) -> pa.DataType:
         serialized = base64.b64decode(name.removeprefix(_ARROW))
         return pa.ipc.read_schema(pa.py_buffer(serialized)).field(0).type
     return nested_type(name, string_to_type) if is_nested(name) else _SIMPLE[name]
+
+
+def is_wider(before: str, after: str) -> bool:
+    """Whether the type named `after` holds every value of the one named `before`, exactly; of lists, that of their elements."""
+    if before.startswith(_LIST) and after.startswith(_LIST):
+        return is_wider(before[len(_LIST) : -1], after[len(_LIST) : -1])
+    if before.startswith("decimal(") and after.startswith("decimal("):
+        (precision, scale), (wider_precision, wider_scale) = (name[8:-1].split(",") for name in (before, after))
+        return int(wider_precision) >= int(precision) and wider_scale == scale
+    return before == after or after in _WIDER.get(before, ())
 
 
 #: Names in the JSON of Spark's schemas; decimals are written alike.

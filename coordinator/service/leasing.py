@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from coordinator.ledger.batch_result import BatchResult
 from coordinator.ledger.compatibility import changes, check_output_mode, fitting
@@ -18,6 +17,7 @@ from coordinator.model.commits import CommitEntry
 from coordinator.model.errors import FencedError
 from coordinator.model.identities import DEFAULT_STORE, PYTHON_QUERY_ID, ActorLocation, StateStoreId, TaskIdentity
 from coordinator.model.leases import Lease
+from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
 from coordinator.placement.move_planner import MovePlanner
@@ -39,6 +39,12 @@ def told_of_rescale(state_name: str, generation: ShardLayout) -> None:
         generation.former_shards,
         extra={"state": state_name, "version": generation.version},
     )
+
+
+def _upstream(metadata: StateMetadata) -> tuple[str, ...]:
+    """Return the states of the operators that feed a state's."""
+    event_time = None if metadata.schema is None else metadata.schema.event_time
+    return () if event_time is None else event_time.upstream
 
 
 class Leasing:
@@ -108,7 +114,7 @@ class Leasing:
         if created is None:
             return
 
-        def look(ledger: StateLedger) -> tuple[list[Record], Mapping[str, Any] | None]:
+        def look(ledger: StateLedger) -> tuple[list[Record], StateSchema | None]:
             if ledger.ends_with_its_run and not is_active(ledger):
                 return [], None
             newest = ledger.committed_version(ledger.generations.newest(first_generation(created)))
@@ -230,7 +236,7 @@ class Leasing:
             await (await self._keeper(name)).submit(
                 lambda ledger: ([], ledger.batch_watermarks(task.run_id, task.batch_id))
             )
-            for name in metadata.schema.get("options", {}).get("upstream", ())
+            for name in _upstream(metadata)
         ]
         if task.is_of_python:
             # Partitions that have no batches in common wait for nobody.
@@ -255,8 +261,7 @@ class Leasing:
         """
         entry = entries[0]
         assignment = ledger.assignments.get(entry.partition_id)
-        fed = created.schema.get("options", {}).get("upstream", ())
-        if assignment is None or fed or ledger.query_id == PYTHON_QUERY_ID:
+        if assignment is None or _upstream(created) or ledger.query_id == PYTHON_QUERY_ID:
             return None
         holder = assignment.location
         # A coordinator that has just started learns from commits who lives, as from leases that are asked for.

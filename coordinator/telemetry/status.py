@@ -108,7 +108,7 @@ def query_status(ledger: StateLedger, metadata: StateMetadata, placing: MovePlan
 
 def has_watermark(metadata: StateMetadata) -> bool:
     """Whether event time ends the rows of a state."""
-    return metadata.schema.get("delay_ms") is not None
+    return metadata.schema is not None and metadata.schema.delay_ms is not None
 
 
 def _shard_status(ledger: StateLedger, partition_id: int, entry: CommitEntry | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from coordinator.model.errors import InvalidRequestError
-from coordinator.model.schema import EventTime, StateSchema
+from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.plan.bounds import warn_if_unbounded
 from spark_jobs.plan.event_time import Branch, Upstream, branches_of, event_time_rules
@@ -188,7 +188,7 @@ class RoutedOperator:
                     state=state,
                 )
         rules = event_time_rules(plan.inputs[0].sparkSession, state, flat)
-        former = None if existing is None else EventTime.of_json(existing.schema.get("options", {}))
+        former = None if existing is None or existing.schema is None else existing.schema.event_time
         if former is not None:
             rules = replace(rules, policy=former.policy)
         sources = (*rules.sources, *rules.upstream_sources)

@@ -49,8 +49,11 @@ def in_output_mode(metadata: StateMetadata, schema: StateSchema) -> StateMetadat
     """Metadata of an operator as its schema in an output mode says."""
     if metadata.output_mode == schema.output_mode:
         return metadata
-    changed = {name: getattr(schema, name) for name in ("output_mode", "expiry_key", "delay_ms")}
-    return replace(metadata, output_mode=schema.output_mode, schema={**metadata.schema, **changed})
+    # Not the operator's schema itself: only the metadata say what readers are shown.
+    assert metadata.schema is not None
+    mode = schema.output_mode
+    described = replace(metadata.schema, output_mode=mode, expiry_key=schema.expiry_key, delay_ms=schema.delay_ms)
+    return replace(metadata, output_mode=mode, schema=described)
 
 
 def task_identity(metadata: StateMetadata, header: BatchHeader | None) -> TaskIdentity:

@@ -276,7 +276,7 @@ def _without(state: PlannedState, names: Sequence[str]) -> PlannedState:
     left = without(plan, schema, names)
     if left == schema or all(one.kind is AccumulatorKind.VALUE for one in left.accumulators):
         raise _wrong_names(names, [one.name for one in plan.analysed.aggregates])
-    metadata = replace(state.metadata, schema=left.to_json())
+    metadata = replace(state.metadata, schema=left)
     return PlannedState(replace(state.operator, schema=left), metadata)
 
 

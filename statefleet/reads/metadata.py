@@ -34,7 +34,7 @@ STATE_METADATA = pa.schema(
 def metadata_of(view: ReadView) -> Iterator[dict[str, Any]]:
     """A row for each store of a state, by :data:`STATE_METADATA`."""
     told = view.metadata
-    schema = StateSchema.from_json(told.schema) if told.schema else None
+    schema = told.schema
     prefixes = {} if schema is None else _prefixes(schema)
     for store in view.stores:
         yield {

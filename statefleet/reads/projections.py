@@ -117,10 +117,8 @@ class Projection:
 
 def parts_of(view: ReadView) -> tuple[str, ...]:
     """Names of the parts of a state, one of which is read; none if there is only one."""
-    if not view.metadata.schema:
-        return view.stores if view.stores != (DEFAULT_STORE,) else ()
-    schema = StateSchema.from_json(view.metadata.schema)
-    if schema.operator is OperatorKind.PARTITIONS:
+    schema = view.metadata.schema
+    if schema is None or schema.operator is OperatorKind.PARTITIONS:
         return view.stores if view.stores != (DEFAULT_STORE,) else ()
     return ViewColumns.parts_of(schema)
 
@@ -144,7 +142,7 @@ def form_of(view: ReadView, part: str, described: StateSchema | None) -> Project
         The state has no such part, or has several and none is named.
     """
     part = named_part(view, part)
-    schema = StateSchema.from_json(view.metadata.schema) if view.metadata.schema else None
+    schema = view.metadata.schema
     if schema is None or schema.operator is OperatorKind.PARTITIONS:
         if described is None:
             return None

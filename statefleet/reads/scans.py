@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from coordinator.ledger.compatibility import same_description
 from coordinator.ledger.read_views import ReadView
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import DEFAULT_STORE
@@ -48,7 +49,7 @@ class StateScans:
         self.part = part
         self._reads = reads
         self._pinned = pinned or ReadVersion()
-        self._former: tuple[Mapping[str, Any], int, Projection] | None = None
+        self._former: tuple[StateSchema | None, int, Projection] | None = None
         #: By the columns that are wanted.
         self._look_ups: dict[tuple[str, ...] | None, Batcher[Mapping[str, Any], FoundKey]] = {}
 
@@ -189,14 +190,16 @@ class StateScans:
         return self._form(self._reads.believed(self._pinned))
 
     def _form(self, view: ReadView) -> Projection:
-        told, epoch = view.metadata.schema, view.id.epoch
-        if self._former is not None and self._former[0] == told and (told or self._former[1] == epoch):
-            return self._former[2]
+        schema, epoch = view.metadata.schema, view.id.epoch
+        if self._former is not None:
+            known, known_epoch, known_form = self._former
+            if known == schema and same_description(known, schema) and (schema or known_epoch == epoch):
+                return known_form
         form = form_of(view, self.part, None)
         if form is None:
             form = form_of(view, self.part, self._described(view))
             assert form is not None
-        self._former = told, epoch, form
+        self._former = schema, epoch, form
         return form
 
     def _described(self, view: ReadView) -> StateSchema:

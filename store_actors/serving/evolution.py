@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from coordinator.ledger.compatibility import continued, is_wider, same_state
+from coordinator.ledger.compatibility import continued, same_state
 from coordinator.model.errors import StateMismatchError
 from coordinator.model.load_plans import LoadPlan
 from coordinator.model.schema import Accumulator, Field, StateSchema
-from coordinator.model.type_names import type_to_string
+from coordinator.model.type_names import is_wider, type_to_string
 from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN
@@ -40,7 +40,7 @@ def groups_adapter(plan: LoadPlan, schema: StateSchema) -> Callable[[pa.Table, s
     later: list[tuple[int, StateSchema]] = []
     epochs: dict[str, int] = {}
     for part in plan.parts():
-        later += [(epoch, StateSchema.from_json(data)) for epoch, data in part.schemas if epoch not in dict(later)]
+        later += [(epoch, step) for epoch, step in part.schemas if epoch not in dict(later)]
         made = {entry.version: entry.epoch for entry in part.deltas}
         epochs |= {entry.file: entry.epoch for entry in part.deltas}
         epochs |= {snapshot.file: made[snapshot.version] for snapshot in part.snapshots}
@@ -133,16 +133,15 @@ def evolve_groups(rows: pa.Table, written: StateSchema, schema: StateSchema, fil
     StateMismatchError
         The two schemas do not go together; shows both.
     """
-    former, new = written.to_json(), schema.to_json()
     same_keys = [(field.name, field.type) for field in written.keys] == [
         (field.name, field.type) for field in schema.keys
     ]
-    if same_keys and same_state(former, new):
+    if same_keys and same_state(written, schema):
         return rows
     try:
         if not same_keys:
             raise ValueError("its key columns are fixed")
-        places = continued(former["accumulators"], new["accumulators"])
+        places = continued(written.accumulators, schema.accumulators)
     except ValueError as error:
         raise _groups_mismatch(error, written, schema, file) from error
     # One row, as often as there are rows.

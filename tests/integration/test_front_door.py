@@ -171,7 +171,7 @@ try:
     stream = spark.readStream.format("rate").load()
     calls = {{
         "stateful": lambda: fleet.stateful(stream, name="local"),
-        "attach": lambda: fleet.attach(stream, "local", "keyed", {{}}, 1, lambda metadata, address: stream),
+        "attach": lambda: fleet.attach(stream, "local", "keyed", None, 1, lambda metadata, address: stream),
     }}
     for name, call in calls.items():
         try:

@@ -18,7 +18,6 @@ from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from coordinator.model.errors import InvalidRequestError
-from coordinator.model.schema import StateSchema
 from coordinator.storage.uris import open_object_store
 from spark_jobs.fleet import Fleet
 from spark_jobs.operators.accumulators import held_functions
@@ -119,7 +118,7 @@ def read(fleet: Fleet, name: str, part: str = "") -> tuple[ViewColumns, pa.Table
     """What is shown of a state, and all of its rows as they are stored."""
     told = fleet._coordinator.describe_state(name)
     assert told is not None
-    schema = StateSchema.from_json(told.schema)
+    schema = told.schema
     shown = ViewColumns.of(schema, part)
     shards = OperatorShards(open_object_store(fleet.uri), fleet._coordinator)  # type: ignore[arg-type]
     tables = []
@@ -412,7 +411,7 @@ def test_rows_of_an_operator_are_shown_under_the_users_names(
         assert_found_by_keys(shown, state)
     told = fleet._coordinator.describe_state(name)
     assert told is not None
-    assert ViewColumns.parts_of(StateSchema.from_json(told.schema)) == (() if "" in parts else tuple(parts))
+    assert ViewColumns.parts_of(told.schema) == (() if "" in parts else tuple(parts))
 
 
 def test_both_sides_of_a_join_are_shown(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:

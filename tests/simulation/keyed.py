@@ -93,7 +93,7 @@ class KeyedWorkload:
     # -- what tasks do ------------------------------------------------------------------------------------------------
 
     def metadata(self, state: str, query: str, form: int = 0) -> StateMetadata:
-        return StateMetadata(state, query, self.shards, "keyed", {})
+        return StateMetadata(state, query, self.shards, "keyed")
 
     def run_task(
         self, client: FleetClient, tasks: Sequence[TaskIdentity], metadata: StateMetadata, stamp: int, form: int

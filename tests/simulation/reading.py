@@ -10,7 +10,6 @@ from ray.exceptions import RayError
 from coordinator.ledger.read_views import ReadView
 from coordinator.model.errors import StateStoreError
 from coordinator.model.identities import DEFAULT_STORE
-from coordinator.model.schema import StateSchema
 from coordinator.runtime.runtime import Runtime
 from statefleet.reads.shard_reads import ReadVersion, ShardReads
 from statefleet.reads.sources import FleetSource
@@ -72,7 +71,7 @@ class Reader(Party):
         oldest = world.finished_by(world.clock.elapsed_s() - behind_s)
 
         def plan(view: ReadView) -> tuple[str, bytes, dict[int, pa.Table]]:
-            schema = StateSchema.from_json(view.metadata.schema)
+            schema = view.metadata.schema
             keys = pa.Table.from_batches([workload.all_keys(schema)])
             return DEFAULT_STORE, _form(view), dict.fromkeys(view.written, keys)
 
@@ -143,4 +142,4 @@ class Reader(Party):
 
 
 def _form(view: ReadView) -> bytes:
-    return ReadProjection(StateSchema.from_json(view.metadata.schema), is_keyed=False).encoded()
+    return ReadProjection(view.metadata.schema, is_keyed=False).encoded()

@@ -198,7 +198,7 @@ class AggregationWorkload:
     # -- see Workload -------------------------------------------------------------------------------------------------
 
     def metadata(self, state: str, query: str, form: int = 0) -> StateMetadata:
-        return StateMetadata(state, query, self.shards, self.schema.output_mode, self._schemas[form].to_json())
+        return StateMetadata(state, query, self.shards, self.schema.output_mode, self._schemas[form])
 
     def run_task(
         self, client: FleetClient, tasks: Sequence[TaskIdentity], metadata: StateMetadata, stamp: int, form: int

@@ -20,7 +20,7 @@ class SmallLogs(LocalCoordinator):
         log = ManifestLog(self._objects, "s", "writer", checkpoint_interval=6, part_records=3)
         self._keeper = LedgerWriter(log)
         self._do(self._keeper.open())
-        self._do(self._keeper.create_metadata(StateMetadata("s", "query", 1, "update", SCHEMA.to_json())))
+        self._do(self._keeper.create_metadata(StateMetadata("s", "query", 1, "update", SCHEMA)))
 
 
 def files(letter: str) -> MemoryObjectStore:

@@ -12,7 +12,7 @@ from coordinator.service.coordinator import Coordinator
 from tests.unit.ledger_harness import actor, entry, task
 
 SHARDS = 4
-METADATA = StateMetadata("clicks", "query", SHARDS, "keyed", {})
+METADATA = StateMetadata("clicks", "query", SHARDS, "keyed")
 
 
 def made(grant: LeaseGrant, version: int) -> CommitEntry:

@@ -28,7 +28,7 @@ Rows = list[tuple[str, float | None]]
 
 def live(objects: MemoryObjectStore, shards: int, schema: StateSchema | None) -> LiveState:
     """The state as whoever reads it offline has it."""
-    metadata = StateMetadata("s", "query", shards, "update", {} if schema is None else schema.to_json())
+    metadata = StateMetadata("s", "query", shards, "update", schema)
     log = ManifestLog(objects, "s", "test")
     log.create_metadata(metadata)
     ledger = log.load()

@@ -65,7 +65,7 @@ class RescaledQuery:
 
     def __init__(self, schema: StateSchema, num_shards: int) -> None:
         self.fleet, self.schema, self.run, self.batch = AggregationFleet(), schema, "run-0", 0
-        self.created = StateMetadata("s", "query", num_shards, schema.output_mode, schema.to_json())
+        self.created = StateMetadata("s", "query", num_shards, schema.output_mode, schema)
         self.generation = ShardLayout(num_shards)
 
     def submit(self, decide: Any) -> Any:

@@ -105,7 +105,7 @@ class RunningQuery:
 
     def __init__(self, fleet: RunningFleet, state: str, query: str, run: str, batch: int = 0) -> None:
         self.fleet, self.state, self.query, self.run, self.batch = fleet, state, query, run, batch
-        self.metadata = StateMetadata(state, query, 2, "update", SUMS.to_json())
+        self.metadata = StateMetadata(state, query, 2, "update", SUMS)
 
     def lease(self, partition: int) -> LeaseGrant:
         """The lease of a shard for the next batch."""

@@ -12,6 +12,7 @@ from coordinator.ledger.state_ledger import Counted
 from coordinator.model.commits import PartitionCommit
 from coordinator.model.identities import ActorLocation, TaskIdentity
 from coordinator.model.maintenance import Maintenance
+from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import Runtime
 from coordinator.service.coordinator import Coordinator
@@ -20,7 +21,7 @@ from tests.clocks import LaterClock
 from tests.unit.ledger_harness import entry
 
 HERE = ActorLocation("a", "a-1", "node", "host", 1)
-CREATED = StateMetadata("s", "query", 1, "update", {"n": 1})
+CREATED = StateMetadata("s", "query", 1, "update", StateSchema((), (), (), None, None, "update"))
 
 
 class ServiceHarness:

@@ -14,12 +14,14 @@ from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.commits import SnapshotEntry
 from coordinator.model.errors import InvalidRequestError, StateMismatchError, VersionNotFoundError
+from coordinator.model.schema import Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.verify import files_of
 from tests.unit.coordinator_harness import GRACE_S, CoordinatorHarness, GatedObjectStore, two_coordinators, until
 
-CREATED = StateMetadata("s", "query", 1, "update", {"keys": [{"name": "k", "type": "int32"}]})
+SCHEMA = StateSchema((Field("k", "int32"),), (), (), None, None, "update")
+CREATED = StateMetadata("s", "query", 1, "update", SCHEMA)
 Scenario = Callable[[CoordinatorHarness, CoordinatorHarness, MemoryObjectStore, GatedObjectStore], Awaitable[None]]
 
 

@@ -22,7 +22,7 @@ from coordinator.storage.protocol import ObjectInfo
 from coordinator.telemetry.drivers import DriverReport, ExecutorState, LongBatch
 from tests.unit.ledger_harness import actor, entry, task
 
-METADATA = StateMetadata("clicks", "query", 4, "keyed", {})
+METADATA = StateMetadata("clicks", "query", 4, "keyed")
 
 
 def coordinator_over(store: MemoryObjectStore) -> Coordinator:

@@ -31,7 +31,7 @@ from tests.unit.rescaled_query import SUMS, RescaledQuery, sums
 
 PARENT, BRANCH = "s", "what_if"
 STATES = (PARENT, BRANCH)
-CREATED = StateMetadata(PARENT, "query", 2, "update", SUMS.to_json())
+CREATED = StateMetadata(PARENT, "query", 2, "update", SUMS)
 #: Of the samples in every change's tests.
 SAMPLE = 12
 

@@ -38,7 +38,7 @@ class SmallLogs(LocalCoordinator):
         log = ManifestLog(self._objects, "s", "writer", checkpoint_interval=6, part_records=3)
         self._keeper = LedgerWriter(log)
         self._do(self._keeper.open())
-        self._do(self._keeper.create_metadata(StateMetadata("s", PYTHON_QUERY_ID, PARTITIONS, "keyed", {})))
+        self._do(self._keeper.create_metadata(StateMetadata("s", PYTHON_QUERY_ID, PARTITIONS, "keyed")))
 
 
 class WritingProgram(KeyedFleet):

@@ -120,7 +120,7 @@ def test_the_ledger_says_the_same(state: str) -> None:
     ledger, facts = ledger_of(state), EXPECTED[state]["facts"]
     assert (ledger.epoch, ledger.run_id, ledger.query_id) == (facts["epoch"], facts["run_id"], facts["query_id"])
     assert sorted(ledger.retired) == facts["retired"]
-    schemas: Sequence[tuple[int, dict[str, Any]]] = ()
+    schemas: Sequence[tuple[int, StateSchema]] = ()
     for name, (partition, store) in shards(state).items():
         newest = ledger.newest(partition, store)
         assert newest is not None
@@ -132,7 +132,7 @@ def test_the_ledger_says_the_same(state: str) -> None:
         assert location is not None
         assert [location[0], location[1].actor_name] == facts["locations"][str(partition)]
         assert ledger.rows_late(partition) == facts["rows_late"][str(partition)]
-    told = [[one["meaning"] + ":" + one["state"][0]["type"] for one in schema["accumulators"]] for _, schema in schemas]
+    told = [[f"{one.meaning}:{one.state[0].type}" for one in schema.accumulators] for _, schema in schemas]
     assert [[epoch, of] for (epoch, _), of in zip(schemas, told, strict=True)] == facts["schemas"]
 
 
@@ -159,7 +159,8 @@ def test_a_log_without_its_newest_checkpoint_says_the_same() -> None:
 def test_an_aggregation_has_the_same_rows() -> None:
     ledger = ledger_of(CLICKS)
     newest = ledger.described(metadata_of(CLICKS))
-    schema = StateSchema.from_json(newest.schema)
+    schema = newest.schema
+    assert schema is not None
     store = OperatorShards(objects(), ReadOnlyCoordinator(ledger))
     for name, (partition, _) in shards(CLICKS).items():
         version = EXPECTED[CLICKS]["facts"]["newest"][name]

@@ -14,15 +14,15 @@ import pytest
 from pyspark.sql import types as T
 
 from coordinator.ledger import compatibility
-from coordinator.ledger.compatibility import changes, check_metadata, continued, is_wider, same_state
+from coordinator.ledger.compatibility import changes, check_metadata, continued, same_state
 from coordinator.ledger.state_ledger import LeaseGrant, Record, StateLedger
 from coordinator.model.commits import PartitionCommit
-from coordinator.model.errors import FencedError, StateMismatchError
+from coordinator.model.errors import FencedError, NewerFormatError, StateMismatchError
 from coordinator.model.identities import ActorLocation, StateStoreProviderId, TaskIdentity
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.model.type_names import spark_type
+from coordinator.model.type_names import is_wider, spark_type
 from coordinator.placement.policy import StayElseLocal
 from coordinator.runtime.runtime import MachineClock, now_ms
 from coordinator.service.coordinator import Coordinator as Actor
@@ -62,14 +62,14 @@ MAX = accumulator(KINDS.MAX, "Max(v)", "int64")
 
 
 def metadata(of: StateSchema) -> StateMetadata:
-    return StateMetadata("s", "query", 1, of.output_mode, json.loads(json.dumps(of.to_json())))
+    return StateMetadata("s", "query", 1, of.output_mode, StateSchema.from_json(json.loads(json.dumps(of.to_json()))))
 
 
 # -- the rule ---------------------------------------------------------------------------------------------------------
 
 
 def places(former: list[Accumulator], new: list[Accumulator]) -> list[int | None]:
-    return continued(*(schema(*items).to_json()["accumulators"] for items in (former, new)))
+    return continued(*(schema(*items).accumulators for items in (former, new)))
 
 
 def test_aggregates_are_found_again_by_what_they_mean() -> None:
@@ -112,7 +112,7 @@ def test_what_is_not_the_same_aggregate_in_a_wider_type_is_refused(
 
 
 def test_what_starts_from_nothing_and_what_is_left_out_is_told() -> None:
-    before, after = schema(COUNT, SUM).to_json(), schema(MAX, COUNT).to_json()
+    before, after = schema(COUNT, SUM), schema(MAX, COUNT)
     assert changes(before, after) == ("max: Max(v) int64", "sum_int: Sum(v) int64")
     assert changes(before, before) == ("", "")
 
@@ -138,7 +138,7 @@ OPERATORS = {
     "limit": metadata(replace(schema(COUNT, mode="append"), keys=(), operator=OperatorKind.LIMIT)),
     "applyInPandasWithState or applyInArrowWithState": metadata(replace(schema(), operator=OperatorKind.GROUP_STATE)),
     "transformWithState": metadata(replace(schema(), operator=OperatorKind.TRANSFORM)),
-    "a keyed state store": StateMetadata("s", "query", 1, "keyed", {}),
+    "a keyed state store": StateMetadata("s", "query", 1, "keyed"),
 }
 
 
@@ -159,11 +159,24 @@ def test_every_kind_of_operator_has_a_name_that_users_know() -> None:
 
 
 def test_a_state_from_before_there_were_other_operators_is_an_aggregation() -> None:
-    former = metadata(schema(COUNT))
-    del former.schema["operator"]
+    data = metadata(schema(COUNT)).to_json()
+    del data["schema"]["operator"]
+    former = StateMetadata.from_json(data)
+    # It is written as it was read.
+    assert former.to_json() == data
     check_metadata(former, metadata(schema(COUNT)))
     with pytest.raises(StateMismatchError, match="made by an aggregation"):
         check_metadata(former, OPERATORS["limit"])
+
+
+def test_a_schema_with_a_kind_of_a_later_release_is_refused_by_its_name() -> None:
+    data = metadata(schema(COUNT)).to_json()
+    for path in (
+        {"operator": "teleport"},
+        {"accumulators": [{**data["schema"]["accumulators"][0], "kind": "teleport"}]},
+    ):
+        with pytest.raises(NewerFormatError, match=r"later release.*kind=`teleport`"):
+            StateMetadata.from_json({**data, "schema": {**data["schema"], **path}})
 
 
 def test_a_query_without_keys_is_told_of_its_keys_and_not_of_its_one_shard() -> None:
@@ -178,7 +191,7 @@ def test_a_number_of_shards_binds_only_where_rows_are_not_partitioned_by_keys() 
     global_group = metadata(replace(schema(COUNT), keys=()))
     with pytest.raises(StateMismatchError, match=r"one shard by nature.*existing=`4` asked=`1`"):
         check_metadata(replace(global_group, num_shards=4), replace(global_group, num_shards=1))
-    partitions = replace(by_key, output_mode="keyed", schema={})
+    partitions = replace(by_key, output_mode="keyed", schema=None)
     with pytest.raises(StateMismatchError, match=r"a function's or a program's own.*existing=`4` asked=`8`"):
         check_metadata(replace(partitions, num_shards=4), replace(partitions, num_shards=8))
 
@@ -423,7 +436,7 @@ def test_the_newest_schema_is_in_the_log_once_and_in_its_checkpoints() -> None:
     ledger = query.ledger()
     assert ledger.described(query.created) == metadata(second)
     ((epoch, newest),) = ledger.load_plans(0, 3).plans["default"].schemas
-    assert StateSchema.from_json(newest) == second
+    assert newest == second
     assert [entry.epoch >= epoch for entry in ledger.entries(0)] == [False, True, True]
 
 
@@ -464,7 +477,7 @@ def test_a_state_from_before_meanings_goes_on_unchanged_and_refuses_changes() ->
     assert query.run(2, "run-3", new, a=1) == {"a": (3, 12)}
     with pytest.raises(StateMismatchError, match="early version"):
         query.run(3, "run-4", schema(SUM, COUNT), a=1)
-    assert same_state(old.to_json(), new.to_json())
+    assert same_state(old, new)
 
 
 # -- a deploy that is taken back ---------------------------------------------------------------------------------------

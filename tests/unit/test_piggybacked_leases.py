@@ -12,6 +12,7 @@ from coordinator.ledger.state_ledger import Counted, LeaseGrant
 from coordinator.model.commits import PartitionCommit
 from coordinator.model.errors import FencedError, StateMismatchError, StateStoreError
 from coordinator.model.maintenance import Maintenance
+from coordinator.model.schema import EventTime, StateSchema
 from coordinator.model.watermarks import Watermarks
 from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
@@ -121,7 +122,8 @@ def test_a_shard_that_is_about_to_move_goes_to_its_next_store_actor() -> None:
 def test_an_operator_that_is_fed_by_another_one_asks_before_each_batch() -> None:
     async def scenario(coordinator: Coordinator, _: MemoryObjectStore) -> None:
         await following(coordinator, await begun(coordinator), 1)
-        fed = replace(METADATA, state_name="fed", num_shards=1, schema={"options": {"upstream": ["clicks"]}})
+        schema = StateSchema((), (), (), None, None, "update", event_time=EventTime(upstream=("clicks",)))
+        fed = replace(METADATA, state_name="fed", num_shards=1, schema=schema)
         grant = await coordinator.attach_and_lease(replace(task(), state_name="fed"), fed, actor("a"))
         (outcome,) = await coordinator.commit_partitions("fed", [PartitionCommit((made(grant, 1),))])
         assert isinstance(outcome, Counted)

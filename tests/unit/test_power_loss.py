@@ -25,7 +25,7 @@ from coordinator.storage.local import LocalObjectStore
 from tests.unit.ledger_harness import actor, entry
 from tests.unit.losing_disk import KEEPS, LosingDisk, PowerLoss
 
-METADATA = StateMetadata("clicks", "query", 2, "update", {})
+METADATA = StateMetadata("clicks", "query", 2, "update")
 #: Changes that the disk sees in the whole scenario; more than there are does no harm.
 MOMENTS = 200
 NewStore = Callable[[LosingDisk], LocalObjectStore]

@@ -28,10 +28,12 @@ from coordinator.log.manifest_log import ManifestLog, unseal
 from coordinator.model.commits import CommitEntry
 from coordinator.model.errors import StateMismatchError, StorageUnavailableError, VersionNotFoundError
 from coordinator.model.identities import PYTHON_QUERY_ID, TaskIdentity
+from coordinator.model.schema import Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.memory import MemoryObjectStore
 
-CREATED = StateMetadata("s", "query", 2, "update", {"keys": [{"name": "k", "type": "int32"}]})
+SCHEMA = StateSchema((Field("k", "int32"),), (), (), None, None, "update")
+CREATED = StateMetadata("s", "query", 2, "update", SCHEMA)
 
 
 def started(run: str, batch: int, epoch: int, query: str = "query") -> RunStarted:

@@ -34,7 +34,7 @@ SCHEMA = StateSchema(
     delay_ms=None,
     output_mode="update",
 )
-CREATED = StateMetadata("s", "query", 1, "update", SCHEMA.to_json())
+CREATED = StateMetadata("s", "query", 1, "update", SCHEMA)
 KEYS = [f"key-{number}" for number in range(500)]
 FORM = pickle.dumps(ReadProjection(SCHEMA, is_keyed=False))
 

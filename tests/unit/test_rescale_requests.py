@@ -13,6 +13,7 @@ from coordinator.ledger.state_ledger import Counted
 from coordinator.model.commits import PartitionCommit
 from coordinator.model.errors import FencedError, InvalidRequestError
 from coordinator.model.maintenance import Maintenance
+from coordinator.model.schema import Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.spreading import ActorSlot
 from coordinator.runtime.runtime import MachineClock, now_ms
@@ -20,9 +21,8 @@ from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
 from tests.unit.ledger_harness import actor, entry, task
 
-METADATA = StateMetadata(
-    "clicks", "query", 2, "update", {"keys": [{"name": "k0", "type": "string"}], "accumulators": []}
-)
+SCHEMA = StateSchema((Field("k0", "string"),), (), (), None, None, "update")
+METADATA = StateMetadata("clicks", "query", 2, "update", SCHEMA)
 
 
 class RescaleHarness:
@@ -146,7 +146,7 @@ async def test_shards_are_told_by_their_numbers_and_old_ones_are_let_go_of_once_
 
 @scenario
 async def test_a_state_without_keys_is_not_rescaled(town: RescaleHarness) -> None:
-    keyless = replace(METADATA, num_shards=1, schema={"keys": [], "accumulators": []})
+    keyless = replace(METADATA, num_shards=1, schema=replace(SCHEMA, keys=()))
     grant = await town.coordinator.attach_and_lease(task(), keyless, actor("a"))
     made = replace(entry(grant, 1), committed_at_ms=now_ms(MachineClock()))
     await town.coordinator.commit_partitions("clicks", [PartitionCommit((made,))])

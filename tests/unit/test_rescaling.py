@@ -20,13 +20,13 @@ from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.errors import InvalidRequestError, VersionNotFoundError
 from coordinator.model.identities import DEFAULT_STORE
 from coordinator.model.load_plans import LoadPlan
+from coordinator.model.schema import Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.policy import StayElseLocal
 from tests.unit.ledger_harness import ROOT, FakeFleetView, actor, entry, task, through_json
 
-CREATED = StateMetadata(
-    "clicks", "query", 4, "update", {"keys": [{"name": "k0", "type": "int32"}, {"name": "__row", "type": "int64"}]}
-)
+SCHEMA = StateSchema((Field("k0", "int32"), Field("__row", "int64")), (), (), None, None, "update")
+CREATED = StateMetadata("clicks", "query", 4, "update", SCHEMA)
 FIRST = first_generation(CREATED)
 #: The hash of a key is the key.
 KEYS = range(-12, 24)

@@ -33,6 +33,7 @@ from coordinator.model.identities import (
     StateStoreProviderId,
     TaskIdentity,
 )
+from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.instance_registry import InstanceRegistry
 from coordinator.placement.policy import StayElseLocal
@@ -169,18 +170,23 @@ def test_a_ledger_survives_its_own_json() -> None:
     assert copy.to_json() == desk.ledger.to_json()
 
 
-FIELD = {"name": "k0", "type": "string", "nullable": True}
-SUM = {"kind": "sum_int", "inputs": ["v0"], "state": [{"name": "a0_sum", "type": "int64", "nullable": True}]}
-METADATA = StateMetadata("clicks", "query", 4, "update", {"keys": [FIELD], "accumulators": [SUM], "expiry_key": None})
+FIELD = Field("k0", "string")
+SUM = Accumulator(AccumulatorKind.SUM_INT, ("v0",), (Field("a0_sum", "int64"),))
+SCHEMA = StateSchema((FIELD,), (), (SUM,), None, None, "update")
+METADATA = StateMetadata("clicks", "query", 4, "update", SCHEMA)
+
+
+def with_schema(**fields: Any) -> StateMetadata:
+    return replace(METADATA, schema=replace(SCHEMA, **fields))
 
 
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
         (replace(METADATA, output_mode="append"), "output mode.*existing=`update` asked=`append`"),
-        (replace(METADATA, schema={**METADATA.schema, "keys": [{**FIELD, "type": "int64"}]}), "keys.*string.*int64"),
-        (replace(METADATA, schema={**METADATA.schema, "accumulators": [{**SUM, "kind": "max"}]}), "sum_int.*max"),
-        (replace(METADATA, schema={**METADATA.schema, "expiry_key": "k0"}), "expiry_key"),
+        (with_schema(keys=(Field("k0", "int64"),)), "keys.*string.*int64"),
+        (with_schema(accumulators=(replace(SUM, kind=AccumulatorKind.MAX),)), "sum_int.*max"),
+        (with_schema(expiry_key="k0"), "expiry_key"),
     ],
 )
 def test_a_query_that_does_not_fit_is_refused_with_both_sides(asked: StateMetadata, message: str) -> None:
@@ -190,8 +196,8 @@ def test_a_query_that_does_not_fit_is_refused_with_both_sides(asked: StateMetada
 
 
 def test_nullability_and_input_names_may_change() -> None:
-    schema = {**METADATA.schema, "keys": [{**FIELD, "nullable": False}], "accumulators": [{**SUM, "inputs": ["v7"]}]}
-    check_metadata(METADATA, replace(METADATA, schema=schema))
+    asked = with_schema(keys=(replace(FIELD, nullable=False),), accumulators=(replace(SUM, inputs=("v7",)),))
+    check_metadata(METADATA, asked)
 
 
 # -- Spark's StateStoreCoordinator, cases C1 and C2 -----------------------------------------------------------------

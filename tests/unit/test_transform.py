@@ -16,7 +16,7 @@ from pyspark.sql import types as T
 from coordinator.ledger.compatibility import continued
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import DEFAULT_STORE, StateStoreId
-from coordinator.model.schema import Field
+from coordinator.model.schema import Accumulator, Field
 from spark_jobs.functions.frames import PandasForm
 from spark_jobs.functions.group_task import GroupView
 from spark_jobs.functions.groups import Groups
@@ -639,11 +639,8 @@ def test_a_deleted_variable_cannot_be_used() -> None:
 # -- another schema ---------------------------------------------------------------------------------------------------
 
 
-def told(use: Callable[[StatefulProcessorHandle], Any]) -> list[dict[str, Any]]:
-    from coordinator.model.schema import StateSchema
-
-    accumulators = accumulators_of(in_init(PROCESSING, use).variables)
-    return StateSchema(KEYS, (), accumulators, None, None, "update").to_json()["accumulators"]  # type: ignore[no-any-return]
+def told(use: Callable[[StatefulProcessorHandle], Any]) -> tuple[Accumulator, ...]:
+    return accumulators_of(in_init(PROCESSING, use).variables)
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,15 @@ from coordinator.ledger.rescaling import decide_shards
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.ledger.version_stats import version_figures
 from coordinator.log.manifest_log import ManifestLog
+from coordinator.model.schema import Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.policy import StayElseLocal
 from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.verify import check_files, files_of
 from tests.unit.ledger_harness import FakeFleetView, actor, entry, task
 
-CREATED = StateMetadata("clicks", "query", 2, "update", {"keys": [{"name": "k0", "type": "int32"}]})
+SCHEMA = StateSchema((Field("k0", "int32"),), (), (), None, None, "update")
+CREATED = StateMetadata("clicks", "query", 2, "update", SCHEMA)
 
 
 class RescaledState:

@@ -286,7 +286,7 @@ def renamed(schema: StateSchema, name: str) -> StateSchema:
 
 
 def metadata(schema: StateSchema) -> StateMetadata:
-    return StateMetadata("s", "query", 1, "update", schema.to_json())
+    return StateMetadata("s", "query", 1, "update", schema)
 
 
 def test_a_description_makes_no_other_schema() -> None:
@@ -296,8 +296,8 @@ def test_a_description_makes_no_other_schema() -> None:
     assert StateSchema.from_json(json.loads(json.dumps(other.to_json()))).shown == other.shown
     assert "shown" not in other.undescribed().to_json()
     check_metadata(metadata(GROUPS), metadata(other))
-    assert same_state(GROUPS.to_json(), other.to_json())
-    assert not same_description(GROUPS.to_json(), other.to_json())
+    assert same_state(GROUPS, other)
+    assert not same_description(GROUPS, other)
 
 
 def test_a_new_description_alone_is_written_down_once() -> None:
@@ -312,7 +312,7 @@ def test_a_new_description_alone_is_written_down_once() -> None:
 
     (record,) = decided(GROUPS)
     assert isinstance(record, SchemaChanged)
-    assert StateSchema.from_json(record.schema).shown == GROUPS.shown
+    assert record.schema.shown == GROUPS.shown
     assert decided(GROUPS) == []
     assert len(decided(renamed(GROUPS, "mean"))) == 1
 
