@@ -13,6 +13,7 @@ from numba.types import Tuple, float64, int64, uint8, uint32, uint64
 from store_actors.engine.fold_kernels import bytes_less, decimal_less, fold_step
 from store_actors.engine.hash_kernels import hash_row
 from store_actors.engine.index_kernels import _BLOCK, _LOW32, _NEVER, _ONE, _S32, _ZERO, LIVE, _find, index_shift
+from store_actors.engine.op_code_kernels import OpCode
 
 __all__ = ["ACCUMULATE_WORDS", "accumulate"]
 
@@ -44,13 +45,13 @@ def _add_decimal(rows, rows_i, slot, word, low, high, limits, limit, flag_word, 
     cache=True, nogil=True,
 )  # fmt: skip
 def _step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, limits, arena, offsets):
-    """Move accumulator ``n`` by one row; kinds are numbered in ``accumulators.OpCode`` (those missing: `_fold_block`, `fold_step`)."""
-    kind = ops[n, 0]
+    """Move accumulator ``n`` by one row. Codes that are not here are steps of `_fold_block` or of `fold_step`."""
+    code = ops[n, 0]
     a, b, c = ops[n, 1], ops[n, 2], ops[n, 3]
     word = ops[n, 4]
     flag_word, flag = ops[n, 5], np.uint64(ops[n, 6])
     present = a < 0 or valid[a, row] != 0
-    if kind == 3:  # ADD_DECIMAL: a, b the two words, c the is_empty of a partial sum or -1
+    if code == OpCode.ADD_DECIMAL:  # a, b the two words, c the is_empty of a partial sum or -1
         if c >= 0:
             if values[c, row] != _ZERO:
                 return
@@ -63,28 +64,28 @@ def _step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, limi
         _add_decimal(
             rows, rows_i, slot, word, values[a, row], np.int64(values[b, row]), limits, ops[n, 7], flag_word, flag
         )
-    elif kind == 4 or kind == 5:  # MIN_INT, MAX_INT
+    elif code == OpCode.MIN_INT or code == OpCode.MAX_INT:
         if present:
             x = np.int64(values[a, row])
             current = rows_i[slot, word]
-            if rows[slot, flag_word] & flag == _ZERO or (x < current if kind == 4 else x > current):
+            if rows[slot, flag_word] & flag == _ZERO or (x < current if code == OpCode.MIN_INT else x > current):
                 rows_i[slot, word] = x
                 rows[slot, flag_word] |= flag
-    elif kind == 6 or kind == 7:  # MIN_FLOAT, MAX_FLOAT: NaN is larger than every number (Spark's ordering)
+    elif code == OpCode.MIN_FLOAT or code == OpCode.MAX_FLOAT:  # NaN is larger than every number (Spark's ordering)
         if present:
             y = values_f[a, row]
             now = rows_f[slot, word]
-            if kind == 6:
+            if code == OpCode.MIN_FLOAT:
                 better = y < now or (np.isnan(now) and not np.isnan(y))
             else:
                 better = y > now or (np.isnan(y) and not np.isnan(now))
             if rows[slot, flag_word] & flag == _ZERO or better:
                 rows_f[slot, word] = y
                 rows[slot, flag_word] |= flag
-    elif kind == 8 or kind == 9:  # MIN_DECIMAL, MAX_DECIMAL
+    elif code == OpCode.MIN_DECIMAL or code == OpCode.MAX_DECIMAL:
         if present:
             low, high = values[a, row], np.int64(values[b, row])
-            if kind == 8:
+            if code == OpCode.MIN_DECIMAL:
                 better = decimal_less(low, high, rows[slot, word], rows_i[slot, word + 1])
             else:
                 better = decimal_less(rows[slot, word], rows_i[slot, word + 1], low, high)
@@ -92,19 +93,23 @@ def _step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, limi
                 rows[slot, word] = low
                 rows_i[slot, word + 1] = high
                 rows[slot, flag_word] |= flag
-    elif kind == 10 or kind == 11:  # MIN_STRING, MAX_STRING
+    elif code == OpCode.MIN_STRING or code == OpCode.MAX_STRING:
         if present:
             new, old = np.int64(values[a, row]), rows_i[slot, word]
             first_value = rows[slot, flag_word] & flag == _ZERO
             if first_value or (
-                bytes_less(arena, offsets, new, old) if kind == 10 else bytes_less(arena, offsets, old, new)
+                bytes_less(arena, offsets, new, old)
+                if code == OpCode.MIN_STRING
+                else bytes_less(arena, offsets, old, new)
             ):
                 rows_i[slot, word] = new
                 rows[slot, flag_word] |= flag
-    elif kind == 12 or kind == 13:  # FIRST, LAST: c the value_set of a partial or -1; ops[n, 8]: nulls are skipped
+    elif (
+        code == OpCode.FIRST or code == OpCode.LAST
+    ):  # c the value_set of a partial or -1; ops[n, 8]: nulls are skipped
         width = ops[n, 7]
         taken = values[c, row] != _ZERO if c >= 0 else (present or ops[n, 8] == 0)
-        if taken and (kind == 13 or rows[slot, word + width] == _ZERO):
+        if taken and (code == OpCode.LAST or rows[slot, word + width] == _ZERO):
             rows[slot, word] = values[a, row]
             if width == 2:
                 rows[slot, word + 1] = values[b, row]
@@ -113,7 +118,7 @@ def _step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, limi
                 rows[slot, flag_word] |= flag
             else:
                 rows[slot, flag_word] &= ~flag
-    elif kind == 14:  # MOMENTS of a raw value: Welford, in the order Spark's CentralMomentAgg computes it
+    elif code == OpCode.MOMENTS:  # of a raw value: Welford, in the order Spark's CentralMomentAgg computes it
         if present:
             x_f = values_f[a, row]
             count = rows_f[slot, word] + 1.0
@@ -122,7 +127,7 @@ def _step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, limi
             rows_f[slot, word] = count
             rows_f[slot, word + 1] += delta_n
             rows_f[slot, word + 2] += delta * (delta - delta_n)
-    elif kind == 15:  # MERGE_MOMENTS, of a partial (n, avg, m2): Chan et al., as Spark merges
+    elif code == OpCode.MERGE_MOMENTS:  # of a partial (n, avg, m2): Chan et al., as Spark merges
         n1, n2 = rows_f[slot, word], values_f[a, row]
         if n2 > 0.0:
             total = n1 + n2
@@ -142,19 +147,19 @@ def _step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, limi
 def _fold_block(ops, rows, rows_i, rows_f, slots, values, values_f, valid, begin, end, limits, arena, offsets):
     """Move every accumulator by rows ``begin..end``, whose groups are ``slots``; their rows are in the cache now."""
     for n in range(ops.shape[0]):
-        kind, a, word = ops[n, 0], ops[n, 1], ops[n, 4]
+        code, a, word = ops[n, 0], ops[n, 1], ops[n, 4]
         flag_word, flag = ops[n, 5], np.uint64(ops[n, 6])
-        # The commonest kinds get a loop without a branch per row on the kind.
-        if kind == 0:  # COUNT
+        # The commonest steps get a loop without a branch per row on the code.
+        if code == OpCode.COUNT:
             for row in range(begin, end):
                 rows_i[slots[row - begin], word] += 1 if a < 0 else np.int64(valid[a, row])
-        elif kind == 1:  # ADD_INT
+        elif code == OpCode.ADD_INT:
             for row in range(begin, end):
                 if valid[a, row] != 0:
                     slot = slots[row - begin]
                     rows[slot, word] += values[a, row]
                     rows[slot, flag_word] |= flag
-        elif kind == 2:  # ADD_FLOAT
+        elif code == OpCode.ADD_FLOAT:
             for row in range(begin, end):
                 if valid[a, row] != 0:
                     slot = slots[row - begin]

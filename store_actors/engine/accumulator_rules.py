@@ -8,62 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum, IntEnum, auto
+from enum import Enum, auto
 
 from coordinator.model.accumulator_kinds import AccumulatorKind
+from store_actors.engine.op_code_kernels import OpCode
 
-__all__ = ["RULES", "OpCode", "Ordering", "Rule", "StateForm"]
-
-
-class OpCode(IntEnum):
-    """Numbers of the branches of ``accumulate_kernels._step``, ``accumulate_kernels._fold_block`` and ``fold_kernels.fold_step``."""
-
-    COUNT = 0
-    ADD_INT = 1
-    ADD_FLOAT = 2
-    ADD_DECIMAL = 3
-    MIN_INT = 4
-    MAX_INT = 5
-    MIN_FLOAT = 6
-    MAX_FLOAT = 7
-    MIN_DECIMAL = 8
-    MAX_DECIMAL = 9
-    MIN_STRING = 10
-    MAX_STRING = 11
-    FIRST = 12
-    LAST = 13
-    MOMENTS = 14
-    MERGE_MOMENTS = 15
-    MULTIPLY_FLOAT = 16
-    AND_INT = 17
-    OR_INT = 18
-    XOR_INT = 19
-    ADD_INT_CHECKED = 20
-    MIN_BY_INT = 21
-    MAX_BY_INT = 22
-    MIN_BY_FLOAT = 23
-    MAX_BY_FLOAT = 24
-    MIN_BY_DECIMAL = 25
-    MAX_BY_DECIMAL = 26
-    MIN_BY_STRING = 27
-    MAX_BY_STRING = 28
-    HIGHER_MOMENTS = 29
-    MERGE_HIGHER_MOMENTS = 30
-    CO_MOMENTS = 31
-    MERGE_CO_MOMENTS = 32
-    ADD_HASH = 33
-    MERGE_REGISTERS = 34
-    SET_BIT = 35
-    OR_WORDS = 36
-    COUNT_LONG = 37
-    COUNT_HASHES = 38
-    MERGE_COUNTS = 39
-    ADD_TO_BINS = 40
-    MERGE_BINS = 41
-    MIN_NESTED = 42
-    MAX_NESTED = 43
-    MIN_BY_NESTED = 44
-    MAX_BY_NESTED = 45
+__all__ = ["RULES", "Ordering", "Rule", "StateForm"]
 
 
 class Ordering(Enum):

@@ -10,6 +10,7 @@ from numba import njit, void
 from numba.types import boolean, float64, int64, uint8, uint64
 
 from store_actors.engine.nested_kernels import compare_nested
+from store_actors.engine.op_code_kernels import OpCode
 from store_actors.engine.sketch_kernels import sketch_step
 
 __all__ = ["bytes_less", "decimal_less", "fold_step", "sum_registers"]
@@ -57,31 +58,31 @@ def _add_checked(rows, rows_i, slot, word, value, bits, flag_word, flag):
     boolean(int64, u64_2, i64_2, f64_2, int64, int64, u64_2, f64_2, int64, int64, i64_2, int64, u8_1, i64_1),
     cache=True, nogil=True,
 )  # fmt: skip
-def _replaces(kind, rows, rows_i, rows_f, slot, word, values, values_f, column, row, limits, parts, arena, offsets):
+def _replaces(code, rows, rows_i, rows_f, slot, word, values, values_f, column, row, limits, parts, arena, offsets):
     """Whether the ordering of a row takes the place of the group's: an equal one does."""
-    if kind == 21 or kind == 22:  # MIN_BY_INT, MAX_BY_INT
+    if code == OpCode.MIN_BY_INT or code == OpCode.MAX_BY_INT:
         x, now = np.int64(values[column, row]), rows_i[slot, word]
-        return x <= now if kind == 21 else x >= now
-    if kind == 23 or kind == 24:  # MIN_BY_FLOAT, MAX_BY_FLOAT
+        return x <= now if code == OpCode.MIN_BY_INT else x >= now
+    if code == OpCode.MIN_BY_FLOAT or code == OpCode.MAX_BY_FLOAT:
         # NaN is larger than every number, and equal to itself.
         y, old = values_f[column, row], rows_f[slot, word]
-        if kind == 23:
+        if code == OpCode.MIN_BY_FLOAT:
             return np.isnan(old) or y <= old
         return np.isnan(y) or y >= old
-    if kind == 25 or kind == 26:  # MIN_BY_DECIMAL, MAX_BY_DECIMAL
+    if code == OpCode.MIN_BY_DECIMAL or code == OpCode.MAX_BY_DECIMAL:
         low, high = values[column, row], np.int64(values[column + 1, row])
-        if kind == 25:
+        if code == OpCode.MIN_BY_DECIMAL:
             return not decimal_less(rows[slot, word], rows_i[slot, word + 1], low, high)
         return not decimal_less(low, high, rows[slot, word], rows_i[slot, word + 1])
     left, right = np.int64(values[column, row]), rows_i[slot, word]
-    if kind == 27 or kind == 28:  # MIN_BY_STRING, MAX_BY_STRING
-        return (
-            not bytes_less(arena, offsets, right, left) if kind == 27 else not bytes_less(arena, offsets, left, right)
-        )
-    if kind == 44 or kind == 45:  # MIN_BY_NESTED, MAX_BY_NESTED
-        found = compare_nested(arena, offsets, left, right, limits, parts)
-        return found <= 0 if kind == 44 else found >= 0
-    return False
+    if code == OpCode.MIN_BY_STRING or code == OpCode.MAX_BY_STRING:
+        if code == OpCode.MIN_BY_STRING:
+            return not bytes_less(arena, offsets, right, left)
+        return not bytes_less(arena, offsets, left, right)
+    if code == OpCode.MIN_BY_NESTED or code == OpCode.MAX_BY_NESTED:
+        order = compare_nested(arena, offsets, left, right, limits, parts)
+        return order <= 0 if code == OpCode.MIN_BY_NESTED else order >= 0
+    raise ValueError("no ordering is compared by this code")
 
 
 @njit(void(f64_2, int64, int64, float64, int64), cache=True, nogil=True)
@@ -173,19 +174,19 @@ def _merge_co_moments(rows_f, slot, word, values_f, a, row, with_squares):
 )  # fmt: skip
 def _step_by(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, limits, arena, offsets):
     """Take a row's value if its ordering says so."""
-    kind, a, column, width = ops[n, 0], ops[n, 1], ops[n, 3], ops[n, 7]
+    code, a, column, width = ops[n, 0], ops[n, 1], ops[n, 3], ops[n, 7]
     word, flag_word, flag = ops[n, 4], ops[n, 5], np.uint64(ops[n, 6])
     ordering, ordering_flag_word, ordering_flag = ops[n, 9], ops[n, 10], np.uint64(ops[n, 11])
     if valid[column, row] == 0:
         return
     if rows[slot, ordering_flag_word] & ordering_flag != _ZERO and not _replaces(
-        kind, rows, rows_i, rows_f, slot, ordering, values, values_f, column, row, limits, ops[n, 2], arena, offsets
+        code, rows, rows_i, rows_f, slot, ordering, values, values_f, column, row, limits, ops[n, 2], arena, offsets
     ):
         return
     for number in range(width):
         rows[slot, word + number] = values[a + number, row]
     rows[slot, ordering] = values[column, row]
-    if kind == 25 or kind == 26:  # MIN_BY_DECIMAL, MAX_BY_DECIMAL
+    if code == OpCode.MIN_BY_DECIMAL or code == OpCode.MAX_BY_DECIMAL:
         rows[slot, ordering + 1] = values[column + 1, row]
     rows[slot, ordering_flag_word] |= ordering_flag
     if valid[a, row] != 0:
@@ -212,29 +213,31 @@ def _add_hash(rows, slot, word, hashed, words):
 
 
 @njit(uint64(uint64, uint64), cache=True, nogil=True)
-def _larger_registers(one, other):
+def _larger_registers(left_word, right_word):
     merged = _ZERO
     for number in range(10):
         shift = np.uint64(number * 6)
-        left, right = (one >> shift) & _REGISTER, (other >> shift) & _REGISTER
+        left, right = (left_word >> shift) & _REGISTER, (right_word >> shift) & _REGISTER
         merged |= max(left, right) << shift
     return merged
 
 
 @njit(void(int64, u64_2, int64, int64, u64_2, int64, int64, int64), cache=True, nogil=True)
-def _step_words(kind, rows, slot, word, values, a, row, words):
+def _step_words(code, rows, slot, word, values, a, row, words):
     """Move a state of many words by a row."""
-    if kind == 33:  # ADD_HASH
+    if code == OpCode.ADD_HASH:
         _add_hash(rows, slot, word, values[a, row], words)
-    elif kind == 34:  # MERGE_REGISTERS
+    elif code == OpCode.MERGE_REGISTERS:
         for number in range(words):
             rows[slot, word + number] = _larger_registers(rows[slot, word + number], values[a + number, row])
-    elif kind == 35:  # SET_BIT
+    elif code == OpCode.SET_BIT:
         position = values[a, row]
         rows[slot, word + np.int64(position >> np.uint64(6))] |= _ONE << (position & np.uint64(63))
-    elif kind == 36:  # OR_WORDS
+    elif code == OpCode.OR_WORDS:
         for number in range(words):
             rows[slot, word + number] |= values[a + number, row]
+    else:
+        raise ValueError("no state of words has a step of this code")
 
 
 @njit(void(u64_2, f64_2), cache=True, nogil=True)
@@ -255,20 +258,62 @@ def sum_registers(registers, out):
 
 
 @njit(
+    void(int64, u64_2, i64_2, int64, int64, int64, uint64, u64_2, int64, int64, i64_2, int64, u8_1, i64_1),
+    cache=True, nogil=True, inline="always",
+)  # fmt: skip
+def _step_nested(code, rows, rows_i, slot, word, flag_word, flag, values, a, row, limits, parts, arena, offsets):
+    """Keep the smaller or the larger of two arrays or structs."""
+    new, old = np.int64(values[a, row]), rows_i[slot, word]
+    is_first = rows[slot, flag_word] & flag == _ZERO
+    order = 0 if is_first else compare_nested(arena, offsets, new, old, limits, parts)
+    if is_first or (order < 0 if code == OpCode.MIN_NESTED else order > 0):
+        rows_i[slot, word] = new
+        rows[slot, flag_word] |= flag
+
+
+@njit(
+    void(int64, u64_2, f64_2, int64, int64, int64, uint64, u64_2, f64_2, int64, int64),
+    cache=True, nogil=True, inline="always",
+)  # fmt: skip
+def _combine(code, rows, rows_f, slot, word, flag_word, flag, values, values_f, a, row):
+    """Multiply, or combine the bits of, the group's value and the row's; the first value of a group stays as it is."""
+    is_first = rows[slot, flag_word] & flag == _ZERO
+    rows[slot, flag_word] |= flag
+    if is_first:
+        rows[slot, word] = values[a, row]
+    elif code == OpCode.MULTIPLY_FLOAT:
+        rows_f[slot, word] *= values_f[a, row]
+    elif code == OpCode.AND_INT:
+        rows[slot, word] &= values[a, row]
+    elif code == OpCode.OR_INT:
+        rows[slot, word] |= values[a, row]
+    elif code == OpCode.XOR_INT:
+        rows[slot, word] ^= values[a, row]
+    else:
+        raise ValueError("no accumulator combines values by this code")
+
+
+@njit(
     void(i64_2, int64, u64_2, i64_2, f64_2, int64, u64_2, f64_2, u8_2, int64, i64_2, u8_1, i64_1),
     cache=True, nogil=True,
 )  # fmt: skip
 def fold_step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, limits, arena, offsets):
-    """Move accumulator ``n`` by one row; the kinds are numbered in ``accumulators.OpCode``."""
-    kind = ops[n, 0]
+    """Move accumulator ``n`` by one row: the steps that ``accumulate_kernels`` does not have.
+
+    Raises
+    ------
+    ValueError
+        There is no step of that code.
+    """
+    code = ops[n, 0]
     a, b, c = ops[n, 1], ops[n, 2], ops[n, 3]
     word, flag_word, flag, extra = ops[n, 4], ops[n, 5], np.uint64(ops[n, 6]), ops[n, 7]
     present = valid[a, row] != 0
-    if kind == 30:  # MERGE_HIGHER_MOMENTS
+    if code == OpCode.MERGE_HIGHER_MOMENTS:
         _merge_moments(rows_f, slot, word, values_f, a, row, extra)
-    elif kind == 32:  # MERGE_CO_MOMENTS
+    elif code == OpCode.MERGE_CO_MOMENTS:
         _merge_co_moments(rows_f, slot, word, values_f, a, row, extra)
-    elif kind == 20:  # ADD_INT_CHECKED: c the is_empty of a partial sum or -1
+    elif code == OpCode.ADD_INT_CHECKED:  # c the is_empty of a partial sum or -1
         if values[c, row] != _ZERO if c >= 0 else not present:
             return
         rows[slot, word + 1] = _ZERO
@@ -276,37 +321,27 @@ def fold_step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, 
             rows[slot, flag_word] &= ~flag  # overflowed, here or in the partial sum: null for good
             return
         _add_checked(rows, rows_i, slot, word, np.int64(values[a, row]), extra, flag_word, flag)
-    elif (kind >= 21 and kind <= 28) or kind >= 44:
+    elif (code >= OpCode.MIN_BY_INT and code <= OpCode.MAX_BY_STRING) or (
+        code == OpCode.MIN_BY_NESTED or code == OpCode.MAX_BY_NESTED
+    ):
         _step_by(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, limits, arena, offsets)
-    elif not present:
-        return
-    elif kind == 42 or kind == 43:  # MIN_NESTED, MAX_NESTED: b where the type's parts are told
-        new, old = np.int64(values[a, row]), rows_i[slot, word]
-        order = 0
-        if rows[slot, flag_word] & flag != _ZERO:
-            order = compare_nested(arena, offsets, new, old, limits, b)
-        if rows[slot, flag_word] & flag == _ZERO or (order < 0 if kind == 42 else order > 0):
-            rows_i[slot, word] = new
-            rows[slot, flag_word] |= flag
-    elif kind >= 37:
-        sketch_step(kind, rows, rows_i, rows_f, slot, word, values, values_f, a, row, extra)
-    elif kind >= 33:
-        _step_words(kind, rows, slot, word, values, a, row, extra)
-    elif kind == 29:  # HIGHER_MOMENTS
-        _add_moments(rows_f, slot, word, values_f[a, row], extra)
-    elif kind == 31:  # CO_MOMENTS
-        if valid[b, row] != 0:
+    elif code == OpCode.MIN_NESTED or code == OpCode.MAX_NESTED:  # b: the first line of the type's parts in `limits`
+        if present:
+            _step_nested(code, rows, rows_i, slot, word, flag_word, flag, values, a, row, limits, b, arena, offsets)
+    elif code >= OpCode.COUNT_LONG and code <= OpCode.MERGE_BINS:
+        if present:
+            sketch_step(code, rows, rows_i, rows_f, slot, word, values, values_f, a, row, extra)
+    elif code >= OpCode.ADD_HASH and code <= OpCode.OR_WORDS:
+        if present:
+            _step_words(code, rows, slot, word, values, a, row, extra)
+    elif code == OpCode.HIGHER_MOMENTS:
+        if present:
+            _add_moments(rows_f, slot, word, values_f[a, row], extra)
+    elif code == OpCode.CO_MOMENTS:
+        if present and valid[b, row] != 0:
             _add_co_moments(rows_f, slot, word, values_f[a, row], values_f[b, row], extra)
+    elif code >= OpCode.MULTIPLY_FLOAT and code <= OpCode.XOR_INT:
+        if present:
+            _combine(code, rows, rows_f, slot, word, flag_word, flag, values, values_f, a, row)
     else:
-        is_first = rows[slot, flag_word] & flag == _ZERO
-        rows[slot, flag_word] |= flag
-        if is_first:
-            rows[slot, word] = values[a, row]
-        elif kind == 16:  # MULTIPLY_FLOAT
-            rows_f[slot, word] *= values_f[a, row]
-        elif kind == 17:  # AND_INT
-            rows[slot, word] &= values[a, row]
-        elif kind == 18:  # OR_INT
-            rows[slot, word] |= values[a, row]
-        elif kind == 19:  # XOR_INT
-            rows[slot, word] ^= values[a, row]
+        raise ValueError("no accumulator has a step of this code")

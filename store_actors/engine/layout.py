@@ -14,11 +14,12 @@ from coordinator.model.nested_types import is_nested
 from coordinator.model.schema import ROW_COLUMN, Accumulator, Field, StateSchema
 from coordinator.model.type_names import is_counted, is_growing, string_to_type
 from store_actors.engine.accumulate_kernels import ACCUMULATE_WORDS
-from store_actors.engine.accumulator_rules import RULES, OpCode, Ordering, Rule, StateForm
+from store_actors.engine.accumulator_rules import RULES, Ordering, Rule, StateForm
 from store_actors.engine.arrays import Slots, Words
 from store_actors.engine.index_kernels import FLAG_BITS
 from store_actors.engine.list_kernels import FLOAT_SET, LIST, SET
 from store_actors.engine.nested import is_text, parts_of
+from store_actors.engine.op_code_kernels import OpCode
 
 __all__ = ["Feed", "FieldSlot", "ListSlot", "RowLayout", "Sketch", "all_words", "held_type", "words_of"]
 

@@ -6,6 +6,8 @@ import numpy as np
 from numba import njit, void
 from numba.types import float64, int64, uint64
 
+from store_actors.engine.op_code_kernels import OpCode
+
 __all__ = ["sketch_step"]
 
 _S32 = np.uint64(32)
@@ -17,18 +19,18 @@ u64_2, i64_2, f64_1, f64_2 = uint64[:, ::1], int64[:, ::1], float64[::1], float6
 
 
 @njit(void(int64, i64_2, int64, int64, uint64, int64, int64), cache=True, nogil=True)
-def _count(kind, rows_i, slot, word, value, words, depth):
+def _count(code, rows_i, slot, word, value, words, depth):
     """Count an item in every line of a table, as Spark's CountMinSketchImpl finds its places."""
     width = (words - 1 - depth) // depth
     rows_i[slot, word] += 1
     # As 32-bit integers, which wrap.
     first, second = np.int32(np.uint32(value >> _S32)), np.int32(np.uint32(value & _LOW32))
     for line in range(depth):
-        if kind == 37:  # COUNT_LONG
+        if code == OpCode.COUNT_LONG:
             hashed = np.int64(np.uint64(rows_i[slot, word + 1 + line]) * value)
             hashed += hashed >> 32
             place = (hashed & _PRIME) % width
-        else:
+        else:  # COUNT_HASHES
             mixed = np.int64(first) + np.int64(line) * np.int64(second)
             narrow = np.int64(np.int32(np.uint32(np.uint64(mixed) & _LOW32)))
             place = abs(narrow) % width  # the sign of Java's remainder is that of its left side
@@ -107,17 +109,19 @@ def _merge_bins(rows_i, rows_f, slot, word, values, values_f, a, row, most):
     void(int64, u64_2, i64_2, f64_2, int64, int64, u64_2, f64_2, int64, int64, int64),
     cache=True, nogil=True,
 )  # fmt: skip
-def sketch_step(kind, rows, rows_i, rows_f, slot, word, values, values_f, a, row, extra):
+def sketch_step(code, rows, rows_i, rows_f, slot, word, values, values_f, a, row, extra):
     """Move a sketch by a row; ``extra`` is its number of words, and above 32 bits what else it goes by."""
     words, further = extra & np.int64(0xFFFFFFFF), extra >> 32
-    if kind == 37 or kind == 38:  # COUNT_LONG, COUNT_HASHES
-        _count(kind, rows_i, slot, word, values[a, row], words, further)
-    elif kind == 39:  # MERGE_COUNTS: the factors between the total and the table stay
+    if code == OpCode.COUNT_LONG or code == OpCode.COUNT_HASHES:
+        _count(code, rows_i, slot, word, values[a, row], words, further)
+    elif code == OpCode.MERGE_COUNTS:  # the factors between the total and the table stay
         rows[slot, word] += values[a, row]
         for number in range(1 + further, words):
             rows[slot, word + number] += values[a + number, row]
-    elif kind == 40:  # ADD_TO_BINS
+    elif code == OpCode.ADD_TO_BINS:
         value = values_f[a, row] if further else np.float64(np.int64(values[a, row]))
         _add_to_bins(rows_i, rows_f, slot, word, value, (words - 1) // 2 - 1)
-    elif kind == 41:  # MERGE_BINS
+    elif code == OpCode.MERGE_BINS:
         _merge_bins(rows_i, rows_f, slot, word, values, values_f, a, row, (words - 1) // 2 - 1)
+    else:
+        raise ValueError("no sketch has a step of this code")

@@ -10,7 +10,8 @@ from coordinator.ledger import compatibility
 from coordinator.model.accumulator_kinds import AccumulatorKind
 from spark_jobs.operators.accumulators import held_functions
 from store_actors.engine import accumulate_kernels, fold_kernels, sketch_kernels
-from store_actors.engine.accumulator_rules import RULES, OpCode, Ordering, StateForm
+from store_actors.engine.accumulator_rules import RULES, Ordering, StateForm
+from store_actors.engine.op_code_kernels import OpCode
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,18 +33,12 @@ def test_every_step_is_the_step_of_some_kind() -> None:
     assert used == set(OpCode)
 
 
-def test_compiled_branches_have_the_numbers_of_the_table() -> None:
-    """Numba caches by the kernels' own source, so these are numbers there, each with its name beside it."""
+def test_compiled_branches_name_every_step_and_no_number() -> None:
     source = "".join(Path(module.__file__).read_text() for module in (accumulate_kernels, fold_kernels, sketch_kernels))
-    branches = re.findall(r"if (kind == \d+(?: or kind == \d+)*):(?: +# ([A-Z_]+(?:, [A-Z_]+)*))?", source)
-    named = {}
-    for condition, names in branches:
-        numbers = [int(number) for number in re.findall(r"\d+", condition)]
-        if not names:
-            continue  # inside a branch of several, which has named them
-        assert len(numbers) == len(names.split(", ")), condition
-        named |= dict(zip(names.split(", "), numbers, strict=True))
-    assert named == {code.name: int(code) for code in OpCode}
+    named = re.findall(r"\bcode == OpCode\.([A-Z_0-9]+)", source)
+    # The last step of a function is its `else`, with its name beside it.
+    assert {*named, *re.findall(r"else:  # ([A-Z_]+)\n", source)} == {code.name for code in OpCode}
+    assert not re.findall(r"\b(?:code|kind) (?:==|!=|<=|>=|<|>) -?\d", source)
 
 
 def test_kinds_that_go_on_as_each_other_are_those_with_one_meaning() -> None:
