@@ -74,3 +74,13 @@ def test_the_code_that_the_glossary_names_exists() -> None:
     cells = [line.rsplit("|", 2)[1] for line in lines if re.match(r"\| (?!---|term)", line)]
     assert len(cells) > 60
     assert {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)} - _names_of_code() == set()
+
+
+def test_the_reading_list_has_the_sizes_of_its_files() -> None:
+    """Within a quarter, so that not every change of a file is one of the page."""
+    rows = re.findall(
+        r"^\|[^|]*\| `([\w/]+\.py)` \| (\d+) \|", (ROOT / "docs" / "contributing.md").read_text(), re.MULTILINE
+    )
+    assert len(rows) > 10
+    sizes = {file: len((ROOT / file).read_text().splitlines()) for file, _ in rows}
+    assert not [(file, sizes[file]) for file, lines in rows if abs(int(lines) - sizes[file]) > sizes[file] / 4]
