@@ -6,18 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
-import pytest
-from hypothesis import note
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, invariant, precondition, rule
+from hypothesis.stateful import precondition, rule
 
-from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from store_actors.engine.table import GroupTable
-from store_actors.engine.versions import Change
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard, output_of
-from tests.unit.compacting import CompactingMachine
+from tests.unit.operator_machine import OperatorMachine
 
 SECOND = 1_000_000
 SCHEMA = StateSchema(
@@ -84,11 +80,11 @@ def wrap(value: int) -> int:
     return (value + 2**63) % 2**64 - 2**63
 
 
-class ModelVersion:
+class AggregateModel:
     def __init__(self, groups: Groups, watermark_ms: int) -> None:
         self.groups, self.watermark_ms = groups, watermark_ms
 
-    def after(self, rows: list[tuple[Any, ...]], max_event_ms: int | None) -> tuple[ModelVersion, Groups, Groups]:
+    def after(self, rows: list[tuple[Any, ...]], max_event_ms: int | None) -> tuple[AggregateModel, Groups, Groups]:
         """(next version, updated groups, closed groups)"""
         groups, touched = dict(self.groups), set()
         for end, user, amount, label in rows:
@@ -107,29 +103,23 @@ class ModelVersion:
         closed = {key: row for key, row in groups.items() if key[0] is not None and key[0] * 1000 <= watermark}
         updated = {key: groups[key] for key in touched}
         left = {key: row for key, row in groups.items() if key not in closed}
-        return ModelVersion(left, watermark), updated, closed
+        return AggregateModel(left, watermark), updated, closed
 
     def late(self, rows: list[tuple[Any, ...]]) -> int:
         """Groups of late rows, each of which Spark adds up to one before it counts."""
         return len({row[:2] for row in rows if row[0] is not None and row[0] * 1000 <= self.watermark_ms})
 
 
-class ShardMachine(CompactingMachine):
+class AggregateMachine(OperatorMachine[AggregateModel]):
     def __init__(self) -> None:
         super().__init__()
-        self.shard = AggregateShard(SCHEMA)
-        self.versions = {0: ModelVersion({}, 0)}
-        self.changes: dict[int, Change] = {}
-        self.base: dict[int, int] = {}
-        self.pending: tuple[Change, ModelVersion] | None = None
+        self.begin(AggregateModel({}, 0))
 
-    @property
-    def newest(self) -> ModelVersion:
-        return self.versions[self.shard.version]
+    def new_shard(self) -> AggregateShard:
+        return AggregateShard(SCHEMA)
 
-    @initialize()
-    def start(self) -> None:
-        assert len(self.shard) == 0
+    def no_rows(self) -> ShardInput:
+        return input_of()
 
     @precondition(lambda self: self.pending is None)
     @rule(
@@ -139,65 +129,15 @@ class ShardMachine(CompactingMachine):
         event=st.one_of(st.none(), st.integers(0, 30)),
     )
     def apply(self, rows: list[tuple[Any, ...]], parts: int, combined: int, event: int | None) -> None:
-        max_event_ms = None if event is None else event * 1000
-        model, updated, closed = self.newest.after(rows, max_event_ms)
-        pieces = [rows[part::parts] for part in range(parts)]
-        batches = [batch_of(piece) for piece in pieces]
-        late = self.newest.late(rows)
-        change = self.shard.apply(
-            input_of(*batches[combined:], combined=batches[:combined]), model.watermark_ms, self.shard.version + 1
-        )
-        note(f"version {change.version}: {change.delta.to_pylist()}")
-        assert (change.rows_in, change.rows_late) == (len(rows), late)
+        model, updated, closed = self.newest.after(rows, None if event is None else event * 1000)
+        batches = [batch_of(rows[part::parts]) for part in range(parts)]
+        change = self.apply_input(input_of(*batches[combined:], combined=batches[:combined]), model.watermark_ms)
+        assert (change.rows_in, change.rows_late) == (len(rows), self.newest.late(rows))
         assert (change.rows_updated, change.rows_removed) == (len(updated), len(closed))
         assert groups_of(output_of(change.delta, "update")) == updated
         assert groups_of(output_of(change.delta, "append")) == closed
-        self.pending = (change, model)
+        self.applied(change, model)
 
-    @precondition(lambda self: self.pending is not None)
-    @rule()
-    def apply_twice_is_refused(self) -> None:
-        with pytest.raises(InvalidRequestError, match="uncommitted"):
-            self.shard.apply(input_of(), 0, self.shard.version + 1)
-
-    @precondition(lambda self: self.pending is not None)
-    @rule()
-    def commit(self) -> None:
-        assert self.pending is not None
-        change, model = self.pending
-        self.base[change.version] = self.shard.version
-        assert self.shard.commit() == change.version
-        self.versions[change.version], self.changes[change.version] = model, change
-        self.pending = None
-
-    @precondition(lambda self: self.pending is not None)
-    @rule()
-    def abort(self) -> None:
-        self.shard.abort()
-        self.pending = None
-
-    @precondition(lambda self: self.pending is None)
-    @rule(back=st.integers(0, 4))
-    def rollback(self, back: int) -> None:
-        version = max(0, self.shard.version - back)
-        newest = self.shard.version
-        if self.shard.rollback(version):
-            assert self.shard.version == version
-        else:
-            assert self.shard.version == newest
-
-    @precondition(lambda self: self.pending is None)
-    @rule()
-    def reload(self) -> None:
-        fresh = AggregateShard(SCHEMA)
-        for version in range(1, self.shard.version + 1):
-            fresh.load(self.changes[version].delta, version, self.versions[version].watermark_ms)
-        self.shard = fresh
-
-    @invariant()
-    def equals_model(self) -> None:
-        model = self.pending[1] if self.pending else self.newest
+    def check(self, model: AggregateModel) -> None:
         assert groups_of(self.shard.snapshot()) == model.groups
         assert len(self.shard) == len(model.groups)
-        if not self.pending:
-            assert self.shard.watermark_ms == model.watermark_ms

@@ -8,19 +8,16 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-from hypothesis import note
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 from coordinator.model.schema import Field, StateSchema
-from store_actors.engine import versions
-from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change
+from store_actors.engine.versions import Change
 from store_actors.messages import ShardInput
 from store_actors.operators.join import JoinShard
 from store_actors.operators.join_schema import join_schema
-from tests.unit.freezing import FreezingMachine
+from tests.unit.operator_machine import OperatorMachine
 
 SECOND = 1_000_000
 Row = dict[str, Any]
@@ -40,19 +37,26 @@ def table_of(schema: pa.Schema, rows: list[Row]) -> pa.Table:
     )
 
 
+def input_of(schema: StateSchema, left: list[Row], right: list[Row]) -> ShardInput:
+    tables = tuple(table_of(side, rows) for side, rows in zip(schema.input_schemas(), (left, right), strict=True))
+    return ShardInput(tables, len(left) + len(right))
+
+
+def through_json(schema: StateSchema) -> StateSchema:
+    """Return a schema as the store actor has it from the log."""
+    return StateSchema.from_json(json.loads(json.dumps(schema.to_json())))
+
+
 class Driver:
     """A join in batches, as Spark's suites run it: rows that come out, kept rows, rows put and dropped since the last look."""
 
     def __init__(self, schema: StateSchema) -> None:
-        self.schema = StateSchema.from_json(json.loads(json.dumps(schema.to_json())))
+        self.schema = through_json(schema)
         self.shard = JoinShard(self.schema)
         self.changes: list[Change] = []
 
     def input(self, left: list[Row], right: list[Row]) -> ShardInput:
-        tables = tuple(
-            table_of(schema, rows) for schema, rows in zip(self.schema.input_schemas(), (left, right), strict=True)
-        )
-        return ShardInput(tables, len(left) + len(right))
+        return input_of(self.schema, left, right)
 
     def batch(self, left: list[Row], right: list[Row], watermark_ms: int | None = None) -> Change:
         watermark = self.shard.watermark_ms if watermark_ms is None else watermark_ms
@@ -125,7 +129,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Version:
+class JoinModel:
     """Rows of both sides: (key, null-safe key, value, text, event time, expiry, can match, id)."""
 
     sides: tuple[tuple[Kept, ...], tuple[Kept, ...]]
@@ -133,7 +137,7 @@ class Version:
 
     def after(
         self, join_type: str, new: list[list[tuple[Any, ...]]], watermark_ms: int
-    ) -> tuple[Version, Counter[tuple[Any, ...]], int]:
+    ) -> tuple[JoinModel, Counter[tuple[Any, ...]], int]:
         """The next version, what is emitted, and how many rows are late."""
         sides = [list(self.sides[0]), list(self.sides[1])]
         emitted: Counter[tuple[Any, ...]] = Counter()
@@ -150,7 +154,7 @@ class Version:
             ended = [one for one in sides[side] if one.row[5] is not None and one.row[5] * 1000 <= watermark_ms]
             emitted.update(alone(side, one.row) for one in ended if side in outer and not one.matched)
             sides[side] = [one for one in sides[side] if one not in ended]
-        return Version((tuple(sides[0]), tuple(sides[1])), watermark_ms), emitted, late
+        return JoinModel((tuple(sides[0]), tuple(sides[1])), watermark_ms), emitted, late
 
     @staticmethod
     def _enter(
@@ -186,18 +190,11 @@ def alone(side: int, row: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*shown(row), None, None) if side == 0 else (None, None, *shown(row))
 
 
-class JoinMachine(FreezingMachine):
-    def __init__(self) -> None:
-        super().__init__()
-        self.versions = {0: Version(((), ()), 0)}
-        self.changes: dict[int, Change] = {}
-        self.pending: tuple[Change, Version] | None = None
-        self.ids = 0
-
-    @initialize(join_type=st.sampled_from(JOIN_TYPES), small_pool=st.sampled_from([-(1 << 40), 1 << 20]))
-    def start(self, join_type: str, small_pool: int) -> None:
+class JoinMachine(OperatorMachine[JoinModel]):
+    @initialize(join_type=st.sampled_from(JOIN_TYPES))
+    def start(self, join_type: str) -> None:
         self.join_type = join_type
-        self.small_pool, versions._SMALL_POOL = versions._SMALL_POOL, small_pool
+        self.ids = 0
         options = {
             "join_type": join_type,
             "null_safe": ["k1"],
@@ -207,24 +204,19 @@ class JoinMachine(FreezingMachine):
             "condition": CONDITION,
             "output": [["lid", "ls"], ["rid", "rs"]],
         }
-        self.schema = join_schema((Field("k0", "string"), Field("k1", "int32")), *SIDE_FIELDS, options, 1000)
-        self.run = Driver(self.schema)
+        keys = (Field("k0", "string"), Field("k1", "int32"))
+        self.schema = through_json(join_schema(keys, *SIDE_FIELDS, options, 1000))
+        self.begin(JoinModel(((), ()), 0))
 
-    def frozen_shard(self) -> JoinShard:
-        return self.run.shard
+    def new_shard(self) -> JoinShard:
+        return JoinShard(self.schema)
 
-    def teardown(self) -> None:
-        super().teardown()
-        if hasattr(self, "small_pool"):
-            versions._SMALL_POOL = self.small_pool
-
-    @property
-    def newest(self) -> Version:
-        return self.versions[self.run.shard.version]
+    def no_rows(self) -> ShardInput:
+        return input_of(self.schema, [], [])
 
     def numbered(self, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         self.ids += len(rows)
-        return [(*row, self.ids - place) for place, row in enumerate(rows)]
+        return [(*row, self.ids - index) for index, row in enumerate(rows)]
 
     @precondition(lambda self: self.pending is None)
     @rule(sides=st.tuples(st.lists(ROW, max_size=12), st.lists(ROW, max_size=12)), ahead=st.integers(0, 4))
@@ -232,16 +224,14 @@ class JoinMachine(FreezingMachine):
         new = [self.numbered(rows) for rows in sides]
         watermark_ms = self.newest.watermark_ms + ahead * 1000
         model, emitted, late = self.newest.after(self.join_type, new, watermark_ms)
-        given = [[self.input_row(side, row) for row in new[side]] for side in (0, 1)]
-        shard = self.run.shard
-        change = shard.apply(self.run.input(*given), watermark_ms, shard.version + 1)
-        note(f"version {change.version}: {change.delta.to_pylist()}")
+        rows = [[self.input_row(side, row) for row in new[side]] for side in (0, 1)]
+        change = self.apply_input(input_of(self.schema, *rows), watermark_ms)
         assert rows_of(change.emitted) == emitted
         assert (change.rows_late, change.rows_in) == (late, len(new[0]) + len(new[1]))
         before = sum(map(len, self.newest.sides))
         if "outer" not in self.join_type:
             assert before + change.rows_updated - change.rows_removed == sum(map(len, model.sides))
-        self.pending = change, model
+        self.applied(change, model)
 
     @staticmethod
     def input_row(side: int, row: tuple[Any, ...]) -> Row:
@@ -249,47 +239,8 @@ class JoinMachine(FreezingMachine):
         names = ("k0", "k1", f"{s}v", f"{s}s", f"{s}t", f"{s}x", f"{s}p", f"{s}id")
         return dict(zip(names, (*row[:4], *micros, *row[6:]), strict=True))
 
-    @precondition(lambda self: self.pending is not None)
-    @rule()
-    def commit(self) -> None:
-        assert self.pending is not None
-        change, model = self.pending
-        self.run.shard.commit()
-        self.versions[change.version], self.changes[change.version] = model, change
-        self.pending = None
-
-    @precondition(lambda self: self.pending is not None)
-    @rule()
-    def abort(self) -> None:
-        self.run.shard.abort()
-        self.pending = None
-
-    @precondition(lambda self: self.pending is None)
-    @rule(back=st.integers(0, 4))
-    def rollback(self, back: int) -> None:
-        newest = self.run.shard.version
-        version = max(0, newest - back)
-        done = self.run.shard.rollback(version)
-        assert self.run.shard.version == (version if done else newest)
-
-    @precondition(lambda self: self.pending is None)
-    @rule(from_snapshot=st.booleans())
-    def reload(self, from_snapshot: bool) -> None:
-        shard, version = self.run.shard, self.run.shard.version
-        if from_snapshot:
-            rows = shard.snapshot()
-            kinds = pa.array(np.full(len(rows), UPDATED, np.int8))
-            self.run.shard = JoinShard(self.schema)
-            self.run.shard.load(rows.append_column(CHANGE_COLUMN, kinds), version, shard.watermark_ms)
-        else:
-            self.run.shard = reloaded(self.schema, [self.changes[one] for one in range(1, version + 1)])
-
-    @invariant()
-    def equals_model(self) -> None:
-        if not hasattr(self, "run"):
-            return
-        shard, model = self.run.shard, self.pending[1] if self.pending else self.newest
-        rows = shard.snapshot().to_pylist()
+    def check(self, model: JoinModel) -> None:
+        rows = self.shard.snapshot().to_pylist()
         for side, s in ((0, "l"), (1, "r")):
             kept = [row for row in rows if row["__side"] == side]
             tracked = side in OUTER.get(self.join_type, ())
@@ -302,6 +253,4 @@ class JoinMachine(FreezingMachine):
                 assert {row[f"{s}id"]: row["__matched"] for row in kept} == {
                     one.row[7]: one.matched for one in model.sides[side]
                 }
-        assert len({row["__row"] for row in rows}) == len(rows) == len(shard)
-        if not self.pending:
-            assert shard.watermark_ms == model.watermark_ms
+        assert len({row["__row"] for row in rows}) == len(rows) == len(self.shard)

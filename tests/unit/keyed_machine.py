@@ -9,11 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, invariant, precondition, rule
+from hypothesis.stateful import invariant, precondition, rule
 
 from coordinator.model.errors import VersionNotFoundError, WriterBusyError
 from coordinator.model.schema import Field
-from store_actors.engine import versions
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, RETAINED_VERSIONS, UPDATED, Change
 from store_actors.keyed.shard import (
     ADDED,
@@ -27,7 +26,7 @@ from store_actors.keyed.shard import (
 )
 from store_actors.keyed.table import RowScan
 from tests.unit.faults import memory_exhausted
-from tests.unit.freezing import FreezingMachine
+from tests.unit.shard_machine import ShardMachine
 
 KEYS = (Field("a", "int64"), Field("b", "string"))
 VALUES = (Field("n", "int64"), Field("s", "binary"))
@@ -86,7 +85,7 @@ class OpenScan:
     left: Model
 
 
-class KeyedMachine(FreezingMachine):
+class KeyedMachine(ShardMachine):
     def __init__(self) -> None:
         super().__init__()
         self.shard = KeyedShard(KEYS, VALUES)
@@ -96,15 +95,6 @@ class KeyedMachine(FreezingMachine):
         self.pending: Model = {}
         self.readers: list[tuple[ReadHandle, Model]] = []
         self.scans: list[OpenScan] = []
-        self.small_pool = versions._SMALL_POOL
-
-    @initialize(always_compact=st.booleans())
-    def start(self, always_compact: bool) -> None:
-        versions._SMALL_POOL = -(1 << 40) if always_compact else self.small_pool
-
-    def teardown(self) -> None:
-        super().teardown()
-        versions._SMALL_POOL = self.small_pool
 
     def some_handle(self, data: st.DataObject) -> tuple[ReadHandle | UpdateHandle, Model]:
         return data.draw(st.sampled_from(self.handles()))

@@ -10,15 +10,14 @@ from typing import Any
 
 import pyarrow as pa
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, precondition, rule
+from hypothesis.stateful import precondition, rule
 
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from coordinator.model.type_names import list_type
 from store_actors.engine.table import GroupTable
-from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard, output_of
-from tests.unit.compacting import CompactingMachine
+from tests.unit.operator_machine import OperatorMachine
 
 K = AccumulatorKind
 SECOND = 1_000_000
@@ -121,17 +120,18 @@ def groups_of(table: pa.Table) -> dict[Key, tuple[Any, ...]]:
     }
 
 
-class ListMachine(CompactingMachine):
+class ListMachine(OperatorMachine[Groups]):
     """As :mod:`tests.unit.aggregate_machine`: a shard against the rows of its groups."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.shard = AggregateShard(SCHEMA)
-        self.versions: dict[int, Groups] = {0: {}}
-        self.changes: dict[int, Change] = {}
-        self.pending: Groups | None = None
-        self.pending_change: Change
-        self.watermarks = {0: 0}
+        self.begin({})
+
+    def new_shard(self) -> AggregateShard:
+        return AggregateShard(SCHEMA)
+
+    def no_rows(self) -> ShardInput:
+        return input_of([])
 
     @precondition(lambda self: self.pending is None)
     @rule(
@@ -141,64 +141,24 @@ class ListMachine(CompactingMachine):
         then=st.sampled_from(["commit", "commit", "abort", "wait"]),
     )
     def apply(self, raw: list[Row], combined: list[Row], forward: int, then: str) -> None:
-        before = self.watermarks[self.shard.version]
-        groups = {key: list(rows) for key, rows in self.versions[self.shard.version].items()}
+        before = self.watermark_ms
+        groups = {key: list(rows) for key, rows in self.newest.items()}
         touched = set()
         for row in (*raw, *combined):
             if row[0] * 1000 > before:
                 groups.setdefault(row[:2], []).append(row)
                 touched.add(row[:2])
         watermark = before + 1000 * forward
-        version = self.shard.version + 1
-        change = self.shard.apply(input_of(raw, combined), watermark, version)
+        change = self.apply_input(input_of(raw, combined), watermark)
         closed = {key: rows for key, rows in groups.items() if key[0] * 1000 <= watermark}
         assert groups_of(output_of(change.delta, "update")) == told({key: groups[key] for key in touched})
         assert groups_of(output_of(change.delta, "append")) == told(closed)
-        self.pending = {key: rows for key, rows in groups.items() if key not in closed}
-        self.pending_change = change
+        self.applied(change, {key: rows for key, rows in groups.items() if key not in closed})
         self.equals_model()
         if then == "commit":
             self.commit()
         elif then == "abort":
             self.abort()
 
-    @precondition(lambda self: self.pending is not None)
-    @rule()
-    def commit(self) -> None:
-        assert self.pending is not None
-        change = self.pending_change
-        self.changes[change.version], self.watermarks[change.version] = change, change.watermark_ms
-        self.versions[self.shard.commit()] = self.pending
-        self.pending = None
-
-    @precondition(lambda self: self.pending is not None)
-    @rule()
-    def abort(self) -> None:
-        self.shard.abort()
-        self.pending = None
-
-    @precondition(lambda self: self.pending is None and self.shard.version > 0)
-    @rule(back=st.integers(1, 3))
-    def rollback(self, back: int) -> None:
-        version = max(0, self.shard.version - back)
-        if self.shard.rollback(version):
-            assert self.shard.version == version
-
-    @precondition(lambda self: self.pending is None)
-    @rule(from_snapshot=st.booleans())
-    def reload(self, from_snapshot: bool) -> None:
-        fresh, version = AggregateShard(SCHEMA), self.shard.version
-        if from_snapshot:
-            rows = self.shard.snapshot()
-            kinds = pa.nulls(rows.num_rows, pa.int8()).fill_null(UPDATED)
-            fresh.load(rows.append_column(CHANGE_COLUMN, kinds), version, self.watermarks[version])
-        else:
-            for one in range(1, version + 1):
-                fresh.load(self.changes[one].delta, one, self.watermarks[one])
-        self.shard = fresh
-        self.shard.version = version
-
-    @invariant()
-    def equals_model(self) -> None:
-        groups = self.versions[self.shard.version] if self.pending is None else self.pending
-        assert groups_of(self.shard.snapshot()) == told(groups)
+    def check(self, model: Groups) -> None:
+        assert groups_of(self.shard.snapshot()) == told(model)

@@ -6,19 +6,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 from store_actors.engine.multimap import ROW_COLUMN
-from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change
+from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.messages import ShardInput
 from store_actors.operators.session_windows import SessionShard
-from tests.unit.compacting import CompactingMachine
-from tests.unit.freezing import read_frozen
+from tests.unit.operator_machine import OperatorMachine
+from tests.unit.shard_machine import read_frozen
 
 K = AccumulatorKind
 SECOND = 1_000_000
@@ -121,11 +119,11 @@ def told(table: pa.Table) -> list[tuple[Any, ...]]:
 
 
 @dataclass(frozen=True)
-class ModelVersion:
+class SessionModel:
     sessions: Sessions
     watermark: int
 
-    def after(self, rows: list[Row], watermark: int) -> tuple[ModelVersion, dict[str, Any]]:
+    def after(self, rows: list[Row], watermark: int) -> tuple[SessionModel, dict[str, Any]]:
         """(next version, what the batch does)"""
         on_time = [row for row in rows if row[2] + row[3] > self.watermark]
         sessions, updated, put, gone = dict(self.sessions), [], 0, 0
@@ -152,30 +150,22 @@ class ModelVersion:
             "closed": sorted(closed, key=repr),
             "counts": (put, gone + len(closed)),
         }
-        return ModelVersion(left, watermark), facts
+        return SessionModel(left, watermark), facts
 
     def told(self) -> list[tuple[Any, ...]]:
         return sorted((one.told(key) for key, ones in self.sessions.items() for one in ones), key=repr)
 
 
-class SessionMachine(CompactingMachine):
+class SessionMachine(OperatorMachine[SessionModel]):
     def __init__(self) -> None:
         super().__init__()
-        self.shard = SessionShard(MODEL)
-        self.versions = {0: ModelVersion({}, 0)}
-        self.changes: dict[int, Change] = {}
-        self.pending: tuple[Change, ModelVersion] | None = None
+        self.begin(SessionModel({}, 0))
 
-    @property
-    def newest(self) -> ModelVersion:
-        return self.versions[self.shard.version]
+    def new_shard(self) -> SessionShard:
+        return SessionShard(MODEL)
 
-    def check(self) -> None:
-        model = self.pending[1] if self.pending else self.newest
-        assert told(self.shard.snapshot()) == model.told()
-        assert told(read_frozen(self.shard.frozen(), self.shard.schema.row_schema())) == model.told()
-        numbers = self.shard.snapshot().column(ROW_COLUMN).to_pylist()
-        assert len(numbers) == len(set(numbers)) == len(self.shard)
+    def no_rows(self) -> ShardInput:
+        return ShardInput((MODEL.raw_schema().empty_table(),), 0)
 
     @precondition(lambda self: self.pending is None)
     @rule(rows=st.lists(ROW, max_size=25), parts=st.integers(1, 3), watermark=st.integers(0, 8))
@@ -188,51 +178,17 @@ class SessionMachine(CompactingMachine):
         batches = [input_of(MODEL, zip(*timed[at : at + size], strict=True)).raw for at in range(0, len(rows), size)]
         raw = pa.concat_tables([MODEL.raw_schema().empty_table(), *batches])
         model, facts = self.newest.after(rows, watermark)
-        change = self.shard.apply(ShardInput((raw,), len(rows)), watermark * 1000, self.shard.version + 1)
-        note(f"version {change.version}: {change.delta.to_pylist()}")
+        change = self.apply_input(ShardInput((raw,), len(rows)), watermark * 1000)
         assert (change.rows_in, change.rows_late) == (len(rows), facts["late"])
         assert (change.rows_updated, change.rows_removed) == facts["counts"]
         assert told(self.shard.output(change.delta)) == facts["closed"]
         update = SessionShard(replace(MODEL, output_mode="update"))
         assert told(update.output(change.delta)) == facts["updated"]
-        self.pending = (change, model)
-        self.check()
+        self.applied(change, model)
 
-    @precondition(lambda self: self.pending is not None)
-    @rule()
-    def commit(self) -> None:
-        assert self.pending is not None
-        change, model = self.pending
-        assert self.shard.commit() == change.version
-        self.versions[change.version], self.changes[change.version] = model, change
-        self.pending = None
-        self.check()
-
-    @precondition(lambda self: self.pending is not None)
-    @rule()
-    def abort(self) -> None:
-        self.shard.abort()
-        self.pending = None
-        self.check()
-
-    @rule(back=st.integers(0, 3))
-    def rollback(self, back: int) -> None:
-        self.shard.rollback(max(0, self.shard.version - back))
-        self.pending = None
-        self.check()
-
-    @precondition(lambda self: self.pending is None)
-    @rule(snapshot=st.booleans())
-    def reload(self, snapshot: bool) -> None:
-        fresh = SessionShard(MODEL)
-        newest = self.shard.version
-        if snapshot:
-            rows = self.shard.snapshot()
-            kinds = pa.array(np.full(len(rows), UPDATED), pa.int8())
-            fresh.load(rows.append_column(CHANGE_COLUMN, kinds), newest, self.newest.watermark * 1000)
-        else:
-            for version in range(1, newest + 1):
-                fresh.load(self.changes[version].delta, version, self.versions[version].watermark * 1000)
-        assert fresh.watermark_ms == self.newest.watermark * 1000
-        self.shard = fresh
-        self.check()
+    def check(self, model: SessionModel) -> None:
+        assert told(self.shard.snapshot()) == model.told()
+        assert told(read_frozen(self.shard.frozen(), self.shard.schema.row_schema())) == model.told()
+        numbers = self.shard.snapshot().column(ROW_COLUMN).to_pylist()
+        assert len(numbers) == len(set(numbers)) == len(self.shard)
+        assert self.pending is not None or self.watermark_ms == model.watermark * 1000

@@ -8,14 +8,14 @@ from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.operators.aggregate import AggregateShard
 from tests.unit.aggregate_machine import (
     SCHEMA,
-    ShardMachine,
+    AggregateMachine,
     batch_of,
     groups_of,
     input_of,
 )
 
-ShardMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-TestShardAgainstDicts = ShardMachine.TestCase
+AggregateMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestShardAgainstDicts = AggregateMachine.TestCase
 
 
 def test_the_two_newest_versions_are_reachable_in_memory() -> None:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
-from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change
 from store_actors.messages import ShardInput
 from store_actors.operators.limit import LimitShard
+from tests.unit.operator_machine import OperatorMachine
 
 
 def schema_of(n: int, inputs: tuple[Field, ...] = (Field("c0", "int64"),)) -> StateSchema:
@@ -95,60 +94,32 @@ def test_a_refused_batch_changes_nothing() -> None:
     assert shard.snapshot().to_pylist() == [{"n": 1}]
 
 
-class LimitMachine(RuleBasedStateMachine):
+class LimitMachine(OperatorMachine[int]):
+    """The model is the count of rows that were let through."""
+
     @initialize(n=st.integers(0, 30))
     def start(self, n: int) -> None:
         self.limit, self.schema = n, schema_of(n)
-        self.shard = LimitShard(self.schema)
-        self.counts = {0: 0}
-        self.changes: dict[int, Change] = {}
-        self.pending: tuple[Change, int] | None = None
+        self.begin(0)
+
+    def new_shard(self) -> LimitShard:
+        return LimitShard(self.schema)
+
+    def no_rows(self) -> ShardInput:
+        return numbers([])
 
     @precondition(lambda self: self.pending is None)
     @rule(size=st.integers(0, 12))
     def apply(self, size: int) -> None:
-        before, rows = self.counts[self.shard.version], list(range(size))
-        change = self.shard.apply(numbers(rows), 0, self.shard.version + 1)
+        before, rows = self.newest, list(range(size))
+        change = self.apply_input(numbers(rows), 0)
         after = min(self.limit, before + size)
         assert self.shard.output(change.delta).column("c0").to_pylist() == rows[: after - before]
         assert (change.rows_in, change.rows_updated) == (size, int(after > before))
-        self.pending = (change, after)
+        self.applied(change, after)
 
-    @precondition(lambda self: self.pending is not None)
-    @rule(keep=st.booleans())
-    def end(self, keep: bool) -> None:
-        assert self.pending is not None
-        change, count = self.pending
-        if keep:
-            self.counts[self.shard.commit()], self.changes[change.version] = count, change
-        else:
-            self.shard.abort()
-        self.pending = None
-
-    @precondition(lambda self: self.pending is None)
-    @rule(back=st.integers(0, 3))
-    def rollback(self, back: int) -> None:
-        version, newest = max(0, self.shard.version - back), self.shard.version
-        moved = self.shard.rollback(version)
-        assert self.shard.version == (version if moved else newest)
-
-    @precondition(lambda self: self.pending is None)
-    @rule(snapshot=st.booleans())
-    def reload(self, snapshot: bool) -> None:
-        fresh, rows = LimitShard(self.schema), self.shard.snapshot()
-        if snapshot:
-            changes = pa.array(np.full(len(rows), UPDATED, np.int8))
-            fresh.load(rows.append_column(CHANGE_COLUMN, changes), self.shard.version, 0)
-        else:
-            for version in range(1, self.shard.version + 1):
-                fresh.load(self.changes[version].delta, version, 0)
-        fresh.version = self.shard.version
-        self.shard = fresh
-
-    @invariant()
-    def equals_model(self) -> None:
-        count = self.pending[1] if self.pending else self.counts[self.shard.version]
-        assert self.shard.snapshot().column("n").to_pylist() == ([count] if count else [])
+    def check(self, model: int) -> None:
+        assert self.shard.snapshot().column("n").to_pylist() == ([model] if model else [])
 
 
 LimitMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)

@@ -26,7 +26,6 @@ from store_actors.operators.aggregate import AggregateShard
 from store_actors.operators.session_windows import SessionShard
 from store_actors.serving.files import delta_path, encode_delta
 from tests.unit.accumulator_values import VALUES
-from tests.unit.freezing import read_frozen
 from tests.unit.list_machine import (
     SCHEMA,
     K,
@@ -39,6 +38,7 @@ from tests.unit.list_machine import (
 )
 from tests.unit.session_machine import input_of as session_input
 from tests.unit.session_machine import schema_of as session_schema
+from tests.unit.shard_machine import read_frozen
 from tests.unit.shuffled_rows import KEYED, shuffle
 from tests.unit.shuffled_rows import batch_of as shuffled_rows
 

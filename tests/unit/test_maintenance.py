@@ -20,7 +20,7 @@ from coordinator.runtime.runtime import MachineClock
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, counts, filled
-from tests.unit.freezing import read_frozen
+from tests.unit.shard_machine import read_frozen
 
 SHARD = StateStoreId("memory:///s", 0, 0)
 

@@ -23,8 +23,8 @@ from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, counts
-from tests.unit.freezing import read_frozen, tables_of
 from tests.unit.keyed_fleet import KeyedFleet
+from tests.unit.shard_machine import read_frozen, tables_of
 
 SHARD = StateStoreId("memory:///s", 0, 0)
 LETTERS = "".join(map(chr, range(200, 300)))

@@ -17,7 +17,7 @@ from store_actors.engine.memory import HEAP
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.spilling.mapped_files import mapping_of
-from tests.unit.aggregate_machine import ShardMachine
+from tests.unit.aggregate_machine import AggregateMachine
 from tests.unit.aggregation_fleet import SCHEMA
 from tests.unit.deduplicate_machine import DeduplicateMachine
 from tests.unit.join_machine import JoinMachine
@@ -28,7 +28,7 @@ from tests.unit.spilled import everything_spilled, tiny_region
 from tests.unit.top_machine import TopMachine
 
 MACHINES = [
-    ShardMachine, KeyedMachine, ListMachine, JoinMachine, SessionMachine, TopMachine, DeduplicateMachine
+    AggregateMachine, KeyedMachine, ListMachine, JoinMachine, SessionMachine, TopMachine, DeduplicateMachine
 ]  # fmt: skip
 
 

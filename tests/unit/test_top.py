@@ -22,8 +22,8 @@ from store_actors.operators.top import FirstShard, TopShard, top_shard
 from store_actors.operators.top_schema import RANK_COLUMN, top_schema
 from tests.unit.top_machine import (
     EPOCH,
-    Model,
     TopMachine,
+    TopModel,
     at,
     by,
     in_order,
@@ -58,7 +58,7 @@ def test_values_of_every_type_come_in_sparks_order(kind: str, descending: bool, 
     order = [by("v", descending=descending, nulls_first=nulls_first)]
     schema = top_schema((), (Field("id", "int64"), Field("v", kind)), 5, order, ties=ties)
     chosen = random.Random(f"{kind}{ties}")
-    shard, model = TopShard(schema), Model(schema)
+    shard, model = TopShard(schema), TopModel(schema)
     for version in range(1, 6):
         rows = [{"id": version * 100 + place, "v": chosen.choice([None, *VALUES[kind]])} for place in range(4)]
         change = shard.apply(input_of(schema, rows), 0, version)

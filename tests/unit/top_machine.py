@@ -10,17 +10,16 @@ from decimal import Decimal
 from functools import cmp_to_key
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 from coordinator.model.schema import Field, StateSchema
-from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change, Compaction
+from store_actors.engine.versions import Compaction
 from store_actors.messages import ShardInput
-from store_actors.operators.top import top_shard
+from store_actors.operators.top import FirstShard, TopShard, top_shard
 from store_actors.operators.top_schema import RANK_COLUMN, top_schema
-from tests.unit.freezing import FreezingMachine
+from tests.unit.operator_machine import OperatorMachine
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Row = dict[str, Any]
@@ -76,7 +75,7 @@ class Kept:
 
 
 @dataclass
-class Model:
+class TopModel:
     """The table as lists, with what a batch emits: (id, rank) pairs."""
 
     schema: StateSchema
@@ -98,7 +97,7 @@ class Model:
         ordered = in_order((one.row for one in arrived), options["order"], options["ties"])
         return [replace(by_id[row["id"]], rank=place + 1) for place, row in enumerate(ordered)]
 
-    def after(self, rows: list[Row], watermark_ms: int) -> tuple[Model, set[tuple[int, int | None]], int]:
+    def after(self, rows: list[Row], watermark_ms: int) -> tuple[TopModel, set[tuple[int, int | None]], int]:
         """(next version, what is emitted, late rows)"""
         options = self.schema.options
         on_time = [row for row in rows if not self.expired(row, self.watermark_ms)]
@@ -122,7 +121,7 @@ class Model:
                 emitted |= {(number, None) for number in former if number not in stayed}
             tables[key] = left
         left_over = {key: kept for key, kept in tables.items() if kept}
-        after = Model(self.schema, left_over, watermark_ms, self.arrivals + len(on_time))
+        after = TopModel(self.schema, left_over, watermark_ms, self.arrivals + len(on_time))
         return after, emitted, len(rows) - len(on_time)
 
     def rows(self) -> set[tuple[int, int | None]]:
@@ -164,7 +163,7 @@ ROW = st.fixed_dictionaries(
 )
 
 
-class TopMachine(FreezingMachine):
+class TopMachine(OperatorMachine[TopModel]):
     @initialize(
         n=st.integers(1, 4),
         order=ORDERS,
@@ -181,74 +180,31 @@ class TopMachine(FreezingMachine):
             keys, (*COLUMNS, *others), n, order, ties=ties, rank=tell != "rows", emit_removed=tell == "removed",
             expiry=expiry, delay_ms=None if expiry is None else 0,
         )  # fmt: skip
-        self.shard = top_shard(self.schema)
-        self.versions = {0: Model(self.schema)}
-        self.changes: dict[int, Change] = {}
-        self.pending: tuple[Change, Model] | None = None
         self.ids = 0
+        self.begin(TopModel(self.schema))
 
-    @property
-    def newest(self) -> Model:
-        return self.versions[self.shard.version]
+    def new_shard(self) -> TopShard | FirstShard:
+        return top_shard(self.schema)
+
+    def no_rows(self) -> ShardInput:
+        return input_of(self.schema, [])
 
     @precondition(lambda self: self.pending is None)
     @rule(rows=st.lists(ROW, max_size=25), forward=st.sampled_from([0, 0, 1000, 4000]))
     def apply(self, rows: list[Row], forward: int) -> None:
-        rows = [{**row, "id": self.ids + place} for place, row in enumerate(rows)]
+        rows = [{**row, "id": self.ids + index} for index, row in enumerate(rows)]
         self.ids += len(rows)
         model, emitted, late = self.newest.after(rows, self.newest.watermark_ms + forward)
-        change = self.shard.apply(input_of(self.schema, rows), model.watermark_ms, self.shard.version + 1)
+        change = self.apply_input(input_of(self.schema, rows), model.watermark_ms)
         assert (change.rows_in, change.rows_late) == (len(rows), late)
         assert pairs(self.shard.output(change.delta)) == emitted
-        self.pending = (change, model)
-
-    @precondition(lambda self: self.pending is not None)
-    @rule()
-    def commit(self) -> None:
-        assert self.pending is not None
-        change, model = self.pending
-        assert self.shard.commit() == change.version
-        self.versions[change.version], self.changes[change.version] = model, change
-        self.pending = None
-
-    @precondition(lambda self: self.pending is not None)
-    @rule()
-    def abort(self) -> None:
-        self.shard.abort()
-        self.pending = None
-
-    @precondition(lambda self: self.pending is None)
-    @rule(back=st.integers(0, 3))
-    def rollback(self, back: int) -> None:
-        version, newest = max(0, self.shard.version - back), self.shard.version
-        moved = self.shard.rollback(version)
-        assert self.shard.version == (version if moved else newest)
-
-    @precondition(lambda self: self.pending is None)
-    @rule()
-    def reload(self) -> None:
-        fresh = top_shard(self.schema)
-        for version in range(1, self.shard.version + 1):
-            fresh.load(self.changes[version].delta, version, self.versions[version].watermark_ms)
-        self.shard = fresh
-
-    @precondition(lambda self: self.pending is None)
-    @rule()
-    def reload_from_a_snapshot(self) -> None:
-        rows, fresh = self.shard.snapshot(), top_shard(self.schema)
-        changes = pa.array(np.full(len(rows), UPDATED, np.int8))
-        fresh.load(rows.append_column(CHANGE_COLUMN, changes), self.shard.version, self.newest.watermark_ms)
-        self.shard = fresh
+        self.applied(change, model)
 
     @precondition(lambda self: self.pending is None and self._frozen is None)
     @rule()
     def compact(self) -> None:
         Compaction().run(self.shard)
 
-    @invariant()
-    def equals_model(self) -> None:
-        model = self.pending[1] if self.pending else self.newest
+    def check(self, model: TopModel) -> None:
         assert pairs(self.shard.snapshot()) == model.rows()
         assert len(self.shard) == len(model.rows())
-        if not self.pending:
-            assert self.shard.watermark_ms == model.watermark_ms

@@ -1,4 +1,4 @@
-"""What state machines share whose shards are read, piece by piece, while they go on."""
+"""Base of the state machines: a shard that is read, piece by piece, and compacted while it changes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from typing import Any
 
 import pyarrow as pa
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from store_actors.engine import versions
 from store_actors.engine.table_view import ShardView
 from store_actors.engine.versions import Frozen
 from store_actors.operators.make_shard import view_of
 from store_actors.serving.readable_rows import Views
 
-__all__ = ["FreezingMachine", "read_frozen", "tables_of"]
+__all__ = ["ShardMachine", "read_frozen", "tables_of"]
 
 
 def tables_of(shard: Any) -> list[Any]:
@@ -33,11 +34,19 @@ def view_of_any(shard: Any, version: int) -> ShardView:
     return shard.view(version) if hasattr(shard, "view") else view_of(shard, version)
 
 
-class FreezingMachine(RuleBasedStateMachine):
-    """Its shard is frozen at any moment, and what was frozen is read a few rows at a time, whatever happens meanwhile.
+class ShardMachine(RuleBasedStateMachine):
+    """A shard that is frozen at any moment, and whose frozen rows are read a few at a time while it changes.
 
-    Every version that it retains is read, too, also while the next one is pending.
+    Every version that the shard retains is read as well, also while the next one is pending. Its tables are compacted after every
+    version, or only when their pools have doubled.
+
+    Attributes
+    ----------
+    shard
+        The shard, whatever its operator.
     """
+
+    shard: Any
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,15 +56,17 @@ class FreezingMachine(RuleBasedStateMachine):
         self._frozen: Frozen | None = None
         self._then: list[str] = []
         self._read: list[str] = []
+        self._small_pool = versions._SMALL_POOL
 
-    def frozen_shard(self) -> Any:
-        """The shard."""
-        return self.shard  # type: ignore[attr-defined]
+    @initialize(always=st.booleans())
+    def choose_when_to_compact(self, always: bool) -> None:
+        if always:
+            versions._SMALL_POOL = -(1 << 40)
 
     @precondition(lambda self: self._frozen is None)
     @rule(words=st.sampled_from([1, 16, 64, 1 << 20]))
     def freeze(self, words: int) -> None:
-        shard = self.frozen_shard()
+        shard = self.shard
         for table in tables_of(shard):
             table.snapshot_bytes = 8 * words
         self._then, self._read = sorted(map(repr, shard.snapshot().to_pylist())), []
@@ -80,9 +91,9 @@ class FreezingMachine(RuleBasedStateMachine):
         self._frozen.close()
         self._frozen = None
 
-    def _retained(self) -> tuple[dict[int, int], bool]:
-        """Versions in memory, and whether another one is pending."""
-        shard = self.frozen_shard()
+    def retained(self) -> tuple[dict[int, int], bool]:
+        """Return the versions in memory, each with the serial number of its history, and whether another one is pending."""
+        shard = self.shard
         store = shard._sides[0] if hasattr(shard, "_sides") else getattr(shard, "_table", shard)
         if store is not self._viewed:
             self._views.clear()
@@ -91,15 +102,15 @@ class FreezingMachine(RuleBasedStateMachine):
 
     @invariant()
     def note_version(self) -> None:
-        retained, is_pending = self._retained()
+        retained, is_pending = self.retained()
         newest = list(retained.values())[-1]
         if not is_pending and newest not in self._noted:
-            self._noted[newest] = self.frozen_shard().snapshot()
+            self._noted[newest] = self.shard.snapshot()
 
     @rule(place=st.integers(0, 2), some=st.integers(0, 9), size=st.sampled_from([2, 1000]))
     def read_version(self, place: int, some: int, size: int) -> None:
-        shard = self.frozen_shard()
-        retained, _ = self._retained()
+        shard = self.shard
+        retained, _ = self.retained()
         version, serial = list(retained.items())[place % len(retained)]
         if serial not in self._noted:
             return
@@ -131,3 +142,4 @@ class FreezingMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         while self._frozen is not None:
             self.read_some(1)
+        versions._SMALL_POOL = self._small_pool
