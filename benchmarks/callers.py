@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from benchmarks.loading import SCHEMA
+from benchmarks.schemas import COUNT_AND_SUM
 from coordinator.ledger.rescaling import BatchShards
 from coordinator.ledger.state_ledger import Counted, LeaseGrant
 from coordinator.model.commits import CommitEntry, PartitionCommit
@@ -79,7 +79,7 @@ def actors(count: int) -> list[ActorLocation]:
 
 def metadata_of(name: str, query_id: str, shards: int) -> StateMetadata:
     """Fixed facts of a state of counts and sums."""
-    return StateMetadata(name, query_id, shards, "update", SCHEMA)
+    return StateMetadata(name, query_id, shards, "update", COUNT_AND_SUM)
 
 
 class Query:

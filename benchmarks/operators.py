@@ -1,10 +1,10 @@
 """Median steady micro-batch time of every kind of stateful operator, on the fleet and on Spark's own stores, side by side in one run.
 
-``python -m benchmarks.operators --json result.json``, or ``--only dedup,join`` and so on. What each is fed is in
-:mod:`benchmarks.workloads`; how the sides take turns in :mod:`benchmarks.harness`; evictions, without Spark, in
-:mod:`benchmarks.eviction`.
+``python -m benchmarks.operators --json result.json``, or ``--only dedup,join`` and so on. Their input is in
+:mod:`benchmarks.workloads`; how the sides take turns, in :mod:`benchmarks.harness`. ``python -m benchmarks.costs eviction``
+measures evictions, without Spark.
 
-A variant whose batch takes longer than ``--limit`` is given up, and what is left of it is a lower bound of the ratios.
+A variant whose batch takes longer than ``--limit`` is stopped, and its ratios are lower bounds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import pyarrow as pa
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from benchmarks import eviction
 from benchmarks.harness import (
     FLEET,
     SMALL_SPLITS,
@@ -46,9 +45,7 @@ from benchmarks.nexmark.query import FleetOperators
 from benchmarks.workloads import WORKLOADS, Profile, Workload
 from spark_jobs.fleet import Fleet, connect
 
-_EVICTION = "eviction"
-_NAMES = (*WORKLOADS, _EVICTION)
-#: What a batch is for: to build up state, to warm up, or to count.
+#: The purpose of a batch: to build up state, to warm up, or to be measured.
 _FILL, _WARM_UP, _BATCH = "fill", "warm-up", "batch"
 
 
@@ -90,7 +87,7 @@ class _Comparison:
         return Variant.start(name, self._root, result, workload.mode)
 
     def run(self) -> dict[str, dict[str, Any]]:
-        """Figures of each variant."""
+        """Run all batches, and return the figures of each variant."""
         warmup, batches = self._options.warmup, self._options.batches
         try:
             for number, rows in enumerate(self._workload.filling()):
@@ -109,15 +106,15 @@ class _Comparison:
             if not variant.failure:
                 self._try(variant, file, phase)
         seconds = [
-            f"{one.name} {(one.batch_s if phase == _BATCH else one.fill_s)[-1]:.2f} s"
-            for one in self._variants
-            if not one.failure
+            f"{variant.name} {(variant.batch_s if phase == _BATCH else variant.fill_s)[-1]:.2f} s"
+            for variant in self._variants
+            if not variant.failure
         ]
         print(f"  {phase} {number}, {rows.num_rows:,} rows: {'  '.join(seconds)}", flush=True)
 
     def _try(self, variant: Variant, file: Path, phase: str) -> None:
-        """A batch of one variant; if it fails, the others go on without it."""
-        # What fills the state may be twice as large.
+        """Run a batch of one variant; if it fails, the others go on without it."""
+        # A batch that fills the state may be twice as large.
         limit_s = self._options.limit * (2 if phase == _FILL else 1)
         try:
             if phase == _BATCH:
@@ -141,17 +138,17 @@ class _Comparison:
         return {**figures, **summary(variant.batch_s), "rows_out": variant.rows_out}
 
     def _state_rows(self, variant: Variant) -> int | None:
-        """Rows in the state in the end."""
+        """Return the rows in the state at the end."""
         if variant.name in self._states:
             queries, states = self._fleet.status()["queries"], self._states[variant.name]
-            return sum(int(one["state_rows"]) for one in queries if one["name"] in states)
+            return sum(int(query["state_rows"]) for query in queries if query["name"] in states)
         operators = variant.progress.get("stateOperators", [])
-        return sum(int(one["numRowsTotal"]) for one in operators) if operators else None
+        return sum(int(operator["numRowsTotal"]) for operator in operators) if operators else None
 
 
 @contextmanager
 def _fleet_of(root: Path) -> Iterator[Fleet]:
-    """A fleet of the operator's own, so that nothing of the one before is in memory."""
+    """Connect to a fleet for one operator only, so that memory has nothing of the operator before."""
     fleet = connect(f"file://{root}/fleet")
     try:
         yield fleet
@@ -190,18 +187,18 @@ def _report(results: dict[str, dict[str, dict[str, Any]]]) -> None:
                 print(f"{operator:<9} {name:<17} {row['failure'].splitlines()[0][:90]}")
                 continue
             span = f"({row['min_s']:.2f} .. {row['max_s']:.2f})"
-            held = "" if row["state_rows"] is None else f"{row['state_rows']:,}"
+            state_rows = "" if row["state_rows"] is None else f"{row['state_rows']:,}"
             emitted = f"{sum(row['rows_out']) // len(row['rows_out']):,}"
-            print(f"{operator:<9} {name:<17} {row['median_s']:8.3f} {span:<24} {held:>11} {emitted:>10}")
+            print(f"{operator:<9} {name:<17} {row['median_s']:8.3f} {span:<24} {state_rows:>11} {emitted:>10}")
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.operators", description=(__doc__ or "").split("\n")[0])
     parser.add_argument(
         "--only",
-        type=some_of("operator", _NAMES),
-        default=list(_NAMES),
-        help=f"some of {','.join(_NAMES)} (default: all)",
+        type=some_of("operator", WORKLOADS),
+        default=list(WORKLOADS),
+        help=f"some of {','.join(WORKLOADS)} (default: all)",
     )
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows a batch (%(default)s)")
     parser.add_argument("--state", type=int, default=3_000_000, help="rows in the state, about (%(default)s)")
@@ -226,21 +223,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the comparisons; returns 1 if one of the fleet's own variants failed, 0 even if a target is missed."""
     options = _parse(argv)
     results: dict[str, dict[str, dict[str, Any]]] = {}
-    workloads = [_workload(name, options) for name in options.only if name != _EVICTION]
-    if workloads:
-        with session("statefleet-operators", options, SMALL_SPLITS) as (spark, root):
-            for one in workloads:
-                results[one.name] = _compare(spark, one, options, root / one.name)
-    evictions = eviction.measure(options.state) if _EVICTION in options.only else []
-    ratios = [row for one in workloads for row in ratios_of(results[one.name], one.comparisons(), operator=one.name)]
-    if results:
-        _report(results)
-        print_ratios(ratios, "operator")
-    eviction.report(evictions)
+    workloads = [_workload(name, options) for name in options.only]
+    with session("statefleet-operators", options, SMALL_SPLITS) as (spark, root):
+        for workload in workloads:
+            results[workload.name] = _compare(spark, workload, options, root / workload.name)
+    ratios = [
+        ratio
+        for workload in workloads
+        for ratio in ratios_of(results[workload.name], workload.comparisons(), operator=workload.name)
+    ]
+    _report(results)
+    print_ratios(ratios, "operator")
     sizes = {key: getattr(options, key) for key in ("rows", "state", "active_keys", "batches", "shards")}
-    report_json(options, **sizes, fairness=fairness(), results=results, ratios=ratios, evictions=evictions)
+    report_json(options, **sizes, fairness=fairness(), results=results, ratios=ratios)
     return int(
-        any("failure" in row for some in results.values() for name, row in some.items() if name.startswith(FLEET))
+        any("failure" in row for rows in results.values() for name, row in rows.items() if name.startswith(FLEET))
     )
 
 

@@ -1,15 +1,14 @@
 """What maintenance costs a batch: the same aggregation with and without snapshots, side by side in one run.
 
-``python -m benchmarks.maintenance --json result.json``
+``python -m benchmarks.costs maintenance --json result.json``
 
-Two fleets hold one query each; batch by batch, in turn, each is given the same file. One never writes a snapshot, the other
-writes one of every shard whenever a few deltas have piled up, far more often than by default.
+Two fleets have the state of one query each; batch by batch, in turn, each query gets the same file. One fleet never writes a
+snapshot. The other writes one of every shard after a few deltas, far more often than by default.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,17 +24,6 @@ _VARIANTS = {
     "without": Maintenance(min_deltas_for_snapshot=1 << 30),
     "with": Maintenance(interval_s=0.5, min_deltas_for_snapshot=4),
 }
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.maintenance", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("--keys", type=int, default=2_000_000, help="distinct keys (%(default)s)")
-    parser.add_argument("--rows", type=int, default=200_000, help="rows a batch (%(default)s)")
-    parser.add_argument("--batches", type=int, default=60, help="measured batches of each (%(default)s)")
-    add_options(parser, executor_memory="2g")
-    return parser.parse_args(argv)
 
 
 def _start(spark: SparkSession, name: str, root: Path, shards: int) -> tuple[Fleet, Variant]:
@@ -72,9 +60,16 @@ def _measure(
     return result
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the comparison."""
-    options = _parse(argv)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this measurement."""
+    parser.add_argument("--keys", type=int, default=2_000_000, help="distinct keys (%(default)s)")
+    parser.add_argument("--rows", type=int, default=200_000, help="rows a batch (%(default)s)")
+    parser.add_argument("--batches", type=int, default=60, help="measured batches of each (%(default)s)")
+    add_options(parser, executor_memory="2g")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run the comparison and print its ratios."""
     with session("statefleet-maintenance", options) as (spark, root):
         result = _measure([_start(spark, name, root, options.shards) for name in _VARIANTS], options, root)
     ratios = {key: result["with"][key] / result["without"][key] for key in ("p50_s", "p99_s")}
@@ -82,8 +77,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"with / without: p50 {ratios['p50_s']:.2f}, p99 {ratios['p99_s']:.2f}; {options.keys:,} keys, {options.rows:,} rows a batch"
     )
     report_json(options, **result, **{"with / without": ratios})
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""One of the processes of :mod:`benchmarks.drivers`, a Ray driver that calls an actor: a module that Ray's workers can import."""
+"""A process of :mod:`benchmarks.costs.drivers`: a Ray driver that calls an actor. Ray's workers can import this module."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class Echo:
     """An actor that answers."""
 
     async def ping(self) -> int:
-        """A small answer."""
+        """Return a small answer."""
         return 1
 
 
 def deploy(address: str) -> None:
-    """Start the actor, from a process of its own, so that this one is no driver."""
+    """Start the actor, from a process of its own, so that the caller's is no driver."""
     init_ray(address=address, namespace=_NAMESPACE)
     echo: Any = ray.remote(Echo).options(name="echo", max_concurrency=1000, num_cpus=0, lifetime="detached").remote()
     ray.get(echo.ping.remote())
 
 
 def drive(address: str, calls: int, pipe: Connection) -> None:
-    """One driver: joins, tells how long that took, and then calls as often as it is told."""
+    """Join the cluster, send the seconds that this took, and answer each True in the pipe with the mean seconds of `calls` calls."""
     started = time.perf_counter()
     init_ray(address=address)
     actor: Any = ray.get_actor("echo", namespace=_NAMESPACE)

@@ -1,18 +1,21 @@
 """What closing state costs, by how much is closed and by how much there is; no Ray and no Spark.
 
-``python -m benchmarks.operators --only eviction``
+``python -m benchmarks.costs eviction --json result.json``
 
-Shards of each kind, in this process, at two sizes of state. Each measured batch has no rows, only a watermark (or a time) that ends the
-same number of rows at both sizes; between two of them the rows that are gone are made anew. The times must follow what is closed: an
-engine that looks through its state would take as many times as long as the state is larger.
+Shards of each kind run in this process, at two sizes of state. A measured batch has no rows, only a watermark (or a time) that ends
+the same number of rows at both sizes; between two such batches, as many rows are added. The times must follow the number of rows
+closed: an engine that scans its state would take as many times as long as the state is larger.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import statistics
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +27,6 @@ from store_actors.keyed.shard import KeyedShard
 from store_actors.messages import ShardInput
 from store_actors.operators.join_schema import join_schema
 from store_actors.operators.make_shard import OperatorShard, make_shard
-
-__all__ = ["measure", "report"]
 
 #: Rows that a measured batch closes, and how many times as large the large state is as the small one.
 _CLOSED = 20_000
@@ -46,11 +47,11 @@ class _State(ABC):
 
     @abstractmethod
     def add(self, step: int) -> None:
-        """Make the rows of a step."""
+        """Add the rows of a step."""
 
     @abstractmethod
     def close(self, step: int) -> int:
-        """Close the rows of a step, the oldest there is; returns how many."""
+        """Close the rows of a step, the oldest there is; return how many."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -62,13 +63,13 @@ class _Operator(_State):
     Parameters
     ----------
     rows_of
-        Rows for a step, which expire at the step's time.
+        Function that returns the rows of a step, which expire at the step's time.
     """
 
     def __init__(self, schema: StateSchema, rows_of: Callable[[StateSchema, int], ShardInput]) -> None:
         self._schema, self._rows_of = schema, rows_of
         self._shard: OperatorShard = make_shard(schema, random_seed())
-        self._none = ShardInput(tuple(one.empty_table() for one in schema.input_schemas()), 0)
+        self._no_rows = ShardInput(tuple(columns.empty_table() for columns in schema.input_schemas()), 0)
 
     def __len__(self) -> int:
         return len(self._shard)
@@ -77,7 +78,7 @@ class _Operator(_State):
         self._batch(self._rows_of(self._schema, step), self._shard.watermark_ms)
 
     def close(self, step: int) -> int:
-        return self._batch(self._none, step * _STEP_MS)
+        return self._batch(self._no_rows, step * _STEP_MS)
 
     def _batch(self, rows: ShardInput, watermark_ms: int) -> int:
         change = self._shard.apply(rows, watermark_ms, self._shard.version + 1)
@@ -85,7 +86,7 @@ class _Operator(_State):
         return change.rows_removed
 
 
-class _Due(_State):
+class _Timeouts(_State):
     """A keyed store of the fleet's functions, whose keys time out."""
 
     def __init__(self) -> None:
@@ -110,7 +111,7 @@ class _Due(_State):
 
 
 def _keys(step: int) -> pa.Array:
-    """Keys that no other step has, in no order."""
+    """Return keys that no other step has, shuffled."""
     return pa.array(np.random.default_rng(step).permutation(_CLOSED) + step * _CLOSED, pa.int64())
 
 
@@ -125,7 +126,7 @@ def _aggregate() -> _State:
 
 
 def _session() -> _State:
-    span = tuple(Accumulator(AccumulatorKind.VALUE, (one.name,), (one,)) for one in _TIMES)
+    span = tuple(Accumulator(AccumulatorKind.VALUE, (column.name,), (column,)) for column in _TIMES)
     schema = StateSchema(
         (Field("k", "int64"), Field(ROW_COLUMN, "int64", False)), _TIMES, (*span, _COUNT), "session_end", 0, "append",
         OperatorKind.SESSION,
@@ -145,7 +146,7 @@ def _join() -> _State:
     options = {"join_type": "inner", "expiry": ["left_end", "right_end"], "output": [["left"], ["right"]]}
 
     def rows_of(schema: StateSchema, step: int) -> ShardInput:
-        # Half of the rows on either side, and none that match.
+        # Half of the rows are on each side, and none match.
         keys = _keys(step)
         halves = keys[: _CLOSED // 2], keys[_CLOSED // 2 :]
         tables = tuple(
@@ -162,12 +163,12 @@ _KINDS: dict[str, Callable[[], _State]] = {
     "session": _session,
     "dedup": _deduplicate,
     "join": _join,
-    "timeouts": _Due,
+    "timeouts": _Timeouts,
 }
 
 
 def _closing_s(state: _State, rows: int) -> float:
-    """Median seconds of a batch that closes :data:`_CLOSED` of so many rows."""
+    """Return the median seconds of a batch that closes :data:`_CLOSED` of a number of rows."""
     steps = max(2, rows // _CLOSED)
     for step in range(1, steps + 1):
         state.add(step)
@@ -182,8 +183,8 @@ def _closing_s(state: _State, rows: int) -> float:
     return statistics.median(seconds)
 
 
-def measure(rows: int) -> list[dict[str, Any]]:
-    """Seconds of closing the same number of rows in a state of `rows` rows and in one of a tenth of that, for each kind of state."""
+def _measure(rows: int) -> list[dict[str, Any]]:
+    """Return, for each kind of state, the seconds of closing as many rows in a state of `rows` rows as in one of a tenth of that."""
     rows = max(rows, 2 * _LARGER * _CLOSED)
     results = []
     for name, make in _KINDS.items():
@@ -195,14 +196,23 @@ def measure(rows: int) -> list[dict[str, Any]]:
     return results
 
 
-def report(results: Sequence[dict[str, Any]]) -> None:
-    """Print what was measured."""
-    if not results:
-        return
+def _report(results: Sequence[dict[str, Any]]) -> None:
     rows = results[0]["rows"]
-    print(
-        f"\n{_CLOSED:,} rows closed in a batch, milliseconds; an engine that looks through its state would be at {_LARGER}"
-    )
+    print(f"\n{_CLOSED:,} rows closed in a batch, milliseconds; an engine that scans its state would be at {_LARGER}")
     print(f"  {'':<10} {rows // _LARGER:>12,} rows {rows:>12,} rows    large / small")
     for row in results:
         print(f"  {row['state']:<10} {row['small_s'] * 1000:17.1f} {row['large_s'] * 1000:17.1f} {row['ratio']:16.2f}")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this measurement."""
+    parser.add_argument("--state", type=int, default=3_000_000, help="rows in the large state (%(default)s)")
+    parser.add_argument("--json", type=Path, help="file for all figures")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measure and print the figures."""
+    results = _measure(options.state)
+    _report(results)
+    if options.json is not None:
+        options.json.write_text(json.dumps({"evictions": results}, indent=2))

@@ -1,9 +1,9 @@
 """How fast a shard is written as a snapshot and loaded again, index included; no Ray and no Spark.
 
-``python -m benchmarks.loading --json result.json``
+``python -m benchmarks.costs loading --json result.json``
 
-One shard of int64 keys with two int64 values, stored at ``--uri`` (a temporary folder by default) as one snapshot and some deltas. The
-plain read of the same files is timed beside it: the ratio says how far loading is from what the storage itself gives.
+One shard of int64 keys with two int64 values, stored at ``--uri`` (a temporary folder by default) as one snapshot and some deltas.
+A plain read of the same files is timed beside it: the ratio shows how much slower loading is than the storage.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.schemas import COUNT_AND_SUM
 from coordinator.model.commits import CommitEntry, SnapshotEntry, StoredFile
 from coordinator.model.identities import StateStoreId
 from coordinator.model.load_plans import LoadPlan
-from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from coordinator.runtime.runtime import Runtime
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_object_store
@@ -34,36 +33,23 @@ from store_actors.serving.files import delta_path, encode_delta, encode_snapshot
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
 
-#: Counts and sums by an integer key.
-SCHEMA = StateSchema(
-    keys=(Field("k", "int64"),),
-    inputs=(Field("v", "int64"),),
-    accumulators=(
-        Accumulator(AccumulatorKind.COUNT_ROWS, (), (Field("n", "int64", False),)),
-        Accumulator(AccumulatorKind.SUM_INT, ("v",), (Field("total", "int64"),)),
-    ),
-    expiry_key=None,
-    delay_ms=None,
-    output_mode="update",
-)
-
 
 def _write(objects: ObjectStore, rows: int, deltas: int) -> tuple[LoadPlan, int, float]:
-    """Snapshot of `rows` groups and `deltas` deltas of a tenth each; (plan, bytes, seconds that the snapshot took)."""
+    """Write a snapshot of `rows` groups and `deltas` deltas of a tenth each; return (plan, bytes, seconds that the snapshot took)."""
     store_id = StateStoreId(f"{objects.uri}/bench", 0, 0)
     random = np.random.default_rng(rows)
-    shard = AggregateShard(SCHEMA)
+    shard = AggregateShard(COUNT_AND_SUM)
     entries: list[CommitEntry] = []
     for version in range(1, deltas + 2):
         keys = random.permutation(rows) if version == 1 else random.integers(0, rows, rows // 10)
         batch = pa.record_batch({"k": keys.astype(np.int64), "v": keys.astype(np.int64)})
-        change = shard.apply(ShardInput.of_raw(SCHEMA, batch), 0, version)
+        change = shard.apply(ShardInput.of_raw(COUNT_AND_SUM, batch), 0, version)
         shard.commit()
         if version == 1:
             started = time.perf_counter()
-            tables = (table for made in shard.frozen() for table in made())
+            tables = (table for read_block in shard.frozen() for table in read_block())
             files = []
-            for piece in encode_snapshot(tables, 1, 0, SCHEMA, shard.room(), {}):
+            for piece in encode_snapshot(tables, 1, 0, COUNT_AND_SUM, shard.room(), {}):
                 files.append(
                     StoredFile(snapshot_path(store_id, 1, "aa", piece.number), len(piece.data), piece.checksum)
                 )
@@ -73,9 +59,9 @@ def _write(objects: ObjectStore, rows: int, deltas: int) -> tuple[LoadPlan, int,
             snapshot = SnapshotEntry(
                 0, 1, "aa", first.file, first.file_bytes, first.checksum, len(shard), 0, 0, further=tuple(files[1:])
             )
-            size = sum(one.file_bytes for one in files)
+            size = sum(stored.file_bytes for stored in files)
         else:
-            data, checksum = encode_delta(change, SCHEMA, {})
+            data, checksum = encode_delta(change, COUNT_AND_SUM, {})
             file = delta_path(store_id, version, "aa")
             objects.put(file, data)
             size += len(data)
@@ -95,19 +81,17 @@ def _median_s(action: Callable[[], Any], times: int) -> float:
     return statistics.median(seconds)
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.loading", description=(__doc__ or "").split("\n")[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this measurement."""
     parser.add_argument("--json", type=Path, help="file for all figures")
     parser.add_argument("--uri", help="object store to use (default: a temporary folder)")
     parser.add_argument("--rows", type=int, default=2_000_000, help="groups of the shard (%(default)s)")
     parser.add_argument("--deltas", type=int, default=5, help="deltas after the snapshot (%(default)s)")
     parser.add_argument("--times", type=int, default=5, help="repetitions (%(default)s)")
-    return parser.parse_args(argv)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run it and print the figures."""
-    options = _parse(argv)
+def run(options: argparse.Namespace) -> None:
+    """Measure and print the figures."""
     with tempfile.TemporaryDirectory(prefix="statefleet-bench-") as folder:
         objects = open_object_store(options.uri or f"file://{folder}")
         plan, size, snapshot_s = _write(objects, options.rows, options.deltas)
@@ -115,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         files = [*plan.snapshots[0].files, *(entry.file for entry in plan.deltas)]
         read_s = _median_s(lambda: [objects.get(file) for file in files], options.times)
         load_s = _median_s(
-            lambda: Loader(objects, StoreMetrics(), Runtime()).load(lambda: AggregateShard(SCHEMA), plan),
+            lambda: Loader(objects, StoreMetrics(), Runtime()).load(lambda: AggregateShard(COUNT_AND_SUM), plan),
             options.times,
         )
         for file in files:
@@ -139,8 +123,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     if options.json is not None:
         options.json.write_text(json.dumps(result, indent=2))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

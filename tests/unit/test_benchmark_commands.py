@@ -1,0 +1,24 @@
+"""``python -m benchmarks.costs``: each of its measurements can be run by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.costs import __main__ as costs
+
+
+@pytest.mark.parametrize("name", costs.MEASUREMENTS)
+def test_each_measurement_shows_what_it_measures_and_its_options(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        costs.main([name, "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert f"python -m benchmarks.costs {name}" in shown
+    assert "--json" in shown
+
+
+def test_every_module_of_the_folder_is_a_measurement_or_a_part_of_one() -> None:
+    modules = {file.stem for file in Path(costs.__file__).parent.glob("*.py")}
+    assert modules - {"__init__", "__main__", "ray_driver"} == set(costs.MEASUREMENTS)
