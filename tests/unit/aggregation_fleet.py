@@ -20,6 +20,7 @@ from coordinator.model.errors import (
 from coordinator.model.identities import DEFAULT_STORE, ActorLocation, StateStoreId, StateStoreProviderId, TaskIdentity
 from coordinator.model.load_plans import InstancePlans, LoadPlan, LoadPlans
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.policy import StayElseLocal
 from coordinator.storage.memory import MemoryObjectStore
 from store_actors.messages import ApplyRequest, ShardInput
@@ -37,9 +38,28 @@ SCHEMA = StateSchema(
 
 
 class LocalCoordinator:
-    """A coordinator in this process: a real keeper over a real log, one decision at a time."""
+    """A coordinator in this process: a real ledger writer over a real log, one decision at a time.
 
-    def __init__(self, objects: MemoryObjectStore) -> None:
+    Parameters
+    ----------
+    objects
+        The object store.
+    created
+        Metadata of the state, which is created at every start; by default the state has none.
+    state_name
+        Name of the state.
+    log_options
+        Options of the manifest log: ``checkpoint_interval`` and ``part_records``.
+    """
+
+    def __init__(
+        self,
+        objects: MemoryObjectStore,
+        created: StateMetadata | None = None,
+        state_name: str = "s",
+        **log_options: int,
+    ) -> None:
+        self._created, self._state_name, self._log_options = created, state_name, log_options
         self._loop = asyncio.new_event_loop()
         self._guard = ThreadPoolExecutor(1)
         self._objects = objects
@@ -52,9 +72,16 @@ class LocalCoordinator:
         self.stale: set[StateStoreProviderId] = set()
 
     def restart(self) -> None:
-        """Another life of it, which reads the log."""
-        self._keeper = LedgerWriter(ManifestLog(self._objects, "s", "writer"))
-        self._do(self._keeper.open())
+        """Replace the coordinator by another one, which reads the log."""
+        self._keeper = self._do(self.open(self._state_name))
+        if self._created is not None:
+            self._do(self._keeper.create_metadata(self._created))
+
+    async def open(self, state_name: str) -> LedgerWriter:
+        """Return the writer of a state's log, which has read it."""
+        writer = LedgerWriter(ManifestLog(self._objects, state_name, "writer", **self._log_options))
+        await writer.open()
+        return writer
 
     def _do(self, coroutine: Any) -> Any:
         return self._guard.submit(self._loop.run_until_complete, coroutine).result()

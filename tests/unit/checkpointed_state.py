@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from coordinator.log.ledger_writer import LedgerWriter
-from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.memory import MemoryObjectStore
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, LocalCoordinator
@@ -13,20 +11,16 @@ from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, LocalCoordina
 BATCHES = 14
 
 
-class SmallLogs(LocalCoordinator):
-    """A coordinator that writes checkpoints often, in small parts."""
-
-    def restart(self) -> None:
-        log = ManifestLog(self._objects, "s", "writer", checkpoint_interval=6, part_records=3)
-        self._keeper = LedgerWriter(log)
-        self._do(self._keeper.open())
-        self._do(self._keeper.create_metadata(StateMetadata("s", "query", 1, "update", SCHEMA)))
+def checkpointing(objects: MemoryObjectStore) -> LocalCoordinator:
+    """Return a coordinator of the state that writes checkpoints often, in small parts."""
+    created = StateMetadata("s", "query", 1, "update", SCHEMA)
+    return LocalCoordinator(objects, created, checkpoint_interval=6, part_records=3)
 
 
 def files(letter: str) -> MemoryObjectStore:
     """Files of a state ``s`` that counts a letter."""
     fleet = AggregationFleet()
-    fleet.coordinator = SmallLogs(fleet.objects)
+    fleet.coordinator = checkpointing(fleet.objects)
     fleet.store = fleet.new_store()
     for batch in range(BATCHES):
         fleet.apply(batch, letter + "xy"[batch % 2])

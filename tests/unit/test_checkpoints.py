@@ -21,44 +21,35 @@ from coordinator.runtime.runtime import MachineThreads
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
 from tests.unit.ledger_harness import ROOT, actor, data_of, entry
+from tests.unit.observed_objects import ObservedObjectStore
 
 SHARDS, PART = 8, 16
 
 
-class Objects(MemoryObjectStore):
-    """Objects that remember what was put, and may fail."""
+class LogObjects(ObservedObjectStore):
+    """LogObjects whose puts outside the manifest may fail."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.puts: list[str] = []
+        super().__init__(self._fail_in_time)
         self.fails_after = 1_000_000
 
-    def put(self, path: str, data: bytes) -> None:
-        self._note(path)
-        super().put(path, data)
-
-    def put_if_absent(self, path: str, data: bytes) -> bool:
-        self._note(path)
-        return super().put_if_absent(path, data)
-
-    def _note(self, path: str) -> None:
-        if "/manifest/" not in path:
+    def _fail_in_time(self, operation: str, path: str) -> None:
+        if operation in ("put", "put_if_absent") and "/manifest/" not in path:
             if self.fails_after == 0:
                 raise StorageUnavailableError("simulated: the store is away")
             self.fails_after -= 1
-        self.puts.append(path)
 
     def parts_put(self) -> list[str]:
-        """Parts that were put since this was last asked."""
-        found = [path for path in self.puts if "/parts/" in path]
-        self.puts = []
-        return found
+        """Return the parts that were put since the last call."""
+        parts = [path for operation, path in self.requests if operation.startswith("put") and "/parts/" in path]
+        self.requests.clear()
+        return parts
 
 
 class LogWriter:
     """Commits on all shards, and checkpoints when asked."""
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: LogObjects) -> None:
         self.objects = objects
         self.log = ManifestLog(objects, "clicks", "w", part_records=PART)
         self.ledger = self.log.load()
@@ -103,7 +94,7 @@ class LogWriter:
 
 
 def test_a_small_ledger_is_one_file() -> None:
-    writer = LogWriter(Objects())
+    writer = LogWriter(LogObjects())
     writer.batch()
     body = writer.checkpoint()
     assert set(body) == {"format", "state", "state_id", "seq", "record_id", "folded"}
@@ -112,7 +103,7 @@ def test_a_small_ledger_is_one_file() -> None:
 
 
 def test_a_checkpoint_writes_what_is_new_only() -> None:
-    writer = LogWriter(Objects())
+    writer = LogWriter(LogObjects())
     for _ in range(10):
         writer.batch()
     body = writer.checkpoint()
@@ -132,7 +123,7 @@ def test_a_checkpoint_writes_what_is_new_only() -> None:
 
 
 def test_parts_go_from_the_front_once_all_of_them_is_below_the_floors() -> None:
-    writer = LogWriter(Objects())
+    writer = LogWriter(LogObjects())
     for _ in range(10):
         writer.batch()
     first = writer.checkpoint()["parts"]
@@ -144,7 +135,7 @@ def test_parts_go_from_the_front_once_all_of_them_is_below_the_floors() -> None:
 
 
 def test_what_was_superseded_does_not_come_back_from_a_part() -> None:
-    writer = LogWriter(Objects())
+    writer = LogWriter(LogObjects())
     for _ in range(6):
         writer.batch()
     writer.cut()
@@ -162,7 +153,7 @@ def test_what_was_superseded_does_not_come_back_from_a_part() -> None:
 
 
 def test_a_shard_that_stands_still_does_not_keep_all_that_was_ever_written() -> None:
-    writer = LogWriter(Objects())
+    writer = LogWriter(LogObjects())
     writer.batch()
     for _ in range(60):
         # The last shard has no more versions, and its only one holds the first part.
@@ -175,7 +166,7 @@ def test_a_shard_that_stands_still_does_not_keep_all_that_was_ever_written() -> 
 
 @pytest.mark.parametrize("fails_after", range(8))
 def test_a_checkpoint_that_fails_leaves_the_log_and_the_next_one_is_whole(fails_after: int) -> None:
-    objects = Objects()
+    objects = LogObjects()
     writer = LogWriter(objects)
     for _ in range(4):
         writer.batch()
@@ -193,7 +184,7 @@ def test_a_checkpoint_that_fails_leaves_the_log_and_the_next_one_is_whole(fails_
 
 
 def test_without_a_part_the_checkpoint_before_is_read_and_records_after_it_are_not_pruned() -> None:
-    writer = LogWriter(Objects())
+    writer = LogWriter(LogObjects())
     for _ in range(4):
         writer.batch()
     seqs = []
@@ -222,7 +213,7 @@ def test_without_a_part_the_checkpoint_before_is_read_and_records_after_it_are_n
 
 
 def test_parts_that_no_checkpoint_names_are_pruned_and_no_others() -> None:
-    writer = LogWriter(Objects())
+    writer = LogWriter(LogObjects())
     for _ in range(6):
         for _ in range(4):
             writer.batch()
@@ -239,7 +230,7 @@ def test_parts_that_no_checkpoint_names_are_pruned_and_no_others() -> None:
 
 
 def test_a_checkpoint_that_was_on_its_way_when_the_log_was_read_anew_does_no_harm() -> None:
-    objects = Objects()
+    objects = LogObjects()
     writer = LogWriter(objects)
     for _ in range(4):
         writer.batch()
@@ -254,7 +245,7 @@ def test_a_checkpoint_that_was_on_its_way_when_the_log_was_read_anew_does_no_har
 
 
 def test_a_checkpoint_of_another_coordinator_at_the_same_place_is_left_as_it_is() -> None:
-    objects = Objects()
+    objects = LogObjects()
     first, second = LogWriter(objects), None
     for _ in range(4):
         first.batch()
@@ -277,8 +268,8 @@ def test_parts_that_are_none_are_named(damage: object) -> None:
         ManifestLog(store, "clicks", "w").load()
 
 
-class CleansMeanwhile(Objects):
-    """Objects of which others clean away what is needed no more, once somebody has listed the records."""
+class CleansMeanwhile(LogObjects):
+    """LogObjects of which others clean away what is needed no more, once somebody has listed the records."""
 
     def __init__(self) -> None:
         super().__init__()

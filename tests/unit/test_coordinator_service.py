@@ -18,9 +18,9 @@ from coordinator.placement.spreading import ActorSlot
 from coordinator.runtime.runtime import MachineClock, now_ms
 from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
-from coordinator.storage.protocol import ObjectInfo
 from coordinator.telemetry.drivers import DriverReport, ExecutorState, LongBatch
 from tests.unit.ledger_harness import actor, entry, task
+from tests.unit.observed_objects import ObservedObjectStore
 
 METADATA = StateMetadata("clicks", "query", 4, "keyed")
 
@@ -126,33 +126,25 @@ def test_what_a_killed_drivers_run_had_is_forgotten_once_another_run_has_the_sta
     asyncio.run(scenario())
 
 
-class Stuck(MemoryObjectStore):
-    """Objects of which those of one state do not come until `gate` is set."""
-
-    def __init__(self, state: str) -> None:
-        super().__init__()
-        self._folder = f"{state}/"
-        self.gate, self.reached = threading.Event(), threading.Event()
-
-    def get(self, path: str) -> bytes:
-        if path.startswith(self._folder):
-            self.reached.set()
-            assert self.gate.wait(30)
-        return super().get(path)
-
-
 def test_a_state_that_is_slow_to_open_keeps_no_other_waiting() -> None:
-    store = Stuck("slow")
+    gate, reached = threading.Event(), threading.Event()
+
+    def hold_slow(operation: str, path: str) -> None:
+        if operation == "get" and path.startswith("slow/"):
+            reached.set()
+            assert gate.wait(30)
+
+    store = ObservedObjectStore(hold_slow)
 
     async def scenario() -> None:
         coordinator = coordinator_over(store)
         opening = [asyncio.create_task(coordinator.locate("slow", 0)) for _ in range(2)]
-        await asyncio.to_thread(store.reached.wait, 30)
+        await asyncio.to_thread(reached.wait, 30)
         try:
             await asyncio.wait_for(leased(coordinator, 0, "a"), 20)
             assert not any(one.done() for one in opening)
         finally:
-            store.gate.set()
+            gate.set()
         assert [(await one).newest_version for one in opening] == [0, 0]
 
     asyncio.run(scenario())
@@ -191,30 +183,19 @@ def test_rounds_of_maintenance_go_on_after_an_error_that_nobody_foresaw() -> Non
     asyncio.run(scenario())
 
 
-class Counted(MemoryObjectStore):
-    """Counts listings by what is listed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.listed: list[str] = []
-
-    def list(self, prefix: str) -> list[ObjectInfo]:
-        self.listed.append(prefix)
-        return super().list(prefix)
-
-
 def test_all_states_are_found_without_a_listing_of_their_files() -> None:
-    store = Counted()
+    store = ObservedObjectStore()
 
     async def scenario() -> None:
         await leased(coordinator_over(store), 0, "a")
         store.put("notes/of-a-user.txt", b"no state")
         store.put("not a state!/metadata.json", b"{}")
-        store.listed.clear()
+        store.requests.clear()
         coordinator = coordinator_over(store)
         assert await coordinator.load_all_states() == ["clicks"]
         assert [one["name"] for one in (await coordinator.status())["queries"]] == ["clicks"]
-        assert set(store.listed) == {"clicks/checkpoints", "clicks/manifest", "notes/manifest"}
+        listed = {path for operation, path in store.requests if operation == "list"}
+        assert listed == {"clicks/checkpoints", "clicks/manifest", "notes/manifest"}
 
     asyncio.run(scenario())
 

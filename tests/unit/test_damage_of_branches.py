@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 
 from coordinator.ledger.shard_layouts import ShardLayout
-from coordinator.log.ledger_writer import LedgerWriter
-from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.errors import CorruptStateError
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.state_metadata import StateMetadata
@@ -40,21 +38,11 @@ class BranchCoordinator(LocalCoordinator):
     """A coordinator of a state that writes checkpoints often, in small parts."""
 
     def __init__(self, objects: Any, state: str) -> None:
-        self._state = state
-        super().__init__(objects)
-
-    def restart(self) -> None:
-        self._keeper = self._do(self.keeper(self._state))
-        if self._state == PARENT:
-            self._do(self._keeper.create_metadata(CREATED))
-
-    async def keeper(self, state: str) -> LedgerWriter:
-        keeper = LedgerWriter(ManifestLog(self._objects, state, "writer", checkpoint_interval=8, part_records=3))
-        await keeper.open()
-        return keeper
+        created = CREATED if state == PARENT else None
+        super().__init__(objects, created, state, checkpoint_interval=8, part_records=3)
 
     def branch(self, version: int) -> None:
-        self._do(Branching(self.keeper, MachineClock()).make(CREATED, version, BRANCH))
+        self._do(Branching(self.open, MachineClock()).make(CREATED, version, BRANCH))
 
 
 class BranchQuery(RescaledQuery):

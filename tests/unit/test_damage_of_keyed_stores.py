@@ -13,8 +13,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from coordinator.log.ledger_writer import LedgerWriter
-from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.identities import PYTHON_QUERY_ID, ActorLocation, StateStoreId, TaskIdentity
 from coordinator.model.leases import Lease
 from coordinator.model.state_metadata import StateMetadata
@@ -29,16 +27,7 @@ VERSIONS = 5
 STORES = (COUNTS, NAMES)
 #: Of the samples in every change's tests.
 SAMPLE = 30
-
-
-class SmallLogs(LocalCoordinator):
-    """A coordinator of a program's state that writes checkpoints often, in small parts."""
-
-    def restart(self) -> None:
-        log = ManifestLog(self._objects, "s", "writer", checkpoint_interval=6, part_records=3)
-        self._keeper = LedgerWriter(log)
-        self._do(self._keeper.open())
-        self._do(self._keeper.create_metadata(StateMetadata("s", PYTHON_QUERY_ID, PARTITIONS, "keyed")))
+CREATED = StateMetadata("s", PYTHON_QUERY_ID, PARTITIONS, "keyed")
 
 
 class WritingProgram(KeyedFleet):
@@ -47,7 +36,7 @@ class WritingProgram(KeyedFleet):
     def __init__(self, objects: MemoryObjectStore, run: str) -> None:
         super().__init__()
         self.run, self.objects = run, objects
-        self.coordinator = SmallLogs(objects)
+        self.coordinator = LocalCoordinator(objects, CREATED, checkpoint_interval=6, part_records=3)
         self.stores = self.new_stores()
         self.partition = 0
 

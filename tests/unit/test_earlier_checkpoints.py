@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 
 from coordinator.ledger.shard_layouts import ShardLayout
-from coordinator.log.ledger_writer import LedgerWriter
-from coordinator.log.manifest_log import ManifestLog, unseal
+from coordinator.log.manifest_log import unseal
 from coordinator.model.errors import CorruptStateError
 from coordinator.model.identities import StateStoreId
 from coordinator.storage.memory import MemoryObjectStore
@@ -28,14 +27,6 @@ NEWEST: int = EXPECTED["newest"]
 RESCALED_AT = 9
 
 
-class SmallLogs(LocalCoordinator):
-    """A coordinator with checkpoints as those of the sample."""
-
-    def restart(self) -> None:
-        self._keeper = LedgerWriter(ManifestLog(self._objects, "s", "writer", checkpoint_interval=16, part_records=4))
-        self._do(self._keeper.open())
-
-
 def stored() -> MemoryObjectStore:
     objects = MemoryObjectStore()
     for file in sorted((FOLDER / "s").rglob("*")):
@@ -48,7 +39,7 @@ def opened(objects: MemoryObjectStore) -> RescaledQuery:
     """The query, after its newest batch."""
     query = RescaledQuery(SUMS, 2)
     query.fleet.objects = objects
-    query.fleet.coordinator = SmallLogs(objects)
+    query.fleet.coordinator = LocalCoordinator(objects, checkpoint_interval=16, part_records=4)
     query.batch, query.run = NEWEST, EXPECTED["run"]
     query.generation = query.submit(lambda ledger: ([], ledger.generations.newest(ShardLayout(2))))
     return query

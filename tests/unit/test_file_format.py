@@ -22,7 +22,7 @@ from statefleet.reads.verify import check_files, files_of
 from store_actors.engine.versions import Change
 from store_actors.serving.files import decode_file, encode_delta, place_in_state
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet
-from tests.unit.checkpointed_state import SmallLogs, made
+from tests.unit.checkpointed_state import checkpointing, made
 
 
 @pytest.fixture
@@ -92,14 +92,14 @@ def test_a_checkpoint_of_a_backup_from_which_the_state_went_on_otherwise_is_not_
         fleet = AggregationFleet()
         for path, data in begun.items():
             fleet.objects.put(path, data)
-        fleet.coordinator = SmallLogs(fleet.objects)
+        fleet.coordinator = checkpointing(fleet.objects)
         fleet.store = fleet.new_store()
         for batch in range(4, 11):
             fleet.apply(batch, letter, letter)
         return fleet
 
     backup = AggregationFleet()
-    backup.coordinator = SmallLogs(backup.objects)
+    backup.coordinator = checkpointing(backup.objects)
     backup.store = backup.new_store()
     for batch in range(4):
         backup.apply(batch, "x")

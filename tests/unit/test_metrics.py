@@ -24,6 +24,7 @@ from store_actors.serving.metric_samples import COUNTERS, store_samples
 from store_actors.serving.metrics import StoreMetrics
 from tests.unit.coordinator_requests import METADATA, SHARDS, begun, made
 from tests.unit.ledger_harness import actor, task
+from tests.unit.observed_objects import ObservedObjectStore
 
 
 def values(samples: Iterable[Sample]) -> dict[tuple[str, ...], float]:
@@ -81,14 +82,13 @@ def test_what_is_told_of_a_counter_adds_up_also_over_a_beginning_from_nothing() 
     assert increments.of(Sample("statefleet_commits_total", 4, ("b",))) == 4
 
 
-class Failing(MemoryObjectStore):
-    def put(self, path: str, data: bytes) -> None:
-        raise StorageUnavailableError("the object store failed")
-
-
 def test_requests_are_counted_with_their_bytes_and_failures_and_answered_as_they_are() -> None:
+    def fail(operation: str, path: str) -> None:
+        if operation == "put":
+            raise StorageUnavailableError("the object store failed")
+
     figures = StorageStats()
-    store = CountedObjectStore(Failing(), figures, MachineClock())
+    store = CountedObjectStore(ObservedObjectStore(fail), figures, MachineClock())
     assert store.put_if_absent("a/b", b"123")
     assert not store.put_if_absent("a/b", b"4")
     assert store.get("a/b") == b"123"

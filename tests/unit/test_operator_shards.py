@@ -19,10 +19,10 @@ from coordinator.model.errors import (
     StoreUnavailableError,
 )
 from coordinator.model.schema import StateSchema
-from coordinator.storage.memory import MemoryObjectStore
 from store_actors.messages import ShardInput
 from tests.code_blocks import blocks_of
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, LocalCoordinator, counts, rows
+from tests.unit.observed_objects import ObservedObjectStore
 
 
 def test_batches_follow_each_other() -> None:
@@ -144,27 +144,19 @@ def test_the_format_document_reads_a_version_without_this_package() -> None:
         assert [field.nullable for field in told] == [True, False]
 
 
-class FailsOnce(MemoryObjectStore):
-    """Refuses the first delta, after the shard was changed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.failing = False
-
-    def put(self, path: str, data: bytes) -> None:
-        if self.failing:
-            self.failing = False
-            raise MemoryError("on purpose")
-        super().put(path, data)
-
-
 def test_a_failure_after_the_shard_changed_is_forgotten_and_the_retry_counts_once() -> None:
     fleet = AggregationFleet()
-    fleet.objects = FailsOnce()
+    fleet.objects = store = ObservedObjectStore()
     fleet.coordinator = LocalCoordinator(fleet.objects)
     fleet.store = fleet.new_store()
     fleet.apply(0, "a")
-    fleet.objects.failing = True
+
+    def fail_once(operation: str, path: str) -> None:
+        if operation == "put":
+            store.before = lambda operation, path: None
+            raise MemoryError("on purpose")
+
+    store.before = fail_once
     with pytest.raises(MemoryError):
         fleet.apply(1, "a")
     assert fleet.apply(1, "a") == {"a": 2}

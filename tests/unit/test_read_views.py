@@ -31,6 +31,7 @@ from coordinator.model.identities import PYTHON_QUERY_ID, TaskIdentity
 from coordinator.model.schema import Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.memory import MemoryObjectStore
+from tests.unit.observed_objects import ObservedObjectStore
 
 SCHEMA = StateSchema((Field("k", "int32"),), (), (), None, None, "update")
 CREATED = StateMetadata("s", "query", 2, "update", SCHEMA)
@@ -147,26 +148,15 @@ def test_a_run_of_the_past_is_known_by_shards_that_came_to_nothing() -> None:
 # -- how a report comes into the log ----------------------------------------------------------------------------------
 
 
-class Objects(MemoryObjectStore):
-    """An object store that may fail."""
-
-    fails = False
-
-    def put_if_absent(self, path: str, data: bytes) -> bool:
-        if self.fails:
-            raise StorageUnavailableError("simulated: the store does not answer")
-        return super().put_if_absent(path, data)
-
-
 def logged(objects: MemoryObjectStore) -> list[list[str]]:
     """Kinds of records by file of the log."""
     files = sorted(info.path for info in objects.list("s/manifest"))
     return [[record["kind"] for record in unseal(objects.get(file))["records"]] for file in files]
 
 
-def run(scenario: Callable[[LedgerWriter, Objects], Awaitable[None]]) -> None:
+def run(scenario: Callable[[LedgerWriter, ObservedObjectStore], Awaitable[None]]) -> None:
     async def play() -> None:
-        objects = Objects()
+        objects = ObservedObjectStore()
         keeper = LedgerWriter(ManifestLog(objects, "s", "one"))
         await keeper.open()
         await keeper.submit(lambda _: ([started("r1", 0, 1), *commits("r1", 1, 1)], None))
@@ -184,7 +174,7 @@ async def newest(keeper: LedgerWriter) -> int:
 
 
 def test_a_report_is_known_at_once_and_written_with_the_next_records() -> None:
-    async def scenario(keeper: LedgerWriter, objects: Objects) -> None:
+    async def scenario(keeper: LedgerWriter, objects: ObservedObjectStore) -> None:
         reported = report(keeper, 30.0)
         await asyncio.sleep(0)
         assert await newest(keeper) == 1
@@ -201,7 +191,7 @@ def test_a_report_is_known_at_once_and_written_with_the_next_records() -> None:
 
 
 def test_a_report_is_written_by_itself_where_nothing_follows() -> None:
-    async def scenario(keeper: LedgerWriter, objects: Objects) -> None:
+    async def scenario(keeper: LedgerWriter, objects: ObservedObjectStore) -> None:
         await asyncio.gather(report(keeper, 0.05), report(keeper, 0.05))
         assert logged(objects)[1:] == [["batch_finished"]]
         await keeper.submit(lambda _: (commits("r1", 2, 1), None))
@@ -214,7 +204,7 @@ def test_a_report_is_written_by_itself_where_nothing_follows() -> None:
 
 
 def test_a_report_outlives_another_coordinators_records() -> None:
-    async def scenario(keeper: LedgerWriter, objects: Objects) -> None:
+    async def scenario(keeper: LedgerWriter, objects: ObservedObjectStore) -> None:
         reported = report(keeper, 30.0)
         await asyncio.sleep(0)
         assert await newest(keeper) == 1
@@ -236,12 +226,16 @@ def test_a_report_outlives_another_coordinators_records() -> None:
 
 
 def test_a_report_that_cannot_be_written_is_true_all_the_same() -> None:
-    async def scenario(keeper: LedgerWriter, objects: Objects) -> None:
-        objects.fails = True
+    async def scenario(keeper: LedgerWriter, objects: ObservedObjectStore) -> None:
+        def fail(operation: str, path: str) -> None:
+            if operation == "put_if_absent":
+                raise StorageUnavailableError("simulated: the store does not answer")
+
+        objects.before = fail
         with pytest.raises(StorageUnavailableError):
             await report(keeper, 0.0)
         assert await newest(keeper) == 1
-        objects.fails = False
+        objects.before = lambda operation, path: None
         await keeper.submit(lambda _: (commits("r1", 2, 1), None))
         assert logged(objects)[1:] == [["batch_finished", "committed", "committed"]]
 

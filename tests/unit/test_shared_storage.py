@@ -24,6 +24,7 @@ from coordinator.storage.probe import ProbeResult, prove_shared
 from coordinator.storage.protocol import ObjectStore
 from store_actors.actor import ProvenStoreProcess
 from store_actors.messages import OpenRequest
+from tests.unit.observed_objects import ObservedObjectStore
 
 URI = "file:///var/lib/statefleet"
 
@@ -87,12 +88,12 @@ def test_an_answer_of_an_earlier_time_is_no_proof() -> None:
 
 
 def test_a_store_that_fails_is_told_as_such_and_not_as_another_place() -> None:
-    class Failing(MemoryObjectStore):
-        def get(self, path: str) -> bytes:
+    def fail(operation: str, path: str) -> None:
+        if operation == "get":
             raise StorageUnavailableError("simulated: the store failed")
 
     with pytest.raises(StorageUnavailableError, match="the store failed"):
-        prove_shared(store := Failing(), coordinator_over(store), "node-2")
+        prove_shared(store := ObservedObjectStore(fail), coordinator_over(store), "node-2")
 
 
 @pytest.mark.parametrize("folder", ["", "clicks", "_probe/..", "_probe/../clicks", f"_probe/{'0' * 32}/x"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from coordinator.model.commits import SnapshotEntry, StoredFile
 from coordinator.model.errors import CorruptStateError, StorageUnavailableError
 from coordinator.model.identities import StateStoreId
 from coordinator.model.schema import Field
-from coordinator.storage.memory import MemoryObjectStore
 from store_actors.operators.join import JoinShard
 from store_actors.operators.join_schema import join_schema
 from store_actors.serving.keyed_stores import KeyedStores
@@ -24,22 +22,11 @@ from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, counts
 from tests.unit.keyed_fleet import KeyedFleet
+from tests.unit.observed_objects import ObservedObjectStore
 from tests.unit.shard_machine import read_frozen, tables_of
 
 SHARD = StateStoreId("memory:///s", 0, 0)
 LETTERS = "".join(map(chr, range(200, 300)))
-
-
-class Objects(MemoryObjectStore):
-    """Objects that let somebody act before each put."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before: Callable[[str], None] = lambda path: None
-
-    def put(self, path: str, data: bytes) -> None:
-        self.before(path)
-        super().put(path, data)
 
 
 class PiecesFleet(AggregationFleet):
@@ -47,7 +34,7 @@ class PiecesFleet(AggregationFleet):
 
     def __init__(self) -> None:
         super().__init__()
-        self.objects = self.stored = Objects()
+        self.objects = self.stored = ObservedObjectStore()
         self.coordinator = type(self.coordinator)(self.stored)
         self.store = self.new_store()
 
@@ -86,14 +73,14 @@ def test_a_snapshot_is_of_its_version_whatever_happens_while_it_is_written() -> 
     fleet, batches = PiecesFleet(), iter(range(1, 1000))
     fleet.apply(0, LETTERS)
 
-    def go_on(path: str) -> None:
-        if path.endswith(".snapshot"):
+    def go_on(operation: str, path: str) -> None:
+        if operation == "put" and path.endswith(".snapshot"):
             batch = next(batches)
             fleet.apply(batch, LETTERS[batch % 50 :: 7] + chr(1000 + batch))
 
     fleet.stored.before = go_on
     fleet.snapshot()
-    fleet.stored.before = lambda path: None
+    fleet.stored.before = lambda operation, path: None
     (entry,) = fleet.coordinator.plan(1).snapshots
     newest = next(batches)
     assert newest > 10
@@ -132,8 +119,8 @@ def test_files_of_a_snapshot_that_fails_are_removed_and_nothing_is_counted() -> 
     fleet, puts = PiecesFleet(), iter(range(1000))
     fleet.apply(0, LETTERS)
 
-    def fail(path: str) -> None:
-        if path.endswith(".snapshot") and next(puts) == 5:
+    def fail(operation: str, path: str) -> None:
+        if operation == "put" and path.endswith(".snapshot") and next(puts) == 5:
             raise StorageUnavailableError("the disk is full")
 
     fleet.stored.before = fail
@@ -153,9 +140,9 @@ def test_files_of_a_snapshot_that_does_not_count_are_removed() -> None:
     # Another run makes the version anew, from its own process, while the snapshot is written.
     second = fleet.new_store()
 
-    def overtake(path: str) -> None:
-        if path.endswith(".snapshot"):
-            fleet.stored.before = lambda path: None
+    def overtake(operation: str, path: str) -> None:
+        if operation == "put" and path.endswith(".snapshot"):
+            fleet.stored.before = lambda operation, path: None
             first, fleet.store = fleet.store, second
             fleet.apply(0, "z", "run-2")
             fleet.store = first

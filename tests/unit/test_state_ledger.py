@@ -40,6 +40,7 @@ from coordinator.placement.policy import StayElseLocal
 from coordinator.storage.memory import MemoryObjectStore
 from tests.clocks import LaterClock
 from tests.unit.ledger_harness import ROOT, FakeFleetView, LedgerHarness, actor, entry, opened, run, task, through_json
+from tests.unit.observed_objects import ObservedObjectStore
 
 
 def test_a_shard_stays_on_its_actor_over_batches_and_runs() -> None:
@@ -399,20 +400,8 @@ def test_a_checkpoint_that_is_no_ledger_is_named(field: str, damage: object) -> 
         ManifestLog(store, "clicks", "w").load()
 
 
-class Asked(MemoryObjectStore):
-    """Counts who asks for what."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gets = 0
-
-    def get(self, path: str) -> bytes:
-        self.gets += 1
-        return super().get(path)
-
-
 def test_an_answer_as_of_a_moment_ago_costs_no_request_right_after_the_log_was_written() -> None:
-    store, clock = Asked(), LaterClock()
+    store, clock = ObservedObjectStore(), LaterClock()
 
     async def scenario() -> None:
         keeper = LedgerWriter(ManifestLog(store, "clicks", "w"), clock=clock)
@@ -420,16 +409,16 @@ def test_an_answer_as_of_a_moment_ago_costs_no_request_right_after_the_log_was_w
         await lease(keeper, task(), actor("a"))
 
         async def asked(**how: bool) -> int:
-            before = store.gets
+            before = store.count("get")
             await keeper.submit(lambda _: ([], None), **how)
-            return store.gets - before
+            return store.count("get") - before
 
         assert await asked(is_recent=True) == 0
         assert await asked() == 1, "whether another coordinator has written"
         # One that may not be of a moment ago has them all look.
-        before = store.gets
+        before = store.count("get")
         await asyncio.gather(keeper.submit(lambda _: ([], None), is_recent=True), keeper.submit(lambda _: ([], None)))
-        assert store.gets - before == 1
+        assert store.count("get") - before == 1
         clock.later_s += 2
         assert await asked(is_recent=True) == 2, "and now and then whether the log is still the same"
         assert await asked() == 1
@@ -437,20 +426,13 @@ def test_an_answer_as_of_a_moment_ago_costs_no_request_right_after_the_log_was_w
     run(scenario)
 
 
-class SlowCheckpoints(MemoryObjectStore):
-    """Checkpoints of the log are not stored until `gate` is set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = threading.Event()
-
-    def put_if_absent(self, path: str, data: bytes) -> bool:
-        assert "/checkpoints/" not in path or self.gate.wait(30)
-        return super().put_if_absent(path, data)
-
-
 def test_no_answer_waits_for_a_checkpoint_and_it_tells_what_was_when_it_was_due() -> None:
-    store = SlowCheckpoints()
+    gate = threading.Event()
+
+    def hold_checkpoints(operation: str, path: str) -> None:
+        assert operation != "put_if_absent" or "/checkpoints/" not in path or gate.wait(30)
+
+    store = ObservedObjectStore(hold_checkpoints)
 
     async def scenario() -> None:
         keeper = LedgerWriter(ManifestLog(store, "clicks", "w", checkpoint_interval=4))
@@ -464,7 +446,7 @@ def test_no_answer_waits_for_a_checkpoint_and_it_tells_what_was_when_it_was_due(
         assert store.list("clicks/checkpoints") == []
         # Whoever takes over now reads the whole log.
         assert len(ManifestLog(store, "clicks", "w").load().entries(0)) == 6
-        store.gate.set()
+        gate.set()
         await checkpointing
         (info,) = store.list("clicks/checkpoints")
         told = StateLedger(ROOT)

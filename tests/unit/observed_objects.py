@@ -1,0 +1,51 @@
+"""An object store in memory that notes its requests, and lets a test wait or fail before each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from coordinator.storage.memory import MemoryObjectStore
+from coordinator.storage.protocol import ObjectInfo
+
+__all__ = ["ObservedObjectStore"]
+
+
+class ObservedObjectStore(MemoryObjectStore):
+    """Objects in memory, whose requests are noted.
+
+    Attributes
+    ----------
+    requests
+        Operation (``put``, ``put_if_absent``, ``get``, ``list``) and path of each request so far, in order.
+    before
+        Called with both before a request is noted and carried out; what it raises, the request raises.
+    """
+
+    def __init__(self, before: Callable[[str, str], None] = lambda operation, path: None) -> None:
+        super().__init__()
+        self.requests: list[tuple[str, str]] = []
+        self.before = before
+
+    def count(self, operation: str) -> int:
+        """Return the number of requests of a kind so far."""
+        return sum(kind == operation for kind, _ in self.requests)
+
+    def _note(self, operation: str, path: str) -> None:
+        self.before(operation, path)
+        self.requests.append((operation, path))
+
+    def put(self, path: str, data: bytes) -> None:
+        self._note("put", path)
+        super().put(path, data)
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        self._note("put_if_absent", path)
+        return super().put_if_absent(path, data)
+
+    def get(self, path: str) -> bytes:
+        self._note("get", path)
+        return super().get(path)
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        self._note("list", prefix)
+        return super().list(prefix)
