@@ -79,7 +79,7 @@ CLUSTER_SETTINGS = MappingProxyType(
         "spark.executor.heartbeatInterval": Setting("5s", "has to be well below the timeout"),
         "spark.locality.wait": Setting(
             "1s",
-            "an idle executor does not take a task from the node of its shard ([performance.md](performance.md#places))",
+            "an idle executor does not take a task from the node of its shard ([performance.md](performance.md#where-tasks-run))",
         ),
         "spark.shuffle.io.retryWait": Setting(
             "500ms",
