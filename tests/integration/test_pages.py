@@ -99,6 +99,7 @@ def test_the_front_page(spark: SparkSession, fleet: sf.Fleet, places: dict[str, 
 @pytest.mark.usefixtures("on_this_session")
 @pytest.mark.filterwarnings("ignore::statefleet.UnboundedStateWarning")
 def test_the_quickstart(places: dict[str, str]) -> None:
+    """The programs run to their end, with the values that the page states."""
     scope: dict[str, Any] = {}
     try:
         run_blocks(python_of("tests/integration/test_pages.py::test_the_quickstart"), scope, places)
@@ -109,6 +110,7 @@ def test_the_quickstart(places: dict[str, str]) -> None:
 
 @pytest.mark.filterwarnings("ignore::statefleet.UnboundedStateWarning")
 def test_a_program_is_moved(spark: SparkSession, fleet: sf.Fleet, tmp_path: Path) -> None:
+    """The programs run to their end, with the values that the page states."""
     feed = Feed(spark, tmp_path / "in", pa.schema([("user", pa.string()), ("amount", pa.float64())]))
     scope: dict[str, Any] = {"F": F, "fleet": fleet, "stream": feed.stream()}
     run_blocks(python_of("tests/integration/test_pages.py::test_a_program_is_moved"), scope, {})

@@ -605,6 +605,7 @@ BOUNDED: dict[str, Callable[[Operators, Streams], DataFrame]] = {
 
 @pytest.mark.parametrize("case", BOUNDED)
 def test_bounded_state_is_built_in_silence(operators: Operators, streams: Streams, case: str) -> None:
+    """Nothing is raised: the warning would be an error here."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", UnboundedStateWarning)
         BOUNDED[case](operators, streams)

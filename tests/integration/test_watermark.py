@@ -66,6 +66,7 @@ def static(spark: SparkSession) -> DataFrame:
 
 @pytest.mark.parametrize("case", FOLLOWED)
 def test_what_drops_no_row_is_accepted(rate: DataFrame, static: DataFrame, case: str) -> None:
+    """Nothing is raised."""
     branches_of(FOLLOWED[case](rate, static))
 
 

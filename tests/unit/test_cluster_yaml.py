@@ -28,6 +28,7 @@ def local() -> dict[str, Any]:
 
 
 def test_ray_accepts_the_cluster(config: dict[str, Any]) -> None:
+    """Ray's validation raises nothing."""
     validate_config(prepare_config(config))  # what `ray up` does before it asks the cloud for anything
 
 
@@ -80,6 +81,7 @@ def options(command: str) -> set[str]:
 
 
 def test_ray_accepts_a_cluster_of_ones_own_machines(local: dict[str, Any]) -> None:
+    """Ray's validation raises nothing."""
     validate_config(prepare_config(local))
 
 

@@ -165,6 +165,7 @@ def test_a_broken_state_is_tried_again_by_whoever_waited_for_it() -> None:
 
 
 def test_rounds_of_maintenance_go_on_after_an_error_that_nobody_foresaw() -> None:
+    """The second round comes in time: the wait for it does not raise."""
     store = MemoryObjectStore()
 
     async def scenario() -> None:

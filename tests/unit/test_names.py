@@ -30,6 +30,7 @@ def test_names_of_partitions_and_files_are_refused_for_stores_only(name: str) ->
 
 @pytest.mark.parametrize("name", ["clicks", "Clicks-2.v1_b", "left-keyToNumValues", "2nd", "a" * 128])
 def test_ordinary_names_are_accepted(name: str) -> None:
+    """Nothing is raised."""
     check_state_name(name)
     check_store_name(name)
 

@@ -197,6 +197,7 @@ def test_a_query_that_does_not_fit_is_refused_with_both_sides(asked: StateMetada
 
 
 def test_nullability_and_input_names_may_change() -> None:
+    """The check raises nothing."""
     asked = with_schema(keys=(replace(FIELD, nullable=False),), accumulators=(replace(SUM, inputs=("v7",)),))
     check_metadata(METADATA, asked)
 

@@ -14,6 +14,7 @@ from tests.unit.ledger_query import SHARDS, LedgerQuery
 
 
 def test_a_batch_that_ran_on_every_shard_is_gone_on_from() -> None:
+    """No batch is refused: nothing is raised."""
     query = LedgerQuery()
     for batch in range(3):
         query.run(batch, [0, 1, 2])
@@ -58,6 +59,7 @@ def test_a_state_of_another_history_of_the_query_is_refused() -> None:
 
 
 def test_a_state_whose_commits_tell_no_time_is_believed() -> None:
+    """The batch is not refused: nothing is raised."""
     query = LedgerQuery()
     for shard in range(SHARDS):
         query.commit(entry(query.lease(query.task(0, shard), actor("a")), 1))
@@ -65,6 +67,7 @@ def test_a_state_whose_commits_tell_no_time_is_believed() -> None:
 
 
 def test_a_program_that_opens_partitions_by_itself_has_no_batches() -> None:
+    """The commit is not refused: nothing is raised."""
     query = LedgerQuery()
     query.run(0, [0])
     query.begin(replace(query.task(1, 0), query_id="python"))
