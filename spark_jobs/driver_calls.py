@@ -31,10 +31,14 @@ log = logging.getLogger(__name__)
 
 
 class PlacementOptions(NamedTuple):
-    """What whoever connects to a fleet says of its store actors; see :func:`spark_jobs.fleet.connect`."""
+    """How a driver wants its shards placed; see :func:`spark_jobs.fleet.connect`.
+
+    `policy` is the name of one, or a pickled one.
+    """
 
     standbys: int = 0
     store_actors_per_node: int | None = None
+    policy: str | bytes = "balance"
 
 
 class _Fleet(NamedTuple):
@@ -190,9 +194,14 @@ class DriverCalls:
                 "batches go on, and their nodes have all shards" if executors["present"] else "batches wait for one",
             )
         try:
-            places = fleet.nodes.places(executors["cores"])
+            slots = fleet.nodes.slots(executors["cores"])
             found = fleet.coordinator.place_shards(
-                operator["state"], batch["query_id"], _shards(batch), places, fleet.options.standbys
+                operator["state"],
+                batch["query_id"],
+                _shards(batch),
+                slots,
+                fleet.options.standbys,
+                fleet.options.policy,
             )
             fleet.moves.begin(found.moves)
             return fleet.nodes.hosts(found.nodes)

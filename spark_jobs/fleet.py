@@ -23,6 +23,7 @@ from coordinator.model.names import check_state_name
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.move_planner import PlacementExplanation
+from coordinator.placement.policy import PlacementPolicy
 from coordinator.runtime.runtime import Runtime
 from coordinator.service.calls import RayActors, unwrapped
 from coordinator.service.client import CoordinatorClient
@@ -36,6 +37,7 @@ from spark_jobs.plan.operator_plan import Collector, OperatorPlan, QueryModes, R
 from spark_jobs.plan.route import route_plan
 from spark_jobs.plan.stateful_exchange import install
 from spark_jobs.plan.timing import OUTPUT_MODES
+from spark_jobs.portable_policy import portable_policy
 from spark_jobs.session.spark_session import check_on_ray, ensure_ray, started_ray
 from spark_jobs.stateful import StatefulDataFrame
 from spark_jobs.target import Target
@@ -70,6 +72,7 @@ def connect(
     maintenance: Maintenance | None = None,
     standbys: int = 0,
     store_actors_per_node: int | None = None,
+    placement: str | PlacementPolicy = "balance",
     memory_limit: int | str | None = None,
     spill_dir: str | None = None,
 ) -> Fleet:
@@ -92,6 +95,10 @@ def connect(
         the object store when a node is lost. Each needs the memory of a copy.
     store_actors_per_node
         Store actors on each node that has executors of this driver. By default one for each eight cores, or part of eight.
+    placement
+        Which store actor each shard of this driver's queries goes to: ``"balance"`` spreads them by cores and moves as few as that
+        takes when nodes come and go; ``"stay"`` spreads new shards and moves none by itself; or a policy of your own
+        (:class:`~coordinator.placement.policy.PlacementPolicy`), which is pickled and runs in the coordinator.
     memory_limit
         Bytes of memory that each store actor's process may have, or text such as ``"2GiB"``, for store actors that are started by this
         call or by its queries; by default as much as its state takes. State that does not fit is on the node's disk, and what neither
@@ -127,7 +134,7 @@ def connect(
         raise InvalidRequestError("a number of standbys is 0 or more", standbys=standbys)
     if store_actors_per_node is not None and store_actors_per_node < 1:
         raise InvalidRequestError("a node has one store actor or more", store_actors_per_node=store_actors_per_node)
-    options = PlacementOptions(standbys, store_actors_per_node)
+    options = PlacementOptions(standbys, store_actors_per_node, portable_policy(placement))
     memory = MemoryOptions.of(memory_limit, spill_dir)
     if started_ray():
         # Its store actors are on this machine: without this the first of them would compile for a minute, and nobody would know why.

@@ -7,13 +7,14 @@ from collections.abc import Callable, Collection, Iterable
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.identities import ActorLocation
 from coordinator.placement.actor_registry import ActorRegistry
-from coordinator.placement.policy import ActorLoad
+from coordinator.placement.lease_placer import ActorLoad
 
 __all__ = ["KnownFleet"]
 
 
 class KnownFleet:
-    """The fleet by what store actors reported and by the ledgers that are open; see :class:`~coordinator.placement.policy.FleetView`.
+    """The fleet by what store actors reported and by the ledgers that are open; see
+    :class:`~coordinator.placement.lease_placer.FleetView`.
 
     Parameters
     ----------

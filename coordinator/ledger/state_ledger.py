@@ -64,7 +64,7 @@ from coordinator.model.leases import Lease
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
-from coordinator.placement.policy import FleetView, PlacementPolicy, PlacementRequest
+from coordinator.placement.lease_placer import FleetView, LeasePlacer, LeaseRequest
 
 __all__ = ["Counted", "LeaseGrant", "StateLedger"]
 
@@ -296,9 +296,9 @@ class StateLedger(StateHistory):
             )
 
     def decide_lease(
-        self, task: TaskIdentity, asking: ActorLocation, fleet: FleetView, policy: PlacementPolicy
+        self, task: TaskIdentity, asking: ActorLocation, fleet: FleetView, placer: LeasePlacer
     ) -> tuple[list[Record], LeaseGrant]:
-        """Give a task the store actor of its shard, as the policy chooses it.
+        """Give a task the lease of its shard, on the store actor that `placer` chooses.
 
         Parameters
         ----------
@@ -323,13 +323,13 @@ class StateLedger(StateHistory):
             )
         assignment = self.assignments.get(task.partition_id)
         present = self.holder(task.partition_id)
-        choice = policy.place(PlacementRequest(self.state_name, task.partition_id, asking, present), fleet)
+        choice = placer.place(LeaseRequest(self.state_name, task.partition_id, asking, present), fleet)
         location = choice.location
         if assignment is not None and location == present and fleet.is_alive(location):
             lease_epoch = epoch if records else assignment.epoch
         else:
             lease_epoch = epoch + 1
-            records.append(ShardsAssigned(task.partition_id, lease_epoch, location, choice.reason, choice.preparation))
+            records.append(ShardsAssigned(task.partition_id, lease_epoch, location, choice.reason, choice.copy_result))
         store_id = StateStoreId(self.root, 0, task.partition_id)
         lease = Lease(store_id=store_id, run_id=task.run_id, epoch=lease_epoch, location=location)
         base = self.base_version(task.partition_id, task.batch_id)

@@ -50,12 +50,12 @@ class Cleaner:
         store: ObjectStore,
         maintenance: Maintenance,
         clock: Clock,
-        keeper: Callable[[str], Awaitable[LedgerWriter]],
+        writer: Callable[[str], Awaitable[LedgerWriter]],
         notice_deleted: Callable[[str], Awaitable[None]],
     ) -> None:
         self._notice_deleted = notice_deleted
         self._store = store
-        self._keeper = keeper
+        self._writer_of = writer
         self._maintenance = maintenance
         self._clock = clock
         self._started_s = clock.elapsed_s()
@@ -69,29 +69,29 @@ class Cleaner:
         files = [file for plan in loading.plans.values() for file in plan.files()]
         self._pins.add(files, self._clock.elapsed_s())
 
-    async def round(self, keeper: LedgerWriter, state_name: str) -> Sequence[ObjectInfo]:
+    async def round(self, writer: LedgerWriter, state_name: str) -> Sequence[ObjectInfo]:
         """One of the regular rounds: truncate, and clean if there may be something to find; returns the files that are gone."""
         schedule = self._schedule(state_name)
-        floors, epoch = await self._truncate(keeper, dry_run=False)
+        floors, epoch = await self._truncate(writer, dry_run=False)
         schedule.observe(self._clock.elapsed_s(), epoch, bool(floors))
         if schedule.is_due(self._clock.elapsed_s()):
-            return await self._delete(keeper, state_name, schedule)
+            return await self._delete(writer, state_name, schedule)
         return ()
 
     def is_at_rest(self, state_name: str) -> bool:
         """Whether regular rounds have nothing more to do for a state until something happens to it."""
         return self._schedule(state_name).is_at_rest
 
-    async def clean(self, keeper: LedgerWriter, state_name: str, *, dry_run: bool) -> dict[str, Any]:
+    async def clean(self, writer: LedgerWriter, state_name: str, *, dry_run: bool) -> dict[str, Any]:
         """What a round does, at once; see ``Coordinator.clean``."""
         schedule = self._schedule(state_name)
-        floors, _ = await self._truncate(keeper, dry_run=dry_run)
+        floors, _ = await self._truncate(writer, dry_run=dry_run)
         now_s = 0.0
         if dry_run:
             now_s = await asyncio.to_thread(time_of_store, self._store)
-            files = await self._candidates(keeper, state_name, now_s, dry_run=True)
+            files = await self._candidates(writer, state_name, now_s, dry_run=True)
         elif schedule.may_delete(self._clock.elapsed_s()):
-            files = await self._delete(keeper, state_name, schedule)
+            files = await self._delete(writer, state_name, schedule)
             now_s = await asyncio.to_thread(time_of_store, self._store) if files else 0.0
         else:
             files = []
@@ -103,7 +103,7 @@ class Cleaner:
     def _schedule(self, state_name: str) -> ListingSchedule:
         return self._schedules.setdefault(state_name, ListingSchedule(self._maintenance.grace_s, self._started_s))
 
-    async def _truncate(self, keeper: LedgerWriter, *, dry_run: bool) -> tuple[dict[ShardKey, int], int]:
+    async def _truncate(self, writer: LedgerWriter, *, dry_run: bool) -> tuple[dict[ShardKey, int], int]:
         """Floors that move, and the ledger's epoch."""
         keep = self._maintenance.min_versions_to_retain
 
@@ -111,18 +111,18 @@ class Cleaner:
             records, floors = ledger.decide_truncation(keep)
             return [] if dry_run else records, (floors, ledger.epoch)
 
-        return await keeper.submit(decide)
+        return await writer.decide(decide)
 
     async def _candidates(
-        self, keeper: LedgerWriter, state_name: str, now_s: float, *, dry_run: bool = False
+        self, writer: LedgerWriter, state_name: str, now_s: float, *, dry_run: bool = False
     ) -> list[ObjectInfo]:
         """What may go as far as can be said without writing to the log; `now_s` is the time of the object store before the call."""
         infos = await asyncio.to_thread(self._store.list, state_name)
         unfinished = await asyncio.to_thread(self._store.list_unfinished, state_name)
-        referenced, branches = await keeper.submit(_referenced)
-        shared = await self._shared(keeper, branches, may_write=not dry_run)
+        referenced, branches = await writer.read(_referenced)
+        shared = await self._shared(writer, branches, may_write=not dry_run)
         pinned = self._pins.current(self._clock.elapsed_s())
-        needed = await keeper.needed(infos)
+        needed = await writer.needed(infos)
         grace_s = self._maintenance.grace_s
         return [
             *([] if shared is None else orphans(infos, referenced | shared, pinned, now_s, grace_s)),
@@ -130,20 +130,20 @@ class Cleaner:
             *abandoned(unfinished, now_s, grace_s),
         ]
 
-    async def _delete(self, keeper: LedgerWriter, state_name: str, schedule: ListingSchedule) -> list[ObjectInfo]:
+    async def _delete(self, writer: LedgerWriter, state_name: str, schedule: ListingSchedule) -> list[ObjectInfo]:
         """Delete what nothing needs; returns it."""
         schedule.listed(self._clock.elapsed_s())
         now_s = await asyncio.to_thread(time_of_store, self._store)
         # Before all else: see :mod:`coordinator.ledger.branches`.
-        _, looked_at = await keeper.submit(_referenced)
-        found = await self._candidates(keeper, state_name, now_s)
+        _, looked_at = await writer.read(_referenced)
+        found = await self._candidates(writer, state_name, now_s)
         if not found:
             return []
 
         def discard(ledger: StateLedger) -> tuple[list[Record], tuple[set[str], dict[str, BranchMade]]]:
-            return ledger.decide_discard(info.path for info in found), _referenced(ledger)[1]
+            return ledger.decide_discard(info.path for info in found), _referenced(ledger)
 
-        referenced, branches = await keeper.submit(discard, fence=True)
+        referenced, branches = await writer.fence(discard)
         if not branches.items() <= looked_at.items():
             # A branch was made meanwhile, whose needs were not looked at.
             return []
@@ -155,7 +155,7 @@ class Cleaner:
         return files
 
     async def _shared(
-        self, keeper: LedgerWriter, branches: Mapping[str, BranchMade], *, may_write: bool
+        self, writer: LedgerWriter, branches: Mapping[str, BranchMade], *, may_write: bool
     ) -> set[str] | None:
         """Files that branches of a state need, of whatever state; None if that is not known yet, as one is being made.
 
@@ -164,7 +164,7 @@ class Cleaner:
         files: set[str] = set()
         for name, made in branches.items():
             try:
-                needed = await self._needed_by(keeper, made, may_write=may_write)
+                needed = await self._needed_by(writer, made, may_write=may_write)
             except StateStoreError as error:
                 log.warning(
                     "nothing is deleted, as it is not known which files a branch needs: %s",
@@ -180,15 +180,15 @@ class Cleaner:
     async def _needed_by(self, parent: LedgerWriter, made: BranchMade, *, may_write: bool) -> set[str] | None:
         """Files that a branch needs, none if there is no such state any more; None if it may be made this moment."""
         await self._notice_deleted(made.name)
-        keeper = await self._keeper(made.name)
-        was_born = await parent.submit(lambda ledger: ([], made.name in ledger.born))
-        is_there, needed = await keeper.submit(_needed_by_branch)
+        writer = await self._writer_of(made.name)
+        was_born = await parent.read(lambda ledger: made.name in ledger.born)
+        is_there, needed = await writer.read(_needed_by_branch)
         if is_there:
             if may_write and not was_born:
-                await parent.submit(partial(_noted, made, BranchBorn(made.name)))
+                await parent.decide(partial(_noted, made, BranchBorn(made.name)))
             return needed
         if was_born:
-            if may_write and await parent.submit(partial(_noted, made, BranchEnded(made.name))):
+            if may_write and await parent.decide(partial(_noted, made, BranchEnded(made.name))):
                 log.warning(
                     "a branch of a state is not there any more, so what it needed of the state's files is let go",
                     extra={"state": made.name},
@@ -202,9 +202,9 @@ class Cleaner:
         if now_s - since_s <= self._maintenance.grace_s or not may_write:
             return None
         # Whoever still makes it finds its place in the log taken, and reads there that it is not to be made.
-        needed = await keeper.submit(_given_up)
+        needed = await writer.decide(_given_up)
         if not needed:
-            await parent.submit(partial(_noted, made, BranchEnded(made.name)))
+            await parent.decide(partial(_noted, made, BranchEnded(made.name)))
         return needed
 
 
@@ -220,9 +220,9 @@ def _given_up(ledger: StateLedger) -> tuple[list[Record], set[str]]:
     return [Dropped()], set()
 
 
-def _referenced(ledger: StateLedger) -> tuple[list[Record], tuple[set[str], dict[str, BranchMade]]]:
-    return [], (ledger.referenced_files(), dict(ledger.branches))
+def _referenced(ledger: StateLedger) -> tuple[set[str], dict[str, BranchMade]]:
+    return ledger.referenced_files(), dict(ledger.branches)
 
 
-def _needed_by_branch(ledger: StateLedger) -> tuple[list[Record], tuple[bool, set[str]]]:
-    return [], (ledger.has_versions(), ledger.referenced_files())
+def _needed_by_branch(ledger: StateLedger) -> tuple[bool, set[str]]:
+    return ledger.has_versions(), ledger.referenced_files()

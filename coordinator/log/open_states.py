@@ -82,13 +82,13 @@ class OpenStates:
     ) -> None:
         self._store = store
         self._writer_id = writer_id
-        self._surroundings = runtime
+        self._runtime = runtime
         self._checkpoint_interval = checkpoint_interval
         self._part_records = part_records
         self._max_age_s = max_age_s
         self._readers = runtime.threads.pool(_READERS, "statefleet-log")
         self._clock = runtime.clock
-        self._keepers: dict[str, LedgerWriter] = {}
+        self._writers: dict[str, LedgerWriter] = {}
         #: When somebody asked for a keeper last, in seconds of the clock.
         self._asked_s: dict[str, float] = {}
         #: How often each state's ledger was opened.
@@ -102,42 +102,42 @@ class OpenStates:
         #: One a state: a state that is slow to read, or broken, is waited for by nobody else's tasks.
         self._opening: dict[str, asyncio.Lock] = {}
 
-    async def keeper(self, state_name: str) -> LedgerWriter:
+    async def writer(self, state_name: str) -> LedgerWriter:
         """The keeper of a state's ledger, which need not exist yet."""
         # Whatever the caller checked: the folder of a name such as "" is everybody's, and cleaning it would be the end of them.
         check_state_name(state_name)
         self._asked_s[state_name] = self._clock.elapsed_s()
-        keeper = self._present(state_name)
-        if keeper is None:
+        writer = self._present(state_name)
+        if writer is None:
             async with self._opening.setdefault(state_name, asyncio.Lock()):
-                keeper = self._present(state_name)
-                if keeper is None:
-                    keeper = self._keepers[state_name] = await self._opened(state_name)
+                writer = self._present(state_name)
+                if writer is None:
+                    writer = self._writers[state_name] = await self._opened(state_name)
                     self._resting.pop(state_name, None)
             # Who still waits has the lock itself; who comes now finds the keeper.
             self._opening.pop(state_name, None)
-        return keeper
+        return writer
 
     def _present(self, state_name: str) -> LedgerWriter | None:
         """The keeper of a state, unless the folder of the state became another one since."""
-        keeper = self._keepers.get(state_name)
-        if keeper is not None and keeper.replaced is not None:
+        writer = self._writers.get(state_name)
+        if writer is not None and writer.replaced is not None:
             log.warning(
                 "a state's folder was put back, replaced or deleted under the fleet: what memory has of it is let go, and what is "
                 "there now is read",
                 extra={"state": state_name},
             )
-            self._barred[state_name] = keeper.barred
-            del self._keepers[state_name]
+            self._barred[state_name] = writer.barred
+            del self._writers[state_name]
             return None
-        return keeper
+        return writer
 
     async def notice_deleted(self, state_name: str) -> None:
         """Let go of a state whose folder somebody deleted: its name is free, and nothing more is written for it."""
-        keeper = self._keepers.get(state_name)
+        writer = self._writers.get(state_name)
         if state_name in self._resting and not await self.has_metadata(state_name):
             self._resting.pop(state_name, None)
-        if keeper is not None and await keeper.is_deleted() and self._keepers.pop(state_name, None) is not None:
+        if writer is not None and await writer.is_deleted() and self._writers.pop(state_name, None) is not None:
             log.warning(
                 "the folder of a state was deleted while its ledger was open: what memory has of it is let go; its name is free, "
                 "unless a query wrote into the folder since; `statefleet drop` ends a state while the fleet runs",
@@ -152,11 +152,11 @@ class OpenStates:
         shown, stamp
             What is shown of it meanwhile, and the stamp of that; None of a name that no state has.
         """
-        keeper = self._keepers.get(state_name)
+        writer = self._writers.get(state_name)
         unused_s = self._clock.elapsed_s() - self._asked_s.get(state_name, 0.0)
-        if keeper is None or not keeper.is_idle or unused_s < _IN_HAND_S:
+        if writer is None or not writer.is_idle or unused_s < _IN_HAND_S:
             return False
-        del self._keepers[state_name]
+        del self._writers[state_name]
         self._asked_s.pop(state_name, None)
         if shown is not None:
             encoded = json.dumps(shown).encode()
@@ -174,11 +174,11 @@ class OpenStates:
     async def of_query(self, query_id: str) -> list[LedgerWriter]:
         """Return the keepers of the states of a query, as far as they are known; those that rest are opened."""
         for name in [name for name, state in self._resting.items() if state.query_id == query_id]:
-            await self.keeper(name)
+            await self.writer(name)
         return [
-            keeper
-            for keeper in self._keepers.values()
-            if keeper.metadata is not None and keeper.ledger is not None and keeper.ledger.query_id == query_id
+            writer
+            for writer in self._writers.values()
+            if writer.metadata is not None and writer.ledger is not None and writer.ledger.query_id == query_id
         ]
 
     async def end_remnants(self, state_name: str) -> bool:
@@ -187,16 +187,16 @@ class OpenStates:
 
     async def _opened(self, state_name: str) -> LedgerWriter:
         self.openings[state_name] += 1
-        keeper = LedgerWriter(self._log_of(state_name), max_age_s=self._max_age_s, clock=self._clock)
-        keeper.barred = self._barred.get(state_name, keeper.barred)
+        writer = LedgerWriter(self._log_of(state_name), max_age_s=self._max_age_s, clock=self._clock)
+        writer.barred = self._barred.get(state_name, writer.barred)
         damage: CorruptStateError | None = None
         try:
-            await keeper.open()
+            await writer.open()
         except CorruptStateError as error:
             damage = error
-        ledger = keeper.ledger
+        ledger = writer.ledger
         has_commits = ledger is not None and not ledger.is_dropped and any(map(ledger.entries, ledger.assigned()))
-        if (damage is not None or has_commits) and keeper.metadata is None and not await self.has_metadata(state_name):
+        if (damage is not None or has_commits) and writer.metadata is None and not await self.has_metadata(state_name):
             raise CorruptStateError(
                 "the state's metadata.json is missing, while its log is there: it was lost, or somebody deleted the folder while "
                 "a query went on writing; nothing was read of it and nothing was changed; restore the folder from a backup of the "
@@ -205,32 +205,32 @@ class OpenStates:
             ) from damage
         if damage is not None:
             raise damage
-        return keeper
+        return writer
 
     def _log_of(self, state_name: str) -> ManifestLog:
         return ManifestLog(
             self._store,
             state_name,
             self._writer_id,
-            new_id=self._surroundings.new_id,
+            new_id=self._runtime.new_id,
             checkpoint_interval=self._checkpoint_interval,
             part_records=self._part_records,
             readers=self._readers,
         )
 
-    def keepers(self) -> list[tuple[str, LedgerWriter]]:
+    def writers(self) -> list[tuple[str, LedgerWriter]]:
         """Names and keepers of the states that are open now."""
-        return list(self._keepers.items())
+        return list(self._writers.items())
 
     def ledgers(self) -> Iterator[StateLedger]:
         """Ledgers of the states that are open, as last loaded."""
-        return (keeper.ledger for keeper in self._keepers.values() if keeper.ledger is not None)
+        return (writer.ledger for writer in self._writers.values() if writer.ledger is not None)
 
     def described(self) -> Iterator[tuple[StateLedger, StateMetadata]]:
         """Ledgers of the open states that exist, each with the state's metadata."""
-        for keeper in self._keepers.values():
-            if keeper.ledger is not None and keeper.metadata is not None:
-                yield keeper.ledger, keeper.metadata
+        for writer in self._writers.values():
+            if writer.ledger is not None and writer.metadata is not None:
+                yield writer.ledger, writer.metadata
 
     async def stored(self) -> list[str]:
         """Names of all states below the fleet's URI, open or not."""
@@ -253,7 +253,7 @@ class OpenStates:
         # What a copy that was cut off left, or a query that wrote into a folder that was deleted.
         logs = [one for one in without if await asyncio.to_thread(self._store.list, f"{one}/manifest")]
         wanted = [one for one in (*names, *logs) if one not in self._resting]
-        outcomes = await asyncio.gather(*map(self.keeper, wanted), return_exceptions=True)
+        outcomes = await asyncio.gather(*map(self.writer, wanted), return_exceptions=True)
         self._unreadable = {}
         for name, outcome in zip(wanted, outcomes, strict=True):
             if isinstance(outcome, CorruptStateError | NewerFormatError):

@@ -1,7 +1,8 @@
-"""Plans of where shards shall be, and how many state operations ran where their shard is. Pure, and in memory only.
+"""Plans where the shards of states are to be, and counts how many state operations ran on the node of their shard. Pure, in memory
+only.
 
-A shard that nobody holds goes to its planned place at once, with its next lease. One that a living store actor holds is moved in the
-shadow of batches: the next store actor takes a copy first (a :class:`PlannedMove`, carried out by whoever asked for the plan), and has
+A shard that no live store actor has goes to its planned store actor with its next lease. A loaded one is migrated while batches go
+on: the next store actor takes a copy first (a :class:`PlannedMove`, carried out by the process that asked for the plan), and has
 the shard from the end of a batch on.
 """
 
@@ -13,9 +14,11 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from coordinator.model.copy_result import CopyResult, ShardMove
+from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import ActorLocation
-from coordinator.placement.policy import Choice, FleetView, PlacementPolicy, PlacementRequest
-from coordinator.placement.spreading import ActorSlot, place_order, spread
+from coordinator.placement.lease_placer import FleetView, LeasePlacer, LeaseRequest, StayElseLocal
+from coordinator.placement.policies import POLICIES, Balance
+from coordinator.placement.policy import ActorSlot, Choice, PlacementPolicy, PlacementRequest, slot_order
 
 __all__ = [
     "ELSEWHERE",
@@ -24,12 +27,12 @@ __all__ = [
     "MOVED",
     "NO_EXECUTOR",
     "UNPLACED",
-    "PlacementExplanation",
     "MovePlanner",
+    "PlacementExplanation",
     "PlannedMove",
 ]
 
-#: What became of a state operation: its task ran on the node of its shard, or why it did not.
+#: Outcome of a state operation: its task ran on the node of its shard, or why it did not.
 LOCAL = "local"
 MOVED = "the shard was moved to another node with this batch"
 NO_EXECUTOR = "the shard's node has no executor"
@@ -41,12 +44,12 @@ MADE_THERE = "the shards that it is made of were there"
 
 @dataclass(frozen=True, slots=True)
 class PlannedMove:
-    """A shard that is to go from one living store actor to another.
+    """A shard that is to go from one live store actor to another.
 
     Attributes
     ----------
-    giver, taker
-        Who has it, and who shall.
+    source, target
+        Store actors that have the shard now, and afterwards.
     first_partition
         Partition of the state's shard 0.
     """
@@ -60,7 +63,7 @@ class PlannedMove:
 
     @property
     def shard(self) -> int:
-        """Number of the shard, as people are told it."""
+        """Number of the shard, as users know it."""
         return self.partition_id - self.first_partition
 
 
@@ -71,7 +74,7 @@ class PlacementExplanation:
     Attributes
     ----------
     location
-        Store actor that has it; None if nobody has.
+        Store actor that has it; None if none has.
     planned
         Store actor that has it from its next lease on, if that is another one.
     moves
@@ -88,49 +91,52 @@ class PlacementExplanation:
 
 @dataclass(slots=True)
 class _Plan:
-    """What is planned of a state.
+    """The plan of one state.
 
     Attributes
     ----------
-    wanted
-        Where shards go with their next lease.
+    with_lease
+        Store actors that shards go to with their next lease.
     at_end
-        Where they go once the batch at hand is at its end: tasks of it were sent to where they are.
-    places
-        Nodes that have executors, as the driver told last; none if it told of none.
+        Those that they go to once the batch at hand has ended: tasks of it were sent to where the shards are.
+    slots
+        Store actors of nodes that have executors, as the driver reported last; none if no driver reported any.
+    policy
+        Of the driver that reported last.
     standbys
         How many each shard is to have.
     is_skewed
         Whether shards went elsewhere than planned, as after the loss of a store actor.
     """
 
-    places: tuple[ActorSlot, ...] = ()
+    slots: tuple[ActorSlot, ...] = ()
+    policy: PlacementPolicy = POLICIES["balance"]
     standbys: int = 0
     is_skewed: bool = False
-    wanted: dict[int, Choice] = field(default_factory=dict)
+    with_lease: dict[int, Choice] = field(default_factory=dict)
     at_end: dict[int, Choice] = field(default_factory=dict)
 
     def end_batch(self) -> None:
-        self.wanted |= self.at_end
+        self.with_lease |= self.at_end
         self.at_end = {}
 
 
 class MovePlanner:
-    """Where shards are wanted, as a policy, and whether tasks were there.
+    """The plans of all states, by which it places leases, and where tasks ran.
 
     Parameters
     ----------
-    otherwise
-        Policy for what was not planned.
+    fallback
+        Places shards that are in no plan.
 
     Attributes
     ----------
     drained
-        Nodes that shall have no shards.
+        Ray ids of nodes that are to have no shards.
     """
 
-    def __init__(self, otherwise: PlacementPolicy) -> None:
-        self._otherwise = otherwise
+    def __init__(self, fallback: LeasePlacer | None = None) -> None:
+        self._fallback = fallback or StayElseLocal()
         self.drained: set[str] = set()
         self._plans: defaultdict[str, _Plan] = defaultdict(_Plan)
         self._operations: defaultdict[tuple[str, int], Counter[str]] = defaultdict(Counter)
@@ -142,13 +148,14 @@ class MovePlanner:
         state_name: str,
         query_id: str,
         partitions: range,
-        places: Sequence[ActorSlot],
+        slots: Sequence[ActorSlot],
         present: Mapping[int, ActorLocation],
         fleet: FleetView,
         standbys: int = 0,
         inherited: Mapping[int, ActorLocation] = MappingProxyType({}),
+        policy: PlacementPolicy = POLICIES["balance"],
     ) -> tuple[PlannedMove, ...]:
-        """Spread a state's shards over the nodes that have executors; returns the moves of those that somebody holds.
+        """Place a state's shards on nodes that have executors; returns the moves of shards that live store actors have.
 
         Shards of a store actor that was lost go to their standbys.
 
@@ -156,29 +163,42 @@ class MovePlanner:
         ----------
         partitions
             Of the state's shards.
+        present
+            Store actors of partitions, by the leases.
         inherited
-            Where the rows are of which shards that nobody holds yet will be made.
+            Store actors that have the rows of which shards without a store actor will be made.
+
+        Raises
+        ------
+        InvalidRequestError
+            The policy failed, or chose what it was not offered: no shard is planned to go anywhere else.
         """
         plan = self._plans[state_name]
-        # By the places that were told before, at which standbys have their copies.
+        # By the slots that were reported before: standbys have their copies there.
         promoted = {
             partition: choice
-            for partition, where in present.items()
-            if (choice := self._promoted(state_name, partition, where, fleet)) is not None
+            for partition, holder in present.items()
+            if (choice := self._promoted(state_name, partition, holder, fleet)) is not None
         }
-        plan.places, plan.standbys = tuple(sorted(places, key=place_order)), standbys
-        # What was prepared for the end of a batch that never ended is there now.
+        plan.slots, plan.standbys, plan.policy = tuple(sorted(slots, key=slot_order)), standbys, policy
+        # Copies that were made for the end of a batch that never ended are there now.
         plan.end_batch()
-        plan.wanted = {partition: one for partition, one in plan.wanted.items() if fleet.is_alive(one.location)}
-        plan.wanted |= promoted
-        born = {one: where for one, where in inherited.items() if one not in present and fleet.is_alive(where)}
-        choices = {one: Choice(where, MADE_THERE) for one, where in born.items()}
-        choices |= self._spread(state_name, query_id, partitions, places, {**born, **present}, fleet)
+        plan.with_lease = {
+            partition: choice for partition, choice in plan.with_lease.items() if fleet.is_alive(choice.location)
+        }
+        plan.with_lease |= promoted
+        made_there = {
+            partition: holder
+            for partition, holder in inherited.items()
+            if partition not in present and fleet.is_alive(holder)
+        }
+        choices = {partition: Choice(holder, MADE_THERE) for partition, holder in made_there.items()}
+        choices |= self._assign(state_name, query_id, partitions, slots, {**made_there, **present}, fleet)
         moves = _moves(state_name, partitions, choices, present, fleet)
         free = choices.keys() - {move.partition_id for move in moves}
-        # What a standby is about to take over is spread evenly later.
-        plan.is_skewed = any(partition in plan.wanted for partition in free)
-        plan.wanted = {**{partition: choices[partition] for partition in free}, **plan.wanted}
+        # Shards that a standby is about to take over are spread evenly later.
+        plan.is_skewed = any(partition in plan.with_lease for partition in free)
+        plan.with_lease = {**{partition: choices[partition] for partition in free}, **plan.with_lease}
         return moves
 
     def moves(
@@ -189,18 +209,18 @@ class MovePlanner:
         present: Mapping[int, ActorLocation],
         fleet: FleetView,
     ) -> tuple[PlannedMove, ...]:
-        """Moves that spread a state's shards evenly over the nodes that have executors, as the driver told of them last.
+        """Return the moves by which a state's shards are where its policy wants them, by the slots that the driver reported last.
 
-        Of a state that no driver told of since the coordinator started, over all nodes that have a store actor.
+        If no driver reported any since the coordinator started, all nodes that have a store actor count.
+
+        Raises
+        ------
+        InvalidRequestError
+            The policy failed, or chose what it was not offered.
         """
-        places = self._plans[state_name].places or [ActorSlot(location, 1) for location in fleet.actors()]
-        return _moves(
-            state_name,
-            partitions,
-            self._spread(state_name, query_id, partitions, places, present, fleet),
-            present,
-            fleet,
-        )
+        slots = self._plans[state_name].slots or [ActorSlot(location, 1) for location in fleet.actors()]
+        choices = self._assign(state_name, query_id, partitions, slots, present, fleet)
+        return _moves(state_name, partitions, choices, present, fleet)
 
     def repairs(
         self,
@@ -210,105 +230,121 @@ class MovePlanner:
         present: Mapping[int, ActorLocation],
         fleet: FleetView,
     ) -> tuple[PlannedMove, ...]:
-        """:meth:`moves` of a state whose shards went elsewhere than planned, once; none of others."""
+        """Return :meth:`moves` of a state whose shards went elsewhere than planned, once; none of others."""
         plan = self._plans.get(state_name)
         if plan is None or not plan.is_skewed:
             return ()
-        if any(_living(place.location, fleet) is None for place in plan.places):
-            # A store actor that was lost is on its way back, or the driver will tell that its executor is gone.
+        if any(_live(slot.location, fleet) is None for slot in plan.slots):
+            # A store actor that was lost is being restarted, or the driver will report that its executor is gone.
             return ()
         plan.is_skewed = False
         return self.moves(state_name, query_id, partitions, present, fleet)
 
-    def _spread(
+    def _assign(
         self,
         state_name: str,
         query_id: str,
         partitions: range,
-        places: Iterable[ActorSlot],
+        slots: Iterable[ActorSlot],
         present: Mapping[int, ActorLocation],
         fleet: FleetView,
     ) -> dict[int, Choice]:
-        going = {partition: choice.location for partition, choice in self._plans[state_name].wanted.items()}
-        there = {
-            partition - partitions.start: where
-            for partition, where in {**present, **going}.items()
-            if partition in partitions and fleet.is_alive(where)
+        """Return the policy's choices by partition."""
+        plan = self._plans[state_name]
+        going = {partition: choice.location for partition, choice in plan.with_lease.items()}
+        current = {
+            partition - partitions.start: location
+            for partition, location in {**present, **going}.items()
+            if partition in partitions and fleet.is_alive(location)
         }
-        open_places = [
-            replace(place, location=living)
-            for place in places
-            if place.location.node_id not in self.drained and (living := _living(place.location, fleet)) is not None
+        live_slots = [
+            replace(slot, location=live)
+            for slot in slots
+            if slot.location.node_id not in self.drained and (live := _live(slot.location, fleet)) is not None
         ]
-        choices = spread(len(partitions), open_places, there, query_id, self.drained)
+        request = PlacementRequest(
+            state_name,
+            query_id,
+            len(partitions),
+            tuple(sorted(live_slots, key=slot_order)),
+            MappingProxyType(current),
+            frozenset(self.drained),
+        )
+        choices = _checked(plan.policy, request)
+        left_behind = {
+            shard for shard, location in current.items() if location.node_id in self.drained
+        } - choices.keys()
+        if left_behind:
+            balanced = Balance().assign(request)
+            choices |= {shard: balanced[shard] for shard in left_behind & balanced.keys()}
         return {partitions[shard]: choice for shard, choice in choices.items()}
 
-    def prepared(self, move: PlannedMove, preparation: CopyResult | None, fleet: FleetView) -> bool:
-        """The taker is ready: it has the shard from the end of the batch at hand on.
+    def copy_finished(self, move: PlannedMove, copy_result: CopyResult | None, fleet: FleetView) -> bool:
+        """Have the target own the shard from the end of the batch at hand on.
 
         Returns
         -------
         bool
-            False if the shard is about to go to another store actor, or the taker's node was drained: nothing is changed.
+            False if the shard is about to go to another store actor, or the target's node was drained: nothing is changed.
         """
-        going = self.going(move.state_name, move.partition_id, fleet)
+        going = self.going_to(move.state_name, move.partition_id, fleet)
         if going not in (None, move.target) or move.target.node_id in self.drained:
             return False
-        self._plans[move.state_name].at_end[move.partition_id] = Choice(move.target, move.reason, preparation)
+        self._plans[move.state_name].at_end[move.partition_id] = Choice(move.target, move.reason, copy_result)
         return True
 
-    def going(self, state_name: str, partition_id: int, fleet: FleetView) -> ActorLocation | None:
-        """The living store actor that a shard goes to at the end of the batch at hand, if that was prepared."""
+    def going_to(self, state_name: str, partition_id: int, fleet: FleetView) -> ActorLocation | None:
+        """Return the live store actor that a shard goes to at the end of the batch at hand, if its copy is finished."""
         plan = self._plans.get(state_name)
         choice = None if plan is None else plan.at_end.get(partition_id)
         return choice.location if choice is not None and fleet.is_alive(choice.location) else None
 
     def batch_ended(self, state_name: str) -> None:
-        """No task of the batch at hand is to come: what was prepared goes where it shall."""
+        """Have finished copies take over: no task of the batch at hand is to come."""
         self._plans[state_name].end_batch()
 
-    def place(self, request: PlacementRequest, fleet: FleetView) -> Choice:
-        """See :class:`~coordinator.placement.policy.PlacementPolicy`: where it is planned to be, as long as that store actor lives."""
+    def place(self, request: LeaseRequest, fleet: FleetView) -> Choice:
+        """Return the planned store actor, if it is alive; see :class:`~coordinator.placement.lease_placer.LeasePlacer`."""
         planned = self.planned(request.state_name, request.partition_id, fleet)
         if planned is not None:
             return planned
         promoted = self._promoted(request.state_name, request.partition_id, request.present, fleet)
-        choice = promoted or self._otherwise.place(replace(request, asking=self._of_node(request, fleet)), fleet)
+        choice = promoted or self._fallback.place(replace(request, asking=self._of_node(request, fleet)), fleet)
         plan = self._plans.get(request.state_name)
-        if plan is not None and plan.places and choice.location != request.present:
+        if plan is not None and plan.slots and choice.location != request.present:
             plan.is_skewed = True
         return choice
 
-    def _of_node(self, request: PlacementRequest, fleet: FleetView) -> ActorLocation:
-        """The store actor of the asking node that is to have a shard, where the driver told of several there."""
+    def _of_node(self, request: LeaseRequest, fleet: FleetView) -> ActorLocation:
+        """Return the store actor of the asking node that is to have a shard, where the driver reported several there."""
         plan = self._plans.get(request.state_name)
-        places = () if plan is None else plan.places
-        here = [place.location for place in places if place.location.node_id == request.asking.node_id]
-        living = [one for one in (_living(location, fleet) for location in here) if one is not None]
-        return living[request.partition_id % len(living)] if living else request.asking
+        slots = () if plan is None else plan.slots
+        local = [slot.location for slot in slots if slot.location.node_id == request.asking.node_id]
+        live = [location for location in (_live(location, fleet) for location in local) if location is not None]
+        return live[request.partition_id % len(live)] if live else request.asking
 
-    def stays(self, request: PlacementRequest, fleet: FleetView) -> bool:
-        """Whether a shard is where it shall be in the batch after the one at hand, as far as is known."""
+    def stays(self, request: LeaseRequest, fleet: FleetView) -> bool:
+        """Return whether a shard stays where it is in the batch after the one at hand, as far as is known."""
         plan = self._plans.get(request.state_name)
         if request.present is None or (plan is not None and request.partition_id in plan.at_end):
             return False
         planned = self.planned(request.state_name, request.partition_id, fleet)
-        choice = planned or self._otherwise.place(request, fleet)
+        choice = planned or self._fallback.place(request, fleet)
         return choice.location == request.present and fleet.is_alive(request.present)
 
     def planned(self, state_name: str, partition_id: int, fleet: FleetView) -> Choice | None:
-        """Where a shard goes with its next lease, if that is planned."""
+        """Return the store actor that a shard goes to with its next lease, if that is planned."""
         plan = self._plans.get(state_name)
-        choice = None if plan is None else plan.wanted.get(partition_id)
+        choice = None if plan is None else plan.with_lease.get(partition_id)
         if choice is None or fleet.is_alive(choice.location):
             return choice
-        anew = _living(choice.location, fleet)
-        return None if anew is None else Choice(anew, "the store actor of its node started anew")
+        restarted = _live(choice.location, fleet)
+        return None if restarted is None else Choice(restarted, "the store actor of its node started anew")
 
     def nodes(
         self, state_name: str, partitions: range, assigned: Mapping[int, ActorLocation], fleet: FleetView
     ) -> tuple[str | None, ...]:
-        """Ray node on which each shard will be at its next lease; None for one that goes to whoever asks for it."""
+        """Return the Ray node of each shard at its next lease; None for one that goes to the node that asks for it."""
 
         def node(partition_id: int) -> str | None:
             holder = assigned.get(partition_id)
@@ -325,81 +361,108 @@ class MovePlanner:
     def standbys(
         self, state_name: str, partition_id: int, holder: ActorLocation, fleet: FleetView
     ) -> tuple[ActorLocation, ...]:
-        """Store actors on other nodes that are told of what the holder of a shard commits."""
+        """Return the store actors on other nodes that are sent the commits of a shard's holder."""
         plan = self._plans.get(state_name)
         if plan is None or not plan.standbys:
             return ()
-        found: list[ActorLocation] = []
-        # Each shard begins at a place of its own; few are looked at, however many there are.
-        for step in range(len(plan.places)):
-            place = plan.places[(partition_id + step) % len(plan.places)].location
-            living = None if place.node_id in (holder.node_id, *self.drained) else _living(place, fleet)
-            if living is not None:
-                found.append(living)
-            if len(found) == plan.standbys:
+        standbys: list[ActorLocation] = []
+        # The search begins at another slot for each shard, and looks at few of them, however many there are.
+        for step in range(len(plan.slots)):
+            location = plan.slots[(partition_id + step) % len(plan.slots)].location
+            live = None if location.node_id in (holder.node_id, *self.drained) else _live(location, fleet)
+            if live is not None:
+                standbys.append(live)
+            if len(standbys) == plan.standbys:
                 break
-        return tuple(found)
+        return tuple(standbys)
 
     def _promoted(
         self, state_name: str, partition_id: int, holder: ActorLocation | None, fleet: FleetView
     ) -> Choice | None:
-        """The standby that takes over from the holder of a shard, if that was lost and there is one."""
+        """Return the standby that takes over a shard, if its holder was lost and there is a standby."""
         if holder is None or fleet.is_alive(holder):
             return None
         ready = self.standbys(state_name, partition_id, holder, fleet)
         return Choice(ready[0], "its standby took over from a store actor that was lost") if ready else None
 
-    # -- what came of them ----------------------------------------------------------------------------------------
+    # -- where tasks ran ------------------------------------------------------------------------------------------
 
     def count(
         self,
         state_name: str,
         partition_id: int,
         asking: ActorLocation,
-        former: ActorLocation | None,
-        has: ActorLocation,
+        previous: ActorLocation | None,
+        holder: ActorLocation,
     ) -> None:
-        """A task was told where its shard is.
+        """Count a task that asked for its shard's lease.
 
         Parameters
         ----------
         asking
             Store actor of the task's node.
-        former, has
-            Store actors that had the shard before and that has it now.
+        previous, holder
+            Store actors that had the shard before, and that have it now.
         """
-        self._operations[state_name, partition_id][self._outcome(state_name, asking, former, has)] += 1
+        self._operations[state_name, partition_id][self._outcome(state_name, asking, previous, holder)] += 1
 
     def count_local(self, state_name: str, partition_id: int) -> None:
-        """A task was on the node of its shard."""
+        """Count a task that ran on the node of its shard."""
         self._operations[state_name, partition_id][LOCAL] += 1
 
-    def _outcome(self, state_name: str, asking: ActorLocation, former: ActorLocation | None, has: ActorLocation) -> str:
+    def _outcome(
+        self, state_name: str, asking: ActorLocation, previous: ActorLocation | None, holder: ActorLocation
+    ) -> str:
         plan = self._plans.get(state_name)
-        places = () if plan is None else plan.places
-        if asking.node_id == has.node_id:
+        slots = () if plan is None else plan.slots
+        if asking.node_id == holder.node_id:
             return LOCAL
-        if not places:
+        if not slots:
             return UNPLACED
-        if not any(place.location.node_id == has.node_id and place.cores > 0 for place in places):
+        if not any(slot.location.node_id == holder.node_id and slot.cores > 0 for slot in slots):
             return NO_EXECUTOR
-        return MOVED if former is not None and former.node_id == asking.node_id else ELSEWHERE
+        return MOVED if previous is not None and previous.node_id == asking.node_id else ELSEWHERE
 
     def forget(self, state_name: str) -> None:
-        """Let go of what is planned of a state, and of where its tasks ran."""
+        """Drop the plan of a state, and the counts of its tasks."""
         self._plans.pop(state_name, None)
         for key in [key for key in self._operations if key[0] == state_name]:
             del self._operations[key]
 
     def operations(self, state_name: str, partition_id: int) -> dict[str, int]:
-        """How many state operations of a shard had which outcome since the coordinator started."""
+        """Return how many state operations of a shard had which outcome since the coordinator started."""
         return dict(self._operations.get((state_name, partition_id), {}))
 
 
-def _living(location: ActorLocation, fleet: FleetView) -> ActorLocation | None:
-    """The newest life of a store actor; None if that is over, too."""
+def _live(location: ActorLocation, fleet: FleetView) -> ActorLocation | None:
+    """Return the newest incarnation of a store actor; None if that is dead, too."""
     newest = fleet.newest(location)
     return newest if fleet.is_alive(newest) else None
+
+
+def _checked(policy: PlacementPolicy, request: PlacementRequest) -> dict[int, Choice]:
+    """Return a policy's choices, if all of them are of shards that there are and of slots that it was offered (InvalidRequestError)."""
+    facts = {"state": request.state_name, "policy": type(policy).__name__}
+    try:
+        choices = dict(policy.assign(request))
+        offered = {slot.location for slot in request.slots}
+        unknown = {shard for shard, choice in choices.items() if choice.location not in offered}
+    except Exception as error:
+        raise InvalidRequestError(
+            "the placement policy failed, so its shards stay where they are, and those that are nowhere go where their tasks run; no "
+            "row is affected; correct the policy and connect with it again",
+            cause=f"{type(error).__name__}: {error}",
+            **facts,
+        ) from error
+    wrong = sorted(shard for shard in choices if shard in unknown or not 0 <= shard < request.num_shards)
+    if wrong:
+        raise InvalidRequestError(
+            "the placement policy chose store actors that it was not offered, or shards that there are not, so none of its choices "
+            "counts; no row is affected; its choices have to be of `request.slots`",
+            shards=wrong[:8],
+            **facts,
+        )
+    return choices
 
 
 def _moves(
@@ -409,9 +472,9 @@ def _moves(
     present: Mapping[int, ActorLocation],
     fleet: FleetView,
 ) -> tuple[PlannedMove, ...]:
-    """Those choices that are about shards which a living store actor has."""
+    """Return the choices for shards that a live store actor has, as moves."""
     return tuple(
         PlannedMove(state_name, partition, present[partition], choice.location, choice.reason, partitions.start)
         for partition, choice in choices.items()
-        if partition in present and fleet.is_alive(present[partition])
+        if partition in present and fleet.is_alive(present[partition]) and choice.location != present[partition]
     )

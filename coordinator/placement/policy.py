@@ -1,99 +1,101 @@
-"""Which store actor a shard goes to: a policy, asked whenever a task wants its shard's lease. Pure.
+"""The Protocol of a placement policy: which store actor each shard of a state goes to. Pure.
 
-A policy proposes and the ledger disposes: where the answer is not where the shard is, the shard goes there under a new epoch,
-which is written to the log with the reason before anybody is told (:meth:`coordinator.ledger.state_ledger.StateLedger.decide_lease`).
+A policy is asked for a whole state at once: before the first batch of a run, whenever executors or nodes come and go, and when a user
+rebalances or drains. It proposes and the coordinator carries out. A shard that no store actor has loaded goes to its proposed
+store actor with its next lease. A loaded one is migrated while batches go on (:mod:`coordinator.placement.move_planner`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from coordinator.model.copy_result import CopyResult
 from coordinator.model.identities import ActorLocation
 
-__all__ = ["ActorLoad", "Choice", "FleetView", "PlacementPolicy", "PlacementRequest", "StayElseLocal"]
+__all__ = ["ActorSlot", "Choice", "PlacementPolicy", "PlacementRequest", "slot_order"]
 
 
 @dataclass(frozen=True, slots=True)
-class ActorLoad:
-    """What a store actor has: partitions that are leased to it, with the rows and bytes of their newest versions."""
+class ActorSlot:
+    """A store actor on a node that has executors.
 
-    partitions: int = 0
-    state_rows: int = 0
-    state_bytes: int = 0
+    Attributes
+    ----------
+    location
+        The store actor: its name, and its node's Ray id and address.
+    cores
+        Of the executors on the node, or its share of them where the node has several store actors: tasks that Spark runs there at once.
+    """
+
+    location: ActorLocation
+    cores: int
 
 
-class FleetView(Protocol):
-    """What the coordinator knows of the fleet."""
-
-    def is_alive(self, location: ActorLocation) -> bool:
-        """Whether a store actor's life may still go on."""
-
-    def newest(self, location: ActorLocation) -> ActorLocation:
-        """The newest known life of the same store actor, over or not."""
-
-    def actors(self) -> Collection[ActorLocation]:
-        """Store actors that live; each says on which node."""
-
-    def load(self, location: ActorLocation) -> ActorLoad:
-        """What a store actor has, of all states that were opened."""
+def slot_order(slot: ActorSlot) -> tuple[str, str]:
+    """Return the key by which slots are sorted, so that the order is the same in every process."""
+    return slot.location.node_id, slot.location.actor_name
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
-    """A shard that needs a place.
+    """The shards of a state, and where they can be.
 
     Attributes
     ----------
-    asking
-        Store actor of the node whose task asks.
-    present
-        Where the shard is; None if it was never placed.
+    state_name
+        The state.
+    query_id
+        Its query, by Spark's id. All operators of a query have it in common.
+    num_shards
+        Its shards are numbered from 0.
+    slots
+        Live store actors on nodes that have executors, without drained nodes, in :func:`slot_order`. Where no driver has reported
+        executors since the coordinator started: all live store actors, with one core each.
+    current
+        Store actor of each shard that a live one has.
+    drained
+        Ray ids of the nodes that are to have no shards.
     """
 
     state_name: str
-    partition_id: int
-    asking: ActorLocation
-    present: ActorLocation | None
+    query_id: str
+    num_shards: int
+    slots: tuple[ActorSlot, ...]
+    current: Mapping[int, ActorLocation]
+    drained: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A store actor for a shard, and why that one.
+    """A store actor for a shard.
 
     Attributes
     ----------
-    preparation
-        What it took over beforehand; None if nobody asked it to.
+    location
+        The store actor.
+    reason
+        Why it is this one, in words. The state's log and ``fleet.explain_placement`` have it.
+    copy_result
+        What the store actor copied of the shard beforehand; None if it loads the shard from its files. Not for policies to set.
     """
 
     location: ActorLocation
     reason: str = ""
-    preparation: CopyResult | None = None
+    copy_result: CopyResult | None = None
 
 
 class PlacementPolicy(Protocol):
-    """Chooses store actors."""
+    """Assigns shards to store actors.
 
-    def place(self, request: PlacementRequest, fleet: FleetView) -> Choice:
-        """The store actor that shall have the shard. That of `request.present` leaves it there, unless that life is over.
-
-        Called for every lease, within the coordinator's turn: it must be quick. The same call may be repeated.
-        """
-
-
-class StayElseLocal:
-    """A shard stays where it is as long as that store actor lives, also when a new run starts: hot state survives the driver.
-
-    Otherwise it goes to the node whose task asks.
+    A policy is pickled and runs in the coordinator, whose other answers wait for it: it has to be quick, and uses no I/O. The same
+    request has to give the same answer.
     """
 
-    def place(self, request: PlacementRequest, fleet: FleetView) -> Choice:
-        """See :class:`PlacementPolicy`."""
-        if request.present is None:
-            return Choice(request.asking, "its first task ran there")
-        if fleet.is_alive(request.present):
-            return Choice(request.present)
-        return Choice(request.asking, "the store actor that had it was lost; the task that asked for it ran there")
+    def assign(self, request: PlacementRequest) -> Mapping[int, Choice]:
+        """Return choices by shard, for shards that have no store actor yet or are to go to another one.
+
+        A shard without a choice stays where it is; one that has no store actor goes to that of the node whose task asks for it first.
+        Shards of a drained node that get no choice are spread as :class:`~coordinator.placement.policies.Balance` would.
+        """

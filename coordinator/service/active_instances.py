@@ -31,11 +31,11 @@ class ActiveInstances:
         Runs of which it is known that they are over.
     """
 
-    def __init__(self, lives: ActorRegistry, keeper: Callable[[str], Awaitable[LedgerWriter]]) -> None:
+    def __init__(self, lives: ActorRegistry, writer: Callable[[str], Awaitable[LedgerWriter]]) -> None:
         self.registry = InstanceRegistry()
         self.ended_runs: set[str] = set()
         self._lives = lives
-        self._keeper = keeper
+        self._writer_of = writer
 
     async def report(
         self, provider_id: StateStoreProviderId, location: ActorLocation, ids_to_check: Sequence[StateStoreProviderId]
@@ -71,7 +71,7 @@ class ActiveInstances:
         ]
         # One look at the log a state, however many shards it has.
         told = {
-            name: await (await self._keeper(name)).submit(lambda ledger: ([], (ledger.run_id, ledger.assigned())))
+            name: await (await self._writer_of(name)).read(lambda ledger: (ledger.run_id, ledger.assigned()))
             for name in {one.store_id.state_name for one in unknown}
         }
         leased = {}

@@ -35,8 +35,8 @@ class Branching:
         By which a branch is dated, for people.
     """
 
-    def __init__(self, keeper: Callable[[str], Awaitable[LedgerWriter]], clock: Clock) -> None:
-        self._keeper = keeper
+    def __init__(self, writer: Callable[[str], Awaitable[LedgerWriter]], clock: Clock) -> None:
+        self._writer_of = writer
         self._clock = clock
 
     async def existing(self, parent: str, version: int | None, name: str) -> Branch | None:
@@ -47,17 +47,17 @@ class Branching:
         InvalidRequestError
             There is another state of that name.
         """
-        keeper = await self._keeper(name)
-        created = keeper.metadata
+        writer = await self._writer_of(name)
+        created = writer.metadata
         if created is None:
             return None
 
-        def look(ledger: StateLedger) -> tuple[list[Record], Branch]:
+        def look(ledger: StateLedger) -> Branch:
             if ledger.origin is None or ledger.origin[0] != parent or version not in (None, ledger.origin[1]):
                 raise taken(ledger, parent, version)
-            return [], described(ledger, created)
+            return described(ledger, created)
 
-        return await keeper.submit(look)
+        return await writer.read(look)
 
     async def make(self, parent: StateMetadata, version: int, name: str) -> Branch:
         """Have a new state that begins with a version of another one.
@@ -76,22 +76,22 @@ class Branching:
         InvalidRequestError
             There is another state of that name, or making it took too long.
         """
-        branch, owner = await self._keeper(name), await self._keeper(parent.state_name)
+        branch, owner = await self._writer_of(name), await self._writer_of(parent.state_name)
 
-        def look(ledger: StateLedger) -> tuple[list[Record], Branched]:
-            return [], first_record(ledger, parent, name, version)
+        def first(ledger: StateLedger) -> Branched:
+            return first_record(ledger, parent, name, version)
 
-        wanted = await owner.submit(look)
-        drops = await branch.submit(lambda ledger: ([], ledger.drops))
+        wanted = await owner.read(first)
+        drops = await branch.read(lambda ledger: ledger.drops)
         made_at_ms = now_ms(self._clock)
         await self._note(owners(wanted), BranchMade(name, parent.state_name, version, made_at_ms))
         # Again: what the parent needs from here on is left alone.
-        begun = await owner.submit(look)
+        begun = await owner.read(first)
 
         def begin(ledger: StateLedger) -> tuple[list[Record], None]:
             return decide_beginning(ledger, begun, drops), None
 
-        await branch.submit(begin)
+        await branch.decide(begin)
         wanted_metadata = replace(parent, state_name=name, query_id=str(begun.ledger["query_id"]))
         if await branch.create_metadata(wanted_metadata) != wanted_metadata:
             # Of a query that has not committed anything: what is in the log is not its.
@@ -99,16 +99,16 @@ class Branching:
         made = await self.existing(parent.state_name, version, name)
         assert made is not None
         for one in sorted(owners(begun)):
-            await (await self._keeper(one)).submit(lambda _: ([BranchBorn(name)], None))
+            await (await self._writer_of(one)).decide(lambda _: ([BranchBorn(name)], None))
         return made
 
     async def _note(self, names: Iterable[str], made: BranchMade) -> None:
         """Have the states whose files a branch needs take note of it."""
-        keepers = [await self._keeper(one) for one in sorted(names)]
-        if strangers := [keeper for keeper in keepers if keeper.metadata is None]:
+        writers = [await self._writer_of(one) for one in sorted(names)]
+        if strangers := [writer for writer in writers if writer.metadata is None]:
             raise InvalidRequestError(
                 "files that the branch needs belong to a state that is not there any more; nothing was made; restore its folder",
                 state=made.name,
                 missing=len(strangers),
             )
-        await asyncio.gather(*(keeper.submit(lambda _: ([made], None)) for keeper in keepers))
+        await asyncio.gather(*(writer.decide(lambda _: ([made], None)) for writer in writers))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import ray
@@ -133,10 +133,10 @@ def unwrapped(actors: Actors, handle: Any, reference: Any) -> Any:
         raise (error.cause if isinstance(error.cause, StateStoreError) else error) from None
 
 
-def _called(handle: Any, method: str, args: Sequence[Any]) -> Any:
-    """The reference of a call; Ray compares it with what the actor's class was as it was started."""
+def _called(handle: Any, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the reference of a call. Ray compares the call with the actor's class as it was started."""
     try:
-        return getattr(handle, method).remote(*args)
+        return getattr(handle, method).remote(*args, **kwargs)
     except (AttributeError, TypeError) as error:
         raise SetupError(
             "the fleet was started by another release of Statefleet than this one, and the two cannot talk; nothing was changed; use "
@@ -152,6 +152,7 @@ def call_until(
     handle: Any,
     method: str,
     args: Sequence[Any],
+    kwargs: Mapping[str, Any],
     *,
     deadline_s: float,
     renew: Callable[[], Any],
@@ -178,7 +179,7 @@ def call_until(
     pause_s = 0.02
     while True:
         try:
-            return unwrapped(actors, handle, _called(handle, method, args))
+            return unwrapped(actors, handle, _called(handle, method, args, kwargs))
         except RayActorError as error:
             if clock.elapsed_s() > deadline:
                 raise StoreUnavailableError(

@@ -36,8 +36,7 @@ from coordinator.model.metric_table import Sample
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.move_planner import PlacementExplanation, PlannedMove
-from coordinator.placement.policy import PlacementPolicy, StayElseLocal
-from coordinator.placement.spreading import ActorSlot
+from coordinator.placement.policy import ActorSlot
 from coordinator.runtime.runtime import Runtime, now_ms
 from coordinator.service.active_instances import ActiveInstances
 from coordinator.service.branching import Branching
@@ -91,8 +90,6 @@ class Coordinator:
         The fleet, and its object store.
     node_id
         Ray node that it runs on.
-    placement
-        Where shards go that were not planned.
     checkpoint_interval
         Of the manifest logs, in appends.
     part_records
@@ -108,7 +105,6 @@ class Coordinator:
         maintenance: Maintenance,
         node_id: str,
         *,
-        placement: PlacementPolicy | None = None,
         runtime: Runtime | None = None,
         checkpoint_interval: int = CHECKPOINT_INTERVAL,
         part_records: int = PART_RECORDS,
@@ -130,21 +126,19 @@ class Coordinator:
             max_age_s=maintenance.grace_s / 2,
         )
         self._lives = ActorRegistry()
-        self._instances = ActiveInstances(self._lives, self._keeper)
+        self._instances = ActiveInstances(self._lives, self._writer_of)
         self._fleet = KnownFleet(self._lives, self._states.ledgers)
         drained = DrainedNodes(store)
-        self._placements = PlacementService(
-            placement or StayElseLocal(), self._fleet, self._keeper, drained, self._partitions
-        )
-        self._leasing = Leasing(self._fleet, self._placements.placing, self._keeper)
+        self._placements = PlacementService(self._fleet, self._writer_of, drained, self._partitions)
+        self._leasing = Leasing(self._fleet, self._placements.planner, self._writer_of)
         self._maintenance = maintenance
-        self._cleaner = Cleaner(self._store, maintenance, self._clock, self._keeper, self._states.notice_deleted)
-        self._versions = Versions(self._states, self._keeper, Branching(self._keeper, self._clock))
+        self._cleaner = Cleaner(self._store, maintenance, self._clock, self._writer_of, self._states.notice_deleted)
+        self._versions = Versions(self._states, self._writer_of, Branching(self._writer_of, self._clock))
         self._dropping = Dropping(self._store, self._states, self._is_active)
         self._rounds: asyncio.Task[None] | None = None
         # The loop's own has a few threads more than this node has cores, for which requests of many states would wait.
         self._requests: Any = runtime.threads.pool(_REQUESTS, "statefleet-requests")
-        self._observing = StateMetrics(self._clock, self._lives, self._placements.placing, figures or StorageStats())
+        self._observing = StateMetrics(self._clock, self._lives, self._placements.planner, figures or StorageStats())
         self._ended_queries = EndedQueries(self._clock, maintenance.unload_after_s, self._is_running)
 
     async def open(self) -> None:
@@ -153,10 +147,10 @@ class Coordinator:
         await asyncio.to_thread(remove_left_over, self._store, self._maintenance.grace_s)
         await self._placements.open()
 
-    async def _keeper(self, state_name: str) -> LedgerWriter:
+    async def _writer_of(self, state_name: str) -> LedgerWriter:
         if self._rounds is None:
             self._begin()
-        return await self._states.keeper(state_name)
+        return await self._states.writer(state_name)
 
     def _begin(self) -> None:
         """Start what goes on beside the answers: once there is a loop."""
@@ -167,9 +161,9 @@ class Coordinator:
 
     async def describe_state(self, state_name: str) -> StateMetadata | None:
         """What is fixed about a state, with its newest schema; None if there is no such state."""
-        keeper = await self._keeper(state_name)
-        created = keeper.metadata
-        return None if created is None else await keeper.submit(lambda ledger: ([], ledger.described(created)))
+        writer = await self._writer_of(state_name)
+        created = writer.metadata
+        return None if created is None else await writer.read(lambda ledger: ledger.described(created))
 
     async def check_state(self, metadata: StateMetadata) -> None:
         """See :meth:`Leasing.check`."""
@@ -212,9 +206,9 @@ class Coordinator:
         list
             What became of each: one that is refused does not keep the others from being counted.
         """
-        keeper = await self._keeper(state_name)
+        writer = await self._writer_of(state_name)
         outcomes = await asyncio.gather(
-            *(self._commit(state_name, keeper, one) for one in commits), return_exceptions=True
+            *(self._commit(state_name, writer, one) for one in commits), return_exceptions=True
         )
         told: list[Counted | StateStoreError] = []
         for commit, outcome in zip(commits, outcomes, strict=True):
@@ -225,8 +219,8 @@ class Coordinator:
             told.append(outcome)
         return told
 
-    async def _commit(self, state_name: str, keeper: LedgerWriter, commit: PartitionCommit) -> Counted:
-        created = keeper.metadata
+    async def _commit(self, state_name: str, writer: LedgerWriter, commit: PartitionCommit) -> Counted:
+        created = writer.metadata
 
         def decide(ledger: StateLedger) -> tuple[list[Record], tuple[Counted, bool]]:
             records, counted = ledger.decide_commits(commit.entries)
@@ -239,7 +233,7 @@ class Coordinator:
             ledger.check_whole(_task_of(ledger, entry), generation)
             return records, (Counted(counted, self._leasing.following(ledger, created, commit.entries)), True)
 
-        counted, is_new = await keeper.submit(decide, is_one_of_many=True)
+        counted, is_new = await writer.decide(decide, is_batched=True)
         self._ended_queries.used(state_name)
         self._observing.counted(state_name, commit.entries, is_new=is_new)
         if commit.is_piggybacked:
@@ -262,7 +256,7 @@ class Coordinator:
             Those of the batch.
         """
         ended = await self._leasing.end_batch(task, shards, self._placements)
-        ledger = (await self._keeper(task.state_name)).ledger
+        ledger = (await self._writer_of(task.state_name)).ledger
         if not ended[0].missing and ledger is not None:
             self._observing.ended(ledger, task.batch_id + 1, shards)
         return ended
@@ -275,8 +269,8 @@ class Coordinator:
         InvalidRequestError
             There is no such state, it cannot be rescaled, no run goes on, or the number is none.
         """
-        keeper = await self._keeper(state_name)
-        created = keeper.metadata
+        writer = await self._writer_of(state_name)
+        created = writer.metadata
         if created is None:
             raise InvalidRequestError(
                 "there is no such state; nothing was changed; see `statefleet status`", state=state_name
@@ -285,7 +279,7 @@ class Coordinator:
         def decide(ledger: StateLedger) -> tuple[list[Record], RescalePlan]:
             return decide_ask(ledger, created, num_shards, is_active=self._is_active(ledger), dry_run=dry_run)
 
-        return await keeper.submit(decide)
+        return await writer.decide(decide)
 
     async def branch(self, state_name: str, name: str, version: int | None) -> Branch:
         """See :meth:`Versions.branch`."""
@@ -312,16 +306,31 @@ class Coordinator:
     # -- places ---------------------------------------------------------------------------------------------------
 
     async def place_shards(
-        self, state_name: str, query_id: str, shards: BatchShards, places: Sequence[ActorSlot], standbys: int = 0
+        self,
+        state_name: str,
+        query_id: str,
+        shards: BatchShards,
+        slots: Sequence[ActorSlot],
+        standbys: int = 0,
+        policy: str | bytes = "balance",
     ) -> Placement:
-        """Spread a state's shards over the nodes that have executors, before the first task of a run and whenever these change.
+        """Place a state's shards on nodes that have executors, before the first task of a run and whenever these nodes change.
 
         Parameters
         ----------
+        slots
+            Store actors of these nodes.
         standbys
-            How many store actors on other nodes follow what each shard commits.
+            How many store actors on other nodes are sent the commits of each shard.
+        policy
+            Name of a policy, or a pickled one (:func:`~coordinator.placement.policies.policy_of`).
+
+        Raises
+        ------
+        InvalidRequestError
+            The policy failed.
         """
-        return await self._placements.place(state_name, query_id, shards, places, standbys)
+        return await self._placements.place(state_name, query_id, shards, slots, standbys, policy)
 
     async def explain_placement(self, state_name: str, shard: int) -> PlacementExplanation:
         """Why a shard is where it is: its newest moves, and where its tasks ran."""
@@ -337,7 +346,7 @@ class Coordinator:
 
     async def drain(self, node_id: str, dry_run: bool) -> tuple[PlannedMove, ...]:
         """See :meth:`PlacementService.drain`; of all states that are open."""
-        names = [name for name, _ in self._states.keepers()]
+        names = [name for name, _ in self._states.writers()]
         return await self._placements.drain(await self._sizes(names), node_id, dry_run=dry_run)
 
     async def undrain(self, node_id: str) -> None:
@@ -346,17 +355,17 @@ class Coordinator:
 
     async def _sizes(self, state_names: Sequence[str]) -> list[tuple[str, range]]:
         """Those of some states that exist, each with the partitions of its shards."""
-        existing = [name for name in state_names if (await self._keeper(name)).metadata is not None]
+        existing = [name for name in state_names if (await self._writer_of(name)).metadata is not None]
         return [(name, await self._partitions(name)) for name in existing]
 
     async def _partitions(self, state_name: str) -> range:
         """Partitions of a state's shards, in their order; of one that does not exist none."""
-        keeper = await self._keeper(state_name)
-        created = keeper.metadata
+        writer = await self._writer_of(state_name)
+        created = writer.metadata
         if created is None:
             return range(0)
         first = first_generation(created)
-        return await keeper.submit(lambda ledger: ([], ledger.generations.newest(first).partitions))
+        return await writer.read(lambda ledger: ledger.generations.newest(first).partitions)
 
     async def move_prepared(self, move: PlannedMove, preparation: CopyResult | None) -> bool:
         """The taker of a shard has a copy: it has the shard from the end of the batch at hand on.
@@ -366,7 +375,7 @@ class Coordinator:
         bool
             False if the giver does not have the shard any more, or the taker is lost: nothing is moved.
         """
-        return await self._placements.prepared(move, preparation)
+        return await self._placements.copy_finished(move, preparation)
 
     async def move_failed(self, move: PlannedMove, error: str) -> None:
         """See :meth:`PlacementService.failed`."""
@@ -379,9 +388,9 @@ class Coordinator:
         self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]
     ) -> LoadPlans:
         """How to load a version of some of a partition's stores; the files are left alone for the grace period."""
-        keeper = await self._keeper(state_name)
+        writer = await self._writer_of(state_name)
         # Through the queue: an answer must not show commits whose records are still on their way.
-        loading = await keeper.submit(lambda ledger: ([], ledger.load_plans(partition_id, version, store_names)))
+        loading = await writer.read(lambda ledger: ledger.load_plans(partition_id, version, store_names))
         self._cleaner.pin(loading)
         return loading
 
@@ -406,20 +415,26 @@ class Coordinator:
 
         They are leased to another one, are shards no more, or their query ended a while ago. It is one look at the log, however many.
         """
-        keeper = await self._keeper(state_name)
-        if keeper.metadata is None:
+        writer = await self._writer_of(state_name)
+        if writer.metadata is None:
             return list(partition_ids)
 
-        def look(ledger: StateLedger) -> tuple[list[Record], list[int]]:
-            holders = ((one, ledger.holder(one)) for one in partition_ids)
-            # By name: a shard that a former life was given is this one's.
-            gone = {one for one, holder in holders if holder is not None and holder.actor_name != actor_name}
+        def look(ledger: StateLedger) -> list[int]:
             if self._ended_queries.is_due(ledger):
-                return [], list(partition_ids)
-            # Nobody has a shard of a generation that others were made of, once all of these have a version of their own.
-            return [], [one for one in partition_ids if one in gone or ledger.is_taken_over(one)]
+                return list(partition_ids)
+            holders = {partition: ledger.holder(partition) for partition in partition_ids}
+            # By name: a shard that a previous incarnation was given belongs to this one.
+            reassigned = {
+                partition
+                for partition, holder in holders.items()
+                if holder is not None and holder.actor_name != actor_name
+            }
+            # Shards of a previous layout are needed by no store actor once all shards made of them have a version of their own.
+            return [
+                partition for partition in partition_ids if partition in reassigned or ledger.is_taken_over(partition)
+            ]
 
-        return await keeper.submit(look)
+        return await writer.read(look)
 
     # -- maintenance ----------------------------------------------------------------------------------------------
 
@@ -432,7 +447,7 @@ class Coordinator:
 
         # Where nothing is left of the state, nothing is written for it.
         await self._states.notice_deleted(state_name)
-        counted, is_new = await (await self._keeper(state_name)).submit(decide)
+        counted, is_new = await (await self._writer_of(state_name)).decide(decide)
         self._observing.count(state_name, "snapshots", int(is_new))
         return counted
 
@@ -440,14 +455,14 @@ class Coordinator:
         """Truncate and clean every state, again and again. A failure of one round is told and the next one tries again."""
         while True:
             await asyncio.sleep(self._maintenance.interval_s)
-            for state_name, keeper in self._states.keepers():
+            for state_name, writer in self._states.writers():
                 try:
                     await self._states.notice_deleted(state_name)
-                    if state_name not in dict(self._states.keepers()):
+                    if state_name not in dict(self._states.writers()):
                         continue
-                    self._deleted(state_name, [one.size for one in await self._cleaner.round(keeper, state_name)])
-                    await self._dropping.finish(state_name, keeper)
-                    self._rest(state_name, keeper)
+                    self._deleted(state_name, [one.size for one in await self._cleaner.round(writer, state_name)])
+                    await self._dropping.finish(state_name, writer)
+                    self._rest(state_name, writer)
                 except Exception:  # whatever it is, the other states and the next round have their turn
                     self._observing.count(state_name, "cleaning_failures")
                     log.exception(
@@ -456,20 +471,20 @@ class Coordinator:
                         extra={"state": state_name},
                     )
 
-    def _rest(self, state_name: str, keeper: LedgerWriter) -> None:
+    def _rest(self, state_name: str, writer: LedgerWriter) -> None:
         """Let go of the ledger of a state whose query ended long ago, or that is none, once there is nothing more to clean."""
-        ledger, created = keeper.ledger, keeper.metadata
-        if ledger is None or keeper.left_over is not None or not self._cleaner.is_at_rest(state_name):
+        ledger, created = writer.ledger, writer.metadata
+        if ledger is None or writer.left_over is not None or not self._cleaner.is_at_rest(state_name):
             return
         if created is not None and not self._ended_queries.is_due(ledger):
             return
-        shown, stamp = None, self._stamp(state_name, keeper, active=False)
+        shown, stamp = None, self._stamp(state_name, writer, active=False)
         if created is not None:
             times = self._observing.times(state_name)
-            shown = query_details(ledger, created, self._placements.placing, times, active=False)
+            shown = query_details(ledger, created, self._placements.planner, times, active=False)
         if self._states.rest(state_name, shown, stamp):
             self._observing.forget(state_name)
-            self._placements.placing.forget(state_name)
+            self._placements.planner.forget(state_name)
             self._instances.registry.deactivate_instances(ledger.run_id)
 
     def _deleted(self, state_name: str, sizes: Sequence[int]) -> None:
@@ -486,7 +501,7 @@ class Coordinator:
         dict
             ``floors`` (partition, store and oldest retained version, where that moves) and ``files`` (path, bytes and age in seconds).
         """
-        found = await self._cleaner.clean(await self._keeper(state_name), state_name, dry_run=dry_run)
+        found = await self._cleaner.clean(await self._writer_of(state_name), state_name, dry_run=dry_run)
         if not dry_run:
             self._deleted(state_name, [one["bytes"] for one in found["files"]])
         return found
@@ -567,7 +582,7 @@ class Coordinator:
         states = self._states.described()
         queries = [
             {
-                **query_status(ledger, metadata, self._placements.placing, active=self._is_active(ledger)),
+                **query_status(ledger, metadata, self._placements.planner, active=self._is_active(ledger)),
                 "slow_batches": [asdict(one) for one in self._observing.times(metadata.state_name).slow_batches()],
                 "running_batch": self._running(ledger, metadata),
             }
@@ -612,9 +627,9 @@ class Coordinator:
         stamps: dict[str, str] = {}
         queries: list[dict[str, Any]] = []
         took_s = 0.0
-        for name, keeper in self._states.keepers():
+        for name, writer in self._states.writers():
             began_s = self._clock.elapsed_s()
-            found = self._details(name, keeper, known, stamps)
+            found = self._details(name, writer, known, stamps)
             took_s += self._clock.elapsed_s() - began_s
             if found is not None:
                 queries.append(found)
@@ -625,7 +640,7 @@ class Coordinator:
             if known.get(name) != state.stamp:
                 queries.append(state.details())
         told = fleet_status(self._uri, self._described(), self._lives, queries)
-        drained = sorted(self._placements.placing.drained)
+        drained = sorted(self._placements.planner.drained)
         return {
             **told,
             "executors": self._observing.executors(),
@@ -643,33 +658,33 @@ class Coordinator:
         return {name: batch for name, batch in running.items() if batch is not None}
 
     def _details(
-        self, name: str, keeper: LedgerWriter, known: Mapping[str, str], stamps: dict[str, str]
+        self, name: str, writer: LedgerWriter, known: Mapping[str, str], stamps: dict[str, str]
     ) -> dict[str, Any] | None:
         """A query's details if its stamp, which is entered, is not the one that is known."""
-        ledger, created, times = keeper.ledger, keeper.metadata, self._observing.times(name)
+        ledger, created, times = writer.ledger, writer.metadata, self._observing.times(name)
         if ledger is None or created is None:
             if created is not None and name in known:
                 stamps[name] = known[name]  # it is being read anew
             return None
         active = self._is_active(ledger)
-        stamps[name] = self._stamp(name, keeper, active=active)
+        stamps[name] = self._stamp(name, writer, active=active)
         if known.get(name) == stamps[name]:
             return None
-        return query_details(ledger, created, self._placements.placing, times, active=active)
+        return query_details(ledger, created, self._placements.planner, times, active=active)
 
-    def _stamp(self, name: str, keeper: LedgerWriter, *, active: bool) -> str:
+    def _stamp(self, name: str, writer: LedgerWriter, *, active: bool) -> str:
         """Another one once something happened to a state."""
         opening, times = self._states.openings[name], self._observing.times(name)
-        return f"{self._writer_id}-{opening}-{keeper.changes}-{times.changes}-{active}"
+        return f"{self._writer_id}-{opening}-{writer.changes}-{times.changes}-{active}"
 
     async def samples(self) -> list[Sample]:
         """See :meth:`StateMetrics.samples`; of the states that are open."""
         states = []
-        for name, keeper in self._states.keepers():
-            ledger, created = keeper.ledger, keeper.metadata
+        for name, writer in self._states.writers():
+            ledger, created = writer.ledger, writer.metadata
             if ledger is not None and created is not None:
                 active = self._is_active(ledger)
-                states.append((self._stamp(name, keeper, active=active), ledger, created, active))
+                states.append((self._stamp(name, writer, active=active), ledger, created, active))
         return await self._observing.samples(states)
 
     async def ping(self) -> str:

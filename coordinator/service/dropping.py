@@ -77,18 +77,18 @@ class Dropping:
             if info.path.split("/")[1] not in ("manifest", "checkpoints", "metadata.json")
         ]
         try:
-            keeper = await self._states.keeper(state_name)
+            writer = await self._states.writer(state_name)
         except CorruptStateError:
             if await self._states.has_metadata(state_name):
                 raise
             return await self._drop_remnants(state_name, infos, dry_run=dry_run)
-        if keeper.metadata is None and not (keeper.left_over is not None or infos):
+        if writer.metadata is None and not (writer.left_over is not None or infos):
             raise InvalidRequestError(
                 "there is no such state; nothing was changed; `statefleet status` lists those that there are",
                 state=state_name,
             )
-        metadata = keeper.metadata or keeper.left_over
-        branches = await self._branches(keeper)
+        metadata = writer.metadata or writer.left_over
+        branches = await self._branches(writer)
 
         def decide(ledger: StateLedger) -> tuple[list[Record], tuple[int, str, set[str]]]:
             if there := sorted(branches | (ledger.branches.keys() - ledger.born)):
@@ -111,24 +111,24 @@ class Dropping:
             records: list[Record] = [Dropped(None if metadata is None else metadata.to_json())]
             return [] if dry_run else records, (len(newest), ledger.query_id, needs)
 
-        versions, query_id, needs = await keeper.submit(decide)
+        versions, query_id, needs = await writer.decide(decide)
         is_of_python = query_id in ("", PYTHON_QUERY_ID)
         of_query = () if is_of_python else await self._states.of_query(query_id)
         others = sorted(
-            other.metadata.state_name for other in of_query if other.metadata is not None and other is not keeper
+            other.metadata.state_name for other in of_query if other.metadata is not None and other is not writer
         )
         told = DroppedState(state_name, versions, len(infos), sum(info.size for info in infos), tuple(others))
         if dry_run:
             return told
         await asyncio.to_thread(self._store.delete_all, [info.path for info in infos])
-        await keeper.remove_metadata()
+        await writer.remove_metadata()
         for parent in sorted(needs - {state_name}):
-            owner = await self._states.keeper(parent)
+            owner = await self._states.writer(parent)
             if owner.metadata is not None:
-                await owner.submit(
+                await owner.decide(
                     lambda ledger: ([BranchEnded(state_name)] if state_name in ledger.branches else [], None)
                 )
-        await keeper.write_down()
+        await writer.write_down()
         log.info("a state was dropped: %d versions, %d files", versions, len(infos), extra={"state": state_name})
         return told
 
@@ -137,20 +137,20 @@ class Dropping:
         told = DroppedState(state_name, 0, len(infos), sum(info.size for info in infos), ())
         if not dry_run and await self._states.end_remnants(state_name):
             await asyncio.to_thread(self._store.delete_all, [info.path for info in infos])
-            await (await self._states.keeper(state_name)).write_down()
+            await (await self._states.writer(state_name)).write_down()
             log.info("what was left of a state was dropped: %d files", len(infos), extra={"state": state_name})
         return told
 
-    async def finish(self, state_name: str, keeper: LedgerWriter) -> None:
+    async def finish(self, state_name: str, writer: LedgerWriter) -> None:
         """Have the rest of a state go that was dropped in part: its metadata, once its other files are cleaned away."""
-        if keeper.left_over is None:
+        if writer.left_over is None:
             return
         infos = await asyncio.to_thread(self._store.list, state_name)
         if all(info.path.split("/")[1] in ("manifest", "checkpoints", "metadata.json") for info in infos):
-            await keeper.remove_metadata()
+            await writer.remove_metadata()
 
-    async def _branches(self, keeper: LedgerWriter) -> set[str]:
+    async def _branches(self, writer: LedgerWriter) -> set[str]:
         """Branches of a state that are there."""
-        noted = await keeper.submit(lambda ledger: ([], sorted(ledger.branches)))
-        opened = [(name, await self._states.keeper(name)) for name in noted]
+        noted = await writer.read(lambda ledger: sorted(ledger.branches))
+        opened = [(name, await self._states.writer(name)) for name in noted]
         return {name for name, branch in opened if branch.metadata is not None}

@@ -12,7 +12,7 @@ from coordinator.ledger.records import Dropped, Record, StateBegun
 from coordinator.ledger.rescaling import BatchShards, decide_shards, first_generation
 from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
-from coordinator.log.ledger_writer import LedgerWriter
+from coordinator.log.ledger_writer import RECENT_S, LedgerWriter
 from coordinator.model.commits import CommitEntry
 from coordinator.model.errors import FencedError
 from coordinator.model.identities import DEFAULT_STORE, PYTHON_QUERY_ID, ActorLocation, StateStoreId, TaskIdentity
@@ -20,8 +20,8 @@ from coordinator.model.leases import Lease
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
+from coordinator.placement.lease_placer import FleetView, LeaseRequest
 from coordinator.placement.move_planner import MovePlanner
-from coordinator.placement.policy import FleetView, PlacementRequest
 from coordinator.service.placement_service import Placement, PlacementService
 
 __all__ = ["Leasing"]
@@ -61,11 +61,11 @@ class Leasing:
     """
 
     def __init__(
-        self, fleet: FleetView, placing: MovePlanner, keeper: Callable[[str], Awaitable[LedgerWriter]]
+        self, fleet: FleetView, placing: MovePlanner, writer: Callable[[str], Awaitable[LedgerWriter]]
     ) -> None:
         self._fleet = fleet
         self._placing = placing
-        self._keeper = keeper
+        self._writer_of = writer
 
     async def check_start(
         self, state_name: str, query_id: str, output_mode: str | None, is_active: Callable[[StateLedger], bool]
@@ -83,8 +83,8 @@ class Leasing:
         is_active
             Whether the newest run of a state may still go on.
         """
-        keeper = await self._keeper(state_name)
-        created = keeper.metadata
+        writer = await self._writer_of(state_name)
+        created = writer.metadata
         if created is None:
             return
         if output_mode is not None:
@@ -96,7 +96,7 @@ class Leasing:
             ledger.check_owner(query_id)
             return [], False
 
-        if await keeper.submit(decide):
+        if await writer.decide(decide):
             log.warning(
                 "%s: the query that it was of had no checkpointLocation, and is over; its state went with it, and begins anew",
                 state_name,
@@ -109,19 +109,19 @@ class Leasing:
         A state that begins anew with the query fits any (:meth:`check_start`). Its first batch is known to its tasks only: the one
         after the newest that every shard has, or that one again. It may fit either.
         """
-        keeper = await self._keeper(metadata.state_name)
-        created = keeper.metadata
+        writer = await self._writer_of(metadata.state_name)
+        created = writer.metadata
         if created is None:
             return
 
-        def look(ledger: StateLedger) -> tuple[list[Record], StateSchema | None]:
+        def look(ledger: StateLedger) -> StateSchema | None:
             if ledger.ends_with_its_run and not is_active(ledger):
-                return [], None
+                return None
             newest = ledger.committed_version(ledger.generations.newest(first_generation(created)))
             schemas = (ledger.committed_schema(created, version) for version in (newest, max(0, newest - 1)))
-            return [], fitting(schemas, created, metadata)
+            return fitting(schemas, created, metadata)
 
-        existing = await keeper.submit(look)
+        existing = await writer.read(look)
         if existing is not None:
             begun, gone = changes(existing, metadata.schema)
             if begun or gone:
@@ -146,8 +146,8 @@ class Leasing:
         asked
             See :func:`~coordinator.ledger.rescaling.decide_shards`.
         """
-        keeper = await self._keeper(task.state_name)
-        created = keeper.metadata
+        writer = await self._writer_of(task.state_name)
+        created = writer.metadata
         if created is None:
             return BatchShards(0, planned)
 
@@ -155,7 +155,7 @@ class Leasing:
             records, generation = decide_shards(ledger, created, task, asked)
             return records, (bool(records), generation)
 
-        is_new, generation = await keeper.submit(decide)
+        is_new, generation = await writer.decide(decide)
         if is_new:
             told_of_rescale(task.state_name, generation)
         return BatchShards.of(generation)
@@ -164,8 +164,8 @@ class Leasing:
         self, task: TaskIdentity, shards: BatchShards, placements: PlacementService
     ) -> tuple[BatchResult, Placement, BatchShards]:
         """See :meth:`Coordinator.batch_result <coordinator.service.coordinator.Coordinator.batch_result>`."""
-        keeper = await self._keeper(task.state_name)
-        created = keeper.metadata
+        writer = await self._writer_of(task.state_name)
+        created = writer.metadata
         following = replace(task, batch_id=task.batch_id + 1, batch_time_ms=None, former_time_ms=task.batch_time_ms)
 
         def decide(ledger: StateLedger) -> tuple[list[Record], tuple[BatchResult, Placement, ShardLayout, bool]]:
@@ -178,11 +178,12 @@ class Leasing:
             placement = placements.next_batch(ledger, shards.partitions, is_whole=not result.missing)
             return records, (result, placement, generation, bool(records))
 
-        # What the batch's commits have told is true, whoever may have written since; only what is missing may have been told to others.
-        found = await keeper.submit(decide, is_recent=True)
-        if found[0].missing:
-            found = await keeper.submit(decide)
-        result, placement, generation, is_new = found
+        # The batch's commits are in the ledger, whichever coordinator has written since. Only commits that are missing may have been
+        # accepted by another one.
+        records, ended = await writer.read(decide, max_age_s=RECENT_S)
+        if records or ended[0].missing:
+            ended = await writer.decide(decide)
+        result, placement, generation, is_new = ended
         if is_new:
             told_of_rescale(task.state_name, generation)
         return result, placement, BatchShards.of(generation)
@@ -198,23 +199,19 @@ class Leasing:
         local
             Store actor of the task's own node.
         """
-        keeper = await self._keeper(task.state_name)
+        writer = await self._writer_of(task.state_name)
 
-        def check(ledger: StateLedger) -> tuple[list[Record], None]:
-            ledger.check_query(task)
-            return [], None
-
-        if keeper.metadata is None:
+        if writer.metadata is None:
             # Before anything is written: a checkpoint ahead of a missing state must not make an empty one.
-            await keeper.submit(check)
-            await keeper.create_metadata(metadata)
-        created = keeper.metadata
+            await writer.read(lambda ledger: ledger.check_query(task))
+            await writer.create_metadata(metadata)
+        created = writer.metadata
         assert created is not None
 
         def decide(ledger: StateLedger) -> tuple[list[Record], tuple[LeaseGrant, bool, ActorLocation | None]]:
             # First whose the state is: a run that was replaced is told so, whatever became of the state since.
             ledger.check_query(task)
-            if keeper.metadata is None or keeper.metadata.state_id != created.state_id:
+            if writer.metadata is None or writer.metadata.state_id != created.state_id:
                 raise FencedError(
                     "the state was dropped by another coordinator a moment ago; nothing of this batch was committed by this task, and "
                     "its repetition begins with a new state",
@@ -233,15 +230,13 @@ class Leasing:
             return records, (grant, is_new, former)
 
         upstream = [
-            await (await self._keeper(name)).submit(
-                lambda ledger: ([], ledger.batch_watermarks(task.run_id, task.batch_id))
-            )
+            await (await self._writer_of(name)).read(lambda ledger: ledger.batch_watermarks(task.run_id, task.batch_id))
             for name in _upstream(metadata)
         ]
         if task.is_of_python:
             # Partitions that have no batches in common wait for nobody.
             self._placing.batch_ended(task.state_name)
-        grant, is_new, former = await keeper.submit(decide)
+        grant, is_new, former = await writer.decide(decide)
         if not task.is_of_python:
             self._placing.count(task.state_name, task.partition_id, local, former, grant.lease.location)
         lease = replace(grant.lease, standbys=self._standbys(task.state_name, task.partition_id, grant.lease.location))
@@ -266,9 +261,7 @@ class Leasing:
         holder = assignment.location
         # A coordinator that has just started learns from commits who lives, as from leases that are asked for.
         self._fleet.newest(holder)
-        if not self._placing.stays(
-            PlacementRequest(ledger.state_name, entry.partition_id, holder, holder), self._fleet
-        ):
+        if not self._placing.stays(LeaseRequest(ledger.state_name, entry.partition_id, holder, holder), self._fleet):
             return None
         lease = Lease(
             StateStoreId(ledger.root, 0, entry.partition_id),

@@ -1,8 +1,9 @@
-"""The coordinator's answers about places: a shell around the plans and the ledgers. No Ray."""
+"""Where shards are and are to be: an asynchronous shell around the move planner and the ledgers. No Ray."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,11 +16,13 @@ from coordinator.model.copy_result import CopyResult
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import ActorLocation
 from coordinator.placement.move_planner import MovePlanner, PlacementExplanation, PlannedMove
-from coordinator.placement.policy import PlacementPolicy
-from coordinator.placement.spreading import ActorSlot
+from coordinator.placement.policies import policy_of
+from coordinator.placement.policy import ActorSlot
 from coordinator.service.drained_nodes import DrainedNodes
 
 __all__ = ["Placement", "PlacementService"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +32,9 @@ class Placement:
     Attributes
     ----------
     nodes
-        Ray node on which each shard is at its next lease; None for one that goes to whoever asks for it.
+        Ray node of each shard at its next lease; None for one that goes to the node that asks for it.
     moves
-        What is to be carried out, in the shadow of batches, so that shards are spread evenly.
+        Moves to carry out while batches go on, so that shards are where the policy wants them.
     """
 
     nodes: tuple[str | None, ...]
@@ -39,55 +42,65 @@ class Placement:
 
 
 class PlacementService:
-    """Plans places for the states of a fleet.
+    """Places the shards of a fleet's states.
 
     Parameters
     ----------
-    otherwise
-        Policy for what was not planned.
     fleet
-        What is known of store actors.
-    keeper
-        Gives the keeper of a state's ledger.
+        Store actors, as the coordinator knows them.
+    writer_of
+        Returns the writer of a state's ledger.
     drained
-        Keeps what was drained.
+        The nodes that were drained, in the object store.
     partitions
-        Gives the partitions of a state's shards.
+        Returns the partitions of a state's shards.
+
+    Attributes
+    ----------
+    planner
+        The plans.
     """
 
     def __init__(
         self,
-        otherwise: PlacementPolicy,
         fleet: KnownFleet,
-        keeper: Callable[[str], Awaitable[LedgerWriter]],
+        writer_of: Callable[[str], Awaitable[LedgerWriter]],
         drained: DrainedNodes,
         partitions: Callable[[str], Awaitable[range]],
     ) -> None:
-        self.placing = MovePlanner(otherwise)
+        self.planner = MovePlanner()
         self._fleet = fleet
-        self._keeper = keeper
+        self._writer_of = writer_of
         self._drained = drained
         self._partitions = partitions
 
     async def open(self) -> None:
-        """Learn which nodes were drained before this coordinator started."""
-        self.placing.drained |= await asyncio.to_thread(self._drained.node_ids)
+        """Load which nodes were drained before this coordinator started."""
+        self.planner.drained |= await asyncio.to_thread(self._drained.node_ids)
 
     async def place(
-        self, state_name: str, query_id: str, shards: BatchShards, places: Sequence[ActorSlot], standbys: int
+        self,
+        state_name: str,
+        query_id: str,
+        shards: BatchShards,
+        slots: Sequence[ActorSlot],
+        standbys: int,
+        policy: str | bytes,
     ) -> Placement:
         """See :meth:`Coordinator.place_shards <coordinator.service.coordinator.Coordinator.place_shards>`."""
+        chosen = policy_of(policy)
         partitions = shards.partitions
 
-        def look(ledger: StateLedger) -> tuple[list[Record], tuple[dict[int, ActorLocation], dict[int, ActorLocation]]]:
-            return [], (_of(ledger.assigned(), partitions), ledger.inherited(partitions))
-
-        assigned, inherited = await (await self._keeper(state_name)).submit(look)
-        moves = self.placing.plan(state_name, query_id, partitions, places, assigned, self._fleet, standbys, inherited)
-        return Placement(self.placing.nodes(state_name, partitions, assigned, self._fleet), moves)
+        assigned, inherited = await (await self._writer_of(state_name)).read(
+            lambda ledger: (_of(ledger.assigned(), partitions), ledger.inherited(partitions))
+        )
+        moves = self.planner.plan(
+            state_name, query_id, partitions, slots, assigned, self._fleet, standbys, inherited, chosen
+        )
+        return Placement(self.planner.nodes(state_name, partitions, assigned, self._fleet), moves)
 
     def next_batch(self, ledger: StateLedger, partitions: range, *, is_whole: bool) -> Placement:
-        """Where the tasks of the next batch should run, and what is to be moved meanwhile.
+        """Return where the tasks of the next batch should run, and what is to be moved meanwhile.
 
         Parameters
         ----------
@@ -96,9 +109,14 @@ class PlacementService:
         """
         name, assigned = ledger.state_name, _of(ledger.assigned(), partitions)
         if is_whole:
-            self.placing.batch_ended(name)
-        nodes = self.placing.nodes(name, partitions, assigned, self._fleet)
-        moves = self.placing.repairs(name, ledger.query_id, partitions, assigned, self._fleet)
+            self.planner.batch_ended(name)
+        nodes = self.planner.nodes(name, partitions, assigned, self._fleet)
+        try:
+            moves = self.planner.repairs(name, ledger.query_id, partitions, assigned, self._fleet)
+        except InvalidRequestError as error:
+            # A batch is not to fail because shards are not spread well.
+            log.warning("the shards of %s stay where they are: %s", name, error, extra={"state": name})
+            moves = ()
         return Placement(nodes, moves)
 
     async def explain(self, state_name: str, shard: int) -> PlacementExplanation:
@@ -106,20 +124,20 @@ class PlacementService:
 
         partition_id = (await self._checked(state_name, shard))[shard]
 
-        def look(ledger: StateLedger) -> tuple[list[Record], PlacementExplanation]:
+        def explanation(ledger: StateLedger) -> PlacementExplanation:
             holder = ledger.holder(partition_id)
-            planned = self.placing.planned(state_name, partition_id, self._fleet)
-            return [], PlacementExplanation(
+            planned = self.planner.planned(state_name, partition_id, self._fleet)
+            return PlacementExplanation(
                 holder,
                 None if planned is None or planned.location == holder else planned.location,
                 ledger.assignments.moves(partition_id),
-                self.placing.operations(state_name, partition_id),
+                self.planner.operations(state_name, partition_id),
             )
 
-        return await (await self._keeper(state_name)).submit(look)
+        return await (await self._writer_of(state_name)).read(explanation)
 
     async def move(self, state_name: str, shard: int, node_id: str) -> tuple[PlannedMove, ...]:
-        """The move that brings one shard to a node; none if it is there.
+        """Return the move that puts one shard on a node; none if it is there.
 
         Raises
         ------
@@ -134,12 +152,12 @@ class PlacementService:
                 "no living store actor has the shard, so there is nothing to move; it is placed with its next batch",
                 **facts,
             )
-        if node_id in self.placing.drained:
+        if node_id in self.planner.drained:
             raise InvalidRequestError(
                 "the node is drained, so no shard goes there; nothing was changed; `statefleet drain NODE --undo` lets them back",
                 **facts,
             )
-        going = self.placing.going(state_name, partitions[shard], self._fleet)
+        going = self.planner.going_to(state_name, partitions[shard], self._fleet)
         if going is not None and going.node_id != node_id:
             raise InvalidRequestError(
                 "the shard was moved a moment ago, and goes to another node at the end of the batch at hand; nothing was changed; "
@@ -147,27 +165,27 @@ class PlacementService:
                 goes_to=going.node_id,
                 **facts,
             )
-        takers = [one for one in self._fleet.actors() if one.node_id == node_id]
-        if not takers:
+        targets = [actor for actor in self._fleet.actors() if actor.node_id == node_id]
+        if not targets:
             raise InvalidRequestError(
                 "no living store actor of this fleet is known on the node; one starts with the first executor there; a coordinator "
                 "that has just started knows of those that have no shards within a minute: ask again; see `statefleet status`",
-                nodes=sorted(one.node_id for one in self._fleet.actors()),
+                nodes=sorted(actor.node_id for actor in self._fleet.actors()),
                 **facts,
             )
         if source.node_id == node_id:
             return ()
-        target = min(takers, key=lambda one: (self._fleet.load(one).partitions, one.actor_name))
+        target = min(targets, key=lambda actor: (self._fleet.load(actor).partitions, actor.actor_name))
         reason = "asked for by `statefleet move`"
         return (PlannedMove(state_name, partitions[shard], source, target, reason, partitions.start),)
 
     async def rebalance(self, states: Sequence[tuple[str, range]]) -> tuple[PlannedMove, ...]:
-        """Moves that spread the shards of some states (names, partitions) evenly."""
+        """Return the moves by which the shards of some states (names, partitions) are where their policies want them."""
         moves: list[PlannedMove] = []
         for name, partitions in states:
-            keeper = await self._keeper(name)
-            query_id, assigned = await keeper.submit(lambda ledger: ([], (ledger.query_id, ledger.assigned())))
-            moves += self.placing.moves(name, query_id, partitions, _of(assigned, partitions), self._fleet)
+            writer = await self._writer_of(name)
+            query_id, assigned = await writer.read(lambda ledger: (ledger.query_id, ledger.assigned()))
+            moves += self.planner.moves(name, query_id, partitions, _of(assigned, partitions), self._fleet)
         return tuple(moves)
 
     async def drain(
@@ -180,45 +198,47 @@ class PlacementService:
         InvalidRequestError
             No other node has a living store actor.
         """
-        if not any(one.node_id not in {node_id, *self.placing.drained} for one in self._fleet.actors()):
+        if not any(actor.node_id not in {node_id, *self.planner.drained} for actor in self._fleet.actors()):
             raise InvalidRequestError(
                 "no other node has a living store actor, so the shards have nowhere to go; nothing was changed; add a node with an "
                 "executor first",
                 node=node_id,
             )
-        was_drained = node_id in self.placing.drained
+        was_drained = node_id in self.planner.drained
         if not dry_run:
             await asyncio.to_thread(self._drained.add, node_id)
-        self.placing.drained.add(node_id)
+        self.planner.drained.add(node_id)
         try:
             return tuple(move for move in await self.rebalance(states) if move.source.node_id == node_id)
         finally:
             if dry_run and not was_drained:
-                self.placing.drained.discard(node_id)
+                self.planner.drained.discard(node_id)
 
     async def undrain(self, node_id: str) -> None:
         """Let shards be placed on a node again."""
         await asyncio.to_thread(self._drained.remove, node_id)
-        self.placing.drained.discard(node_id)
+        self.planner.drained.discard(node_id)
 
-    async def prepared(self, move: PlannedMove, preparation: CopyResult | None) -> bool:
+    async def copy_finished(self, move: PlannedMove, copy_result: CopyResult | None) -> bool:
         """See :meth:`Coordinator.move_prepared <coordinator.service.coordinator.Coordinator.move_prepared>`."""
         source = await self._holder(move.state_name, move.partition_id)
         if source != move.source or not self._fleet.is_alive(move.target):
             return False
-        return self.placing.prepared(move, preparation, self._fleet)
+        return self.planner.copy_finished(move, copy_result, self._fleet)
 
     async def failed(self, move: PlannedMove, error: str) -> None:
-        """A move came to nothing: the state's log says why, unless the state was dropped meanwhile."""
+        """Write to the state's log why a move failed, unless the state was dropped meanwhile."""
         record = MoveFailed(move.partition_id, move.target, move.reason, error)
 
         def decide(ledger: StateLedger) -> tuple[list[Record], None]:
             return [] if ledger.holder(move.partition_id) is None else [record], None
 
-        await (await self._keeper(move.state_name)).submit(decide)
+        await (await self._writer_of(move.state_name)).decide(decide)
 
     async def _checked(self, state_name: str, shard: int) -> range:
-        """Partitions of a state's shards, of which there is this one: it may have been rescaled since somebody looked."""
+        """Return the partitions of a state's shards, if it still has this one: it may have been rescaled meanwhile
+        (InvalidRequestError).
+        """
         partitions = await self._partitions(state_name)
         if not 0 <= shard < len(partitions):
             raise InvalidRequestError(
@@ -230,9 +250,9 @@ class PlacementService:
         return partitions
 
     async def _holder(self, state_name: str, partition_id: int) -> ActorLocation | None:
-        return await (await self._keeper(state_name)).submit(lambda ledger: ([], ledger.holder(partition_id)))
+        return await (await self._writer_of(state_name)).read(lambda ledger: ledger.holder(partition_id))
 
 
 def _of(assigned: Mapping[int, ActorLocation], partitions: range) -> dict[int, ActorLocation]:
-    """Where some of a state's partitions are."""
-    return {partition: where for partition, where in assigned.items() if partition in partitions}
+    """Return the store actors of some of a state's partitions."""
+    return {partition: location for partition, location in assigned.items() if partition in partitions}

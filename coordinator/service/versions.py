@@ -9,11 +9,10 @@ from functools import partial
 
 from coordinator.ledger.branches import Branch
 from coordinator.ledger.read_views import ReadView, ViewId, WantedView, cut_of, newest_readable, read_view
-from coordinator.ledger.records import Record
 from coordinator.ledger.rescaling import first_generation
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.ledger.version_stats import VersionStats, version_figures
-from coordinator.log.ledger_writer import LedgerWriter
+from coordinator.log.ledger_writer import RECENT_S, LedgerWriter
 from coordinator.log.open_states import OpenStates
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import PYTHON_QUERY_ID, StateStoreId
@@ -38,10 +37,10 @@ class Versions:
     """
 
     def __init__(
-        self, states: OpenStates, keeper: Callable[[str], Awaitable[LedgerWriter]], branching: Branching
+        self, states: OpenStates, writer: Callable[[str], Awaitable[LedgerWriter]], branching: Branching
     ) -> None:
         self._states = states
-        self._keeper = keeper
+        self._writer_of = writer
         self._branching = branching
         #: Whether the states that were there when this coordinator began are open; those that are made later are, anyway.
         self._all_are_open = False
@@ -68,20 +67,20 @@ class Versions:
         VersionNotFoundError
             There is no such version, or it is not retained any more.
         """
-        keeper = await self._keeper(state_name)
-        created = keeper.metadata
+        writer = await self._writer_of(state_name)
+        created = writer.metadata
         if created is None:
             raise InvalidRequestError(
                 "there is no such state; nothing was changed; `statefleet status` lists those that there are",
                 state=state_name,
             )
-        others = await self._newest_beside(keeper, asked.is_committed) if asked.version is None else []
+        others = await self._newest_beside(writer, asked.is_committed) if asked.version is None else []
 
-        def look(ledger: StateLedger) -> tuple[list[Record], ReadView | None]:
+        def view(ledger: StateLedger) -> ReadView | None:
             cut = cut_of(newest_readable(ledger, created, is_committed=asked.is_committed), others)
-            return [], read_view(ledger, created, cut, asked, known)
+            return read_view(ledger, created, cut, asked, known)
 
-        return await keeper.submit(look, is_recent=True)
+        return await writer.read(view, max_age_s=RECENT_S)
 
     async def batch_finished(self, state_names: Sequence[str], run_id: str, batch_id: int, within_s: float) -> None:
         """Spark's commit log has a batch of a run, which worked on these states: readers see it from now on.
@@ -93,8 +92,8 @@ class Versions:
         within_s
             That while, in seconds.
         """
-        keepers = [await self._keeper(name) for name in state_names]
-        notes = [keeper.note(lambda ledger: ledger.decide_finished(run_id, batch_id), within_s) for keeper in keepers]
+        writers = [await self._writer_of(name) for name in state_names]
+        notes = [writer.note(lambda ledger: ledger.decide_finished(run_id, batch_id), within_s) for writer in writers]
         await asyncio.gather(*notes)
 
     async def list_newest(self, state_name: str, count: int, is_committed: bool) -> tuple[VersionStats, ...]:
@@ -113,34 +112,33 @@ class Versions:
         view = await self.read_view(state_name, WantedView(None, is_committed))
         assert view is not None
         newest = view
-        keeper = await self._keeper(state_name)
-        created = keeper.metadata
+        writer = await self._writer_of(state_name)
+        created = writer.metadata
         assert created is not None
 
-        def look(ledger: StateLedger) -> tuple[list[Record], tuple[VersionStats, ...]]:
-            return [], version_figures(ledger, created, newest.oldest, newest.version, count)
+        return await writer.read(
+            lambda ledger: version_figures(ledger, created, newest.oldest, newest.version, count), max_age_s=RECENT_S
+        )
 
-        return await keeper.submit(look, is_recent=True)
-
-    async def _newest_beside(self, keeper: LedgerWriter, is_committed: bool) -> list[int]:
+    async def _newest_beside(self, writer: LedgerWriter, is_committed: bool) -> list[int]:
         """See :func:`~coordinator.ledger.read_views.newest_readable`; of each other state of a state's query."""
         if not self._all_are_open:
             await self.load_all_states()
             self._all_are_open = True
-        query_id = "" if keeper.ledger is None else keeper.ledger.query_id
+        query_id = "" if writer.ledger is None else writer.ledger.query_id
         if query_id in ("", PYTHON_QUERY_ID):
             return []
 
-        def look(created: StateMetadata, ledger: StateLedger) -> tuple[list[Record], int]:
-            return [], newest_readable(ledger, created, is_committed=is_committed)
+        def look(created: StateMetadata, ledger: StateLedger) -> int:
+            return newest_readable(ledger, created, is_committed=is_committed)
 
         beside = [
             (other, created)
             for other in await self._states.of_query(query_id)
-            if other is not keeper and (created := other.metadata) is not None
+            if other is not writer and (created := other.metadata) is not None
         ]
         return await asyncio.gather(
-            *(other.submit(partial(look, created), is_recent=True) for other, created in beside)
+            *(other.read(partial(look, created), max_age_s=RECENT_S) for other, created in beside)
         )
 
     async def locate(self, state_name: str, shard: int, version: int | None = None) -> ShardLocation:
@@ -151,10 +149,10 @@ class Versions:
         version
             Shards are those that the state had at this version; at the newest by default.
         """
-        keeper = await self._keeper(state_name)
-        created = keeper.metadata
+        writer = await self._writer_of(state_name)
+        created = writer.metadata
 
-        def look(ledger: StateLedger) -> tuple[list[Record], ShardLocation]:
+        def look(ledger: StateLedger) -> ShardLocation:
             partition_id = shard
             if created is not None:
                 wanted = sys.maxsize if version is None else version
@@ -162,9 +160,9 @@ class Versions:
                 partition_id = generation.first_partition + shard
             store_id = StateStoreId(ledger.root, 0, partition_id)
             newest = ledger.base_version(partition_id, sys.maxsize)
-            return [], ShardLocation(store_id, newest, ledger.holder(partition_id))
+            return ShardLocation(store_id, newest, ledger.holder(partition_id))
 
-        return await keeper.submit(look)
+        return await writer.read(look)
 
     async def branch(self, state_name: str, name: str, version: int | None) -> Branch:
         """A state that begins with a version of another one, and shares its files: a new one, or the one that is there.
@@ -191,7 +189,7 @@ class Versions:
             return found
         view = await self.read_view(state_name, WantedView(version))
         assert view is not None
-        parent = (await self._keeper(state_name)).metadata
+        parent = (await self._writer_of(state_name)).metadata
         assert parent is not None
         if version is not None and parent.query_id == PYTHON_QUERY_ID:
             raise InvalidRequestError(

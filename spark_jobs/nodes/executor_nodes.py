@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from coordinator.model.errors import StateStoreError
-from coordinator.placement.spreading import ActorSlot
+from coordinator.placement.policy import ActorSlot
 from coordinator.service.calls import RayActors, unwrapped
 from spark_jobs.worker.fleet_client import FleetAddress
 from store_actors.deploy import actors_for, ensure_store_actor
@@ -42,7 +42,7 @@ class ExecutorNodes:
         self._actors = RayActors()
         self._hosts: dict[str, str] = {}
 
-    def places(self, executors: Mapping[str, int]) -> list[ActorSlot]:
+    def slots(self, executors: Mapping[str, int]) -> list[ActorSlot]:
         """Store actors of the nodes that have executors, which are started where there are none.
 
         Parameters

@@ -173,7 +173,7 @@ def _carry_out(
                 outcomes.append(outcome)
                 show(len(outcomes))
     if as_json:
-        print_json([asdict(one) for one in outcomes])
+        print_json([outcome_json(outcome) for outcome in outcomes])
     elif outcomes:
         _print_outcomes(outcomes, dry_run)
     else:
@@ -184,6 +184,14 @@ def _carry_out(
             f"{len(failed)} of {len(outcomes)} shards stay where they are, and their batches go on; repeat the command",
             cause=failed[0].error,
         )
+
+
+def outcome_json(outcome: MoveOutcome) -> dict[str, Any]:
+    """Return what ``--json`` prints of a move, whose keys are a promise: the store actors are ``giver`` and ``taker``."""
+    fields = asdict(outcome)
+    move = fields["move"]
+    names = {"source": "giver", "target": "taker"}
+    return {**fields, "move": {names.get(name, name): value for name, value in move.items()}}
 
 
 def _print_outcomes(outcomes: Sequence[MoveOutcome], dry_run: bool) -> None:

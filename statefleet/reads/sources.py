@@ -93,7 +93,7 @@ class FleetSource:
     ) -> None:
         self._coordinator = coordinator
         self._actors = actors
-        self._surroundings = runtime
+        self._runtime = runtime
         self._direct = direct
         self._handles: dict[str, Any] = {}
         #: Store actors of the scans whose rows are being taken.
@@ -180,11 +180,11 @@ class FleetSource:
             self._taken[scan_id] = handle
             is_keeping, self._is_keeping = self._is_keeping, True
         if not is_keeping:
-            self._surroundings.threads.start(self._keep_scans, "statefleet-takers")
+            self._runtime.threads.start(self._keep_scans, "statefleet-takers")
 
     def _keep_scans(self) -> None:
         while True:
-            self._surroundings.clock.sleep(_ALIVE_S)
+            self._runtime.clock.sleep(_ALIVE_S)
             self.keep_scans()
 
     def keep_scans(self) -> None:

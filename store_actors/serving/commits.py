@@ -114,7 +114,7 @@ class Commits:
         self._coordinator = coordinator
         self._loader = loader
         self._metrics = metrics
-        self._surroundings = runtime
+        self._runtime = runtime
         self._pool = runtime.threads.pool(_AT_ONCE, "statefleet-write")
 
     def commit(
@@ -142,9 +142,9 @@ class Commits:
         """
         entries: list[CommitEntry] = []
         try:
-            clock = self._surroundings.clock
+            clock = self._runtime.clock
             begun_s = clock.elapsed_s()
-            deltas = describe(self._surroundings.new_id(), now_ms(clock))
+            deltas = describe(self._runtime.new_id(), now_ms(clock))
             applied_s = clock.elapsed_s()
             entries = [entry for entry, _ in deltas]
             self._write(deltas)
@@ -226,8 +226,8 @@ class Commits:
         room
             See :func:`~store_actors.serving.files.encode_snapshot`.
         """
-        created_at_ms = now_ms(self._surroundings.clock)
-        attempt_id = self._surroundings.new_id()
+        created_at_ms = now_ms(self._runtime.clock)
+        attempt_id = self._runtime.new_id()
         stored: list[StoredFile] = []
         rows = 0
         try:

@@ -27,7 +27,8 @@ from coordinator.model.identities import ActorLocation
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.memory_options import MemoryOptions
 from coordinator.placement.actor_registry import ActorRegistry
-from coordinator.placement.policy import Choice, FleetView, PlacementRequest
+from coordinator.placement.lease_placer import FleetView, LeaseRequest
+from coordinator.placement.policy import Choice
 from coordinator.service.calls import RayActors
 from coordinator.storage.options import StorageOptions
 from coordinator.storage.uris import open_object_store
@@ -135,9 +136,9 @@ def test_an_owner_that_stays_stopped_is_replaced(fleet: Fleet) -> None:
 
 
 class ToWhoAsks:
-    """A placement policy."""
+    """Places each lease on the node whose task asks for it."""
 
-    def place(self, request: PlacementRequest, fleet: FleetView) -> Choice:
+    def place(self, request: LeaseRequest, fleet: FleetView) -> Choice:
         return Choice(request.asking)
 
 
@@ -151,10 +152,10 @@ def test_a_coordinator_that_wakes_up_after_it_was_replaced_counts_nothing(fleet:
         await keeper.open()
         place, nobody = ActorLocation("elsewhere", "life", "node", "host", 1), KnownFleet(ActorRegistry(), list)
         task = tasks.identity(1, "run-2")
-        grant = await keeper.submit(lambda ledger: ledger.decide_lease(task, place, nobody, ToWhoAsks()))
+        grant = await keeper.decide(lambda ledger: ledger.decide_lease(task, place, nobody, ToWhoAsks()))
         (former,) = tasks_chain
         entry = replace(former, version=2, base_version=1, epoch=grant.lease.epoch, run_id="run-2", attempt_id="mine")
-        (counted,) = await keeper.submit(lambda ledger: ledger.decide_commits([entry]))
+        (counted,) = await keeper.decide(lambda ledger: ledger.decide_commits([entry]))
         return counted
 
     tasks_chain = tasks.chain()

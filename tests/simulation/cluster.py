@@ -64,13 +64,13 @@ class Life(Party):
     def can_receive(self) -> bool:
         return self.dead or (self.actor is not None and self.frozen_until <= self._cluster.scheduler.now)
 
-    def receive(self, method: str, args: tuple[Any, ...], ref: Ref) -> None:
+    def receive(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], ref: Ref) -> None:
         """Run a method in a fiber of the process."""
-        self._cluster.scheduler.spawn(self, lambda: self._serve(method, args, ref))
+        self._cluster.scheduler.spawn(self, lambda: self._serve(method, args, kwargs, ref))
 
-    def _serve(self, method: str, args: tuple[Any, ...], ref: Ref) -> None:
+    def _serve(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], ref: Ref) -> None:
         try:
-            value = getattr(self.actor, method)(*args)
+            value = getattr(self.actor, method)(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - Ray hands a method's error to its caller
             self.answer(method, ref, None, error)
         else:
@@ -109,12 +109,12 @@ class AsyncLife(Life):
     def _run_blocking(self, function: Callable[[], Any], future: Any) -> None:
         self._cluster.scheduler.spawn(self, lambda: run_at_once(function, future))
 
-    def receive(self, method: str, args: tuple[Any, ...], ref: Ref) -> None:
-        self._loop.create_task(self._serve_async(method, args, ref))
+    def receive(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], ref: Ref) -> None:
+        self._loop.create_task(self._serve_async(method, args, kwargs, ref))
 
-    async def _serve_async(self, method: str, args: tuple[Any, ...], ref: Ref) -> None:
+    async def _serve_async(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], ref: Ref) -> None:
         try:
-            value = await getattr(self.actor, method)(*args)
+            value = await getattr(self.actor, method)(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - Ray hands a method's error to its caller
             self.answer(method, ref, None, error)
         else:
@@ -165,7 +165,7 @@ class Cluster:
             self.scheduler.later(lambda ref=ref: ref.settle(None, _actor_error(life.name)))  # type: ignore[misc]
         life.owed = []
 
-    def send(self, name: str, method: str, args: tuple[Any, ...]) -> Ref:
+    def send(self, name: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ref:
         """Call a method of whoever answers to a name."""
         rng, ref = self.scheduler.rng, Ref()
         life = self.current[name]
@@ -186,14 +186,14 @@ class Cluster:
             self.scheduler.later(lambda: ref.settle(None, _actor_error(life.name)), delay=delay)
             if kind == "lost_request":
                 return ref
-        self.scheduler.later(lambda: self._deliver(life, method, args, ref), when=life.can_receive)
+        self.scheduler.later(lambda: self._deliver(life, method, args, kwargs, ref), when=life.can_receive)
         return ref
 
-    def _deliver(self, life: Life, method: str, args: tuple[Any, ...], ref: Ref) -> None:
+    def _deliver(self, life: Life, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], ref: Ref) -> None:
         if life.dead:
             ref.settle(None, _actor_error(life.name))
         else:
-            life.receive(method, args, ref)
+            life.receive(method, args, kwargs, ref)
 
 
 def _actor_error(name: str) -> RayActorError:
@@ -265,5 +265,5 @@ class RemoteMethod:
     def __init__(self, cluster: Cluster, name: str, method: str) -> None:
         self._cluster, self._name, self._method = cluster, name, method
 
-    def remote(self, *args: Any) -> Ref:
-        return self._cluster.send(self._name, self._method, args)
+    def remote(self, *args: Any, **kwargs: Any) -> Ref:
+        return self._cluster.send(self._name, self._method, args, kwargs)

@@ -194,7 +194,7 @@ def _two_clocks_compared(_: Callable[..., Any]) -> Callable[..., Any]:
                     raise CommitUnknownError("the commit took too long", file=entry.file)
             return records, Counted(counted)
 
-        return await keeper.submit(decide)
+        return await keeper.decide(decide)
 
     return careless
 

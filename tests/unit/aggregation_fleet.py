@@ -21,7 +21,7 @@ from coordinator.model.identities import DEFAULT_STORE, ActorLocation, StateStor
 from coordinator.model.load_plans import InstancePlans, LoadPlan, LoadPlans
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.placement.policy import StayElseLocal
+from coordinator.placement.lease_placer import StayElseLocal
 from coordinator.storage.memory import MemoryObjectStore
 from store_actors.messages import ApplyRequest, ShardInput
 from store_actors.serving.operator_shards import OperatorShards
@@ -89,12 +89,12 @@ class LocalCoordinator:
     def lease(self, task: TaskIdentity, local: str, lost: frozenset[str] = frozenset()) -> LeaseGrant:
         where = ActorLocation(local, local, "node", "host", 1)
         return self._do(
-            self._keeper.submit(lambda ledger: ledger.decide_lease(task, where, FakeFleetView(lost), StayElseLocal()))
+            self._keeper.decide(lambda ledger: ledger.decide_lease(task, where, FakeFleetView(lost), StayElseLocal()))
         )
 
     def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> Sequence[CommitEntry]:
         self.calls["commit_all"] += 1
-        counted: Sequence[CommitEntry] = self._do(self._keeper.submit(lambda ledger: ledger.decide_commits(entries)))
+        counted: Sequence[CommitEntry] = self._do(self._keeper.decide(lambda ledger: ledger.decide_commits(entries)))
         if self.lose_answers:
             self.lose_answers -= 1
             raise StoreUnavailableError("the answer was lost")
@@ -102,11 +102,11 @@ class LocalCoordinator:
 
     def former(self, entries: Sequence[CommitEntry]) -> None:
         """A former coordinator, which was asked first, has a commit counted after all."""
-        self._do(self._keeper.submit(lambda ledger: ledger.decide_commits(entries)))
+        self._do(self._keeper.decide(lambda ledger: ledger.decide_commits(entries)))
 
     def load_plans(self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]) -> LoadPlans:
         self.calls["load_plans"] += 1
-        return self._do(self._keeper.submit(lambda ledger: ([], ledger.load_plans(partition_id, version, store_names))))
+        return self._do(self._keeper.read(lambda ledger: ledger.load_plans(partition_id, version, store_names)))
 
     def open_instance(
         self,
@@ -118,22 +118,22 @@ class LocalCoordinator:
         self.calls["open_instance"] += 1
         self.reported.append((provider_id, tuple(ids_to_check)))
         partition = provider_id.store_id.partition_id
-        plans = self._do(self._keeper.submit(lambda ledger: ([], ledger.load_plans(partition, version, store_names))))
+        plans = self._do(self._keeper.read(lambda ledger: ledger.load_plans(partition, version, store_names)))
         return InstancePlans(tuple(one for one in ids_to_check if one in self.stale), plans)
 
     def plan(self, version: int, partition_id: int = 0) -> LoadPlan:
         """What makes a version of a partition's one store."""
-        decided = self._keeper.submit(lambda ledger: ([], ledger.load_plans(partition_id, version)))
+        decided = self._keeper.read(lambda ledger: ledger.load_plans(partition_id, version))
         return self._do(decided).plans[DEFAULT_STORE]
 
     def add_snapshot(self, state_name: str, snapshot: SnapshotEntry) -> bool:
-        return self._do(self._keeper.submit(lambda ledger: ledger.decide_snapshot(snapshot)))
+        return self._do(self._keeper.decide(lambda ledger: ledger.decide_snapshot(snapshot)))
 
     def truncate(self, keep: int) -> dict[int, int]:
-        return self._do(self._keeper.submit(lambda ledger: ledger.decide_truncation(keep)))
+        return self._do(self._keeper.decide(lambda ledger: ledger.decide_truncation(keep)))
 
     def referenced(self) -> set[str]:
-        return self._do(self._keeper.submit(lambda ledger: ([], ledger.referenced_files())))
+        return self._do(self._keeper.read(lambda ledger: ledger.referenced_files()))
 
     def elsewhere(self, state_name: str, store_ids: Sequence[StateStoreId]) -> set[StateStoreId]:
         self.calls["elsewhere"] += 1

@@ -15,7 +15,7 @@ from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.commits import CommitEntry
 from coordinator.model.identities import ActorLocation, TaskIdentity
 from coordinator.model.maintenance import Maintenance
-from coordinator.placement.policy import StayElseLocal
+from coordinator.placement.lease_placer import StayElseLocal
 from coordinator.runtime.runtime import MachineClock
 from coordinator.service.branching import Branching
 from coordinator.storage.memory import MemoryObjectStore
@@ -109,7 +109,7 @@ class CoordinatorHarness:
         """A commit of a new run, not counted yet."""
         task = TaskIdentity(state_name, "query", run, batch, 0, 0, "executor")
         keeper = await self.opened(state_name)
-        grant = await keeper.submit(lambda ledger: ledger.decide_lease(task, HERE, FakeFleetView(), StayElseLocal()))
+        grant = await keeper.decide(lambda ledger: ledger.decide_lease(task, HERE, FakeFleetView(), StayElseLocal()))
         version = batch + 1
         begun = entry(grant, version)
         return replace(
@@ -122,7 +122,7 @@ class CoordinatorHarness:
         def decide(ledger: StateLedger) -> tuple[list[Record], None]:
             return ledger.decide_commits([begun])[0], None
 
-        await (await self.opened(state_name)).submit(decide)
+        await (await self.opened(state_name)).decide(decide)
 
     async def clean(self, state_name: str = "s") -> list[str]:
         cleaned = await self.cleaner.clean(await self.opened(state_name), state_name, dry_run=False)

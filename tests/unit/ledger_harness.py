@@ -16,7 +16,7 @@ from coordinator.model.identities import (
     ActorLocation,
     TaskIdentity,
 )
-from coordinator.placement.policy import ActorLoad, StayElseLocal
+from coordinator.placement.lease_placer import ActorLoad, StayElseLocal
 from coordinator.storage.memory import MemoryObjectStore
 
 ROOT = "memory:///clicks"

@@ -67,7 +67,7 @@ class RunningFleet:
 
     def settle(self) -> None:
         """Wait for the checkpoints that are being written."""
-        for _, keeper in self.coordinator._states.keepers():
+        for _, keeper in self.coordinator._states.writers():
             while not keeper.is_idle:
                 time.sleep(0.001)
 

@@ -52,14 +52,14 @@ async def add_snapshot(office: CoordinatorHarness, state: str, version: int) -> 
     file = f"{state}/0/0/{version}-5a.snapshot"
     office.objects.put(file, b"snapshot")
     made = SnapshotEntry(0, version, shown.attempt_id, file, 8, 2, 3, 0, shown.committed_at_ms)
-    assert await keeper.submit(lambda ledger: ledger.decide_snapshot(made))
+    assert await keeper.decide(lambda ledger: ledger.decide_snapshot(made))
     return file
 
 
 async def let_go(office: CoordinatorHarness, state: str) -> None:
     """Retain the newest version only."""
     keeper = await office.opened(state)
-    await keeper.submit(lambda ledger: (ledger.decide_truncation(1)[0], None))
+    await keeper.decide(lambda ledger: (ledger.decide_truncation(1)[0], None))
 
 
 def needed(objects: MemoryObjectStore, state: str) -> set[str]:
@@ -197,7 +197,7 @@ def test_a_branch_that_is_made_while_somebody_cleans_lacks_no_file(hangs: str, m
             return await old.opened(state_name)
 
         # Between what the state's log says of branches, and what these need.
-        monkeypatch.setattr(old.cleaner, "_keeper", opened)
+        monkeypatch.setattr(old.cleaner, "_writer_of", opened)
         files = await commit(new, range(3))
         await make(new, 2)
         await add_snapshot(new, "s", 3)

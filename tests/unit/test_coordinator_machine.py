@@ -28,7 +28,7 @@ from coordinator.model.errors import (
 )
 from coordinator.model.identities import DEFAULT_STORE, ActorLocation, ShardKey
 from coordinator.model.load_plans import LoadPlan
-from coordinator.placement.policy import StayElseLocal
+from coordinator.placement.lease_placer import StayElseLocal
 from coordinator.storage.memory import MemoryObjectStore
 from tests.unit.ledger_harness import ROOT, FakeFleetView, actor, data_of, entry, task
 
@@ -218,7 +218,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
     async def ask(self, who: int, decide: Callable[[StateLedger], Any]) -> Any:
         """A coordinator's answer, or the kind of error that it gives."""
         try:
-            return await self.keepers[who].submit(decide)
+            return await self.keepers[who].decide(decide)
         except StateStoreError as error:
             return type(error)
 

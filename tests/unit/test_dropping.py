@@ -286,7 +286,7 @@ def test_a_branch_that_was_deleted_by_hand_leaves_nothing_behind_and_gives_back_
         await people.coordinator.branch("s", "what_if", 1)
         for info in objects.list("what_if"):
             objects.delete(info.path)
-        cleaner, keeper = people.coordinator._cleaner, await people.coordinator._keeper("s")
+        cleaner, keeper = people.coordinator._cleaner, await people.coordinator._writer_of("s")
         await cleaner._candidates(keeper, "s", 0.0)
         assert objects.list("what_if") == []
         assert ManifestLog(objects, "s", "").load().branches == {}

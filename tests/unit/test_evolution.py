@@ -23,7 +23,7 @@ from coordinator.model.maintenance import Maintenance
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.type_names import is_wider, spark_type
-from coordinator.placement.policy import StayElseLocal
+from coordinator.placement.lease_placer import StayElseLocal
 from coordinator.runtime.runtime import MachineClock, now_ms
 from coordinator.service.coordinator import Coordinator as Actor
 from coordinator.storage.memory import MemoryObjectStore
@@ -318,7 +318,7 @@ class EvolvingCoordinator(LocalCoordinator):
             records, grant = ledger.decide_lease(task, where, FakeFleetView(lost), StayElseLocal())
             return [*records, *ledger.decide_schema(task, self.created, self.asked)], grant
 
-        return self._do(self._keeper.submit(decide))
+        return self._do(self._keeper.decide(decide))
 
 
 class EvolvingQuery(AggregationFleet):
@@ -367,9 +367,7 @@ class EvolvingQuery(AggregationFleet):
     def ledger(self) -> StateLedger:
         return StateLedger.from_json(
             "x/s",
-            json.loads(
-                json.dumps(self.coordinator._do(self.coordinator._keeper.submit(lambda one: ([], one.to_json()))))
-            ),
+            json.loads(json.dumps(self.coordinator._do(self.coordinator._keeper.read(lambda one: one.to_json())))),
         )
 
 

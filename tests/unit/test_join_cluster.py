@@ -126,7 +126,7 @@ def test_a_coordinator_of_another_release_is_told_as_that() -> None:
     """Ray compares a call with the actor's class as it was when the actor was started."""
 
     class Method:
-        def remote(self, *args: Any) -> None:
+        def remote(self, *args: Any, **kwargs: Any) -> None:
             raise TypeError("too many positional arguments")
 
     class OfBefore:
@@ -134,4 +134,4 @@ def test_a_coordinator_of_another_release_is_told_as_that() -> None:
 
     for method in ("read_view", "told_later"):
         with pytest.raises(SetupError, match=rf"another release of Statefleet.*`statefleet stop`.*method=`{method}`"):
-            call_until(RayActors(), MachineClock(), OfBefore(), method, ["clicks"], deadline_s=1, renew=OfBefore)
+            call_until(RayActors(), MachineClock(), OfBefore(), method, ["clicks"], {}, deadline_s=1, renew=OfBefore)

@@ -252,20 +252,20 @@ def test_a_coordinator_that_slept_reads_the_log_before_it_answers_or_appends() -
     async def scenario() -> None:
         sleeper = LedgerWriter(ManifestLog(store, "s", "sleeper"), max_age_s=100, clock=clock)
         await sleeper.open()
-        assert await sleeper.submit(bump) == 1
+        assert await sleeper.decide(bump) == 1
         successor = LedgerWriter(ManifestLog(store, "s", "successor"), max_age_s=100, clock=clock)
         await successor.open()
         for _ in range(130):
-            await successor.submit(bump)
+            await successor.decide(bump)
         # An answer without an append is current, too.
-        assert await sleeper.submit(lambda ledger: ([], ledger.epoch)) == 131
+        assert await sleeper.read(lambda ledger: ledger.epoch) == 131
         for _ in range(130):
-            await successor.submit(bump)
+            await successor.decide(bump)
         clock.passed_s = 1000.0
         # Its next place was used and cleaned away: taking it would count what nobody will ever read.
         for old in pruned(store):
             store.delete(old.path)
-        assert await sleeper.submit(bump) == 262
+        assert await sleeper.decide(bump) == 262
         fresh = LedgerWriter(ManifestLog(store, "s", "fresh"), clock=clock)
         await fresh.open()
         assert fresh.ledger is not None
@@ -301,18 +301,18 @@ def test_a_log_that_takes_longer_to_read_than_a_ledger_may_be_old_is_read_once()
         writer = LedgerWriter(ManifestLog(store, "s", "writer"), max_age_s=100, clock=clock)
         await writer.open()
         for _ in range(20):
-            await writer.submit(bump)
+            await writer.decide(bump)
         slow = LedgerWriter(ManifestLog(store, "s", "slow"), max_age_s=100, clock=clock)
         store.lists = 0
-        assert await slow.submit(bump) == 21
-        assert await slow.submit(lambda ledger: ([], ledger.epoch)) == 21
+        assert await slow.decide(bump) == 21
+        assert await slow.read(lambda ledger: ledger.epoch) == 21
         assert store.lists == 1
         # One that was passed is read anew, at its place or at an answer.
         for _ in range(120):
-            await writer.submit(bump)
+            await writer.decide(bump)
         clock.passed_s += 1000
         for old in pruned(store):
             store.delete(old.path)
-        assert await slow.submit(lambda ledger: ([], ledger.epoch)) == 141
+        assert await slow.read(lambda ledger: ledger.epoch) == 141
 
     asyncio.run(scenario())

@@ -14,9 +14,9 @@ from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.copy_result import CopyResult
 from coordinator.model.identities import ActorLocation
 from coordinator.placement.actor_registry import ActorRegistry
+from coordinator.placement.lease_placer import LeaseRequest
 from coordinator.placement.move_planner import ELSEWHERE, LOCAL, MOVED, NO_EXECUTOR, UNPLACED, MovePlanner, PlannedMove
-from coordinator.placement.policy import PlacementRequest, StayElseLocal
-from coordinator.placement.spreading import ActorSlot
+from coordinator.placement.policy import ActorSlot
 from tests.unit.ledger_harness import actor
 
 SHARDS = 6
@@ -28,7 +28,7 @@ class PlannerHarness:
     def __init__(self, *names: str) -> None:
         self.lives = {name: actor(name) for name in names}
         self.dead: set[str] = set()
-        self.placing = MovePlanner(StayElseLocal())
+        self.placing = MovePlanner()
         self.assigned: dict[int, ActorLocation] = {}
 
     def is_alive(self, location: ActorLocation) -> bool:
@@ -55,7 +55,7 @@ class PlannerHarness:
     def run_batch(self, asking: str = "a", only: Iterable[int] = range(SHARDS)) -> list[str]:
         """Nodes that the shards are on after each of some has been leased."""
         for shard in only:
-            request = PlacementRequest("s", shard, self.lives[asking], self.assigned.get(shard))
+            request = LeaseRequest("s", shard, self.lives[asking], self.assigned.get(shard))
             former = self.assigned.get(shard)
             self.assigned[shard] = self.placing.place(request, self).location  # type: ignore[arg-type]
             self.placing.count("s", shard, self.lives[asking], former, self.assigned[shard])
@@ -83,7 +83,7 @@ def test_shards_that_are_held_are_moved_once_their_taker_is_ready_and_the_batch_
     assert [(move.source.actor_name, move.target.actor_name) for move in moves] == [("a", "b")] * 3
     assert set(town.run_batch()) == {"a"}, "nobody is ready"
     for move in moves:
-        town.placing.prepared(move, CopyResult(1, 10, 1), town)
+        town.placing.copy_finished(move, CopyResult(1, 10, 1), town)
     assert set(town.run_batch()) == {"a"}, "tasks of the batch were sent there"
     town.placing.batch_ended("s")
     assert sorted(town.run_batch()) == ["a"] * 3 + ["b"] * 3
@@ -94,7 +94,7 @@ def test_a_move_that_was_prepared_while_no_batch_ran_holds_for_the_next_run() ->
     town = PlannerHarness("a", "b")
     town.run_batch("a")
     for move in town.plan("a", "b"):
-        town.placing.prepared(move, None, town)
+        town.placing.copy_finished(move, None, town)
     assert town.plan("a", "b") == (), "what is prepared is not planned again"
     assert sorted(town.run_batch()) == ["a"] * 3 + ["b"] * 3
 
@@ -118,14 +118,14 @@ def test_a_second_move_of_a_shard_is_told_that_the_first_one_has_it_and_drained_
     first, second = (
         PlannedMove("s", 0, town.lives["a"], town.lives[to], "asked for by `statefleet move`") for to in ("b", "c")
     )
-    assert town.placing.prepared(first, None, town)
-    assert town.placing.going("s", 0, town) == town.lives["b"]
-    assert not town.placing.prepared(second, None, town)
-    assert town.placing.prepared(first, None, town), "the answer was lost"
+    assert town.placing.copy_finished(first, None, town)
+    assert town.placing.going_to("s", 0, town) == town.lives["b"]
+    assert not town.placing.copy_finished(second, None, town)
+    assert town.placing.copy_finished(first, None, town), "the answer was lost"
     town.placing.batch_ended("s")
-    assert town.placing.going("s", 0, town) is None
+    assert town.placing.going_to("s", 0, town) is None
     town.placing.drained.add(town.lives["c"].node_id)
-    assert not town.placing.prepared(second, None, town)
+    assert not town.placing.copy_finished(second, None, town)
 
 
 def test_shards_of_a_lost_store_actor_go_where_tasks_are_and_back_once_it_is_there_again() -> None:
@@ -141,7 +141,7 @@ def test_shards_of_a_lost_store_actor_go_where_tasks_are_and_back_once_it_is_the
     assert {move.target for move in moves} == {town.lives["b"]}
     assert town.repairs() == (), "told once"
     for move in moves:
-        town.placing.prepared(move, None, town)
+        town.placing.copy_finished(move, None, town)
     town.placing.batch_ended("s")
     assert sorted(town.run_batch()) == sorted(before)
 
@@ -198,7 +198,7 @@ def test_what_became_of_operations_is_counted_by_reason() -> None:
     town.plan("a", "b")
     town.run_batch("b", [0])
     assert town.placing.operations("s", 0)[ELSEWHERE] == 1
-    town.placing.prepared(PlannedMove("s", 0, town.lives["a"], town.lives["b"], "for a test"), None, town)
+    town.placing.copy_finished(PlannedMove("s", 0, town.lives["a"], town.lives["b"], "for a test"), None, town)
     town.placing.batch_ended("s")
     town.run_batch("a", [0])
     assert town.placing.operations("s", 0)[MOVED] == 1

@@ -159,7 +159,7 @@ def run(scenario: Callable[[LedgerWriter, ObservedObjectStore], Awaitable[None]]
         objects = ObservedObjectStore()
         keeper = LedgerWriter(ManifestLog(objects, "s", "one"))
         await keeper.open()
-        await keeper.submit(lambda _: ([started("r1", 0, 1), *commits("r1", 1, 1)], None))
+        await keeper.decide(lambda _: ([started("r1", 0, 1), *commits("r1", 1, 1)], None))
         await scenario(keeper, objects)
 
     asyncio.run(play())
@@ -170,7 +170,7 @@ def report(keeper: LedgerWriter, within_s: float, batch: int = 0) -> asyncio.Tas
 
 
 async def newest(keeper: LedgerWriter) -> int:
-    return await keeper.submit(lambda ledger: ([], finished(ledger, CREATED)))
+    return await keeper.read(lambda ledger: finished(ledger, CREATED))
 
 
 def test_a_report_is_known_at_once_and_written_with_the_next_records() -> None:
@@ -180,7 +180,7 @@ def test_a_report_is_known_at_once_and_written_with_the_next_records() -> None:
         assert await newest(keeper) == 1
         assert len(logged(objects)) == 1
         assert not reported.done()
-        await keeper.submit(lambda _: (commits("r1", 2, 1), None))
+        await keeper.decide(lambda _: (commits("r1", 2, 1), None))
         await reported
         assert logged(objects)[1:] == [["batch_finished", "committed", "committed"]]
         # The log says it by now.
@@ -194,7 +194,7 @@ def test_a_report_is_written_by_itself_where_nothing_follows() -> None:
     async def scenario(keeper: LedgerWriter, objects: ObservedObjectStore) -> None:
         await asyncio.gather(report(keeper, 0.05), report(keeper, 0.05))
         assert logged(objects)[1:] == [["batch_finished"]]
-        await keeper.submit(lambda _: (commits("r1", 2, 1), None))
+        await keeper.decide(lambda _: (commits("r1", 2, 1), None))
         late = report(keeper, 30.0, 1)
         await report(keeper, 0.0, 1)
         await late
@@ -210,14 +210,14 @@ def test_a_report_outlives_another_coordinators_records() -> None:
         assert await newest(keeper) == 1
         other = LedgerWriter(ManifestLog(objects, "s", "other"))
         await other.open()
-        await other.submit(lambda _: ([], None), fence=True)
-        await keeper.submit(lambda _: (commits("r1", 2, 1), None))
+        await other.fence(lambda _: ([], None))
+        await keeper.decide(lambda _: (commits("r1", 2, 1), None))
         await reported
         assert logged(objects)[1:] == [[], ["batch_finished", "committed", "committed"]]
         # Of a run that was replaced it says nothing.
         late = report(keeper, 30.0, 1)
-        await other.submit(lambda _: ([started("r2", 1, 2)], None))
-        await keeper.submit(lambda _: ([], None), fence=True)
+        await other.decide(lambda _: ([started("r2", 1, 2)], None))
+        await keeper.fence(lambda _: ([], None))
         await late
         assert "batch_finished" not in logged(objects)[-1]
         assert await newest(keeper) == 1
@@ -236,7 +236,7 @@ def test_a_report_that_cannot_be_written_is_true_all_the_same() -> None:
             await report(keeper, 0.0)
         assert await newest(keeper) == 1
         objects.before = lambda operation, path: None
-        await keeper.submit(lambda _: (commits("r1", 2, 1), None))
+        await keeper.decide(lambda _: (commits("r1", 2, 1), None))
         assert logged(objects)[1:] == [["batch_finished", "committed", "committed"]]
 
     run(scenario)

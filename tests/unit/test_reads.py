@@ -61,9 +61,9 @@ class ReadingProcess:
         """As a reader asks that has just asked the coordinator."""
 
         def look(ledger: Any) -> Any:
-            return [], read_view(ledger, CREATED, committed(ledger, CREATED), WantedView(version))
+            return read_view(ledger, CREATED, committed(ledger, CREATED), WantedView(version))
 
-        view = self.fleet.coordinator._do(self.fleet.coordinator._keeper.submit(look))
+        view = self.fleet.coordinator._do(self.fleet.coordinator._keeper.read(look))
         store_id = StateStoreId(view.root, 0, 0, DEFAULT_STORE)
         return ReadRequest(store_id, view.versions[0], view.attempts[0], FORM, **options)
 

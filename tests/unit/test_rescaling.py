@@ -22,7 +22,7 @@ from coordinator.model.identities import DEFAULT_STORE
 from coordinator.model.load_plans import LoadPlan
 from coordinator.model.schema import Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.placement.policy import StayElseLocal
+from coordinator.placement.lease_placer import StayElseLocal
 from tests.unit.ledger_harness import ROOT, FakeFleetView, actor, entry, task, through_json
 
 SCHEMA = StateSchema((Field("k0", "int32"), Field("__row", "int64")), (), (), None, None, "update")

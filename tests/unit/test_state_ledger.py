@@ -15,7 +15,7 @@ import pytest
 from coordinator.ledger.compatibility import check_metadata
 from coordinator.ledger.records import Record, record_from_json
 from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
-from coordinator.log.ledger_writer import LedgerWriter
+from coordinator.log.ledger_writer import RECENT_S, LedgerWriter
 from coordinator.log.manifest_log import ManifestLog, seal, unseal
 from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.errors import (
@@ -36,7 +36,7 @@ from coordinator.model.identities import (
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.instance_registry import InstanceRegistry
-from coordinator.placement.policy import StayElseLocal
+from coordinator.placement.lease_placer import StayElseLocal
 from coordinator.storage.memory import MemoryObjectStore
 from tests.clocks import LaterClock
 from tests.unit.ledger_harness import ROOT, FakeFleetView, LedgerHarness, actor, entry, opened, run, task, through_json
@@ -259,11 +259,11 @@ class Flaky(MemoryObjectStore):
 
 
 async def lease(keeper: LedgerWriter, identity: TaskIdentity, local: ActorLocation) -> LeaseGrant:
-    return await keeper.submit(lambda ledger: ledger.decide_lease(identity, local, FakeFleetView(), StayElseLocal()))
+    return await keeper.decide(lambda ledger: ledger.decide_lease(identity, local, FakeFleetView(), StayElseLocal()))
 
 
 async def commit(keeper: LedgerWriter, committed: CommitEntry) -> CommitEntry:
-    (counted,) = await keeper.submit(lambda ledger: ledger.decide_commits([committed]))
+    (counted,) = await keeper.decide(lambda ledger: ledger.decide_commits([committed]))
     return counted
 
 
@@ -378,7 +378,7 @@ def test_an_error_that_nobody_foresaw_fails_its_own_caller_only() -> None:
         ledger, lists = keeper.ledger, len(store.list("clicks/manifest"))
         first, failed, second = await asyncio.gather(
             commit(keeper, entry(grants[0], 1)),
-            keeper.submit(broken),
+            keeper.decide(broken),
             commit(keeper, entry(grants[1], 1)),
             return_exceptions=True,
         )
@@ -414,14 +414,14 @@ def test_an_answer_as_of_a_moment_ago_costs_no_request_right_after_the_log_was_w
             await keeper.submit(lambda _: ([], None), **how)
             return store.count("get") - before
 
-        assert await asked(is_recent=True) == 0
+        assert await asked(RECENT_S) == 0
         assert await asked() == 1, "whether another coordinator has written"
         # One that may not be of a moment ago has them all look.
         before = store.count("get")
         await asyncio.gather(keeper.submit(lambda _: ([], None), is_recent=True), keeper.submit(lambda _: ([], None)))
         assert store.count("get") - before == 1
         clock.later_s += 2
-        assert await asked(is_recent=True) == 2, "and now and then whether the log is still the same"
+        assert await asked(RECENT_S) == 2, "and now and then whether the log is still the same"
         assert await asked() == 1
 
     run(scenario)

@@ -18,7 +18,7 @@ def test_a_ledger_leaves_memory_once_its_query_ended_long_ago_and_is_still_shown
             """Names of the states whose ledgers are in memory after some rounds of maintenance."""
             people.clock.later_s += seconds
             await asyncio.sleep(0.1)
-            return {name for name, _ in people.coordinator._states.keepers()}
+            return {name for name, _ in people.coordinator._states.writers()}
 
         await people.commit("run-1", 0)
         await people.commit("run-1", 0, state="beside")
@@ -61,7 +61,7 @@ def test_a_state_that_rests_is_dropped_or_deleted_as_any_other() -> None:
         for _ in range(4):
             people.clock.later_s += 1000
             await asyncio.sleep(0.2)
-        assert people.coordinator._states.keepers() == []
+        assert people.coordinator._states.writers() == []
         objects.delete_all([info.path for info in objects.list("deleted")])
         assert (await people.coordinator.drop("s", False, False)).others == ("beside",)
         assert {one["name"] for one in (await people.coordinator.status())["queries"]} == {"beside"}

@@ -15,7 +15,7 @@ from coordinator.ledger.version_stats import version_figures
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.schema import Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.placement.policy import StayElseLocal
+from coordinator.placement.lease_placer import StayElseLocal
 from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.verify import check_files, files_of
 from tests.unit.ledger_harness import FakeFleetView, actor, entry, task

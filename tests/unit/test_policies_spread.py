@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.model.identities import ActorLocation
-from coordinator.placement.spreading import ActorSlot, spread
+from coordinator.placement.policies import spread
+from coordinator.placement.policy import ActorSlot
 from tests.unit.ledger_harness import actor
 
 NODES = "abcdef"

@@ -8,12 +8,13 @@ from coordinator.ledger.fleet_view import KnownFleet
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.identities import ActorLocation
 from coordinator.placement.actor_registry import ActorRegistry
-from coordinator.placement.policy import ActorLoad, Choice, FleetView, PlacementPolicy, PlacementRequest, StayElseLocal
+from coordinator.placement.lease_placer import ActorLoad, FleetView, LeasePlacer, LeaseRequest, StayElseLocal
+from coordinator.placement.policy import Choice
 from tests.unit.ledger_harness import FakeFleetView, LedgerHarness, actor, entry, task
 
 
-def request(asking: ActorLocation, present: ActorLocation | None) -> PlacementRequest:
-    return PlacementRequest("clicks", 0, asking, present)
+def request(asking: ActorLocation, present: ActorLocation | None) -> LeaseRequest:
+    return LeaseRequest("clicks", 0, asking, present)
 
 
 def test_a_shard_stays_where_it_lives_and_otherwise_goes_to_who_asks() -> None:
@@ -26,7 +27,7 @@ def test_a_shard_stays_where_it_lives_and_otherwise_goes_to_who_asks() -> None:
 class LeastLoaded:
     """Another policy: the living store actor with the fewest partitions, for good."""
 
-    def place(self, request: PlacementRequest, fleet: FleetView) -> Choice:
+    def place(self, request: LeaseRequest, fleet: FleetView) -> Choice:
         if request.present is not None and fleet.is_alive(request.present):
             return Choice(request.present)
         return Choice(min(fleet.actors(), key=lambda one: (fleet.load(one).partitions, one.actor_name)))
@@ -38,7 +39,7 @@ class MoveTo:
     def __init__(self, target: ActorLocation) -> None:
         self._target = target
 
-    def place(self, request: PlacementRequest, fleet: FleetView) -> Choice:
+    def place(self, request: LeaseRequest, fleet: FleetView) -> Choice:
         return Choice(self._target)
 
 
@@ -51,7 +52,7 @@ class PlacementHarness:
             self.lives.begun(location)
         self.fleet = KnownFleet(self.lives, lambda: [self.ledger])
 
-    def lease(self, shard: int, policy: PlacementPolicy, batch: int = 0) -> tuple[ActorLocation, int]:
+    def lease(self, shard: int, policy: LeasePlacer, batch: int = 0) -> tuple[ActorLocation, int]:
         records, grant = self.ledger.decide_lease(task(shard=shard, batch=batch), actor("a"), self.fleet, policy)
         for record in records:
             self.ledger.fold(record)

@@ -1,0 +1,165 @@
+"""The placement policies that come with Statefleet: `balance` and `stay`. Pure.
+
+Spark sends a partition to the executor that its coordinator says has the store, but where a store is at first is chance. Here that is
+planned: by the cores that Spark has on each node, in the same order for all operators of a query, and with as few moves as balance
+takes.
+"""
+
+from __future__ import annotations
+
+import pickle
+import zlib
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
+
+import numpy as np
+
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.identities import ActorLocation
+from coordinator.placement.policy import ActorSlot, Choice, PlacementPolicy, PlacementRequest, slot_order
+
+__all__ = ["POLICIES", "Balance", "Stay", "policy_of", "spread"]
+
+
+class Balance:
+    """Spreads the shards of a state over the store actors by their cores, with as few moves as that takes."""
+
+    def assign(self, request: PlacementRequest) -> Mapping[int, Choice]:
+        """Return the choices of :func:`spread`."""
+        return spread(request.num_shards, request.slots, request.current, request.query_id, request.drained)
+
+
+class Stay:
+    """Spreads shards that no store actor has, as :class:`Balance` does, and leaves all others where they are.
+
+    Nothing is moved to a node that joins: for states that are too large to copy while batches go on. Shards leave a drained node.
+    """
+
+    def assign(self, request: PlacementRequest) -> Mapping[int, Choice]:
+        """Return choices for shards that no live store actor has, and for those of drained nodes."""
+        choices = Balance().assign(request)
+        return {
+            shard: choice
+            for shard, choice in choices.items()
+            if shard not in request.current or request.current[shard].node_id in request.drained
+        }
+
+
+#: Policies by the name that ``connect(placement=..)`` takes.
+POLICIES: Mapping[str, PlacementPolicy] = MappingProxyType({"balance": Balance(), "stay": Stay()})
+
+
+@lru_cache(64)
+def policy_of(portable: str | bytes) -> PlacementPolicy:
+    """Return the policy of a name in :data:`POLICIES`, or of a user's pickled one.
+
+    Raises
+    ------
+    InvalidRequestError
+        It cannot be unpickled in this process.
+    """
+    if isinstance(portable, str):
+        return POLICIES[portable]
+    try:
+        policy: PlacementPolicy = pickle.loads(portable)
+    except Exception as error:
+        raise InvalidRequestError(
+            "the placement policy cannot be loaded in the coordinator's process, so shards are placed where their tasks run; no row is "
+            "affected; define the policy with what the cluster's nodes can import",
+            cause=f"{type(error).__name__}: {error}",
+        ) from error
+    return policy
+
+
+def spread(
+    num_shards: int,
+    slots: Sequence[ActorSlot],
+    current: Mapping[int, ActorLocation],
+    query_id: str,
+    drained: Collection[str] = (),
+) -> dict[int, Choice]:
+    """Return choices for shards that are to go to another store actor, or that have none yet.
+
+    - A slot gets shards by its cores; a slot that has no more shards than that keeps them.
+    - A shard without a store actor goes to its slot in one order, the same for every state of a query that has as many shards:
+    operators
+      whose keys are the same have the same rows on the same node.
+    - Each query begins that order at a slot of its own, so that remainders do not all fall to the same slot.
+
+    Parameters
+    ----------
+    slots
+        Store actors of nodes that have executors. Without any nothing is moved.
+    current
+        Store actors of shards.
+    query_id
+        The state's query.
+    drained
+        Ray ids of nodes that are to have no shards.
+    """
+    ordered = sorted((slot for slot in slots if slot.cores > 0), key=slot_order)
+    if not ordered:
+        return {}
+    start = zlib.crc32(query_id.encode()) % len(ordered)
+    ordered = [*ordered[start:], *ordered[:start]]
+    turns = _turns(num_shards, [slot.cores for slot in ordered])
+    capacity = Counter(turns)
+    # A name belongs to one node for good; its incarnations come and go.
+    index_of = {slot.location.actor_name: index for index, slot in enumerate(ordered)}
+    kept: dict[int, int] = {}
+
+    def take(index: int) -> None:
+        capacity[index] -= 1
+        if not capacity[index]:
+            del capacity[index]
+
+    # Shards that are where the order has them are kept first, so that what moves restores the order, too.
+    for shard in sorted(range(num_shards), key=lambda shard: index_of.get(_name(current.get(shard))) != turns[shard]):
+        index = index_of.get(_name(current.get(shard)))
+        if index is not None and capacity[index] > 0:
+            take(index)
+            kept[shard] = index
+    choices: dict[int, Choice] = {}
+    movable = [shard for shard in range(num_shards) if shard not in kept]
+    for shard in sorted(movable, key=lambda shard: capacity[turns[shard]] == 0):
+        index = turns[shard] if capacity[turns[shard]] > 0 else next(iter(capacity))
+        take(index)
+        choices[shard] = Choice(ordered[index].location, _reason(current.get(shard), index_of, drained))
+    for shard, index in kept.items():
+        if current[shard] != ordered[index].location:
+            choices[shard] = Choice(ordered[index].location, "the store actor of its node started anew")
+    return choices
+
+
+def _turns(num_shards: int, weights: Sequence[int]) -> list[int]:
+    """Return the slot of each shard if none has one yet: in turns, each slot as often as its weight.
+
+    Smooth weighted round robin, as in nginx: the slot with the most credit is next, the first of those that have as much.
+    """
+    shares = np.array(weights, np.int64)
+    shares //= np.gcd.reduce(shares)
+    # All credit is used up after as many turns, and the order repeats.
+    period = int(shares.sum())
+    credit, turns = np.zeros_like(shares), list[int]()
+    for _ in range(min(num_shards, period)):
+        credit += shares
+        chosen = int(credit.argmax())
+        credit[chosen] -= period
+        turns.append(chosen)
+    return [turns[shard % period] for shard in range(num_shards)]
+
+
+def _name(location: ActorLocation | None) -> str:
+    return "" if location is None else location.actor_name
+
+
+def _reason(current: ActorLocation | None, index_of: Mapping[str, int], drained: Collection[str]) -> str:
+    if current is None:
+        return "spread over the nodes that have executors"
+    if current.node_id in drained:
+        return "the node that had it is drained"
+    if current.actor_name not in index_of:
+        return "the node that had it has no executor"
+    return "the node that had it had more than its cores' share"
