@@ -409,16 +409,16 @@ def test_an_answer_as_of_a_moment_ago_costs_no_request_right_after_the_log_was_w
         await keeper.open()
         await lease(keeper, task(), actor("a"))
 
-        async def asked(**how: bool) -> int:
+        async def asked(max_age_s: float = 0.0) -> int:
             before = store.count("get")
-            await keeper.submit(lambda _: ([], None), **how)
+            await keeper.read(lambda _: None, max_age_s=max_age_s)
             return store.count("get") - before
 
         assert await asked(RECENT_S) == 0
         assert await asked() == 1, "whether another coordinator has written"
         # One that may not be of a moment ago has them all look.
         before = store.count("get")
-        await asyncio.gather(keeper.submit(lambda _: ([], None), is_recent=True), keeper.submit(lambda _: ([], None)))
+        await asyncio.gather(keeper.read(lambda _: None, max_age_s=RECENT_S), keeper.read(lambda _: None))
         assert store.count("get") - before == 1
         clock.later_s += 2
         assert await asked(RECENT_S) == 2, "and now and then whether the log is still the same"
