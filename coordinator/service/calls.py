@@ -11,6 +11,7 @@ import ray
 from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError, RayTaskError
 
 from coordinator.model.errors import SetupError, StateStoreError, StoreUnavailableError
+from coordinator.runtime.retry import Retry
 from coordinator.runtime.runtime import Clock
 
 __all__ = ["NAMESPACE", "Actors", "RayActors", "answer", "call_until", "unwrapped"]
@@ -175,19 +176,17 @@ def call_until(
     SetupError
         It has no such method: another release runs.
     """
-    deadline = clock.elapsed_s() + deadline_s
-    pause_s = 0.02
+    retry = Retry(clock, deadline_s, first_pause_s=0.02, longest_pause_s=1.0)
     while True:
         try:
             return unwrapped(actors, handle, _called(handle, method, args, kwargs))
         except RayActorError as error:
-            if clock.elapsed_s() > deadline:
+            if retry.is_over:
                 raise StoreUnavailableError(
                     "the coordinator did not come back in time; committed versions are safe in the object store; see "
                     "`ray list actors` and its log, then repeat",
                     method=method,
                     cause=error,
                 ) from error
-            clock.sleep(pause_s)
-            pause_s = min(2 * pause_s, 1.0)
+            retry.pause()
             handle = renew()

@@ -24,6 +24,7 @@ from coordinator.model.memory_options import MemoryOptions
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
+from coordinator.runtime.retry import Retry
 from coordinator.runtime.runtime import Runtime
 from coordinator.service.calls import Actors, RayActors, unwrapped
 from coordinator.service.client import CoordinatorClient
@@ -258,7 +259,7 @@ class FleetClient:
         InvalidRequestError
             The version does not exist or is not retained.
         """
-        deadline = self._clock.elapsed_s() + DEADLINE_S
+        retry = Retry(self._clock, DEADLINE_S, first_pause_s=PAUSE_S, longest_pause_s=PAUSE_S)
         while True:
             located = self._coordinator.locate(state_name, shard, version)
             store_id, newest = located.store_id, located.newest_version
@@ -278,9 +279,9 @@ class FleetClient:
                 return ReadStateStore(self._session(where, "open_read", request), _default(store_id, stores), wanted)
             except RayActorError as error:
                 self._calls.lost(where)
-                if self._clock.elapsed_s() > deadline:
+                if retry.is_over:
                     raise unavailable(task, error) from error
-                self._clock.sleep(PAUSE_S)
+                retry.pause()
 
     def load_plans(self, task: TaskIdentity, store_names: Sequence[str]) -> Mapping[str, LoadPlan]:
         """What makes up the version of some of a partition's stores that the task's batch reads, by store name."""

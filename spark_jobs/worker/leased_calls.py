@@ -13,6 +13,7 @@ from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.errors import FencedError, StateStoreError, StoreUnavailableError
 from coordinator.model.identities import ActorLocation, TaskIdentity
 from coordinator.model.state_metadata import StateMetadata
+from coordinator.runtime.retry import Retry
 from coordinator.runtime.runtime import Clock
 from coordinator.service.calls import Actors, unwrapped
 from coordinator.service.client import CoordinatorClient
@@ -70,8 +71,7 @@ class LeasedCalls:
         """
         # A plan is made before its query has an id.
         metadata = replace(metadata, query_id=tasks[0].query_id)
-        deadline = self._clock.elapsed_s() + DEADLINE_S
-        pause_s = PAUSE_S
+        retry = Retry(self._clock, DEADLINE_S, first_pause_s=PAUSE_S, longest_pause_s=2.0)
         # One that came with the batch before is tried once; what is wrong with it, the coordinator knows.
         grants = self._piggybacked(tasks)
         found: dict[int, Result] = {}
@@ -88,11 +88,10 @@ class LeasedCalls:
                     found[number] = outcome
             if failed is None:
                 return [found[number] for number in range(len(tasks))]
-            if self._clock.elapsed_s() > deadline:
+            if retry.is_over:
                 task, error = failed
                 raise error if isinstance(error, FencedError) else unavailable(task, error) from error
-            self._clock.sleep(pause_s)
-            pause_s = min(2 * pause_s, 2.0)
+            retry.pause()
 
     def _round(
         self,

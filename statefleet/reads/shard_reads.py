@@ -20,6 +20,7 @@ from coordinator.model.errors import (
 )
 from coordinator.model.identities import ActorLocation, StateStoreId
 from coordinator.model.schema import StateSchema
+from coordinator.runtime.retry import Retry
 from coordinator.runtime.runtime import Pool, Runtime
 from statefleet.reads.sources import Lost, Source
 from store_actors.key_queries import FoundRows
@@ -195,7 +196,7 @@ class ShardReads:
         """
         asked = self._request(view, shard, pinned if snapshot is None else ReadVersion(), store_name, form)
         request, given = replace(asked, since=since, snapshot=snapshot), False
-        deadline, pause_s = self._clock.elapsed_s() + _DEADLINE_S, _PAUSE_S
+        retry = self._retry(_DEADLINE_S)
         while True:
             try:
                 pieces = self._source.scan(view.location(shard), request, limit)
@@ -209,8 +210,7 @@ class ShardReads:
             except Lost as error:
                 if given:
                     raise _lost(view, error) from error
-                self._wait(view, deadline, pause_s, error)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                self._pause(view, retry, error)
                 # By the same shards: the number is one of theirs.
                 view = self.view(ReadVersion.to(view))
             else:
@@ -252,7 +252,7 @@ class ShardReads:
         self, pinned: ReadVersion, look: Callable[[ReadView], Result | None], within_s: float = _DEADLINE_S
     ) -> tuple[ReadView, Result]:
         """What is found by a view of now, or by one that proves to be; None asks for another one."""
-        deadline, pause_s = self._clock.elapsed_s() + within_s, _PAUSE_S
+        retry = self._retry(within_s)
         view, is_now = self._begin(pinned)
         while True:
             try:
@@ -263,8 +263,7 @@ class ShardReads:
             except Lost as lost:
                 error = lost
             if is_now:
-                self._wait(view, deadline, pause_s, error)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                self._pause(view, retry, error)
             view, is_now = self.view(pinned), True
 
     def _is_newest(self, view: ReadView, found: object, pinned: ReadVersion) -> bool:
@@ -301,10 +300,15 @@ class ShardReads:
         store_id = StateStoreId(view.root, 0, view.partitions[shard], store_name)
         return ReadRequest(store_id, view.versions[shard], view.attempts[shard], form, pinned.is_latest)
 
-    def _wait(self, view: ReadView, deadline: float, pause_s: float, error: Exception) -> None:
-        if self._clock.elapsed_s() > deadline:
+    def _retry(self, within_s: float) -> Retry:
+        return Retry(self._clock, within_s, first_pause_s=_PAUSE_S, longest_pause_s=_LONGEST_PAUSE_S)
+
+    @staticmethod
+    def _pause(view: ReadView, retry: Retry, error: Exception) -> None:
+        """Wait before the next attempt; raises StoreUnavailableError once there is to be none."""
+        if retry.is_over:
             raise _lost(view, error) from error
-        self._clock.sleep(pause_s)
+        retry.pause()
 
 
 def _lost(view: ReadView, error: Exception) -> StoreUnavailableError:
