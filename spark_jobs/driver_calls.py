@@ -11,7 +11,7 @@ import ray
 from pyspark.sql import SparkSession
 from ray.exceptions import RayError
 
-from coordinator.ledger.batch_result import BatchResult
+from coordinator.ledger.batch_stats import BatchResult
 from coordinator.ledger.rescaling import BatchShards
 from coordinator.model.errors import StateMismatchError, StateStoreError
 from coordinator.model.identities import TaskIdentity

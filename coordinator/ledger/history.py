@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
-from coordinator.ledger.batch_result import BatchResult
+from coordinator.ledger.batch_stats import BatchResult
 from coordinator.ledger.records import Committed, Rescaled, SchemaChanged, SnapshotAdded, Truncated
 from coordinator.ledger.shard_layouts import ShardLayout, ShardLayouts
 from coordinator.model.commits import CommitEntry, SnapshotEntry

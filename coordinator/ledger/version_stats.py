@@ -1,10 +1,11 @@
-"""What the log tells of each version of a state, all its shards together. Pure."""
+"""What the log says of each version of a state, all its shards together. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from coordinator.ledger.batch_stats import BatchStats
 from coordinator.ledger.rescaling import first_generation
 from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import StateLedger
@@ -22,11 +23,11 @@ class VersionStats(FastPickle):
     Attributes
     ----------
     committed_at_ms
-        When its last shard was committed, in milliseconds since the epoch; None if the log does not tell it any more.
+        When its last shard was committed, in milliseconds since the epoch; None if the log does not say so any more.
     num_shards
         Shards that it was committed on.
     state_rows, state_bytes
-        What the shards held then.
+        Rows and bytes of the shards then.
     rows_in, rows_late
         Rows that reached the shards in its batch, and those of them that were late.
     written_bytes
@@ -46,42 +47,43 @@ class VersionStats(FastPickle):
 def version_figures(
     ledger: StateLedger, created: StateMetadata, oldest: int, newest: int, count: int
 ) -> tuple[VersionStats, ...]:
-    """Versions of a state, newest first.
+    """Return versions of a state, newest first.
 
     Parameters
     ----------
     oldest, newest
-        Those that can be read.
+        The oldest and the newest version that can be read.
     count
-        Most to give.
+        How many versions to return at most.
     """
     first = first_generation(created)
     versions = range(newest, max(oldest - 1, newest - count), -1)
-    # Committed on the shards of the version before: those that are made of a version are not there yet.
-    return tuple(_figures(ledger, ledger.generations.with_version(first, version - 1), version) for version in versions)
-
-
-def _figures(ledger: StateLedger, generation: ShardLayout, version: int) -> VersionStats:
-    held = [list(_held(ledger, partition, version)) for partition in generation.partitions]
-    # A shard of a Python program may have made no version of that number.
-    made = [[entry for entry in entries if entry.version == version] for entries in held]
-    whole = [entry for entries in held for entry in entries]
-    changed = [entry for entries in made for entry in entries]
-    return VersionStats(
-        version,
-        max((entry.committed_at_ms for entry in changed), default=None),
-        generation.num_shards,
-        sum(entry.state_rows for entry in whole),
-        sum(entry.state_bytes for entry in whole),
-        # Each store of a shard tells of all rows that reached it.
-        sum(max((entry.rows_in for entry in entries), default=0) for entries in made),
-        sum(max((entry.rows_late for entry in entries), default=0) for entries in made),
-        sum(entry.file_bytes for entry in changed),
+    # A version is committed on the shards of the version before: shards that are made of it come later.
+    return tuple(
+        _stats_of(ledger, ledger.generations.with_version(first, version - 1), version) for version in versions
     )
 
 
-def _held(ledger: StateLedger, partition: int, version: int) -> Iterator[CommitEntry]:
-    """What a partition's stores were at a version, as their newest commits up to it tell."""
+def _stats_of(ledger: StateLedger, layout: ShardLayout, version: int) -> VersionStats:
+    resident = [list(_newest_commits(ledger, partition, version)) for partition in layout.partitions]
+    # A shard of a Python program may have committed no version of that number.
+    changed = [[entry for entry in entries if entry.version == version] for entries in resident]
+    batch = BatchStats([entries for entries in changed if entries])
+    whole = BatchStats([entries for entries in resident if entries])
+    return VersionStats(
+        version,
+        batch.last_begun_ms,
+        layout.num_shards,
+        whole.state_rows,
+        whole.state_bytes,
+        batch.rows_in,
+        batch.rows_late,
+        batch.delta_bytes,
+    )
+
+
+def _newest_commits(ledger: StateLedger, partition: int, version: int) -> Iterator[CommitEntry]:
+    """Return the commits of a partition's stores that made its newest version up to one."""
     newest, _ = ledger.counted(partition, version)
     for store_name in ledger.store_names([partition]):
         entry = ledger.entry_of(newest, partition, store_name)

@@ -40,7 +40,7 @@ class RestingState:
     stamp
         Of what is shown of it; see :meth:`Coordinator.watch <coordinator.service.coordinator.Coordinator.watch>`.
     shown
-        :func:`~coordinator.telemetry.details.query_details` of it, as JSON: a fraction of what the objects would take.
+        :func:`~coordinator.telemetry.status.query_details` of it, as JSON: a fraction of what the objects would take.
     """
 
     query_id: str

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from coordinator.ledger.batch_result import BatchResult
+from coordinator.ledger.batch_stats import BatchResult
 from coordinator.ledger.branches import Branch
 from coordinator.ledger.checkpoints import PART_RECORDS
 from coordinator.ledger.fleet_view import KnownFleet
@@ -49,9 +49,8 @@ from coordinator.service.versions import Versions
 from coordinator.storage.counted import StorageStats
 from coordinator.storage.probe import ProbeResult, look_into, probe, remove_left_over
 from coordinator.storage.protocol import ObjectStore
-from coordinator.telemetry.details import query_details
 from coordinator.telemetry.drivers import DriverReport
-from coordinator.telemetry.status import fleet_status, query_status
+from coordinator.telemetry.status import fleet_status, query_details, query_status
 
 __all__ = ["Coordinator"]
 
@@ -235,7 +234,7 @@ class Coordinator:
 
         counted, is_new = await writer.decide(decide, is_batched=True)
         self._ended_queries.used(state_name)
-        self._observing.counted(state_name, commit.entries, is_new=is_new)
+        self._observing.committed(state_name, commit.entries, is_new=is_new)
         if commit.is_piggybacked:
             self._leasing.count_piggybacked(state_name, commit.entries[0].partition_id)
         return counted
@@ -480,8 +479,8 @@ class Coordinator:
             return
         shown, stamp = None, self._stamp(state_name, writer, active=False)
         if created is not None:
-            times = self._observing.times(state_name)
-            shown = query_details(ledger, created, self._placements.planner, times, active=False)
+            record = self._observing.record(state_name)
+            shown = query_details(ledger, created, self._placements.planner, record, active=False)
         if self._states.rest(state_name, shown, stamp):
             self._observing.forget(state_name)
             self._placements.planner.forget(state_name)
@@ -583,7 +582,7 @@ class Coordinator:
         queries = [
             {
                 **query_status(ledger, metadata, self._placements.planner, active=self._is_active(ledger)),
-                "slow_batches": [asdict(one) for one in self._observing.times(metadata.state_name).slow_batches()],
+                "slow_batches": [asdict(batch) for batch in self._observing.record(metadata.state_name).slow_batches],
                 "running_batch": self._running(ledger, metadata),
             }
             for ledger, metadata in states
@@ -661,7 +660,7 @@ class Coordinator:
         self, name: str, writer: LedgerWriter, known: Mapping[str, str], stamps: dict[str, str]
     ) -> dict[str, Any] | None:
         """A query's details if its stamp, which is entered, is not the one that is known."""
-        ledger, created, times = writer.ledger, writer.metadata, self._observing.times(name)
+        ledger, created, record = writer.ledger, writer.metadata, self._observing.record(name)
         if ledger is None or created is None:
             if created is not None and name in known:
                 stamps[name] = known[name]  # it is being read anew
@@ -670,12 +669,12 @@ class Coordinator:
         stamps[name] = self._stamp(name, writer, active=active)
         if known.get(name) == stamps[name]:
             return None
-        return query_details(ledger, created, self._placements.planner, times, active=active)
+        return query_details(ledger, created, self._placements.planner, record, active=active)
 
     def _stamp(self, name: str, writer: LedgerWriter, *, active: bool) -> str:
         """Another one once something happened to a state."""
-        opening, times = self._states.openings[name], self._observing.times(name)
-        return f"{self._writer_id}-{opening}-{writer.changes}-{times.changes}-{active}"
+        opening, record = self._states.openings[name], self._observing.record(name)
+        return f"{self._writer_id}-{opening}-{writer.changes}-{record.changes}-{active}"
 
     async def samples(self) -> list[Sample]:
         """See :meth:`StateMetrics.samples`; of the states that are open."""

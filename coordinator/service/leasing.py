@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from coordinator.ledger.batch_result import BatchResult
+from coordinator.ledger.batch_stats import BatchResult
 from coordinator.ledger.compatibility import changes, check_output_mode, fitting
 from coordinator.ledger.records import Dropped, Record, StateBegun
 from coordinator.ledger.rescaling import BatchShards, decide_shards, first_generation

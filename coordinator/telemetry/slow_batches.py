@@ -10,7 +10,7 @@ from coordinator.model.commits import CommitEntry
 from coordinator.model.copy_result import ShardMove
 from coordinator.model.memory_options import MemoryUse
 from coordinator.model.text import size_text
-from coordinator.telemetry.batch_phases import PHASES
+from coordinator.telemetry.batch_times import PHASES
 from coordinator.telemetry.drivers import ExecutorState, LongBatch
 
 __all__ = [
@@ -51,7 +51,7 @@ class EndedBatch:
     took_ms
         From Spark's plan to the end.
     phases
-        See :func:`~coordinator.telemetry.batch_phases.phases`.
+        See :func:`~coordinator.telemetry.batch_times.phases`.
     last
         The commit that was counted last: all others were waited for with it.
     """

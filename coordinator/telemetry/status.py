@@ -1,41 +1,49 @@
-"""What the dashboard and the command line show of a fleet and its ledgers: plain JSON data, computed from counted commits."""
+"""What the dashboard and the command line show of a fleet and its ledgers: plain JSON data, computed from accepted commits. Pure."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from coordinator.ledger.batch_stats import BatchStats
+from coordinator.ledger.rescaling import first_generation
 from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.commits import CommitEntry
+from coordinator.model.copy_result import ShardMove
 from coordinator.model.memory_options import MemoryUse
 from coordinator.model.names import fleet_id_of
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.move_planner import LOCAL, MovePlanner
+from coordinator.telemetry.batch_times import moments
+from coordinator.telemetry.state_record import StateRecord
+from coordinator.telemetry.state_stats import ShardStats, StateStats
 
-__all__ = ["fleet_status", "has_watermark", "query_status"]
+__all__ = ["fleet_status", "query_details", "query_status"]
 
-#: Newest versions over which rows per second is taken.
-_RATE_VERSIONS = 6
+#: Newest versions that rows per second are computed from, and newest batches that are shown.
+_BATCHES = 6
+#: Newest moves of each shard that are shown.
+_MOVES = 4
 
 
 def fleet_status(
     uri: str,
     coordinator: Mapping[str, Any],
-    lives: ActorRegistry,
+    actors: ActorRegistry,
     queries: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Store actors, queries and shards of a fleet.
+    """Return store actors, queries and shards of a fleet.
 
     Parameters
     ----------
     coordinator
         What is shown of the coordinator itself.
     queries
-        Those whose states are open, as of :func:`query_status`.
+        The queries whose states are open, as of :func:`query_status`.
     """
     return {
         "fleet_id": fleet_id_of(uri),
@@ -48,103 +56,192 @@ def fleet_status(
                 "node_id": actor.node_id,
                 "host": actor.host,
                 "pid": actor.pid,
-                "alive": not lives.is_over(actor),
-                **_memory(lives.memory(actor)),
+                "alive": not actors.is_over(actor),
+                **_memory(actors.memory(actor)),
             }
-            for actor in lives.all()
+            for actor in actors.all()
         ],
         "queries": queries,
     }
 
 
 def _memory(use: MemoryUse | None) -> dict[str, int | None]:
-    """A store actor's memory as it told it last; of one without a limit, nothing is known."""
+    """Return a store actor's memory as it reported it last; it reports none if it has no limit."""
     if use is None:
         return dict.fromkeys(field.name for field in fields(MemoryUse))
     return asdict(use)
 
 
-def query_status(ledger: StateLedger, metadata: StateMetadata, placing: MovePlanner, *, active: bool) -> dict[str, Any]:
-    """One query's row, with a row a shard.
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """The commits of one version, and their sums."""
 
-    ``version`` and ``watermark_ms`` are those of the newest version that every shard has; ``rows_per_second`` is over the
-    last few batches; ``locality`` is the part of state operations since the coordinator started whose task ran on the node of its
-    shard; None where nothing is known yet.
+    version: int
+    entries: Sequence[CommitEntry]
+    stats: BatchStats
+
+
+def query_status(ledger: StateLedger, metadata: StateMetadata, placing: MovePlanner, *, active: bool) -> dict[str, Any]:
+    """Return one query's row, with a row for each shard.
+
+    ``version`` and ``watermark_ms`` are those of the newest version that every shard has. ``rows_per_second`` is over the last few
+    batches. ``locality`` is the share of state operations since the coordinator started whose task ran on the node of its shard. Each
+    is None where it is not known yet.
     """
-    generation = ledger.generations.newest(ShardLayout(metadata.num_shards))
-    entries = {partition: ledger.newest(partition) for partition in generation.partitions}
-    present = [entry for entry in entries.values() if entry is not None]
-    complete = len(present) == generation.num_shards
-    version = ledger.committed_version(generation)
-    shards = [
-        {
-            **_shard_status(ledger, partition, entry),
-            "partition_id": partition - generation.first_partition,
-            **_locality(placing.operations(metadata.state_name, partition)),
-        }
-        for partition, entry in entries.items()
+    layout = ledger.generations.newest(first_generation(metadata))
+    shards = [ShardStats.of(ledger, placing, partition) for partition in layout.partitions]
+    return _query(ledger, metadata, layout, shards, _newest_batches(ledger, layout), active=active)
+
+
+def query_details(
+    ledger: StateLedger, metadata: StateMetadata, placing: MovePlanner, record: StateRecord, *, active: bool
+) -> dict[str, Any]:
+    """Return :func:`query_status` with ``batches``, ``refusals``, ``slow_batches``, and more of each shard.
+
+    Times are milliseconds since the epoch: ``planned_ms`` by the driver's clock, ``begun_ms`` by a store actor's, all others by the
+    coordinator's. Durations of commits before this coordinator started are None.
+    """
+    layout = ledger.generations.newest(first_generation(metadata))
+    shards = [ShardStats.of(ledger, placing, partition) for partition in layout.partitions]
+    batches = _newest_batches(ledger, layout)
+    query = _query(ledger, metadata, layout, shards, batches, active=active)
+    for row, shard in zip(query["shards"], shards, strict=True):
+        row |= _shard_details(ledger, shard, record)
+    first = layout.first_partition
+    return {
+        **query,
+        "epoch": ledger.epoch,
+        "batches": [] if ledger.is_of_python else [_batch(batch, first, record) for batch in batches[-_BATCHES:]],
+        "refusals": [{**asdict(refusal), "shard": refusal.partition_id - first} for refusal in record.refusals],
+        "slow_batches": [asdict(batch) for batch in record.slow_batches],
+    }
+
+
+def _newest_batches(ledger: StateLedger, layout: ShardLayout) -> list[_Batch]:
+    """Return the versions that are among the newest of some shard, oldest first; the newest may still be in progress."""
+    entries: defaultdict[int, list[CommitEntry]] = defaultdict(list)
+    for partition in layout.partitions:
+        for entry in ledger.newest_entries(partition, _BATCHES):
+            entries[entry.version].append(entry)
+    return [
+        _Batch(version, entries[version], BatchStats([(entry,) for entry in entries[version]]))
+        for version in sorted(entries)
     ]
-    operations = sum(shard["operations"] for shard in shards)
+
+
+def _query(
+    ledger: StateLedger,
+    metadata: StateMetadata,
+    layout: ShardLayout,
+    shards: Sequence[ShardStats],
+    batches: Sequence[_Batch],
+    *,
+    active: bool,
+) -> dict[str, Any]:
+    stats = StateStats()
+    stats.add(metadata, shards)
+    version, operations = stats.version or 0, stats.operations.total()
     return {
         "name": metadata.state_name,
         "query_id": ledger.query_id,
         "run_id": ledger.run_id,
         "output_mode": metadata.output_mode,
         "branch_of": None if ledger.origin is None else {"state": ledger.origin[0], "version": ledger.origin[1]},
-        "num_shards": generation.num_shards,
+        "num_shards": layout.num_shards,
         "batch_id": version - 1 if version else None,
         "version": version,
-        "watermark_ms": min(entry.watermark_ms for entry in present) if complete and has_watermark(metadata) else None,
-        "rows_per_second": _rows_per_second(ledger, generation.partitions),
-        "state_rows": sum(shard["state_rows"] for shard in shards),
-        "state_bytes": sum(shard["state_bytes"] for shard in shards),
-        "locality": sum(shard["operations_local"] for shard in shards) / operations if operations else None,
+        "watermark_ms": stats.watermark_ms,
+        "rows_per_second": _rows_per_second(batches),
+        "state_rows": stats.rows,
+        "state_bytes": stats.bytes,
+        "locality": stats.operations[LOCAL] / operations if operations else None,
         "rows_late": ledger.total_rows_late(),
-        "last_commit_ms": max((entry.committed_at_ms for entry in present), default=None),
+        "last_commit_ms": stats.last_commit_ms,
         "active": active,
-        "shards": shards,
+        "shards": [_shard(shard, layout.first_partition) for shard in shards],
     }
 
 
-def has_watermark(metadata: StateMetadata) -> bool:
-    """Whether event time ends the rows of a state."""
-    return metadata.schema is not None and metadata.schema.delay_ms is not None
+def _rows_per_second(batches: Sequence[_Batch]) -> float | None:
+    if len(batches) < 2:
+        return None
+    elapsed_ms = (batches[-1].stats.last_begun_ms or 0) - (batches[0].stats.last_begun_ms or 0)
+    return sum(batch.stats.rows_in for batch in batches[1:]) * 1000 / elapsed_ms if elapsed_ms > 0 else None
 
 
-def _shard_status(ledger: StateLedger, partition_id: int, entry: CommitEntry | None) -> dict[str, Any]:
-    located = ledger.location(partition_id)
-    rows, size = ledger.held(partition_id)
+def _shard(shard: ShardStats, first_partition: int) -> dict[str, Any]:
+    entry = shard.entry
+    epoch, location = shard.lease or (None, None)
     return {
-        "actor_name": located[1].actor_name if located else None,
-        "node_id": located[1].node_id if located else None,
-        "epoch": located[0] if located else None,
+        "actor_name": location.actor_name if location else None,
+        "node_id": location.node_id if location else None,
+        "epoch": epoch,
         "executor": entry.executor if entry else None,
-        "version": ledger.newest_version(partition_id),
-        "state_rows": rows,
-        "state_bytes": size,
+        "version": shard.version,
+        "state_rows": shard.rows,
+        "state_bytes": shard.bytes,
         "rows_in": entry.rows_in if entry else 0,
         "last_commit_ms": entry.committed_at_ms if entry else None,
+        "partition_id": shard.partition_id - first_partition,
+        "operations": sum(shard.operations.values()),
+        "operations_local": shard.operations.get(LOCAL, 0),
+        "operations_elsewhere": {why: count for why, count in shard.operations.items() if why != LOCAL},
     }
 
 
-def _locality(operations: Mapping[str, int]) -> dict[str, Any]:
-    misses = {why: count for why, count in operations.items() if why != LOCAL}
+def _shard_details(ledger: StateLedger, shard: ShardStats, record: StateRecord) -> dict[str, Any]:
+    files = ledger.retained_files(shard.partition_id)
     return {
-        "operations": sum(operations.values()),
-        "operations_local": operations.get(LOCAL, 0),
-        "operations_elsewhere": misses,
+        **moments(shard.entry, record.time_of(shard.entry)),
+        "oldest_version": ledger.oldest_readable(shard.partition_id),
+        "snapshot_version": files.snapshot_version,
+        "delta_files": files.deltas,
+        "snapshot_files": files.snapshots,
+        "file_bytes": files.file_bytes,
+        "moves": [_move(move) for move in ledger.assignments.moves(shard.partition_id)[-_MOVES:]],
     }
 
 
-def _rows_per_second(ledger: StateLedger, partitions: range) -> float | None:
-    rows: dict[int, int] = defaultdict(int)
-    finished_ms: dict[int, int] = defaultdict(int)
-    for partition in partitions:
-        for entry in ledger.newest_entries(partition, _RATE_VERSIONS):
-            rows[entry.version] += entry.rows_in
-            finished_ms[entry.version] = max(finished_ms[entry.version], entry.committed_at_ms)
-    versions = sorted(rows)
-    if len(versions) < 2:
-        return None
-    elapsed_ms = finished_ms[versions[-1]] - finished_ms[versions[0]]
-    return sum(rows[version] for version in versions[1:]) * 1000 / elapsed_ms if elapsed_ms > 0 else None
+def _move(move: ShardMove) -> dict[str, Any]:
+    copied = move.preparation
+    return {
+        "epoch": move.epoch,
+        "version": move.version,
+        "from": move.former.actor_name if move.former else None,
+        "from_instance": move.former.instance_id if move.former else None,
+        "to": move.location.actor_name,
+        "reason": move.reason,
+        "moved_bytes": copied.moved_bytes if copied else None,
+        "moved_ms": copied.duration_ms if copied else None,
+        "error": move.error,
+    }
+
+
+def _batch(batch: _Batch, first_partition: int, record: StateRecord) -> dict[str, Any]:
+    """Return one batch: sums over its shards, and the moments of the shard that committed last, which the others waited for."""
+    stats, recorded = batch.stats, record.batch(batch.version)
+    last = max(batch.entries, key=lambda entry: (record.time_of(entry).counted_ms or 0, entry.committed_at_ms))
+    time = record.time_of(last)
+    is_known = time.counted_ms is not None
+    return {
+        "batch_id": batch.version - 1,
+        "version": batch.version,
+        "run_id": last.run_id,
+        "planned_ms": last.batch_time_ms,
+        "first_begun_ms": stats.first_begun_ms,
+        "last_begun_ms": stats.last_begun_ms,
+        "ended_ms": recorded.ended_ms if recorded else None,
+        "shards_counted": stats.commits,
+        "rows_in": stats.rows_in,
+        "rows_late": stats.rows_late,
+        "rows_updated": stats.rows_updated,
+        "rows_removed": stats.rows_removed,
+        "state_rows": stats.state_rows,
+        "state_bytes": stats.state_bytes,
+        "delta_bytes": stats.delta_bytes,
+        "watermark_ms": stats.watermark_ms,
+        "apply_total_ms": stats.apply_ms if is_known else None,
+        "write_total_ms": stats.write_ms if is_known else None,
+        "last_shard": last.partition_id - first_partition,
+        **moments(last, time),
+    }

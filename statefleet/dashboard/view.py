@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from coordinator.telemetry.batch_phases import phases
+from coordinator.telemetry.batch_times import phases
 from statefleet.dashboard.differences import Row
 
 __all__ = ["actor_row", "batch_row", "executor_row", "query_row", "shard_id", "shard_row"]
@@ -71,7 +71,7 @@ def shard_row(state_name: str, told: Mapping[str, Any]) -> Row:
 
 
 def batch_row(state_name: str, told: Mapping[str, Any]) -> Row:
-    """A batch, with its :func:`~coordinator.telemetry.batch_phases.phases`."""
+    """A batch, with its :func:`~coordinator.telemetry.batch_times.phases`."""
     return {"state": state_name, **_picked(told, _BATCH), "phases": phases(told)}
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.fed_fleet import FedFleet
-from coordinator.telemetry.batch_phases import PHASES, phases
+from coordinator.telemetry.batch_times import PHASES, phases
 from statefleet.dashboard.differences import apply_difference, difference
 from statefleet.dashboard.events import Event, EventKind, Seen, events_between
 from statefleet.dashboard.model import FleetModel

@@ -9,10 +9,9 @@ import pytest
 from coordinator.model.commits import CommitEntry
 from coordinator.model.copy_result import ShardMove
 from coordinator.model.memory_options import MemoryUse
-from coordinator.telemetry.batch_times import PartitionTime
 from coordinator.telemetry.drivers import DriverReport, Drivers, ExecutorState, LongBatch
 from coordinator.telemetry.slow_batches import BatchContext, EndedBatch, explanation, is_slow, running_batch
-from coordinator.telemetry.state_counters import StateCounters
+from coordinator.telemetry.state_record import StateRecord
 from tests.unit.ledger_harness import ENTRY, actor
 
 LAST = replace(ENTRY, partition_id=7, version=42, base_version=41, rows_in=1000, file_bytes=2_000_000)
@@ -169,23 +168,33 @@ def test_a_batch_whose_parts_nobody_knows_is_told_as_such() -> None:
 
 
 def test_the_shard_that_was_counted_last_tells_the_time_of_its_batch_and_each_batch_ends_once() -> None:
-    counters = StateCounters()
+    record = StateRecord()
     first = replace(ENTRY, version=3, batch_time_ms=1000, committed_at_ms=1100, apply_ms=50, write_ms=100, rows_in=5)
     last = replace(first, partition_id=1, write_ms=400, rows_in=6, rows_late=2)
-    counters.counted([first], PartitionTime(1050, 1060, 1300))
-    # Both stores of a shard tell of the rows that reached it; only the first of its timing.
-    counters.counted([last, replace(last, store_name="other")], PartitionTime(None, None, 1600))
-    found = counters.ended(3, 1700)
-    assert found == EndedBatch(700, (100, None, None, 50, 400, 50, 100), 11, last)
-    assert counters.ended(3, 1900) is None
-    assert counters.counts["batches"] == 1
-    assert (counters.counts["commits"], counters.counts["rows_in"], counters.counts["rows_late"]) == (2, 11, 2)
-    assert [one.value for one in counters.samples("s", {}) if one.name == "statefleet_batch_seconds"] == [0.7]
-    assert not [one for one in counters.samples("s", {}) if one.name == "statefleet_batch_seconds"], "told once"
+    record.add_lease(3, 0, 1050, 1060)
+    record.add_commits([first], 1300, is_new=True)
+    # Both stores of a shard report the rows that reached it; the times of the first one count.
+    record.add_commits([last, replace(last, store_name="other")], 1600, is_new=True)
+    record.add_commits([first], 1650, is_new=False)
+    assert record.end_batch(3, 1700) == EndedBatch(700, (100, None, None, 50, 400, 50, 100), 11, last)
+    assert record.end_batch(3, 1900) is None
+    assert record.counts["batches"] == 1
+    assert (record.counts["commits"], record.counts["rows_in"], record.counts["rows_late"]) == (2, 11, 2)
+    assert [one.value for one in record.samples("s", {}) if one.name == "statefleet_batch_seconds"] == [0.7]
+    assert not [one for one in record.samples("s", {}) if one.name == "statefleet_batch_seconds"], "exported once"
 
 
 def test_batches_of_a_run_that_was_replaced_do_not_end() -> None:
-    counters = StateCounters()
-    counters.counted([replace(ENTRY, version=3)], PartitionTime(counted_ms=5))
-    counters.forget_run()
-    assert counters.ended(3, 9) is None
+    record = StateRecord()
+    record.add_commits([replace(ENTRY, version=3)], 5, is_new=True)
+    record.forget_run()
+    assert record.end_batch(3, 9) is None
+
+
+def test_rows_of_a_run_that_was_replaced_do_not_count_in_its_batch() -> None:
+    record = StateRecord()
+    record.add_commits([replace(ENTRY, version=3, rows_in=5)], 5, is_new=True)
+    record.add_commits([replace(ENTRY, version=3, rows_in=7, run_id="another")], 6, is_new=True)
+    ended_batch = record.end_batch(3, 9)
+    assert ended_batch is not None
+    assert ended_batch.rows_in == 7

@@ -18,10 +18,10 @@ from coordinator.model.maintenance import Maintenance
 from coordinator.runtime.runtime import MachineClock, now_ms
 from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
-from coordinator.telemetry.batch_times import BatchTimes
+from coordinator.telemetry.state_record import StateRecord
 from statefleet.dashboard.model import FleetModel
 from tests.unit.coordinator_requests import METADATA, SHARDS, begun, made
-from tests.unit.ledger_harness import actor, task
+from tests.unit.ledger_harness import ENTRY, actor, task
 
 
 class Watched:
@@ -177,17 +177,18 @@ async def test_a_slow_batch_explains_itself_in_the_log_and_to_who_looks(watched:
 
 
 def test_times_are_kept_of_the_newest_versions_only_and_a_retry_does_not_change_them() -> None:
-    times = BatchTimes()
+    record = StateRecord()
     for version in range(1, 101):
-        times.counted(version, 0, 1000 + version)
-    times.counted(100, 0, 5000)
-    newest = times.of(100)
+        record.add_commits([replace(ENTRY, version=version)], 1000 + version, is_new=True)
+    record.add_commits([replace(ENTRY, version=100)], 5000, is_new=False)
+    newest = record.batch(100)
     assert newest is not None
-    assert newest.partitions[0].counted_ms == 1100
-    assert [version for version in range(1, 101) if times.of(version)] == list(range(85, 101))
+    assert newest.partitions[ENTRY.partition_id].counted_ms == 1100
+    assert record.counts["commits"] == 100
+    assert [version for version in range(1, 101) if record.batch(version)] == list(range(85, 101))
     for number in range(50):
-        times.refused(0, "FencedError", str(number), number)
-    assert [one.number for one in times.refusals()] == list(range(35, 51))
-    times.forget_run()
-    assert times.of(100) is None
-    assert len(times.refusals()) == 16
+        record.add_refusal(0, "FencedError", str(number), number)
+    assert [refusal.number for refusal in record.refusals] == list(range(35, 51))
+    record.forget_run()
+    assert record.batch(100) is None
+    assert len(record.refusals) == 16

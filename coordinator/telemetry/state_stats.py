@@ -1,0 +1,150 @@
+"""Sums over the shards of a state, and the metrics that are made of them. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from coordinator.ledger.state_ledger import StateLedger
+from coordinator.model.commits import CommitEntry
+from coordinator.model.identities import ActorLocation
+from coordinator.model.metric_table import Sample
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.placement.actor_registry import ActorRegistry
+from coordinator.placement.move_planner import ELSEWHERE, LOCAL, MOVED, NO_EXECUTOR, UNPLACED, MovePlanner
+
+__all__ = ["ShardStats", "StateStats", "coordinator_samples"]
+
+#: Where the tasks of state operations ran, as a label.
+_PLACES = {
+    LOCAL: "local",
+    MOVED: "moved",
+    NO_EXECUTOR: "no_executor",
+    ELSEWHERE: "elsewhere",
+    UNPLACED: "unplaced",
+}
+
+
+def coordinator_samples(started_at_ms: int, actors: ActorRegistry) -> Iterator[Sample]:
+    """Return metrics of the fleet's processes."""
+    yield Sample("statefleet_coordinator_start_timestamp_seconds", started_at_ms / 1000)
+    newest = actors.all()
+    lost = sum(map(actors.is_over, newest))
+    yield Sample("statefleet_store_actors", len(newest) - lost, ("alive",))
+    yield Sample("statefleet_store_actors", lost, ("lost",))
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStats:
+    """One shard, as the ledger has it.
+
+    Attributes
+    ----------
+    version
+        Newest version.
+    rows, bytes
+        Of that version, all stores together.
+    entry
+        Newest commit of the default store; None without any.
+    lease
+        Epoch and store actor of the present lease; None if the shard was never leased.
+    operations
+        State operations since the coordinator started, by where their tasks ran.
+    """
+
+    partition_id: int
+    version: int
+    rows: int
+    bytes: int
+    entry: CommitEntry | None
+    lease: tuple[int, ActorLocation] | None
+    operations: Mapping[str, int]
+
+    @classmethod
+    def of(cls, ledger: StateLedger, placing: MovePlanner, partition_id: int) -> ShardStats:
+        """Return the shard of a partition."""
+        rows, size = ledger.held(partition_id)
+        return cls(
+            partition_id,
+            ledger.newest_version(partition_id),
+            rows,
+            size,
+            ledger.newest(partition_id),
+            ledger.location(partition_id),
+            placing.operations(ledger.state_name, partition_id),
+        )
+
+
+@dataclass(slots=True)
+class StateStats:
+    """Sums over a state's shards, which are added one by one: there may be many.
+
+    Attributes
+    ----------
+    version
+        Newest version that every shard has; None without shards.
+    last_commit_ms
+        When the newest commit was made; None without any.
+    watermark_ms
+        The lowest watermark; None unless every shard has one.
+    holders
+        How many shards each store actor has.
+    operations
+        State operations by where their tasks ran.
+    """
+
+    shards: int = 0
+    rows: int = 0
+    bytes: int = 0
+    version: int | None = None
+    last_commit_ms: int | None = None
+    holders: Counter[ActorLocation] = field(default_factory=Counter)
+    operations: Counter[str] = field(default_factory=Counter)
+    _lowest_watermark_ms: int | None = None
+    _lacks_watermark: bool = False
+
+    @property
+    def watermark_ms(self) -> int | None:
+        return None if self._lacks_watermark else self._lowest_watermark_ms
+
+    def add(self, metadata: StateMetadata, shards: Iterable[ShardStats]) -> None:
+        """Add shards of the state that the metadata describe."""
+        has_watermark = metadata.schema is not None and metadata.schema.delay_ms is not None
+        for shard in shards:
+            self.shards, self.rows, self.bytes = self.shards + 1, self.rows + shard.rows, self.bytes + shard.bytes
+            self.version = shard.version if self.version is None else min(self.version, shard.version)
+            for place, count in shard.operations.items():
+                self.operations[place] += count
+            if shard.lease is not None:
+                self.holders[shard.lease[1]] += 1
+            entry = shard.entry
+            if entry is not None:
+                self.last_commit_ms = max(self.last_commit_ms or 0, entry.committed_at_ms)
+            if entry is None or not has_watermark:
+                self._lacks_watermark = True
+            else:
+                lowest_ms = self._lowest_watermark_ms
+                self._lowest_watermark_ms = (
+                    entry.watermark_ms if lowest_ms is None else min(lowest_ms, entry.watermark_ms)
+                )
+
+    @property
+    def labelled_operations(self) -> dict[str, int]:
+        """State operations by the label of the metric."""
+        return {_PLACES[place]: count for place, count in self.operations.items()}
+
+    def samples(self, state_name: str, actors: ActorRegistry, *, is_active: bool) -> Iterator[Sample]:
+        """Return the sums as metrics."""
+        labels = (state_name,)
+        lost = sum(count for holder, count in self.holders.items() if actors.is_over(holder))
+        yield Sample("statefleet_state_rows", self.rows, labels)
+        yield Sample("statefleet_state_bytes", self.bytes, labels)
+        yield Sample("statefleet_state_shards", self.shards, labels)
+        yield Sample("statefleet_state_shards_lost", lost, labels)
+        yield Sample("statefleet_state_active", int(is_active), labels)
+        yield Sample("statefleet_state_version", self.version or 0, labels)
+        if self.watermark_ms is not None:
+            yield Sample("statefleet_watermark_timestamp_seconds", self.watermark_ms / 1000, labels)
+        if self.last_commit_ms is not None:
+            yield Sample("statefleet_last_commit_timestamp_seconds", self.last_commit_ms / 1000, labels)
