@@ -31,7 +31,6 @@ from coordinator.service.metric_export import EXPORT_INTERVAL_S, MetricExport
 from coordinator.storage.counted import CountedObjectStore, StorageStats
 from coordinator.storage.forwarded_credentials import ForwardedCredentialsStore
 from coordinator.storage.options import Secrets, StorageOptions
-from coordinator.storage.probe import prove_shared
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_travelled_store
 from store_actors.direct_calls import DirectAddress, DirectAnswers
@@ -53,10 +52,12 @@ from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metric_samples import store_samples
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards
+from store_actors.serving.partitions import Partitions
 from store_actors.serving.reads import Reads
+from store_actors.serving.storage_proof import StorageProof
 from store_actors.spilling.store_memory import LimitedMemory, StoreMemory, UnlimitedMemory
 
-__all__ = ["SHARDS_AT_ONCE", "ProvenStoreProcess", "StoreActor", "StoreProcess"]
+__all__ = ["SHARDS_AT_ONCE", "StoreActor", "StoreProcess"]
 
 log = logging.getLogger(__name__)
 
@@ -93,12 +94,12 @@ class _LocatedCoordinator:
 
 
 class StoreProcess:
-    """Holds shards on one Ray node.
+    """Keeps shards in memory on one Ray node.
 
     Parameters
     ----------
     location
-        This life of the actor.
+        This incarnation of the actor.
     objects
         The fleet's object store.
     coordinator
@@ -107,6 +108,8 @@ class StoreProcess:
         How it reaches other store actors.
     memory
         Of the process; as much as the state takes by default.
+    check_fitness
+        Called before any work is taken; raises a StateStoreError if the process must take none.
     """
 
     def __init__(
@@ -118,8 +121,10 @@ class StoreProcess:
         runtime: Runtime,
         actors: Actors,
         memory: StoreMemory | None = None,
+        check_fitness: Callable[[], None] = lambda: None,
     ) -> None:
         self._memory = memory or UnlimitedMemory()
+        self._check_fitness = check_fitness
         self._coordinator = coordinator
         self._actors = actors
         self._location = location
@@ -129,11 +134,13 @@ class StoreProcess:
         located = _LocatedCoordinator(coordinator, location, runtime)
         self._grouped = located.grouped
         self._standbys = Replicator(actors, location.actor_name, self._metrics, runtime.threads.lock())
-        serving: Any = {"standbys": self._standbys, "memory": self._memory}
-        self._shards = OperatorShards(objects, located, self._metrics, runtime, **serving)
-        self._keyed = KeyedStores(objects, located, self._metrics, runtime, **serving)
-        self._reads = Reads(self._shards, self._keyed, located, runtime, self._memory.read_bytes)
-        self._heat = HotKeyTracker(runtime.threads.lock())
+        self._partitions = Partitions(
+            objects, located, self._metrics, runtime, standbys=self._standbys, memory=self._memory
+        )
+        self._shards = OperatorShards(self._partitions)
+        self._keyed = KeyedStores(self._partitions)
+        self._reads = Reads(self._partitions.stored, self._partitions.cache, located, runtime, self._memory.read_bytes)
+        self._hot_keys = HotKeyTracker(runtime.threads.lock())
         self._appliers = runtime.threads.pool(SHARDS_AT_ONCE, "statefleet-apply")
         self._copying: set[StateStoreId] = set()
         self._copiers = runtime.threads.pool(_COPIES_AT_ONCE, "statefleet-copy")
@@ -146,8 +153,7 @@ class StoreProcess:
             try:
                 # A coordinator that was started anew may know of no life without shards.
                 self._coordinator.report_store_actor(self._location, is_new=False)
-                self._shards.maintain(self._maintenance.min_deltas_for_snapshot)
-                self._keyed.maintain(self._maintenance.min_deltas_for_snapshot)
+                self._partitions.maintain(self._maintenance.min_deltas_for_snapshot)
                 self._reads.maintain()
                 self._report_memory()
             except Exception:  # the thread must outlive any round; failures that are known are counted
@@ -164,7 +170,8 @@ class StoreProcess:
         return self._location.instance_id
 
     def location(self) -> ActorLocation:
-        """This life of the actor."""
+        """This incarnation of the actor."""
+        self._check_fitness()
         return self._location
 
     @ray.method(concurrency_group="control")
@@ -182,11 +189,12 @@ class StoreProcess:
         list
             What came of each: one that fails does not keep the others from being committed.
         """
+        self._check_fitness()
         if len(requests) == 1:
             return [self._apply(requests[0], rows[0])]
-        self._grouped.expect(requests[0].task.state_name, [one.task.partition_id for one in requests])
-        waiting = [self._appliers.submit(self._apply, *one) for one in zip(requests, rows, strict=True)]
-        return [one.result() for one in waiting]
+        self._grouped.expect(requests[0].task.state_name, [request.task.partition_id for request in requests])
+        waiting = [self._appliers.submit(self._apply, *work) for work in zip(requests, rows, strict=True)]
+        return [outcome.result() for outcome in waiting]
 
     def _apply(self, request: ApplyRequest, rows: ShardInput) -> tuple[pa.Table, CommitEntry] | StateStoreError:
         try:
@@ -198,7 +206,7 @@ class StoreProcess:
         if request.node_id not in ("", self._location.node_id):
             self._metrics.bytes_between_nodes += sum(table.nbytes for table in rows.tables) + emitted.nbytes
         keys = [field.name for field in request.schema.input_keys]
-        self._heat.written(request.task.state_name, request.task.partition_id, keys, rows.tables)
+        self._hot_keys.written(request.task.state_name, request.task.partition_id, keys, rows.tables)
         return emitted, entry
 
     def import_rows(self, request: ApplyRequest, pieces: Sequence[Any]) -> CommitEntry:
@@ -209,9 +217,11 @@ class StoreProcess:
     # -- keyed stores: see KeyedStores, method by method ------------------------------------------------------------
 
     def open_update(self, request: OpenRequest) -> tuple[str, int]:
+        self._check_fitness()
         return self._keyed.open_update(request)
 
     def open_read(self, request: OpenRequest) -> tuple[str, int]:
+        self._check_fitness()
         return self._keyed.open_read(request)
 
     def session_call(
@@ -233,46 +243,46 @@ class StoreProcess:
 
     # -- partitions that come and go ----------------------------------------------------------------------------------
 
-    @ray.method(concurrency_group="giving")
-    def offer(self, store_id: StateStoreId) -> Transfer | None:
-        """See :meth:`PartitionCache.offer <store_actors.serving.partition_cache.PartitionCache.offer>`."""
-        return self._shards.offer(store_id) or self._keyed.offer(store_id)
+    @ray.method(concurrency_group="transfers")
+    def begin_transfer(self, store_id: StateStoreId) -> Transfer | None:
+        """See :meth:`Transfers.begin <store_actors.serving.transfers.Transfers.begin>`."""
+        return self._partitions.transfers.begin(store_id)
 
-    @ray.method(concurrency_group="giving")
-    def next_piece(self, offer_id: str, is_keyed: bool) -> tuple[int, pa.Table] | None:
-        """See :meth:`Transfers.next_piece <store_actors.serving.transfers.Transfers.next_piece>`."""
-        return (self._keyed if is_keyed else self._shards).next_piece(offer_id)
+    @ray.method(concurrency_group="transfers")
+    def next_piece(self, transfer_id: str) -> tuple[int, pa.Table] | None:
+        """Return the next rows of a transfer, with the index of their store in it; None after the last."""
+        return self._partitions.transfers.next_piece(transfer_id)
 
-    def prepare(self, store_id: StateStoreId, source: str) -> CopyResult:
-        """Take a copy of a partition from the store actor that has it, by name, as the next one to have it; batches go on there.
+    def take_copy(self, store_id: StateStoreId, source: str) -> CopyResult:
+        """Copy a partition from the store actor that has it, by name, as the next one to have it; batches go on there.
 
         Raises
         ------
         ray.exceptions.RayActorError
-            The giver was lost.
+            The source was lost.
         """
-        begun_s = self._clock.elapsed_s()
+        self._check_fitness()
+        started_s = self._clock.elapsed_s()
         handle = self._actors.find(source)
-        offer = None if handle is None else unwrapped(self._actors, handle, handle.offer.remote(store_id))
-        if offer is None:
+        transfer = None if handle is None else unwrapped(self._actors, handle, handle.begin_transfer.remote(store_id))
+        if transfer is None:
             return CopyResult(0, 0, 0)
-        kind = self._keyed if offer.is_keyed else self._shards
-        version, size = kind.take(store_id, offer, self._pieces(handle, offer))
+        version, size = self._partitions.transfers.take(store_id, transfer, self._pieces(handle, transfer))
         self._metrics.bytes_taken_over += size
-        return CopyResult(version, size, round(1000 * (self._clock.elapsed_s() - begun_s)))
+        return CopyResult(version, size, round(1000 * (self._clock.elapsed_s() - started_s)))
 
-    def replicate(self, told: ReplicatedCommit) -> bool:
-        """Apply a commit of another store actor, as its standby; False if a copy must be taken first, which is begun."""
-        if (self._keyed if told.is_keyed else self._shards).replicate(told):
+    def replicate(self, commit: ReplicatedCommit) -> bool:
+        """Apply a commit of another store actor, as its standby; return False if a copy must be taken first, which is begun."""
+        if self._partitions.transfers.replicate(commit):
             return True
-        if told.store_id not in self._copying:
-            self._copying.add(told.store_id)
-            self._copiers.submit(self._copy, told.store_id, told.source)
+        if commit.store_id not in self._copying:
+            self._copying.add(commit.store_id)
+            self._copiers.submit(self._copy, commit.store_id, commit.source)
         return False
 
     def _copy(self, store_id: StateStoreId, source: str) -> None:
         try:
-            self.prepare(store_id, source)
+            self.take_copy(store_id, source)
         except Exception:  # whatever it is, the next commit begins anew
             path = store_id.path()
             log.exception(
@@ -281,11 +291,11 @@ class StoreProcess:
         finally:
             self._copying.discard(store_id)
 
-    def _pieces(self, handle: Any, offer: Transfer) -> Iterator[tuple[int, pa.Table]]:
-        """The rows of an offer; the next piece is on its way while one is used."""
-        waiting = handle.next_piece.remote(offer.offer_id, offer.is_keyed)
+    def _pieces(self, handle: Any, transfer: Transfer) -> Iterator[tuple[int, pa.Table]]:
+        """Yield the rows of a transfer; the next piece is on its way while one is used."""
+        waiting = handle.next_piece.remote(transfer.transfer_id)
         while (piece := unwrapped(self._actors, handle, waiting)) is not None:
-            waiting = handle.next_piece.remote(offer.offer_id, offer.is_keyed)
+            waiting = handle.next_piece.remote(transfer.transfer_id)
             yield piece
 
     # -- reads beside the batches: see Reads, method by method --------------------------------------------------------
@@ -314,13 +324,13 @@ class StoreProcess:
         except StateStoreError as error:
             return error
         self._metrics.look_ups += keys.num_rows
-        self._heat.looked_up(request.store_id.state_name, request.store_id.partition_id, keys)
+        self._hot_keys.looked_up(request.store_id.state_name, request.store_id.partition_id, keys)
         return found
 
     @ray.method(concurrency_group="reading")
     def hottest_keys(self, state_name: str, partition_id: int, most: int) -> HottestKeys:
         """See :meth:`HotKeyTracker.hottest <store_actors.serving.hot_key_tracker.HotKeyTracker.hottest>`."""
-        return self._heat.hottest(state_name, partition_id, most)
+        return self._hot_keys.hottest(state_name, partition_id, most)
 
     @ray.method(concurrency_group="reading")
     def scan_rows(self, request: ReadRequest, limit: int | None) -> tuple[str, pa.Table | None] | None:
@@ -355,8 +365,8 @@ class StoreProcess:
         return self._reads.describe(request)
 
     def unload(self, store_id: StateStoreId) -> bool:
-        """See :meth:`OperatorShards.unload`."""
-        return self._shards.unload(store_id)
+        """See :meth:`PartitionCache.unload <store_actors.serving.partition_cache.PartitionCache.unload>`."""
+        return self._partitions.cache.unload(store_id)
 
     def metrics(self) -> dict[str, Any]:
         """Counters since the process started, and the shards in memory."""
@@ -367,63 +377,11 @@ class StoreProcess:
         return {**asdict(self._metrics), **asdict(self._memory.use()), "loaded": loaded}
 
     def _samples(self) -> Iterator[Sample]:
-        shards = self._shards.count() + self._keyed.count()
+        shards = self._partitions.cache.count()
         return store_samples(self._metrics, self._memory.use(), shards, self._standbys.behind())
 
 
-class ProvenStoreProcess(StoreProcess):
-    """One that proves, before it takes any work, that it sees the coordinator's storage.
-
-    Ray may start an actor anew on another node, so each life proves it.
-    """
-
-    def __init__(
-        self,
-        location: ActorLocation,
-        objects: ObjectStore,
-        coordinator: CoordinatorClient,
-        maintenance: Maintenance,
-        runtime: Runtime,
-        actors: Actors,
-        memory: StoreMemory | None = None,
-    ) -> None:
-        self._objects = objects
-        self._look = coordinator.look_into
-        self._proving = runtime.threads.lock()
-        self._proven = False
-        super().__init__(location, objects, coordinator, maintenance, runtime, actors, memory)
-
-    def _prove(self) -> None:
-        with self._proving:
-            if not self._proven:
-                where = self._location
-                prove_shared(self._objects, self._look, f"pid {where.pid} on {where.host}, node {where.node_id}")
-                self._proven = True
-
-    def location(self) -> ActorLocation:
-        self._prove()
-        return super().location()
-
-    def apply(
-        self, requests: Sequence[ApplyRequest], rows: Sequence[ShardInput]
-    ) -> list[tuple[pa.Table, CommitEntry] | StateStoreError]:
-        self._prove()
-        return super().apply(requests, rows)
-
-    def prepare(self, store_id: StateStoreId, source: str) -> CopyResult:
-        self._prove()
-        return super().prepare(store_id, source)
-
-    def open_update(self, request: OpenRequest) -> tuple[str, int]:
-        self._prove()
-        return super().open_update(request)
-
-    def open_read(self, request: OpenRequest) -> tuple[str, int]:
-        self._prove()
-        return super().open_read(request)
-
-
-class StoreActor(ProvenStoreProcess):
+class StoreActor(StoreProcess):
     """The store actor as Ray makes it, anew after each death; :mod:`store_actors.deploy` has the options and their reasons."""
 
     def __init__(
@@ -455,7 +413,10 @@ class StoreActor(ProvenStoreProcess):
         except MemoryLimitError as error:
             # An error here would be Ray's to tell, in words of its own.
             self._unfit, of_process = error, UnlimitedMemory()
-        super().__init__(location, objects, coordinator, maintenance, runtime, RayActors(), of_process)
+        self._proof = StorageProof(objects, coordinator.look_into, location, runtime.threads.lock())
+        super().__init__(
+            location, objects, coordinator, maintenance, runtime, RayActors(), of_process, self._check_process
+        )
         self._figures = figures
         self._export = MetricExport(uri)
         runtime.threads.start(self._tell_metrics, "statefleet-metrics")
@@ -471,10 +432,10 @@ class StoreActor(ProvenStoreProcess):
                 log.exception("metrics could not be told; it is tried again")
             self._clock.sleep(EXPORT_INTERVAL_S)
 
-    def _prove(self) -> None:
+    def _check_process(self) -> None:
         if self._unfit is not None:
             raise self._unfit
-        super()._prove()
+        self._proof.check()
 
     @ray.method(concurrency_group="control")
     def direct_address(self) -> DirectAddress | None:

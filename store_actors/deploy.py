@@ -84,7 +84,7 @@ def deploy_store_actor(
 
     # A ping must be answered while all threads work; so must a store actor that takes partitions, or two that take from each other
     # would wait for ever. Readers wait for each other only.
-    remote = ray.remote(concurrency_groups={"control": 1, "giving": 4, "reading": 8})(StoreActor)  # type: ignore[call-overload]
+    remote = ray.remote(concurrency_groups={"control": 1, "transfers": 4, "reading": 8})(StoreActor)  # type: ignore[call-overload]
     actor = remote.options(
         name=name,
         namespace=NAMESPACE,

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from coordinator.model.commits import CommitEntry
 from coordinator.model.identities import FastPickle, StateStoreId, TaskIdentity
 from coordinator.model.leases import Lease
-from coordinator.model.schema import Field, StateSchema
+from coordinator.model.schema import Field, OperatorKind, StateSchema
 from coordinator.model.watermarks import Watermarks
 
 __all__ = [
@@ -43,6 +43,9 @@ CHANGE_FIELDS = (
     pa.field("_commit_timestamp", pa.timestamp("us", tz="UTC")),
 )
 UPSERT, DELETE = "upsert", "delete"
+
+#: Operators whose state is in keyed stores.
+_KEYED = (OperatorKind.GROUP_STATE, OperatorKind.TRANSFORM, OperatorKind.PARTITIONS)
 
 #: A put or remove of a session: the store's name, the method and its arguments.
 Write = tuple[str, str, tuple[Any, ...]]
@@ -119,28 +122,25 @@ class OpenRequest:
 
 @dataclass(frozen=True, slots=True)
 class TransferredStore:
-    """A store of a partition that one store actor offers to another.
+    """A store of a partition that one store actor copies from another.
 
     Attributes
     ----------
-    spec
-        Of a keyed store; None for an operator's shard.
-    schema
-        Of the rows.
+    definition
+        What it is opened as: the schema of an operator's shard, or the columns of a keyed store.
     room
-        What the rows need in memory (``OperatorShard.room``).
+        What the rows need in memory (``VersionedStore.room``).
     """
 
     name: str
-    spec: StoreSpec | None
-    schema: StateSchema
+    definition: StateSchema | StoreSpec
     room: Mapping[str, Any]
     watermark_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A partition that one store actor offers to another, whose rows are then asked for piece by piece.
+    """A partition that one store actor copies from another; its rows are asked for piece by piece.
 
     Attributes
     ----------
@@ -150,27 +150,22 @@ class Transfer:
         Commits since the last snapshot.
     """
 
-    offer_id: str
+    transfer_id: str
     version: int
     attempt_id: str
     deltas: int
     stores: tuple[TransferredStore, ...]
 
-    @property
-    def is_keyed(self) -> bool:
-        """Whether it is of keyed stores."""
-        return self.stores[0].spec is not None
-
 
 @dataclass(frozen=True, slots=True)
 class ReplicatedCommit:
-    """A counted commit, as a standby is told of it.
+    """A committed version of a partition, as it is sent to a standby.
 
     Attributes
     ----------
     store_id
         The partition.
-    giver
+    source
         Name of the store actor that has it.
     base_attempt
         Attempt that made the version which the commit builds on; empty for the empty one.
@@ -180,7 +175,6 @@ class ReplicatedCommit:
 
     store_id: StateStoreId
     source: str
-    is_keyed: bool
     base_attempt: str
     entries: tuple[CommitEntry, ...]
     files: tuple[bytes, ...]
@@ -194,8 +188,6 @@ class ReadProjection:
     ----------
     schema
         Of an operator's state; None of keyed stores that only their user knows, which are shown as they are.
-    is_keyed
-        Whether the rows are in keyed stores.
     part
         Which part of an operator's state is shown (``ViewColumns.of``).
     columns
@@ -207,20 +199,22 @@ class ReadProjection:
     """
 
     schema: StateSchema | None
-    is_keyed: bool
     part: str = ""
     columns: tuple[str, ...] | None = None
     filter: pc.Expression | None = None
     filtered: tuple[str, ...] | None = None
+
+    @property
+    def shard_schema(self) -> StateSchema | None:
+        """Schema of an operator's shard; None of keyed stores, whose columns their files say."""
+        return None if self.schema is None or self.schema.operator in _KEYED else self.schema
 
     def encoded(self) -> bytes:
         """The form as it is sent: JSON. A filter is an expression of Arrow's, which is pickled, and is sent by Ray only."""
         if self.filter is not None:
             return pickle.dumps(self)
         schema = None if self.schema is None else self.schema.to_json()
-        return json.dumps(
-            {"schema": schema, "is_keyed": self.is_keyed, "part": self.part, "columns": self.columns}
-        ).encode()
+        return json.dumps({"schema": schema, "part": self.part, "columns": self.columns}).encode()
 
     @classmethod
     def decoded(cls, encoded: bytes) -> ReadProjection:
@@ -231,7 +225,7 @@ class ReadProjection:
         facts = json.loads(encoded)
         schema = None if facts["schema"] is None else StateSchema.from_json(facts["schema"])
         columns = None if facts["columns"] is None else tuple(facts["columns"])
-        return cls(schema, facts["is_keyed"], facts["part"], columns)
+        return cls(schema, facts["part"], columns)
 
 
 def is_json(encoded: bytes) -> bool:

@@ -70,7 +70,7 @@ def _begun(actors: Actors, coordinator: CoordinatorClient, move: PlannedMove) ->
             return _Started(error="the store actor that was to have the shard is gone")
         # Its own partition, also where the state was rescaled since the move was planned.
         store_id = replace(coordinator.locate(move.state_name, move.shard).store_id, partition_id=move.partition_id)
-        return _Started(handle, handle.prepare.remote(store_id, move.source.actor_name))
+        return _Started(handle, handle.take_copy.remote(store_id, move.source.actor_name))
     except (StateStoreError, RayError) as failure:
         return _Started(error=f"{type(failure).__name__}: {failure}")
 

@@ -59,8 +59,6 @@ class Replicator:
         base_attempt: str,
         entries: Sequence[CommitEntry],
         files: Sequence[bytes],
-        *,
-        is_keyed: bool,
     ) -> None:
         """Tell the standbys of a partition of a counted commit; nobody waits for them.
 
@@ -75,9 +73,7 @@ class Replicator:
             self._metrics.standbys_left_behind += len(lease.standbys) - len(ready)
             if not ready:
                 return
-            followed = ReplicatedCommit(
-                lease.store_id, self._own_name, is_keyed, base_attempt, tuple(entries), tuple(files)
-            )
+            followed = ReplicatedCommit(lease.store_id, self._own_name, base_attempt, tuple(entries), tuple(files))
             told = self._actors.put(followed)
             for name in ready:
                 self._on_their_way[name].append((self._handles[name].replicate.remote(told), size))

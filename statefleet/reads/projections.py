@@ -22,8 +22,6 @@ from store_actors.operators.view_columns import ViewColumns
 
 __all__ = ["Projection", "form_of", "named_part", "parts_of"]
 
-_KEYED = (OperatorKind.GROUP_STATE, OperatorKind.TRANSFORM, OperatorKind.PARTITIONS)
-
 
 @dataclass(frozen=True)
 class Projection:
@@ -146,12 +144,12 @@ def form_of(view: ReadView, part: str, described: StateSchema | None) -> Project
     if schema is None or schema.operator is OperatorKind.PARTITIONS:
         if described is None:
             return None
-        read = ReadProjection(None, is_keyed=True)
+        read = ReadProjection(None)
         return Projection(read, part or DEFAULT_STORE, ViewColumns.of(described), (), True)
     shown = ViewColumns.of(schema, part)
     keys = schema.keys if shown.store is None else shown.store.keys
     has_one = len(keys) == len(schema.input_keys)
-    read = ReadProjection(schema, schema.operator in _KEYED, part)
+    read = ReadProjection(schema, part)
     store_name = DEFAULT_STORE if shown.store is None else shown.store.name
     # A function's keyed stores are on the shards of its keys, which is not what their own schema says.
     routing = tuple(key.name for key in schema.input_keys)

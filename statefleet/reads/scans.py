@@ -204,7 +204,7 @@ class StateScans:
 
     def _described(self, view: ReadView) -> StateSchema:
         """Columns of a store that only its user knows."""
-        form = ReadProjection(None, is_keyed=True).encoded()
+        form = ReadProjection(None).encoded()
         found = self._reads.describe(self._pinned, named_part(view, self.part) or DEFAULT_STORE, form)
         if found is None:
             raise InvalidRequestError(

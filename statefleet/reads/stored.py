@@ -25,6 +25,7 @@ from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.reads import Reads
 from store_actors.serving.stored_rows import StoredRows
+from store_actors.spilling.store_memory import UnlimitedMemory
 
 __all__ = ["StoredSource"]
 
@@ -45,9 +46,8 @@ class StoredSource:
         #: Fixed facts of the states that are there, as long as their logs go on.
         self._known: dict[str, StateMetadata] = {}
         self._ledgers: dict[str, StateLedger] = {}
-        loader = Loader(objects, StoreMetrics(), runtime)
-        operators, keyed = (StoredRows(loader, runtime.hash_seed, is_keyed=one) for one in (False, True))
-        self._reads = Reads(operators, keyed, self, runtime)
+        stored = StoredRows(Loader(objects, StoreMetrics(), runtime), runtime, UnlimitedMemory())
+        self._reads = Reads(stored, None, self, runtime)
 
     def names(self) -> list[str]:
         return [name for name in self._objects.folders() if is_state_name(name) and self._found(name) is not None]

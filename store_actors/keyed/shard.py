@@ -27,7 +27,7 @@ from coordinator.model.schema import Field, StateSchema
 from coordinator.model.type_names import string_to_type, type_to_string
 from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.table_view import ShardView, TableView
-from store_actors.engine.versions import CHANGE_COLUMN, Frozen, frozen_pieces
+from store_actors.engine.versions import CHANGE_COLUMN, Change, Frozen, frozen_pieces
 from store_actors.keyed.checks import checked_table
 from store_actors.keyed.read_handle import BATCH_ROWS, FOUND_COLUMN, HandleState, KeyedMetrics, ReadHandle
 from store_actors.keyed.table import KeyedTable
@@ -98,10 +98,9 @@ class KeyedShard:
         """The newest committed version."""
         return self._table.version
 
-    @property
     def retained(self) -> list[int]:
-        """Versions that can be read and gone back to in memory, oldest first."""
-        return list(self._table.retained())
+        """Return the versions that can be read and gone back to in memory, oldest first; none of a store that is broken."""
+        return [] if self.is_broken else list(self._table.retained())
 
     @property
     def watermark_ms(self) -> int:
@@ -179,10 +178,23 @@ class KeyedShard:
             raise VersionNotFoundError(
                 "the version is not in memory; nothing was changed; load it from its files",
                 version=version,
-                retained=self.retained,
+                retained=self.retained(),
             )
 
     # -- versions -------------------------------------------------------------------------------------------------
+
+    def commit(self) -> Change:
+        """Commit the handle that is updating; see :meth:`UpdateHandle.commit`."""
+        return self._updating().commit()
+
+    def abort(self) -> None:
+        """Abort the handle that is updating; see :meth:`UpdateHandle.abort`."""
+        self._updating().abort()
+
+    def _updating(self) -> UpdateHandle:
+        if self._writer is None:
+            raise InvalidRequestError("the store has no uncommitted change", version=self.version)
+        return self._writer
 
     def rollback(self, version: int) -> bool:
         """Abort what is being written and go back to a retained version; False if the version must be loaded.

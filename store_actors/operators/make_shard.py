@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 import pyarrow as pa
 
 from coordinator.model.schema import OperatorKind, StateSchema
 from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.table_view import ShardView, TableView
-from store_actors.engine.versions import Change, Frozen, VersionedTable
+from store_actors.engine.versioned_store import VersionedStore
+from store_actors.engine.versions import Change, VersionedTable
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.operators.deduplicate import DeduplicateShard
@@ -22,18 +23,8 @@ from store_actors.operators.top import top_shard
 __all__ = ["OperatorShard", "make_shard", "view_of"]
 
 
-class OperatorShard(Protocol):
+class OperatorShard(VersionedStore, Protocol):
     """One shard of a stateful operator. Life of a batch: :meth:`apply`, then :meth:`commit` or :meth:`abort`."""
-
-    schema: StateSchema
-    version: int
-    watermark_ms: int
-
-    def __len__(self) -> int: ...
-
-    @property
-    def nbytes(self) -> int:
-        """Memory held, in bytes."""
 
     @property
     def row_bytes(self) -> int:
@@ -45,35 +36,11 @@ class OperatorShard(Protocol):
     def apply(self, rows: ShardInput, watermark_ms: int, version: int, late_ms: int | None = None) -> Change:
         """Fold a batch into the newest version, as `version`, not yet committed."""
 
-    def commit(self) -> int:
-        """Make the pending change the newest version."""
-
-    def abort(self) -> None:
-        """Drop the pending change."""
-
-    def rollback(self, version: int) -> bool:
-        """Go back to a version that memory holds; False (and no effect) if it does not."""
-
-    def load(self, delta: pa.Table, version: int, watermark_ms: int) -> None:
-        """Replay a committed delta, or a snapshot."""
-
     def output(self, delta: pa.Table) -> pa.Table:
         """Rows that a batch emits, where its change does not carry them."""
 
     def snapshot(self) -> pa.Table:
         """All rows of the newest version."""
-
-    def frozen(self) -> Frozen:
-        """:meth:`snapshot` of now, in pieces."""
-
-    def retained(self) -> Mapping[int, int]:
-        """Versions in memory, oldest first, each with the serial number of the history that made it."""
-
-    def room(self) -> Mapping[str, Any]:
-        """How much it holds, as JSON values, for :meth:`reserve`."""
-
-    def reserve(self, room: Mapping[str, Any]) -> None:
-        """Make room for what another shard of the same rows had."""
 
 
 _SHARDS: dict[OperatorKind, Callable[[StateSchema, int, Memory], OperatorShard]] = {
@@ -91,8 +58,8 @@ def make_shard(schema: StateSchema, seed: int, memory: Memory = HEAP) -> Operato
     return _SHARDS[schema.operator](schema, seed, memory)
 
 
-def view_of(shard: OperatorShard, version: int) -> ShardView:
-    """A version of a shard that memory retains, to be read."""
+def view_of(shard: VersionedStore, version: int) -> ShardView:
+    """Return a retained version of an operator's shard, to be read."""
     if isinstance(shard, JoinShard):
         return shard.view(version)
     assert isinstance(shard, VersionedTable)

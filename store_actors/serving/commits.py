@@ -7,7 +7,7 @@ memory to what counts, which is the own attempt, or another one of the same run.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
@@ -16,47 +16,24 @@ import pyarrow as pa
 
 from coordinator.model.commits import CommitEntry, SnapshotEntry, StoredFile
 from coordinator.model.errors import FencedError, StorageUnavailableError
-from coordinator.model.identities import StateStoreId, TaskIdentity
+from coordinator.model.identities import StateStoreId
 from coordinator.model.leases import Lease
 from coordinator.model.schema import StateSchema
-from coordinator.model.watermarks import Watermarks
 from coordinator.runtime.runtime import Runtime, now_ms
 from coordinator.storage.protocol import ObjectStore
-from store_actors.engine.versions import Change
 from store_actors.serving.coordinator_ref import CoordinatorRef
-from store_actors.serving.files import (
-    PIECE_BYTES,
-    delta_path,
-    encode_delta,
-    encode_snapshot,
-    place_in_state,
-    snapshot_path,
-)
+from store_actors.serving.files import PIECE_BYTES, encode_snapshot, place_in_state, snapshot_path
 from store_actors.serving.lineage import Lineage
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
+from store_actors.serving.transactions import Delta, Transaction
 
-__all__ = ["Commits", "Delta", "Pending", "CommitReplicator", "describe_commit"]
+__all__ = ["CommitReplicator", "Commits"]
 
 log = logging.getLogger(__name__)
 
-#: Manifest entry and file of one store's delta.
-Delta = tuple[CommitEntry, bytes]
 #: Deltas that are on their way to storage at once.
 _AT_ONCE = 8
-
-
-class Pending(Protocol):
-    """The changes of a partition's stores that wait for their commit."""
-
-    def commit(self) -> None:
-        """They count: make them the newest version."""
-
-    def abort(self) -> None:
-        """They do not: be what was before."""
-
-    def adopt(self, entry: CommitEntry, rows: pa.Table) -> None:
-        """After :meth:`abort`: take another attempt's delta of a store."""
 
 
 class CommitReplicator(Protocol):
@@ -68,10 +45,8 @@ class CommitReplicator(Protocol):
         base_attempt: str,
         entries: Sequence[CommitEntry],
         files: Sequence[bytes],
-        *,
-        is_keyed: bool,
     ) -> None:
-        """Tell the lease's standbys of a counted commit; nobody waits for them."""
+        """Send a committed version's deltas to the lease's standbys, without waiting for them."""
 
 
 class Commits:
@@ -89,8 +64,6 @@ class Commits:
         Counters of the process.
     piece_bytes
         Bytes of rows from which on a file of a snapshot is closed.
-    is_keyed
-        Whether partitions are of keyed stores, or of operators.
     standbys
         Who is told of what counts.
     """
@@ -103,11 +76,8 @@ class Commits:
         metrics: StoreMetrics,
         runtime: Runtime,
         piece_bytes: int = PIECE_BYTES,
-        *,
-        is_keyed: bool = False,
         standbys: CommitReplicator | None = None,
     ) -> None:
-        self._is_keyed = is_keyed
         self._standbys = standbys
         self._piece_bytes = piece_bytes
         self._objects = objects
@@ -117,21 +87,10 @@ class Commits:
         self._runtime = runtime
         self._pool = runtime.threads.pool(_AT_ONCE, "statefleet-write")
 
-    def commit(
-        self,
-        lease: Lease,
-        lineage: Lineage,
-        pending: Pending,
-        describe: Callable[[str, int], Sequence[Delta]],
-    ) -> tuple[CommitEntry, ...]:
-        """Make a partition's pending changes its next version; returns the entries that count, one a store.
+    def commit(self, transaction: Transaction) -> tuple[CommitEntry, ...]:
+        """Make a transaction's changes the next version of its partition; return the entries that count, one a store.
 
         Whatever is raised, memory may be ahead of what counts, or behind it: the caller forgets it.
-
-        Parameters
-        ----------
-        describe
-            Makes the deltas, given the attempt's id and the time in milliseconds.
 
         Raises
         ------
@@ -140,16 +99,17 @@ class Commits:
         CorruptStateError, StorageUnavailableError, CommitUnknownError, StoreUnavailableError
             Storage or coordinator failed, or another attempt's commit counts and its files cannot be read.
         """
+        lease, lineage = transaction.lease, transaction.partition.lineage
         entries: list[CommitEntry] = []
         try:
             clock = self._runtime.clock
-            begun_s = clock.elapsed_s()
-            deltas = describe(self._runtime.new_id(), now_ms(clock))
+            started_s = clock.elapsed_s()
+            deltas = transaction.prepare(self._runtime.new_id(), now_ms(clock))
             applied_s = clock.elapsed_s()
             entries = [entry for entry, _ in deltas]
             self._write(deltas)
-            # Of all the stores together, so told with one of them.
-            apply_ms, write_ms = _ms(applied_s - begun_s), _ms(clock.elapsed_s() - applied_s)
+            # Of all the stores together, so reported with one of them.
+            apply_ms, write_ms = _ms(applied_s - started_s), _ms(clock.elapsed_s() - applied_s)
             entries[0] = replace(
                 entries[0],
                 apply_ms=apply_ms,
@@ -158,27 +118,27 @@ class Commits:
                 load_bytes=lineage.load_bytes,
                 failures=dict(lineage.failures),
             )
-            counted = tuple(self._coordinator.commit_all(lease.store_id.state_name, entries))
-            if counted[0].attempt_id == entries[0].attempt_id:
-                pending.commit()
+            committed = tuple(self._coordinator.commit_all(lease.store_id.state_name, entries))
+            if committed[0].attempt_id == entries[0].attempt_id:
+                transaction.commit()
                 self._metrics.commits += 1
-                self._tell_standbys(lease, lineage, deltas)
+                self._send_to_standbys(lease, lineage, deltas)
             else:
-                self._adopt(pending, counted, entries)
+                self._adopt(transaction, committed, entries)
         except BaseException as error:
             lineage.failures[type(error).__name__] += 1
             if self._counts_for_sure_not(error):
                 self._discard([entry.file for entry in entries])
             raise
-        lineage.committed(counted)
+        lineage.committed(committed)
         self._metrics.bytes_written += sum(entry.file_bytes for entry in entries)
-        return counted
+        return committed
 
-    def _tell_standbys(self, lease: Lease, lineage: Lineage, deltas: Sequence[Delta]) -> None:
+    def _send_to_standbys(self, lease: Lease, lineage: Lineage, deltas: Sequence[Delta]) -> None:
         if self._standbys is not None:
             base_attempt = lineage.attempt_of(deltas[0][0].base_version)
             entries, files = zip(*deltas, strict=True)
-            self._standbys.send(lease, base_attempt, entries, files, is_keyed=self._is_keyed)
+            self._standbys.send(lease, base_attempt, entries, files)
 
     @staticmethod
     def _counts_for_sure_not(error: BaseException) -> bool:
@@ -190,14 +150,16 @@ class Commits:
         *others, (entry, data) = deltas
         waiting = [self._pool.submit(self._objects.put, other.file, its_data) for other, its_data in others]
         self._objects.put(entry.file, data)
-        for one in waiting:
-            one.result()
+        for write in waiting:
+            write.result()
 
-    def _adopt(self, pending: Pending, counted: Sequence[CommitEntry], entries: Sequence[CommitEntry]) -> None:
-        """Another attempt of the same run was counted first: take its deltas instead of the own."""
-        pending.abort()
-        for entry in counted:
-            pending.adopt(entry, self._loader.read(entry))
+    def _adopt(
+        self, transaction: Transaction, committed: Sequence[CommitEntry], entries: Sequence[CommitEntry]
+    ) -> None:
+        """Apply the deltas of another attempt of the same run, which was committed first, in place of this one's."""
+        transaction.abort()
+        for entry in committed:
+            transaction.adopt(entry, self._loader.read(entry))
         self._discard([entry.file for entry in entries])
         self._metrics.adopted_commits += 1
 
@@ -266,49 +228,3 @@ class Commits:
 
 def _ms(seconds: float) -> int:
     return round(1000 * seconds)
-
-
-def describe_commit(
-    change: Change,
-    *,
-    task: TaskIdentity,
-    lease: Lease,
-    store_id: StateStoreId,
-    attempt_id: str,
-    committed_at_ms: int,
-    schema: StateSchema,
-    state_rows: int,
-    state_bytes: int,
-    watermarks: Watermarks | None = None,
-) -> Delta:
-    """Manifest entry and delta file of a change; nothing is written yet."""
-    data, checksum = encode_delta(change, schema, place_in_state(store_id, attempt_id))
-    if watermarks is None:
-        watermarks = Watermarks(change.watermark_ms, change.watermark_ms)
-    entry = CommitEntry(
-        partition_id=task.partition_id,
-        version=change.version,
-        base_version=change.base_version,
-        epoch=lease.epoch,
-        run_id=task.run_id,
-        attempt_id=attempt_id,
-        file=delta_path(store_id, change.version, attempt_id),
-        file_bytes=len(data),
-        checksum=checksum,
-        delta_rows=change.delta.num_rows,
-        rows_updated=change.rows_updated,
-        rows_removed=change.rows_removed,
-        state_rows=state_rows,
-        state_bytes=state_bytes,
-        rows_in=change.rows_in,
-        rows_late=change.rows_late,
-        watermark_ms=change.watermark_ms,
-        output_watermark_ms=watermarks.output_ms,
-        source_watermarks_ms=dict(watermarks.sources),
-        committed_at_ms=committed_at_ms,
-        executor=task.executor,
-        batch_time_ms=task.batch_time_ms,
-        is_import=task.is_import,
-        store_name=store_id.store_name,
-    )
-    return entry, data

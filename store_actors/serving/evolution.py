@@ -20,7 +20,6 @@ from coordinator.model.errors import StateMismatchError
 from coordinator.model.load_plans import LoadPlan
 from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.model.type_names import is_wider, type_to_string
-from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.keyed.shard import KeyedShard
@@ -58,26 +57,25 @@ def groups_adapter(plan: LoadPlan, schema: StateSchema) -> Callable[[pa.Table, s
 
 
 class EvolvingStore:
-    """A keyed store that is loaded from its files, one after the other, of which each may have columns of its own: :meth:`anew` begins.
+    """A keyed store that is loaded from its files, one after the other, of which each may have columns of its own.
 
     A version that was written without a column has dropped it: what older files have of it counts no more, whatever its type was, and a
     row has null there until it is written with the column again. So it is the same whether a snapshot was made meanwhile or not.
 
     Parameters
     ----------
+    make
+        Makes the store without rows.
     spec
         The store's present columns.
-    hash_seed, memory
-        See :class:`~store_actors.engine.table.GroupTable`.
     """
 
-    def __init__(self, spec: StoreSpec, hash_seed: int = 0, memory: Memory = HEAP) -> None:
-        self._spec, self._hash_seed, self._memory = spec, hash_seed, memory
+    def __init__(self, make: Callable[[], KeyedShard], spec: StoreSpec) -> None:
+        self._make, self._spec = make, spec
 
-    def anew(self) -> EvolvingStore:
-        """The store before any file was loaded; what was loaded until now counts no more."""
-        spec = self._spec
-        self._shard = KeyedShard(spec.keys, spec.values, spec.due, self._hash_seed, self._memory)
+    def restart(self) -> EvolvingStore:
+        """Drop what was loaded until now, and begin with a store without rows."""
+        self._shard = self._make()
         #: Columns that the file at hand does not have, and those that the files before had.
         self._gone: set[str] = set()
         self._held: set[str] = set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
@@ -13,7 +13,7 @@ from coordinator.model.schema import StateSchema
 from coordinator.runtime.runtime import Lock
 from store_actors.engine.versions import Frozen
 
-__all__ = ["FrozenStore", "Locked", "tables_of"]
+__all__ = ["FrozenStore", "tables_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +34,15 @@ class FrozenStore:
     schema: StateSchema
 
 
-class Locked(Protocol):
-    """A partition: whoever looks at or changes its stores takes its lock."""
-
-    @property
-    def lock(self) -> Lock: ...
-
-
-def tables_of(held: Locked, pieces: Frozen) -> Generator[pa.Table]:
-    """Frozen rows, a piece at a time: under the lock only some are copied, and batches go on while these are made into tables."""
+def tables_of(lock: Lock, pieces: Frozen) -> Generator[pa.Table]:
+    """Yield frozen rows, a piece at a time: under the lock only some are copied, and batches go on while these are made into tables."""
     try:
         while True:
-            with held.lock:
-                made = next(pieces, None)
-            if made is None:
+            with lock:
+                make_tables = next(pieces, None)
+            if make_tables is None:
                 return
-            yield from made()
+            yield from make_tables()
     finally:
-        with held.lock:
+        with lock:
             pieces.close()

@@ -6,32 +6,21 @@ its stores commit together, as one version) or reads (any number, any retained v
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import pyarrow as pa
 
 from coordinator.model.errors import InvalidRequestError, OperationOutOfOrderError, WriterBusyError
-from coordinator.model.identities import StateStoreId
-from coordinator.model.load_plans import LoadPlans
-from coordinator.model.schema import StateSchema
-from coordinator.runtime.runtime import Runtime
-from coordinator.storage.protocol import ObjectStore
+from store_actors.engine.versioned_store import VersionedStore
 from store_actors.keyed.shard import KeyedShard, ReadHandle, UpdateHandle
-from store_actors.messages import BatchFacts, OpenRequest, Transfer, Write
-from store_actors.serving.commits import CommitReplicator, Commits, Delta, describe_commit
-from store_actors.serving.coordinator_ref import CoordinatorRef
-from store_actors.serving.files import PIECE_BYTES
-from store_actors.serving.keyed_partition import Ended, Partition, Positioner, Session
-from store_actors.serving.loading import Loader
-from store_actors.serving.metrics import StoreMetrics
-from store_actors.serving.partition_cache import PartitionCache, ServedPartitions
-from store_actors.serving.sessions import IDLE_S, Sessions
-from store_actors.serving.stored_rows import Changes, LoadedView, store_changes, store_view
-from store_actors.serving.transfers import fill
-from store_actors.spilling.store_memory import StoreMemory, UnlimitedMemory
+from store_actors.messages import BatchFacts, OpenRequest, Write
+from store_actors.serving.partition import Partition
+from store_actors.serving.partitions import Partitions
+from store_actors.serving.sessions import IDLE_S, Ended, Session, Sessions
+from store_actors.serving.transactions import PreparedWrite, Transaction
 
 __all__ = ["KeyedStores"]
 
@@ -46,45 +35,59 @@ _GIVEN = 4
 _CHANGED = 6
 
 
-class KeyedStores(ServedPartitions[Partition]):
-    """Sessions on the keyed stores of this process. Thread-safe: one lock a partition.
+@dataclass(frozen=True, slots=True)
+class _SessionWrite:
+    """The write of a session to one of its stores.
+
+    Attributes
+    ----------
+    facts
+        What goes with the version; see :meth:`KeyedStores.commit`.
+    is_first
+        Whether the store is the first that was named: its rows may fall due by processing time.
+    """
+
+    store: VersionedStore
+    handle: UpdateHandle
+    facts: BatchFacts | int | None
+    is_first: bool
+
+    def prepare(self) -> PreparedWrite:
+        facts = self.facts
+        # Before the changes are prepared, after which rows that fall due are not looked for.
+        due_ms = self._due_ms() if self.is_first else None
+        if isinstance(facts, BatchFacts):
+            watermarks = facts.watermarks
+            change = self.handle.prepare(watermarks.input_ms, rows_in=facts.rows_in, rows_late=facts.rows_late)
+        else:
+            watermarks, change = None, self.handle.prepare(facts)
+        store = self.store
+        return PreparedWrite(change, store.schema, len(store), store.nbytes, watermarks=watermarks, due_ms=due_ms)
+
+    def _due_ms(self) -> int | None:
+        """Return the earliest time at which a row falls due by processing time, if the batch says that rows do."""
+        if not isinstance(self.facts, BatchFacts) or self.facts.due_per_ms is None:
+            return None
+        earliest = self.handle.earliest_due()
+        return None if earliest is None else earliest // self.facts.due_per_ms
+
+
+class KeyedStores:
+    """Sessions on the keyed stores of this process. Thread-safe.
 
     Parameters
     ----------
-    objects
-        Where deltas are written.
-    coordinator
-        Who counts commits.
-    metrics
-        Counters shared with the process's other stores.
-    piece_bytes, memory
-        As of :class:`~store_actors.serving.operator_shards.OperatorShards`.
+    partitions
+        The partitions of the process.
     """
 
-    def __init__(
-        self,
-        objects: ObjectStore,
-        coordinator: CoordinatorRef,
-        metrics: StoreMetrics,
-        runtime: Runtime | None = None,
-        piece_bytes: int = PIECE_BYTES,
-        standbys: CommitReplicator | None = None,
-        memory: StoreMemory | None = None,
-    ) -> None:
-        self._memory = memory = memory or UnlimitedMemory()
-        piece_bytes = min(piece_bytes, memory.file_bytes)
-        runtime = runtime or Runtime()
+    def __init__(self, partitions: Partitions) -> None:
+        self.partitions = partitions
+        self._memory = partitions.memory
+        runtime = partitions.runtime
         self._clock = runtime.clock
         self._new_id = runtime.new_id
-        self._hash_seed = runtime.hash_seed
-        self._loader = loader = Loader(objects, metrics, runtime, memory.ahead_bytes)
-        lock = runtime.threads.lock
-        self._commits = Commits(
-            objects, coordinator, loader, metrics, runtime, piece_bytes, is_keyed=True, standbys=standbys
-        )
-        self._held = PartitionCache(Partition, runtime, coordinator, self._commits, loader, metrics, memory)
-        self._positioner = Positioner(self._held, coordinator, loader, runtime, memory)
-        self._sessions = Sessions(lock(), self._new_id, self._clock.elapsed_s)
+        self._sessions = Sessions(runtime.threads.lock(), self._new_id, self._clock.elapsed_s)
 
     # -- opening --------------------------------------------------------------------------------------------------
 
@@ -103,12 +106,15 @@ class KeyedStores(ServedPartitions[Partition]):
         partition = self._partition(request)
         with partition.lock:
             self._take_over(partition, request)
+            definitions = {spec.name: spec for spec in request.stores}
             try:
-                self._positioner.position(partition, request)
+                self.partitions.restorer.restore(
+                    partition, request.lease, request.task.run_id, request.base_version, definitions
+                )
                 with partition.changing:
                     handles = {
-                        spec.name: partition.shards[spec.name].begin(request.base_version, request.task.batch_id + 1)
-                        for spec in request.stores
+                        name: _keyed_store(partition, name).begin(request.base_version, request.task.batch_id + 1)
+                        for name in definitions
                     }
             except BaseException:
                 partition.forget()
@@ -127,27 +133,48 @@ class KeyedStores(ServedPartitions[Partition]):
         """
         partition = self._partition(request)
         with partition.lock:
-            handles = self._positioner.readers(partition, request)
+            handles = self._readers(partition, request)
             session = Session(request, partition, handles, self._clock.elapsed_s())
             return self._sessions.add(session), request.base_version
+
+    def _readers(self, partition: Partition, request: OpenRequest) -> dict[str, ReadHandle]:
+        """Return handles on stores at the request's base version; what is loaded for that only the handles have."""
+        task, base = request.task, request.base_version
+        names = [spec.name for spec in request.stores]
+        loading = self.partitions.coordinator.load_plans(task.state_name, task.partition_id, base, names)
+        in_memory = partition.lineage.knows(base, loading.attempt_id)
+        handles = {}
+        for spec in request.stores:
+            if in_memory and partition.is_loaded_as(spec.name, spec):
+                store = _keyed_store(partition, spec.name)
+                if base in store.retained():
+                    handles[spec.name] = store.read(base)
+                    continue
+            restorer, store_id = self.partitions.restorer, request.lease.store_id
+            row_format = restorer.format_of(store_id, spec)
+            loaded, _ = restorer.load(store_id, base, row_format, loading.plans[spec.name])
+            handles[spec.name] = cast(KeyedShard, loaded).read()
+        return handles
 
     def _partition(self, request: OpenRequest) -> Partition:
         names = [spec.name for spec in request.stores]
         if not names or len(set(names)) != len(names):
             raise InvalidRequestError("name each store once, and at least one", stores=names)
-        return self._held.of(request.lease.store_id)
+        return self.partitions.cache.of(request.lease.store_id)
 
     def _take_over(self, partition: Partition, request: OpenRequest) -> None:
         writer = partition.writer
         if writer is None:
             return
-        former, asked = writer.request.task, request.task
-        is_newer = former.run_id != asked.run_id or former.batch_id != asked.batch_id or former.attempt < asked.attempt
+        previous, task = writer.task, request.task
+        is_newer = (
+            previous.run_id != task.run_id or previous.batch_id != task.batch_id or previous.attempt < task.attempt
+        )
         if not is_newer and self._clock.elapsed_s() - writer.used_s < IDLE_S:
             raise WriterBusyError(
                 "another handle is changing this partition; nothing was changed; commit or abort that one first",
-                state=asked.state_name,
-                partition=asked.partition_id,
+                state=task.state_name,
+                partition=task.partition_id,
                 version=request.base_version,
             )
         writer.end("a newer attempt took the partition over", fenced=True)
@@ -191,7 +218,7 @@ class KeyedStores(ServedPartitions[Partition]):
                 return getattr(handle, method)(*args)
         except BaseException:
             partition = session.partition
-            if any(shard.is_broken for shard in partition.shards.values()):
+            if any(_keyed_store(partition, name).is_broken for name in partition.stores):
                 # No retry goes on from what an error left behind: it loads what counts.
                 partition.forget()
                 session.leave("an error in the middle of a change left its stores broken")
@@ -267,22 +294,20 @@ class KeyedStores(ServedPartitions[Partition]):
                 return self._commit(session, facts)
 
     def _commit(self, session: Session, facts: BatchFacts | int | None) -> int:
-        partition = session.partition
-
-        def describe(attempt_id: str, now_ms: int) -> Sequence[Delta]:
-            with partition.changing:
-                return [
-                    _delta(session, name, handle, facts, attempt_id, now_ms) for name, handle in session.updates.items()
-                ]
-
+        partition, request = session.partition, session.request
+        first = request.stores[0].name
+        writes = {
+            name: _SessionWrite(partition.stores[name], handle, facts, is_first=name == first)
+            for name, handle in session.updates.items()
+        }
         try:
-            counted = self._commits.commit(session.request.lease, partition.lineage, session, describe)
+            committed = self.partitions.commits.commit(Transaction(partition, request.task, request.lease, writes))
         except BaseException:
             # Memory may be ahead of what counts, or behind it.
             partition.forget()
             session.leave("its commit failed")
             raise
-        version = counted[0].version
+        version = committed[0].version
         session.leave("it is committed", committed=version)
         return version
 
@@ -310,37 +335,9 @@ class KeyedStores(ServedPartitions[Partition]):
         if session is not None and session.committed is not None:
             raise OperationOutOfOrderError("the handle is committed and cannot be aborted", version=session.committed)
 
-    def loaded_view(
-        self, store_id: StateStoreId, version: int, loading: LoadPlans, schema: StateSchema | None
-    ) -> LoadedView:
-        """See :meth:`OperatorShards.loaded_view <store_actors.serving.operator_shards.OperatorShards.loaded_view>`; the columns are
-        those of the store's newest file, whatever the operator's `schema` is.
-        """
-        with self._memory.loading(store_id, version):
-            region = self._memory.region(store_id)
-            return store_view(self._loader, store_id, loading, self._hash_seed, region)
 
-    def changes(self, store_id: StateStoreId, loading: LoadPlans, since: int, schema: StateSchema | None) -> Changes:
-        """See :func:`~store_actors.serving.stored_rows.store_changes`."""
-        return store_changes(self._loader, store_id, loading, since)
-
-    # -- from one store actor to another --------------------------------------------------------------------------
-
-    def take(self, store_id: StateStoreId, offer: Transfer, pieces: Iterable[tuple[int, pa.Table]]) -> tuple[int, int]:
-        """See :meth:`PartitionCache.take`; returns the version that is held then, and the bytes of the pieces."""
-        specs = {store.name: store.spec for store in offer.stores if store.spec is not None}
-        memory = self._memory.region(store_id)
-        shards = {
-            name: KeyedShard(spec.keys, spec.values, spec.due, self._hash_seed, memory) for name, spec in specs.items()
-        }
-        with self._memory.using(store_id):
-            size = fill(list(shards.values()), offer, pieces)
-
-        def put(partition: Partition) -> None:
-            partition.shards.update(shards)
-            partition.specs.update(specs)
-
-        return self._held.take(store_id, offer, put), size
+def _keyed_store(partition: Partition, name: str) -> KeyedShard:
+    return cast(KeyedShard, partition.stores[name])
 
 
 def _version_made(ended: Ended) -> int:
@@ -348,44 +345,3 @@ def _version_made(ended: Ended) -> int:
     if ended.committed is None:
         raise ended.error()
     return ended.committed
-
-
-def _delta(
-    session: Session,
-    name: str,
-    handle: UpdateHandle,
-    facts: BatchFacts | int | None,
-    attempt_id: str,
-    now_ms: int,
-) -> Delta:
-    """What a session changed in one of its stores."""
-    request = session.request
-    # Before the changes are prepared, after which nobody reads them.
-    due_ms = _due_ms(handle, facts) if name == request.stores[0].name else None
-    if isinstance(facts, BatchFacts):
-        marks = facts.watermarks
-        change = handle.prepare(marks.input_ms, rows_in=facts.rows_in, rows_late=facts.rows_late)
-    else:
-        marks, change = None, handle.prepare(facts)
-    shard = session.partition.shards[name]
-    entry, data = describe_commit(
-        change,
-        task=request.task,
-        lease=request.lease,
-        store_id=replace(request.lease.store_id, store_name=name),
-        attempt_id=attempt_id,
-        committed_at_ms=now_ms,
-        schema=shard.schema,
-        state_rows=len(handle),
-        state_bytes=shard.nbytes,
-        watermarks=marks,
-    )
-    return replace(entry, due_ms=due_ms), data
-
-
-def _due_ms(handle: UpdateHandle, facts: BatchFacts | int | None) -> int | None:
-    """Earliest time at which a row falls due by processing time, if the batch says that rows do."""
-    if not isinstance(facts, BatchFacts) or facts.due_per_ms is None:
-        return None
-    earliest = handle.earliest_due()
-    return None if earliest is None else earliest // facts.due_per_ms

@@ -57,7 +57,7 @@ class Lineage:
 
     Attributes
     ----------
-    is_held
+    is_loaded
         Whether memory holds anything; all else but `epoch`, `run_id` and `deltas` counts only then.
     version
         The version that memory is at.

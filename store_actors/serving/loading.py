@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -16,14 +16,16 @@ from coordinator.model.errors import CorruptStateError
 from coordinator.model.load_plans import LoadPlan
 from coordinator.runtime.runtime import Runtime
 from coordinator.storage.protocol import ObjectStore
+from store_actors.engine.versioned_store import Loadable
 from store_actors.serving.files import corrupt_file, decode_file, room_of
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.reading_order import InMemory, NoSnapshotError, Step, nothing_in_memory, reading_order
 
-__all__ = ["IN_MEMORY", "Loadable", "Loader"]
+__all__ = ["IN_MEMORY", "Adapt", "Loader"]
 
 log = logging.getLogger(__name__)
 
+#: Turns the rows of a file, which is named second, into the columns of a store.
 Adapt = Callable[[pa.Table, str], pa.Table]
 
 #: In place of a file's name.
@@ -32,17 +34,7 @@ IN_MEMORY = "(memory)"
 _AHEAD = 8
 
 
-class Loadable(Protocol):
-    """A shard of either kind, empty or at some version."""
-
-    def load(self, delta: pa.Table, version: int, watermark_ms: int) -> None:
-        """Replay a delta, or a snapshot, of which each file is a call."""
-
-    def reserve(self, room: Mapping[str, Any]) -> None:
-        """Make room for a snapshot."""
-
-
-Kind = TypeVar("Kind", bound=Loadable)
+Store = TypeVar("Store", bound=Loadable)
 
 
 class Loader:
@@ -71,11 +63,11 @@ class Loader:
 
     def load(
         self,
-        make: Callable[[], Kind],
+        make: Callable[[], Store],
         plan: LoadPlan,
         adapt: Adapt | None = None,
         in_memory: InMemory = nothing_in_memory,
-    ) -> tuple[Kind, int]:
+    ) -> tuple[Store, int]:
         """A shard at the plan's version, and how many deltas were applied after the snapshot.
 
         A snapshot that is missing or damaged is passed over, with a warning: an older one and more deltas give the same.

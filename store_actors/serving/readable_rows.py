@@ -68,5 +68,5 @@ class ReadableRows:
         """All rows, a piece at a time, as they are now."""
         with self.lock:
             pieces = self.view.frozen(columns)
-        with closing(tables_of(self, pieces)) as tables:
+        with closing(tables_of(self.lock, pieces)) as tables:
             yield from tables

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
@@ -25,12 +25,13 @@ from store_actors.engine.versions import CHANGE_COLUMN, UPDATED
 from store_actors.key_queries import FoundRows
 from store_actors.messages import CHANGE_FIELDS, DELETE, UPSERT, ReadProjection, ReadRequest
 from store_actors.operators.view_columns import ViewColumns
+from store_actors.serving.partition_cache import PartitionCache
 from store_actors.serving.piece_streams import PieceStreams
 from store_actors.serving.readable_rows import ReadableRows
-from store_actors.serving.stored_rows import Changes, LoadedView
+from store_actors.serving.stored_rows import Changes, StoredRows
 from store_actors.spilling.store_memory import READ_BYTES
 
-__all__ = ["Planner", "Readable", "Reads"]
+__all__ = ["Planner", "Reads"]
 
 #: Versions that are kept loaded for readers, and for how long after the last of them, in seconds.
 _LOADED = 32
@@ -46,27 +47,6 @@ class _Loaded:
     used_s: float
 
 
-class Readable(Protocol):
-    """Partitions of one kind."""
-
-    def newest(self, store_id: StateStoreId) -> tuple[int, str]:
-        """See :meth:`PartitionCache.newest <store_actors.serving.partition_cache.PartitionCache.newest>`."""
-
-    def view(self, store_id: StateStoreId, store_name: str, version: int, attempt_id: str) -> ReadableRows | None:
-        """See :meth:`PartitionCache.view <store_actors.serving.partition_cache.PartitionCache.view>`."""
-
-    def using(self, store_id: StateStoreId) -> AbstractContextManager[None]:
-        """Memory of the process for whoever reads a partition, a piece at a time."""
-
-    def loaded_view(
-        self, store_id: StateStoreId, version: int, loading: LoadPlans, schema: StateSchema | None
-    ) -> LoadedView:
-        """A version of a store from its files; of a keyed store in the columns of the newest one, else in a schema."""
-
-    def changes(self, store_id: StateStoreId, loading: LoadPlans, since: int, schema: StateSchema | None) -> Changes:
-        """What each commit after a version changed, in the same columns."""
-
-
 class Planner(Protocol):
     """Who knows the files of versions."""
 
@@ -79,8 +59,10 @@ class Reads:
 
     Parameters
     ----------
-    operators, keyed
-        What the process holds.
+    stored
+        Reads versions from their files.
+    resident
+        What the process has in memory; None where no fleet runs.
     coordinator
         Knows the files of versions.
     most_bytes
@@ -89,13 +71,13 @@ class Reads:
 
     def __init__(
         self,
-        operators: Readable,
-        keyed: Readable,
+        stored: StoredRows,
+        resident: PartitionCache | None,
         coordinator: Planner,
         runtime: Runtime,
         most_bytes: int = READ_BYTES,
     ) -> None:
-        self._operators, self._keyed = operators, keyed
+        self._stored, self._resident = stored, resident
         self._coordinator = coordinator
         self._elapsed_s = runtime.clock.elapsed_s
         self._new_lock = runtime.threads.lock
@@ -132,7 +114,7 @@ class Reads:
             return None
         shown = _shown(request, rows.view.schema)
         places, tables = [], []
-        with self._kind(form).using(_partition(request.store_id)):
+        with self._stored.memory.using(_partition(request.store_id)):
             for found, table in rows.find(keys, shown.needed(form.columns)):
                 is_of_part = shown.is_of_part(table)
                 places.append(found if is_of_part is None else found[is_of_part.to_numpy()])
@@ -166,7 +148,7 @@ class Reads:
         loading = self._coordinator.load_plans(store_id.state_name, store_id.partition_id, request.version, names)
         if loading.attempt_id != request.attempt_id:
             return None
-        return _shown_changes(self._kind(form).changes(store_id, loading, since, form.schema), request, form)
+        return _shown_changes(self._stored.changes(store_id, loading, since, form.shard_schema), request, form)
 
     def describe(self, request: ReadRequest) -> StateSchema | None:
         """Columns of a store; None as :meth:`find`."""
@@ -181,20 +163,18 @@ class Reads:
             while self._loaded and next(iter(self._loaded.values())).used_s < horizon:
                 self._loaded.popitem(last=False)
 
-    def _kind(self, form: ReadProjection) -> Readable:
-        return self._keyed if form.is_keyed else self._operators
-
     # -- rows of a version ----------------------------------------------------------------------------------------
 
     def _newest(self, request: ReadRequest) -> tuple[int, str]:
-        return self._kind(_form(request.form)).newest(_partition(request.store_id))
+        return (-1, "") if self._resident is None else self._resident.newest(_partition(request.store_id))
 
     def _rows(self, request: ReadRequest, form: ReadProjection, version: int, attempt_id: str) -> ReadableRows | None:
         store_id = request.store_id
-        found = self._kind(form).view(_partition(store_id), store_id.store_name, version, attempt_id)
-        # Of an operator whose query was changed since, rows are shown as the version had them.
-        if found is not None and (form.is_keyed or found.view.schema == form.schema):
-            return found
+        if self._resident is not None:
+            rows = self._resident.view(_partition(store_id), store_id.store_name, version, attempt_id)
+            # Of an operator whose query was changed since, rows are shown as the version had them.
+            if rows is not None and form.shard_schema in (None, rows.view.schema):
+                return rows
         key = store_id, version, attempt_id
         with self._guard:
             one = self._loading.setdefault(key, self._new_lock())
@@ -248,7 +228,7 @@ class Reads:
         size = loading.state_bytes()
         with self._one_large if size > self._most_bytes // _LARGE else nullcontext():
             self._make_room(size)
-            loaded = self._kind(form).loaded_view(store_id, version, loading, form.schema)
+            loaded = self._stored.view(store_id, version, loading, form.shard_schema)
             return _Loaded(ReadableRows(self._new_lock(), loaded.view), loaded.nbytes, self._elapsed_s())
 
 

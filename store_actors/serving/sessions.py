@@ -1,18 +1,117 @@
-"""Which sessions on keyed stores a process knows: those that are open, and for a while those that ended. No Ray."""
+"""Sessions on keyed stores: handles on all named stores of a partition, and which of them a process knows. No Ray."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 
-from coordinator.runtime.runtime import Lock
-from store_actors.serving.keyed_partition import Ended, Session
+import pyarrow as pa
 
-__all__ = ["IDLE_S", "Sessions"]
+from coordinator.model.errors import FencedError, OperationOutOfOrderError
+from coordinator.model.identities import TaskIdentity
+from coordinator.runtime.runtime import Lock
+from store_actors.keyed.shard import ReadHandle, UpdateHandle
+from store_actors.messages import OpenRequest
+from store_actors.serving.partition import Partition
+
+__all__ = ["IDLE_S", "Ended", "Session", "Sessions"]
 
 #: Seconds without a call after which a session is taken for abandoned.
 IDLE_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What is kept of a session that is over: enough to answer who asks again. None of its rows.
+
+    Attributes
+    ----------
+    reason
+        Why it is over.
+    fenced
+        Whether somebody newer ended it.
+    committed
+        Version that it made.
+    """
+
+    reason: str
+    fenced: bool
+    committed: int | None
+    state: str
+    partition_id: int
+    base_version: int
+
+    def error(self) -> FencedError | OperationOutOfOrderError:
+        """What a further call on the session is told."""
+        kind = FencedError if self.fenced else OperationOutOfOrderError
+        return kind(
+            f"the handle has ended: {self.reason}; nothing was changed; open a new one",
+            state=self.state,
+            partition=self.partition_id,
+            version=self.base_version,
+        )
+
+
+@dataclass(slots=True)
+class Session:
+    """One handle on all named stores of a partition, at one version.
+
+    Attributes
+    ----------
+    used_s
+        When it was last called, in seconds of a clock that only elapses.
+    ended
+        How it ended; None while it is open.
+    on_end
+        Told how it ended.
+    """
+
+    request: OpenRequest
+    partition: Partition
+    handles: dict[str, UpdateHandle] | dict[str, ReadHandle]
+    used_s: float
+    ended: Ended | None = None
+    on_end: Callable[[Ended], None] | None = None
+    scans: dict[str, Iterator[pa.RecordBatch]] = field(default_factory=dict)
+
+    @property
+    def task(self) -> TaskIdentity:
+        """The task that opened it."""
+        return self.request.task
+
+    @property
+    def updates(self) -> dict[str, UpdateHandle]:
+        """Its handles, of a session that updates."""
+        return {name: handle for name, handle in self.handles.items() if isinstance(handle, UpdateHandle)}
+
+    def end(self, reason: str, *, fenced: bool = False) -> None:
+        """Abort its updates or release its reads; the partition has no writer any more if this was it."""
+        handles = self.handles
+        self.leave(reason, fenced=fenced)
+        try:
+            with self.partition.changing:
+                for handle in handles.values():
+                    if isinstance(handle, UpdateHandle):
+                        handle.abort()
+                    else:
+                        handle.release()
+        except BaseException:
+            # Half put back, or still being written: no memory to go on from.
+            self.partition.forget()
+            raise
+
+    def leave(self, reason: str, *, fenced: bool = False, committed: int | None = None) -> None:
+        """:meth:`end` where the stores themselves are gone, or were committed. Nothing of the stores is held on to."""
+        task = self.task
+        self.ended = Ended(reason, fenced, committed, task.state_name, task.partition_id, self.request.base_version)
+        self.handles = {}
+        self.scans.clear()
+        if self.partition.writer is self:
+            self.partition.writer = None
+        if self.on_end is not None:
+            self.on_end(self.ended)
 
 
 class Sessions:

@@ -1,74 +1,177 @@
-"""Handing the rows of a partition from one store actor to another, from memory to memory. No Ray.
+"""Copies of partitions that go from one store actor's memory to another's, and stay up to date there. No Ray.
 
-The giver freezes its newest version, as for a snapshot, and gives it out piece by piece while its own batches go on. The taker makes
-stores of its own of that. What was committed meanwhile it takes from the log, as any partition in memory that is behind
-(:mod:`store_actors.serving.lineage`); so nothing rests on the giver's word but the time that is saved.
+The source freezes its newest version, as for a snapshot, and sends it piece by piece while its own batches go on. The target makes
+stores of its own of that. What was committed meanwhile it reads from the log, as any partition in memory that is behind
+(:mod:`store_actors.serving.lineage`); so nothing rests on the source's word but the time that is saved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+import sys
+from collections.abc import Generator, Iterable, Sequence
 
 import pyarrow as pa
 
-from coordinator.runtime.runtime import Lock
+from coordinator.model.identities import StateStoreId
+from coordinator.runtime.runtime import Lock, Runtime
+from store_actors.engine.versioned_store import VersionedStore
 from store_actors.engine.versions import Frozen
-from store_actors.messages import Transfer, TransferredStore
-from store_actors.serving.files import as_snapshot
-from store_actors.serving.frozen_store import Locked, tables_of
-from store_actors.serving.loading import Loadable
+from store_actors.messages import ReplicatedCommit, Transfer
+from store_actors.serving.coordinator_ref import CoordinatorRef
+from store_actors.serving.files import as_snapshot, decode_file
+from store_actors.serving.frozen_store import tables_of
+from store_actors.serving.metrics import StoreMetrics
+from store_actors.serving.partition_cache import PartitionCache
 from store_actors.serving.piece_streams import PieceStreams
+from store_actors.serving.restoring import Restorer
+from store_actors.spilling.store_memory import StoreMemory
 
-__all__ = ["Given", "Transfers", "fill"]
+__all__ = ["Transfers"]
 
-#: A store as its taker is told of it, and its rows.
-Given = tuple[TransferredStore, Frozen]
+#: Times the bytes of a delta's file that applying it takes: files are compressed.
+_APPLIED = 8
 
 
 class Transfers:
-    """What is being given. Thread-safe.
+    """Copies of one process's partitions, to and from other store actors. Thread-safe.
 
     Parameters
     ----------
-    guard, new_id, elapsed_s
-        See :class:`~store_actors.serving.piece_streams.PieceStreams`.
+    cache, restorer
+        The partitions, and what brings them to versions.
+    coordinator
+        Knows which commits count.
+    memory, metrics
+        The process's memory, and its counters.
     """
 
-    def __init__(self, guard: Lock, new_id: Callable[[], str], elapsed_s: Callable[[], float]) -> None:
-        self._pulled: PieceStreams[tuple[int, pa.Table]] = PieceStreams(guard, new_id, elapsed_s)
-        #: The next rows (in ``row_schema``), with the place of their store in the offer; None after the last.
-        self.next_piece = self._pulled.next_piece
-        self.close_idle = self._pulled.close_idle
-
-    def add(self, held: Locked, version: int, attempt_id: str, deltas: int, given: Sequence[Given]) -> Transfer:
-        """Offer the rows of a partition's stores; the caller holds the partition's lock."""
-        offer_id = self._pulled.add(_pieces(held, [rows for _, rows in given]))
-        return Transfer(offer_id, version, attempt_id, deltas, tuple(store for store, _ in given))
-
-
-def fill(stores: Sequence[Loadable], offer: Transfer, pieces: Iterable[tuple[int, pa.Table]]) -> int:
-    """Make empty stores what was offered, one each; returns the bytes of the rows."""
-    size = 0
-    for store, given in zip(stores, offer.stores, strict=True):
-        store.reserve(given.room)
-        # A store may have no rows, and is at the version nevertheless.
-        store.load(
-            as_snapshot(given.schema.row_schema().empty_table(), given.schema), offer.version, given.watermark_ms
+    def __init__(
+        self,
+        cache: PartitionCache,
+        restorer: Restorer,
+        coordinator: CoordinatorRef,
+        runtime: Runtime,
+        memory: StoreMemory,
+        metrics: StoreMetrics,
+    ) -> None:
+        self._cache = cache
+        self._restorer = restorer
+        self._coordinator = coordinator
+        self._memory = memory
+        self._metrics = metrics
+        self._streams: PieceStreams[tuple[int, pa.Table]] = PieceStreams(
+            runtime.threads.lock(), runtime.new_id, runtime.clock.elapsed_s
         )
-    for place, rows in pieces:
-        given = offer.stores[place]
-        stores[place].load(as_snapshot(rows, given.schema), offer.version, given.watermark_ms)
+        #: The next rows of a transfer (in ``row_schema``), with the index of their store in it; None after the last.
+        self.next_piece = self._streams.next_piece
+        self.close_idle = self._streams.close_idle
+
+    # -- at the source ------------------------------------------------------------------------------------------------
+
+    def begin(self, store_id: StateStoreId) -> Transfer | None:
+        """Begin to send the rows of a partition as they are now; return None if memory does not have it."""
+        partition = self._cache.find(store_id)
+        if partition is None:
+            return None
+        with partition.lock:
+            lineage = partition.lineage
+            frozen = partition.frozen_stores() if lineage.is_loaded else ()
+            if not frozen:
+                return None
+            self._metrics.handed_over += 1
+            transfer_id = self._streams.add(_pieces(partition.lock, [rows for _, rows in frozen]))
+            attempt_id = lineage.attempt_of(lineage.version)
+            stores = tuple(store for store, _ in frozen)
+            return Transfer(transfer_id, lineage.version, attempt_id, lineage.deltas, stores)
+
+    # -- at the target ------------------------------------------------------------------------------------------------
+
+    def take(
+        self, store_id: StateStoreId, transfer: Transfer, pieces: Iterable[tuple[int, pa.Table]]
+    ) -> tuple[int, int]:
+        """Load what is sent, unless memory has a version as new, and what was committed since.
+
+        The copy is pinned: it stays for some rounds of maintenance, though another store actor has the lease.
+
+        Returns
+        -------
+        tuple of int
+            The version in memory, 0 if there is none, and the bytes of the rows that were sent.
+        """
+        formats = {store.name: self._restorer.format_of(store_id, store.definition) for store in transfer.stores}
+        stores = {name: row_format.empty() for name, row_format in formats.items()}
+        with self._memory.using(store_id):
+            size = _fill(list(stores.values()), transfer, pieces)
+        partition = self._cache.of(store_id)
+        with partition.lock:
+            lineage = partition.lineage
+            if partition.writer is not None:
+                return lineage.version, size
+            if not lineage.is_loaded or lineage.version < transfer.version:
+                partition.forget()
+                for name, store in stores.items():
+                    partition.put(name, formats[name], store)
+                lineage.loaded(transfer.version, transfer.attempt_id, transfer.deltas)
+                lineage.unleased()
+                self._metrics.taken_over += 1
+            self._cache.pin(store_id)
+            loading = self._coordinator.load_plans(
+                store_id.state_name, store_id.partition_id, sys.maxsize, list(stores)
+            )
+            self._restorer.sync(partition, store_id, loading.newest_version(), loading)
+            return (lineage.version if lineage.is_loaded else 0), size
+
+    def replicate(self, commit: ReplicatedCommit) -> bool:
+        """Apply a commit of another store actor to the copy that is here; return False if there is none that it builds on."""
+        store_id, first = commit.store_id, commit.entries[0]
+        partition = self._cache.of(store_id)
+        with partition.lock:
+            self._cache.pin(store_id)
+            lineage = partition.lineage
+            if lineage.knows(first.version, first.attempt_id):
+                return True
+            builds_on = lineage.version == first.base_version and lineage.knows(lineage.version, commit.base_attempt)
+            if partition.writer is not None or not builds_on:
+                return False
+            size = sum(len(file) for file in commit.files)
+            with self._memory.working(store_id, first.version, 2 * size, _APPLIED * size):
+                try:
+                    rows = [decode_file(file, entry) for file, entry in zip(commit.files, commit.entries, strict=True)]
+                    is_applied = partition.replicate(commit.entries, rows)
+                except BaseException:
+                    partition.forget()
+                    raise
+            if is_applied:
+                lineage.caught_up(first.version, first.attempt_id, 1)
+                lineage.unleased()
+                self._metrics.followed += 1
+            else:
+                partition.forget()
+            return is_applied
+
+
+def _fill(stores: Sequence[VersionedStore], transfer: Transfer, pieces: Iterable[tuple[int, pa.Table]]) -> int:
+    """Load what is sent into empty stores, one each; return the bytes of the rows."""
+    size = 0
+    for store, sent in zip(stores, transfer.stores, strict=True):
+        store.reserve(sent.room)
+        # A store may have no rows, and is at the version nevertheless.
+        nothing = as_snapshot(store.schema.row_schema().empty_table(), store.schema)
+        store.load(nothing, transfer.version, sent.watermark_ms)
+    for index, rows in pieces:
+        store = stores[index]
+        store.load(as_snapshot(rows, store.schema), transfer.version, transfer.stores[index].watermark_ms)
         size += rows.nbytes
     return size
 
 
-def _pieces(held: Locked, stores: Sequence[Frozen]) -> Generator[tuple[int, pa.Table]]:
-    """All rows of some stores, each with its store's place."""
+def _pieces(lock: Lock, stores: Sequence[Frozen]) -> Generator[tuple[int, pa.Table]]:
+    """Yield all rows of some stores, each with the index of its store."""
     try:
-        for place, rows in enumerate(stores):
-            for table in tables_of(held, rows):
-                yield place, table
+        for index, rows in enumerate(stores):
+            for table in tables_of(lock, rows):
+                yield index, table
     finally:
-        with held.lock:
+        with lock:
             for rows in stores:
                 rows.close()

@@ -27,6 +27,7 @@ from spark_jobs.worker.fleet_client import fleet_client
 from statefleet import StatefulProcessor
 from store_actors.operators.view_columns import ViewColumns
 from store_actors.serving.operator_shards import OperatorShards
+from store_actors.serving.partitions import Partitions
 from tests.integration.aggregate_rows import COARSE, ROWS, row, stream
 from tests.integration.key_columns import COLUMNS, with_columns
 from tests.integration.streams import Feed, short_list
@@ -120,7 +121,7 @@ def read(fleet: Fleet, name: str, part: str = "") -> tuple[ViewColumns, pa.Table
     assert told is not None
     schema = told.schema
     shown = ViewColumns.of(schema, part)
-    shards = OperatorShards(open_object_store(fleet.uri), fleet._coordinator)  # type: ignore[arg-type]
+    shards = OperatorShards(Partitions(open_object_store(fleet.uri), fleet._coordinator))  # type: ignore[arg-type]
     tables = []
     for shard in range(told.num_shards):
         located = fleet._coordinator.locate(name, shard)

@@ -27,6 +27,7 @@ from spark_jobs.worker.state_store import ReadStateStore, StateStore
 from store_actors.messages import OpenRequest, StoreSpec
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
+from store_actors.serving.partitions import Partitions
 from tests.simulation.scheduler import Violation
 from tests.simulation.workload import Entry, Read
 
@@ -136,7 +137,7 @@ class KeyedWorkload:
     def check_version(
         self, objects: ObjectStore, coordinator: Any, grant: LeaseGrant, version: int, forms: Sequence[int]
     ) -> None:
-        stores, shard = KeyedStores(objects, coordinator, StoreMetrics()), grant.lease.store_id.partition_id
+        stores, shard = KeyedStores(Partitions(objects, coordinator, StoreMetrics())), grant.lease.store_id.partition_id
         task = TaskIdentity(grant.lease.store_id.state_name, "", "", version, shard, 0, "auditor")
         session, _ = stores.open_read(OpenRequest(task, grant.lease, version, _SPECS))
 

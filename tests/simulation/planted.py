@@ -26,8 +26,9 @@ from store_actors.messages import ReplicatedCommit
 from store_actors.serving import reads
 from store_actors.serving.commits import Commits
 from store_actors.serving.lineage import Lineage, SyncAction
-from store_actors.serving.partition_cache import PartitionCache, _as_snapshot
 from store_actors.serving.reading_order import MemoryRows, Split
+from store_actors.serving.restoring import Restorer, _as_snapshot
+from store_actors.serving.transfers import Transfers
 from tests.simulation.clock import ProcessClock
 from tests.simulation.spark import Driver
 
@@ -99,25 +100,23 @@ def _any_copy_gone_on_from(sync_action: Callable[..., SyncAction]) -> Callable[.
 
 
 def _commits_since_left_out(_: Callable[..., None]) -> Callable[..., None]:
-    def careless(partitions: Any, held: Any, base: int, loading: LoadPlans) -> None:
-        loader = copy(partitions._loader)
-        loader.read = lambda entry, piece=None: partitions._loader.read(entry, piece).slice(0, 0)
-        deltas = held.catch_up(loading, base, loader)
-        held.lineage.caught_up(base, loading.attempt_id, deltas)
+    def careless(restorer: Any, partition: Any, store_id: Any, base: int, loading: LoadPlans) -> None:
+        loader = copy(restorer._loader)
+        loader.read = lambda entry, piece=None: restorer._loader.read(entry, piece).slice(0, 0)
+        deltas = partition.catch_up(loading, base, loader)
+        partition.lineage.caught_up(base, loading.attempt_id, deltas)
 
     return careless
 
 
 def _followed_over_gaps(replicate: Callable[..., bool]) -> Callable[..., bool]:
-    def careless(partitions: Any, told: ReplicatedCommit) -> bool:
-        held, first = partitions.of(told.store_id), told.entries[0]
-        with held.lock:
-            if held.lineage.is_loaded and held.lineage.version < first.version:
-                held.lineage.version, held.lineage.attempts = (
-                    first.base_version,
-                    {first.base_version: told.base_attempt},
-                )
-        return replicate(partitions, told)
+    def careless(transfers: Any, commit: ReplicatedCommit) -> bool:
+        partition, first = transfers._cache.of(commit.store_id), commit.entries[0]
+        with partition.lock:
+            lineage = partition.lineage
+            if lineage.is_loaded and lineage.version < first.version:
+                lineage.version, lineage.attempts = first.base_version, {first.base_version: commit.base_attempt}
+        return replicate(transfers, commit)
 
     return careless
 
@@ -241,12 +240,13 @@ def _one_parent_will_do(parents: Callable[..., range]) -> Callable[..., range]:
 
 
 def _any_memory_will_do(_: Callable[..., Any]) -> Callable[..., Any]:
-    def careless(partitions: Any, state: Any, store_name: str, is_wanted: Any, parent: Any, version: int) -> Any:
-        held = partitions._held.get(replace(state, partition_id=parent.partition_id))
-        if held is None or not held.lineage.is_loaded or held.is_busy:
+    def careless(restorer: Any, state: Any, store_name: str, definition: Any, parent: Any, version: int) -> Any:
+        partition = restorer._cache.find(replace(state, partition_id=parent.partition_id))
+        if partition is None or not partition.lineage.is_loaded or partition.writer is not None:
             return None
-        ((store, rows),) = held.given()
-        return MemoryRows(store.watermark_ms, _as_snapshot(held, store, rows))
+        ((store, rows),) = partition.frozen_stores()
+        schema = partition.formats[store_name].schema
+        return MemoryRows(store.watermark_ms, _as_snapshot(partition.lock, schema, rows))
 
     return careless
 
@@ -308,7 +308,7 @@ RESCALE_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
         _only_the_newest_shards_referenced,
     ),
     "a shard is made of one of those that have its rows": (ShardLayout, "parents", _one_parent_will_do),
-    "a shard is made of whatever memory has of another": (PartitionCache, "rows_in_memory", _any_memory_will_do),
+    "a shard is made of whatever memory has of another": (Restorer, "rows_in_memory", _any_memory_will_do),
     "new shards count with their first commit": (ShardLayouts, "count", _first_commit_takes_over),
 }
 #: Those that are sought where there are keyed stores; see BUGS.
@@ -353,8 +353,8 @@ BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
         _ages_stand_still_asleep,
     ),
     "a copy is gone on from whatever its history": (Lineage, "sync_action", _any_copy_gone_on_from),
-    "a standby applies a commit to whatever it has": (PartitionCache, "replicate", _followed_over_gaps),
-    "commits since a copy are left out": (PartitionCache, "_go_on", _commits_since_left_out),
+    "a standby applies a commit to whatever it has": (Transfers, "replicate", _followed_over_gaps),
+    "commits since a copy are left out": (Restorer, "_catch_up", _commits_since_left_out),
     "a schema counts without a commit in it": (StateHistory, "_load_plan", _schemas_of_failed_runs_kept),
     "a checkpoint of the ledger forgets schemas": (StateLedger, "to_json", _schemas_left_out),
     "parts of a checkpoint go while some of their records count": (

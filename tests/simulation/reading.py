@@ -142,4 +142,4 @@ class Reader(Party):
 
 
 def _form(view: ReadView) -> bytes:
-    return ReadProjection(view.metadata.schema, is_keyed=False).encoded()
+    return ReadProjection(view.metadata.schema).encoded()

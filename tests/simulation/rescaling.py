@@ -20,6 +20,7 @@ from spark_jobs.worker.fleet_client import FleetClient, ShardWork
 from store_actors.engine.spark_hash import shards_of
 from store_actors.messages import ShardInput
 from store_actors.serving.operator_shards import OperatorShards
+from store_actors.serving.partitions import Partitions
 from tests.simulation.scheduler import Party, Violation
 from tests.simulation.workload import (
     _DELAY_S,
@@ -107,7 +108,7 @@ class RescaledWorkload(AggregationWorkload):
         self, objects: ObjectStore, coordinator: Any, grant: LeaseGrant, version: int, forms: Sequence[int]
     ) -> None:
         store_id = grant.lease.store_id
-        rows = OperatorShards(objects, coordinator).read(store_id, version, self.schema)
+        rows = OperatorShards(Partitions(objects, coordinator)).read(store_id, version, self.schema)
         told = f"version {version} of partition {store_id.partition_id} as loaded"
         compare(told, groups_of(rows), self._own(self.states[0][version], store_id.partition_id))
 

@@ -25,6 +25,7 @@ from coordinator.storage.protocol import ObjectStore
 from spark_jobs.worker.fleet_client import FleetClient, ShardWork
 from store_actors.messages import ShardInput
 from store_actors.serving.operator_shards import OperatorShards
+from store_actors.serving.partitions import Partitions
 from tests.simulation.scheduler import Violation
 
 __all__ = ["AggregationWorkload", "Entry", "Read", "Workload"]
@@ -215,7 +216,7 @@ class AggregationWorkload:
         self, objects: ObjectStore, coordinator: Any, grant: LeaseGrant, version: int, forms: Sequence[int]
     ) -> None:
         store_id = grant.lease.store_id
-        rows = OperatorShards(objects, coordinator).read(store_id, version, self.schema)
+        rows = OperatorShards(Partitions(objects, coordinator)).read(store_id, version, self.schema)
         expected = self.states[store_id.partition_id][version]
         told = f"version {version} of shard {store_id.partition_id} as loaded"
         compare(told, groups_of(rows), expected)

@@ -25,6 +25,7 @@ from coordinator.placement.lease_placer import StayElseLocal
 from coordinator.storage.memory import MemoryObjectStore
 from store_actors.messages import ApplyRequest, ShardInput
 from store_actors.serving.operator_shards import OperatorShards
+from store_actors.serving.partitions import Partitions
 from tests.unit.ledger_harness import FakeFleetView
 
 SCHEMA = StateSchema(
@@ -149,7 +150,7 @@ class AggregationFleet:
         self.store = self.new_store()
 
     def new_store(self) -> OperatorShards:
-        return OperatorShards(self.objects, self.coordinator)
+        return OperatorShards(Partitions(self.objects, self.coordinator))
 
     def request(
         self,
@@ -188,5 +189,5 @@ def filled(batches: int, snapshots: tuple[int, ...] = ()) -> AggregationFleet:
     for batch in range(batches):
         fleet.apply(batch, "a" + "b" * (batch == 0))
         if batch + 1 in snapshots:
-            fleet.store.maintain(1)
+            fleet.store.partitions.maintain(1)
     return fleet

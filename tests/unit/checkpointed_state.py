@@ -25,7 +25,7 @@ def files(letter: str) -> MemoryObjectStore:
     for batch in range(BATCHES):
         fleet.apply(batch, letter + "xy"[batch % 2])
         if batch + 1 in (4, 9):
-            fleet.store.maintain(1)
+            fleet.store.partitions.maintain(1)
     return fleet.objects
 
 

@@ -12,6 +12,7 @@ from coordinator.storage.memory import MemoryObjectStore
 from store_actors.messages import OpenRequest, StoreSpec
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
+from store_actors.serving.partitions import Partitions
 from tests.unit.aggregation_fleet import LocalCoordinator
 
 COUNTS = StoreSpec("default", (Field("k", "string"),), (Field("n", "int64"),))
@@ -28,7 +29,7 @@ class KeyedFleet:
 
     def new_stores(self) -> KeyedStores:
         self.metrics = StoreMetrics()
-        return KeyedStores(self.objects, self.coordinator, self.metrics)
+        return KeyedStores(Partitions(self.objects, self.coordinator, self.metrics))
 
     def request(self, batch: int, run: str = "run-1", attempt: int = 0, *specs: StoreSpec) -> OpenRequest:
         task = TaskIdentity("s", "query", run, batch, 0, attempt, "executor")

@@ -241,7 +241,7 @@ class KeyedMachine(ShardMachine):
     def rollback(self, back: int) -> None:
         newest = self.shard.version
         version = max(0, newest - back)
-        expected = version in self.shard.retained
+        expected = version in self.shard.retained()
         assert self.shard.rollback(version) is expected
         assert self.shard.version == (version if expected else newest)
         self.writer = None
@@ -253,7 +253,7 @@ class KeyedMachine(ShardMachine):
         begin = 0
         fresh, version = KeyedShard(KEYS, VALUES), self.shard.version
         if from_snapshot and version:
-            begin = data.draw(st.sampled_from([held for held in self.shard.retained if held] or [version]))
+            begin = data.draw(st.sampled_from([held for held in self.shard.retained() if held] or [version]))
             rows = self.shard.snapshot(begin)
             fresh.load(rows.append_column(CHANGE_COLUMN, pa.array([UPDATED] * len(rows), pa.int8())), begin)
         for number in range(begin + 1, version + 1):
@@ -279,7 +279,7 @@ class KeyedMachine(ShardMachine):
     @precondition(lambda self: len(self.readers) < 4)
     @rule(data=st.data())
     def open_reader(self, data: st.DataObject) -> None:
-        version = data.draw(st.sampled_from(self.shard.retained))
+        version = data.draw(st.sampled_from(self.shard.retained()))
         self.readers.append((self.shard.read(version), self.history[version]))
 
     @precondition(lambda self: self.readers)
@@ -348,8 +348,8 @@ class KeyedMachine(ShardMachine):
         """Readers are left alone here: they have to catch up with many steps at once, too."""
         newest = self.history[self.shard.version]
         assert model_of(self.shard.snapshot()) == newest
-        assert len(self.shard.retained) <= RETAINED_VERSIONS + 1
-        self.readers = [pair for pair in self.readers if pair[0].version in self.shard.retained]
+        assert len(self.shard.retained()) <= RETAINED_VERSIONS + 1
+        self.readers = [pair for pair in self.readers if pair[0].version in self.shard.retained()]
         if self.writer is not None:
             assert model_of(self.writer.iterator().read_all()) == self.pending
         assert len(self.shard) == len(newest if self.writer is None else self.pending)

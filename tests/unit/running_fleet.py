@@ -22,6 +22,7 @@ from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
 from store_actors.messages import ApplyRequest
 from store_actors.serving.operator_shards import OperatorShards
+from store_actors.serving.partitions import Partitions
 from tests.clocks import LaterClock
 from tests.unit.rescaled_query import SUMS, counted, routed, sums
 
@@ -47,7 +48,7 @@ class RunningFleet:
             checkpoint_interval=6,
             part_records=3,
         )
-        self.shards = OperatorShards(objects, self, runtime=runtime)
+        self.shards = OperatorShards(Partitions(objects, self, runtime=runtime))
 
     def do(self, asked: Coroutine[Any, Any, Answer]) -> Answer:
         """What the coordinator answers."""

@@ -20,17 +20,17 @@ def store_id(coordinator: LocalCoordinator, batch: int) -> StateStoreId:
 
 
 def offered(source: Kind, shard: StateStoreId) -> Transfer:
-    offer = source.offer(shard)
+    offer = source.partitions.transfers.begin(shard)
     assert offer is not None
     return offer
 
 
 def pieces(source: Kind, offer: Transfer) -> Iterator[tuple[int, pa.Table]]:
-    while (piece := source.next_piece(offer.offer_id)) is not None:
+    while (piece := source.partitions.transfers.partitions.transfers.next_piece(offer.transfer_id)) is not None:
         yield piece
 
 
 def hand_over(source: Kind, target: Kind, shard: StateStoreId) -> int:
     """The version that the taker holds then."""
     offer = offered(source, shard)
-    return target.take(shard, offer, pieces(source, offer))[0]
+    return target.partitions.transfers.take(shard, offer, pieces(source, offer))[0]

@@ -22,6 +22,7 @@ from coordinator.model.type_names import words_type
 from coordinator.storage.local import LocalObjectStore
 from store_actors.messages import ApplyRequest, ShardInput
 from store_actors.serving.operator_shards import OperatorShards
+from store_actors.serving.partitions import Partitions
 from store_actors.spilling.store_memory import LimitedMemory
 from tests.unit.aggregation_fleet import LocalCoordinator
 from tests.unit.snapshot_memory import memory
@@ -52,7 +53,7 @@ class SpillingProcess:
         objects = LocalObjectStore(folder / "objects")
         self._coordinator = LocalCoordinator(objects)  # type: ignore[arg-type]
         self.memory = LimitedMemory(limit, str(folder / "spill"))
-        self.store = OperatorShards(objects, self._coordinator, memory=self.memory)
+        self.store = OperatorShards(Partitions(objects, self._coordinator, memory=self.memory))
 
     def apply(self, batch: int, shard: int, keys: np.ndarray, bit: int) -> pa.Table:
         task = TaskIdentity("s", "query", "run", batch, shard, 0, "executor")
@@ -86,7 +87,7 @@ def main(what: str, folder: Path, limit: int, times: int) -> None:
     if what == "fill":
         batch = process.fill(groups)
         process.change(batch, groups, 2)
-        process.store.maintain(1)
+        process.store.partitions.maintain(1)
         assert process.store.metrics.snapshots_written == SHARDS
     elif what == "load":
         process.change(groups // BATCH + 1, groups, 3)

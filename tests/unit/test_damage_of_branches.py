@@ -83,7 +83,7 @@ def files(seed: str, backup: MemoryObjectStore | None = None) -> MemoryObjectSto
     store, chance = query.fleet.new_store(), random.Random(seed)
     for _ in range(3):
         query.apply(sums(chance, query.batch), 0, store)
-    store.maintain(1)
+    store.partitions.maintain(1)
     for info in objects.list("") if backup is not None else ():
         backup.put(info.path, objects.get(info.path))
     go_on(objects, seed)

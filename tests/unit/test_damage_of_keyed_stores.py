@@ -81,7 +81,7 @@ def files(letter: str) -> MemoryObjectStore:
         for program.partition in range(PARTITIONS):
             program.change(version, letter)
         if version in (1, 3):
-            program.stores.maintain(1)
+            program.stores.partitions.maintain(1)
     return program.objects
 
 

@@ -44,7 +44,7 @@ def begun(seed: str) -> tuple[RunningFleet, RunningQuery]:
     for batch in range(4):
         query.next_batch(seed)
         if batch == 1:
-            fleet.shards.maintain(1)
+            fleet.shards.partitions.maintain(1)
     fleet.settle()
     return fleet, query
 
@@ -52,14 +52,14 @@ def begun(seed: str) -> tuple[RunningFleet, RunningQuery]:
 def goes_on(fleet: RunningFleet, query: RunningQuery, told_of: Callable[[RunningQuery], None]) -> None:
     for _ in range(2):
         told_of(query)
-    fleet.shards.maintain(1)
+    fleet.shards.partitions.maintain(1)
     told_of(query)
 
 
 def is_rescaled(fleet: RunningFleet, query: RunningQuery, told_of: Callable[..., None]) -> None:
     again = RunningQuery(fleet, STATE, "query", "run-2", query.batch)
     told_of(again, 3)
-    fleet.shards.maintain(1)
+    fleet.shards.partitions.maintain(1)
     told_of(again)
 
 
@@ -71,7 +71,7 @@ def is_branched(fleet: RunningFleet, query: RunningQuery, told_of: Callable[[Run
     other = RunningQuery(fleet, BRANCH, "another", "run-2", 3)
     for one in (other, query, other):
         told_of(one)
-    fleet.shards.maintain(1)
+    fleet.shards.partitions.maintain(1)
 
 
 def is_started_again(fleet: RunningFleet, query: RunningQuery, told_of: Callable[[RunningQuery], None]) -> None:

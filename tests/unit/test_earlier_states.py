@@ -23,6 +23,7 @@ from store_actors.messages import OpenRequest, StoreSpec
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards
+from store_actors.serving.partitions import Partitions
 
 FOLDER = Path(__file__).parents[1] / "data" / "state-5d87e91"
 EXPECTED: dict[str, Any] = json.loads((FOLDER / "expected.json").read_text())
@@ -161,7 +162,7 @@ def test_an_aggregation_has_the_same_rows() -> None:
     newest = ledger.described(metadata_of(CLICKS))
     schema = newest.schema
     assert schema is not None
-    store = OperatorShards(objects(), ReadOnlyCoordinator(ledger))
+    store = OperatorShards(Partitions(objects(), ReadOnlyCoordinator(ledger)))
     for name, (partition, _) in shards(CLICKS).items():
         version = EXPECTED[CLICKS]["facts"]["newest"][name]
         rows = store.read(StateStoreId(ledger.root, 0, partition), version, schema).to_pylist()
@@ -177,7 +178,7 @@ def test_keyed_stores_have_the_same_rows() -> None:
     store_id = StateStoreId(ledger.root, 0, 0)
     task = TaskIdentity(PROFILES, "python", "reader", version, 0, 0, "executor")
     lease = Lease(store_id, "reader", -1, ActorLocation("store-a", "a", "node-a", "host-a", 1))
-    keyed = KeyedStores(objects(), ReadOnlyCoordinator(ledger), StoreMetrics())
+    keyed = KeyedStores(Partitions(objects(), ReadOnlyCoordinator(ledger), StoreMetrics()))
     session, _ = keyed.open_read(OpenRequest(task, lease, version, STORES))
     for spec in STORES:
         scan = keyed.call(session, spec.name, "iterator", ())

@@ -407,7 +407,7 @@ def test_an_aggregate_that_was_gone_for_a_while_starts_from_nothing(snapshots: b
     query.run(0, "run-1", whole, a=5, b=7)
     query.run(1, "run-2", less, a=6)
     if snapshots:
-        query.store.maintain(1)
+        query.store.partitions.maintain(1)
         assert query.store.metrics.snapshots_written == 1
     assert query.run(2, "run-3", whole, b=1) == {"b": (2, 1)}
     assert query.all(whole, 3) == {"a": (2, None), "b": (2, 1)}

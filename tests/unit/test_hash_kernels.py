@@ -21,6 +21,7 @@ from store_actors.operators.aggregate import AggregateShard
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards
+from store_actors.serving.partitions import Partitions
 from tests.unit.aggregation_fleet import AggregationFleet, rows
 from tests.unit.keyed_fleet import KeyedFleet
 
@@ -185,10 +186,10 @@ def test_each_process_has_a_seed_of_its_own() -> None:
 
 def test_a_store_actor_holds_its_shards_under_its_seed() -> None:
     fleet, runtime = AggregationFleet(), Runtime(hash_seed=7)
-    shards = OperatorShards(fleet.objects, fleet.coordinator, runtime=runtime)
+    shards = OperatorShards(Partitions(fleet.objects, fleet.coordinator, runtime=runtime))
     shards.apply(fleet.request(0), rows("ab"))
-    assert [held.shard.table.seed for _, held in shards._held.items()] == [7]
+    assert [held.stores["default"].table.seed for _, held in shards.partitions.cache.items()] == [7]
     keyed_fleet = KeyedFleet()
-    stores = KeyedStores(keyed_fleet.objects, keyed_fleet.coordinator, StoreMetrics(), runtime)
+    stores = KeyedStores(Partitions(keyed_fleet.objects, keyed_fleet.coordinator, StoreMetrics(), runtime))
     stores.open_update(keyed_fleet.request(0))
-    assert [held.shards["default"]._table.table.seed for _, held in stores._held.items()] == [7]
+    assert [held.stores["default"]._table.table.seed for _, held in stores.partitions.cache.items()] == [7]

@@ -118,7 +118,7 @@ def test_few_rows_travel_small_and_many_are_not_copied(travelled: Way) -> None:
 def test_each_shard_is_asked_for_its_keys(count: int, on: int) -> None:
     """Few and many, on one shard and on several, of which one was never written."""
     schema = StateSchema((Field("k", "int64"),), (), (), None, None, "update")
-    form = Projection(ReadProjection(schema, is_keyed=False), "", ViewColumns.of(schema), ("k",), True)
+    form = Projection(ReadProjection(schema), "", ViewColumns.of(schema), ("k",), True)
     view: Any = SimpleNamespace(written=[0, 1, 3], versions=[1, 1, 0, 1])
     leaves = pa.record_batch({"k": np.arange(count)})
     shards = np.random.default_rng(count).integers(0, on, count)
@@ -195,12 +195,12 @@ def test_an_error_of_a_connection_is_one_of_ours_whatever_it_is_called() -> None
 def test_forms_are_data_but_for_filters() -> None:
     schema = StateSchema((Field("k", "int64"),), (), (), None, None, "update")
     for form in (
-        ReadProjection(schema, False, "left", ("a", "b")),
-        ReadProjection(None, True),
-        ReadProjection(schema, False, columns=()),
+        ReadProjection(schema, "left", ("a", "b")),
+        ReadProjection(None),
+        ReadProjection(schema, columns=()),
     ):
         assert is_json(form.encoded())
         assert ReadProjection.decoded(form.encoded()) == form
-    filtering = ReadProjection(schema, False, filter=pc.field("k") > 1)
+    filtering = ReadProjection(schema, filter=pc.field("k") > 1)
     assert not is_json(filtering.encoded())
     assert str(ReadProjection.decoded(filtering.encoded()).filter) == str(filtering.filter)

@@ -131,4 +131,4 @@ def test_what_is_due_is_always_what_the_rows_say(seed: int, monkeypatch: pytest.
         else:
             handle.commit()
         if chance.random() < 0.2:
-            assert shard.rollback(chance.choice(shard.retained))
+            assert shard.rollback(chance.choice(shard.retained()))

@@ -36,9 +36,9 @@ from coordinator.model.watermarks import Watermarks
 from spark_jobs.worker.state_store import StateStore
 from store_actors.keyed.table import KeyedTable
 from store_actors.messages import BatchFacts, OpenRequest, StoreSpec
-from store_actors.serving.keyed_partition import Ended, Partition, Session
 from store_actors.serving.keyed_stores import KeyedStores
-from store_actors.serving.sessions import IDLE_S, Sessions
+from store_actors.serving.partition import Partition
+from store_actors.serving.sessions import IDLE_S, Ended, Session, Sessions
 from tests.unit.aggregation_fleet import LocalCoordinator
 from tests.unit.faults import memory_exhausted
 from tests.unit.keyed_fleet import COUNTS, NAMES, KeyedFleet, counts
@@ -396,7 +396,7 @@ def test_a_value_column_that_is_gone_and_comes_back_is_new_whatever_is_left_of_i
         spec, run = StoreSpec("default", COUNTS.keys, tuple(fields)), f"run-{number}"
         fleet.run = run
         if "snapshot" in before:
-            fleet.stores.maintain(1)
+            fleet.stores.partitions.maintain(1)
         if "restart" in before:
             fleet.stores = fleet.new_stores()
         if any(held.get(name, kind) != kind for name, kind in types.items()):
@@ -447,11 +447,11 @@ def test_snapshots_of_named_stores_are_written_beside_an_open_update_and_read() 
     fleet.stores.commit(session)
     session = fleet.open(1, "run-1", 0, COUNTS, NAMES)
     fleet.put(session, a=2, b=2)
-    fleet.stores.maintain(2)
+    fleet.stores.partitions.maintain(2)
     assert fleet.metrics.snapshots_written == 0
-    fleet.stores.maintain(1)
+    fleet.stores.partitions.maintain(1)
     assert fleet.metrics.snapshots_written == 2
-    fleet.stores.maintain(1)
+    fleet.stores.partitions.maintain(1)
     assert fleet.metrics.snapshots_written == 2
     fleet.stores.commit(session)
     fleet.stores = fleet.new_stores()
@@ -474,7 +474,7 @@ def test_snapshots_are_not_written_again_and_again_after_a_round_that_stored_som
 
     fleet.objects.put = fail_once  # type: ignore[method-assign]
     for _ in range(5):
-        fleet.stores.maintain(1)
+        fleet.stores.partitions.maintain(1)
     assert fleet.metrics.maintenance_failures == 1
     assert fleet.metrics.snapshots_written == 2
     assert len(puts) == 4, "one round that failed, and one more"
@@ -485,7 +485,7 @@ def test_a_partition_that_is_leased_elsewhere_is_let_go_and_its_writer_fenced() 
     fleet.write(0, a=1)
     session = fleet.open(1)
     fleet.coordinator.is_elsewhere = True
-    fleet.stores.maintain(99)
+    fleet.stores.partitions.maintain(99)
     with pytest.raises(FencedError):
         fleet.put(session, a=2)
     assert fleet.metrics.shards_unloaded == 1
@@ -497,7 +497,7 @@ def test_rows_of_a_version_that_memory_went_back_to_are_never_the_snapshot_of_a_
     fleet.write(1, a=2)
     session = fleet.open(1, "run-1", 1)
     fleet.put(session, a=2)
-    fleet.stores.maintain(1)
+    fleet.stores.partitions.maintain(1)
     fleet.stores.commit(session)
     fleet.stores = fleet.new_stores()
     assert fleet.read(2) == [{"k": "a", "n": 2}]
@@ -658,7 +658,7 @@ def test_snapshots_are_encoded_and_stored_outside_the_lock() -> None:
         put(path, data)
 
     fleet.objects.put = look  # type: ignore[method-assign]
-    fleet.stores.maintain(1)
+    fleet.stores.partitions.maintain(1)
     assert free == [{"n": 2}], "a call of the open update waits for nobody"
     fleet.objects.put = put  # type: ignore[method-assign]
     assert fleet.stores.commit(session) == 2

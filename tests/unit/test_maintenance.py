@@ -38,7 +38,7 @@ def test_a_snapshot_is_written_once_enough_deltas_have_piled_up() -> None:
     fleet = AggregationFleet()
     for batch in range(7):
         fleet.apply(batch, "a")
-        fleet.store.maintain(3)
+        fleet.store.partitions.maintain(3)
     assert [int(path.split("/")[-1].split("-")[0]) for path in files(fleet, ".snapshot")] == [3, 6]
     assert restarted(fleet).apply(7, "a") == {"a": 8}
     assert (fleet.store.metrics.snapshots_loaded, fleet.store.metrics.deltas_loaded) == (1, 1)
@@ -102,10 +102,10 @@ def test_a_snapshot_of_a_superseded_commit_never_counts() -> None:
     (entry, *_) = fleet.coordinator.plan(3).deltas[::-1]
     assert fleet.apply(2, "aa", "run-2") == {"a": 4}
     ledger_size = len(fleet.coordinator.referenced())
-    ((_, held),) = fleet.store._held.items()
+    ((_, held),) = fleet.store.partitions.cache.items()
     (newest,) = held.lineage.newest
     held.lineage.newest = (replace(newest, attempt_id=entry.attempt_id),)
-    fleet.store.maintain(1)
+    fleet.store.partitions.maintain(1)
     assert files(fleet, ".snapshot") == []
     assert len(fleet.coordinator.referenced()) == ledger_size
 
@@ -120,10 +120,10 @@ def test_replaying_a_version_drops_the_snapshots_that_showed_it() -> None:
 def test_a_failing_snapshot_is_counted_and_the_next_round_writes_it() -> None:
     fleet = filled(3)
     put, fleet.objects.put = fleet.objects.put, refuse  # type: ignore[method-assign]
-    fleet.store.maintain(1)
+    fleet.store.partitions.maintain(1)
     assert fleet.store.metrics.maintenance_failures == 1
     fleet.objects.put = put  # type: ignore[method-assign]
-    fleet.store.maintain(1)
+    fleet.store.partitions.maintain(1)
     assert len(files(fleet, ".snapshot")) == 1
 
 
@@ -131,15 +131,15 @@ def test_a_shard_whose_snapshot_fails_by_any_error_is_told_of_and_the_others_hav
     fleet = AggregationFleet()
     for shard in range(3):
         fleet.apply(0, "a", shard=shard)
-    (_, (_, broken), _) = fleet.store._held.items()
-    assert broken.shard is not None
-    frozen, broken.shard.frozen = broken.shard.frozen, unforeseen  # type: ignore[method-assign]
-    fleet.store.maintain(1)
+    (_, (_, broken), _) = fleet.store.partitions.cache.items()
+    shard = broken.stores["default"]
+    frozen, shard.frozen = shard.frozen, unforeseen  # type: ignore[method-assign]
+    fleet.store.partitions.maintain(1)
     assert [path.split("/")[2] for path in files(fleet, ".snapshot")] == ["0", "2"]
     assert fleet.store.metrics.maintenance_failures == 1
     assert fleet.store.metrics.failing == {"s/0/1": "ZeroDivisionError: nobody foresaw this"}
-    broken.shard.frozen = frozen  # type: ignore[method-assign]
-    fleet.store.maintain(1)
+    shard.frozen = frozen  # type: ignore[method-assign]
+    fleet.store.partitions.maintain(1)
     assert [path.split("/")[2] for path in files(fleet, ".snapshot")] == ["0", "1", "2"]
     assert fleet.store.metrics.failing == {}
 
@@ -154,10 +154,10 @@ def refuse(path: str, data: bytes) -> None:
 
 def test_a_shard_that_is_leased_elsewhere_is_unloaded() -> None:
     fleet = filled(3)
-    fleet.store.maintain(99)
+    fleet.store.partitions.maintain(99)
     assert len(fleet.store.loaded()) == 1
     fleet.coordinator.is_elsewhere = True
-    fleet.store.maintain(99)
+    fleet.store.partitions.maintain(99)
     assert fleet.store.loaded() == []
     assert fleet.store.metrics.shards_unloaded == 1
 
@@ -166,19 +166,18 @@ def test_where_the_shards_of_a_state_are_is_asked_once_a_round() -> None:
     fleet = AggregationFleet()
     for shard in range(5):
         fleet.apply(0, "a", shard=shard)
-    fleet.store.maintain(99)
+    fleet.store.partitions.maintain(99)
     assert fleet.coordinator.calls["elsewhere"] == 1
     fleet.coordinator.is_elsewhere = True
-    fleet.store.maintain(99)
+    fleet.store.partitions.maintain(99)
     assert (fleet.store.loaded(), fleet.coordinator.calls["elsewhere"]) == ([], 2)
 
 
 def test_snapshots_of_strings_stay_as_they_were_while_the_shard_goes_on() -> None:
     fleet = AggregationFleet()
     fleet.apply(0, "abc")
-    ((_, held),) = fleet.store._held.items()
-    assert held.shard is not None
-    frozen = held.shard.frozen()
+    ((_, held),) = fleet.store.partitions.cache.items()
+    frozen = held.stores["default"].frozen()
     for batch in range(1, 60):
         fleet.apply(batch, "".join(chr(200 + batch * 40 + n) for n in range(40)))
     assert counts(read_frozen(frozen, SCHEMA.row_schema())) == {"a": 1, "b": 1, "c": 1}

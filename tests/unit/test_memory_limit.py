@@ -26,6 +26,7 @@ from store_actors.engine.memory import Memory
 from store_actors.messages import ShardInput
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.operator_shards import OperatorShards
+from store_actors.serving.partitions import Partitions
 from store_actors.spilling import memory_keeper
 from store_actors.spilling.memory_keeper import MemoryKeeper
 from store_actors.spilling.spill_folder import checked_folder
@@ -219,7 +220,7 @@ class SpillingFleet(AggregationFleet):
         super().__init__()
 
     def new_store(self) -> OperatorShards:
-        return OperatorShards(self.objects, self.coordinator, memory=TinyMemory(self._folder))
+        return OperatorShards(Partitions(self.objects, self.coordinator, memory=TinyMemory(self._folder)))
 
 
 def test_a_disk_that_is_full_at_any_moment_costs_a_batch_and_nothing_else(tmp_path: Path, full: list[int]) -> None:
@@ -289,7 +290,7 @@ def test_a_disk_that_is_full_on_the_way_back_to_a_version_costs_a_load(tmp_path:
 
 def test_a_keyed_store_without_room_is_loaded_anew(tmp_path: Path, full: list[int]) -> None:
     fleet = KeyedFleet()
-    fleet.stores = KeyedStores(fleet.objects, fleet.coordinator, fleet.metrics, memory=TinyMemory(tmp_path))
+    fleet.stores = KeyedStores(Partitions(fleet.objects, fleet.coordinator, fleet.metrics, memory=TinyMemory(tmp_path)))
     fleet.write(0, a=1)
     for room in range(100):
         full[0] = room
@@ -315,7 +316,7 @@ def test_a_retry_gets_the_rows_that_were_put_aside(tmp_path: Path) -> None:
 def test_a_batch_that_needs_more_than_there_is_is_refused_before_anything_is_changed(tmp_path: Path) -> None:
     fleet = AggregationFleet()
     memory = LimitedMemory(MemoryKeeper(1 << 40).base * 8 // 7 + 160 * MIB, str(tmp_path))
-    fleet.store = OperatorShards(fleet.objects, fleet.coordinator, memory=memory)
+    fleet.store = OperatorShards(Partitions(fleet.objects, fleet.coordinator, memory=memory))
     assert fleet.apply(0, "ab") == {"a": 1, "b": 1}
     large = pa.array(["x" * 1000]).take(pa.array(np.zeros(100_000, np.int64)))
     with pytest.raises(MemoryLimitError, match="make batches smaller") as caught:

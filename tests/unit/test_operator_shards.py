@@ -177,11 +177,11 @@ def test_maintenance_does_not_wait_for_a_shard_that_is_elsewhere_and_hangs() -> 
     fleet = AggregationFleet()
     fleet.apply(0, "a")
     fleet.coordinator.is_elsewhere = True
-    ((_, held),) = fleet.store._held.items()
+    ((_, held),) = fleet.store.partitions.cache.items()
     with held.lock, ThreadPoolExecutor(1) as other:
-        other.submit(fleet.store.maintain, 99).result(timeout=10)
+        other.submit(fleet.store.partitions.maintain, 99).result(timeout=10)
     assert fleet.store.metrics.shards_unloaded == 0
-    fleet.store.maintain(99)
+    fleet.store.partitions.maintain(99)
     assert fleet.store.metrics.shards_unloaded == 1
 
 

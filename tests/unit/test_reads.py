@@ -18,8 +18,6 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import Runtime
 from store_actors.key_queries import FoundRows
 from store_actors.messages import ReadProjection, ReadRequest, ShardInput
-from store_actors.serving.keyed_stores import KeyedStores
-from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.reads import Reads
 from tests.unit.aggregation_fleet import AggregationFleet
 
@@ -36,7 +34,7 @@ SCHEMA = StateSchema(
 )
 CREATED = StateMetadata("s", "query", 1, "update", SCHEMA)
 KEYS = [f"key-{number}" for number in range(500)]
-FORM = pickle.dumps(ReadProjection(SCHEMA, is_keyed=False))
+FORM = pickle.dumps(ReadProjection(SCHEMA))
 
 
 def rows_of(batch: int) -> ShardInput:
@@ -51,8 +49,8 @@ class ReadingProcess:
     def __init__(self, fleet: AggregationFleet | None = None) -> None:
         self.fleet = fleet or AggregationFleet()
         self.fleet.store = self.fleet.new_store()
-        keyed = KeyedStores(self.fleet.objects, self.fleet.coordinator, StoreMetrics())
-        self.reads = Reads(self.fleet.store, keyed, self.fleet.coordinator, Runtime())
+        partitions = self.fleet.store.partitions
+        self.reads = Reads(partitions.stored, partitions.cache, self.fleet.coordinator, Runtime())
 
     def apply(self, batch: int, run: str = "run-1") -> None:
         self.fleet.store.apply(self.fleet.request(batch, run, SCHEMA), rows_of(batch))
@@ -165,7 +163,7 @@ def test_whoever_goes_through_old_versions_takes_no_more_memory_than_readers_may
     assert size > 32 * len(KEYS)
     reads._most_bytes = 3 * size
     loads, most_at_once = list[int](), 0
-    load = process.fleet.store.loaded_view
+    load = process.fleet.store.partitions.stored.view
 
     def counted(*told: Any) -> Any:
         nonlocal most_at_once
@@ -176,7 +174,7 @@ def test_whoever_goes_through_old_versions_takes_no_more_memory_than_readers_may
         finally:
             loads.remove(told[1])
 
-    monkeypatch.setattr(process.fleet.store, "loaded_view", counted)
+    monkeypatch.setattr(process.fleet.store.partitions.stored, "view", counted)
     for version in (*range(2, 10), 3, 4):
         assert found_of(process.scan(process.request(version))) == totals(version)
         assert sum(one.nbytes for one in reads._loaded.values()) <= 3 * size
@@ -235,7 +233,7 @@ def test_a_version_is_read_by_way_of_a_named_snapshot_and_of_no_other_file() -> 
     for batch in range(5):
         process.apply(batch)
         if batch in (1, 3):
-            process.fleet.store.maintain(1)
+            process.fleet.store.partitions.maintain(1)
     objects = process.fleet.objects
     older, newer = (info.path for info in objects.list("s/0") if info.path.endswith(".snapshot"))
     for snapshot in (0, 2, 4):

@@ -20,6 +20,7 @@ from store_actors.operators.join_schema import join_schema
 from store_actors.operators.top_schema import top_schema
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
+from store_actors.serving.partitions import Partitions
 from store_actors.serving.reading_order import Split
 from tests.unit.deduplicate_machine import WITHIN
 from tests.unit.deduplicate_machine import input_of as dedup_input
@@ -97,7 +98,7 @@ def test_rescaled_shards_go_on_as_one_shard_does(kind: str, way: str) -> None:
             if way == "files" or (way == "some of each" and step % 2):
                 store = query.fleet.new_store()
             if way in ("snapshots", "some of each") and step % 3:
-                store.maintain(1)
+                store.partitions.maintain(1)
             query.rescale(num_shards)
         before = store.metrics.bytes_loaded
         for _ in range(2 if step % 2 else 3):
@@ -125,7 +126,7 @@ def test_a_shard_that_was_made_of_others_is_made_again_after_the_loss_of_its_sto
 
     batch()
     batch()
-    store.maintain(1)
+    store.partitions.maintain(1)
     batch()
     query.rescale(6)
     batch()
@@ -179,7 +180,7 @@ class KeyedQuery(RescaledQuery):
         self.model: dict[str | None, tuple[int, list[float]]] = {}
 
     def new_stores(self) -> KeyedStores:
-        return KeyedStores(self.fleet.objects, self.fleet.coordinator, StoreMetrics())
+        return KeyedStores(Partitions(self.fleet.objects, self.fleet.coordinator, StoreMetrics()))
 
     def write(self, stores: KeyedStores, changes: dict[str | None, int], counts: StoreSpec = COUNTS) -> None:
         for shard, partition in enumerate(self.generation.partitions):
@@ -237,7 +238,7 @@ def test_keyed_stores_are_rescaled_together(way: str) -> None:
             if way == "files":
                 stores = new_stores()
             if way == "snapshots":
-                stores.maintain(1)
+                stores.partitions.maintain(1)
                 stores = new_stores()
             query.rescale(num_shards)
         for _ in range(2):
@@ -277,9 +278,11 @@ def test_what_is_told_of_a_parent_in_memory_is_of_just_the_version_that_is_taken
     origin = loading.plans[DEFAULT_STORE].origin
     assert origin is not None
     (parent,) = origin.parents
-    held = store._held
-    assert held.rows_in_memory(store_id, DEFAULT_STORE, lambda _: True, parent, 1) is not None
-    assert held.rows_in_memory(store_id, DEFAULT_STORE, lambda _: True, parent, 2) is None
-    assert held.rows_in_memory(store_id, DEFAULT_STORE, lambda _: True, replace(parent, attempt_id="other"), 1) is None
-    assert held.rows_in_memory(store_id, DEFAULT_STORE, lambda _: False, parent, 1) is None
-    assert not any(one.shard.table.is_frozen for _, one in held.items() if one.shard is not None)
+    rows_in_memory = store.partitions.restorer.rows_in_memory
+    assert rows_in_memory(store_id, DEFAULT_STORE, SUMS, parent, 1) is not None
+    assert rows_in_memory(store_id, DEFAULT_STORE, SUMS, parent, 2) is None
+    assert rows_in_memory(store_id, DEFAULT_STORE, SUMS, replace(parent, attempt_id="other"), 1) is None
+    assert rows_in_memory(store_id, DEFAULT_STORE, replace(SUMS, output_mode="complete"), parent, 1) is None
+    tables = [shard.table for _, partition in store.partitions.cache.items() for shard in partition.stores.values()]
+    assert tables
+    assert not any(table.is_frozen for table in tables)

@@ -49,7 +49,7 @@ def lived(
     for batch in range(batches):
         running.next_batch(seed)
         if batch == 2:
-            fleet.shards.maintain(1)
+            fleet.shards.partitions.maintain(1)
         fleet.settle()
         backups[batch + 1] = copied(fleet.objects)
     return fleet, running, backups
@@ -91,7 +91,7 @@ def test_an_older_copy_is_told_and_is_not_written_to_until_the_query_is_started_
     again = RunningQuery(fleet, STATE, "query", "run-3", 3)
     for _ in range(2):
         again.next_batch("a")
-    fleet.shards.maintain(1)
+    fleet.shards.partitions.maintain(1)
     assert versions(fleet.objects) == expected
     assert named_by_verify(fleet.objects, [STATE]) == set()
 
@@ -136,7 +136,7 @@ def test_another_state_of_the_name_is_neither_written_to_nor_read_for_the_first(
     put(backups[batches], fleet)
     assert refusals(query) == [StateReplacedError, FencedError, FencedError]
     # Neither do further files come of what memory has.
-    fleet.shards.maintain(1)
+    fleet.shards.partitions.maintain(1)
     assert is_as_it_was(fleet, backups[batches])
     # Cleaning does not take its files for such as nobody needs.
     fleet.clock.later_s += 10_000

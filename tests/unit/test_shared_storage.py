@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -22,8 +23,9 @@ from coordinator.storage.local import LocalObjectStore
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.probe import ProbeResult, prove_shared
 from coordinator.storage.protocol import ObjectStore
-from store_actors.actor import ProvenStoreProcess
+from store_actors.actor import StoreProcess
 from store_actors.messages import OpenRequest
+from store_actors.serving.storage_proof import StorageProof
 from tests.unit.observed_objects import ObservedObjectStore
 
 URI = "file:///var/lib/statefleet"
@@ -134,10 +136,11 @@ class SameProcess:
         return lambda *args: asyncio.run(getattr(self._coordinator, method)(*args))
 
 
-def store_process(objects: ObjectStore, coordinator: Coordinator) -> ProvenStoreProcess:
+def store_process(objects: ObjectStore, coordinator: Coordinator) -> StoreProcess:
     here = ActorLocation("store-2", "life-1", "node-2", "host-2", 2)
     client = cast(CoordinatorClient, SameProcess(coordinator))
-    return ProvenStoreProcess(here, objects, client, Maintenance(interval_s=10**6), Runtime(), RayActors())
+    proof, rarely = StorageProof(objects, client.look_into, here, threading.Lock()), Maintenance(interval_s=10**6)
+    return StoreProcess(here, objects, client, rarely, Runtime(), RayActors(), check_fitness=proof.check)
 
 
 def requests() -> list[tuple[str, tuple[Any, ...]]]:

@@ -20,6 +20,7 @@ from store_actors.operators.join_schema import join_schema
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards
+from store_actors.serving.partitions import Partitions
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, counts
 from tests.unit.keyed_fleet import KeyedFleet
 from tests.unit.observed_objects import ObservedObjectStore
@@ -39,14 +40,13 @@ class PiecesFleet(AggregationFleet):
         self.store = self.new_store()
 
     def new_store(self) -> OperatorShards:
-        return OperatorShards(self.objects, self.coordinator, piece_bytes=1)
+        return OperatorShards(Partitions(self.objects, self.coordinator, piece_bytes=1))
 
     def snapshot(self) -> None:
-        for held in [held for _, held in self.store._held.items()]:
-            assert held.shard is not None
-            (table,) = tables_of(held.shard)
+        for held in [held for _, held in self.store.partitions.cache.items()]:
+            (table,) = tables_of(held.stores["default"])
             table.snapshot_bytes = 8 * 16
-        self.store.maintain(1)
+        self.store.partitions.maintain(1)
 
     def snapshots(self) -> list[str]:
         return [info.path for info in self.objects.list("s/0") if info.path.endswith(".snapshot")]
@@ -88,9 +88,8 @@ def test_a_snapshot_is_of_its_version_whatever_happens_while_it_is_written() -> 
     fleet.objects.delete(next(path for path in fleet.deltas() if path.split("/")[-1].startswith("1-")))
     assert counts(fleet.new_store().read(SHARD, 1, SCHEMA)) == dict.fromkeys(LETTERS, 1)
     whole = fleet.store.read(SHARD, newest, SCHEMA)
-    ((_, held),) = fleet.store._held.items()
-    assert held.shard is not None
-    assert counts(whole) == counts(held.shard.snapshot())
+    ((_, held),) = fleet.store.partitions.cache.items()
+    assert counts(whole) == counts(held.stores["default"].snapshot())
 
 
 @pytest.mark.parametrize("piece", [0, 1, -1])
@@ -127,9 +126,8 @@ def test_files_of_a_snapshot_that_fails_are_removed_and_nothing_is_counted() -> 
     fleet.snapshot()
     assert fleet.store.metrics.maintenance_failures == 1
     assert (fleet.snapshots(), fleet.coordinator.plan(1).snapshots) == ([], ())
-    ((_, held),) = fleet.store._held.items()
-    assert held.shard is not None
-    assert not any(table.is_frozen for table in tables_of(held.shard))
+    ((_, held),) = fleet.store.partitions.cache.items()
+    assert not any(table.is_frozen for table in tables_of(held.stores["default"]))
     fleet.snapshot()
     assert fleet.store.metrics.snapshots_written == 1
 
@@ -155,14 +153,14 @@ def test_files_of_a_snapshot_that_does_not_count_are_removed() -> None:
 
 def test_a_keyed_store_is_snapshotted_in_pieces_without_what_is_being_written() -> None:
     fleet = KeyedFleet()
-    fleet.stores = KeyedStores(fleet.objects, fleet.coordinator, StoreMetrics(), piece_bytes=1)
+    fleet.stores = KeyedStores(Partitions(fleet.objects, fleet.coordinator, StoreMetrics(), piece_bytes=1))
     fleet.write(0, **dict.fromkeys("abcdefghijklmnop", 1))
     session = fleet.open(1)
     fleet.put(session, a=2, z=3)
     assert fleet.call(session, "remove_key", ("b",)) == 1
-    for held in [held for _, held in fleet.stores._held.items()]:
-        held.shards["default"]._table.table.snapshot_bytes = 8 * 16
-    fleet.stores.maintain(1)
+    for held in [held for _, held in fleet.stores.partitions.cache.items()]:
+        held.stores["default"]._table.table.snapshot_bytes = 8 * 16
+    fleet.stores.partitions.maintain(1)
     fleet.stores.commit(session)
     (entry,) = fleet.coordinator.plan(1).snapshots
     assert len(entry.files) > 2

@@ -18,6 +18,7 @@ from store_actors.replicator import _ON_THEIR_WAY, Replicator
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards
+from store_actors.serving.partitions import Partitions
 from tests.unit.aggregation_fleet import AggregationFleet, counts, rows
 from tests.unit.keyed_fleet import COUNTS, NAMES, KeyedFleet
 from tests.unit.shard_transfer import hand_over, store_id
@@ -76,10 +77,10 @@ class FollowedShard:
         self.metrics = StoreMetrics()
         followers = Replicator(self.actors, "a", self.metrics, threading.RLock())
         self.owner = OperatorShards(
-            self.fleet.objects, self.fleet.coordinator, self.metrics, Runtime(), standbys=followers
+            Partitions(self.fleet.objects, self.fleet.coordinator, self.metrics, Runtime(), standbys=followers)
         )
         self.standby = self.fleet.new_store()
-        self.actors.there["b"] = self.standby.replicate
+        self.actors.there["b"] = self.standby.partitions.transfers.replicate
         self.batch = 0
 
     def request(self, run: str = "run-1", **where: str) -> ApplyRequest:
@@ -114,9 +115,9 @@ def test_without_a_copy_a_standby_says_that_it_needs_one() -> None:
     shard.actors.there["b"] = told.append
     shard.run("a")
     shard.run("b")
-    assert not shard.standby.replicate(told[0]), "nothing to apply it to"
+    assert not shard.standby.partitions.transfers.replicate(told[0]), "nothing to apply it to"
     assert shard.take_copy() == 2
-    assert shard.standby.replicate(told[1]), "it has that one"
+    assert shard.standby.partitions.transfers.replicate(told[1]), "it has that one"
     assert shard.standby.metrics.followed == 0
 
 
@@ -128,7 +129,7 @@ def test_a_commit_that_was_not_told_leaves_a_gap_that_nothing_is_applied_over() 
     shard.actors.there["b"] = told.append
     shard.run("b")
     shard.run("c")
-    assert not shard.standby.replicate(told[1])
+    assert not shard.standby.partitions.transfers.replicate(told[1])
     assert shard.take_over("abc") == {"a": 2, "b": 2, "c": 2}
     assert shard.standby.metrics.deltas_loaded == 2, "what it lacked is read, and no more"
 
@@ -166,7 +167,7 @@ def test_a_standby_that_was_lost_is_looked_up_again() -> None:
     before = shard.actors.found
     shard.run("b")
     assert shard.actors.found == before + 1
-    shard.actors.there["b"] = shard.standby.replicate
+    shard.actors.there["b"] = shard.standby.partitions.transfers.replicate
     shard.run("c")
     shard.take_copy()
     shard.run("d")
@@ -179,8 +180,8 @@ def test_keyed_stores_follow_together() -> None:
     standby_metrics = fleet.metrics
     metrics = StoreMetrics()
     followers = Replicator(actors, "a", metrics, threading.RLock())
-    owner = KeyedStores(fleet.objects, fleet.coordinator, metrics, Runtime(), standbys=followers)
-    actors.there["b"] = standby.replicate
+    owner = KeyedStores(Partitions(fleet.objects, fleet.coordinator, metrics, Runtime(), standbys=followers))
+    actors.there["b"] = standby.partitions.transfers.replicate
 
     def begin(batch: int) -> str:
         request = fleet.request(batch, "run-1", 0, COUNTS, NAMES)
@@ -215,7 +216,7 @@ def test_a_standby_keeps_its_copy_in_maintenance(values: str) -> None:
     shard.fleet.coordinator.is_elsewhere = True
     for _ in range(30):
         shard.run(values)
-        shard.standby.maintain(5)
+        shard.standby.partitions.maintain(5)
     shard.fleet.coordinator.is_elsewhere = False
     assert shard.standby.metrics.snapshots_written == 0, "its owner writes them"
     assert shard.take_over("a")["a"] >= 2

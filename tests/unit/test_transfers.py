@@ -12,6 +12,7 @@ from coordinator.model.schema import Field
 from coordinator.runtime.runtime import MachineClock, Runtime
 from store_actors.messages import StoreSpec
 from store_actors.serving.operator_shards import OperatorShards
+from store_actors.serving.partitions import Partitions
 from store_actors.serving.piece_streams import _IDLE_S
 from tests.unit.aggregation_fleet import AggregationFleet, counts, rows
 from tests.unit.keyed_fleet import COUNTS, NAMES, KeyedFleet
@@ -53,7 +54,7 @@ def test_what_is_committed_while_rows_are_given_is_taken_from_the_log() -> None:
     offer = offered(move.source, move.shard)
     move.run("aad")
     move.run("b")
-    assert move.target.take(move.shard, offer, pieces(move.source, offer))[0] == 4
+    assert move.target.partitions.transfers.take(move.shard, offer, pieces(move.source, offer))[0] == 4
     assert move.target.metrics.deltas_loaded == 2
     move.run("e")
     assert move.run_on_taker("abcde") == {"a": 5, "b": 4, "c": 2, "d": 2, "e": 2}
@@ -66,7 +67,7 @@ def test_what_the_giver_committed_and_a_newer_run_replaced_is_not_gone_on_from()
     offer = offered(move.source, move.shard)
     # Batch 1 is made anew by another run, on the store actor that has the shard, with other rows.
     move.fleet.apply(1, "cc", "run-2")
-    move.target.take(move.shard, offer, pieces(move.source, offer))
+    move.target.partitions.transfers.take(move.shard, offer, pieces(move.source, offer))
     assert move.run_on_taker("abc", "run-2") == {"a": 2, "b": 1, "c": 3}
     assert move.target.metrics.deltas_loaded == 2, "loaded from the start"
 
@@ -77,10 +78,10 @@ def test_whoever_has_the_lease_is_asked_whether_a_copy_counts() -> None:
     ours = move.fleet.request(move.batch, local="b", lost="a")
     offer = offered(move.source, move.shard)
     move.target.apply(ours, rows("b"))
-    ((_, held),) = move.target._held.items()
+    ((_, held),) = move.target.partitions.cache.items()
     assert held.lineage.is_hot(ours.lease.epoch, "run-1", 2)
     held.forget()
-    move.target.take(move.shard, offer, pieces(move.source, offer))
+    move.target.partitions.transfers.take(move.shard, offer, pieces(move.source, offer))
     assert held.lineage.is_loaded
     assert not held.lineage.is_hot(ours.lease.epoch, "run-1", held.lineage.version)
     # Nor is it reported with the partitions of that run, of which the coordinator would say that it is stale.
@@ -92,7 +93,7 @@ def test_a_copy_that_is_older_than_what_is_held_is_left_alone() -> None:
     old = offered(move.source, move.shard)
     move.run("b")
     assert hand_over(move.source, move.target, move.shard) == 2
-    assert move.target.take(move.shard, old, pieces(move.source, old))[0] == 2
+    assert move.target.partitions.transfers.take(move.shard, old, pieces(move.source, old))[0] == 2
     assert move.target.metrics.taken_over == 1
     assert move.run_on_taker("ab") == {"a": 2, "b": 2}
 
@@ -103,7 +104,7 @@ def test_a_copy_outlives_maintenance_though_it_is_leased_elsewhere_and_not_for_e
     move.fleet.coordinator.is_elsewhere = True
     rounds = 0
     while move.target.loaded():
-        move.target.maintain(10)
+        move.target.partitions.maintain(10)
         rounds += 1
         assert rounds < 50
     assert rounds == 11
@@ -111,9 +112,9 @@ def test_a_copy_outlives_maintenance_though_it_is_leased_elsewhere_and_not_for_e
 
 def test_a_partition_that_is_not_in_memory_is_not_offered() -> None:
     move = Move("a")
-    assert move.target.offer(move.shard) is None
-    assert move.source.unload(move.shard)
-    assert move.source.offer(move.shard) is None
+    assert move.target.partitions.transfers.begin(move.shard) is None
+    assert move.source.partitions.cache.unload(move.shard)
+    assert move.source.partitions.transfers.begin(move.shard) is None
 
 
 class Elapsing(MachineClock):
@@ -125,19 +126,20 @@ class Elapsing(MachineClock):
 
 def test_rows_that_nobody_takes_are_let_go_of() -> None:
     fleet, clock = AggregationFleet(), Elapsing()
-    fleet.store = OperatorShards(fleet.objects, fleet.coordinator, runtime=Runtime(clock=clock))
+    fleet.store = OperatorShards(Partitions(fleet.objects, fleet.coordinator, runtime=Runtime(clock=clock)))
     fleet.apply(0, "ab")
     shard = store_id(fleet.coordinator, 1)
     offer = offered(fleet.store, shard)
-    ((_, held),) = fleet.store._held.items()
-    assert held.shard is not None
-    table: Any = held.shard.table  # type: ignore[attr-defined]
+    ((_, held),) = fleet.store.partitions.cache.items()
+    table: Any = held.stores["default"].table  # type: ignore[attr-defined]
     assert table.is_frozen
     clock.seconds = _IDLE_S + 1
-    fleet.store.maintain(10)
+    fleet.store.partitions.maintain(10)
     assert not table.is_frozen
     with pytest.raises(OperationOutOfOrderError, match="nothing was lost"):
-        fleet.store.next_piece(offer.offer_id)
+        fleet.store.partitions.transfers.partitions.transfers.partitions.transfers.partitions.transfers.next_piece(
+            offer.transfer_id
+        )
 
 
 class KeyedMove:
