@@ -154,7 +154,7 @@ def test_shards_that_were_made_of_what_was_there_before_are_made_anew() -> None:
     fleet, _, backups = lived("a", 3)
     query = RunningQuery(fleet, STATE, "query", "run-2", 3)
     query.next_batch("a", 3)
-    assert fleet.shards.count() == 5
+    assert fleet.shards.partitions.cache.count() == 5
     put(backups[2], fleet)
     with pytest.raises(StateReplacedError):
         query.next_batch("a")
