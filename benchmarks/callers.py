@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from benchmarks.schemas import COUNT_AND_SUM
 from coordinator.ledger.rescaling import BatchShards
-from coordinator.ledger.state_ledger import Counted, LeaseGrant
+from coordinator.ledger.state_ledger import AcceptedCommits, LeaseGrant
 from coordinator.model.commits import CommitEntry, PartitionCommit
 from coordinator.model.errors import StateStoreError
 from coordinator.model.identities import ActorLocation, TaskIdentity
@@ -221,7 +221,7 @@ class Node:
         #: Calls of the coordinator.
         self.calls: Counter[str] = Counter()
 
-    def _send(self, state_name: str, commits: Sequence[PartitionCommit]) -> Sequence[Counted | StateStoreError]:
+    def _send(self, state_name: str, commits: Sequence[PartitionCommit]) -> Sequence[AcceptedCommits | StateStoreError]:
         return self._ask("commit", self._coordinator.commit_partitions(state_name, commits))
 
     def _ask(self, kind: str, call: Coroutine[Any, Any, Result]) -> Result:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from coordinator.ledger.records import MoveFailed, ShardsAssigned, preparation_from_json
+from coordinator.ledger.records import MoveFailed, ShardsAssigned, copy_result_from_json
 from coordinator.model.copy_result import ShardMove
 from coordinator.model.identities import ActorLocation
 
@@ -106,6 +106,6 @@ def _moves(data: Iterable[Mapping[str, Any]]) -> Iterable[ShardMove]:
                 **one,
                 "former": None if former is None else ActorLocation(**former),
                 "location": ActorLocation(**one["location"]),
-                "preparation": preparation_from_json(one),
+                "preparation": copy_result_from_json(one),
             }
         )

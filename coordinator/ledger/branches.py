@@ -33,7 +33,7 @@ from dataclasses import dataclass
 
 from coordinator.ledger.read_views import finished
 from coordinator.ledger.records import Branched, Committed, Record
-from coordinator.ledger.rescaling import first_generation
+from coordinator.ledger.rescaling import first_layout
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.errors import InvalidRequestError, VersionNotFoundError
 from coordinator.model.state_metadata import StateMetadata
@@ -100,8 +100,8 @@ def first_record(ledger: StateLedger, created: StateMetadata, name: str, version
 
 
 def _check_retained(ledger: StateLedger, created: StateMetadata, version: int) -> None:
-    generation = ledger.generations.with_version(first_generation(created), version)
-    oldest = max(map(ledger.oldest_readable, generation.partitions))
+    layout = ledger.layouts.with_version(first_layout(created), version)
+    oldest = max(map(ledger.oldest_readable, layout.partitions))
     newest = finished(ledger, created)
     if not max(1, oldest) <= version <= newest:
         raise VersionNotFoundError(
@@ -176,17 +176,17 @@ def described(ledger: StateLedger, created: StateMetadata) -> Branch:
     """What a branch is like."""
     assert ledger.origin is not None
     parent, version = ledger.origin
-    generation = ledger.generations.newest(first_generation(created))
+    layout = ledger.layouts.newest(first_layout(created))
     own = f"{ledger.state_name}/"
     shared = {file: size for file, size in _sizes(ledger) if not file.startswith(own)}
-    first = generation.partitions[0]
+    first = layout.partitions[0]
     made = ledger.made_by(version, first)
     return Branch(
         ledger.state_name,
         parent,
         version,
         ledger.query_id,
-        generation.num_shards,
+        layout.num_shards,
         len(shared),
         sum(shared.values()),
         None if made is None else made.batch_time_ms,

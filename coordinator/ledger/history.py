@@ -70,7 +70,7 @@ class StateHistory:
         self._left: dict[int, int] = {}
         #: Schemas that runs asked for after that of ``metadata.json``, each with the epoch from which on commits are in it.
         self._schemas: list[tuple[int, StateSchema]] = []
-        self.generations = ShardLayouts()
+        self.layouts = ShardLayouts()
 
     @property
     def state_name(self) -> str:
@@ -129,7 +129,7 @@ class StateHistory:
         newest = max(self._newest_of(partition_id, version), key=lambda entry: entry.version, default=None)
         if newest is not None:
             return newest.version, newest.attempt_id
-        own = self.generations.of(partition_id)
+        own = self.layouts.of(partition_id)
         if own is None:
             return 0, ""
         parents = (self.counted(parent, own.version)[1] for parent in own.parents(partition_id))
@@ -154,7 +154,7 @@ class StateHistory:
 
     def _first_version(self, partition_id: int) -> int:
         """Version that a partition was made with."""
-        own = self.generations.of(partition_id)
+        own = self.layouts.of(partition_id)
         return 0 if own is None else own.version
 
     def rows_late(self, partition_id: int) -> int:
@@ -200,21 +200,19 @@ class StateHistory:
             )
         return LoadPlans(attempt_id, plans)
 
-    def _origin(self, shard: ShardKey, generation: ShardLayout) -> Origin:
+    def _origin(self, shard: ShardKey, layout: ShardLayout) -> Origin:
         """What a shard of a further generation is made of."""
         partition_id, store_name = shard
         parents = []
-        for parent in generation.parents(partition_id):
-            loading = self.load_plans(parent, generation.version, (store_name,))
-            number = parent - generation.former_partition
-            parents.append(
-                Parent(parent, number, generation.former_shards, loading.attempt_id, loading.plans[store_name])
-            )
-        number = partition_id - generation.first_partition
-        return Origin(generation.version, number, generation.num_shards, generation.keys, tuple(parents))
+        for parent in layout.parents(partition_id):
+            loading = self.load_plans(parent, layout.version, (store_name,))
+            number = parent - layout.former_partition
+            parents.append(Parent(parent, number, layout.former_shards, loading.attempt_id, loading.plans[store_name]))
+        number = partition_id - layout.first_partition
+        return Origin(layout.version, number, layout.num_shards, layout.keys, tuple(parents))
 
     def _load_plan(self, shard: ShardKey, version: int) -> LoadPlan:
-        floor, own = self._floors.get(shard, 0), self.generations.of(shard[0])
+        floor, own = self._floors.get(shard, 0), self.layouts.of(shard[0])
         oldest = max(floor, self._first_version(shard[0]))
         if version < oldest:
             raise InvalidRequestError(
@@ -279,12 +277,12 @@ class StateHistory:
 
     def described(self, created: StateMetadata) -> StateMetadata:
         """The state's metadata (as `created`) with the schema of its newest commit, and its present number of shards."""
-        shards = self.generations.newest(ShardLayout(created.num_shards)).num_shards
+        shards = self.layouts.newest(ShardLayout(created.num_shards)).num_shards
         return replace(created, schema=self.committed_schema(created) or created.schema, num_shards=shards)
 
-    def committed_version(self, generation: ShardLayout) -> int:
+    def committed_version(self, layout: ShardLayout) -> int:
         """Newest version that every shard has, or is behind of; 0 where one has none."""
-        return min(map(self.newest_version, generation.partitions))
+        return min(map(self.newest_version, layout.partitions))
 
     def referenced_files(self) -> set[str]:
         """Every delta and snapshot file that a retained version needs."""
@@ -320,24 +318,24 @@ class StateHistory:
 
     def made_by(self, version: int, partition_id: int) -> CommitEntry | None:
         """Entry that made a version of a partition, or of one of those that it is made of; None if none is retained."""
-        found, own = self.entry_of(version, partition_id), self.generations.of(partition_id)
+        found, own = self.entry_of(version, partition_id), self.layouts.of(partition_id)
         if found is None and own is not None and own.version == version:
             return self.made_by(version, own.parents(partition_id)[0])
         return found
 
     def _batch_time_ms(self, partition_id: int, version: int) -> int | None:
         """When Spark planned the batch that made a version; None if nobody said."""
-        own = self.generations.of(partition_id)
+        own = self.layouts.of(partition_id)
         if own is not None and own.version == version:
             return self._batch_time_ms(own.parents(partition_id)[0], version)
         made = self._made(partition_id, version)
         return next((entry.batch_time_ms for entry in made if entry.batch_time_ms is not None), None)
 
-    def batch_result(self, run_id: str, batch_id: int, generation: ShardLayout) -> BatchResult:
+    def batch_result(self, run_id: str, batch_id: int, layout: ShardLayout) -> BatchResult:
         """What a batch of a run did to the state, and which shards of a generation have not counted it."""
         made: list[CommitEntry] = []
         missing: list[int] = []
-        for shard, partition_id in enumerate(generation.partitions):
+        for shard, partition_id in enumerate(layout.partitions):
             found = [
                 chain[-1]
                 for chain in self._partition_chains(partition_id)
@@ -382,7 +380,7 @@ class StateHistory:
                 self._truncate((record.partition_id, record.store_name), record.floor)
                 self._let_go_of_parents(record.partition_id)
             case Rescaled():
-                self.generations.add(record.generation)
+                self.layouts.add(record.layout)
 
     def _count(self, entry: CommitEntry) -> None:
         own = self._chain(entry.shard)
@@ -391,9 +389,9 @@ class StateHistory:
         self._supersede_siblings(entry)
         self._drop_snapshots_ahead(entry.partition_id)
         own.append(entry)
-        gone = self.generations.count(entry.partition_id, lambda partition: bool(self._stores.get(partition)))
+        gone = self.layouts.count(entry.partition_id, lambda partition: bool(self._stores.get(partition)))
         if gone is not None:
-            self._supersede_generations(entry.partition_id, gone)
+            self._supersede_layouts(entry.partition_id, gone)
 
     def _chain(self, shard: ShardKey) -> list[CommitEntry]:
         """Entries of a shard, to be changed."""
@@ -442,15 +440,15 @@ class StateHistory:
 
     # -- generations ----------------------------------------------------------------------------------------------
 
-    def _supersede_generations(self, partition_id: int, gone: Iterable[ShardLayout]) -> None:
+    def _supersede_layouts(self, partition_id: int, gone: Iterable[ShardLayout]) -> None:
         """A partition's generation is the newest that counts: let go of others, and of what its forebears counted after it was made."""
-        for generation in gone:
-            self.forget(generation.partitions)
-        for generation in self.generations.line(partition_id):
-            for former in range(generation.former_partition, generation.former_partition + generation.former_shards):
+        for layout in gone:
+            self.forget(layout.partitions)
+        for layout in self.layouts.line(partition_id):
+            for former in range(layout.former_partition, layout.former_partition + layout.former_shards):
                 for name in list(self._stores.get(former, ())):
                     chain = self._chains[former, name]
-                    while chain and chain[-1].version > generation.version:
+                    while chain and chain[-1].version > layout.version:
                         chain.pop()
                     if not chain:
                         self._forget_store((former, name))
@@ -459,10 +457,10 @@ class StateHistory:
 
     def is_taken_over(self, partition_id: int) -> bool:
         """Whether the shards that were made of a partition have all gone on, or it is none of the state's any more."""
-        own = self.generations.of(partition_id)
-        if own is None and self.generations.was_given(partition_id):
+        own = self.layouts.of(partition_id)
+        if own is None and self.layouts.was_given(partition_id):
             return True
-        return any(map(self.generations.counts, self.generations.made_of(partition_id)))
+        return any(map(self.layouts.counts, self.layouts.made_of(partition_id)))
 
     def forget(self, partitions: Iterable[int]) -> None:
         """Let go of partitions as if they had never been."""
@@ -475,9 +473,9 @@ class StateHistory:
 
     def _let_go_of_parents(self, partition_id: int) -> None:
         """Let go of the shards that a partition is made of, as far as all that are made of these do without them."""
-        own = self.generations.of(partition_id)
+        own = self.layouts.of(partition_id)
         for parent in () if own is None else own.parents(partition_id):
-            children = [child for one in self.generations.made_of(parent) for child in one.children(parent)]
+            children = [child for one in self.layouts.made_of(parent) for child in one.children(parent)]
             for name in list(self._stores.get(parent, ())):
                 if all(self._floors.get((child, name)) for child in children):
                     assert own is not None
@@ -527,14 +525,14 @@ class StateHistory:
         self._late_before = dict(other._late_before)
         self._left = dict(other._left)
         self._schemas = list(other._schemas)
-        self.generations = other.generations.copy()
+        self.layouts = other.layouts.copy()
         self._hold(records)
 
     def begin_with(self, other: StateHistory, version: int) -> None:
         """Have what another one's history is up to a version; that one may go on."""
         self.copy_history(other, (one for one in other.retained() if one.version <= version))
-        for generation in self.generations.cut(version):
-            self.forget(generation.partitions)
+        for layout in self.layouts.cut(version):
+            self.forget(layout.partitions)
         # Of stores that were added later.
         self._floors = {shard: floor for shard, floor in self._floors.items() if floor <= version}
         self._left = {partition: floor for partition, floor in self._left.items() if floor <= version}
@@ -555,7 +553,7 @@ class StateHistory:
             "floors": [[*shard, floor] for shard, floor in self._floors.items()],
             "late_before": [[*shard, late] for shard, late in self._late_before.items()],
             "schemas": [[epoch, schema.to_json()] for epoch, schema in self._schemas],
-            **self.generations.to_json(),
+            **self.layouts.to_json(),
         }
 
     def load_history(self, data: Mapping[str, Any], earlier: Iterable[Committed | SnapshotAdded] | None = None) -> None:
@@ -578,22 +576,20 @@ class StateHistory:
         self._floors = {(partition, store): floor for partition, store, floor in data["floors"]}
         self._late_before = {(partition, store): late for partition, store, late in data["late_before"]}
         self._schemas = [(epoch, StateSchema.from_json(schema)) for epoch, schema in data.get("schemas", ())]
-        self.generations = ShardLayouts.from_json(data)
+        self.layouts = ShardLayouts.from_json(data)
         if earlier is not None:
             self._forget_below_floors()
-            self._forget_superseded_generations()
+            self._forget_superseded_layouts()
         for (partition, _), floor in self._floors.items():
             if not self._stores.get(partition):
                 self._left[partition] = max(floor, self._left.get(partition, 0))
 
-    def _forget_superseded_generations(self) -> None:
+    def _forget_superseded_layouts(self) -> None:
         """Let go of what is of no generation, or was counted of one after another was made of it, though it was read."""
-        self.forget(
-            [one for one in self._stores if self.generations.of(one) is None and self.generations.was_given(one)]
-        )
-        newest = next((one for one in reversed(self.generations.made) if self.generations.counts(one)), None)
+        self.forget([one for one in self._stores if self.layouts.of(one) is None and self.layouts.was_given(one)])
+        newest = next((one for one in reversed(self.layouts.made) if self.layouts.counts(one)), None)
         if newest is not None:
-            self._supersede_generations(newest.first_partition, ())
+            self._supersede_layouts(newest.first_partition, ())
 
     def _forget_below_floors(self) -> None:
         """Let go of what is retained no more, though it was read."""

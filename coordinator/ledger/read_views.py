@@ -16,7 +16,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from coordinator.ledger.rescaling import first_generation
+from coordinator.ledger.rescaling import first_layout
 from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.errors import VersionNotFoundError
@@ -122,9 +122,9 @@ def committed(ledger: StateLedger, created: StateMetadata) -> int:
     A run that repeats a batch makes its version anew, shard by shard, and may have another program: until all have it, the version
     before is the newest.
     """
-    generation = ledger.generations.newest(first_generation(created))
-    version = ledger.committed_version(generation)
-    made = (ledger.entry_of(version, one) for one in generation.partitions)
+    layout = ledger.layouts.newest(first_layout(created))
+    version = ledger.committed_version(layout)
+    made = (ledger.entry_of(version, one) for one in layout.partitions)
     runs = {one.run_id for one in made if one is not None}
     return version - 1 if len(runs) > 1 else version
 
@@ -141,8 +141,8 @@ def finished(ledger: StateLedger, created: StateMetadata) -> int:
         return version
     if ledger.finished is not None:
         return min(version, ledger.finished)
-    generation = ledger.generations.newest(first_generation(created))
-    made = (ledger.entry_of(version, one) for one in generation.partitions)
+    layout = ledger.layouts.newest(first_layout(created))
+    made = (ledger.entry_of(version, one) for one in layout.partitions)
     return version if all(one is None or one.run_id == ledger.run_id for one in made) else version - 1
 
 
@@ -192,15 +192,15 @@ def read_view(
     VersionNotFoundError
         There is no such version, or it is not retained any more, or not by the shards that are asked for.
     """
-    first = first_generation(created)
+    first = first_layout(created)
     newest = cut
     if ledger.is_of_python:
         newest = max(map(ledger.newest_version, first.partitions))
     wanted = newest if asked.version is None else asked.version
     # The shards that committed it; there may be others that are made of it, and have nothing of their own yet.
-    former = ledger.generations.with_version(first, wanted - 1)
-    generation = _generation(ledger, first, former, wanted, asked.first_partition)
-    oldest = max((ledger.oldest_readable(one) for one in generation.partitions), default=0)
+    former = ledger.layouts.with_version(first, wanted - 1)
+    layout = _layout_of(ledger, first, former, wanted, asked.first_partition)
+    oldest = max((ledger.oldest_readable(one) for one in layout.partitions), default=0)
     if newest < wanted <= committed(ledger, created) and not asked.is_committed:
         raise VersionNotFoundError(
             "all shards have this version, and Spark has not finished its batch, which may be repeated and make it anew; nothing was "
@@ -218,11 +218,11 @@ def read_view(
             oldest=oldest,
             newest=newest,
         )
-    view_id = ViewId(wanted, ledger.epoch, generation.first_partition, created.state_id)
+    view_id = ViewId(wanted, ledger.epoch, layout.first_partition, created.state_id)
     if view_id == known:
         return None
-    made = [ledger.counted(one, wanted) for one in generation.partitions]
-    located = [ledger.holder(one) for one in generation.partitions]
+    made = [ledger.counted(one, wanted) for one in layout.partitions]
+    located = [ledger.holder(one) for one in layout.partitions]
     lives = {one.instance_id: one for one in located if one is not None}
     places = {instance: place for place, instance in enumerate(lives)}
     schema = ledger.committed_schema(created, wanted) or created.schema
@@ -232,7 +232,7 @@ def read_view(
         replace(
             created,
             schema=schema,
-            num_shards=generation.num_shards,
+            num_shards=layout.num_shards,
             query_id=ledger.query_id or created.query_id,
         ),
         ledger.root,
@@ -240,17 +240,17 @@ def read_view(
         tuple(own for own, _ in made),
         tuple(attempt for _, attempt in made),
         _lineage(ledger, former, wanted),
-        ledger.store_names(generation.partitions),
+        ledger.store_names(layout.partitions),
         tuple(-1 if one is None else places[one.instance_id] for one in located),
         tuple(lives.values()),
     )
 
 
-def _generation(
+def _layout_of(
     ledger: StateLedger, first: ShardLayout, former: ShardLayout, version: int, first_partition: int | None
 ) -> ShardLayout:
     """The shards by which a version is read."""
-    newest = ledger.generations.with_version(first, version)
+    newest = ledger.layouts.with_version(first, version)
     if first_partition in (None, newest.first_partition):
         return newest
     if former.first_partition != first_partition:

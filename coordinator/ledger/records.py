@@ -36,7 +36,7 @@ __all__ = [
     "SnapshotAdded",
     "StateBegun",
     "Truncated",
-    "preparation_from_json",
+    "copy_result_from_json",
     "record_from_json",
     "record_to_json",
 ]
@@ -184,7 +184,7 @@ class RescaleAsked:
 class Rescaled:
     """From a version on a run works on other shards. Without a commit of these it says nothing."""
 
-    generation: ShardLayout
+    layout: ShardLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,8 +289,8 @@ def record_to_json(record: Record) -> dict[str, Any]:
             return {"kind": RecordKind.DISCARDED, "files": list(files)}
         case RescaleAsked():
             kind = RecordKind.RESCALE_ASKED
-        case Rescaled(generation):
-            return {"kind": RecordKind.RESCALED, **generation.to_json()}
+        case Rescaled(layout):
+            return {"kind": RecordKind.RESCALED, **layout.to_json()}
         case Branched(parent, version, ledger):
             # Not by asdict(), which copies all of a ledger.
             return {"kind": RecordKind.BRANCHED, "parent": parent, "version": version, "ledger": ledger}
@@ -316,7 +316,7 @@ _READERS: dict[RecordKind, Callable[[dict[str, Any]], Record]] = {
         **{**fields, "schema": StateSchema.from_json(fields["schema"])}
     ),
     RecordKind.SHARDS_ASSIGNED: lambda fields: ShardsAssigned(
-        **{**fields, "location": ActorLocation(**fields["location"]), "preparation": preparation_from_json(fields)}
+        **{**fields, "location": ActorLocation(**fields["location"]), "preparation": copy_result_from_json(fields)}
     ),
     RecordKind.MOVE_FAILED: lambda fields: MoveFailed(**{**fields, "location": ActorLocation(**fields["location"])}),
     RecordKind.COMMITTED: lambda fields: Committed(CommitEntry.from_json(fields["entry"])),
@@ -334,7 +334,7 @@ _READERS: dict[RecordKind, Callable[[dict[str, Any]], Record]] = {
 }
 
 
-def preparation_from_json(fields: Mapping[str, Any]) -> CopyResult | None:
+def copy_result_from_json(fields: Mapping[str, Any]) -> CopyResult | None:
     """What a shard's new store actor took over beforehand, of JSON data that may tell of that."""
     told = fields.get("preparation")
     return None if told is None else CopyResult(**told)

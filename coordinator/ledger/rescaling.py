@@ -23,9 +23,9 @@ __all__ = [
     "MAX_SHARDS",
     "BatchShards",
     "RescalePlan",
-    "decide_ask",
+    "decide_rescale_request",
     "decide_shards",
-    "first_generation",
+    "first_layout",
 ]
 
 #: As tasks number them.
@@ -45,8 +45,8 @@ class BatchShards:
         return range(self.first_partition, self.first_partition + self.num_shards)
 
     @classmethod
-    def of(cls, generation: ShardLayout) -> BatchShards:
-        return cls(generation.first_partition, generation.num_shards)
+    def of(cls, layout: ShardLayout) -> BatchShards:
+        return cls(layout.first_partition, layout.num_shards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class RescalePlan:
     sources: tuple[tuple[int, ...], ...]
 
 
-def first_generation(created: StateMetadata) -> ShardLayout:
+def first_layout(created: StateMetadata) -> ShardLayout:
     """The shards that a state was made with."""
     return ShardLayout(created.num_shards)
 
@@ -84,8 +84,8 @@ def decide_shards(
     asked
         How many the program of a run asks for when it begins; None if it takes what is there.
     """
-    first = first_generation(created)
-    present = ledger.generations.in_force(first, task.run_id, task.batch_id)
+    first = first_layout(created)
+    present = ledger.layouts.in_force(first, task.run_id, task.batch_id)
     wanted = _wanted(ledger, task, asked)
     keys = routing_keys(created)
     if wanted in (None, present.num_shards) or not keys or not _is_ready(ledger, task, present):
@@ -93,7 +93,7 @@ def decide_shards(
     assert wanted is not None
     made = ShardLayout(
         wanted,
-        ledger.generations.next_partition(first),
+        ledger.layouts.next_partition(first),
         task.batch_id,
         task.run_id,
         present.first_partition,
@@ -106,7 +106,7 @@ def decide_shards(
 def _wanted(ledger: StateLedger, task: TaskIdentity, asked: int | None) -> int | None:
     if ledger.asked is not None and ledger.asked.run_id == task.run_id:
         return ledger.asked.num_shards
-    has_begun = task.run_id == ledger.run_id or any(one.run_id == task.run_id for one in ledger.generations.made)
+    has_begun = task.run_id == ledger.run_id or any(one.run_id == task.run_id for one in ledger.layouts.made)
     return None if has_begun else asked
 
 
@@ -123,7 +123,7 @@ def _is_ready(ledger: StateLedger, task: TaskIdentity, present: ShardLayout) -> 
         return False
 
 
-def decide_ask(
+def decide_rescale_request(
     ledger: StateLedger, created: StateMetadata, num_shards: int, *, is_active: bool, dry_run: bool
 ) -> tuple[list[Record], RescalePlan]:
     """Have the run that goes on rescaled with one of its next batches.
@@ -133,7 +133,7 @@ def decide_ask(
     InvalidRequestError
         The state cannot be rescaled, no run of its query goes on, or the number is none.
     """
-    present = ledger.generations.in_force(first_generation(created), ledger.run_id, sys.maxsize)
+    present = ledger.layouts.in_force(first_layout(created), ledger.run_id, sys.maxsize)
     facts = {"state": created.state_name, "shards": present.num_shards, "asked": num_shards}
     if not 1 <= num_shards <= MAX_SHARDS:
         raise InvalidRequestError(f"a number of shards is from 1 to {MAX_SHARDS}; nothing was changed", **facts)

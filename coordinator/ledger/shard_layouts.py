@@ -101,9 +101,9 @@ class ShardLayouts:
         """Whether a partition is of a further generation, there or gone."""
         return self._first_end <= partition_id < self._given
 
-    def counts(self, generation: ShardLayout) -> bool:
+    def counts(self, layout: ShardLayout) -> bool:
         """Whether a generation is more than a wish."""
-        return generation.first_partition in self._counted
+        return layout.first_partition in self._counted
 
     def newest(self, first: ShardLayout) -> ShardLayout:
         """The newest generation that counts."""
@@ -111,13 +111,13 @@ class ShardLayouts:
 
     def in_force(self, first: ShardLayout, run_id: str, version: int) -> ShardLayout:
         """Generation whose shards a batch of a run that reads a version works on."""
-        return self.further_in_force(run_id, version) or first
+        return self.later_in_force(run_id, version) or first
 
     def with_version(self, first: ShardLayout, version: int) -> ShardLayout:
         """Generation that counts and has a version: of one that was taken over, the one that took it."""
         return next((one for one in reversed(self.made) if self.counts(one) and one.version <= version), first)
 
-    def further_in_force(self, run_id: str, version: int) -> ShardLayout | None:
+    def later_in_force(self, run_id: str, version: int) -> ShardLayout | None:
         """:meth:`in_force`; None if that is the first one."""
         mine = (
             one for one in reversed(self.made) if one.version <= version and (self.counts(one) or one.run_id == run_id)
@@ -141,11 +141,11 @@ class ShardLayouts:
 
     # -- folding --------------------------------------------------------------------------------------------------
 
-    def add(self, generation: ShardLayout) -> None:
+    def add(self, layout: ShardLayout) -> None:
         """A generation was decided."""
-        self.made.append(generation)
-        self._first_end = self._first_end or generation.first_partition
-        self._given = generation.partitions.stop
+        self.made.append(layout)
+        self._first_end = self._first_end or layout.first_partition
+        self._given = layout.partitions.stop
 
     def start_run(self, run_id: str) -> list[ShardLayout]:
         """A run began: wishes of others are void. Returns what is gone."""
@@ -197,8 +197,8 @@ class ShardLayouts:
         for one in told.get("made", ()):
             fields = dict(one)
             counts = fields.pop("counts")
-            generation = ShardLayout.from_json(fields)
-            found.made.append(generation)
+            layout = ShardLayout.from_json(fields)
+            found.made.append(layout)
             if counts:
-                found._counted.add(generation.first_partition)
+                found._counted.add(layout.first_partition)
         return found

@@ -66,7 +66,7 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
 from coordinator.placement.lease_placer import FleetView, LeasePlacer, LeaseRequest
 
-__all__ = ["Counted", "LeaseGrant", "StateLedger"]
+__all__ = ["AcceptedCommits", "LeaseGrant", "StateLedger"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +88,19 @@ class LeaseGrant(FastPickle):
 
 
 @dataclass(frozen=True, slots=True)
-class Counted(FastPickle):
+class AcceptedCommits(FastPickle):
     """What became of a partition's commits.
 
     Attributes
     ----------
     entries
         Those that count: the own, or another attempt's of the same run.
-    following
+    next_lease
         The lease of the next batch, for a task of the same run; None if the coordinator is to be asked for it.
     """
 
     entries: tuple[CommitEntry, ...]
-    following: LeaseGrant | None = None
+    next_lease: LeaseGrant | None = None
 
 
 class StateLedger(StateHistory):
@@ -170,7 +170,7 @@ class StateLedger(StateHistory):
         """Store actor of a shard that each of some partitions is made of, of those that somebody holds."""
         found = {}
         for partition in partitions:
-            own = self.generations.of(partition)
+            own = self.layouts.of(partition)
             holders = map(self.holder, () if own is None else own.parents(partition))
             holder = next((one for one in holders if one is not None), None)
             if holder is not None:
@@ -230,7 +230,7 @@ class StateLedger(StateHistory):
                 query_id=query_id,
             )
 
-    def check_whole(self, task: TaskIdentity, generation: ShardLayout) -> None:
+    def check_whole(self, task: TaskIdentity, layout: ShardLayout) -> None:
         """Refuse a batch unless the one before it is counted on every shard, and is the one that the checkpoint tells of.
 
         Spark's rule: a store is opened at exactly the batch's number, and a version that was never made is an error.
@@ -240,11 +240,11 @@ class StateLedger(StateHistory):
         StateMismatchError
             The batch before ran on some shards only, or the state is older than the checkpoint, or of another history of the query.
         """
-        looked_at = task.run_id, task.batch_id, generation.first_partition
+        looked_at = task.run_id, task.batch_id, layout.first_partition
         if task.batch_id == 0 or task.is_of_python or task.is_import or self._whole == looked_at:
             return
         missing, strange = [], []
-        for shard, partition_id in enumerate(generation.partitions):
+        for shard, partition_id in enumerate(layout.partitions):
             if self.base_version(partition_id, task.batch_id) != task.batch_id:
                 missing.append(shard)
                 continue
@@ -255,7 +255,7 @@ class StateLedger(StateHistory):
             "state": self.state_name,
             "query_id": task.query_id,
             "batch_id": task.batch_id,
-            "shards": generation.num_shards,
+            "shards": layout.num_shards,
         }
         former = task.batch_id - 1
         if missing:
@@ -277,7 +277,7 @@ class StateLedger(StateHistory):
             )
         self._whole = looked_at
 
-    def check_generation(self, task: TaskIdentity, generation: ShardLayout) -> None:
+    def check_layout(self, task: TaskIdentity, layout: ShardLayout) -> None:
         """Refuse a task of a shard that its batch does not have.
 
         Raises
@@ -285,14 +285,14 @@ class StateLedger(StateHistory):
         FencedError
             The state was rescaled: the batch was planned for other shards.
         """
-        if task.partition_id not in generation.partitions:
+        if task.partition_id not in layout.partitions:
             raise FencedError(
                 "the batch was planned for other shards than the state has in it: another run rescaled the state meanwhile; nothing of "
                 "this batch was committed by this task; restart the query",
                 state=self.state_name,
                 batch_id=task.batch_id,
                 partition=task.partition_id,
-                shards=generation.num_shards,
+                shards=layout.num_shards,
             )
 
     def decide_lease(
@@ -421,8 +421,8 @@ class StateLedger(StateHistory):
                 epoch=entry.epoch,
                 newest_epoch=None if assignment is None else assignment.epoch,
             )
-        in_force = self.generations.further_in_force(entry.run_id, entry.version - 1)
-        if self.generations.of(entry.partition_id) is not in_force:
+        in_force = self.layouts.later_in_force(entry.run_id, entry.version - 1)
+        if self.layouts.of(entry.partition_id) is not in_force:
             raise FencedError(
                 "the state was rescaled, and the version is one of other shards; the commit was not counted and no version changed",
                 state=self.state_name,
@@ -530,8 +530,8 @@ class StateLedger(StateHistory):
                 self.finished = record.batch_id if record.reports_finished else None
                 self.assignments.renew(self.epoch)
                 self.asked = None
-                for generation in self.generations.start_run(record.run_id):
-                    self.forget(generation.partitions)
+                for layout in self.layouts.start_run(record.run_id):
+                    self.forget(layout.partitions)
             case BatchFinished():
                 if record.run_id == self.run_id:
                     self._raise_finished(record.batch_id + 1)

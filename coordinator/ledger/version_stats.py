@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from coordinator.ledger.batch_stats import BatchStats
-from coordinator.ledger.rescaling import first_generation
+from coordinator.ledger.rescaling import first_layout
 from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.commits import CommitEntry
 from coordinator.model.identities import FastPickle
 from coordinator.model.state_metadata import StateMetadata
 
-__all__ = ["VersionStats", "version_figures"]
+__all__ = ["VersionStats", "version_stats"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class VersionStats(FastPickle):
     written_bytes: int
 
 
-def version_figures(
+def version_stats(
     ledger: StateLedger, created: StateMetadata, oldest: int, newest: int, count: int
 ) -> tuple[VersionStats, ...]:
     """Return versions of a state, newest first.
@@ -56,12 +56,10 @@ def version_figures(
     count
         How many versions to return at most.
     """
-    first = first_generation(created)
+    first = first_layout(created)
     versions = range(newest, max(oldest - 1, newest - count), -1)
     # A version is committed on the shards of the version before: shards that are made of it come later.
-    return tuple(
-        _stats_of(ledger, ledger.generations.with_version(first, version - 1), version) for version in versions
-    )
+    return tuple(_stats_of(ledger, ledger.layouts.with_version(first, version - 1), version) for version in versions)
 
 
 def _stats_of(ledger: StateLedger, layout: ShardLayout, version: int) -> VersionStats:

@@ -16,8 +16,8 @@ from coordinator.ledger.checkpoints import PART_RECORDS
 from coordinator.ledger.fleet_view import KnownFleet
 from coordinator.ledger.read_views import ReadView, ViewId, WantedView
 from coordinator.ledger.records import Record
-from coordinator.ledger.rescaling import BatchShards, RescalePlan, decide_ask, first_generation
-from coordinator.ledger.state_ledger import Counted, LeaseGrant, StateLedger
+from coordinator.ledger.rescaling import BatchShards, RescalePlan, decide_rescale_request, first_layout
+from coordinator.ledger.state_ledger import AcceptedCommits, LeaseGrant, StateLedger
 from coordinator.ledger.unloading import EndedQueries
 from coordinator.ledger.version_stats import VersionStats
 from coordinator.log.cleaner import Cleaner
@@ -197,7 +197,7 @@ class Coordinator:
 
     async def commit_partitions(
         self, state_name: str, commits: Sequence[PartitionCommit]
-    ) -> list[Counted | StateStoreError]:
+    ) -> list[AcceptedCommits | StateStoreError]:
         """Count commits of some partitions durably, each with all its stores or not at all.
 
         Returns
@@ -209,28 +209,28 @@ class Coordinator:
         outcomes = await asyncio.gather(
             *(self._commit(state_name, writer, one) for one in commits), return_exceptions=True
         )
-        told: list[Counted | StateStoreError] = []
+        told: list[AcceptedCommits | StateStoreError] = []
         for commit, outcome in zip(commits, outcomes, strict=True):
             if isinstance(outcome, StateStoreError):
                 self._observing.refused(state_name, commit.entries[0].partition_id, outcome)
-            elif not isinstance(outcome, Counted):
+            elif not isinstance(outcome, AcceptedCommits):
                 raise outcome
             told.append(outcome)
         return told
 
-    async def _commit(self, state_name: str, writer: LedgerWriter, commit: PartitionCommit) -> Counted:
+    async def _commit(self, state_name: str, writer: LedgerWriter, commit: PartitionCommit) -> AcceptedCommits:
         created = writer.metadata
 
-        def decide(ledger: StateLedger) -> tuple[list[Record], tuple[Counted, bool]]:
+        def decide(ledger: StateLedger) -> tuple[list[Record], tuple[AcceptedCommits, bool]]:
             records, counted = ledger.decide_commits(commit.entries)
             if not records:
-                return [], (Counted(counted), False)
+                return [], (AcceptedCommits(counted), False)
             if created is None:
-                return records, (Counted(counted), True)
-            entry, first = commit.entries[0], first_generation(created)
-            generation = ledger.generations.in_force(first, entry.run_id, entry.version - 1)
-            ledger.check_whole(_task_of(ledger, entry), generation)
-            return records, (Counted(counted, self._leasing.following(ledger, created, commit.entries)), True)
+                return records, (AcceptedCommits(counted), True)
+            entry, first = commit.entries[0], first_layout(created)
+            layout = ledger.layouts.in_force(first, entry.run_id, entry.version - 1)
+            ledger.check_whole(_task_of(ledger, entry), layout)
+            return records, (AcceptedCommits(counted, self._leasing.next_lease(ledger, created, commit.entries)), True)
 
         counted, is_new = await writer.decide(decide, is_batched=True)
         self._ended_queries.used(state_name)
@@ -276,7 +276,9 @@ class Coordinator:
             )
 
         def decide(ledger: StateLedger) -> tuple[list[Record], RescalePlan]:
-            return decide_ask(ledger, created, num_shards, is_active=self._is_active(ledger), dry_run=dry_run)
+            return decide_rescale_request(
+                ledger, created, num_shards, is_active=self._is_active(ledger), dry_run=dry_run
+            )
 
         return await writer.decide(decide)
 
@@ -363,8 +365,8 @@ class Coordinator:
         created = writer.metadata
         if created is None:
             return range(0)
-        first = first_generation(created)
-        return await writer.read(lambda ledger: ledger.generations.newest(first).partitions)
+        first = first_layout(created)
+        return await writer.read(lambda ledger: ledger.layouts.newest(first).partitions)
 
     async def move_prepared(self, move: PlannedMove, preparation: CopyResult | None) -> bool:
         """The taker of a shard has a copy: it has the shard from the end of the batch at hand on.

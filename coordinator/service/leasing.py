@@ -9,7 +9,7 @@ from dataclasses import replace
 from coordinator.ledger.batch_stats import BatchResult
 from coordinator.ledger.compatibility import changes, check_output_mode, fitting
 from coordinator.ledger.records import Dropped, Record, StateBegun
-from coordinator.ledger.rescaling import BatchShards, decide_shards, first_generation
+from coordinator.ledger.rescaling import BatchShards, decide_shards, first_layout
 from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
 from coordinator.log.ledger_writer import RECENT_S, LedgerWriter
@@ -29,15 +29,15 @@ __all__ = ["Leasing"]
 log = logging.getLogger(__name__)
 
 
-def told_of_rescale(state_name: str, generation: ShardLayout) -> None:
+def log_rescale(state_name: str, layout: ShardLayout) -> None:
     """Tell that a state was rescaled."""
     log.warning(
         "%s: from version %d on it has %d shards instead of %d; no file was rewritten",
         state_name,
-        generation.version,
-        generation.num_shards,
-        generation.former_shards,
-        extra={"state": state_name, "version": generation.version},
+        layout.version,
+        layout.num_shards,
+        layout.former_shards,
+        extra={"state": state_name, "version": layout.version},
     )
 
 
@@ -117,7 +117,7 @@ class Leasing:
         def look(ledger: StateLedger) -> StateSchema | None:
             if ledger.ends_with_its_run and not is_active(ledger):
                 return None
-            newest = ledger.committed_version(ledger.generations.newest(first_generation(created)))
+            newest = ledger.committed_version(ledger.layouts.newest(first_layout(created)))
             schemas = (ledger.committed_schema(created, version) for version in (newest, max(0, newest - 1)))
             return fitting(schemas, created, metadata)
 
@@ -152,13 +152,13 @@ class Leasing:
             return BatchShards(0, planned)
 
         def decide(ledger: StateLedger) -> tuple[list[Record], tuple[bool, ShardLayout]]:
-            records, generation = decide_shards(ledger, created, task, asked)
-            return records, (bool(records), generation)
+            records, layout = decide_shards(ledger, created, task, asked)
+            return records, (bool(records), layout)
 
-        is_new, generation = await writer.decide(decide)
+        is_new, layout = await writer.decide(decide)
         if is_new:
-            told_of_rescale(task.state_name, generation)
-        return BatchShards.of(generation)
+            log_rescale(task.state_name, layout)
+        return BatchShards.of(layout)
 
     async def end_batch(
         self, task: TaskIdentity, shards: BatchShards, placements: PlacementService
@@ -171,22 +171,22 @@ class Leasing:
         def decide(ledger: StateLedger) -> tuple[list[Record], tuple[BatchResult, Placement, ShardLayout, bool]]:
             of_batch = ShardLayout(shards.num_shards, shards.first_partition)
             result = ledger.batch_result(task.run_id, task.batch_id, of_batch)
-            records, generation = list[Record](), of_batch
+            records, layout = list[Record](), of_batch
             if created is not None and not result.missing:
                 # Here, so that the next batch need not ask.
-                records, generation = decide_shards(ledger, created, following, None)
+                records, layout = decide_shards(ledger, created, following, None)
             placement = placements.next_batch(ledger, shards.partitions, is_whole=not result.missing)
-            return records, (result, placement, generation, bool(records))
+            return records, (result, placement, layout, bool(records))
 
         # The batch's commits are in the ledger, whichever coordinator has written since. Only commits that are missing may have been
         # accepted by another one.
         records, ended = await writer.read(decide, max_age_s=RECENT_S)
         if records or ended[0].missing:
             ended = await writer.decide(decide)
-        result, placement, generation, is_new = ended
+        result, placement, layout, is_new = ended
         if is_new:
-            told_of_rescale(task.state_name, generation)
-        return result, placement, BatchShards.of(generation)
+            log_rescale(task.state_name, layout)
+        return result, placement, BatchShards.of(layout)
 
     async def lease(
         self, task: TaskIdentity, metadata: StateMetadata, local: ActorLocation
@@ -217,10 +217,10 @@ class Leasing:
                     "its repetition begins with a new state",
                     state=task.state_name,
                 )
-            generation = ledger.generations.in_force(first_generation(created), task.run_id, task.batch_id)
+            layout = ledger.layouts.in_force(first_layout(created), task.run_id, task.batch_id)
             if not task.is_of_python:
-                ledger.check_generation(task, generation)
-            ledger.check_whole(task, generation)
+                ledger.check_layout(task, layout)
+            ledger.check_whole(task, layout)
             is_new = task.run_id != ledger.run_id
             former = ledger.holder(task.partition_id)
             records, grant = ledger.decide_lease(task, local, self._fleet, self._placing)
@@ -246,7 +246,7 @@ class Leasing:
         found = self._placing.standbys(state_name, partition_id, holder, self._fleet)
         return tuple(one.actor_name for one in found)
 
-    def following(
+    def next_lease(
         self, ledger: StateLedger, created: StateMetadata, entries: Sequence[CommitEntry]
     ) -> LeaseGrant | None:
         """The lease of the batch after a partition's commits, which are about to be counted, if it is known by now what it will be.

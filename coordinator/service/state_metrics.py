@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from coordinator.ledger.rescaling import BatchShards, first_generation
+from coordinator.ledger.rescaling import BatchShards, first_layout
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.commits import CommitEntry
 from coordinator.model.errors import StateStoreError
@@ -145,7 +145,7 @@ class StateMetrics:
         batch, state = self._drivers.batch(ledger.run_id, self._clock.elapsed_s()), self._states[metadata.state_name]
         if batch is None or state.record.is_ended(batch.batch_id + 1):
             return None
-        layout = ledger.generations.newest(first_generation(metadata))
+        layout = ledger.layouts.newest(first_layout(metadata))
         missing = [
             partition - layout.first_partition
             for partition in layout.partitions
@@ -217,7 +217,7 @@ class StateMetrics:
         known = self._states[metadata.state_name].stats
         if known is not None and known[0] == stamp:
             return known[1]
-        stats, partitions = StateStats(), ledger.generations.newest(first_generation(metadata)).partitions
+        stats, partitions = StateStats(), ledger.layouts.newest(first_layout(metadata)).partitions
         for begin in range(0, len(partitions), _AT_ONCE):
             shards = partitions[begin : begin + _AT_ONCE]
             stats.add(metadata, (ShardStats.of(ledger, self._placing, partition) for partition in shards))

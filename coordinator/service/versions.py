@@ -9,9 +9,9 @@ from functools import partial
 
 from coordinator.ledger.branches import Branch
 from coordinator.ledger.read_views import ReadView, ViewId, WantedView, cut_of, newest_readable, read_view
-from coordinator.ledger.rescaling import first_generation
+from coordinator.ledger.rescaling import first_layout
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.ledger.version_stats import VersionStats, version_figures
+from coordinator.ledger.version_stats import VersionStats, version_stats
 from coordinator.log.ledger_writer import RECENT_S, LedgerWriter
 from coordinator.log.open_states import OpenStates
 from coordinator.model.errors import InvalidRequestError
@@ -117,7 +117,7 @@ class Versions:
         assert created is not None
 
         return await writer.read(
-            lambda ledger: version_figures(ledger, created, newest.oldest, newest.version, count), max_age_s=RECENT_S
+            lambda ledger: version_stats(ledger, created, newest.oldest, newest.version, count), max_age_s=RECENT_S
         )
 
     async def _newest_beside(self, writer: LedgerWriter, is_committed: bool) -> list[int]:
@@ -156,8 +156,8 @@ class Versions:
             partition_id = shard
             if created is not None:
                 wanted = sys.maxsize if version is None else version
-                generation = ledger.generations.with_version(first_generation(created), wanted)
-                partition_id = generation.first_partition + shard
+                layout = ledger.layouts.with_version(first_layout(created), wanted)
+                partition_id = layout.first_partition + shard
             store_id = StateStoreId(ledger.root, 0, partition_id)
             newest = ledger.base_version(partition_id, sys.maxsize)
             return ShardLocation(store_id, newest, ledger.holder(partition_id))

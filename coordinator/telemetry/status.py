@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from coordinator.ledger.batch_stats import BatchStats
-from coordinator.ledger.rescaling import first_generation
+from coordinator.ledger.rescaling import first_layout
 from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.commits import CommitEntry
@@ -88,7 +88,7 @@ def query_status(ledger: StateLedger, metadata: StateMetadata, placing: MovePlan
     batches. ``locality`` is the share of state operations since the coordinator started whose task ran on the node of its shard. Each
     is None where it is not known yet.
     """
-    layout = ledger.generations.newest(first_generation(metadata))
+    layout = ledger.layouts.newest(first_layout(metadata))
     shards = [ShardStats.of(ledger, placing, partition) for partition in layout.partitions]
     return _query(ledger, metadata, layout, shards, _newest_batches(ledger, layout), active=active)
 
@@ -101,7 +101,7 @@ def query_details(
     Times are milliseconds since the epoch: ``planned_ms`` by the driver's clock, ``begun_ms`` by a store actor's, all others by the
     coordinator's. Durations of commits before this coordinator started are None.
     """
-    layout = ledger.generations.newest(first_generation(metadata))
+    layout = ledger.layouts.newest(first_layout(metadata))
     shards = [ShardStats.of(ledger, placing, partition) for partition in layout.partitions]
     batches = _newest_batches(ledger, layout)
     query = _query(ledger, metadata, layout, shards, batches, active=active)

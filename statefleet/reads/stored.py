@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from coordinator.ledger.read_views import ReadView, ViewId, WantedView, cut_of, newest_readable, read_view
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.ledger.version_stats import VersionStats, version_figures
+from coordinator.ledger.version_stats import VersionStats, version_stats
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.errors import InvalidRequestError, StateStoreError
 from coordinator.model.identities import PYTHON_QUERY_ID, ActorLocation, StateStoreId
@@ -65,7 +65,7 @@ class StoredSource:
     def figures(self, name: str, count: int, *, is_committed: bool) -> tuple[VersionStats, ...]:
         newest = self.view(name, WantedView(None, is_committed), None)
         assert newest is not None
-        return version_figures(self._ledger(name), self._created(name), newest.oldest, newest.version, count)
+        return version_stats(self._ledger(name), self._created(name), newest.oldest, newest.version, count)
 
     def _created(self, name: str) -> StateMetadata:
         """The state's fixed facts.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from coordinator.ledger.records import Committed
-from coordinator.ledger.rescaling import first_generation
+from coordinator.ledger.rescaling import first_layout
 from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.log.manifest_log import ManifestLog, place_of
@@ -310,7 +310,7 @@ def _data_damage(
 ) -> Damage:
     """A damaged delta or snapshot with the versions that it costs, and what to do."""
     created = found.created
-    own = ledger.generations.of(entry.partition_id) or (first_generation(created) if created else ShardLayout(0))
+    own = ledger.layouts.of(entry.partition_id) or (first_layout(created) if created else ShardLayout(0))
     lost = sorted(
         {
             version
@@ -338,8 +338,8 @@ def _data_damage(
 def _with_descendants(ledger: StateLedger, partition: int) -> Iterator[int]:
     """A partition and those that are made of it, theirs, and so on."""
     yield partition
-    for generation in ledger.generations.made_of(partition):
-        for child in generation.children(partition):
+    for layout in ledger.layouts.made_of(partition):
+        for child in layout.children(partition):
             yield from _with_descendants(ledger, child)
 
 

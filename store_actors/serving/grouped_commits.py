@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from coordinator.ledger.state_ledger import Counted, LeaseGrant
+from coordinator.ledger.state_ledger import AcceptedCommits, LeaseGrant
 from coordinator.model.commits import CommitEntry, PartitionCommit
 from coordinator.model.errors import StateStoreError
 from coordinator.model.identities import TaskIdentity
@@ -25,7 +25,7 @@ from coordinator.runtime.runtime import Clock, Lock
 __all__ = ["GroupedCommits"]
 
 #: What the coordinator makes of commits of one state, each by itself.
-Send = Callable[[str, Sequence[PartitionCommit]], Sequence[Counted | StateStoreError]]
+Send = Callable[[str, Sequence[PartitionCommit]], Sequence[AcceptedCommits | StateStoreError]]
 
 #: How long a commit waits for others that are known to come, as a part of what the last call took, and how often it looks meanwhile.
 _MOST_OF_A_CALL = 0.5
@@ -37,7 +37,7 @@ class _Waiting:
     """A commit whose outcome is not known yet."""
 
     commit: PartitionCommit
-    outcome: Counted | BaseException | None = None
+    outcome: AcceptedCommits | BaseException | None = None
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ class GroupedCommits:
                 begun_s = self._clock.elapsed_s()
                 self._send_all(state_name, group)
                 line.call_s = self._clock.elapsed_s() - begun_s
-        if not isinstance(own.outcome, Counted):
+        if not isinstance(own.outcome, AcceptedCommits):
             assert own.outcome is not None
             raise own.outcome
         return own.outcome.entries
@@ -136,7 +136,7 @@ class GroupedCommits:
         try:
             outcomes = self._send(state_name, [one.commit for one in group])
             for one, outcome in zip(group, outcomes, strict=True):
-                if isinstance(outcome, Counted):
+                if isinstance(outcome, AcceptedCommits):
                     self._keep(state_name, outcome)
                 one.outcome = outcome
         except BaseException as error:  # noqa: BLE001 - whoever waits gets it
@@ -144,14 +144,14 @@ class GroupedCommits:
             for one in group:
                 one.outcome = one.outcome or error
 
-    def _keep(self, state_name: str, counted: Counted) -> None:
+    def _keep(self, state_name: str, counted: AcceptedCommits) -> None:
         partition = state_name, counted.entries[0].partition_id
         with self._guard:
             self._given.pop(partition, None)
-            if counted.following is None:
+            if counted.next_lease is None:
                 self._piggybacked.pop(partition, None)
             else:
-                self._piggybacked[partition] = counted.following
+                self._piggybacked[partition] = counted.next_lease
 
     def _is_piggybacked(self, state_name: str, entry: CommitEntry) -> bool:
         given = self._given.get((state_name, entry.partition_id))

@@ -12,7 +12,7 @@ from coordinator.ledger.discards import Discards
 from coordinator.ledger.history import StateHistory
 from coordinator.ledger.records import Committed
 from coordinator.ledger.shard_layouts import ShardLayout, ShardLayouts
-from coordinator.ledger.state_ledger import Counted, StateLedger
+from coordinator.ledger.state_ledger import AcceptedCommits, StateLedger
 from coordinator.log.manifest_log import ManifestLog, Needed
 from coordinator.model.commits import CommitEntry, PartitionCommit
 from coordinator.model.errors import CommitUnknownError, FencedError, LogConflictError, StateStoreError
@@ -184,14 +184,14 @@ def _discards_not_written(_: Callable[..., Any]) -> Callable[..., Any]:
 def _two_clocks_compared(_: Callable[..., Any]) -> Callable[..., Any]:
     """Whether a commit is too old is told by the coordinator's time of day and the store actor's, and by nothing else."""
 
-    async def careless(actor: Any, state_name: str, keeper: Any, commit: PartitionCommit) -> Counted:
+    async def careless(actor: Any, state_name: str, keeper: Any, commit: PartitionCommit) -> AcceptedCommits:
         def decide(ledger: StateLedger) -> Any:
             ledger.discards = Discards()
             records, counted = ledger.decide_commits(commit.entries)
             for entry in commit.entries if records else ():
                 if actor._clock.now_s() * 1000 - entry.committed_at_ms > actor._maintenance.grace_s * 500:
                     raise CommitUnknownError("the commit took too long", file=entry.file)
-            return records, Counted(counted)
+            return records, AcceptedCommits(counted)
 
         return await keeper.decide(decide)
 
@@ -227,7 +227,7 @@ def _rows_not_split(_: Callable[..., Any]) -> Callable[..., Any]:
 
 def _only_the_newest_shards_referenced(_: Callable[..., set[str]]) -> Callable[..., set[str]]:
     def careless(ledger: StateLedger) -> set[str]:
-        tip = max((one.first_partition for one in ledger.generations.made if ledger.generations.counts(one)), default=0)
+        tip = max((one.first_partition for one in ledger.layouts.made if ledger.layouts.counts(one)), default=0)
         files = {entry.file for (partition, _), chain in ledger._chains.items() if partition >= tip for entry in chain}
         shown = (one for (partition, _), some in ledger._snapshots.items() if partition >= tip for one in some)
         return files | {file for one in shown for file in one.files}
@@ -236,7 +236,7 @@ def _only_the_newest_shards_referenced(_: Callable[..., set[str]]) -> Callable[.
 
 
 def _one_parent_will_do(parents: Callable[..., range]) -> Callable[..., range]:
-    return lambda generation, partition_id: parents(generation, partition_id)[:1]
+    return lambda layout, partition_id: parents(layout, partition_id)[:1]
 
 
 def _any_memory_will_do(_: Callable[..., Any]) -> Callable[..., Any]:
@@ -252,7 +252,7 @@ def _any_memory_will_do(_: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _first_commit_takes_over(count: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda generations, partition_id, has_commits: count(generations, partition_id, lambda _: True)
+    return lambda layouts, partition_id, has_commits: count(layouts, partition_id, lambda _: True)
 
 
 def _outcomes_in_another_order(apply: Callable[..., Any]) -> Callable[..., Any]:

@@ -66,7 +66,7 @@ class RescaledQuery:
     def __init__(self, schema: StateSchema, num_shards: int) -> None:
         self.fleet, self.schema, self.run, self.batch = AggregationFleet(), schema, "run-0", 0
         self.created = StateMetadata("s", "query", num_shards, schema.output_mode, schema)
-        self.generation = ShardLayout(num_shards)
+        self.layout = ShardLayout(num_shards)
 
     def submit(self, decide: Any) -> Any:
         coordinator = self.fleet.coordinator
@@ -78,25 +78,25 @@ class RescaledQuery:
     def rescale(self, num_shards: int) -> None:
         """Start a run with another number."""
         self.run += "+"
-        self.generation = self.submit(lambda ledger: decide_shards(ledger, self.created, self.task(0), num_shards))
-        assert self.generation.num_shards == num_shards
+        self.layout = self.submit(lambda ledger: decide_shards(ledger, self.created, self.task(0), num_shards))
+        assert self.layout.num_shards == num_shards
 
     def apply(self, rows: ShardInput, watermark_ms: int, store: OperatorShards) -> Counter[str]:
         emitted: Counter[str] = Counter()
-        for shard, partition in enumerate(self.generation.partitions):
+        for shard, partition in enumerate(self.layout.partitions):
             task = self.task(partition)
             grant = self.fleet.coordinator.lease(task, "a")
             assert grant.base_version == self.batch
             marks = Watermarks(watermark_ms, watermark_ms)
             request = ApplyRequest(task, grant.lease, grant.base_version, self.schema, marks, grant.watermarks.input_ms)
-            emitted += counted(store.apply(request, routed(rows, self.schema, shard, self.generation.num_shards))[0])
+            emitted += counted(store.apply(request, routed(rows, self.schema, shard, self.layout.num_shards))[0])
         self.batch += 1
         return emitted
 
     def state(self) -> Counter[str]:
         """What is stored of the newest version."""
         found: Counter[str] = Counter()
-        for partition in self.generation.partitions:
+        for partition in self.layout.partitions:
             store_id = self.fleet.coordinator.lease(self.task(partition), "a").lease.store_id
             found += counted(self.fleet.new_store().read(store_id, self.batch, self.schema))
         return found

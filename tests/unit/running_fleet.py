@@ -10,7 +10,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from coordinator.ledger.rescaling import BatchShards
-from coordinator.ledger.state_ledger import Counted, LeaseGrant
+from coordinator.ledger.state_ledger import AcceptedCommits, LeaseGrant
 from coordinator.model.commits import CommitEntry, PartitionCommit, SnapshotEntry
 from coordinator.model.identities import ActorLocation, StateStoreId, StateStoreProviderId, TaskIdentity
 from coordinator.model.load_plans import InstancePlans, LoadPlans
@@ -76,7 +76,7 @@ class RunningFleet:
 
     def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> Sequence[CommitEntry]:
         (outcome,) = self.do(self.coordinator.commit_partitions(state_name, [PartitionCommit(tuple(entries))]))
-        if not isinstance(outcome, Counted):
+        if not isinstance(outcome, AcceptedCommits):
             raise outcome
         return outcome.entries
 

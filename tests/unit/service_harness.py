@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from coordinator.ledger.read_views import WantedView
-from coordinator.ledger.state_ledger import Counted
+from coordinator.ledger.state_ledger import AcceptedCommits
 from coordinator.model.commits import PartitionCommit
 from coordinator.model.identities import ActorLocation, TaskIdentity
 from coordinator.model.maintenance import Maintenance
@@ -44,7 +44,7 @@ class ServiceHarness:
         begun = replace(entry(grant, version), file=f"{state}/0/0/{version}-{ord(run[-1]):x}.delta", run_id=run)
         self.objects.put(begun.file, b"delta")
         (outcome,) = await self.coordinator.commit_partitions(state, [PartitionCommit((begun,))])
-        if not isinstance(outcome, Counted):
+        if not isinstance(outcome, AcceptedCommits):
             raise outcome
         return begun
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 
 from coordinator.ledger.cleaning_rules import ListingSchedule
-from coordinator.ledger.state_ledger import Counted, StateLedger
+from coordinator.ledger.state_ledger import AcceptedCommits, StateLedger
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.commits import PartitionCommit
 from coordinator.model.errors import CommitUnknownError
@@ -41,7 +41,7 @@ def test_a_commit_counts_whatever_the_clock_of_its_store_actor_shows(ahead_ms: i
         objects.put(begun.file, b"delta")
         coordinator = Coordinator("memory://", objects, Maintenance(), "node")
         (outcome,) = await coordinator.commit_partitions("s", [PartitionCommit((begun,))])
-        assert isinstance(outcome, Counted)
+        assert isinstance(outcome, AcceptedCommits)
         assert await read_anew(objects) == {begun.file}
 
     two_coordinators(scenario, "")

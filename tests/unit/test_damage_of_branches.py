@@ -54,7 +54,7 @@ class BranchQuery(RescaledQuery):
         self.fleet.objects = objects
         self.fleet.coordinator = BranchCoordinator(objects, state)
         self.batch, self.run = batch, run
-        self.generation = self.submit(lambda ledger: ([], ledger.generations.newest(ShardLayout(2))))
+        self.layout = self.submit(lambda ledger: ([], ledger.layouts.newest(ShardLayout(2))))
 
     def task(self, partition: int) -> TaskIdentity:
         return replace(super().task(partition), state_name=self.state_name, query_id=f"query of {self.state_name}")

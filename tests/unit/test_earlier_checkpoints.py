@@ -41,13 +41,13 @@ def opened(objects: MemoryObjectStore) -> RescaledQuery:
     query.fleet.objects = objects
     query.fleet.coordinator = LocalCoordinator(objects, checkpoint_interval=16, part_records=4)
     query.batch, query.run = NEWEST, EXPECTED["run"]
-    query.generation = query.submit(lambda ledger: ([], ledger.generations.newest(ShardLayout(2))))
+    query.layout = query.submit(lambda ledger: ([], ledger.layouts.newest(ShardLayout(2))))
     return query
 
 
 def rows_of(query: RescaledQuery, version: int) -> Counter[str]:
     rows: Counter[str] = Counter()
-    partitions = (0, 1) if version <= RESCALED_AT else query.generation.partitions
+    partitions = (0, 1) if version <= RESCALED_AT else query.layout.partitions
     for partition in partitions:
         store_id = StateStoreId(query.submit(lambda ledger: ([], ledger.root)), 0, partition)
         rows += counted(query.fleet.new_store().read(store_id, version, SUMS))
@@ -67,7 +67,7 @@ def test_the_rescale_is_told_by_checkpoints_in_parts_only_and_every_version_has_
     assert not any("rescaled" in objects.get(path).decode() for path in paths(objects, "manifest"))
     assert all(unseal(objects.get(path))["parts"] for path in paths(objects, "checkpoints"))
     query = opened(objects)
-    assert query.generation.num_shards == 3
+    assert query.layout.num_shards == 3
     for version in range(1, NEWEST + 1):
         assert rows_of(query, version) == Counter(EXPECTED["rows"][str(version)]), f"version {version}"
     assert damaged(objects) == ()
@@ -79,7 +79,7 @@ def test_a_run_of_this_release_goes_on_from_it_over_a_checkpoint_and_a_rescale()
     query.run += "+"
     store, added = query.fleet.new_store(), 0
     for num_shards in (3, 2):
-        if num_shards != query.generation.num_shards:
+        if num_shards != query.layout.num_shards:
             query.rescale(num_shards)
         for _ in range(3):
             added += 1

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.ledger.state_ledger import Counted, LeaseGrant
+from coordinator.ledger.state_ledger import AcceptedCommits, LeaseGrant
 from coordinator.model.commits import CommitEntry, PartitionCommit
 from coordinator.model.errors import FencedError, StateStoreError, StoreUnavailableError
 from coordinator.model.identities import StateStoreId
@@ -43,7 +43,7 @@ class GatedCoordinator:
 
     def commit_partitions(
         self, state_name: str, commits: Sequence[PartitionCommit]
-    ) -> Sequence[Counted | StateStoreError]:
+    ) -> Sequence[AcceptedCommits | StateStoreError]:
         self.calls.append((state_name, list(commits)))
         self.called.release()
         assert self.gate.acquire(timeout=30)
@@ -51,10 +51,10 @@ class GatedCoordinator:
             raise self.fails
         return [self.outcome(one.entries) for one in commits]
 
-    def outcome(self, entries: tuple[CommitEntry, ...]) -> Counted | StateStoreError:
+    def outcome(self, entries: tuple[CommitEntry, ...]) -> AcceptedCommits | StateStoreError:
         shard = entries[0].partition_id
         following = grant_of(shard, entries[0].version) if self.carries else None
-        return self.refused.get(shard) or Counted(entries, following)
+        return self.refused.get(shard) or AcceptedCommits(entries, following)
 
     def wait_for_call(self) -> None:
         assert self.called.acquire(timeout=30)

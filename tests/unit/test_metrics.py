@@ -10,7 +10,7 @@ from dataclasses import fields
 import pytest
 
 from coordinator.ledger.rescaling import BatchShards
-from coordinator.ledger.state_ledger import Counted
+from coordinator.ledger.state_ledger import AcceptedCommits
 from coordinator.model.commits import PartitionCommit
 from coordinator.model.errors import StorageUnavailableError
 from coordinator.model.maintenance import Maintenance
@@ -118,7 +118,7 @@ def test_the_coordinators_figures_are_those_of_its_status() -> None:
         for batch in range(3):
             for grant in await begun(coordinator, batch=batch):
                 (outcome,) = await coordinator.commit_partitions("clicks", [PartitionCommit((made(grant, batch + 1),))])
-                assert isinstance(outcome, Counted)
+                assert isinstance(outcome, AcceptedCommits)
             await coordinator.batch_result(task("run-1", batch), BatchShards(0, SHARDS))
         # Told again, as after a lost answer: it counts once.
         await coordinator.commit_partitions("clicks", [PartitionCommit(outcome.entries)])

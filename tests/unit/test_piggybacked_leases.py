@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from coordinator.ledger.rescaling import BatchShards
-from coordinator.ledger.state_ledger import Counted, LeaseGrant
+from coordinator.ledger.state_ledger import AcceptedCommits, LeaseGrant
 from coordinator.model.commits import PartitionCommit
 from coordinator.model.errors import FencedError, StateMismatchError, StateStoreError
 from coordinator.model.maintenance import Maintenance
@@ -31,7 +31,7 @@ def run(scenario: Callable[[Coordinator, MemoryObjectStore], Coroutine[Any, Any,
 
 async def committed(
     coordinator: Coordinator, grant: LeaseGrant, version: int, *, is_piggybacked: bool = False
-) -> Counted | StateStoreError:
+) -> AcceptedCommits | StateStoreError:
     """What becomes of a commit that is made now."""
     (outcome,) = await coordinator.commit_partitions(
         "clicks", [PartitionCommit((made(grant, version),), is_piggybacked)]
@@ -44,8 +44,8 @@ async def following(coordinator: Coordinator, grants: list[LeaseGrant], version:
     found: list[LeaseGrant | None] = []
     for grant in grants:
         outcome = await committed(coordinator, grant, version, is_piggybacked=version > 1)
-        assert isinstance(outcome, Counted), outcome
-        found.append(outcome.following)
+        assert isinstance(outcome, AcceptedCommits), outcome
+        found.append(outcome.next_lease)
     return found
 
 
@@ -74,7 +74,7 @@ def test_a_batch_whose_base_is_not_on_every_shard_is_refused_though_its_lease_ca
             assert isinstance(await committed(coordinator, grant, 2), StateMismatchError)
         await committed(coordinator, grants[3], 1)
         for grant in some:
-            assert isinstance(await committed(coordinator, grant, 2), Counted)
+            assert isinstance(await committed(coordinator, grant, 2), AcceptedCommits)
 
     run(scenario)
 
@@ -94,10 +94,10 @@ def test_no_lease_comes_with_an_answer_that_is_repeated_or_goes_to_a_store_actor
     async def scenario(coordinator: Coordinator, _: MemoryObjectStore) -> None:
         grants = await begun(coordinator)
         counted = await committed(coordinator, grants[0], 1)
-        assert isinstance(counted, Counted)
-        assert counted.following is not None
+        assert isinstance(counted, AcceptedCommits)
+        assert counted.next_lease is not None
         # Who has the shard by now is not looked at.
-        assert await committed(coordinator, grants[0], 1) == replace(counted, following=None)
+        assert await committed(coordinator, grants[0], 1) == replace(counted, next_lease=None)
         await coordinator.report_store_actor_lost(actor("a").instance_id)
         assert await following(coordinator, grants[1:], 1) == [None] * 3
 
@@ -126,8 +126,8 @@ def test_an_operator_that_is_fed_by_another_one_asks_before_each_batch() -> None
         fed = replace(METADATA, state_name="fed", num_shards=1, schema=schema)
         grant = await coordinator.attach_and_lease(replace(task(), state_name="fed"), fed, actor("a"))
         (outcome,) = await coordinator.commit_partitions("fed", [PartitionCommit((made(grant, 1),))])
-        assert isinstance(outcome, Counted)
-        assert outcome.following is None
+        assert isinstance(outcome, AcceptedCommits)
+        assert outcome.next_lease is None
 
     run(scenario)
 
@@ -138,7 +138,7 @@ def test_commits_that_come_in_one_call_are_counted_or_refused_each_by_itself_in_
         before = len(store.list("clicks/manifest"))
         entries[2] = replace(entries[2], epoch=0)
         outcomes = await coordinator.commit_partitions("clicks", [PartitionCommit((one,)) for one in entries])
-        assert [type(one) for one in outcomes] == [Counted, Counted, FencedError, Counted]
+        assert [type(one) for one in outcomes] == [AcceptedCommits, AcceptedCommits, FencedError, AcceptedCommits]
         assert len(store.list("clicks/manifest")) == before + 1
 
     run(scenario)
@@ -162,9 +162,9 @@ def test_watermarks_that_come_with_a_commit_are_those_that_a_lease_would_tell() 
             plain = replace(made(grant, 1), watermark_ms=7, output_watermark_ms=8, source_watermarks_ms={"0": 9})
             entries = tuple(replace(plain, store_name=name, file=f"{name}/1.delta") for name in names)
             (outcome,) = await coordinator.commit_partitions("clicks", [PartitionCommit(entries)])
-            assert isinstance(outcome, Counted)
-            assert outcome.following is not None
-            assert outcome.following.watermarks == (Watermarks(7, 8, {"0": 9}) if shard < 2 else Watermarks())
+            assert isinstance(outcome, AcceptedCommits)
+            assert outcome.next_lease is not None
+            assert outcome.next_lease.watermarks == (Watermarks(7, 8, {"0": 9}) if shard < 2 else Watermarks())
         # Of the last shard, so that the batch is whole.
         await committed(coordinator, await coordinator.attach_and_lease(task(shard=3), METADATA, actor("a")), 1)
         asked = await coordinator.attach_and_lease(task(batch=1, shard=1), METADATA, actor("a"))

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.ledger.rescaling import BatchShards
-from coordinator.ledger.state_ledger import Counted
+from coordinator.ledger.state_ledger import AcceptedCommits
 from coordinator.model.commits import PartitionCommit
 from coordinator.model.errors import FencedError, InvalidRequestError
 from coordinator.model.maintenance import Maintenance
@@ -41,7 +41,7 @@ class RescaleHarness:
         made = entry(grant, batch + 1, f"attempt-{partition}")
         made = replace(made, committed_at_ms=now_ms(MachineClock()))
         (outcome,) = await self.coordinator.commit_partitions("clicks", [PartitionCommit((made,))])
-        assert isinstance(outcome, Counted)
+        assert isinstance(outcome, AcceptedCommits)
 
     async def batch(self, run: str, batch: int, shards: BatchShards) -> BatchShards:
         for partition in shards.partitions:

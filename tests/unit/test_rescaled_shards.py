@@ -183,11 +183,11 @@ class KeyedQuery(RescaledQuery):
         return KeyedStores(Partitions(self.fleet.objects, self.fleet.coordinator, StoreMetrics()))
 
     def write(self, stores: KeyedStores, changes: dict[str | None, int], counts: StoreSpec = COUNTS) -> None:
-        for shard, partition in enumerate(self.generation.partitions):
+        for shard, partition in enumerate(self.layout.partitions):
             names = pa.table({"k": pa.array(list(changes), pa.string())})
             mine = [
                 key
-                for key, of in zip(changes, shards_of(names, ["k"], self.generation.num_shards), strict=True)
+                for key, of in zip(changes, shards_of(names, ["k"], self.layout.num_shards), strict=True)
                 if of == shard
             ]
             task = self.task(partition)
@@ -209,7 +209,7 @@ class KeyedQuery(RescaledQuery):
 
     def check(self, stores: KeyedStores, counts: StoreSpec = COUNTS) -> None:
         found: dict[str | None, tuple[int, list[float]]] = {}
-        for partition in self.generation.partitions:
+        for partition in self.layout.partitions:
             task = self.task(partition)
             grant = self.fleet.coordinator.lease(task, "a")
             session, _ = stores.open_read(OpenRequest(task, grant.lease, self.batch, (counts, LISTS)))
@@ -260,7 +260,7 @@ def test_a_column_that_was_dropped_before_a_rescale_stays_dropped_when_shards_ar
     query.write(new_stores(), {"d": 3})
     due = {}
     stores = new_stores()
-    for partition in query.generation.partitions:
+    for partition in query.layout.partitions:
         task = query.task(partition)
         grant = query.fleet.coordinator.lease(task, "a")
         session, _ = stores.open_read(OpenRequest(task, grant.lease, query.batch, (COUNTS,)))
@@ -274,7 +274,7 @@ def test_what_is_told_of_a_parent_in_memory_is_of_just_the_version_that_is_taken
     query.apply(sums(chance, 0), 0, store)
     store_id = query.fleet.coordinator.lease(query.task(0), "a").lease.store_id
     query.rescale(4)
-    loading: LoadPlans = query.submit(lambda ledger: ([], ledger.load_plans(query.generation.first_partition, 1)))
+    loading: LoadPlans = query.submit(lambda ledger: ([], ledger.load_plans(query.layout.first_partition, 1)))
     origin = loading.plans[DEFAULT_STORE].origin
     assert origin is not None
     (parent,) = origin.parents

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from coordinator.ledger.branches import first_record
 from coordinator.ledger.read_views import WantedView, committed, read_view
 from coordinator.ledger.records import Committed, Record, Rescaled, RunStarted, SnapshotAdded
-from coordinator.ledger.rescaling import decide_ask, decide_shards, first_generation
+from coordinator.ledger.rescaling import decide_rescale_request, decide_shards, first_layout
 from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.commits import CommitEntry, SnapshotEntry
@@ -27,7 +27,7 @@ from tests.unit.ledger_harness import ROOT, FakeFleetView, actor, entry, task, t
 
 SCHEMA = StateSchema((Field("k0", "int32"), Field("__row", "int64")), (), (), None, None, "update")
 CREATED = StateMetadata("clicks", "query", 4, "update", SCHEMA)
-FIRST = first_generation(CREATED)
+FIRST = first_layout(CREATED)
 #: The hash of a key is the key.
 KEYS = range(-12, 24)
 Rows = dict[int, int]
@@ -77,7 +77,7 @@ class RescaleMachine(RuleBasedStateMachine):
         self.logged: list[Committed | SnapshotAdded] = []
         self.serial = 0
         self.run = ""
-        self.generation = FIRST
+        self.layout = FIRST
         self.asked: int | None = None
         self.start(None)
 
@@ -98,17 +98,17 @@ class RescaleMachine(RuleBasedStateMachine):
     def begin(self) -> None:
         """The batch after the newest version that was finished."""
         batch = len(self.truth) - 1
-        records, self.generation = decide_shards(self.ledger, CREATED, task(self.run, batch), self.asked)
+        records, self.layout = decide_shards(self.ledger, CREATED, task(self.run, batch), self.asked)
         self.fold(records)
         again = decide_shards(self.ledger, CREATED, task(self.run, batch), self.asked)
-        assert again == ([], self.generation)
+        assert again == ([], self.layout)
 
     def commit(self, partition: int, rows: Rows) -> None:
         batch = len(self.truth) - 1
         who = task(self.run, batch, partition)
         self.ledger.check_query(who)
-        self.ledger.check_generation(who, self.ledger.generations.in_force(FIRST, self.run, batch))
-        self.ledger.check_whole(who, self.generation)
+        self.ledger.check_layout(who, self.ledger.layouts.in_force(FIRST, self.run, batch))
+        self.ledger.check_whole(who, self.layout)
         records, grant = self.ledger.decide_lease(who, actor("a"), FakeFleetView(), StayElseLocal())
         self.fold(records)
         assert grant.base_version == batch
@@ -129,41 +129,39 @@ class RescaleMachine(RuleBasedStateMachine):
     @rule(some=st.dictionaries(st.sampled_from(KEYS), st.integers(0, 9), max_size=8), part=st.integers(0, 16))
     def batch(self, some: Rows, part: int) -> None:
         """A batch on all shards, or on the first ones only, after which another run does it again."""
-        partitions = list(self.generation.partitions)
+        partitions = list(self.layout.partitions)
         for shard, partition in enumerate(partitions[:part] if part < len(partitions) else partitions):
-            self.commit(
-                partition, {key: value for key, value in some.items() if key % self.generation.num_shards == shard}
-            )
+            self.commit(partition, {key: value for key, value in some.items() if key % self.layout.num_shards == shard})
         if part < len(partitions):
             self.start(None)
             return
         self.truth.append({**self.truth[-1], **some})
-        assert self.ledger.committed_version(self.generation) == len(self.truth) - 1
+        assert self.ledger.committed_version(self.layout) == len(self.truth) - 1
         self.begin()
 
     @rule(asked=st.sampled_from((None, 1, 2, 3, 4, 5, 6, 8, 12)))
     def restart(self, asked: int | None) -> None:
         self.start(asked)
         if asked is not None and self.ledger.has_versions():
-            assert self.generation.num_shards == asked
+            assert self.layout.num_shards == asked
 
     @precondition(lambda self: self.ledger.run_id == self.run)
     @rule(factor=st.sampled_from((2, 3)), up=st.booleans())
     def rescale_online(self, factor: int, up: bool) -> None:
-        present = self.generation.num_shards
+        present = self.layout.num_shards
         wanted = present * factor if up else present // factor
         if wanted < 1 or wanted > 24 or (not up and present % factor):
             return
-        records, plan = decide_ask(self.ledger, CREATED, wanted, is_active=True, dry_run=False)
+        records, plan = decide_rescale_request(self.ledger, CREATED, wanted, is_active=True, dry_run=False)
         self.fold(records)
         assert (plan.num_shards, plan.new_shards) == (present, wanted)
         batch = len(self.truth) - 1
-        if self.ledger.committed_version(self.generation) == batch and not any(
-            one.version > batch for partition in self.generation.partitions for one in self.ledger.entries(partition)
+        if self.ledger.committed_version(self.layout) == batch and not any(
+            one.version > batch for partition in self.layout.partitions for one in self.ledger.entries(partition)
         ):
             # As at the end of the batch before.
             self.begin()
-            assert self.generation.num_shards == wanted
+            assert self.layout.num_shards == wanted
 
     # -- what store actors and maintenance do ------------------------------------------------------------------------
 
@@ -221,11 +219,11 @@ class RescaleMachine(RuleBasedStateMachine):
         parts = json.loads(json.dumps(self.ledger.copy(()).to_json()))
         again = StateLedger.from_json(ROOT, parts, self.logged)
         assert sorted(map(repr, again.retained())) == sorted(map(repr, self.ledger.retained()))
-        assert again.generations.to_json() == self.ledger.generations.to_json()
+        assert again.layouts.to_json() == self.ledger.layouts.to_json()
         for version in range(newest + 1):
-            generation = self.ledger.generations.with_version(FIRST, version)
+            layout = self.ledger.layouts.with_version(FIRST, version)
             rows: Rows | None = {}
-            for partition in generation.partitions:
+            for partition in layout.partitions:
                 try:
                     plan = self.ledger.load_plans(partition, version).plans[DEFAULT_STORE]
                 except InvalidRequestError:
@@ -239,7 +237,7 @@ class RescaleMachine(RuleBasedStateMachine):
     @invariant()
     def what_the_next_batch_reads_is_there(self) -> None:
         rows: Rows = {}
-        for partition in self.generation.partitions:
+        for partition in self.layout.partitions:
             rows |= loaded(self.ledger.load_plans(partition, len(self.truth) - 1).plans[DEFAULT_STORE], self.files)
         assert rows == self.truth[-1]
 

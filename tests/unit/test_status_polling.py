@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from coordinator.ledger.rescaling import BatchShards
-from coordinator.ledger.state_ledger import Counted
+from coordinator.ledger.state_ledger import AcceptedCommits
 from coordinator.model.commits import PartitionCommit
 from coordinator.model.errors import FencedError
 from coordinator.model.maintenance import Maintenance
@@ -50,7 +50,7 @@ class Watched:
         for grant in await begun(self.coordinator, run, batch):
             entry = replace(made(grant, batch + 1), apply_ms=7, write_ms=9, batch_time_ms=planned_ms)
             (outcome,) = await self.coordinator.commit_partitions("clicks", [PartitionCommit((entry,))])
-            assert isinstance(outcome, Counted), outcome
+            assert isinstance(outcome, AcceptedCommits), outcome
 
 
 class Lines(logging.Handler):

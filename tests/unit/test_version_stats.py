@@ -11,7 +11,7 @@ import pytest
 from coordinator.ledger.records import Record
 from coordinator.ledger.rescaling import decide_shards
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.ledger.version_stats import version_figures
+from coordinator.ledger.version_stats import version_stats
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.schema import Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
@@ -42,10 +42,10 @@ class RescaledState:
             self.ledger.fold(record)
 
     def batch(self, run: str, batch: int, shards: int) -> None:
-        records, generation = decide_shards(self.ledger, CREATED, task(run, batch), shards)
+        records, layout = decide_shards(self.ledger, CREATED, task(run, batch), shards)
         self.fold(records)
-        assert generation.num_shards == shards
-        for shard, partition in enumerate(generation.partitions):
+        assert layout.num_shards == shards
+        for shard, partition in enumerate(layout.partitions):
             records, grant = self.ledger.decide_lease(
                 task(run, batch, partition), actor("a"), FakeFleetView(), StayElseLocal()
             )
@@ -76,7 +76,7 @@ def state() -> RescaledState:
 
 
 def test_each_version_is_told_by_the_shards_that_it_was_committed_on(state: RescaledState) -> None:
-    told = version_figures(state.ledger, CREATED, 0, 4, 10)
+    told = version_stats(state.ledger, CREATED, 0, 4, 10)
     shown = [
         (one.version, one.num_shards, one.state_rows, one.rows_in, one.rows_late, one.committed_at_ms) for one in told
     ]
@@ -92,8 +92,8 @@ def test_each_version_is_told_by_the_shards_that_it_was_committed_on(state: Resc
         sum(size for path, size in sizes.items() if path.rpartition("/")[2].startswith(f"{version}-"))
         for version in (4, 3, 2, 1, 0)
     ]
-    assert [one.version for one in version_figures(state.ledger, CREATED, 1, 4, 2)] == [4, 3]
-    assert [one.version for one in version_figures(state.ledger, CREATED, 3, 4, 9)] == [4, 3]
+    assert [one.version for one in version_stats(state.ledger, CREATED, 1, 4, 2)] == [4, 3]
+    assert [one.version for one in version_stats(state.ledger, CREATED, 3, 4, 9)] == [4, 3]
 
 
 def test_a_version_that_a_partition_of_a_program_did_not_make_has_its_rows_of_before() -> None:
@@ -106,7 +106,7 @@ def test_a_version_that_a_partition_of_a_program_did_not_make_has_its_rows_of_be
             ledger.fold(record)
         for record in ledger.decide_commits([made])[0]:
             ledger.fold(record)
-    newest, former, _ = version_figures(ledger, replace(CREATED, query_id="python"), 0, 2, 9)
+    newest, former, _ = version_stats(ledger, replace(CREATED, query_id="python"), 0, 2, 9)
     assert (newest.state_rows, newest.rows_in) == (20 + 10, 1)
     assert (former.state_rows, former.rows_in) == (10 + 10, 2)
 
