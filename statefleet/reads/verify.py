@@ -16,7 +16,8 @@ from coordinator.ledger.records import Committed
 from coordinator.ledger.rescaling import first_layout
 from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.log.manifest_log import ManifestLog, place_of
+from coordinator.log.log_files import seq_of
+from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.commits import CommitEntry, SnapshotEntry, StoredFile
 from coordinator.model.errors import CorruptStateError, NewerFormatError
 from coordinator.model.names import is_state_name
@@ -177,7 +178,7 @@ def _log_files(objects: ObjectStore, log: ManifestLog, ledger: StateLedger) -> I
     infos = [info for folder in ("manifest", "checkpoints", "parts") for info in objects.list(f"{name}/{folder}")]
     needed = log.needed(infos)
     listed = {info.path for info in infos}
-    places = [place_of(path) for path in listed if "/manifest/" in path]
+    places = [seq_of(path) for path in listed if "/manifest/" in path]
     begin = needed.seq + 1 if needed.seq else min(places, default=1)
     if sum("/checkpoints/" in path for path in listed) < 2 and not ledger.drops:
         # Nothing was cleaned away yet: what the first record that is there follows is to be there, too.
@@ -185,7 +186,7 @@ def _log_files(objects: ObjectStore, log: ManifestLog, ledger: StateLedger) -> I
     for place in range(begin, log.seq + 1):
         yield NeededFile(f"{name}/manifest/{place:020d}.json", "log record")
     for path in sorted(listed):
-        if "/checkpoints/" in path and place_of(path) >= needed.seq:
+        if "/checkpoints/" in path and seq_of(path) >= needed.seq:
             yield NeededFile(path, "checkpoint")
     for path in sorted(needed.parts if needed.seq else [one for one in listed if "/parts/" in one]):
         yield NeededFile(path, "part of a checkpoint")

@@ -17,7 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from coordinator.ledger.records import Committed, Record, record_from_json
 from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
 from coordinator.log.ledger_writer import LedgerWriter
-from coordinator.log.manifest_log import ManifestLog, unseal
+from coordinator.log.manifest_log import ManifestLog
+from coordinator.log.sealed_json import unseal
 from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.errors import (
     FencedError,

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from coordinator.ledger.shard_layouts import ShardLayout
-from coordinator.log.manifest_log import unseal
+from coordinator.log.sealed_json import unseal
 from coordinator.model.errors import CorruptStateError
 from coordinator.model.identities import StateStoreId
 from coordinator.storage.memory import MemoryObjectStore

@@ -11,7 +11,8 @@ import pytest
 
 from coordinator.ledger.records import RecordKind, record_from_json, record_to_json
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.log.manifest_log import ManifestLog, seal, unseal
+from coordinator.log.manifest_log import ManifestLog
+from coordinator.log.sealed_json import seal, unseal
 from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.identities import ActorLocation, ShardKey, StateStoreId, TaskIdentity
 from coordinator.model.leases import Lease

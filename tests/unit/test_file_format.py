@@ -12,7 +12,9 @@ import pytest
 
 from coordinator.ledger.records import Committed
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.log.manifest_log import ManifestLog, place_of, seal, unseal
+from coordinator.log.log_files import seq_of
+from coordinator.log.manifest_log import ManifestLog
+from coordinator.log.sealed_json import seal, unseal
 from coordinator.model.errors import CorruptStateError, InvalidRequestError, NewerFormatError
 from coordinator.model.file_format import FORMAT
 from coordinator.model.identities import StateStoreId
@@ -109,7 +111,7 @@ def test_a_checkpoint_of_a_backup_from_which_the_state_went_on_otherwise_is_not_
     assert other.list("s/checkpoints")[-1].path == newest
     # Without what came after it: a checkpoint is all that a reader goes by then.
     for info in own.list("s/manifest"):
-        if place_of(info.path) > place_of(newest):
+        if seq_of(info.path) > seq_of(newest):
             own.delete(info.path)
     expected = ManifestLog(own, "s", "reader").load().to_json()
     own.put(newest, other.get(newest))

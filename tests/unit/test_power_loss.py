@@ -15,7 +15,8 @@ import pytest
 
 from coordinator.ledger.records import Committed, record_from_json
 from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
-from coordinator.log.manifest_log import ManifestLog, unseal
+from coordinator.log.manifest_log import ManifestLog
+from coordinator.log.sealed_json import unseal
 from coordinator.model.commits import CommitEntry
 from coordinator.model.errors import CommitUnknownError, StateStoreError, StorageUnavailableError
 from coordinator.model.identities import StateStoreId

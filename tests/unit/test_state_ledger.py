@@ -16,7 +16,8 @@ from coordinator.ledger.compatibility import check_metadata
 from coordinator.ledger.records import Record, record_from_json
 from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
 from coordinator.log.ledger_writer import RECENT_S, LedgerWriter
-from coordinator.log.manifest_log import ManifestLog, seal, unseal
+from coordinator.log.manifest_log import ManifestLog
+from coordinator.log.sealed_json import seal, unseal
 from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.errors import (
     CommitUnknownError,
