@@ -30,7 +30,7 @@ class KnownFleet:
 
     def is_alive(self, location: ActorLocation) -> bool:
         """Whether nobody has said that the life is over."""
-        return not self._lives.is_over(location)
+        return not self._lives.is_dead(location)
 
     def newest(self, location: ActorLocation) -> ActorLocation:
         """See :meth:`ActorRegistry.newest <coordinator.placement.actor_registry.ActorRegistry.newest>`."""

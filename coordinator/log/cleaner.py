@@ -1,6 +1,6 @@
-"""Maintenance of states by the coordinator: old versions are let go, and files that nothing needs are deleted. No Ray.
+"""Maintenance of states by the coordinator: logs are truncated, and files that nothing needs are deleted. No Ray.
 
-Why it is safe is told in :mod:`coordinator.ledger.cleaning_rules`, whose rules decide.
+:mod:`coordinator.ledger.cleaning_rules` has the rules, and says why they are safe.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Cleaner:
     store
         The fleet's object store.
     maintenance
-        What is kept, and for how long.
+        How many versions are retained, and for how long files are.
     clock
-        By which is measured what has elapsed. Ages of files are told by the object store's own times.
-    keeper
-        Gives the keeper of a state's ledger, of branches whose files are not their own.
+        Measures elapsed time. Ages of files are measured by the object store's own times.
+    writer_of
+        Returns the writer of a state's ledger: of branches, whose files may belong to other states.
     notice_deleted
-        Lets go of a state whose folder was deleted.
+        Drops a state from memory if its folder was deleted.
     """
 
     def __init__(
@@ -50,27 +50,27 @@ class Cleaner:
         store: ObjectStore,
         maintenance: Maintenance,
         clock: Clock,
-        writer: Callable[[str], Awaitable[LedgerWriter]],
+        writer_of: Callable[[str], Awaitable[LedgerWriter]],
         notice_deleted: Callable[[str], Awaitable[None]],
     ) -> None:
         self._notice_deleted = notice_deleted
         self._store = store
-        self._writer_of = writer
+        self._writer_of = writer_of
         self._maintenance = maintenance
         self._clock = clock
         self._started_s = clock.elapsed_s()
         self._pins = Pins(maintenance.grace_s)
         self._schedules: dict[str, ListingSchedule] = {}
-        #: Branches that are noted and not there, each with since when.
-        self._awaited: dict[str, tuple[BranchMade, float]] = {}
+        #: Branches that are in a log and do not exist yet, each with the time since which that was seen.
+        self._unborn: dict[str, tuple[BranchMade, float]] = {}
 
     def pin(self, loading: LoadPlans) -> None:
-        """Leave the files of plans alone for the grace period: somebody was told to read them."""
+        """Keep the files of load plans for the grace period: a reader has the plans."""
         files = [file for plan in loading.plans.values() for file in plan.files()]
         self._pins.add(files, self._clock.elapsed_s())
 
     async def round(self, writer: LedgerWriter, state_name: str) -> Sequence[ObjectInfo]:
-        """One of the regular rounds: truncate, and clean if there may be something to find; returns the files that are gone."""
+        """Run a regular round: truncate, and clean if there may be something to find; returns the deleted files."""
         schedule = self._schedule(state_name)
         floors, epoch = await self._truncate(writer, dry_run=False)
         schedule.observe(self._clock.elapsed_s(), epoch, bool(floors))
@@ -79,11 +79,11 @@ class Cleaner:
         return ()
 
     def is_at_rest(self, state_name: str) -> bool:
-        """Whether regular rounds have nothing more to do for a state until something happens to it."""
+        """Return whether regular rounds have nothing more to do for a state until something happens to it."""
         return self._schedule(state_name).is_at_rest
 
     async def clean(self, writer: LedgerWriter, state_name: str, *, dry_run: bool) -> dict[str, Any]:
-        """What a round does, at once; see ``Coordinator.clean``."""
+        """Run a round at once; see :meth:`~coordinator.service.coordinator.Coordinator.clean`."""
         schedule = self._schedule(state_name)
         floors, _ = await self._truncate(writer, dry_run=dry_run)
         now_s = 0.0
@@ -104,7 +104,7 @@ class Cleaner:
         return self._schedules.setdefault(state_name, ListingSchedule(self._maintenance.grace_s, self._started_s))
 
     async def _truncate(self, writer: LedgerWriter, *, dry_run: bool) -> tuple[dict[ShardKey, int], int]:
-        """Floors that move, and the ledger's epoch."""
+        """Truncate, and return the oldest retained versions that move, with the ledger's epoch."""
         keep = self._maintenance.min_versions_to_retain
 
         def decide(ledger: StateLedger) -> tuple[list[Record], tuple[dict[ShardKey, int], int]]:
@@ -116,7 +116,10 @@ class Cleaner:
     async def _candidates(
         self, writer: LedgerWriter, state_name: str, now_s: float, *, dry_run: bool = False
     ) -> list[ObjectInfo]:
-        """What may go as far as can be said without writing to the log; `now_s` is the time of the object store before the call."""
+        """Return the files that may go, as far as can be said without writing to the log.
+
+        `now_s` is the object store's time before the call.
+        """
         infos = await asyncio.to_thread(self._store.list, state_name)
         unfinished = await asyncio.to_thread(self._store.list_unfinished, state_name)
         referenced, branches = await writer.read(_referenced)
@@ -131,25 +134,25 @@ class Cleaner:
         ]
 
     async def _delete(self, writer: LedgerWriter, state_name: str, schedule: ListingSchedule) -> list[ObjectInfo]:
-        """Delete what nothing needs; returns it."""
+        """Delete the files that nothing needs, and return them."""
         schedule.listed(self._clock.elapsed_s())
         now_s = await asyncio.to_thread(time_of_store, self._store)
-        # Before all else: see :mod:`coordinator.ledger.branches`.
+        # Before listing: see :mod:`coordinator.ledger.branches`.
         _, looked_at = await writer.read(_referenced)
-        found = await self._candidates(writer, state_name, now_s)
-        if not found:
+        candidates = await self._candidates(writer, state_name, now_s)
+        if not candidates:
             return []
 
         def discard(ledger: StateLedger) -> tuple[list[Record], tuple[set[str], dict[str, BranchMade]]]:
-            return ledger.decide_discard(info.path for info in found), _referenced(ledger)
+            return ledger.decide_discard(info.path for info in candidates), _referenced(ledger)
 
         referenced, branches = await writer.fence(discard)
         if not branches.items() <= looked_at.items():
-            # A branch was made meanwhile, whose needs were not looked at.
+            # A branch was made meanwhile, and it is not known which files it needs.
             return []
         needed = referenced | self._pins.current(self._clock.elapsed_s())
-        files = [info for info in found if info.path not in needed]
-        # Records go because of a checkpoint that was seen; that it can be read does not say that it outlives a power loss.
+        files = [info for info in candidates if info.path not in needed]
+        # Records go because of a checkpoint that was read; that it can be read does not prove that it outlives a power loss.
         await asyncio.to_thread(self._store.ensure_durable, f"{state_name}/checkpoints")
         await asyncio.to_thread(self._store.delete_all, [info.path for info in files])
         return files
@@ -157,9 +160,9 @@ class Cleaner:
     async def _shared(
         self, writer: LedgerWriter, branches: Mapping[str, BranchMade], *, may_write: bool
     ) -> set[str] | None:
-        """Files that branches of a state need, of whatever state; None if that is not known yet, as one is being made.
+        """Return the files that branches of a state need, of any state; None if that is not known yet, as one is being made.
 
-        Its log takes note of branches that are there, and of those that are no more.
+        Branches that exist by now, and branches that are no more, are written to the state's log.
         """
         files: set[str] = set()
         for name, made in branches.items():
@@ -178,7 +181,7 @@ class Cleaner:
         return files
 
     async def _needed_by(self, parent: LedgerWriter, made: BranchMade, *, may_write: bool) -> set[str] | None:
-        """Files that a branch needs, none if there is no such state any more; None if it may be made this moment."""
+        """Return the files that a branch needs, none if there is no such state any more; None if it may just be being made."""
         await self._notice_deleted(made.name)
         writer = await self._writer_of(made.name)
         was_born = await parent.read(lambda ledger: made.name in ledger.born)
@@ -195,13 +198,13 @@ class Cleaner:
                 )
             return set()
         now_s = self._clock.elapsed_s()
-        noted, since_s = self._awaited.setdefault(made.name, (made, now_s))
-        if noted != made:
+        seen, since_s = self._unborn.setdefault(made.name, (made, now_s))
+        if seen != made:
             since_s = now_s
-            self._awaited[made.name] = made, since_s
+            self._unborn[made.name] = made, since_s
         if now_s - since_s <= self._maintenance.grace_s or not may_write:
             return None
-        # Whoever still makes it finds its place in the log taken, and reads there that it is not to be made.
+        # A process that still makes it finds its sequence number in the log taken, and reads there that it is not to be made.
         needed = await writer.decide(_given_up)
         if not needed:
             await parent.decide(partial(_noted, made, BranchEnded(made.name)))
@@ -209,7 +212,7 @@ class Cleaner:
 
 
 def _noted(made: BranchMade, record: Record, ledger: StateLedger) -> tuple[list[Record], bool]:
-    """Take note of what became of a branch, unless another one of its name was made since."""
+    """Decide the record of what became of a branch, unless another one of its name was made since."""
     is_that = ledger.branches.get(made.name) == made
     return [record] if is_that else [], is_that
 

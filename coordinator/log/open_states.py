@@ -1,4 +1,4 @@
-"""The states that a coordinator keeps the ledgers of, each opened when it is first asked for."""
+"""The states whose ledgers a coordinator has in memory, each opened when it is first asked for."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ log = logging.getLogger(__name__)
 
 #: Files of logs that are read at once.
 _READERS = 32
-#: Seconds for which a ledger stays after somebody asked for it: calls that have it in hand are over by then.
-_IN_HAND_S = 300.0
+#: Seconds for which a ledger stays after a call asked for it: such calls are over by then.
+_IN_USE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class RestingState:
-    """What memory keeps of a state whose ledger was let go of.
+    """What memory keeps of a state whose ledger was unloaded.
 
     Attributes
     ----------
     query_id
         Its query.
     stamp
-        Of what is shown of it; see :meth:`Coordinator.watch <coordinator.service.coordinator.Coordinator.watch>`.
+        Of its details; see :meth:`Coordinator.watch <coordinator.service.coordinator.Coordinator.watch>`.
     shown
-        :func:`~coordinator.telemetry.status.query_details` of it, as JSON: a fraction of what the objects would take.
+        :func:`~coordinator.telemetry.status.query_details` of it, as JSON, which takes a fraction of the objects' memory.
     """
 
     query_id: str
@@ -48,20 +48,20 @@ class RestingState:
     shown: bytes
 
     def details(self) -> dict[str, Any]:
-        """Return what is shown of it, as it was when its ledger was let go of."""
+        """Return its details, as they were when its ledger was unloaded."""
         details: dict[str, Any] = json.loads(self.shown)
         return details
 
 
 class OpenStates:
-    """Keepers of ledgers, by the names of their states.
+    """Writers of ledgers, by the names of their states.
 
     Parameters
     ----------
     store
         The fleet's object store.
     writer_id
-        Of this life of the coordinator.
+        Of this incarnation of the coordinator.
     checkpoint_interval
         Of the manifest logs, in appends.
     part_records
@@ -89,22 +89,22 @@ class OpenStates:
         self._readers = runtime.threads.pool(_READERS, "statefleet-log")
         self._clock = runtime.clock
         self._writers: dict[str, LedgerWriter] = {}
-        #: When somebody asked for a keeper last, in seconds of the clock.
+        #: When each writer was asked for last, in seconds of the clock.
         self._asked_s: dict[str, float] = {}
         #: How often each state's ledger was opened.
         self.openings: Counter[str] = Counter()
-        #: States whose ledgers were let go of, until somebody asks for them.
+        #: States whose ledgers were unloaded, until they are asked for.
         self._resting: dict[str, RestingState] = {}
-        #: By state, runs that worked with another one that was in its place; see :attr:`LedgerWriter.barred`.
+        #: By state, runs that worked with a state that was in its folder before; see :attr:`LedgerWriter.barred`.
         self._barred: dict[str, frozenset[str]] = {}
-        #: States that could not be opened the last time that all were, each with why.
+        #: States that could not be opened the last time that all were, each with the error.
         self._unreadable: dict[str, str] = {}
-        #: One a state: a state that is slow to read, or broken, is waited for by nobody else's tasks.
+        #: One a state: tasks of other states do not wait for one that is slow to read, or broken.
         self._opening: dict[str, asyncio.Lock] = {}
 
     async def writer(self, state_name: str) -> LedgerWriter:
-        """The keeper of a state's ledger, which need not exist yet."""
-        # Whatever the caller checked: the folder of a name such as "" is everybody's, and cleaning it would be the end of them.
+        """Return the writer of a state's ledger; the state need not exist yet."""
+        # Also if the caller has checked it: the folder of a name such as "" is that of all states, and cleaning would delete them.
         check_state_name(state_name)
         self._asked_s[state_name] = self._clock.elapsed_s()
         writer = self._present(state_name)
@@ -114,16 +114,16 @@ class OpenStates:
                 if writer is None:
                     writer = self._writers[state_name] = await self._opened(state_name)
                     self._resting.pop(state_name, None)
-            # Who still waits has the lock itself; who comes now finds the keeper.
+            # Callers that still wait have the lock itself, and later ones find the writer.
             self._opening.pop(state_name, None)
         return writer
 
     def _present(self, state_name: str) -> LedgerWriter | None:
-        """The keeper of a state, unless the folder of the state became another one since."""
+        """Return the writer of a state, unless another state is in its folder by now."""
         writer = self._writers.get(state_name)
         if writer is not None and writer.replaced is not None:
             log.warning(
-                "a state's folder was put back, replaced or deleted under the fleet: what memory has of it is let go, and what is "
+                "a state's folder was put back, replaced or deleted under the fleet: what memory has of it is dropped, and what is "
                 "there now is read",
                 extra={"state": state_name},
             )
@@ -133,28 +133,28 @@ class OpenStates:
         return writer
 
     async def notice_deleted(self, state_name: str) -> None:
-        """Let go of a state whose folder somebody deleted: its name is free, and nothing more is written for it."""
+        """Drop a state from memory if its folder was deleted: its name is free, and nothing more is written for it."""
         writer = self._writers.get(state_name)
         if state_name in self._resting and not await self.has_metadata(state_name):
             self._resting.pop(state_name, None)
         if writer is not None and await writer.is_deleted() and self._writers.pop(state_name, None) is not None:
             log.warning(
-                "the folder of a state was deleted while its ledger was open: what memory has of it is let go; its name is free, "
+                "the folder of a state was deleted while its ledger was open: what memory has of it is dropped; its name is free, "
                 "unless a query wrote into the folder since; `statefleet drop` ends a state while the fleet runs",
                 extra={"state": state_name},
             )
 
     def rest(self, state_name: str, shown: Mapping[str, Any] | None, stamp: str) -> bool:
-        """Let go of a state's ledger, which is read again when somebody asks for it; False if somebody has it in hand.
+        """Unload a state's ledger, which is read again when it is asked for; returns False if it is in use.
 
         Parameters
         ----------
         shown, stamp
-            What is shown of it meanwhile, and the stamp of that; None of a name that no state has.
+            Its details meanwhile, and their stamp; None for a name that no state has.
         """
         writer = self._writers.get(state_name)
         unused_s = self._clock.elapsed_s() - self._asked_s.get(state_name, 0.0)
-        if writer is None or not writer.is_idle or unused_s < _IN_HAND_S:
+        if writer is None or not writer.is_idle or unused_s < _IN_USE_S:
             return False
         del self._writers[state_name]
         self._asked_s.pop(state_name, None)
@@ -164,15 +164,15 @@ class OpenStates:
         return True
 
     def forget_deleted(self, stored: Collection[str]) -> None:
-        """Let go of the states that rest and are not stored any more."""
+        """Drop the resting states that are not stored any more."""
         self._resting = {name: state for name, state in self._resting.items() if name in stored}
 
     def resting(self) -> Mapping[str, RestingState]:
-        """Return the states whose ledgers were let go of, by name."""
+        """Return the states whose ledgers were unloaded, by name."""
         return self._resting
 
     async def of_query(self, query_id: str) -> list[LedgerWriter]:
-        """Return the keepers of the states of a query, as far as they are known; those that rest are opened."""
+        """Return the writers of the states of a query, as far as they are known; resting ones are opened."""
         for name in [name for name, state in self._resting.items() if state.query_id == query_id]:
             await self.writer(name)
         return [
@@ -219,43 +219,43 @@ class OpenStates:
         )
 
     def writers(self) -> list[tuple[str, LedgerWriter]]:
-        """Names and keepers of the states that are open now."""
+        """Return names and writers of the states that are open now."""
         return list(self._writers.items())
 
     def ledgers(self) -> Iterator[StateLedger]:
-        """Ledgers of the states that are open, as last loaded."""
+        """Yield the ledgers of the states that are open, as last loaded."""
         return (writer.ledger for writer in self._writers.values() if writer.ledger is not None)
 
     def described(self) -> Iterator[tuple[StateLedger, StateMetadata]]:
-        """Ledgers of the open states that exist, each with the state's metadata."""
+        """Yield the ledgers of the open states that exist, each with the state's metadata."""
         for writer in self._writers.values():
             if writer.ledger is not None and writer.metadata is not None:
                 yield writer.ledger, writer.metadata
 
     async def stored(self) -> list[str]:
-        """Names of all states below the fleet's URI, open or not."""
+        """Return the names of all states below the fleet's URI, open or not."""
         names = filter(is_state_name, await asyncio.to_thread(self._store.folders))
-        # A state is known by its metadata; what else its folder has is not listed.
+        # A state is known by its metadata; its folder is not listed.
         candidates = list(names)
         are_states = await asyncio.gather(*map(self.has_metadata, candidates))
         return [name for name, is_state in zip(candidates, are_states, strict=True) if is_state]
 
     async def open_all(self) -> list[str]:
-        """Open every state but those that rest, of which it is known what they show; returns the names of all.
+        """Open every state but the resting ones, whose details are known; returns the names of all.
 
-        One that cannot be read keeps nobody from the others: see :meth:`unreadable`.
+        A state that cannot be read does not keep the others from being opened: see :meth:`unreadable`.
         """
         names = await self.stored()
         self.forget_deleted(names)
         without = [
-            one for one in await asyncio.to_thread(self._store.folders) if is_state_name(one) and one not in names
+            name for name in await asyncio.to_thread(self._store.folders) if is_state_name(name) and name not in names
         ]
-        # What a copy that was cut off left, or a query that wrote into a folder that was deleted.
-        logs = [one for one in without if await asyncio.to_thread(self._store.list, f"{one}/manifest")]
-        wanted = [one for one in (*names, *logs) if one not in self._resting]
-        outcomes = await asyncio.gather(*map(self.writer, wanted), return_exceptions=True)
+        # Left by a copy that was cut off, or by a query that wrote into a deleted folder.
+        logs = [name for name in without if await asyncio.to_thread(self._store.list, f"{name}/manifest")]
+        to_open = [name for name in (*names, *logs) if name not in self._resting]
+        outcomes = await asyncio.gather(*map(self.writer, to_open), return_exceptions=True)
         self._unreadable = {}
-        for name, outcome in zip(wanted, outcomes, strict=True):
+        for name, outcome in zip(to_open, outcomes, strict=True):
             if isinstance(outcome, CorruptStateError | NewerFormatError):
                 self._unreadable[name] = str(outcome)
                 log.warning("a state cannot be read: %s", outcome, extra={"state": name})
@@ -264,11 +264,11 @@ class OpenStates:
         return names
 
     def unreadable(self) -> Mapping[str, str]:
-        """Return the states that could not be opened the last time that all were, by name, and why."""
+        """Return the errors of states that could not be opened the last time that all were, by name."""
         return self._unreadable
 
     async def has_metadata(self, name: str) -> bool:
-        """Whether a folder is a state's."""
+        """Return whether a folder is a state's."""
         try:
             await asyncio.to_thread(self._store.get, f"{name}/metadata.json")
         except FileNotFoundError:

@@ -12,7 +12,7 @@ __all__ = ["InstanceRegistry"]
 class InstanceRegistry:
     """Which store actor has which shard loaded, per query run: Spark's StateStoreCoordinator, message by message.
 
-    Volatile on purpose, as in Spark: it is a hint for placement and unloading. Who may commit is the ledger's matter.
+    Volatile on purpose, as in Spark: it is a hint for placement and unloading. Which store actor may commit is for the ledger to say.
     """
 
     def __init__(self) -> None:
@@ -26,18 +26,18 @@ class InstanceRegistry:
         Returns
         -------
         list of StateStoreProviderId
-            Those of `ids_to_check` that are recorded elsewhere or nowhere: the reporter should unload them.
+            The ids of `ids_to_check` that are recorded at another store actor or at none: the reporter should unload them.
         """
         self._instances[provider_id] = location
         return [other for other in ids_to_check if not self.verify_if_instance_active(other, location)]
 
     def verify_if_instance_active(self, provider_id: StateStoreProviderId, location: ActorLocation) -> bool:
-        """Whether the shard is recorded at exactly this store actor."""
+        """Return whether the shard is recorded at exactly this store actor."""
         recorded = self._instances.get(provider_id)
         return recorded is not None and recorded.instance_id == location.instance_id
 
     def get_location(self, provider_id: StateStoreProviderId) -> ActorLocation | None:
-        """Store actor that has the shard loaded, None if nobody reported it."""
+        """Return the store actor that has the shard loaded, None if none reported it."""
         return self._instances.get(provider_id)
 
     def deactivate_instances(self, run_id: str) -> int:
@@ -47,12 +47,12 @@ class InstanceRegistry:
             del self._instances[provider_id]
         return len(ended)
 
-    def forget_former_runs(self, root: str, run_id: str) -> None:
-        """Forget what other runs had of a state (its folder) that a run has taken over."""
-        former = [
-            one
-            for one in self._instances
-            if one.store_id.checkpoint_root_location == root and one.query_run_id != run_id
+    def forget_previous_runs(self, root: str, run_id: str) -> None:
+        """Forget the shards that other runs had of a state (its folder) that a run has taken over."""
+        previous = [
+            provider_id
+            for provider_id in self._instances
+            if provider_id.store_id.checkpoint_root_location == root and provider_id.query_run_id != run_id
         ]
-        for provider_id in former:
+        for provider_id in previous:
             del self._instances[provider_id]

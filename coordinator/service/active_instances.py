@@ -41,7 +41,7 @@ class ActiveInstances:
         self, provider_id: StateStoreProviderId, location: ActorLocation, ids_to_check: Sequence[StateStoreProviderId]
     ) -> list[StateStoreProviderId]:
         """See :meth:`InstanceRegistry.report_active_instance`; what this coordinator has forgotten in a restart, leases tell."""
-        self._lives.begun(location)
+        self._lives.started(location)
         stale = self.registry.report_active_instance(provider_id, location, ids_to_check)
         remembered = await self._remembered(stale, location)
         for other in remembered:

@@ -184,7 +184,7 @@ class Coordinator:
         self._ended_queries.used(task.state_name)
         if is_new:
             # Of a driver that was killed, nobody says that its run has ended.
-            self._instances.registry.forget_former_runs(grant.lease.store_id.checkpoint_root_location, task.run_id)
+            self._instances.registry.forget_previous_runs(grant.lease.store_id.checkpoint_root_location, task.run_id)
         self._observing.leased(task.state_name, task.batch_id + 1, task.partition_id, asked_ms, is_new=is_new)
         self._observing.moved(grant.lease, former, grant.base_version)
         return grant
@@ -519,13 +519,13 @@ class Coordinator:
         not know of it.
         """
         if is_new:
-            self._lives.begun(location)
+            self._lives.started(location)
         else:
             self._lives.newest(location)
 
     async def report_memory(self, instance_id: str, use: MemoryUse) -> None:
         """A life of a store actor with a memory limit tells what it takes."""
-        self._lives.takes(instance_id, use)
+        self._lives.memory_reported(instance_id, use)
 
     async def report_driver(self, report: DriverReport) -> None:
         """A driver reports its executors, and what its long batches wait for."""
@@ -533,7 +533,7 @@ class Coordinator:
 
     async def report_store_actor_lost(self, instance_id: str) -> None:
         """A store actor died under a call; its shards go elsewhere at their next lease."""
-        if self._lives.ended(instance_id):
+        if self._lives.lost(instance_id):
             log.warning("a store actor was lost under a call; its shards go elsewhere: life %s", instance_id)
 
     # -- Spark's StateStoreCoordinator ----------------------------------------------------------------------------

@@ -13,36 +13,36 @@ SECOND = replace(FIRST, instance_id="2", pid=20)
 
 def test_a_new_life_ends_the_former_one() -> None:
     lives = ActorRegistry()
-    lives.begun(FIRST)
-    assert not lives.is_over(FIRST)
-    lives.begun(SECOND)
-    assert lives.is_over(FIRST)
-    assert not lives.is_over(SECOND)
+    lives.started(FIRST)
+    assert not lives.is_dead(FIRST)
+    lives.started(SECOND)
+    assert lives.is_dead(FIRST)
+    assert not lives.is_dead(SECOND)
     assert list(lives.all()) == [SECOND]
 
 
 def test_a_worker_that_remembers_a_former_life_does_not_end_the_new_one() -> None:
     lives = ActorRegistry()
-    lives.begun(FIRST)
-    lives.begun(SECOND)
+    lives.started(FIRST)
+    lives.started(SECOND)
     assert lives.newest(FIRST) == SECOND
-    assert not lives.is_over(SECOND)
+    assert not lives.is_dead(SECOND)
 
 
 def test_what_a_worker_remembers_counts_where_nothing_is_known() -> None:
     lives = ActorRegistry()  # of a coordinator that has just restarted
     assert lives.newest(FIRST) == FIRST
-    assert not lives.is_over(FIRST)
-    lives.begun(SECOND)
+    assert not lives.is_dead(FIRST)
+    lives.started(SECOND)
     assert lives.newest(FIRST) == SECOND
 
 
 def test_what_a_worker_found_follows_a_life_that_was_lost() -> None:
     lives = ActorRegistry()
-    lives.begun(FIRST)
-    lives.ended("1")
+    lives.started(FIRST)
+    lives.lost("1")
     assert lives.newest(FIRST) == FIRST
-    assert lives.is_over(FIRST)
+    assert lives.is_dead(FIRST)
     assert lives.newest(SECOND) == SECOND
-    assert lives.is_over(FIRST)
-    assert not lives.is_over(SECOND)
+    assert lives.is_dead(FIRST)
+    assert not lives.is_dead(SECOND)

@@ -49,7 +49,7 @@ class PlacementHarness:
     def __init__(self, *actors: ActorLocation) -> None:
         self.lives, self.ledger = ActorRegistry(), StateLedger("memory:///clicks")
         for location in actors:
-            self.lives.begun(location)
+            self.lives.started(location)
         self.fleet = KnownFleet(self.lives, lambda: [self.ledger])
 
     def lease(self, shard: int, policy: LeasePlacer, batch: int = 0) -> tuple[ActorLocation, int]:
@@ -61,10 +61,10 @@ class PlacementHarness:
 
 def test_a_policy_by_loads_spreads_shards_over_living_actors() -> None:
     office = PlacementHarness(actor("a"), actor("b"), actor("c"))
-    office.lives.ended("c-1")
+    office.lives.lost("c-1")
     placed = Counter(office.lease(shard, LeastLoaded())[0].actor_name for shard in range(8))
     assert placed == {"a": 4, "b": 4}
-    office.lives.ended("b-1")
+    office.lives.lost("b-1")
     assert {office.lease(shard, LeastLoaded())[0].actor_name for shard in range(8)} == {"a"}
     assert office.fleet.load(actor("a")).partitions == 8
 

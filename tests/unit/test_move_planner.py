@@ -106,9 +106,9 @@ def test_a_coordinator_that_has_just_started_knows_the_store_actors_that_have_sh
     lives = ActorRegistry()
     fleet = KnownFleet(lives, lambda: [ledger])
     assert list(fleet.actors()) == [actor("a")]
-    lives.begun(actor("a", life=2))
+    lives.started(actor("a", life=2))
     assert list(fleet.actors()) == [actor("a", life=2)]
-    lives.ended(actor("a", life=2).instance_id)
+    lives.lost(actor("a", life=2).instance_id)
     assert list(fleet.actors()) == []
 
 
