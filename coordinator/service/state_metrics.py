@@ -101,7 +101,7 @@ class StateMetrics:
         location, store_id = lease.location, lease.store_id
         if former is None or former.instance_id == location.instance_id:
             return
-        was_lost = self._actors.is_over(former)
+        was_lost = self._actors.is_dead(former)
         self.record(store_id.state_name).moves["recovery" if was_lost else "move"] += 1
         fields = about(store_id, run=lease.run_id, version=version, epoch=lease.epoch, actor=location.actor_name)
         how = "a shard goes from %s, which was lost, to %s" if was_lost else "a shard goes from %s to %s"
@@ -183,7 +183,7 @@ class StateMetrics:
             last.partition_id - shards.first_partition,
             None if holder is None else holder.host,
             move,
-            move is not None and move.former is not None and self._actors.is_over(move.former),
+            move is not None and move.former is not None and self._actors.is_dead(move.former),
             None if holder is None else self._actors.memory(holder),
             state.refused - refused,
             state.trouble - trouble,

@@ -30,7 +30,7 @@ def coordinator_samples(started_at_ms: int, actors: ActorRegistry) -> Iterator[S
     """Return metrics of the fleet's processes."""
     yield Sample("statefleet_coordinator_start_timestamp_seconds", started_at_ms / 1000)
     newest = actors.all()
-    lost = sum(map(actors.is_over, newest))
+    lost = sum(map(actors.is_dead, newest))
     yield Sample("statefleet_store_actors", len(newest) - lost, ("alive",))
     yield Sample("statefleet_store_actors", lost, ("lost",))
 
@@ -137,7 +137,7 @@ class StateStats:
     def samples(self, state_name: str, actors: ActorRegistry, *, is_active: bool) -> Iterator[Sample]:
         """Return the sums as metrics."""
         labels = (state_name,)
-        lost = sum(count for holder, count in self.holders.items() if actors.is_over(holder))
+        lost = sum(count for holder, count in self.holders.items() if actors.is_dead(holder))
         yield Sample("statefleet_state_rows", self.rows, labels)
         yield Sample("statefleet_state_bytes", self.bytes, labels)
         yield Sample("statefleet_state_shards", self.shards, labels)

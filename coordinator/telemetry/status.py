@@ -56,7 +56,7 @@ def fleet_status(
                 "node_id": actor.node_id,
                 "host": actor.host,
                 "pid": actor.pid,
-                "alive": not actors.is_over(actor),
+                "alive": not actors.is_dead(actor),
                 **_memory(actors.memory(actor)),
             }
             for actor in actors.all()
