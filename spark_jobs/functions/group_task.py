@@ -80,7 +80,7 @@ class GroupView:
     def show_keys(self, part: ViewComponent) -> None:
         """Show readers the keys under the names of their columns."""
         for name, tree in self.keys:
-            part.key(name, tree.shown_tree())
+            part.key(name, tree.view_tree())
 
     def key_columns(self, leaves: pa.Table) -> pa.Table:
         """The grouping columns of keys of the state."""

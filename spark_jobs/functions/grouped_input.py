@@ -20,7 +20,7 @@ from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import event_time, event_time_column
 from spark_jobs.plan.keys import Key, key_of, leaf_field
 from spark_jobs.plan.logical import analysed
-from spark_jobs.plan.storable import has_alike_fields, is_changed
+from spark_jobs.plan.storable import has_duplicate_names, is_changed
 from spark_jobs.worker.exchange import HASH_COLUMN
 
 __all__ = ["GroupedInput", "function_mode", "pandas_settings", "struct_type"]
@@ -137,7 +137,7 @@ def struct_type(given: T.DataType | str, what: str) -> T.StructType:
                 column=item.name,
                 type=item.dataType.simpleString(),
             ) from error
-        if has_alike_fields(item.dataType):
+        if has_duplicate_names(item.dataType):
             raise InvalidRequestError(
                 f"{what} has a struct with fields of one name; give them names of their own",
                 column=item.name,
@@ -178,7 +178,7 @@ def _check_names(key_names: Sequence[str], attributes: Sequence[Expression], res
             "columns of one name cannot be told apart by the function; rename them", columns=names
         )
     for attribute in attributes:
-        if has_alike_fields(attribute.type):
+        if has_duplicate_names(attribute.type):
             raise InvalidRequestError(
                 "fields of one name cannot be told apart by the function; give them names of their own, or select those that it needs",
                 column=attribute.name,

@@ -126,7 +126,7 @@ class NodeWatch:
         threading.Thread(target=self._watch, name="statefleet-nodes", daemon=True).start()
 
     def _watch(self) -> None:
-        while not self._executors.is_over() and ray.is_initialized():
+        while not self._executors.has_ended() and ray.is_initialized():
             try:
                 self.report(time.monotonic(), int(time.time() * 1000))
                 self.look(time.monotonic())
@@ -135,7 +135,7 @@ class NodeWatch:
                     "Ray's nodes could not be looked at; it is tried again: %s: %s", type(error).__name__, error
                 )
             except Exception:  # a thread's error has nobody else to be told to
-                if self._executors.is_over() or not ray.is_initialized():
+                if self._executors.has_ended() or not ray.is_initialized():
                     return
                 log.exception("Ray's nodes could not be looked at; it is tried again")
             time.sleep(_LOOK_S)
@@ -147,7 +147,7 @@ class NodeWatch:
             self._reports.report(report, (fleet.coordinator for fleet in self._fleets()), now_s)
         except Exception as error:  # noqa: BLE001 - nodes are looked after all the same
             # Said once: it is tried every two seconds.
-            if str(error) != self._unreported and not self._executors.is_over():
+            if str(error) != self._unreported and not self._executors.has_ended():
                 log.warning("executors and long batches could not be reported; it is tried again: %s", error)
             self._unreported = str(error)
 
@@ -164,7 +164,7 @@ class NodeWatch:
                 free = []  # one of them may be for it, and RayDP would not count it
             due = self._places.due(now_s, len(hosts), len(free))
             if due:
-                self._executors.ask_for(due)
+                self._executors.request(due)
                 log.warning(
                     "Spark has %d executors, and these nodes have room for one: %s; %d more are asked for, and shards move there "
                     "once they are up",

@@ -34,7 +34,7 @@ def meaning_of(spark: SparkSession, aggregate: AggregateExpression) -> tuple[str
     if function.kind in ("First", "Last") and function.ignores_nulls:
         text += " ignoring nulls"
     if function.kind == "HyperLogLogPlusPlus":
-        text += f" in {function.registers.words} words"
+        text += f" in {function.registers.slots} words"
     if function.is_descending:
         text += " descending"
     if function.kind in ("Sum", "Average") and function.eval_mode == "TRY":

@@ -122,12 +122,12 @@ def build_join(left: DataFrame, right: DataFrame, on: Any, how: str | None, outp
     # Where a key's column is among the results, it is emitted once, by the side that is there whenever the key is.
     owner = 1 if node.kind is JoinType.RIGHT_OUTER else 0
     rows = [
-        RowColumns.held(node.attributes(side), keys.of_side[side] if side == owner else (), "lr"[side])
+        RowColumns.stored(node.attributes(side), keys.of_side[side] if side == owner else (), "lr"[side])
         for side in (0, 1)
     ]
     shared = keys.of_side[1 - owner] if node.kind is JoinType.INNER else ()
     if shared:
-        rows[1 - owner] = RowColumns.held(node.attributes(1 - owner), shared, "lr"[1 - owner])
+        rows[1 - owner] = RowColumns.stored(node.attributes(1 - owner), shared, "lr"[1 - owner])
     if node.kind is JoinType.LEFT_SEMI:
         rows[1] = RowColumns((), (), ())
     condition = split_condition(node.rest, node.sides, _held(node, rows, keys), is_inner=node.kind is JoinType.INNER)
@@ -309,7 +309,7 @@ def _shown(node: JoinNode, side: int, keys: JoinKeys, rows: RowColumns, conditio
     part = ViewComponent(where={"op": "=", "args": [column(SIDE_COLUMN), number]})
     expressions = node.keys[side]
     for expression, tree in zip(expressions, keys.trees, strict=True):
-        part.key(expression.column_name, tree.shown_tree())
+        part.key(expression.column_name, tree.view_tree())
     for attribute, one in zip(node.attributes(side), rows.results, strict=False):
         if one.tree is not None and not any(attribute.matches(key) for key in expressions):
             part.value(one.attribute.name, one.tree)

@@ -37,7 +37,7 @@ def registers(use: Use) -> tuple[Part, ...]:
     # As Spark's own: of floats, each NaN is one value, and -0.0 is 0.0.
     value = child.normalised() if isinstance(child.type, T.FloatType | T.DoubleType) else child
     hashed = use.kept(F.when(child.column().isNotNull(), F.xxhash64(value.column())))
-    state = words_field("registers", use.function.registers.words)
+    state = words_field("registers", use.function.registers.slots)
     result = doubles("total", "zeros")
     return (Part(AccumulatorKind.DISTINCT_REGISTERS, (hashed,), (state,), result=result),)
 

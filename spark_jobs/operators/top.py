@@ -52,7 +52,7 @@ def build_top(
     expressions, child = _partition(df, partition_by)
     keys = [key_of(expression, f"k{place}") for place, expression in enumerate(expressions)]
     attributes = analysed(df).output
-    rows = RowColumns.held(attributes, keys, "c")
+    rows = RowColumns.stored(attributes, keys, "c")
     fields, columns, order = _order(df, order_by, attributes, rows)
     leaves = [one.alias(leaf.name) for key in keys for leaf, one in zip(key.leaves, key.columns, strict=True)]
     delay_ms, time = event_time(attributes)
@@ -67,7 +67,7 @@ def build_top(
     types = {item.name: item for item in prepared.schema.fields}
     names = [leaf.name for key in keys for leaf in key.leaves]
     shown = ViewComponent.of_keys(keys, attributes)
-    rows.show(shown)
+    rows.add_to_view(shown)
     if rank:
         shown.value(RANK_COLUMN, column(RANK_COLUMN))
     schema = top_schema(

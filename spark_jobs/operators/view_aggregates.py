@@ -11,7 +11,7 @@ from coordinator.model.schema import StateSchema
 from coordinator.model.type_names import string_to_type
 from spark_jobs.plan.aggregate_functions import AggregateExpression
 from spark_jobs.plan.catalyst import Expression
-from spark_jobs.plan.expression_trees import Node, NotExpressibleError, TreeWriter, held_type
+from spark_jobs.plan.expression_trees import Node, NotExpressibleError, TreeWriter, stored_type_name
 from spark_jobs.plan.keys import Key
 from spark_jobs.plan.view_components import ViewComponent, column
 from store_actors.operators.expressions import ExpressionTree, NotComputableError
@@ -66,9 +66,9 @@ class _Results:
             names = [o.name for o, one in zip(outputs, bare, strict=True) if one.matches(key.expression)]
             # Rows are not found by a session, which has no leaves among the keys.
             show = self._part.key if key.leaves else self._part.value
-            show(names[0] if names else key.expression.column_name, key.tree.shown_tree())
+            show(names[0] if names else key.expression.column_name, key.tree.view_tree())
             for name in names[1:]:
-                self._part.value(name, key.tree.shown_tree())
+                self._part.value(name, key.tree.view_tree())
 
     def _show(self, name: str, result: Expression, whole: list[Expression]) -> None:
         """Show a result, or else the aggregates in it that are not among those that are shown by themselves."""
@@ -93,7 +93,7 @@ class _Results:
             found = ExpressionTree(tree, self._types).type
         except NotComputableError as error:
             raise NotExpressibleError(f"{result.sql}: {error}") from error
-        wanted = string_to_type(held_type(result))
+        wanted = string_to_type(stored_type_name(result))
         if not _alike(found, wanted):
             raise NotExpressibleError(f"{result.sql}: it would be {found}")
         return tree
@@ -101,7 +101,7 @@ class _Results:
     def _leaf(self, node: Expression) -> Node | None:
         key = self._key(node)
         if key is not None:
-            return key.tree.shown_tree()
+            return key.tree.view_tree()
         aggregate = AggregateExpression.at(node)
         return None if aggregate is None else self._columns.written(self._evaluated(aggregate))
 

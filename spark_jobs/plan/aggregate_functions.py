@@ -1,4 +1,4 @@
-"""What Spark knows of an aggregate: its function, the columns of its buffer, and the final expression over these."""
+"""Spark's aggregates: the function, the columns of its buffer, and the final expression over these."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["AggregateExpression", "AggregateFunction", "CountMinTable", "Registe
 
 #: Precision (bits of a hash that choose a register) from which on HyperLogLog++ has no tables.
 _NO_TABLES_FROM = 19
-#: Its method that looks an estimate up in them.
+#: Method of its helper that looks an estimate up in these tables.
 _BIAS = "estimateBias"
 
 
 class CountMinTable(NamedTuple):
-    """A count-min sketch: lines of its table and their length, and what stands before it: a total, and each line's factor."""
+    """A count-min sketch: lines of its table, their length, and the header before the table: a total, and the factor of each line."""
 
     depth: int
     width: int
@@ -32,24 +32,24 @@ class CountMinTable(NamedTuple):
 
 @dataclass(frozen=True)
 class Registers:
-    """The registers by which ``approx_count_distinct`` counts, and how Spark makes its estimate of them.
+    """The registers by which ``approx_count_distinct`` counts, and the estimate that Spark computes from them.
 
     Attributes
     ----------
-    words
-        64-bit words that they take, ten registers a word.
+    slots
+        Number of 64-bit slots, each of ten registers.
     """
 
-    words: int
+    slots: int
     _helper: Any
 
     @property
     def precision(self) -> int:
-        """Bits of a hash that choose a register."""
-        return next(bits for bits in range(64) if (1 << bits) // 10 + 1 == self.words)
+        """Number of bits of a hash that choose a register."""
+        return next(bits for bits in range(64) if (1 << bits) // 10 + 1 == self.slots)
 
     def estimate(self, total: Column, zeros: Column) -> Column:
-        """Distinct values, by the sum of ``2**-register`` and how many registers are 0."""
+        """Return the number of distinct values, by the sum of ``2**-register`` and the number of registers that are 0."""
         count = 1 << self.precision
         share = {4: 0.673, 5: 0.697, 6: 0.709}.get(self.precision, 0.7213 / (1.0 + 1.079 / count))
         raw = F.lit(share * count * count) / total
@@ -63,13 +63,13 @@ class Registers:
         return F.floor(estimate + 0.5)
 
     def _bias(self, raw: Column) -> Column:
-        """What Spark's tables say that a raw estimate is too large by."""
+        """Return the bias of a raw estimate by Spark's tables."""
         expressions = f"{CATALYST}.expressions"
         invoke = java_class(f"{expressions}.objects.Invoke")
         helper = java_class(f"{expressions}.Literal").fromObject(self._helper)
         double = Expression.of(F.lit(0.0))._java.dataType()
-        arguments, none = scala_seq([Expression.of(raw)._java]), scala_seq([])
-        return Expression(invoke(helper, _BIAS, double, arguments, none, True, False, True)).column()
+        arguments, no_types = scala_seq([Expression.of(raw)._java]), scala_seq([])
+        return Expression(invoke(helper, _BIAS, double, arguments, no_types, True, False, True)).column()
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +84,7 @@ class AggregateFunction(Expression):
     @property
     def buffer(self) -> list[Expression]:
         """Columns of its buffer."""
-        return [Expression(one) for one in scala_list(self._java.aggBufferAttributes())]
+        return [Expression(attribute) for attribute in scala_list(self._java.aggBufferAttributes())]
 
     @property
     def is_serialised(self) -> bool:
@@ -99,42 +99,42 @@ class AggregateFunction(Expression):
 
     @property
     def registers(self) -> Registers:
-        """Those of ``approx_count_distinct``."""
+        """The registers of ``approx_count_distinct``."""
         helper = self._java.hllppHelper()
         return Registers(int(helper.numWords()), helper)
 
     @property
     def percentages(self) -> tuple[float, ...]:
-        """Shares that percentiles are asked of."""
-        told = self.children[1]._java.eval(None)
-        return (float(told),) if isinstance(told, int | float) else tuple(told.toDoubleArray())
+        """The shares of the percentiles that it computes."""
+        value = self.children[1]._java.eval(None)
+        return (float(value),) if isinstance(value, int | float) else tuple(value.toDoubleArray())
 
     @property
     def is_descending(self) -> bool:
-        """Whether a percentile is of values from the largest down."""
+        """Whether a percentile counts values from the largest down."""
         return self.kind in ("Percentile", "PercentileDisc") and bool(self._java.reverse())
 
     @property
     def empty_sketch(self) -> CountMinTable:
-        """What ``count_min_sketch`` begins with."""
-        written = bytes(self._java.createAggregationBuffer().toByteArray())
-        _, total, depth, width = struct.unpack_from(">iqii", written)
-        factors = struct.unpack_from(f">{depth}q", written, struct.calcsize(">iqii"))
+        """The sketch of ``count_min_sketch`` before any value."""
+        serialised = bytes(self._java.createAggregationBuffer().toByteArray())
+        _, total, depth, width = struct.unpack_from(">iqii", serialised)
+        factors = struct.unpack_from(f">{depth}q", serialised, struct.calcsize(">iqii"))
         return CountMinTable(depth, width, (total, *factors))
 
     @property
     def bins(self) -> int:
-        """How many a histogram has at most."""
+        """Maximum number of bins of a histogram."""
         return int(self._java.nBins().eval(None))
 
     @property
     def lg_config_k(self) -> int:
-        """Precision of an HLL sketch; of a union that of one without any sketch.
+        """Precision of an HLL sketch; for a union, that of a union of no sketches.
 
         Raises
         ------
         InvalidRequestError
-            There are no such registers.
+            Spark does not support the precision.
         """
         if self.kind != "HllSketchAgg":
             return 12
@@ -145,12 +145,12 @@ class AggregateFunction(Expression):
 
     @property
     def may_differ(self) -> bool:
-        """Whether sketches of several precisions make a union."""
+        """Whether a union accepts sketches of several precisions."""
         return self.kind == "HllUnionAgg" and bool(self._java.allowDifferentLgConfigK())
 
     @property
     def ignores_nulls(self) -> bool:
-        """Whether ``first`` or ``last`` does."""
+        """Whether ``first`` or ``last`` ignores nulls."""
         return bool(self._java.ignoreNulls())
 
 
@@ -160,7 +160,7 @@ class AggregateExpression(Expression):
 
     @classmethod
     def at(cls, node: Expression) -> AggregateExpression | None:
-        """The use that a node is; None if it is something else."""
+        """Return the use that a node is; None for any other node."""
         return cls(node._java) if node.kind == "AggregateExpression" else None
 
     @cached_property
@@ -175,17 +175,20 @@ class AggregateExpression(Expression):
     @cached_property
     def where(self) -> Expression | None:
         """The condition of its FILTER."""
-        found = optional(self._java.filter())
-        return None if found is None else Expression(found)
+        condition = optional(self._java.filter())
+        return None if condition is None else Expression(condition)
 
 
 def nearest_biases(node: Expression) -> tuple[list[float], list[float]] | None:
-    """The tables in which an expression of :meth:`Registers.estimate` looks up how much an estimate is too large by.
+    """Return the tables by which an expression of :meth:`Registers.estimate` finds the bias of its second child.
 
-    None of any other expression: estimates, and biases. It is that of its second child.
+    Returns
+    -------
+    tuple or None
+        Raw estimates, and their biases; None for any other expression.
     """
     if node._java.functionName() != _BIAS:
         return None
     helper = node._java.targetObject().value()
-    place = Registers(int(helper.numWords()), helper).precision - 4
-    return list(helper.RAW_ESTIMATE_DATA()[place]), list(helper.BIAS_DATA()[place])
+    index = Registers(int(helper.numWords()), helper).precision - 4
+    return list(helper.RAW_ESTIMATE_DATA()[index]), list(helper.BIAS_DATA()[index])

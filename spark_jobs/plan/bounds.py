@@ -1,4 +1,4 @@
-"""Operators whose state nothing ends: their users are warned when a query is built, not by a store actor that runs out of memory."""
+"""Warnings about unbounded state: users get them when a query is built, before a store actor runs out of memory."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from pathlib import Path
 
 from coordinator.model.schema import OperatorKind, StateSchema
 
-__all__ = ["UnboundedStateWarning", "growth", "warn_if_unbounded"]
+__all__ = ["UnboundedStateWarning", "unbounded_reason", "warn_if_unbounded"]
 
-#: Folders of the packages through which a user's call comes here.
-_OURS = tuple(str(Path(__file__).parents[2] / package) for package in ("spark_jobs", "statefleet"))
+#: Folders of the packages between a user's call and this module.
+_OWN_FOLDERS = tuple(str(Path(__file__).parents[2] / package) for package in ("spark_jobs", "statefleet"))
 
 
 class UnboundedStateWarning(UserWarning):
     """A query's state grows with every new key and never shrinks, because no watermark ends it."""
 
 
-def growth(schema: StateSchema) -> str | None:
-    """What of an operator's state is kept for ever, and how that is changed; None if the state is bounded.
+def unbounded_reason(schema: StateSchema) -> str | None:
+    """Return why an operator's state grows for ever, and the remedy; None if the state is bounded.
 
-    Not told of: complete mode, which asks for everything; one group of everything; state of the user's own functions, which they end
-    by removing it or by timeouts; ``limit``, which holds a number.
+    Not reported are complete mode, which asks for everything; a single group; state of the user's own functions, which end it by
+    removing it or by timeouts; and ``limit``, whose state is a number.
     """
     if schema.output_mode == "complete" or not schema.input_keys:
         return None
-    teller = _TELLERS.get(schema.operator)
-    return None if teller is None else teller(schema)
+    reason_of = _REASONS.get(schema.operator)
+    return None if reason_of is None else reason_of(schema)
 
 
 def warn_if_unbounded(schema: StateSchema, state: str) -> None:
@@ -38,16 +38,16 @@ def warn_if_unbounded(schema: StateSchema, state: str) -> None:
     state
         The state's name.
     """
-    told = growth(schema)
-    if told is not None:
-        text = f"{told}. Where it stays small all the same, ignore this category of warnings (UnboundedStateWarning) [state=`{state}`]"
-        warnings.warn(text, UnboundedStateWarning, stacklevel=_depth())
+    reason = unbounded_reason(schema)
+    if reason is not None:
+        remedy = f"Where it stays small all the same, ignore this category of warnings (UnboundedStateWarning) [state=`{state}`]"
+        warnings.warn(f"{reason}. {remedy}", UnboundedStateWarning, stacklevel=_depth())
 
 
 def _depth() -> int:
-    """The ``stacklevel``, for who calls this, of the nearest caller outside these packages."""
+    """Return the ``stacklevel``, seen from the caller of this function, of the nearest caller outside these packages."""
     frame, depth = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OWN_FOLDERS):
         frame, depth = frame.f_back, depth + 1
     return depth
 
@@ -55,14 +55,14 @@ def _depth() -> int:
 def _aggregation(schema: StateSchema) -> str | None:
     if schema.expiry_key is not None:
         return None
-    kept = "this aggregation keeps every group for ever, and its state grows with each new one: "
+    growth = "this aggregation keeps every group for ever, and its state grows with each new one: "
     if schema.delay_ms is None:
         return (
-            kept
+            growth
             + "no watermark ends them; call withWatermark on the stream, and group by a window of that time as well"
         )
     return (
-        kept
+        growth
         + "the watermark ends none that is not of a time; add its column, or a window of it, to the grouping columns"
     )
 
@@ -99,7 +99,7 @@ def _top(schema: StateSchema) -> str | None:
     )
 
 
-_TELLERS = {
+_REASONS = {
     OperatorKind.AGGREGATE: _aggregation,
     OperatorKind.DEDUPLICATE: _deduplication,
     OperatorKind.JOIN: _join,

@@ -1,8 +1,8 @@
 """Spark's own (Catalyst) expressions, read and rebuilt through Py4J.
 
 Statefleet lets Spark analyse a query and takes the analysed expressions apart, so names, types, casts and final formulas are
-Spark's, not a copy of them. What is the JVM's is touched in this package only: here, in :mod:`spark_jobs.plan.logical` (plans),
-:mod:`spark_jobs.plan.aggregate_functions` and :mod:`spark_jobs.plan.join_rules`. Everyone else is given their classes.
+Spark's, not a copy of them. Only this package touches objects of the JVM: this module, :mod:`spark_jobs.plan.logical` (plans),
+:mod:`spark_jobs.plan.aggregate_functions` and :mod:`spark_jobs.plan.join_rules`. All other code uses their classes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
     "scala_seq",
 ]
 
-#: How a job that Spark ran fails, seen from Python.
+#: Errors by which a job that Spark ran fails, seen from Python.
 JOB_FAILURES = (PythonException, Py4JJavaError)
 
 #: Package of expressions, plans and rules.
@@ -46,46 +46,46 @@ _SESSION_KEY = "spark.sessionWindow"
 
 
 def java_class(name: str) -> Any:
-    """A class of the running Spark application's JVM, or an object of Scala's, by its full name."""
+    """Return a class of the running Spark application's JVM, or a Scala object, by its full name."""
     context = SparkContext._active_spark_context
     assert context is not None, "expressions are those of a session"
-    return _found(context._jvm, name)
+    return _java_class(context._jvm, name)
 
 
 @cache
-def _found(jvm: Any, name: str) -> Any:
-    # Once: each part of the name is a call of the JVM.
+def _java_class(jvm: Any, name: str) -> Any:
+    # Cached: each part of the name is a call of the JVM.
     return reduce(getattr, name.split("."), jvm)
 
 
 def scala_list(sequence: Any) -> list[Any]:
-    """Python list of a Scala Seq."""
-    return [sequence.apply(position) for position in range(sequence.size())]
+    """Return a Scala Seq as a list."""
+    return [sequence.apply(index) for index in range(sequence.size())]
 
 
 def scala_seq(items: Iterable[Any]) -> Any:
-    """Scala Seq of JVM objects."""
+    """Return JVM objects as a Scala Seq."""
     return java_class("org.apache.spark.api.python.PythonUtils").toSeq(list(items))
 
 
 def optional(option: Any) -> Any:
-    """What a Scala Option holds; None if it is empty."""
+    """Return the value of a Scala Option; None if it is empty."""
     return option.get() if option.isDefined() else None
 
 
 @dataclass(frozen=True, eq=False)
 class Expression:
-    """An expression of Catalyst. Two are compared by :meth:`matches`; a property says of what kinds it is, if not of all."""
+    """An expression of Catalyst. Compare two by :meth:`matches`. A property that only some kinds have names them."""
 
     _java: Any
 
     @classmethod
     def of(cls, column: Column) -> Expression:
-        """What a PySpark column stands for."""
+        """Return the expression of a PySpark column."""
         return cls(column._jc.expr())
 
     def column(self) -> Column:
-        """PySpark's column of it."""
+        """Return the expression as a PySpark column."""
         return Column(java_class("org.apache.spark.sql.Column")(self._java))
 
     @cached_property
@@ -100,7 +100,7 @@ class Expression:
 
     @property
     def children(self) -> list[Expression]:
-        return [Expression(one) for one in scala_list(self._java.children())]
+        return [Expression(child) for child in scala_list(self._java.children())]
 
     @property
     def child(self) -> Expression:
@@ -109,7 +109,7 @@ class Expression:
 
     @property
     def unaliased(self) -> Expression:
-        """The expression that an alias names; itself if it is none."""
+        """The expression that an alias names; the expression itself if it is no alias."""
         return self.child if self.kind == "Alias" else self
 
     @property
@@ -135,26 +135,26 @@ class Expression:
 
     @property
     def column_name(self) -> str:
-        """The name that Spark gives a column of it."""
+        """The name that Spark gives a column of this expression."""
         if self.is_attribute:
             return self.name
         return str(java_class(f"{CATALYST}.util.package").toPrettySQL(self._java))
 
     @property
     def is_resolved(self) -> bool:
-        """Whether Spark knows its type by now."""
+        """Whether Spark has resolved its type."""
         return bool(self._java.resolved())
 
     @property
     def canonical(self) -> str:
-        """Text that is the same for expressions that differ in looks only."""
+        """Text that is equal for expressions that differ only in how they are written."""
         return str(self._java.canonicalized().toString())
 
     def matches(self, other: Expression) -> bool:
-        """Whether both have the same result, as Spark tells."""
+        """Whether both have the same result, by Spark's own comparison."""
         return bool(self._java.semanticEquals(other._java))
 
-    # -- named ones: attributes and aliases -----------------------------------------------------------------------
+    # -- named expressions: attributes and aliases -----------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -162,18 +162,18 @@ class Expression:
 
     @property
     def id(self) -> int:
-        """Number by which Spark tells columns of one name apart."""
+        """Number by which Spark distinguishes columns of the same name."""
         return int(self._java.exprId().id())
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Metadata of a resolved attribute: that it is event time, or a window, goes with the column."""
-        told: dict[str, Any] = json.loads(self._java.metadata().json())
-        return told
+        """Metadata of a resolved attribute, by which a column is marked as event time or as a window."""
+        metadata: dict[str, Any] = json.loads(self._java.metadata().json())
+        return metadata
 
     @property
     def attribute(self) -> Expression:
-        """The column that a plan has of it."""
+        """The attribute by which a plan refers to this expression."""
         return Expression(self._java.toAttribute())
 
     @property
@@ -185,21 +185,21 @@ class Expression:
 
     @property
     def is_session(self) -> bool:
-        """Whether it is a session window, or a column that holds one."""
+        """Whether it is a session window, or a column of session windows."""
         return self.kind == "SessionWindow" or self._is_marked(_SESSION_KEY)
 
     def _is_marked(self, key: str) -> bool:
         return self.is_attribute and bool(self._java.metadata().contains(key))
 
     def nullable_attribute(self) -> Expression:
-        """The attribute, able to be null."""
+        """Return the attribute as a nullable one."""
         return Expression(self._java.withNullability(True))
 
     # -- other kinds ----------------------------------------------------------------------------------------------
 
     @property
     def literal(self) -> Any:
-        """A literal's value, as JSON has it: a number that is none in words."""
+        """A literal's value as JSON: bytes as hex, and values that JSON lacks, such as NaN, as their text."""
         value = self._java.value()
         if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
             return value
@@ -207,19 +207,19 @@ class Expression:
 
     @property
     def is_written_cast(self) -> bool:
-        """Whether a cast stands in the query, rather than being Spark's own."""
+        """Whether the user wrote the cast; Spark inserts casts of its own."""
         tag = java_class(f"{_EXPRESSIONS}.Cast").USER_SPECIFIED_CAST()
         return bool(self._java.getTagValue(tag).isDefined())
 
     @property
     def is_widening_cast(self) -> bool:
-        """Whether a cast holds every value of what it casts."""
+        """Whether a cast preserves every value."""
         cast = java_class(f"{_EXPRESSIONS}.Cast")
         return bool(cast.canUpCast(self._java.child().dataType(), self._java.dataType()))
 
     @property
     def eval_mode(self) -> str:
-        """What arithmetic, a cast, a sum or an average does with what cannot be computed.
+        """How arithmetic, a cast, a sum or an average handles values that cannot be computed.
 
         ``LEGACY`` (integers wrap, else null), ``ANSI`` (it fails), ``TRY`` (it is null).
         """
@@ -227,13 +227,13 @@ class Expression:
 
     @property
     def field_name(self) -> str:
-        """The field that is taken out of a struct."""
+        """Name of the field that is read from a struct."""
         return str(self._java.extractFieldName())
 
-    def field(self, place: int, name: str) -> Expression:
-        """A field of a struct by its place: two may have one name."""
+    def field(self, index: int, name: str) -> Expression:
+        """Return a field of a struct by its index, as two fields may have the same name."""
         return Expression(
-            java_class(f"{_EXPRESSIONS}.GetStructField")(self._java, place, java_class("scala.Some")(name))
+            java_class(f"{_EXPRESSIONS}.GetStructField")(self._java, index, java_class("scala.Some")(name))
         )
 
     # -- trees ----------------------------------------------------------------------------------------------------
@@ -241,10 +241,10 @@ class Expression:
     @property
     def references(self) -> list[Expression]:
         """Columns that it reads."""
-        return [Expression(one) for one in scala_list(self._java.references().toSeq())]
+        return [Expression(attribute) for attribute in scala_list(self._java.references().toSeq())]
 
     def leaves(self) -> Iterator[Expression]:
-        """Nodes of the tree that have no children."""
+        """Yield the nodes of the tree that have no children."""
         children = self.children
         if not children:
             yield self
@@ -252,26 +252,26 @@ class Expression:
             yield from child.leaves()
 
     def conjuncts(self) -> list[Expression]:
-        """The parts that must all be true."""
+        """Return the operands of nested ANDs; the expression itself if it is no AND."""
         if self.kind != "And":
             return [self]
-        return [part for side in self.children for part in side.conjuncts()]
+        return [conjunct for side in self.children for conjunct in side.conjuncts()]
 
     def rebuilt(self, replacement: Callable[[Expression], Expression | None]) -> Expression:
-        """Copy of the tree in which every node that `replacement` answers for (not None) is replaced by the answer."""
+        """Return a copy of the tree in which each node is replaced by the result of `replacement` for it, unless that is None."""
         replaced = replacement(self)
         if replaced is not None:
             return replaced
         children = self.children
-        made = [child.rebuilt(replacement) for child in children]
-        if all(new is old for new, old in zip(made, children, strict=True)):
+        new_children = [child.rebuilt(replacement) for child in children]
+        if all(new is old for new, old in zip(new_children, children, strict=True)):
             return self
-        return Expression(self._java.withNewChildren(scala_seq(one._java for one in made)))
+        return Expression(self._java.withNewChildren(scala_seq(child._java for child in new_children)))
 
-    # -- others made of it ----------------------------------------------------------------------------------------
+    # -- derived expressions --------------------------------------------------------------------------------------
 
     def unwrapped(self) -> Expression:
-        """The expression that Spark really runs: ``any_value``, ``bool_and``, .. are other functions in disguise."""
+        """Return the expression that Spark runs: ``any_value``, ``bool_and`` and others are replaced by other functions."""
         replaceable = java_class("java.lang.Class").forName(_REPLACEABLE)
         java = self._java
         while replaceable.isInstance(java):
@@ -279,44 +279,42 @@ class Expression:
         return self if java is self._java else Expression(java)
 
     def normalised(self) -> Expression:
-        """Floating-point numbers as Spark groups them: one NaN, and -0.0 is 0.0."""
+        """Return floating-point numbers as Spark groups them: a single NaN, and 0.0 for -0.0."""
         return Expression(java_class(f"{CATALYST}.optimizer.NormalizeNaNAndZero")(self._java))
 
     def murmur(self, seed: int, *, times: int = 1) -> Expression:
-        """The 32-bit hash of its value under a seed; of `times` more than one, each under the hash before it."""
-        hashed = java_class(f"{_EXPRESSIONS}.Murmur3Hash")
-        return Expression(hashed(scala_seq([self._java] * times), seed))
+        """Return the 32-bit hash of the value under a seed; for `times` above 1, repeated with the hash before as the seed."""
+        murmur3 = java_class(f"{_EXPRESSIONS}.Murmur3Hash")
+        return Expression(murmur3(scala_seq([self._java] * times), seed))
 
     def shown_as(self, name: str) -> Expression:
-        """A leaf of the same type whose SQL is `name`."""
+        """Return a leaf of the same type whose SQL is `name`."""
         return Expression(java_class(f"{_EXPRESSIONS}.PrettyAttribute")(name, self._java.dataType()))
 
     def as_nullable_as(self, attribute: Expression) -> Expression:
-        """The expression with an attribute's nullability, whatever its own is."""
+        """Return the expression with the nullability of an attribute."""
         if self.nullable == attribute.nullable:
             return self
         tag = "KnownNullable" if attribute.nullable else "KnownNotNull"
         return Expression(java_class(f"{_EXPRESSIONS}.{tag}")(self._java))
 
     def known_not_null(self) -> Expression:
-        """The expression, which Spark then takes for one that is never null."""
+        """Return the expression, marked for Spark as never null."""
         return Expression(java_class(f"{_EXPRESSIONS}.KnownNotNull")(self._java))
 
     def known_nullable(self) -> Expression:
-        """The expression, which Spark then takes for one that may be null."""
+        """Return the expression, marked for Spark as nullable."""
         return Expression(java_class(f"{_EXPRESSIONS}.KnownNullable")(self._java))
 
     def named_as(self, attribute: Expression) -> Expression:
-        """The expression under the name, the id and the metadata of an attribute."""
-        alias, wanted = java_class(f"{_EXPRESSIONS}.Alias"), attribute._java
-        metadata = java_class("scala.Some")(wanted.metadata())
-        return Expression(
-            alias(self._java, wanted.name(), wanted.exprId(), wanted.qualifier(), metadata, scala_seq([]))
-        )
+        """Return the expression under the name, the id and the metadata of an attribute."""
+        alias, java = java_class(f"{_EXPRESSIONS}.Alias"), attribute._java
+        metadata = java_class("scala.Some")(java.metadata())
+        return Expression(alias(self._java, java.name(), java.exprId(), java.qualifier(), metadata, scala_seq([])))
 
 
-def conjunction(parts: Iterable[Expression]) -> Expression | None:
-    """That all of the parts are true; None of none."""
+def conjunction(conditions: Iterable[Expression]) -> Expression | None:
+    """Return the AND of the conditions; None if there are none."""
     both = java_class(f"{_EXPRESSIONS}.And")
-    found = [one._java for one in parts]
-    return Expression(reduce(both, found)) if found else None
+    operands = [condition._java for condition in conditions]
+    return Expression(reduce(both, operands)) if operands else None

@@ -1,8 +1,8 @@
-"""Spark's checkpoint folders: one for a query that goes on from a version of a state, beside another query or without one.
+"""Write a Spark checkpoint folder for a query that begins with a version of a state, with or without another query's checkpoint.
 
-A query is started by the newest of its logs ``offsets`` (what a batch was to read) and ``commits`` (that it was finished), and by the
-offsets of the batch before (``MicroBatchExecution.populateStartOffsets`` of Spark 3.5). So these two batches, and what sources keep
-of their own in ``sources``, are all that is needed to begin with the batch after.
+Spark starts a query from the newest entries of its logs ``offsets`` (the input of a batch) and ``commits`` (the batch is finished),
+and from the offsets of the batch before (``MicroBatchExecution.populateStartOffsets`` of Spark 3.5). So the entries of these two
+batches, and the files of sources in ``sources``, are all that a query needs to begin with the batch after.
 """
 
 from __future__ import annotations
@@ -21,84 +21,84 @@ from spark_jobs.plan.hadoop_files import HadoopFolder
 __all__ = ["begin_checkpoint", "begin_logs", "copy_checkpoint", "copy_logs"]
 
 _LOG_VERSION = "v1"
-#: What the log has in place of the offset of a source that nothing was read of.
+#: In the log, the offset of a source that was not read.
 _NO_OFFSET = "-"
-#: File of a checkpoint that was made for a branch: which branch, version and input.
-_MADE_FOR = "statefleet-branch"
+#: File of a checkpoint that was created for a branch, with the branch, the version and the input.
+_BRANCH_FILE = "statefleet-branch"
 
 
-def copy_logs(folder: HadoopFolder, former: HadoopFolder, batch: int) -> None:
-    """Have in a folder what another query's checkpoint says of a batch that it has finished."""
+def copy_logs(folder: HadoopFolder, previous: HadoopFolder, batch: int) -> None:
+    """Copy the log entries of a finished batch from another query's checkpoint into a folder."""
     before = f"offsets/{batch - 1}"
     if batch > 0:
-        # If it is gone, the batch is as one without data, which was read already.
-        folder.copy(former, before if former.exists(before) else f"offsets/{batch}", before)
+        # If the entry is gone, the batch gets its own offsets as the ones before, and so has no data.
+        folder.copy(previous, before if previous.exists(before) else f"offsets/{batch}", before)
     for path in (f"offsets/{batch}", f"commits/{batch}"):
-        folder.copy(former, path)
-    if former.exists("sources"):
-        folder.copy(former, "sources")
+        folder.copy(previous, path)
+    if previous.exists("sources"):
+        folder.copy(previous, "sources")
 
 
 def begin_logs(folder: HadoopFolder, batch: int, *, sources: int, batch_time_ms: int, watermark_ms: int) -> None:
-    """Have in a folder a finished batch that read nothing of any source; see :func:`begin_checkpoint`."""
-    # With the session's settings: those of the log count when the query is started.
+    """Write into a folder the log entries of a finished batch that read no source; see :func:`begin_checkpoint`."""
+    # With the session's settings, as a query starts with those in its log.
     metadata = java_class("org.apache.spark.sql.execution.streaming.OffsetSeqMetadata")
     times = metadata.apply(watermark_ms, batch_time_ms, folder.spark._jsparkSession.conf()).json()
     offsets = "\n".join([_LOG_VERSION, str(times), *[_NO_OFFSET] * sources])
-    for one in range(max(0, batch - 1), batch + 1):
-        folder.write(f"offsets/{one}", offsets)
+    for number in range(max(0, batch - 1), batch + 1):
+        folder.write(f"offsets/{number}", offsets)
     folder.write(f"commits/{batch}", f"{_LOG_VERSION}\n{json.dumps({'nextBatchWatermarkMs': watermark_ms})}")
 
 
 def copy_checkpoint(spark: SparkSession, source: str, target: str, version: int, branch: str) -> None:
-    """A checkpoint whose query begins with the batch that reads a version, on the input that comes after it in another query's.
+    """Create a checkpoint whose query begins with the batch that reads a version, on the next input of another query's checkpoint.
 
     Parameters
     ----------
     source, target
-        Folders, as given to a query as ``checkpointLocation``. A `target` that was made so before is left as it is.
+        Folders, as given to a query as ``checkpointLocation``. A `target` that an equal call created before stays as it is.
     version
-        At least 1: the last batch that is taken over is the one before.
+        At least 1: the last batch that is copied is the one before.
     branch
-        Name of the state that it is for.
+        Name of the state that the checkpoint is for.
 
     Raises
     ------
     InvalidRequestError
-        The source has not finished that batch, or does not tell of it any more; or the target is something else.
+        The source has not finished that batch, or has deleted its entry; or the target has other files.
     StorageUnavailableError
         A folder cannot be read or written.
     """
-    former, batch = HadoopFolder.of(spark, source), version - 1
+    previous, batch = HadoopFolder.of(spark, source), version - 1
 
     def fill(folder: HadoopFolder) -> None:
-        if not (former.exists(f"offsets/{batch}") and former.exists(f"commits/{batch}")):
+        if not (previous.exists(f"offsets/{batch}") and previous.exists(f"commits/{batch}")):
             raise InvalidRequestError(
                 "the checkpoint does not tell of this batch: it is not finished, or Spark has let go of it "
                 "(spark.sql.streaming.minBatchesToRetain); no checkpoint was written",
                 checkpoint=source,
                 batch_id=batch,
             )
-        copy_logs(folder, former, batch)
+        copy_logs(folder, previous, batch)
 
-    _make(spark, target, {"state": branch, "version": version, "from": former.uri}, fill)
+    _make(spark, target, {"state": branch, "version": version, "from": previous.uri}, fill)
 
 
 def begin_checkpoint(
     spark: SparkSession, target: str, version: int, branch: str, *, sources: int, batch_time_ms: int, watermark_ms: int
 ) -> None:
-    """A checkpoint whose query begins with the batch that reads a version, and each source where it would begin by itself.
+    """Create a checkpoint whose query begins with the batch that reads a version, and each source where it begins without a checkpoint.
 
     Parameters
     ----------
     target, branch
         As for :func:`copy_checkpoint`.
     sources
-        How many sources the query has.
+        Number of sources of the query.
     batch_time_ms
         When the batch before was planned, in milliseconds since the epoch.
     watermark_ms
-        Where event time stands.
+        The watermark of the batch before.
 
     Raises
     ------
@@ -113,22 +113,22 @@ def begin_checkpoint(
     _make(spark, target, {"state": branch, "version": version, "from": None}, fill)
 
 
-def _make(spark: SparkSession, target: str, made_for: Mapping[str, Any], fill: Callable[[HadoopFolder], None]) -> None:
-    """Fill a folder, which is there as a whole or not at all where the file system can rename folders."""
-    folder, told = HadoopFolder.of(spark, target), json.dumps(made_for)
+def _make(spark: SparkSession, target: str, origin: Mapping[str, Any], fill: Callable[[HadoopFolder], None]) -> None:
+    """Create a folder with all its files: atomically, where the file system can rename folders."""
+    folder, description = HadoopFolder.of(spark, target), json.dumps(origin)
     if folder.exists():
-        # Another query's own would have the branch's query go on as that one.
-        if not folder.exists(_MADE_FOR) or folder.read(_MADE_FOR) != told:
+        # With another query's checkpoint, the branch's query would continue as that query.
+        if not folder.exists(_BRANCH_FILE) or folder.read(_BRANCH_FILE) != description:
             raise InvalidRequestError(
                 "the folder of the new checkpoint has something else; nothing was changed; choose another one",
                 checkpoint=target,
-                **made_for,
+                **origin,
             )
         return
     filling = HadoopFolder.of(spark, f"{target.rstrip('/')}.{uuid.uuid4().hex[:8]}")
     try:
         fill(filling)
-        filling.write(_MADE_FOR, told)
+        filling.write(_BRANCH_FILE, description)
         if not filling.rename(folder):
             raise StorageUnavailableError(
                 "the folder of the new checkpoint cannot be given its name; it is not there; do it again",

@@ -1,7 +1,8 @@
-"""State of a query that kept it in Spark's own stores, read from its checkpoint by Spark's own classes.
+"""State in Spark's own stores, read from a query's checkpoint by Spark's own classes.
 
-Spark 3.5 has no reader of state. Its providers are there on every executor: a task opens the one that the checkpoint was written with
-on one partition at one version (``StateRows.java``) and gives its rows to the plan. Nothing is written to the checkpoint.
+Spark 3.5 has no reader of state, but every executor has its state store providers. A task opens the provider that wrote the
+checkpoint, on one partition at one version (``StateRows.java``), and passes its rows on to the plan. Nothing is written to the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ _SOURCE = Path(__file__).with_name("StateRows.java")
 _STATE = "org.apache.spark.sql.execution.streaming.state"
 SPARK_DEFAULT_STORE = "default"
 _STRICT = "spark.sql.streaming.statefulOperator.useStrictDistribution"
-#: A store that is opened for a version would else begin a file of the next one.
-_NEVER_BEGUN = {"spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "false"}
+#: Without it, a store that is opened for a version would begin a file of the next one.
+_READ_ONLY = {"spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "false"}
 
 
 @dataclass(frozen=True)
 class StoreSchema:
-    """Columns of a state store, as its checkpoint says."""
+    """Columns of a state store, as its checkpoint records them."""
 
     keys: T.StructType
     values: T.StructType
@@ -46,11 +47,11 @@ class SparkStore:
     Attributes
     ----------
     folder
-        Of the state of all operators.
+        The folder with the state of all operators.
     partitions
-        How many it has.
+        Number of partitions.
     conf
-        Settings of Spark's that its files were written with.
+        Spark's settings that the files were written with.
     """
 
     folder: str
@@ -63,7 +64,7 @@ class SparkStore:
 
 
 def read_schema(spark: SparkSession, folder: str, operator: int, store: str) -> StoreSchema | None:
-    """Columns of a store, which Spark writes beside its first partition; None if it did not.
+    """Return the columns of a store, which Spark writes beside its first partition; None if there is no such file.
 
     Raises
     ------
@@ -77,17 +78,17 @@ def read_schema(spark: SparkSession, folder: str, operator: int, store: str) -> 
     files = path.getFileSystem(conf)
     if not files.exists(path):
         return None
-    nobody = java_class("java.util.UUID").randomUUID()
+    run_id = java_class("java.util.UUID").randomUUID()
     checker = java_class(f"{_STATE}.StateSchemaCompatibilityChecker")
     try:
-        found = checker(java_class(f"{_STATE}.StateStoreProviderId")(store_id, nobody), conf).readSchemaFile()
+        schemas = checker(java_class(f"{_STATE}.StateStoreProviderId")(store_id, run_id), conf).readSchemaFile()
     except Py4JJavaError as error:
         raise CorruptStateError(
             "a file of the checkpoint that says what its state holds cannot be read; nothing was written; restore the checkpoint",
             file=str(path.toString()),
             cause=str(error.java_exception),
         ) from error
-    keys, values = (T._parse_datatype_json_string(one.json()) for one in (found._1(), found._2()))
+    keys, values = (T._parse_datatype_json_string(schema.json()) for schema in (schemas._1(), schemas._2()))
     assert isinstance(keys, T.StructType)
     assert isinstance(values, T.StructType)
     return StoreSchema(keys, values)
@@ -100,83 +101,83 @@ def state_rows(
     *,
     prefix: int = 0,
     partitioned_by: int | None = None,
-    opened: Sequence[AggregateFunction | None] = (),
+    functions: Sequence[AggregateFunction | None] = (),
 ) -> DataFrame:
-    """Rows of a store, a partition to a task, which fails at a row that belongs to another partition.
+    """Return the rows of a store, one partition in each task; a task fails at a row that belongs to another partition.
 
     Parameters
     ----------
     columns
-        Names and types of the key's columns, then the value's: types as in the store, but for what may be null.
+        Names and types of the key's columns, then the value's: types as in the store, except for nullability.
     prefix
-        How many leading columns of the key the operator looks rows up by; 0 if it does so by whole keys only.
+        Number of leading columns of the key by which the operator looks up rows; 0 if it uses whole keys only.
     partitioned_by
-        How many leading columns of the key Spark partitions rows by; by default the prefix, or the whole key.
-    opened
-        Of each column of the value the function whose buffer it is, if Spark keeps that as bytes: shown is then its result, or of one
-        that counts values an array of structs of each value and its count.
+        Number of leading columns of the key by which Spark partitions rows; by default the prefix, or the whole key.
+    functions
+        For each column of the value, the function whose buffer it is, if Spark stores that buffer as bytes. The column then has the
+        function's result, or, for a function that counts values, an array of structs of each value and its count.
     """
     session = spark._jsparkSession
     gateway = spark.sparkContext._gateway
     assert gateway is not None
 
     def array(items: Sequence[Any]) -> Any:
-        made = gateway.new_array(gateway.jvm.java.lang.Object, len(items))
-        for place, item in enumerate(items):
-            made[place] = item
-        return made
+        objects = gateway.new_array(gateway.jvm.java.lang.Object, len(items))
+        for index, item in enumerate(items):
+            objects[index] = item
+        return objects
 
-    functions = array([None if one is None else one._java for one in opened])
+    java_functions = array([None if function is None else function._java for function in functions])
     hadoop = java_class("org.apache.spark.util.SerializableConfiguration")(session.sessionState().newHadoopConf())
-    # Their own types: a provider checks what it reads by them.
-    own = [session.parseDataType(one.json()) for one in (store.schema.keys, store.schema.values)]
-    shown = session.parseDataType(columns.json())
+    # The store's own types: a provider checks its files by them.
+    own_types = [session.parseDataType(schema.json()) for schema in (store.schema.keys, store.schema.values)]
+    row_type = session.parseDataType(columns.json())
     references = array(
         [
-            store.folder, store.operator, store.name, store.version, *own, prefix, _store_conf(spark, store.conf), hadoop,
-            shown, functions,
+            store.folder, store.operator, store.name, store.version, *own_types, prefix, _store_conf(spark, store.conf), hadoop,
+            row_type, java_functions,
         ]
     )  # fmt: skip
-    code = java_class("org.apache.spark.sql.catalyst.expressions.codegen.CodeAndComment")(_source(), _nothing())
+    code = java_class("org.apache.spark.sql.catalyst.expressions.codegen.CodeAndComment")(_source(), _empty_map())
     metrics = java_class("org.apache.spark.sql.execution.metric.SQLMetrics")
     time = metrics.createTimingMetric(session.sparkContext(), "state read", -1)
-    made = java_class("org.apache.spark.sql.execution.WholeStageCodegenEvaluatorFactory")(code, time, references)
+    evaluators = java_class("org.apache.spark.sql.execution.WholeStageCodegenEvaluatorFactory")(code, time, references)
     partitions = session.range(0, store.partitions, 1, store.partitions).queryExecution().toRdd()
-    rows = partitions.mapPartitionsWithEvaluator(made, partitions.elementClassTag())
-    frame = DataFrame(session.internalCreateDataFrame(rows, shown, False), spark)
-    return _in_place(frame, store, frame.columns[: partitioned_by or prefix or len(store.schema.keys.fields)])
+    rows = partitions.mapPartitionsWithEvaluator(evaluators, partitions.elementClassTag())
+    frame = DataFrame(session.internalCreateDataFrame(rows, row_type, False), spark)
+    return _check_partitions(frame, store, frame.columns[: partitioned_by or prefix or len(store.schema.keys.fields)])
 
 
-def _in_place(rows: DataFrame, store: SparkStore, keys: Sequence[str]) -> DataFrame:
-    """Rows of a store, each of which is in the partition where Spark puts its key: files of partitions can be swapped unseen."""
-    # Checkpoints from before Spark 3.3 may have rows elsewhere: it took any partitioning that keeps equal keys together.
+def _check_partitions(rows: DataFrame, store: SparkStore, keys: Sequence[str]) -> DataFrame:
+    """Return the rows with a check that each is in the partition of its key: files of partitions can be swapped unnoticed."""
+    # In checkpoints from before Spark 3.3 rows may be in other partitions: it used any partitioning that keeps equal keys together.
     if store.partitions == 1 or store.conf.get(_STRICT) != "true":
         return rows
-    own = F.pmod(F.hash(*(F.col(name) for name in keys)), F.lit(store.partitions))
+    partition = F.pmod(F.hash(*(F.col(name) for name in keys)), F.lit(store.partitions))
     error = F.concat(
         F.lit(f"the files of the checkpoint's state {store.folder}/{store.operator}/"),
         F.spark_partition_id().cast("string"),
         F.lit(" have rows of partition "),
-        own.cast("string"),
+        partition.cast("string"),
         F.lit(": they were swapped or copied; restore the checkpoint from a backup"),
     )
-    return rows.where(F.when(own == F.spark_partition_id(), True).otherwise(F.raise_error(error).cast("boolean")))
+    return rows.where(F.when(partition == F.spark_partition_id(), True).otherwise(F.raise_error(error).cast("boolean")))
 
 
 @cache
 def _source() -> str:
-    """The class's body without its comments, which Spark's code generation has elsewhere."""
+    """Return the class's body without the comment at its top, which Spark's code generation takes separately."""
     text = _SOURCE.read_text()
     return text[text.index("*/") + 2 :]
 
 
-def _nothing() -> Any:
+def _empty_map() -> Any:
     return java_class("org.apache.spark.api.python.PythonUtils").toScalaMap(java_class("java.util.HashMap")())
 
 
 def _store_conf(spark: SparkSession, conf: Mapping[str, str]) -> Any:
-    """Settings for a provider: the session's, under those of the checkpoint."""
-    own = spark._jsparkSession.sessionState().conf().clone()
-    for name, value in {**conf, **_NEVER_BEGUN}.items():
-        own.setConfString(name, value)
-    return java_class(f"{_STATE}.StateStoreConf")(own, _nothing())
+    """Return settings for a provider: the checkpoint's, then the session's."""
+    settings = spark._jsparkSession.sessionState().conf().clone()
+    for name, value in {**conf, **_READ_ONLY}.items():
+        settings.setConfString(name, value)
+    return java_class(f"{_STATE}.StateStoreConf")(settings, _empty_map())

@@ -1,12 +1,12 @@
-"""Where a stateful operator's rows come from, and whose watermark it goes by.
+"""The sources of a stateful operator's rows, and the watermark that it follows.
 
-An operator is fed by *branches*: the children of the unions above it (one, without a union). Event time enters a branch where
-``withWatermark`` stands in it, or from another operator of the fleet below it.
+The input of an operator has *branches*: the children of the unions in it, or a single branch without a union. Event time enters a
+branch at ``withWatermark``, or from another operator of the fleet below.
 
-By default an operator goes by Spark's own watermark, and only :class:`Upstream` is asked. For one that closes early the fleet has to
-know the watermark of the batch itself. Spark takes the largest event time where ``withWatermark`` stands in the plan; the fleet takes
-it from the rows that reach the operator. The two agree if nothing between drops rows, which is checked on the plan as Spark optimises
-it: a filter that Spark itself moves below the watermark is no obstacle.
+By default an operator follows Spark's own watermark, and only :class:`Upstream` is used. For an operator that closes early the
+fleet has to compute the watermark of the batch itself. Spark takes the largest event time at ``withWatermark``; the fleet takes it
+from the rows that reach the operator. The two are equal if no node between them drops rows. That is checked on Spark's optimised
+plan, so a filter that Spark moves below the watermark is allowed.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ __all__ = [
 
 _WATERMARK = "EventTimeWatermark"
 _POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
-#: Nodes that pass every row of their (only) child on.
+#: Nodes that pass on every row of their only child.
 _TRANSPARENT = frozenset({"Project", "SubqueryAlias", "Repartition", "RepartitionByExpression", "Expand"})
-#: Nodes through which the rows of a union may be taken branch by branch.
+#: Nodes that can be applied to each branch of a union separately.
 _ROW_BY_ROW = frozenset({"Project", "SubqueryAlias", "Filter", "Generate", "Expand", "MapInPandas", "PythonMapInArrow"})
 
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """An operator of the fleet that feeds another one; it is written into the plan, where the other finds it.
+    """An operator of the fleet as others see it: its facts are written into the plan, where the operators that it feeds find them.
 
     Attributes
     ----------
     state, uri
-        Name of its state, and the fleet.
+        Name of its state, and URI of the fleet.
     sources
-        Every watermark source of it and of those that feed it.
+        Every watermark source of the operator and of the operators that feed it.
     appends
-        Whether a row that it emitted stands: an aggregation in update mode, say, emits a group again when it changes. One that has the
-        query's mode may append; whether it does is known when the query starts.
+        Whether an emitted row is final: an aggregation in update mode, for example, emits a group again when it changes. An
+        operator with the query's mode may append; whether it does is known when the query starts.
     has_watermark
-        Whether its output moves in event time.
+        Whether its output has a watermark.
     name, again, lag_ms
-        What Spark's progress calls it, when Spark runs it again, and its lag (:mod:`spark_jobs.plan.timing`).
+        Its name in Spark's progress, when Spark runs it again, and its lag (:mod:`spark_jobs.plan.timing`).
     mode
         Its output mode; None if it has the query's.
     modes
@@ -72,10 +72,10 @@ class Upstream:
     together
         Whether a task may have several shards.
     late_columns
-        Columns of its input by which rows are late, each with the columns that it emits of the same time. Spark drops late rows by a
-        column only if something reads it, as it prunes others; ``LateRowsRule.java`` makes the column null where nothing does.
+        Columns of its input by which rows are late, each with the emitted columns of the same time. Spark prunes a column that no
+        node reads, and then drops no late rows by it; ``LateRowsRule.java`` makes such a column null.
     shards
-        How many shards the program asks for; None if it takes what is there.
+        Number of shards that the program asks for; None if it accepts the current number.
     """
 
     state: str
@@ -94,12 +94,12 @@ class Upstream:
     shards: int | None = None
 
     def route_column(self) -> str:
-        """Name of the column by which the operator's exchange is partitioned; ``Route.java`` reads it, too."""
+        """Return the name of the column by which the operator's exchange is partitioned; ``Route.java`` parses it."""
         return f"{ROUTE_COLUMN}:{json.dumps(asdict(self))}"
 
     @classmethod
     def of_plan(cls, node: Plan) -> Upstream | None:
-        """The operator whose exchange a plan's node is."""
+        """Return the operator whose exchange a node of a plan is; None for any other node."""
         if node.kind != "RepartitionByExpression":
             return None
         for expression in node.partitioning:
@@ -112,7 +112,7 @@ class Upstream:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Rows of one origin: of a source with a watermark (its delay, in milliseconds), of operators of the fleet, or of neither."""
+    """Rows of one origin: a source with a watermark (its delay in milliseconds), operators of the fleet, or neither."""
 
     frame: DataFrame
     delay_ms: int | None
@@ -120,31 +120,31 @@ class Branch:
 
 
 def branches_of(frame: DataFrame) -> list[Branch]:
-    """The branches of what reaches an operator.
+    """Return the branches of an operator's input.
 
     Raises
     ------
     InvalidRequestError
-        Something between ``withWatermark`` and the operator can drop or add rows.
+        A node between ``withWatermark`` and the operator can drop or add rows.
     """
     plans = _split(analysed(frame))
     return [_branch(frame)] if len(plans) == 1 else [_branch(plan.frame()) for plan in plans]
 
 
 def _split(plan: Plan) -> list[Plan]:
-    """A plan for each child of the unions at its top, with all that stands above them."""
+    """Return a plan for each child of the unions at its top, each with the nodes above the unions."""
     if plan.kind == "Union":
         attributes = plan.output
-        return [_renamed(part, attributes) for child in plan.children for part in _split(child)]
+        return [_renamed(branch, attributes) for child in plan.children for branch in _split(child)]
     if plan.kind not in _ROW_BY_ROW:
         return [plan]
-    parts = _split(plan.child)
-    return [plan] if len(parts) == 1 else [plan.with_children([part]) for part in parts]
+    branches = _split(plan.child)
+    return [plan] if len(branches) == 1 else [plan.with_children([branch]) for branch in branches]
 
 
 def _renamed(plan: Plan, attributes: Sequence[Expression]) -> Plan:
-    """A union's child with the union's own attributes."""
-    return plan.project(own.named_as(wanted) for own, wanted in zip(plan.output, attributes, strict=True))
+    """Return a union's child with the union's attributes."""
+    return plan.project(column.named_as(attribute) for column, attribute in zip(plan.output, attributes, strict=True))
 
 
 def _branch(frame: DataFrame) -> Branch:
@@ -173,27 +173,27 @@ def _branch(frame: DataFrame) -> Branch:
 
 
 def _operators_below(plan: Plan) -> Iterator[Upstream]:
-    """Operators of the fleet that a plan's rows come from; not those below them."""
-    found = Upstream.of_plan(plan)
-    if found is not None:
-        yield found
+    """Yield the fleet's operators that a plan's rows come from, without the operators below them."""
+    operator = Upstream.of_plan(plan)
+    if operator is not None:
+        yield operator
         return
     for child in plan.children:
         yield from _operators_below(child)
 
 
 def operators_of(plan: Plan) -> list[Upstream]:
-    """All operators of the fleet in a plan, each before those that feed it."""
-    own = Upstream.of_plan(plan)
-    found = [] if own is None else [own]
+    """Return all operators of the fleet in a plan, each before those that feed it."""
+    top = Upstream.of_plan(plan)
+    operators = [] if top is None else [top]
     for child in plan.children:
-        found += [one for one in operators_of(child) if one not in found]
-    return found
+        operators += [operator for operator in operators_of(child) if operator not in operators]
+    return operators
 
 
 def used_of(plan: Plan, state: str) -> set[str]:
-    """Names of the columns that an operator of the fleet emits and that something above it in a plan reads, as Spark would run it."""
-    run = plan.optimised()
+    """Return the names of the columns that an operator emits and that a node above it reads, in the plan as Spark optimises it."""
+    optimised = plan.optimised()
     tasks, others = list[Plan](), list[Plan]()
 
     def walk(node: Plan) -> None:
@@ -204,32 +204,32 @@ def used_of(plan: Plan, state: str) -> set[str]:
         for child in node.children:
             walk(child)
 
-    walk(run)
-    shown = {one.id for one in run.output}
+    walk(optimised)
+    output = {column.id for column in optimised.output}
     return {
         column.name
         for task in tasks
         for column in task.output
-        if column.id in shown or any(one.reads(column) for one in others)
+        if column.id in output or any(node.reads(column) for node in others)
     }
 
 
 def state_of_task(node: Plan) -> str | None:
-    """State of the operator of the fleet behind whose exchange a node is the task; None of any other node."""
+    """Return the state's name if a node runs the tasks behind an operator's exchange; None for any other node."""
     if not node.kind.endswith("MapInArrow"):
         return None
     below = node.child
     while (
-        (found := Upstream.of_plan(below)) is None
+        (operator := Upstream.of_plan(below)) is None
         and len(below.children) == 1
         and not below.kind.endswith("MapInArrow")
     ):
         below = below.child
-    return None if found is None else found.state
+    return None if operator is None else operator.state
 
 
 def _count(plan: Plan) -> int:
-    """Watermarks of a plan that no operator of the fleet stands above."""
+    """Return the number of watermarks of a plan that are not below an operator of the fleet."""
     if Upstream.of_plan(plan) is not None:
         return 0
     return (plan.kind == _WATERMARK) + sum(_count(child) for child in plan.children)
@@ -240,29 +240,29 @@ def _passes_all_rows(node: Plan) -> bool:
         # The left side of a left outer join loses nothing; the watermark must be on that side.
         return node.join_type == "LEFT OUTER" and _count(node.left) > _count(node.right)
     if node.kind == "Filter":
-        return all(_is_event_time_there(part) or _is_in_window(part) for part in node.condition.conjuncts())
+        return all(_is_event_time_there(conjunct) or _is_in_window(conjunct) for conjunct in node.condition.conjuncts())
     return node.kind in _TRANSPARENT or (node.kind == "Generate" and node.is_outer)
 
 
 def _is_in_window(condition: Expression) -> bool:
-    """Whether it compares event time with windows of it, nothing else: sliding windows leave out only superfluous copies of rows."""
+    """Whether a condition only compares event time with its windows: sliding windows filter superfluous copies of rows by that."""
     return all(leaf.watermark_delay_ms is not None for leaf in condition.leaves())
 
 
 def _is_event_time_there(condition: Expression) -> bool:
-    """Rows without an event time count for no watermark."""
+    """Whether a condition only drops rows without an event time, which count for no watermark."""
     return condition.kind == "IsNotNull" and condition.child.watermark_delay_ms is not None
 
 
 def event_time(attributes: Sequence[Expression]) -> tuple[int | None, Column | None]:
-    """Watermark delay, in milliseconds, and event time of the attributes that reach an operator.
+    """Return the watermark delay, in milliseconds, and the event time of the attributes that reach an operator.
 
-    The delay is None without a watermark, the time if only windows of it are there.
+    The delay is None without a watermark. The time is None if the attributes have only windows of it.
     """
-    marked = [(one, delay) for one in attributes if (delay := one.watermark_delay_ms) is not None]
+    marked = [(attribute, delay) for attribute in attributes if (delay := attribute.watermark_delay_ms) is not None]
     if not marked:
         return None, None
-    times = [(one, delay) for one, delay in marked if not isinstance(one.type, T.StructType)]
+    times = [(attribute, delay) for attribute, delay in marked if not isinstance(attribute.type, T.StructType)]
     if not times:
         return marked[0][1], None
     attribute, delay = times[0]
@@ -270,24 +270,24 @@ def event_time(attributes: Sequence[Expression]) -> tuple[int | None, Column | N
 
 
 def watermark_time(attribute: Expression) -> Column:
-    """The time that Spark compares with the watermark, of a column that has one: of a window its end."""
+    """Return the time of a column that Spark compares with the watermark: of a window, its end."""
     column = attribute.column()
     return (column.getField("end") if isinstance(attribute.type, T.StructType) else column).cast("timestamp")
 
 
 def event_time_column(time: Column | None) -> list[Column]:
-    """The column that tells map tasks a row's event time, if there is one."""
-    # unix_millis floors, as Spark does when it takes the largest event time.
+    """Return the column by which map tasks get a row's event time; empty without an event time."""
+    # unix_millis floors, as Spark does when it computes the largest event time.
     return [] if time is None else [F.unix_millis(time).alias(EVENT_TIME_COLUMN)]
 
 
 def event_time_rules(spark: SparkSession, state: str, branches: Sequence[Branch]) -> EventTime:
-    """What moves the event time of an operator that is fed by `branches`."""
+    """Return the sources of event time of an operator whose input is `branches`."""
     marked = [branch for branch in branches if branch.delay_ms is not None]
-    upstream = {one.state: one for branch in branches for one in branch.upstream}
+    upstream = {operator.state: operator for branch in branches for operator in branch.upstream}
     return EventTime(
         sources=tuple(f"{state}/{number}" for number in range(len(marked))),
         upstream=tuple(sorted(upstream)),
-        upstream_sources=tuple(sorted({name for one in upstream.values() for name in one.sources})),
+        upstream_sources=tuple(sorted({name for operator in upstream.values() for name in operator.sources})),
         policy=str(spark.conf.get(_POLICY, "min")),
     )

@@ -1,7 +1,7 @@
-"""Spark's executors as its driver knows them, and how RayDP is asked for others.
+"""Spark's executors as its driver knows them, and requests to RayDP for more.
 
-RayDP 1.6.5 starts an executor anew by itself only if its master saw the connection break, and never one more than it began with.
-What it is asked for through Spark's own interface for cluster managers it starts.
+RayDP 1.6.5 by itself restarts an executor only if its master saw the connection break, and never runs more than it began with. It
+does start the executors that are requested through Spark's own interface for cluster managers.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from spark_jobs.plan.catalyst import java_class, optional, scala_list, scala_seq
 __all__ = ["Executor", "Executors"]
 
 #: Milliseconds for which a lost executor is reported.
-_LOST_SHOWN_MS = 600_000
-#: Milliseconds after which a batch is reported as one that takes long.
+_REPORT_LOST_MS = 600_000
+#: Milliseconds after which a batch is reported as long.
 _LONG_MS = 3000
-#: How Spark's own reason begins where somebody asked for the end of an executor.
-_ASKED_FOR = "Executor killed by driver"
+#: Beginning of Spark's reason for an executor that was ended on request.
+_ENDED_ON_REQUEST = "Executor killed by driver"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,12 @@ class Executor:
 
 
 class Executors:
-    """Those of one Spark application on RayDP.
+    """The executors of one Spark application on RayDP.
 
     Parameters
     ----------
     spark
-        A session of it.
+        A session of the application.
     """
 
     def __init__(self, spark: SparkSession) -> None:
@@ -55,7 +55,7 @@ class Executors:
         self._forgotten: set[str] = set()
         self._ended: set[str] = set()
 
-    def is_over(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the application has ended."""
         try:
             return bool(self._context.isStopped())
@@ -63,44 +63,44 @@ class Executors:
             return True
 
     def setting(self, name: str, otherwise: str) -> str:
-        """One of the application's settings."""
+        """Return a setting of the application."""
         return str(self._context.conf().get(name, otherwise))
 
     def memory_mb(self) -> int:
-        """Memory of each executor, as RayDP asks Ray for it."""
+        """Return the memory of each executor in MiB, as RayDP requests it of Ray."""
         return int(self._context.executorMemory())
 
     def present(self) -> list[Executor]:
-        """Those that live."""
+        """Return the living executors."""
         return [
-            Executor(one.id(), _host(one.hostPort()))
-            for one in scala_list(self._context.statusStore().executorList(True))
-            if one.id() != "driver"
+            Executor(summary.id(), _host(summary.hostPort()))
+            for summary in scala_list(self._context.statusStore().executorList(True))
+            if summary.id() != "driver"
         ]
 
-    def ask_for(self, more: int) -> None:
-        """Have RayDP start some more, each with the resources of the first ones."""
-        # RayDP counts those whose loss only Spark noticed, as behind a link that is down, as if they were there.
+    def request(self, count: int) -> None:
+        """Have RayDP start more executors, each with the resources of the first ones."""
+        # RayDP still counts executors whose loss only Spark noticed, for example behind a broken link.
         self._forget(self._lost())
-        nothing = java_class("org.apache.spark.api.python.PythonUtils").toScalaMap({})
-        self._context.requestTotalExecutors(len(self.present()) + more, 0, nothing)
+        no_localities = java_class("org.apache.spark.api.python.PythonUtils").toScalaMap({})
+        self._context.requestTotalExecutors(len(self.present()) + count, 0, no_localities)
 
     def end(self, executor_ids: Sequence[str]) -> None:
-        """End some for good; Spark runs again elsewhere what they were at."""
+        """End executors for good; Spark runs their tasks again on others."""
         self._context.killExecutors(scala_seq(executor_ids))
         self._forgotten.update(executor_ids)
         self._ended.update(executor_ids)
 
     def lose(self, executor_ids: Sequence[str], why: str) -> None:
-        """Have Spark take some for lost at once, as it does itself when nothing was heard of them for long."""
-        nothing = java_class("scala.Option").empty()
-        reason = java_class("org.apache.spark.scheduler.ExecutorProcessLost")(why, nothing, False)
+        """Have Spark treat executors as lost at once, as it does itself after a long silence."""
+        no_exit_code = java_class("scala.Option").empty()
+        reason = java_class("org.apache.spark.scheduler.ExecutorProcessLost")(why, no_exit_code, False)
         message = java_class("org.apache.spark.scheduler.cluster.CoarseGrainedClusterMessages$RemoveExecutor")
         for executor_id in executor_ids:
             self._context.schedulerBackend().driverEndpoint().send(message(executor_id, reason))
 
     def report(self, now_ms: int) -> DriverReport:
-        """All of them, those that were lost lately included, and the batches that have been running for some seconds.
+        """Return a report of all executors, recently lost ones included, and of the batches that have been running for some seconds.
 
         Parameters
         ----------
@@ -116,32 +116,32 @@ class Executors:
         )
 
     def _states(self, now_ms: int) -> Iterator[ExecutorState]:
-        for one in scala_list(self._context.statusStore().executorList(False)):
-            executor_id, host = one.id(), _host(one.hostPort())
+        for summary in scala_list(self._context.statusStore().executorList(False)):
+            executor_id, host = summary.id(), _host(summary.hostPort())
             if executor_id == "driver":
                 continue
-            if one.isActive():
+            if summary.isActive():
                 yield ExecutorState(executor_id, host)
                 continue
-            removed, reason = optional(one.removeTime()), optional(one.removeReason()) or ""
+            removed, reason = optional(summary.removeTime()), optional(summary.removeReason()) or ""
             lost_at_ms = now_ms if removed is None else int(removed.getTime())
-            if now_ms - lost_at_ms < _LOST_SHOWN_MS:
-                is_expected = executor_id in self._ended or reason.startswith(_ASKED_FOR)
+            if now_ms - lost_at_ms < _REPORT_LOST_MS:
+                is_expected = executor_id in self._ended or reason.startswith(_ENDED_ON_REQUEST)
                 yield ExecutorState(
                     executor_id, host, lost_at_ms, reason.splitlines()[0] if reason else "", is_expected
                 )
 
     def _long_batch(self, query: Any, now_ms: int) -> LongBatch | None:
-        """A query's batch at hand, if it has been running for some seconds."""
+        """Return a query's current batch if it has been running for some seconds."""
         status = query.status()
         running_ms = now_ms - int(query.offsetSeqMetadata().batchTimestampMs())
         if not status.isTriggerActive() or not status.isDataAvailable() or running_ms < _LONG_MS:
             return None
         run_id = query.runId().toString()
-        return LongBatch(run_id, int(query.currentBatchId()), running_ms, self._waits_for(run_id))
+        return LongBatch(run_id, int(query.currentBatchId()), running_ms, self._activity(run_id))
 
-    def _waits_for(self, run_id: str) -> str:
-        """What a run's jobs are at, in words."""
+    def _activity(self, run_id: str) -> str:
+        """Describe what the jobs of a run are doing."""
         tracker = self._spark.sparkContext.statusTracker()
         jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(run_id)]
         stage_ids = sorted(
@@ -164,15 +164,15 @@ class Executors:
 
     def _lost(self) -> list[str]:
         known = scala_list(self._context.statusStore().executorList(False))
-        return [one.id() for one in known if not one.isActive() and one.id() not in self._forgotten]
+        return [summary.id() for summary in known if not summary.isActive() and summary.id() not in self._forgotten]
 
     def _forget(self, executor_ids: Sequence[str]) -> None:
         if executor_ids:
-            # Not Spark's own `killExecutors`: that passes on none that it does not know any more.
+            # Not Spark's own `killExecutors`, which passes on only executors that it still knows.
             self._context.schedulerBackend().doKillExecutors(scala_seq(executor_ids))
             self._forgotten.update(executor_ids)
 
 
 def _host(host_port: str) -> str:
     host, _, port = host_port.rpartition(":")
-    return host or port  # one that has just come has no port yet
+    return host or port  # an executor that has just joined has no port yet

@@ -13,7 +13,7 @@ from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.state_types import state_field
 from spark_jobs.plan.storable import stored_type
 
-__all__ = ["Node", "NotExpressibleError", "TreeWriter", "held_type"]
+__all__ = ["Node", "NotExpressibleError", "TreeWriter", "stored_type_name"]
 
 Node = dict[str, Any]
 
@@ -30,7 +30,7 @@ _ARITHMETIC = {
     "SubtractTimestamps": "-",
     "DecimalDivideWithOverflowCheck": "/",
 }
-#: What only tells Spark something, or what becomes of an error where there is none here.
+#: Nodes without an effect here: hints for Spark, and handlers of errors that do not occur here.
 _TRANSPARENT = frozenset({"Alias", "KnownNotNull", "KnownNullable", "KnownFloatingPointNormalized", "TryEval"})
 _INTERVAL_DIVISIONS = frozenset({"DivideDTInterval", "DivideYMInterval"})
 _MONTH = T.YearMonthIntervalType.MONTH
@@ -46,7 +46,7 @@ class TreeWriter:
     Parameters
     ----------
     leaf
-        The tree of a node that is none of these operations, such as a column; None of any other.
+        Function that returns the tree of a node that is none of these operations, such as a column, and None for any other.
     """
 
     def __init__(self, leaf: Callable[[Expression], Node | None]) -> None:
@@ -66,16 +66,16 @@ class TreeWriter:
         }
 
     def written(self, node: Expression) -> Node:
-        """The tree of an expression.
+        """Return the tree of an expression.
 
         Raises
         ------
         NotExpressibleError
-            A part of it is not known.
+            The fleet lacks a part of the expression.
         """
-        found = self._leaf(node)
-        if found is not None:
-            return found
+        leaf = self._leaf(node)
+        if leaf is not None:
+            return leaf
         kind = node.kind
         if kind in _TRANSPARENT:
             return self.written(node.child)
@@ -93,22 +93,24 @@ class TreeWriter:
         return [self.written(child) for child in node.children]
 
     def _typed(self, op: str, node: Expression) -> Node:
-        return {"op": op, "type": held_type(node), "args": self._args(node)}
+        return {"op": op, "type": stored_type_name(node), "args": self._args(node)}
 
     def _literal(self, node: Expression) -> Node:
-        return {"op": "literal", "type": held_type(node), "value": node.literal}
+        return {"op": "literal", "type": stored_type_name(node), "value": node.literal}
 
     def _cast(self, node: Expression) -> Node:
         if node.eval_mode != "LEGACY" and not node.is_widening_cast:
             raise NotExpressibleError(node.sql)
-        wanted, former = node.type, node.child.type
-        if isinstance(former, T.NullType):
-            return {"op": "literal", "type": held_type(node), "value": None}
-        if isinstance(wanted, T.YearMonthIntervalType) or isinstance(former, T.YearMonthIntervalType):
-            # Held as months: a number of years, or months cut off to years, would be another number.
-            is_made = node.child.kind == "Cast" and isinstance(node.child.child.type, T.IntegerType)
-            is_of_months = isinstance(former, T.IntegerType) and getattr(wanted, "endField", None) == _MONTH
-            if not (is_of_months or (is_made and isinstance(former, T.YearMonthIntervalType)) or wanted == former):
+        target, source = node.type, node.child.type
+        if isinstance(source, T.NullType):
+            return {"op": "literal", "type": stored_type_name(node), "value": None}
+        if isinstance(target, T.YearMonthIntervalType) or isinstance(source, T.YearMonthIntervalType):
+            # Intervals are stored as months: a number of years, or months truncated to years, would be another number.
+            is_from_number = node.child.kind == "Cast" and isinstance(node.child.child.type, T.IntegerType)
+            is_of_months = isinstance(source, T.IntegerType) and getattr(target, "endField", None) == _MONTH
+            if not (
+                is_of_months or (is_from_number and isinstance(source, T.YearMonthIntervalType)) or target == source
+            ):
                 raise NotExpressibleError(node.sql)
             return self.written(node.child)
         return self._typed("cast", node)
@@ -119,19 +121,23 @@ class TreeWriter:
             return self._typed(operation, node)
         is_floating = isinstance(kind, T.FloatType | T.DoubleType)
         if not is_floating and node.kind != "SubtractTimestamps" and node.eval_mode != "LEGACY":
-            # It fails, or is null, where it wraps around here.
+            # Spark's fails, or returns null, where the fleet's wraps around.
             raise NotExpressibleError(node.sql)
         return {"op": operation, "args": self._args(node)}
 
     def _case(self, node: Expression) -> Node:
         args = self._args(node)
         if len(args) % 2 == 0:
-            args.append({"op": "literal", "type": held_type(node), "value": None})
+            args.append({"op": "literal", "type": stored_type_name(node), "value": None})
         return {"op": "case", "args": args}
 
     def _struct(self, node: Expression) -> Node:
         names, values = node.children[::2], node.children[1::2]
-        return {"op": "struct", "names": [one.literal for one in names], "args": [self.written(one) for one in values]}
+        return {
+            "op": "struct",
+            "names": [name.literal for name in names],
+            "args": [self.written(value) for value in values],
+        }
 
     def _transform(self, node: Expression) -> Node:
         array, function = node.children
@@ -140,34 +146,34 @@ class TreeWriter:
             raise NotExpressibleError(node.sql)
         variable = variables[0].id
 
-        def element(one: Expression) -> Node | None:
-            return {"op": "element"} if one.kind == "NamedLambdaVariable" and one.id == variable else None
+        def element(leaf: Expression) -> Node | None:
+            return {"op": "element"} if leaf.kind == "NamedLambdaVariable" and leaf.id == variable else None
 
         return {"op": "each", "of": TreeWriter(element).written(body), "args": [self.written(array)]}
 
     def _round(self, node: Expression) -> Node:
         value, digits = node.children
         if isinstance(value.type, T.DecimalType):
-            return {"op": "cast", "type": held_type(node), "args": [self.written(value)]}
+            return {"op": "cast", "type": stored_type_name(node), "args": [self.written(value)]}
         if digits.kind != "Literal" or not isinstance(value.type, T.DoubleType):
             raise NotExpressibleError(node.sql)
         return {"op": "round", "digits": digits.literal, "args": [self.written(value)]}
 
     def _invoke(self, node: Expression) -> Node:
-        found = nearest_biases(node)
-        if found is None:
+        tables = nearest_biases(node)
+        if tables is None:
             raise NotExpressibleError(node.sql)
-        raw, biases = found
+        raw, biases = tables
         return {"op": "bias", "raw": raw, "bias": biases, "args": [self.written(node.children[1])]}
 
 
-def held_type(node: Expression) -> str:
-    """Name of the type that an expression's values are held in.
+def stored_type_name(node: Expression) -> str:
+    """Return the name of the type that an expression's values are stored in.
 
     Raises
     ------
     NotExpressibleError
-        No state holds them.
+        State cannot store such values.
     """
     try:
         return state_field("", stored_type(node.type), what=node.sql, nested=True).type

@@ -1,4 +1,4 @@
-"""Folders where Spark keeps its checkpoints: whatever Hadoop's file systems reach."""
+"""Folders of Spark's checkpoints, on any of Hadoop's file systems."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from spark_jobs.plan.catalyst import java_class
 
 __all__ = ["HadoopFolder", "write_query_id"]
 
-Given = ParamSpec("Given")
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-def _told(method: Callable[Given, Result]) -> Callable[Given, Result]:
-    """A method whose failures in the JVM are told as those of storage."""
+def _storage_errors(method: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Decorate a method to raise StorageUnavailableError where it fails in the JVM."""
 
     @wraps(method)
-    def tell(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+    def wrapped(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         try:
             return method(*args, **kwargs)
         except Py4JJavaError as error:
@@ -35,22 +35,22 @@ def _told(method: Callable[Given, Result]) -> Callable[Given, Result]:
                 cause=error.java_exception.toString(),
             ) from error
 
-    return tell
+    return wrapped
 
 
 @dataclass(frozen=True, eq=False)
 class HadoopFolder:
-    """A folder; names are relative to it. What fails raises StorageUnavailableError."""
+    """A folder; names are relative to it. All methods raise StorageUnavailableError if the file system fails."""
 
     spark: SparkSession
     _path: Any
 
     @classmethod
     def of(cls, spark: SparkSession, location: str) -> HadoopFolder:
-        """The folder of a URI or path, as Spark would find it."""
+        """Return the folder of a URI or path, resolved as Spark resolves it."""
         return cls(spark, java_class("org.apache.hadoop.fs.Path")(location))._qualified()
 
-    @_told
+    @_storage_errors
     def _qualified(self) -> HadoopFolder:
         return HadoopFolder(self.spark, self._files.makeQualified(self._path))
 
@@ -59,28 +59,28 @@ class HadoopFolder:
         return str(self._path.toString())
 
     def folder(self, name: str) -> HadoopFolder:
-        """A folder below."""
+        """Return a subfolder."""
         return HadoopFolder(self.spark, self._at(name))
 
-    @_told
+    @_storage_errors
     def exists(self, name: str = "") -> bool:
-        """Whether a file or folder is there; by default the folder itself."""
+        """Whether a file or folder exists; by default the folder itself."""
         return bool(self._files.exists(self._at(name)))
 
-    @_told
+    @_storage_errors
     def names(self, name: str = "") -> list[str]:
-        """Names in a folder below, or in the folder itself; none if it is not there."""
+        """Return the names in a subfolder, or in the folder itself; empty if it does not exist."""
         if not self.exists(name):
             return []
-        return [str(one.getPath().getName()) for one in self._files.listStatus(self._at(name))]
+        return [str(status.getPath().getName()) for status in self._files.listStatus(self._at(name))]
 
     def numbers(self, name: str) -> list[int]:
-        """The names in a folder below that are numbers, ascending: batches of a log, partitions of a state."""
-        return sorted(int(one) for one in self.names(name) if one.isdecimal())
+        """Return the names in a subfolder that are numbers, ascending: batches of a log, partitions of a state."""
+        return sorted(int(entry) for entry in self.names(name) if entry.isdecimal())
 
-    @_told
+    @_storage_errors
     def read(self, name: str) -> str:
-        """Text of a file."""
+        """Return the text of a file."""
         stream = self._files.open(self._at(name))
         try:
             data: bytes = java_class("org.apache.commons.io.IOUtils").toByteArray(stream)
@@ -88,32 +88,32 @@ class HadoopFolder:
             stream.close()
         return bytes(data).decode()
 
-    @_told
+    @_storage_errors
     def write(self, name: str, text: str) -> None:
-        """Make a file, or another one in its place."""
+        """Create or replace a file."""
         stream = self._files.create(self._at(name), True)
         try:
             stream.write(bytearray(text.encode()))
         finally:
             stream.close()
 
-    @_told
-    def copy(self, other: HadoopFolder, name: str, own_name: str | None = None) -> None:
-        """Have a file or folder that another folder has, with all that is in it, by default under the same name."""
-        own = self._at(own_name or name)
-        self._files.mkdirs(own.getParent())
+    @_storage_errors
+    def copy(self, other: HadoopFolder, name: str, new_name: str | None = None) -> None:
+        """Copy a file or folder, with its contents, from another folder, by default under the same name."""
+        target = self._at(new_name or name)
+        self._files.mkdirs(target.getParent())
         copy = java_class("org.apache.hadoop.fs.FileUtil").copy
-        copy(other._files, other._at(name), self._files, own, False, True, self._conf)
+        copy(other._files, other._at(name), self._files, target, False, True, self._conf)
 
-    @_told
+    @_storage_errors
     def rename(self, other: HadoopFolder) -> bool:
-        """Take the place of another folder; False if that cannot be done."""
+        """Rename the folder to another; return False if that fails."""
         self._files.mkdirs(other._path.getParent())
         return bool(self._files.rename(self._path, other._path))
 
-    @_told
+    @_storage_errors
     def delete(self, name: str = "") -> None:
-        """Remove a file or folder, if it is there; by default the folder itself."""
+        """Delete a file or folder if it exists; by default the folder itself."""
         self._files.delete(self._at(name), True)
 
     @property
@@ -128,8 +128,8 @@ class HadoopFolder:
         return java_class("org.apache.hadoop.fs.Path")(self._path, name) if name else self._path
 
 
-@_told
+@_storage_errors
 def write_query_id(checkpoint: HadoopFolder, query_id: str) -> None:
-    """Say whose checkpoint it is, as a query does when it starts: in a file that is there as a whole or not at all."""
+    """Write the id of the query into its checkpoint, atomically, as a query does when it starts."""
     metadata = java_class("org.apache.spark.sql.execution.streaming.StreamMetadata")
     metadata.write(metadata(query_id), checkpoint._at("metadata"), checkpoint._conf)

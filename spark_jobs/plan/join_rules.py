@@ -1,4 +1,4 @@
-"""What Spark itself says of a join of two streams: which it refuses, its equal keys, its filters, how long rows may still match."""
+"""Spark's own rules for a join of two streams: which it refuses, its equal keys, its filters, how long rows may still match."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ __all__ = ["EquiJoin", "check_join", "equi_join", "pushed_down", "state_watermar
 
 @dataclass(frozen=True)
 class EquiJoin:
-    """The equal expressions of both sides, and what is left of the condition."""
+    """The equal expressions of both sides, and the rest of the condition."""
 
     keys: tuple[list[Expression], list[Expression]]
     rest: Expression | None
 
 
 def check_join(join: Plan, condition: Expression | None) -> None:
-    """Spark's check of a join of streams, as if it had another condition.
+    """Run Spark's check of a join of streams as if it had another condition.
 
     Raises
     ------
     pyspark.errors.AnalysisException
-        Spark does not run it.
+        Spark does not run such a join.
     """
-    join_class, own = java_class(f"{CATALYST}.plans.logical.Join"), join._java
-    changed = join_class(own.left(), own.right(), own.joinType(), _option(condition), own.hint())
+    join_class, java = java_class(f"{CATALYST}.plans.logical.Join"), join._java
+    changed = join_class(java.left(), java.right(), java.joinType(), _option(condition), java.hint())
     check_streaming(Plan(changed, join._spark), "append")
 
 
 def pushed_down(join: Plan) -> Plan:
-    """The join with the filters on its sides that Spark makes of its condition."""
+    """Return the join with the filters on its sides that Spark derives from its condition."""
     push = java_class(f"{CATALYST}.optimizer.PushPredicateThroughJoin")
     infer = java_class(f"{CATALYST}.optimizer.InferFiltersFromConstraints")
     return Plan(push.apply(infer.apply(push.apply(join._java))), join._spark)
 
 
 def equi_join(join: Plan) -> EquiJoin | None:
-    """The keys of a join; None if it has none."""
-    found = optional(java_class(f"{CATALYST}.planning.ExtractEquiJoinKeys").unapply(join._java))
-    if found is None:
+    """Return the equal keys of a join; None if it has none."""
+    extracted = optional(java_class(f"{CATALYST}.planning.ExtractEquiJoinKeys").unapply(join._java))
+    if extracted is None:
         return None
-    left, right = ([Expression(one) for one in scala_list(some)] for some in (found._2(), found._3()))
-    rest = optional(found._4())
+    left, right = ([Expression(key) for key in scala_list(keys)] for keys in (extracted._2(), extracted._3()))
+    rest = optional(extracted._4())
     return EquiJoin((left, right), None if rest is None else Expression(rest))
 
 
@@ -59,18 +59,18 @@ def state_watermarks_ms(
     *,
     is_first_enough: bool,
 ) -> tuple[int | None, int | None]:
-    """Event time up to which Spark would remove either side's rows at a watermark; None if it keeps them for ever.
+    """Return, for each side, the event time up to which Spark removes rows at a watermark; None if it keeps them for ever.
 
     Parameters
     ----------
     is_first_enough
-        Whether one watermark column of a side is enough for Spark, where it has several.
+        Whether Spark may use only the first of several watermark columns of a side.
     """
     helper = java_class("org.apache.spark.sql.execution.streaming.StreamingSymmetricHashJoinHelper")
     answer = helper.getStateWatermark(
         join._java.left().output(),
         join._java.right().output(),
-        *(scala_seq(one._java for one in some) for some in keys),
+        *(scala_seq(key._java for key in side) for side in keys),
         _option(condition),
         java_class("scala.Some")(watermark_ms),
         is_first_enough,

@@ -1,4 +1,4 @@
-"""Key expressions of a stateful operator: flattened to leaves for the shuffle and the state, and made again for the results."""
+"""Key expressions of a stateful operator: flattened to leaves for the shuffle and the state, and restored in the results."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["Key", "KeyTree", "key_of", "leaf_field"]
 
 @dataclass(frozen=True)
 class Key:
-    """One grouping expression: its leaves, and how they make it again.
+    """A grouping expression: its leaves, and how it is restored from them.
 
     Attributes
     ----------
     expiry
-        Leaf by which the rows of the key come to an end with the watermark; None if the key is no event time.
+        Leaf by which the watermark removes rows of the key; None if the key is no event time.
     """
 
     expression: Expression
@@ -36,55 +36,55 @@ class Key:
 
     @property
     def is_atomic(self) -> bool:
-        """Whether it is one leaf, which has the expression's own values, of an atomic type."""
-        return self.tree.leaf is not None and self.tree.shown is None and not is_nested(self.leaves[0].type)
+        """Whether it is a single leaf of an atomic type, with the expression's values unchanged."""
+        return self.tree.leaf is not None and self.tree.spark_type is None and not is_nested(self.leaves[0].type)
 
 
 @dataclass(frozen=True)
 class KeyTree:
-    """A leaf's name, or the (name, tree) fields of a struct, whose null is told by a leaf if it can be null.
+    """A leaf's name, or the (name, tree) fields of a struct. If the struct can be null, a leaf says whether it is.
 
     Attributes
     ----------
-    shown
-        Type of the leaf's values, if they are held as others (:mod:`spark_jobs.plan.storable`).
+    spark_type
+        Spark's type of the leaf's values, if they are stored in another (:mod:`spark_jobs.plan.storable`).
     nullable
-        Whether it can be null where the struct that it is a field of is not.
+        Whether it can be null in a struct that is not null.
     """
 
     leaf: str | None = None
     fields: tuple[tuple[str, KeyTree], ...] = ()
     null_leaf: str | None = None
-    shown: T.DataType | None = None
+    spark_type: T.DataType | None = None
     nullable: bool = True
 
     def column(self) -> Column:
-        """The value, made of columns named as the leaves."""
+        """Return the value, computed from columns named as the leaves."""
         if self.leaf is not None:
-            return F.col(self.leaf) if self.shown is None else restored(F.col(self.leaf), self.shown)
+            return F.col(self.leaf) if self.spark_type is None else restored(F.col(self.leaf), self.spark_type)
         struct = F.struct(*(tree._field().alias(name) for name, tree in self.fields))
         return struct if self.null_leaf is None else F.when(~F.col(self.null_leaf), struct)
 
-    def shown_tree(self) -> dict[str, Any]:
-        """The value as readers compute it (:mod:`store_actors.operators.expressions`); intervals of months are their number."""
+    def view_tree(self) -> dict[str, Any]:
+        """Return the value as readers compute it (:mod:`store_actors.operators.expressions`); intervals of months are their number."""
         if self.leaf is not None:
             return {"op": "column", "name": self.leaf}
         null = {} if self.null_leaf is None else {"null": self.null_leaf}
-        names, args = [name for name, _ in self.fields], [tree.shown_tree() for _, tree in self.fields]
+        names, args = [name for name, _ in self.fields], [tree.view_tree() for _, tree in self.fields]
         return {"op": "struct", "names": names, "args": args, **null}
 
     def _field(self) -> Column:
-        # The leaves of a struct that is null are null, whatever its type says of them.
+        # The leaves of a null struct are null, also where its type says that they cannot be.
         return self.column() if self.nullable else Expression.of(self.column()).known_not_null().column()
 
 
 def key_of(expression: Expression, path: str, *, normalised: bool = True) -> Key:
-    """A key expression whose leaves are named after `path`; floating-point ones as Spark groups them, if `normalised`.
+    """Return a key whose leaves are named after `path`; with `normalised`, floating-point numbers are as Spark groups them.
 
     Raises
     ------
     InvalidRequestError
-        State cannot hold a value of it.
+        State cannot store its values.
     """
     leaves: list[Field] = []
     columns: list[Column] = []
@@ -100,19 +100,19 @@ def key_of(expression: Expression, path: str, *, normalised: bool = True) -> Key
                 (
                     item.name,
                     flatten(
-                        Expression.of(column).field(place, item.name).column(),
+                        Expression.of(column).field(index, item.name).column(),
                         item.dataType,
-                        f"{path}_{place}",
+                        f"{path}_{index}",
                         nullable=item.nullable,
                     ),
                 )
-                for place, item in enumerate(kind.fields)
+                for index, item in enumerate(kind.fields)
             )
             return KeyTree(fields=fields, null_leaf=null_leaf, nullable=nullable)
         leaves.append(state_field(path, stored_type(kind), nullable, what=expression.sql, nested=True))
         columns.append(stored(column, kind, normalised=normalised))
-        shown = kind if is_changed(kind, normalised=False) else None
-        return KeyTree(leaf=path, shown=shown, nullable=nullable)
+        spark_type = kind if is_changed(kind, normalised=False) else None
+        return KeyTree(leaf=path, spark_type=spark_type, nullable=nullable)
 
     kind = expression.type
     tree = flatten(expression.column(), kind, path, nullable=expression.nullable)
@@ -124,5 +124,5 @@ def key_of(expression: Expression, path: str, *, normalised: bool = True) -> Key
 
 
 def leaf_field(item: T.StructField) -> Field:
-    """State's form of a Spark column."""
+    """Return the state's field for a Spark column."""
     return state_field(item.name, item.dataType, item.nullable, metadata=item.metadata, nested=True)

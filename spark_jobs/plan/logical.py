@@ -1,4 +1,4 @@
-"""Spark's own logical plans: what the analysis of a DataFrame made of it, taken apart and put together again."""
+"""Spark's logical plans: the analysed plans of DataFrames, taken apart and rebuilt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Plan", "SortOrder", "analysed", "empty_frame", "projected", "quoted"
 
 
 class SortOrder(NamedTuple):
-    """One of the expressions that a plan sorts by."""
+    """An expression that a plan sorts by."""
 
     expression: Expression
     sql: str
@@ -26,18 +26,18 @@ class SortOrder(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A node of a plan with what is below it; a property says of what kinds it is, if not of all."""
+    """A node of a plan with all nodes below it. A property that only some kinds have names them."""
 
     _java: Any
     _spark: SparkSession
 
     def frame(self) -> DataFrame:
-        """DataFrame of an analysed plan."""
+        """Return the DataFrame of an analysed plan."""
         dataset = java_class("org.apache.spark.sql.Dataset")
         return DataFrame(dataset.ofRows(self._spark._jsparkSession, self._java), self._spark)
 
     def optimised(self) -> Plan:
-        """The plan as Spark would run it."""
+        """Return the plan as Spark optimises it."""
         return self._plan(self._spark._jsparkSession.sessionState().optimizer().execute(self._java))
 
     @cached_property
@@ -47,17 +47,17 @@ class Plan:
 
     @property
     def node_name(self) -> str:
-        """What Spark calls it in plans."""
+        """Its name in Spark's plans."""
         return str(self._java.nodeName())
 
     @property
     def text(self) -> str:
-        """One line of it."""
+        """Its description in one line."""
         return str(self._java.simpleString(20))
 
     @property
     def children(self) -> list[Plan]:
-        return [self._plan(one) for one in scala_list(self._java.children())]
+        return [self._plan(child) for child in scala_list(self._java.children())]
 
     @property
     def child(self) -> Plan:
@@ -83,72 +83,72 @@ class Plan:
 
     @property
     def checks_streaming(self) -> bool:
-        """Whether Spark refuses what it does not support of a stream."""
+        """Whether Spark refuses streaming operations that it does not support."""
         return bool(self._spark._jsparkSession.sessionState().conf().isUnsupportedOperationCheckEnabled())
 
     @property
     def streaming_sources(self) -> int:
-        """How many streams are read, each as often as it is."""
+        """Number of streams that the plan reads; a stream that is read twice counts twice."""
         children = self.children
-        return sum(one.streaming_sources for one in children) if children else int(self.is_streaming)
+        return sum(child.streaming_sources for child in children) if children else int(self.is_streaming)
 
     def has_result_of(self, other: Plan) -> bool:
-        """Whether both have the same result, as Spark tells."""
+        """Whether both have the same result, by Spark's own comparison."""
         return bool(self._java.sameResult(other._java))
 
-    # -- of some kinds --------------------------------------------------------------------------------------------
+    # -- properties of some kinds ---------------------------------------------------------------------------------
 
     @property
     def projected(self) -> list[Expression]:
-        """What a projection selects."""
+        """The expressions that a projection selects."""
         return _expressions(self._java.projectList())
 
     @property
     def grouping(self) -> list[Expression]:
-        """What an aggregation groups by."""
+        """The expressions that an aggregation groups by."""
         return _expressions(self._java.groupingExpressions())
 
     @property
     def aggregates(self) -> list[Expression]:
-        """What an aggregation selects of its groups."""
+        """The expressions that an aggregation selects for each group."""
         return _expressions(self._java.aggregateExpressions())
 
     @property
     def keys(self) -> list[Expression]:
-        """Columns of which a deduplication leaves no two rows alike."""
+        """The columns by which a deduplication compares rows."""
         return _expressions(self._java.keys())
 
     @property
     def partitioning(self) -> list[Expression]:
-        """What rows are repartitioned by."""
+        """The expressions by which rows are repartitioned."""
         return _expressions(self._java.partitionExpressions())
 
     @property
     def sorting(self) -> list[SortOrder]:
-        """What rows are sorted by."""
+        """The expressions by which rows are sorted."""
         return [
             SortOrder(
-                Expression(one.child()),
-                str(one.sql()),
-                one.direction().sql() == "DESC",
-                one.nullOrdering().sql() == "NULLS FIRST",
+                Expression(order.child()),
+                str(order.sql()),
+                order.direction().sql() == "DESC",
+                order.nullOrdering().sql() == "NULLS FIRST",
             )
-            for one in scala_list(self._java.order())
+            for order in scala_list(self._java.order())
         ]
 
     @property
     def condition(self) -> Expression:
-        """What a filter keeps."""
+        """The condition of a filter."""
         return Expression(self._java.condition())
 
     @property
     def is_outer(self) -> bool:
-        """Whether a generator keeps rows that it makes nothing of."""
+        """Whether a generator keeps rows for which it generates nothing."""
         return bool(self._java.outer())
 
     @property
     def output_mode(self) -> str:
-        """Of an operator with a function of the user."""
+        """Output mode of an operator with a user's function."""
         return str(self._java.outputMode().toString())
 
     @property
@@ -159,8 +159,8 @@ class Plan:
     @property
     def join_condition(self) -> Expression | None:
         """A join's condition, if it has one."""
-        found = optional(self._java.condition())
-        return None if found is None else Expression(found)
+        condition = optional(self._java.condition())
+        return None if condition is None else Expression(condition)
 
     @property
     def left(self) -> Plan:
@@ -172,16 +172,16 @@ class Plan:
         """A join's right side."""
         return self._plan(self._java.right())
 
-    # -- others made of it ----------------------------------------------------------------------------------------
+    # -- derived plans --------------------------------------------------------------------------------------------
 
     def with_children(self, children: Iterable[Plan]) -> Plan:
-        """The same node above other ones."""
-        return self._plan(self._java.withNewChildren(scala_seq(one._java for one in children)))
+        """Return the node with other children."""
+        return self._plan(self._java.withNewChildren(scala_seq(child._java for child in children)))
 
     def project(self, columns: Iterable[Expression]) -> Plan:
-        """Named expressions over its columns."""
+        """Return a projection of the plan to named expressions."""
         project = java_class(f"{CATALYST}.plans.logical.Project")
-        return self._plan(project(scala_seq(one._java for one in columns), self._java))
+        return self._plan(project(scala_seq(column._java for column in columns), self._java))
 
     @cached_property
     def _columns(self) -> Any:
@@ -192,42 +192,42 @@ class Plan:
 
 
 def analysed(frame: DataFrame) -> Plan:
-    """The plan of a DataFrame, as Spark analysed it."""
+    """Return the analysed plan of a DataFrame."""
     return Plan(frame._jdf.queryExecution().analyzed(), frame.sparkSession)
 
 
 def empty_frame(spark: SparkSession, kind: StructType) -> DataFrame:
-    """A DataFrame of a type, without rows."""
+    """Return a DataFrame of a type without rows."""
     session = spark._jsparkSession
     rows = java_class("java.util.ArrayList")()
     return DataFrame(session.createDataFrame(rows, session.parseDataType(kind.json())), spark)
 
 
 def projected(frame: DataFrame, columns: Iterable[tuple[Column, Expression]]) -> DataFrame:
-    """Columns over a DataFrame, each in the place of an attribute: with its name, id, qualifier, metadata and nullability.
+    """Return columns of a DataFrame, each with the name, id, qualifier, metadata and nullability of an attribute.
 
-    What refers to the attribute (``df.k``, ``"a.k"``) then refers to the column.
+    A reference to the attribute (``df.k``, ``"a.k"``) then means the column.
     """
     pairs = list(columns)
-    rows = frame.select(*(column.alias(f"c{place}") for place, (column, _) in enumerate(pairs)))
-    # What is left of a column in the state can tell less, or more, of nulls than the query does.
+    rows = frame.select(*(column.alias(f"c{index}") for index, (column, _) in enumerate(pairs)))
+    # A column that is restored from state may differ in nullability from the query's.
     named = [
-        resolved(rows, f"c{place}").as_nullable_as(attribute).named_as(attribute)
-        for place, (_, attribute) in enumerate(pairs)
+        resolved(rows, f"c{index}").as_nullable_as(attribute).named_as(attribute)
+        for index, (_, attribute) in enumerate(pairs)
     ]
     return analysed(rows).project(named).frame()
 
 
 def quoted(name: str) -> str:
-    """A column's name as Spark reads it, whatever is in it."""
+    """Return a column's name in backticks, so that Spark reads any character in it literally."""
     escaped = name.replace("`", "``")
     return f"`{escaped}`"
 
 
 def resolved(frame: DataFrame, name: str) -> Expression:
-    """Attribute of a DataFrame's column."""
+    """Return the attribute of a DataFrame's column."""
     return Expression(frame._jdf.col(quoted(name)).expr())
 
 
 def _expressions(sequence: Any) -> list[Expression]:
-    return [Expression(one) for one in scala_list(sequence)]
+    return [Expression(java) for java in scala_list(sequence)]

@@ -1,4 +1,4 @@
-"""A stateful operator on its way into a streaming plan: what its kind says of it, and where its rows come from."""
+"""A stateful operator on its way into a streaming plan: the protocol of its kind, and the sources of its rows."""
 
 from __future__ import annotations
 
@@ -32,69 +32,69 @@ __all__ = [
     "check_output_mode",
 ]
 
-#: A ``mapInArrow`` function: what one partition of the exchange received in, what it emits out.
+#: A ``mapInArrow`` function, from the batches of a partition of the exchange to the batches that it emits.
 ReduceTask = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-#: Spark's own operators with state of the user's.
+#: Spark's own operators with a user's function and its state.
 _OF_A_FUNCTION = frozenset({"FlatMapGroupsInPandasWithState", "FlatMapGroupsWithState"})
 
 
 class OperatorPlan(Protocol):
-    """One operator, analysed: what to shuffle to its shards and what to make of that which they emit."""
+    """An analysed operator: the rows to shuffle to its shards, and the results of the rows that they emit."""
 
     @property
     def inputs(self) -> tuple[DataFrame, ...]:
-        """For each of the schema's ``input_schemas`` that is read: its columns, the hash of the keys, and any event time."""
+        """For each of the schema's ``input_schemas`` that is read, its columns, the hash of the keys, and any event time."""
 
     @property
     def schema(self) -> StateSchema:
-        """The operator's schema, which does not say yet what moves its event time."""
+        """The operator's schema, as yet without the sources of its event time."""
 
     @property
     def appends(self) -> bool:
-        """Whether a row that was emitted stands."""
+        """Whether an emitted row is final."""
 
     def row_type(self) -> StructType:
-        """Spark's form of the rows that shards emit."""
+        """Return Spark's type of the rows that shards emit."""
 
     def finish(self, emitted: DataFrame) -> DataFrame:
-        """Results, with Spark's names, types and nullability, of a DataFrame in ``row_type``."""
+        """Return the results, with Spark's names, types and nullability, of emitted rows of ``row_type``."""
 
 
 @runtime_checkable
 class TaskMaker(Protocol):
-    """A plan that has its own task on the reduce side, in place of one that hands the rows to a shard."""
+    """A plan with a reduce task of its own, in place of the task that passes the rows to a shard."""
 
     def reduce_task(self, schema: StateSchema, metadata: StateMetadata, address: FleetAddress) -> ReduceTask:
-        """The task, for the operator's final schema."""
+        """Return the task for the operator's final schema."""
 
 
 @runtime_checkable
 class Collector(Protocol):
-    """A plan whose tasks need rows besides those of the stream: they are collected once the state is known, before it is routed."""
+    """A plan whose tasks need further rows, such as an initial state: they are collected before the operator is routed."""
 
     def collected(self, newest: int, num_shards: int) -> OperatorPlan:
-        """The plan with these rows. It runs Spark jobs.
+        """Run the Spark jobs that collect the rows, and return the plan with them.
 
         Parameters
         ----------
         newest
-            Newest version that every shard of the state has; 0 for one that has none yet.
+            Newest version that every shard of the state has; 0 for a state without any.
         num_shards
-            How many shards its first batch has.
+            Number of shards of the first batch.
         """
 
 
 class QueryModes(NamedTuple):
-    """How an operator goes with the output mode of a query whose last operator it is.
+    """The output modes of a query whose last operator this is.
 
     Attributes
     ----------
     mode
         The operator's own output mode; None if it has the query's.
     modes
-        Output modes that the query may have.
+        Output modes that the query may use.
     refused
-        By output mode, why it may not have it.
+        By output mode, why the query may not use it.
     """
 
     mode: str | None
@@ -103,13 +103,13 @@ class QueryModes(NamedTuple):
 
     @classmethod
     def of(cls, schema: StateSchema) -> QueryModes:
-        """Those of an operator with a mode of its own."""
+        """Return the modes for an operator with a mode of its own."""
         return cls(schema.output_mode, query_modes(schema), {})
 
 
 @runtime_checkable
 class FiltersLateRows(Protocol):
-    """A plan that drops late rows by columns which nothing else of it needs."""
+    """A plan that drops late rows by columns that it uses for nothing else."""
 
     @property
     def late_columns(self) -> Mapping[str, Sequence[str]]:
@@ -118,16 +118,16 @@ class FiltersLateRows(Protocol):
 
 @runtime_checkable
 class SparksOwn(Protocol):
-    """A plan of an operator that Spark has, too, and moves filters through."""
+    """A plan of an operator that Spark also has, and moves filters through."""
 
     @property
     def analysed(self) -> Plan:
-        """Spark's own operator, whose columns are those of the results."""
+        """Spark's own operator, with the columns of the results."""
 
 
 @dataclass(frozen=True)
 class RoutedOperator:
-    """An operator with its name, its watermark rules and the branches that feed each input."""
+    """An operator with its name, its watermark rules and the branches of each input."""
 
     plan: OperatorPlan
     schema: StateSchema
@@ -145,19 +145,20 @@ class RoutedOperator:
         modes: QueryModes | None = None,
         closes_early: bool = False,
     ) -> RoutedOperator:
-        """Find out what feeds an operator; a state that exists keeps the policy for several watermarks that it was made with.
+        """Find the branches of an operator's inputs. A state that exists keeps its policy for several watermarks.
 
         Parameters
         ----------
         modes
-            By default those of an operator with a mode of its own.
+            By default the modes of an operator with a mode of its own.
         closes_early
-            Whether it goes by the watermark that includes the batch, and not by Spark's.
+            Whether it follows the watermark that includes the batch, and not Spark's.
 
         Raises
         ------
         InvalidRequestError
-            What feeds it emits rows that do not stand; or it closes early and the fleet could not follow its watermark exactly.
+            An operator below emits rows that are not final; or this one closes early and the fleet could not follow its watermark
+            exactly.
 
         Warns
         -----
@@ -165,34 +166,34 @@ class RoutedOperator:
             Its state grows for ever.
         """
         below = _check_below(plan.inputs, state)
-        for one in below:
-            if one.uri != uri:
+        for operator in below:
+            if operator.uri != uri:
                 raise InvalidRequestError(
                     "the stateful operators of a query live in one fleet; connect to the same one for all of them",
                     state=state,
-                    other_state=one.state,
-                    other_fleet=one.uri,
+                    other_state=operator.state,
+                    other_fleet=operator.uri,
                 )
         if not closes_early:
-            # Spark knows the time; nobody asks for that of a row.
+            # Spark computes the watermark, so rows need no event time.
             frames = tuple((Branch(frame.drop(EVENT_TIME_COLUMN), None, ()),) for frame in plan.inputs)
             moves = plan.schema.delay_ms is not None
             return cls._named(plan, plan.schema, frames, state, uri, (), modes=modes, moves=moves)
         branches = tuple(tuple(branches_of(frame)) for frame in plan.inputs)
-        flat = [branch for some in branches for branch in some]
-        for frame, some in zip(plan.inputs, branches, strict=True):
-            if EVENT_TIME_COLUMN not in frame.columns and any(branch.delay_ms is not None for branch in some):
+        flat = [branch for of_input in branches for branch in of_input]
+        for frame, of_input in zip(plan.inputs, branches, strict=True):
+            if EVENT_TIME_COLUMN not in frame.columns and any(branch.delay_ms is not None for branch in of_input):
                 raise InvalidRequestError(
                     "the column that withWatermark named is gone before the stateful operator, which needs it to move the "
                     "watermark; keep it in the select",
                     state=state,
                 )
         rules = event_time_rules(plan.inputs[0].sparkSession, state, flat)
-        former = None if existing is None or existing.schema is None else existing.schema.event_time
-        if former is not None:
-            rules = replace(rules, policy=former.policy)
+        previous = None if existing is None or existing.schema is None else existing.schema.event_time
+        if previous is not None:
+            rules = replace(rules, policy=previous.policy)
         sources = (*rules.sources, *rules.upstream_sources)
-        moves = bool(rules.sources) or any(one.has_watermark for branch in flat for one in branch.upstream)
+        moves = bool(rules.sources) or any(operator.has_watermark for branch in flat for operator in branch.upstream)
         schema = replace(plan.schema, event_time=rules)
         return cls._named(plan, schema, branches, state, uri, sources, modes=modes, moves=moves)
 
@@ -223,7 +224,7 @@ class RoutedOperator:
             mode=mode,
             modes=possible,
             refused=dict(refused),
-            # A function of the user's sees one partition of its state.
+            # A user's function sees a single partition of its state.
             together=not isinstance(plan, TaskMaker),
             late_columns=dict(plan.late_columns) if isinstance(plan, FiltersLateRows) else {},
         )
@@ -231,12 +232,12 @@ class RoutedOperator:
 
 
 def check_output_mode(operator: str, output_mode: str, supported: Sequence[str]) -> None:
-    """Refuse an output mode that an operator does not have.
+    """Refuse an output mode that an operator does not support.
 
     Raises
     ------
     InvalidRequestError
-        Names the modes that it has.
+        The mode is not supported; the error names those that are.
     """
     if output_mode not in supported:
         raise InvalidRequestError(
@@ -246,32 +247,32 @@ def check_output_mode(operator: str, output_mode: str, supported: Sequence[str])
 
 
 def _check_below(inputs: Sequence[DataFrame], state: str) -> list[Upstream]:
-    """Operators of the fleet below one; refuses what would feed it with rows that do not stand, or with one state's rows twice."""
-    found: dict[str, Plan] = {}
+    """Return the fleet's operators below one; refuse inputs with rows that are not final, or with a state's rows twice."""
+    exchanges: dict[str, Plan] = {}
     below: dict[str, Upstream] = {}
     for frame in inputs:
-        for one, exchange in _operators_below(analysed(frame), state):
-            # One DataFrame may come in twice, as in a self join: it is the same operator, which commits each batch once.
-            if one.state == state or not exchange.has_result_of(found.setdefault(one.state, exchange)):
+        for operator, exchange in _operators_below(analysed(frame), state):
+            # A DataFrame may be an input twice, as in a self join: it is the same operator, which commits each batch once.
+            if operator.state == state or not exchange.has_result_of(exchanges.setdefault(operator.state, exchange)):
                 raise InvalidRequestError(
                     "two stateful operators of a query have the same name, and would share one state; give each a name of its own",
-                    state=one.state,
+                    state=operator.state,
                 )
-            if not one.appends:
+            if not operator.appends:
                 raise InvalidRequestError(
                     "an operator that emits a row again when it changes cannot feed another stateful operator, which would count it "
                     "twice; use append mode below, or write its results to a sink and read them in a second query",
-                    state=one.state,
+                    state=operator.state,
                 )
-            below[one.state] = one
+            below[operator.state] = operator
     return list(below.values())
 
 
 def _operators_below(plan: Plan, state: str) -> Iterator[tuple[Upstream, Plan]]:
-    """Operators of the fleet in a plan, with their exchanges; refuses Spark's own ones whose rows may change, as Spark does."""
-    one = Upstream.of_plan(plan)
-    if one is not None:
-        yield one, plan
+    """Yield the fleet's operators in a plan, with their exchanges; refuse Spark's own whose rows may change, as Spark does."""
+    operator = Upstream.of_plan(plan)
+    if operator is not None:
+        yield operator, plan
     if plan.kind == "Aggregate" and _is_mark(plan):
         yield from _operators_below(plan.child, state)
         return
@@ -289,5 +290,5 @@ def _operators_below(plan: Plan, state: str) -> Iterator[tuple[Upstream, Plan]]:
 
 
 def _is_mark(aggregate: Plan) -> bool:
-    """Whether an aggregation is only the mark of an operator in complete mode (:mod:`spark_jobs.plan.stateful_exchange`)."""
+    """Whether an aggregation only marks an operator in complete mode (:mod:`spark_jobs.plan.stateful_exchange`)."""
     return Upstream.of_plan(aggregate.child) is not None

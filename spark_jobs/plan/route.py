@@ -1,6 +1,6 @@
-"""The streaming plan round an operator's tasks.
+"""The streaming plan around an operator's tasks.
 
-Both sides are ``mapInArrow`` functions round a ``repartition(N, route)``, so the fleet's operator is a part of an ordinary
+Both sides are ``mapInArrow`` functions around a ``repartition(N, route)``, so the fleet's operator is a part of an ordinary
 streaming plan. Partition p is shard p, and it is the partition where Spark's own aggregation would put the same keys.
 """
 
@@ -24,21 +24,21 @@ __all__ = ["route_plan"]
 
 
 def route_plan(operator: RoutedOperator, metadata: StateMetadata, address: FleetAddress) -> DataFrame:
-    """The streaming DataFrame in which an operator's state lives in the fleet."""
+    """Return the streaming DataFrame of an operator's results, with its state in the fleet."""
     schema, num_shards = operator.schema, metadata.num_shards
     kind = from_arrow_schema(EXCHANGE_SCHEMA)
-    parts: list[DataFrame] = []
+    inputs: list[DataFrame] = []
     source = 0
     for number, branches in enumerate(operator.branches):
         for branch in branches:
             marked = None if branch.delay_ms is None else (source, branch.delay_ms)
             source += marked is not None
-            parts.append(
+            inputs.append(
                 branch.frame.mapInArrow(ExchangeTask(schema, num_shards, marked, number, metadata.state_name), kind)
             )
-    # The name of the column tells operators that this one feeds whom they follow.
+    # Operators that this one feeds find its facts in the name of the column.
     route = operator.upstream.route_column()
-    chunks = reduce(DataFrame.unionAll, parts).withColumnRenamed(ROUTE_COLUMN, route)
+    chunks = reduce(DataFrame.unionAll, inputs).withColumnRenamed(ROUTE_COLUMN, route)
     is_marked = operator.upstream.mode in (None, "complete")
     if is_marked and "append" in operator.upstream.modes:
         chunks = with_event_time(chunks)

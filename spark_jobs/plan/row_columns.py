@@ -1,4 +1,4 @@
-"""Columns of rows that an operator keeps or passes on as they are."""
+"""Columns of rows that an operator stores or passes on unchanged."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ __all__ = ["ProjectedPlan", "Result", "RowColumns"]
 
 @dataclass(frozen=True)
 class Result:
-    """A column of the results over the rows that shards emit.
+    """A column of the results, computed from the rows that shards emit.
 
     Attributes
     ----------
     attribute
-        What Spark's own operator has in its place.
+        The same column of Spark's own operator.
     tree
-        The same over the state's rows (:mod:`store_actors.operators.expressions`), if they have it.
+        The column computed from the state's rows (:mod:`store_actors.operators.expressions`), if they have it.
     key
-        The key that it is, if it is one.
+        The key that the column is, if it is a key.
     """
 
     column: Column
@@ -49,13 +49,13 @@ class RowColumns:
     Attributes
     ----------
     fields
-        As the operator's schema names them.
+        The columns in the operator's schema.
     selected
-        What they are over the operator's input.
+        The columns computed from the operator's input.
     results
-        The row's columns, in their order, over what is emitted.
+        The row's columns, in their order, computed from the emitted rows.
     leaves
-        For each of the row's columns its name in the state, if it is held there as one of an atomic type (and not as a key).
+        For each of the row's columns its name in the state, if it is stored there as a single column of an atomic type and is no key.
     """
 
     fields: tuple[Field, ...]
@@ -65,52 +65,53 @@ class RowColumns:
 
     @classmethod
     def passing(cls, attributes: Sequence[Expression], keys: Sequence[Key], prefix: str) -> RowColumns:
-        """Columns of any type, which no state holds; those that are keys come back from these."""
+        """Return columns of any type, which are not stored; columns that are keys are restored from the keys."""
         fields: list[Field] = []
         selected: list[Column] = []
         results: list[Result] = []
-        for place, attribute in enumerate(attributes):
-            held = next((key for key in keys if key.expression.matches(attribute)), None)
-            name = f"{prefix}{place}"
-            if held is None:
+        for index, attribute in enumerate(attributes):
+            key = next((key for key in keys if key.expression.matches(attribute)), None)
+            name = f"{prefix}{index}"
+            if key is None:
                 kind = payload_type(to_arrow_type(stored_type(attribute.type)))
                 fields.append(Field(name, kind, attribute.nullable))
                 selected.append(stored(attribute.column(), attribute.type, nullable=attribute.nullable).alias(name))
-            as_it_was = restored(F.col(name), attribute.type, nullable=attribute.nullable)
-            column = as_it_was if held is None else held.tree.column()
+            unchanged = restored(F.col(name), attribute.type, nullable=attribute.nullable)
+            column = unchanged if key is None else key.tree.column()
             results.append(Result(column, attribute))
         return cls(tuple(fields), tuple(selected), tuple(results))
 
     @classmethod
-    def held(cls, attributes: Sequence[Expression], keys: Sequence[Key], prefix: str) -> RowColumns:
-        """Columns that state holds, structs flattened to leaves; those that are keys come back from these.
+    def stored(cls, attributes: Sequence[Expression], keys: Sequence[Key], prefix: str) -> RowColumns:
+        """Return columns that are stored, structs flattened to leaves; columns that are keys are restored from the keys.
 
         Raises
         ------
         InvalidRequestError
-            State cannot hold a column's type.
+            State cannot store a column's type.
         """
         fields: list[Field] = []
         selected: list[Column] = []
         results: list[Result] = []
         leaves: list[str | None] = []
-        for place, attribute in enumerate(attributes):
-            own = key = next((key for key in keys if key.expression.matches(attribute)), None)
-            if own is None:
-                own = key_of(attribute, f"{prefix}{place}", normalised=False)
-                fields += own.leaves
-                selected += [column.alias(leaf.name) for leaf, column in zip(own.leaves, own.columns, strict=True)]
-                leaves.append(own.tree.leaf if own.is_atomic else None)
+        for index, attribute in enumerate(attributes):
+            column_key = key = next((key for key in keys if key.expression.matches(attribute)), None)
+            if column_key is None:
+                column_key = key_of(attribute, f"{prefix}{index}", normalised=False)
+                fields += column_key.leaves
+                pairs = zip(column_key.leaves, column_key.columns, strict=True)
+                selected += [column.alias(leaf.name) for leaf, column in pairs]
+                leaves.append(column_key.tree.leaf if column_key.is_atomic else None)
             else:
                 leaves.append(None)
-            results.append(Result(own.tree.column(), attribute, own.tree.shown_tree(), key))
+            results.append(Result(column_key.tree.column(), attribute, column_key.tree.view_tree(), key))
         return cls(tuple(fields), tuple(selected), tuple(results), tuple(leaves))
 
-    def show(self, part: ViewComponent) -> None:
-        """Show readers the columns that a state holds and that are not among the part's keys."""
-        for one in self.results:
-            if one.tree is not None and one.key is None:
-                part.value(one.attribute.name, one.tree)
+    def add_to_view(self, component: ViewComponent) -> None:
+        """Add the stored columns to a component of the view, except those among its keys."""
+        for result in self.results:
+            if result.tree is not None and result.key is None:
+                component.value(result.attribute.name, result.tree)
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ class ProjectedPlan:
     Attributes
     ----------
     keys
-        Of which it keeps rows; none if it has no keys.
+        The keys by which it stores rows; empty if it has none.
     late_columns
         See :class:`~spark_jobs.plan.event_time.Upstream`.
     """
@@ -134,9 +135,9 @@ class ProjectedPlan:
     late_columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def row_type(self) -> T.StructType:
-        """Spark's form of the rows that shards emit."""
+        """Return Spark's type of the rows that shards emit."""
         return self.emitted
 
     def finish(self, emitted: DataFrame) -> DataFrame:
-        """Results: the columns of Spark's own operator."""
-        return projected(emitted, [(one.column, one.attribute) for one in self.results])
+        """Return the results: the columns of Spark's own operator."""
+        return projected(emitted, [(result.column, result.attribute) for result in self.results])

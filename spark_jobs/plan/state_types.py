@@ -1,4 +1,4 @@
-"""Spark types and the type names of a state's schema, both ways."""
+"""Conversion between Spark types and the type names of a state's schema."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ _NAMES: dict[type[T.DataType], str] = {
     T.TimestampNTZType: "timestamp_ntz",
     T.DayTimeIntervalType: "duration",
 }
-#: Metadata of a column that is about the query it stands in (watermark, window), not about its type.
-_OF_THE_QUERY = "spark."
+#: Prefix of a column's metadata that is about its query (watermark, window) and not about its type.
+_QUERY_METADATA = "spark."
 
 
 def state_field(
@@ -58,53 +58,54 @@ def state_field(
     metadata: Mapping[str, Any] | None = None,
     nested: bool = False,
 ) -> Field:
-    """Field of a state's schema for a Spark type, with what of Spark's the state's own type does not tell.
+    """Return the field of a state's schema for a Spark type, with Spark's type beside it where the state's does not imply it.
 
     Parameters
     ----------
     what
-        The column, in SQL, for the error; `name` without it.
+        The column in SQL, for the error; by default `name`.
     metadata
         Metadata of Spark's column (such as the declared type of a char or varchar).
     nested
-        Whether arrays, maps and structs are held, as one value.
+        Whether arrays, maps and structs are accepted, stored as one value.
 
     Raises
     ------
     InvalidRequestError
-        No state holds such values.
+        State cannot store such values.
     """
     kind = _type_name(data_type, what or name, nested=nested)
-    return _told(name, kind, data_type, nullable, metadata or {})
+    return _field(name, kind, data_type, nullable, metadata or {})
 
 
 def list_field(name: str, element: T.DataType, *, what: str) -> Field:
-    """Field of a list that grows with its group; see :func:`state_field`."""
-    return _told(
+    """Return the field of a list that grows with its group; see :func:`state_field`."""
+    return _field(
         name, list_type(_type_name(element, what, nested=True)), T.ArrayType(element, containsNull=False), False, {}
     )
 
 
 def counts_field(name: str, value: T.DataType, *, what: str) -> Field:
-    """Field of values that are counted; see :func:`list_field`."""
+    """Return the field of values with their counts; see :func:`list_field`."""
     return Field(name, counts_type(_type_name(value, what, nested=True)), nullable=False)
 
 
-def bins_field(name: str, place: T.DataType, *, what: str) -> Field:
-    """Field of the bins of a histogram, null of no rows."""
-    bin_type = T.StructType([T.StructField("x", place), T.StructField("y", T.DoubleType())])
-    return _told(name, bins_type(_type_name(place, what)), T.ArrayType(bin_type), nullable=True, metadata={})
+def bins_field(name: str, centre: T.DataType, *, what: str) -> Field:
+    """Return the field of the bins of a histogram, null for no rows; `centre` is the type of a bin's centre."""
+    bin_type = T.StructType([T.StructField("x", centre), T.StructField("y", T.DoubleType())])
+    return _field(name, bins_type(_type_name(centre, what)), T.ArrayType(bin_type), nullable=True, metadata={})
 
 
-def words_field(name: str, words: int) -> Field:
-    """Field of a state of so many 64-bit words, never null."""
-    return Field(name, words_type(words), nullable=False)
+def words_field(name: str, slots: int) -> Field:
+    """Return the field of a state of a number of 64-bit slots, never null."""
+    return Field(name, words_type(slots), nullable=False)
 
 
-def _told(name: str, kind: str, data_type: T.DataType, nullable: bool, metadata: Mapping[str, Any]) -> Field:
-    kept = {key: value for key, value in metadata.items() if not key.startswith(_OF_THE_QUERY)}
-    told = {"type": data_type.jsonValue(), "metadata": kept}
-    spark = None if told == {"type": spark_type(kind), "metadata": {}} else json.dumps(told, sort_keys=True)
+def _field(name: str, kind: str, data_type: T.DataType, nullable: bool, metadata: Mapping[str, Any]) -> Field:
+    kept = {key: value for key, value in metadata.items() if not key.startswith(_QUERY_METADATA)}
+    column = {"type": data_type.jsonValue(), "metadata": kept}
+    is_implied = column == {"type": spark_type(kind), "metadata": {}}
+    spark = None if is_implied else json.dumps(column, sort_keys=True)
     return Field(name, kind, nullable, spark)
 
 
@@ -131,22 +132,23 @@ def _remedy(data_type: T.DataType) -> str:
 
 
 def spark_field(field: Field) -> T.StructField:
-    """Spark's form of a state field. Its metadata stays behind: that of a result is for Spark to say."""
-    told = field.spark_json()
-    return T.StructField.fromJson({**told, "metadata": {}})
+    """Return Spark's field for a state field, without its metadata: Spark sets that of a result."""
+    return T.StructField.fromJson({**field.spark_json(), "metadata": {}})
 
 
 def _nested_name(data_type: T.ArrayType | T.MapType | T.StructType, what: str) -> str:
-    def held(name: str, part: T.DataType) -> pa.Field:
-        # Whatever Spark says: below a null struct, its Arrow data has nulls where none can be.
-        return pa.field(name, string_to_type(_type_name(part, what, nested=True)))
+    def nested_field(name: str, inner: T.DataType) -> pa.Field:
+        # Always nullable: below a null struct, Spark's Arrow data has nulls also in fields that are never null.
+        return pa.field(name, string_to_type(_type_name(inner, what, nested=True)))
 
     if isinstance(data_type, T.ArrayType):
-        kind: pa.DataType = pa.list_(held("element", data_type.elementType))
+        kind: pa.DataType = pa.list_(nested_field("element", data_type.elementType))
     elif isinstance(data_type, T.MapType):
-        kind = pa.map_(held("key", data_type.keyType).with_nullable(False), held("value", data_type.valueType))
+        kind = pa.map_(
+            nested_field("key", data_type.keyType).with_nullable(False), nested_field("value", data_type.valueType)
+        )
     elif not data_type.fields:
         raise InvalidRequestError("a struct without fields holds nothing; leave it out", column=what)
     else:
-        kind = pa.struct([held(one.name, one.dataType) for one in data_type.fields])
+        kind = pa.struct([nested_field(inner.name, inner.dataType) for inner in data_type.fields])
     return type_to_string(kind)

@@ -1,8 +1,8 @@
-"""Values that Arrow does not carry to Python, as others that it does; and floating-point numbers as Spark groups them.
+"""Values that Arrow cannot carry to Python, stored as other values; and floating-point numbers as Spark groups them.
 
-Year-month intervals are held as their months, nulls without a type (``void``) as booleans, and of fields of a struct that have one name
-the later ones have another, wherever in an array, map or struct they stand. Spark itself makes the one of the other, in columns before
-and after the fleet.
+Year-month intervals are stored as their months, and nulls without a type (``void``) as booleans. Fields of a struct that have the
+same name are renamed, except for the first. All of that also holds within arrays, maps and structs. Spark itself converts the
+values, in columns before and after the fleet.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pyspark.sql import types as T
 
 from spark_jobs.plan.catalyst import Expression
 
-__all__ = ["has_alike_fields", "is_changed", "restored", "stored", "stored_type"]
+__all__ = ["has_duplicate_names", "is_changed", "restored", "stored", "stored_type"]
 
 _MONTHS = T.YearMonthIntervalType(T.YearMonthIntervalType.MONTH, T.YearMonthIntervalType.MONTH)
 _FLOATS = (T.FloatType, T.DoubleType)
 
 
 def stored_type(kind: T.DataType) -> T.DataType:
-    """Type in which values of a type are held: whatever can be null inside of it, as fields are below a struct that is."""
+    """Return the type in which values of a type are stored; all that is inside of it is nullable, as fields below a null struct are."""
     if isinstance(kind, T.YearMonthIntervalType):
         return T.IntegerType()
     if isinstance(kind, T.NullType):
@@ -34,47 +34,49 @@ def stored_type(kind: T.DataType) -> T.DataType:
         return T.MapType(stored_type(kind.keyType), stored_type(kind.valueType))
     if isinstance(kind, T.StructType):
         fields = zip(_stored_names(kind), kind.fields, strict=True)
-        return T.StructType([T.StructField(name, stored_type(one.dataType)) for name, one in fields])
+        return T.StructType([T.StructField(name, stored_type(field.dataType)) for name, field in fields])
     return kind
 
 
 def is_changed(kind: T.DataType, *, normalised: bool) -> bool:
-    """Whether values of a type are held as others."""
+    """Whether values of a type are stored as other values."""
     if isinstance(kind, T.ArrayType):
         return is_changed(kind.elementType, normalised=normalised)
     if isinstance(kind, T.MapType):
-        return any(is_changed(one, normalised=normalised) for one in (kind.keyType, kind.valueType))
+        return any(is_changed(inner, normalised=normalised) for inner in (kind.keyType, kind.valueType))
     if isinstance(kind, T.StructType):
-        return has_alike_fields(kind) or any(is_changed(one.dataType, normalised=normalised) for one in kind.fields)
+        return has_duplicate_names(kind) or any(
+            is_changed(field.dataType, normalised=normalised) for field in kind.fields
+        )
     return isinstance(kind, T.YearMonthIntervalType | T.NullType) or (normalised and isinstance(kind, _FLOATS))
 
 
-def has_alike_fields(kind: T.DataType) -> bool:
-    """Whether a struct, wherever in a type it stands, has two fields of one name."""
+def has_duplicate_names(kind: T.DataType) -> bool:
+    """Whether a struct anywhere in a type has two fields of the same name."""
     if isinstance(kind, T.ArrayType):
-        return has_alike_fields(kind.elementType)
+        return has_duplicate_names(kind.elementType)
     if isinstance(kind, T.MapType):
-        return has_alike_fields(kind.keyType) or has_alike_fields(kind.valueType)
+        return has_duplicate_names(kind.keyType) or has_duplicate_names(kind.valueType)
     if isinstance(kind, T.StructType):
-        return _stored_names(kind) != kind.names or any(has_alike_fields(one.dataType) for one in kind.fields)
+        return _stored_names(kind) != kind.names or any(has_duplicate_names(field.dataType) for field in kind.fields)
     return False
 
 
 def _stored_names(kind: T.StructType) -> list[str]:
-    """Names of a struct's fields, of which Arrow has no two alike."""
+    """Return distinct names for a struct's fields, as Arrow needs them."""
     names: list[str] = []
-    for place, name in enumerate(kind.names):
-        names.append(name if name not in names else f"{name}:{place}")
+    for index, name in enumerate(kind.names):
+        names.append(name if name not in names else f"{name}:{index}")
     return names
 
 
 def stored(column: Column, kind: T.DataType, *, nullable: bool = True, normalised: bool = False) -> Column:
-    """A column of a type as it is held; floating-point numbers as Spark groups them (one NaN, and -0.0 is 0.0), if `normalised`."""
+    """Return a column as it is stored; with `normalised`, floating-point numbers as Spark groups them (a single NaN, 0.0 for -0.0)."""
     return _element(column, kind, partial(_stored, normalised=normalised), may_be_null=nullable)
 
 
 def restored(column: Column, kind: T.DataType, *, nullable: bool = True) -> Column:
-    """A column of a type again, of what :func:`stored` made of it; parts that are never null, says the type, are known not to be."""
+    """Return a column restored from :func:`stored`; inner values that are never null by the type are marked so for Spark."""
     return _element(column, kind, _restored, may_be_null=nullable)
 
 
@@ -82,7 +84,7 @@ def _stored(column: Column, kind: T.DataType, *, normalised: bool) -> Column:
     if not is_changed(kind, normalised=normalised):
         return column
     if isinstance(kind, T.YearMonthIntervalType):
-        # Only months become a number.
+        # Spark casts only intervals of months to a number.
         return column.cast(_MONTHS).cast("int")
     if isinstance(kind, T.NullType):
         return column.cast("boolean")
@@ -98,43 +100,43 @@ def _restored(column: Column, kind: T.DataType) -> Column:
         return column.cast(_MONTHS).cast(kind)
     if isinstance(kind, T.NullType):
         return F.lit(None)
-    return _rebuilt(column, kind, _restored, tells=True)
+    return _rebuilt(column, kind, _restored, follows_type=True)
 
 
 def _rebuilt(
-    column: Column, kind: T.DataType, part: Callable[[Column, T.DataType], Column], *, tells: bool = False
+    column: Column, kind: T.DataType, convert: Callable[[Column, T.DataType], Column], *, follows_type: bool = False
 ) -> Column:
-    """An array, map or struct whose parts (column and type) are each made anew.
+    """Return an array, map or struct whose inner values (column and type) are each converted.
 
     Parameters
     ----------
-    tells
-        Whether what the type says is never null is made known not to be, and fields have its metadata.
+    follows_type
+        Whether inner values that are never null by the type are marked so for Spark, and fields get the type's metadata.
     """
 
-    def element(one: Column, its: T.DataType, *, may_be_null: bool) -> Column:
-        made = _element(one, its, part, may_be_null=may_be_null)
-        return Expression.of(made).known_not_null().column() if tells and not may_be_null else made
+    def element(inner: Column, inner_kind: T.DataType, *, may_be_null: bool) -> Column:
+        converted = _element(inner, inner_kind, convert, may_be_null=may_be_null)
+        return Expression.of(converted).known_not_null().column() if follows_type and not may_be_null else converted
 
     if isinstance(kind, T.ArrayType):
         inner, may_be_null = kind.elementType, kind.containsNull
-        return F.transform(column, lambda one: element(one, inner, may_be_null=may_be_null))
+        return F.transform(column, lambda value: element(value, inner, may_be_null=may_be_null))
     if isinstance(kind, T.MapType):
         keys, values, may_be_null = kind.keyType, kind.valueType, kind.valueContainsNull
-        column = F.transform_values(column, lambda _, one: element(one, values, may_be_null=may_be_null))
-        return F.transform_keys(column, lambda one, _: element(one, keys, may_be_null=False))
+        column = F.transform_values(column, lambda _, value: element(value, values, may_be_null=may_be_null))
+        return F.transform_keys(column, lambda key, _: element(key, keys, may_be_null=False))
     assert isinstance(kind, T.StructType)
-    whole, parts = Expression.of(column), []
-    for place, (name, one) in enumerate(zip(_stored_names(kind), kind.fields, strict=True)):
-        made = element(whole.field(place, one.name).column(), one.dataType, may_be_null=one.nullable)
-        parts.append(made.alias(one.name, metadata=one.metadata) if tells else made.alias(name))
-    return F.struct(*parts)
+    struct, columns = Expression.of(column), []
+    for index, (name, field) in enumerate(zip(_stored_names(kind), kind.fields, strict=True)):
+        converted = element(struct.field(index, field.name).column(), field.dataType, may_be_null=field.nullable)
+        columns.append(converted.alias(field.name, metadata=field.metadata) if follows_type else converted.alias(name))
+    return F.struct(*columns)
 
 
 def _element(
-    column: Column, kind: T.DataType, part: Callable[[Column, T.DataType], Column], *, may_be_null: bool
+    column: Column, kind: T.DataType, convert: Callable[[Column, T.DataType], Column], *, may_be_null: bool
 ) -> Column:
-    made = part(column, kind)
-    # A struct that is made of the fields of none is one; what is not null by its type stays so.
-    is_made = isinstance(kind, T.StructType) and made is not column
-    return F.when(column.isNotNull(), made) if is_made and may_be_null else made
+    converted = convert(column, kind)
+    # A struct that is rebuilt from the fields of a null struct is not null; a value that is never null by its type stays so.
+    is_rebuilt = isinstance(kind, T.StructType) and converted is not column
+    return F.when(column.isNotNull(), converted) if is_rebuilt and may_be_null else converted

@@ -1,4 +1,4 @@
-"""Spark's own check of streaming queries: the one that ``writeStream.start`` runs on a plan."""
+"""Spark's own check of streaming queries, which ``writeStream.start`` runs on a plan."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["check_streaming", "refused_modes"]
 
 
 def check_streaming(plan: Plan, output_mode: str) -> None:
-    """Spark's check of a query that would be started in an output mode.
+    """Run Spark's check of a query in an output mode.
 
     Raises
     ------
     pyspark.errors.AnalysisException
-        Spark does not run it.
+        Spark does not run the query.
     """
     modes = java_class("org.apache.spark.sql.streaming.OutputMode")
     checker = java_class(f"{CATALYST}.analysis.UnsupportedOperationChecker")
@@ -26,15 +26,15 @@ def check_streaming(plan: Plan, output_mode: str) -> None:
 
 
 def refused_modes(plan: Plan, output_modes: Iterable[str]) -> dict[str, str]:
-    """Output modes of some in which Spark does not run a query with its own operator in the place of the fleet's, with its words.
+    """Return the output modes in which Spark refuses a query with its own operator in place of the fleet's, with its error texts.
 
-    Spark sees no operator of its own where the fleet's is, so it would start what it refuses else. None are refused where
+    Spark does not recognise the fleet's operator, so it would start queries that it otherwise refuses. No mode is refused where
     ``spark.sql.streaming.unsupportedOperationCheck`` is false.
 
     Parameters
     ----------
     plan
-        The query up to the operator, with Spark's own.
+        The query up to the operator, with Spark's own operator.
     """
     refused: dict[str, str] = {}
     if not plan.checks_streaming:

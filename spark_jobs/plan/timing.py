@@ -1,4 +1,4 @@
-"""When Spark has to run an operator again, and how far event time has come behind it: what Spark's own operators say of themselves."""
+"""When Spark has to run an operator again, its output modes, and the lag of its output: the answers of Spark's own operators."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["OUTPUT_MODES", "output_lag_ms", "query_modes", "runs_again"]
 OUTPUT_MODES = ("update", "append", "complete")
 #: Timeouts of a function, and time modes of a processor (``spark_jobs.transform.variables.TimeMode``).
 _BY_CLOCK = (GroupStateTimeout.ProcessingTimeTimeout, "processingtime")
-#: A processor without timers is run as one with those of event time.
+#: A processor without timers runs as one with timers of event time.
 _BY_EVENT_TIME = (GroupStateTimeout.EventTimeTimeout, "eventtime", "none")
 
 
 def runs_again(schema: StateSchema) -> str:
-    """When Spark runs a batch without data for an operator (``StateStoreWriter.shouldRunAnotherBatch``).
+    """Return when Spark runs a batch without data for an operator (``StateStoreWriter.shouldRunAnotherBatch``).
 
     Returns
     -------
@@ -34,21 +34,21 @@ def runs_again(schema: StateSchema) -> str:
     elif schema.operator is OperatorKind.TOP:
         is_timed = schema.expiry_key is not None
     elif schema.operator in (OperatorKind.AGGREGATE, OperatorKind.SESSION):
-        # Spark asks for no event time among the keys.
+        # Spark does so even without an event time among the keys.
         is_timed = schema.output_mode != "complete"
     else:
         is_timed = schema.operator is OperatorKind.DEDUPLICATE
-    # One that closes early has done it all in the batch that moved the watermark.
+    # An operator that closes early has closed everything in the batch that moved the watermark.
     return "watermark" if is_timed and schema.event_time is None else "never"
 
 
 def query_modes(schema: StateSchema) -> tuple[str, ...]:
-    """Output modes of a query whose last operator this is: rows that stand once they are emitted are the same in append and update."""
+    """Return the output modes of a query whose last operator this is: append and update are equal if emitted rows are final."""
     both = (OperatorKind.DEDUPLICATE, OperatorKind.JOIN, OperatorKind.LIMIT, OperatorKind.PARTITIONS)
     return ("append", "update") if schema.operator in both else (schema.output_mode,)
 
 
 def output_lag_ms(schema: StateSchema) -> int:
-    """How far what an operator emits may be behind its watermark, in milliseconds (``produceOutputWatermark``)."""
+    """Return how far emitted rows may be behind the operator's watermark, in milliseconds (``produceOutputWatermark``)."""
     lags = [lag for lag in schema.options.get("output_lag_us") or () if lag is not None]
     return max([0, *(-(-int(lag) // 1000) for lag in lags)])

@@ -1,4 +1,4 @@
-"""What readers are shown of a state without Spark (:mod:`store_actors.operators.view_columns`), written down when a query is built."""
+"""The view of a state for readers without Spark (:mod:`store_actors.operators.view_columns`), described when a query is built."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ __all__ = ["ViewComponent", "column"]
 
 
 def column(name: str) -> Node:
-    """The tree of a column."""
+    """Return the tree of a column."""
     return {"op": "column", "name": name}
 
 
 @dataclass
 class ViewComponent:
-    """One list of rows, as a reader is shown it.
+    """A table of a state's view.
 
     Attributes
     ----------
     where
-        Which of the state's rows it has; None: all.
+        Condition for the state's rows that it has; None for all.
     store
-        The keyed store that has them; None if they are an operator's own rows.
+        The keyed store with its rows; None if they are an operator's own rows.
     """
 
     where: Node | None = None
@@ -40,35 +40,36 @@ class ViewComponent:
 
     @classmethod
     def of_keys(cls, keys: Iterable[Key], attributes: Sequence[Expression] = ()) -> ViewComponent:
-        """One with these keys, each under the name of the first of some attributes that it is, or that Spark gives it."""
-        part = cls()
+        """Return a component with these keys, each named as the first attribute that equals it, or else as Spark names it."""
+        component = cls()
         for key in keys:
-            own = (one for one in attributes if one.matches(key.expression))
-            part.key(next(own, key.expression).column_name, key.tree.shown_tree())
-        return part
+            equal = (attribute for attribute in attributes if attribute.matches(key.expression))
+            component.key(next(equal, key.expression).column_name, key.tree.view_tree())
+        return component
 
     def key(self, name: str, tree: Node) -> None:
-        """Show a key column; of several of one name all, as rows are found by all of them."""
-        told = next(one for one in chain([name], (f"{name}_{number}" for number in count(2))) if not self._has(one))
-        self._keys.append({"name": told, "value": tree, "key": True})
+        """Add a key column; one whose name is taken gets a number, as rows are found by all keys."""
+        candidates = chain([name], (f"{name}_{number}" for number in count(2)))
+        free = next(candidate for candidate in candidates if not self._has(candidate))
+        self._keys.append({"name": free, "value": tree, "key": True})
 
     def value(self, name: str, tree: Node, *, of: str = "") -> None:
-        """Show another column of the user's; under the name of what it is `of`, too, if there is one of its name."""
+        """Add another column of the user's; if its name is taken, it is prefixed with the name of what it is `of`."""
         if of and self._has(name):
             name = f"{of}.{name}"
         if self._is_free(name):
             self._columns.append({"name": name, "value": tree})
 
     def extra(self, name: str, tree: Node) -> None:
-        """Show what no column of the user's tells, under a name that gives way to the user's."""
+        """Add a column that the user does not have; if its name is taken, it gets another."""
         self.value(f"__{name}" if self._has(name) else name, tree)
 
     def leave_out(self, name: str, why: str) -> None:
-        """Tell of a column that is not shown."""
+        """Record a column that is not shown."""
         self._not_shown.append({"name": name, "why": why})
 
     def _has(self, name: str) -> bool:
-        return any(one["name"] == name for one in (*self._keys, *self._columns))
+        return any(shown["name"] == name for shown in (*self._keys, *self._columns))
 
     def _is_free(self, name: str) -> bool:
         if self._has(name):
@@ -77,16 +78,16 @@ class ViewComponent:
         return True
 
     def to_json(self) -> dict[str, Any]:
-        """The part of the description."""
-        told: dict[str, Any] = {"columns": [*self._keys, *self._columns]}
+        """Return the component as JSON values."""
+        description: dict[str, Any] = {"columns": [*self._keys, *self._columns]}
         if self.where is not None:
-            told["where"] = self.where
+            description["where"] = self.where
         if self._not_shown:
-            told["not_shown"] = self._not_shown
+            description["not_shown"] = self._not_shown
         if self.store is not None:
-            # Lists, as they are read again.
-            told["store"] = asdict(self.store, dict_factory=_with_lists)
-        return told
+            # Lists, as JSON restores them.
+            description["store"] = asdict(self.store, dict_factory=_with_lists)
+        return description
 
 
 def _with_lists(items: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -151,7 +151,7 @@ def aggregation_rows(
         store,
         T.StructType(columns),
         prefix=len(by_key) if is_session else 0,
-        opened=opened if any(one is not None for one in opened) else (),
+        functions=opened if any(one is not None for one in opened) else (),
     )
     given = [
         Buffer(F.col(f"buffer{place}"), one.dataType) for place, one in enumerate(columns[len(columns) - len(held) :])

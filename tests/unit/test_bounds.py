@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.model.schema import Field, OperatorKind, StateSchema
-from spark_jobs.plan.bounds import UnboundedStateWarning, growth, warn_if_unbounded
+from spark_jobs.plan.bounds import UnboundedStateWarning, unbounded_reason, warn_if_unbounded
 from store_actors.operators.join_schema import join_schema
 from store_actors.operators.top_schema import top_schema
 
@@ -66,7 +66,7 @@ def test_state_that_nothing_ends_is_told_of_with_operator_state_and_remedy(case:
 
 @pytest.mark.parametrize("case", BOUNDED)
 def test_bounded_state_is_passed_in_silence(case: str) -> None:
-    assert growth(BOUNDED[case]) is None
+    assert unbounded_reason(BOUNDED[case]) is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_if_unbounded(BOUNDED[case], "clicks")

@@ -109,8 +109,8 @@ class FakeCluster:
     def present(self) -> list[Executor]:
         return [Executor(number, host) for number, host in self.executors.items()]
 
-    def ask_for(self, more: int) -> None:
-        self.told.append(("ask", more))
+    def request(self, count: int) -> None:
+        self.told.append(("ask", count))
 
     def lose(self, executor_ids: Sequence[str], why: str) -> None:
         self.told.append(("lose", *executor_ids))
@@ -201,7 +201,7 @@ def test_a_report_that_fails_does_not_keep_nodes_from_being_looked_after(caplog:
     def fails(now_ms: int) -> DriverReport:
         raise RuntimeError("Spark does not say")
 
-    world.report, world.is_over = fails, lambda: False  # type: ignore[attr-defined]
+    world.report, world.has_ended = fails, lambda: False  # type: ignore[attr-defined]
     world.watch.report(0.0, 0)
     world.watch.report(2.0, 2000)
     assert caplog.text.count("could not be reported") == 1, "it is said once"
