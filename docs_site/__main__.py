@@ -1,4 +1,4 @@
-"""``python -m docs_site [FOLDER]``: build the site from ``docs/``; any link that leads nowhere fails it. Needs no network."""
+"""``python -m docs_site [FOLDER]`` builds the site from ``docs/``. A broken link fails it. It needs no network."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _ROOT = Path(__file__).parents[1]
 
 
 def build(source: Path, target: Path) -> int:
-    """Make a site; returns the exit code, which is not 0 once there is a warning.
+    """Build a site, and return the exit code, which is not 0 once there is a warning.
 
     Parameters
     ----------
     source
         Folder of the pages.
     target
-        Folder of the site; what is there is replaced.
+        Folder of the site; its content is replaced.
     """
     shutil.rmtree(target, ignore_errors=True)
     with tempfile.TemporaryDirectory() as parsed:
         strict = ["--fail-on-warning", "--keep-going", "--quiet"]
-        places = ["--conf-dir", str(Path(__file__).parent), "--doctree-dir", parsed, str(source), str(target)]
-        return sphinx_build([*strict, "--builder", "html", *places])
+        folders = ["--conf-dir", str(Path(__file__).parent), "--doctree-dir", parsed, str(source), str(target)]
+        return sphinx_build([*strict, "--builder", "html", *folders])
 
 
 def main() -> int:
-    """Build the site of this project; returns the exit code."""
+    """Build the site of this project, and return the exit code."""
     target = Path(sys.argv[1]) if len(sys.argv) > 1 else _ROOT / "build" / "site"
     code = build(_ROOT / "docs", target)
     print(f"the site has mistakes: {target}" if code else f"the site: {target.resolve() / 'index.html'}")

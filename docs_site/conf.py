@@ -1,4 +1,4 @@
-"""Sphinx's configuration: the site is made of ``docs/*.md`` as they are, and its pages fetch nothing from anywhere."""
+"""Sphinx's configuration. The site is made of ``docs/*.md`` as they are, and its pages fetch nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ html_title = f"Statefleet {version}"
 html_theme = "furo"
 extensions = ["myst_parser"]
 root_doc = "index"
-# A link to a heading is the one that GitHub makes of it.
+# Links to headings are the same as on GitHub.
 myst_heading_anchors = 4
-# Quotes and dashes are what the text has.
+# Keep quotes and dashes as the text has them.
 smartquotes = False
 html_static_path = ["static"]
 html_css_files = ["site.css"]

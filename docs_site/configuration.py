@@ -1,4 +1,4 @@
-"""``python -m docs_site.configuration``: writes ``docs/configuration.md``: every option, out of the code and its docstrings."""
+"""``python -m docs_site.configuration`` writes ``docs/configuration.md``: every option, from the code and its docstrings."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ PAGE = ROOT / "docs" / "configuration.md"
 
 _HEAD = """# Configuration
 
-Every option, with its default. This page is made of the code: `python -m docs_site.configuration` writes it, and
-`tests/unit/test_configuration_page.py` holds that it says what the code says. Change docstrings, not this page.
+Every option, with its default. `python -m docs_site.configuration` writes this page from the code, and
+`tests/unit/test_configuration_page.py` holds that both say the same. Change docstrings, not this page.
 """
 #: Functions whose arguments are options, by the title of their part.
 _CALLS: Mapping[str, tuple[str, Callable[..., Any], tuple[str, ...]]] = {
@@ -49,21 +49,21 @@ _SETTINGS: Mapping[str, Mapping[str, settings.Setting]] = {
     "In every session:": settings.SETTINGS,
     "Where `start_session` started a Ray of its own:": settings.LOCAL_SETTINGS,
     "On a cluster of several nodes:": settings.CLUSTER_SETTINGS,
-    "There, where Ray tells its head from other nodes (`<head>` is Ray's resource of it):": settings.HEAD_SETTINGS,
+    "On a cluster of several nodes whose Ray marks its head (`<head>` is Ray's resource of the head):": settings.HEAD_SETTINGS,
     f"Where nodes offer `{settings.STORE_RESOURCE}`, enough for the executors that are asked for:": settings.STORE_SETTINGS,
 }
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of Markdown."""
+    """Return a table of Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def _calls() -> Iterator[str]:
-    for title, (call, told, left_out) in _CALLS.items():
-        rows = [(f"`{name}`", default, text) for name, default, text in rows_of(told, leave_out=left_out)]
-        yield f"## {title}\n\n`{call}`: {summary(told)}\n\n{table(('argument', 'default', 'meaning'), rows)}"
+    for title, (call, documented, left_out) in _CALLS.items():
+        rows = [(f"`{name}`", default, text) for name, default, text in rows_of(documented, leave_out=left_out)]
+        yield f"## {title}\n\n`{call}`: {summary(documented)}\n\n{table(('argument', 'default', 'meaning'), rows)}"
 
 
 def _maintenance() -> str:
@@ -90,26 +90,26 @@ def _storage() -> str:
     prefixes = [(f"`{scheme}://`", f"`{prefix}`", f"`{prefix.upper()}`") for scheme, prefix in PREFIXES.items()]
     return f"""## The object store
 
-`storage_options` of `connect` and `attach` have obstore's names, with or without the scheme's prefix; each but
-`single_writer` can be given as an environment variable instead, which has to be set on every node. A `file://` URI takes none.
+`storage_options` of `connect` and `attach` have obstore's names, with or without the scheme's prefix. Each except `single_writer`
+can be given as an environment variable instead, which has to be set on every node. A `file://` URI takes none.
 
 {table(("scheme", "prefix", "environment variables begin with"), prefixes)}
 
-Of the client, whatever the scheme: {names(CLIENT_OPTIONS)}.
+Options of the client, for any scheme: {names(CLIENT_OPTIONS)}.
 
-Options that are known to be no credentials, and may be kept by Ray: besides these
-{names(NO_CREDENTIALS - set(CLIENT_OPTIONS))}. All others are taken for credentials: they are held in the
-memory of the fleet's processes only ([architecture.md](architecture.md#what-holds-and-why))."""
+Options that are certainly not credentials, which Ray may keep: those of the client, and
+{names(NO_CREDENTIALS - set(CLIENT_OPTIONS))}. All others are treated as credentials, and are only in the
+memory of the fleet's processes ([architecture.md](architecture.md#what-holds-and-why))."""
 
 
 def _settings() -> Iterator[str]:
     yield (
-        "## Spark's settings\n\n`start_session` sets these, under `raydp-submit` as well; what is given to it as `configs` stays, "
-        "and of those of a cluster what is given to the command with `--conf`."
+        "## Spark's settings\n\n`start_session` sets these, under `raydp-submit` as well. Settings in its "
+        "`configs` stay as they are, and so do settings of a cluster that the command was given with `--conf`."
     )
-    for where, told in _SETTINGS.items():
+    for where, settings_there in _SETTINGS.items():
         rows = []
-        for name, (value, why) in told.items():
+        for name, (value, why) in settings_there.items():
             shown = Path(value).relative_to(ROOT).as_posix() if value.startswith("/") else value
             rows.append((f"`{name}{'<head>' if name.endswith('.') else ''}`", f"`{shown}`", why))
         yield f"{where}\n\n{table(('setting', 'value', 'why'), rows)}"
@@ -120,8 +120,8 @@ def _environment() -> str:
     rows = environment_rows(ROOT)
     return (
         "## Environment variables\n\n"
-        f"{table(('variable', 'who reads it', 'meaning'), rows['read'])}\n\n"
-        "Those of the object store are above; Ray, Spark and Java have others of their own.\n\n"
+        f"{table(('variable', 'read by', 'meaning'), rows['read'])}\n\n"
+        "Variables of the object store are above. Ray, Spark and Java have others of their own.\n\n"
         "These are set by `start_session` and `connect`, for the processes that they start:\n\n"
         f"{table(('variable', 'why'), rows['set'])}"
     )
@@ -129,20 +129,20 @@ def _environment() -> str:
 
 def _cluster() -> str:
     return (
-        "## Cluster files\n\nKeys of `cluster.yaml` (AWS) and `cluster-local.yaml` (machines of your own); all are Ray's, and the "
-        "comments in the files say more. [clusters.md](clusters.md#what-is-set-and-why) has the reasons of what they set.\n\n"
+        "## Cluster files\n\nKeys of `cluster.yaml` (AWS) and `cluster-local.yaml` (machines of your own). All are Ray's. The "
+        "comments in the files say more, and [clusters.md](clusters.md#what-is-set-and-why) has the reasons.\n\n"
         f"{table(('key', 'AWS', 'own machines', 'meaning'), cluster_rows(ROOT))}"
     )
 
 
 def page() -> str:
-    """Text of the page."""
+    """Return the text of the page."""
     parts = [_HEAD.rstrip(), *_calls(), _maintenance(), _memory(), _storage(), *_settings(), _environment(), _cluster()]
     return "\n\n".join(parts) + "\n"
 
 
 def main() -> int:
-    """Write the page; returns the exit code."""
+    """Write the page, and return the exit code."""
     PAGE.write_text(page())
     return 0
 

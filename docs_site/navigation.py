@@ -1,4 +1,4 @@
-"""The site's navigation: the lists of links in ``docs/index.md``, which say the same where there is no site."""
+"""The site's navigation, made of the lists of links in ``docs/index.md``."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ __all__ = ["add_navigation", "chapters"]
 
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 _ITEM = re.compile(r"^- \[[^\]]+\]\(([\w-]+)\.md\)", re.MULTILINE)
-#: Where pages are that the index does not name yet.
+#: Chapter of pages that the index does not name.
 _REST = "More"
 
 
 def chapters(index: str, pages: set[str]) -> dict[str, list[str]]:
-    """Pages by chapter, in the order of the index; those that it does not list come last.
+    """Return the pages by chapter, in the order of the index. Pages that it does not list come last.
 
     Parameters
     ----------
     index
-        Text of the index: each heading of the second level is a chapter, of the pages that a list below it begins its items with.
+        Text of the index. Each heading of the second level is a chapter; its pages are the links with which list items below it begin.
     pages
         Names of all pages but the index, without their suffix.
     """
     parts = _HEADING.split(index)
-    found = {title: _ITEM.findall(text) for title, text in zip(parts[1::2], parts[2::2], strict=True)}
-    found = {title: names for title, names in found.items() if names}
-    rest = sorted(pages - {name for names in found.values() for name in names})
-    return {**found, _REST: rest} if rest else found
+    listed = {title: _ITEM.findall(text) for title, text in zip(parts[1::2], parts[2::2], strict=True)}
+    listed = {title: names for title, names in listed.items() if names}
+    rest = sorted(pages - {name for names in listed.values() for name in names})
+    return {**listed, _REST: rest} if rest else listed
 
 
 def add_navigation(app: Sphinx, page: str, source: list[str]) -> None:
-    """Give the index Sphinx's tables of contents, which are what themes make navigation of."""
+    """Give the index Sphinx's tables of contents, from which themes make their navigation."""
     if page != app.config.root_doc:
         return
     for title, names in chapters(source[0], app.project.docnames - {page}).items():

@@ -1,4 +1,4 @@
-"""Summaries of what a search finds, also of pages that are opened as files: the text of all pages comes with the search page."""
+"""Summaries of search results. They also work on pages that are opened as files: the search page brings the text of all pages."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["add_summaries"]
 
 _FILE = "pages.js"
 _MAIN = re.compile(r"<article[^>]*role=\"main\"[^>]*>.*?</article>", re.DOTALL)
-#: What Sphinx's search fetches is answered from the pages that came along.
+#: Answers the fetches of Sphinx's search from the pages that came along.
 _SCRIPT = """
 const fetched = window.fetch;
-window.fetch = (place, ...options) => {
-  const name = new URL(place, location.href).pathname.split("/").pop();
-  return name in PAGES ? Promise.resolve(new Response(PAGES[name])) : fetched(place, ...options);
+window.fetch = (url, ...options) => {
+  const name = new URL(url, location.href).pathname.split("/").pop();
+  return name in PAGES ? Promise.resolve(new Response(PAGES[name])) : fetched(url, ...options);
 };
 """
 
 
 def add_summaries(app: Sphinx) -> None:
-    """Have the search page of a site bring the text of the others."""
+    """Make the search page of a site bring the text of the others."""
     app.connect("html-page-context", _include)
     app.connect("build-finished", _write)
 
@@ -39,5 +39,5 @@ def _write(app: Sphinx, error: Exception | None) -> None:
         return
     folder = Path(app.outdir)
     pages = {file.name: _MAIN.search(file.read_text()) for file in sorted(folder.glob("*.html"))}
-    texts = {name: found[0] for name, found in pages.items() if found is not None}
+    texts = {name: page[0] for name, page in pages.items() if page is not None}
     (folder / "_static" / _FILE).write_text(f"const PAGES = {json.dumps(texts)};{_SCRIPT}")
