@@ -1,4 +1,4 @@
-"""What an aggregate function is made of: accumulators, each over columns of the query where the FILTER of its use holds."""
+"""The accumulators of an aggregate function, each over columns of the query where the FILTER of its use holds."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ __all__ = ["Part", "Use", "doubles"]
 
 @dataclass(frozen=True)
 class Part:
-    """One accumulator of an aggregate: its kind, its inputs (none for rows), its state fields, and what it means.
+    """An accumulator of an aggregate: its kind, its inputs (none for rows), its state fields, and its fingerprint.
 
-    The state fields of all parts, in order, stand for the function's ``aggBufferAttributes``.
+    The state fields of all parts of an aggregate, in order, correspond to the function's ``aggBufferAttributes``.
     """
 
     kind: AccumulatorKind
     inputs: tuple[Column, ...]
-    #: Named by suffixes.
+    #: Their names are suffixes until :meth:`named`.
     state: tuple[Field, ...]
-    meaning: str = ""
+    fingerprint: str = ""
     cast: str = ""
-    #: What is emitted of it, if not its state; named as that is.
+    #: Fields that are emitted, if not the state; named in the same way.
     result: tuple[Field, ...] = ()
-    #: What else that depends on (``coordinator.model.schema.Accumulator``).
+    #: Options of the emitted result (``coordinator.model.schema.Accumulator``).
     options: Mapping[str, Any] = field(default_factory=dict)
-    #: Type of its inputs in the state's schema, if not what Spark's column tells.
+    #: Type of its inputs in the state's schema, if it differs from that of Spark's column.
     input_type: str | None = None
 
     def named(self, prefix: str) -> Part:
-        """Its fields with a prefix of their aggregate's own."""
+        """Return the part with the prefix of its aggregate on its fields."""
 
         def prefixed(fields: tuple[Field, ...]) -> tuple[Field, ...]:
-            return tuple(replace(one, name=f"{prefix}_{one.name}") for one in fields)
+            return tuple(replace(field, name=f"{prefix}_{field.name}") for field in fields)
 
         return replace(self, state=prefixed(self.state), result=prefixed(self.result))
 
 
 @dataclass(frozen=True)
 class Use:
-    """One use of a function in a query."""
+    """A use of a function in a query."""
 
     function: AggregateFunction
     text: str
@@ -60,23 +60,23 @@ class Use:
         return self.function.children[number]
 
     def kept(self, column: Column) -> Column:
-        """The column where the aggregate's FILTER holds, null elsewhere."""
+        """Return the column where the aggregate's FILTER holds, and null where it does not."""
         return column if self.where is None else F.when(self.where, column)
 
     def column(self, number: int = 0) -> Column:
-        """An argument, as a state holds it, where the FILTER holds."""
+        """Return an argument as it is stored, where the FILTER holds."""
         child = self.child(number)
         return self.kept(stored(child.column(), child.type))
 
     def double(self, number: int = 0) -> Column:
-        """An argument as a double, where the FILTER holds."""
+        """Return an argument as a double, where the FILTER holds."""
         return self.kept(self.child(number).column().cast(T.DoubleType()))
 
     def value(self, name: str, number: int = 0) -> Field:
-        """State field for an argument."""
+        """Return the state field of an argument."""
         return state_field(name, stored_type(self.child(number).type), what=self.text, nested=True)
 
 
 def doubles(*names: str) -> tuple[Field, ...]:
-    """State fields that are doubles and never null."""
+    """Return state fields of doubles that are never null."""
     return tuple(state_field(name, T.DoubleType(), False) for name in names)

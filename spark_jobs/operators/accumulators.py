@@ -1,4 +1,4 @@
-"""Which accumulators make up each of Spark's aggregate functions."""
+"""The accumulators of each of Spark's aggregate functions."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import AccumulatorKind
 from spark_jobs.operators import counted_functions, sketch_functions
 from spark_jobs.operators.accumulator_parts import Part, Use, doubles
-from spark_jobs.operators.fingerprint import meaning_of
+from spark_jobs.operators.fingerprint import fingerprint_of
 from spark_jobs.plan.aggregate_functions import AggregateExpression, AggregateFunction
 from spark_jobs.plan.state_types import list_field, state_field
 from spark_jobs.plan.storable import stored, stored_type
 
-__all__ = ["FUNCTIONS", "Function", "emitted_result", "held_functions", "parts_of"]
+__all__ = ["FUNCTIONS", "Function", "emitted_result", "supported_functions", "parts_of"]
 
 
 @dataclass(frozen=True)
 class Function:
-    """One of Spark's aggregate functions: its names, and the accumulators that a use of it takes.
+    """An aggregate function of Spark: its names, and the accumulators of a use.
 
     Attributes
     ----------
     result
-        Makes the result of the function and the columns that its parts emit. None: by Spark's own final expression.
+        Computes the result from the function and the columns that its parts emit. None: Spark's own final expression does.
     """
 
     names: tuple[str, ...]
@@ -37,12 +37,12 @@ class Function:
 
 
 def parts_of(spark: SparkSession, aggregate: AggregateExpression) -> tuple[Part, ...]:
-    """Accumulators of one use of an aggregate function.
+    """Return the accumulators of a use of an aggregate function.
 
     Raises
     ------
     InvalidRequestError
-        The function, or a use of it, is not supported; says which and what to use.
+        The function or the use is not supported; the error says which and what to use instead.
     """
     text, function = aggregate.sql, aggregate.function
     if aggregate.is_distinct:
@@ -51,20 +51,20 @@ def parts_of(spark: SparkSession, aggregate: AggregateExpression) -> tuple[Part,
             "instead, or group by the column as well and count the groups in a query over the results",
             aggregate=text,
         )
-    held = FUNCTIONS.get(function.kind)
-    if held is None:
+    supported = FUNCTIONS.get(function.kind)
+    if supported is None:
         raise InvalidRequestError(
-            f"this aggregate is not held by the fleet yet; it holds {', '.join(held_functions())}; use one of these, or Spark's own "
-            "groupBy for this query",
+            f"this aggregate is not held by the fleet yet; it holds {', '.join(supported_functions())}; use one of these, or Spark's "
+            "own groupBy for this query",
             aggregate=text,
-            function=function.shown_name,
+            function=function.sql_name,
         )
     where = None if aggregate.where is None else aggregate.where.column()
-    meaning, cast = meaning_of(spark, aggregate)
-    parts = held.parts(Use(function, text, where))
-    # The parts of one aggregate belong together: its sum never goes on with the sum of another.
+    fingerprint, cast = fingerprint_of(spark, aggregate)
+    parts = supported.parts(Use(function, text, where))
+    # The parts of an aggregate belong together: after a change of the query, its sum never continues the sum of another aggregate.
     return tuple(
-        replace(part, meaning=meaning if len(parts) == 1 else f"{meaning}.{part.state[0].name}", cast=cast)
+        replace(part, fingerprint=fingerprint if len(parts) == 1 else f"{fingerprint}.{part.state[0].name}", cast=cast)
         for part in parts
     )
 
@@ -90,9 +90,9 @@ def _average(use: Use) -> tuple[Part, ...]:
 
 
 def _summed(use: Use, kind: T.DataType) -> Part:
-    """The sum, of a type, of the argument."""
-    column, held = use.kept(stored(use.child().column().cast(kind), kind)), stored_type(kind)
-    total, is_empty = state_field("sum", held), state_field("is_empty", T.BooleanType(), False)
+    """Return the accumulator of the sum of the argument, in a type."""
+    column, sum_type = use.kept(stored(use.child().column().cast(kind), kind)), stored_type(kind)
+    total, is_empty = state_field("sum", sum_type), state_field("is_empty", T.BooleanType(), False)
     if isinstance(kind, T.DecimalType):
         return Part(AccumulatorKind.SUM_DECIMAL, (column,), (total, is_empty))
     if isinstance(kind, T.DoubleType):
@@ -106,7 +106,7 @@ def _summed(use: Use, kind: T.DataType) -> Part:
 
 
 def _folded(kind: AccumulatorKind) -> Callable[[Use], tuple[Part, ...]]:
-    """Of one argument, to one value of its type."""
+    """Return accumulators of a function from one argument to a value of its type."""
 
     def make(use: Use) -> tuple[Part, ...]:
         return (Part(kind, (use.column(),), (use.value("value"),)),)
@@ -128,7 +128,7 @@ def _positional(any_kind: AccumulatorKind, valid_kind: AccumulatorKind) -> Calla
             return (Part(valid_kind, (use.column(),), state),)
         if use.where is None:
             return (Part(any_kind, (use.column(),), state),)
-        # A null where the FILTER holds is a value, so what it leaves out must be told otherwise.
+        # A null where the FILTER holds is a value, so a second input says which rows the FILTER drops.
         return (Part(any_kind, (use.column(), F.coalesce(use.where, F.lit(False))), state),)
 
     return make
@@ -152,7 +152,7 @@ def _co_moments(kind: AccumulatorKind, *further: str) -> Callable[[Use], tuple[P
 
 
 def _regression(use: Use) -> tuple[Part, ...]:
-    """Of y and x: their covariance, and the variance of the x that have a y."""
+    """Return the accumulators of y and x: their covariance, and the variance of each x whose y is not null."""
     y, x = use.double(0), use.double(1)
     return (
         Part(AccumulatorKind.COVARIANCE, (x, y), doubles(*_PAIRED)),
@@ -169,12 +169,12 @@ def _collected(kind: AccumulatorKind) -> Callable[[Use], tuple[Part, ...]]:
 
 
 def emitted_result(function: AggregateFunction, columns: Sequence[Column]) -> Column:
-    """What is emitted is the result."""
+    """Return the single emitted column, which is the result."""
     (column,) = columns
     return column
 
 
-#: By Spark's class. Names are those in SQL and PySpark, also of functions that Spark makes this one of.
+#: By Spark's class. The names are those in SQL and PySpark, also of functions that Spark rewrites to the class.
 FUNCTIONS: Mapping[str, Function] = {
     "Count": Function(("count", "count_if", "regr_count"), _count),
     "Sum": Function(("sum", "try_sum"), _sum),
@@ -227,6 +227,6 @@ FUNCTIONS: Mapping[str, Function] = {
 }
 
 
-def held_functions() -> list[str]:
-    """Names of all aggregate functions that the fleet holds."""
+def supported_functions() -> list[str]:
+    """Return the names of all aggregate functions that the fleet supports."""
     return [name for function in FUNCTIONS.values() for name in function.names]

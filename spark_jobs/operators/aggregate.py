@@ -1,8 +1,8 @@
-"""From ``groupBy(...).agg(...)``, analysed by Spark itself, to what the fleet runs.
+"""Aggregations: from ``groupBy(...).agg(...)``, as Spark analyses it, to a plan of the fleet.
 
-Spark analyses the aggregation on the streaming DataFrame (it is never executed). From the analysed plan come the columns to
-shuffle (:attr:`AggregatePlan.prepared`), the state's schema, and the projection that turns accumulators into results with
-Spark's own final expressions (:meth:`AggregatePlan.finish`).
+Spark analyses the aggregation of the streaming DataFrame and never executes it. The analysed plan gives the columns to shuffle
+(:attr:`AggregatePlan.prepared`), the state's schema, and the projection from accumulators to results by Spark's own final expressions
+(:meth:`AggregatePlan.finish`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from coordinator.model.schema import Accumulator, StateSchema
 from spark_jobs.operators.accumulator_parts import Part
 from spark_jobs.operators.accumulators import FUNCTIONS, emitted_result, parts_of
 from spark_jobs.operators.session_windows import Session
-from spark_jobs.operators.view_aggregates import shown_aggregation
+from spark_jobs.operators.view_aggregates import aggregation_view
 from spark_jobs.plan.aggregate_functions import AggregateExpression
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import event_time, event_time_column
@@ -36,7 +36,7 @@ __all__ = ["AggregatePlan", "build_plan"]
 
 @dataclass
 class _Aggregate:
-    """One distinct aggregate of the query, and the names of what is emitted of its parts."""
+    """A distinct aggregate of the query, and the names of the columns that its parts emit."""
 
     expression: AggregateExpression
     buffers: list[str] = field(default_factory=list)
@@ -44,7 +44,7 @@ class _Aggregate:
 
 @dataclass(frozen=True)
 class AggregatePlan:
-    """What the fleet needs of one aggregation.
+    """An aggregation as the fleet runs it.
 
     Attributes
     ----------
@@ -53,11 +53,11 @@ class AggregatePlan:
     schema
         The state's schema.
     appends
-        Whether a row that was emitted stands.
+        Whether an emitted row is final.
     analysed
         Spark's own aggregation.
     refused
-        Where it has the query's output mode, modes that it has not, and why; None if it has a mode of its own.
+        If it has the query's output mode, the modes that it does not support, and why; None if it has a mode of its own.
     """
 
     prepared: DataFrame
@@ -76,24 +76,25 @@ class AggregatePlan:
 
     @property
     def keys(self) -> tuple[Key, ...]:
-        """What results are grouped by, a session last."""
+        """The keys of the groups, a session last."""
         return self._keys
 
     @property
     def uses(self) -> list[AggregateExpression]:
         """Distinct aggregates of the query."""
-        return [one.expression for one in self._aggregates]
+        return [aggregate.expression for aggregate in self._aggregates]
 
     def accumulators(self, number: int) -> list[Accumulator]:
-        """Those of one of :attr:`uses`."""
-        return [one for one in self.schema.accumulators if one.state[0].name.startswith(f"{_name(number)}_")]
+        """Return the accumulators of one of :attr:`uses`, by its index."""
+        prefix = f"{_name(number)}_"
+        return [accumulator for accumulator in self.schema.accumulators if accumulator.state[0].name.startswith(prefix)]
 
     def row_type(self) -> T.StructType:
-        """Spark's form of what is emitted."""
+        """Return Spark's type of the emitted rows."""
         return T.StructType([spark_field(item) for item in (*self.schema.input_keys, *self.schema.emitted_fields)])
 
     def finish(self, reduced: DataFrame) -> DataFrame:
-        """Results: the columns of Spark's own aggregation, of a DataFrame in ``row_type``."""
+        """Return the results, the columns of Spark's own aggregation, of emitted rows of ``row_type``."""
         keys = [(key.expression, _resolve(reduced, key.tree.column())) for key in self._keys]
 
         def replacement(node: Expression) -> Expression | None:
@@ -108,38 +109,38 @@ class AggregatePlan:
             reduced, ((output.unaliased.rebuilt(replacement).column(), attribute) for output, attribute in outputs)
         )
 
-    def described(self) -> AggregatePlan:
-        """The plan with what readers are shown of its groups."""
+    def with_view(self) -> AggregatePlan:
+        """Return the plan with the view of its groups for readers."""
         empty = empty_frame(self.prepared.sparkSession, self.row_type())
-        shown = shown_aggregation(self.schema, self._keys, self._outputs, partial(self._evaluate, empty))
-        return replace(self, schema=replace(self.schema, shown=shown))
+        view = aggregation_view(self.schema, self._keys, self._outputs, partial(self._evaluate, empty))
+        return replace(self, schema=replace(self.schema, shown=view))
 
     def _evaluate(self, reduced: DataFrame, node: AggregateExpression) -> Expression:
-        """Spark's final expression of an aggregate, over the state's columns."""
+        """Return Spark's final expression of an aggregate over the state's columns."""
         aggregate = next(item for item in self._aggregates if item.expression.matches(node))
         function = aggregate.expression.function
         make = FUNCTIONS[function.kind].result
         if make is emitted_result:
             (name,) = aggregate.buffers
-            return _shown(reduced, resolved(reduced, name), node.type).as_nullable_as(node)
+            return _restored(reduced, resolved(reduced, name), node.type).as_nullable_as(node)
         if make is not None:
             result = _resolve(reduced, make(function, [F.col(name) for name in aggregate.buffers]))
-            return _shown(reduced, result, node.type).as_nullable_as(node)
+            return _restored(reduced, result, node.type).as_nullable_as(node)
         attributes = function.buffer
-        # Where Spark's buffer has a null for "no value yet", the state has a field is_empty.
+        # Where Spark's buffer has a null before the first value, the state has a field is_empty.
         names = aggregate.buffers
         empty: dict[str, str] = {}
         if len(names) > len(attributes):
             empty = {name.removesuffix("_is_empty") + "_sum": name for name in names if name.endswith("_is_empty")}
             names = [name for name in names if not name.endswith("_is_empty")]
 
-        def held(name: str) -> Expression:
+        def buffer_column(name: str) -> Expression:
             if name not in empty:
                 return resolved(reduced, name)
             return _resolve(reduced, F.when(~F.col(empty[name]), F.col(name)))
 
         by_id = {
-            attribute.id: _shown(reduced, held(name), attribute.type)
+            attribute.id: _restored(reduced, buffer_column(name), attribute.type)
             for attribute, name in zip(attributes, names, strict=True)
         }
 
@@ -150,37 +151,37 @@ class AggregatePlan:
 
 
 def _name(number: int) -> str:
-    """What the names of an aggregate's state fields begin with, up to an underscore."""
+    """Return the prefix of the names of an aggregate's state fields, without the underscore."""
     return f"a{number}"
 
 
-def _shown(frame: DataFrame, column: Expression, data_type: T.DataType) -> Expression:
-    """A column over a DataFrame as a value of the type that it is held for."""
+def _restored(frame: DataFrame, column: Expression, data_type: T.DataType) -> Expression:
+    """Return a stored column of a DataFrame as values of Spark's type."""
     if isinstance(data_type, T.ArrayType | T.MapType | T.StructType):
-        is_shown = column.type == data_type
+        is_unchanged = column.type == data_type
     else:
-        # An analysis costs much more than a look at a column, and that more than one at a type at hand.
-        is_shown = stored_type(data_type) == data_type
-    return column if is_shown else _resolve(frame, restored(column.column(), data_type))
+        # Looking at a column costs much less than an analysis, and comparing types that are at hand even less.
+        is_unchanged = stored_type(data_type) == data_type
+    return column if is_unchanged else _resolve(frame, restored(column.column(), data_type))
 
 
 def _resolve(frame: DataFrame, column: Column) -> Expression:
-    """Resolved expression of a column over a DataFrame's columns."""
+    """Return a column over a DataFrame's columns as a resolved expression."""
     return analysed(frame.select(column.alias("resolved"))).projected[0].child
 
 
 def build_plan(aggregated: DataFrame, output_mode: str | None) -> AggregatePlan:
-    """Plan of an aggregation of Spark's, such as ``df.groupBy(..).agg(..)`` and ``df.rollup(..).sum(..)``.
+    """Plan one of Spark's aggregations, such as ``df.groupBy(..).agg(..)`` and ``df.rollup(..).sum(..)``.
 
     Parameters
     ----------
     output_mode
-        None for the query's, which is known when it starts; the schema then is that of update mode, or of append mode.
+        None for the query's, which is known when it starts; the schema then has update mode, or append mode if update is not supported.
 
     Raises
     ------
     InvalidRequestError
-        Something in it is not held by the fleet; names it and says what to use.
+        The fleet does not support a part of it; the error names the part and says what to use instead.
     """
     node = analysed(aggregated)
     if node.kind != "Aggregate":
@@ -211,16 +212,16 @@ def build_plan(aggregated: DataFrame, output_mode: str | None) -> AggregatePlan:
         mode == "append",
         node,
         refused if output_mode is None else None,
-        grouping.shown,
+        grouping.result_keys,
         tuple(builder.aggregates),
         tuple(outputs),
     )
-    return plan.described()
+    return plan.with_view()
 
 
 @dataclass(frozen=True)
 class _Grouping:
-    """What rows are grouped by.
+    """The grouping of an aggregation.
 
     Attributes
     ----------
@@ -231,7 +232,7 @@ class _Grouping:
     session
         The session window, if there is one.
     delay_ms, time
-        The watermark, and the event time of a row; None if there is none.
+        The delay of the watermark, and the event time of a row; None if there is none.
     """
 
     expressions: tuple[Expression, ...]
@@ -257,19 +258,19 @@ class _Grouping:
         return cls(expressions, keys, session, *event_time(node.child.output))
 
     @property
-    def shown(self) -> tuple[Key, ...]:
-        """What results are made of."""
+    def result_keys(self) -> tuple[Key, ...]:
+        """Keys that the results have: those of the state, and a session."""
         return self.keys if self.session is None else (*self.keys, self.session.key())
 
     @property
     def expiry(self) -> str | None:
-        """Column by which groups end with the watermark."""
+        """Column by which the watermark closes groups."""
         if self.session is not None:
             return self.session.expiry
         return next((key.expiry for key in self.keys if key.expiry is not None), None)
 
     def refused_modes(self) -> dict[str, str]:
-        """Output modes that such groups have not, and why."""
+        """Return the output modes that such groups do not support, and why."""
         refused = {}
         if self.session is not None:
             refused["update"] = (
@@ -285,14 +286,14 @@ class _Grouping:
 
 
 def _prepared(rows: Plan, grouping: _Grouping, inputs: Sequence[tuple[str, Column]]) -> DataFrame:
-    """What is shuffled: key leaves, inputs, event time, and the hash of the keys."""
+    """Return the rows to shuffle: key leaves, inputs, event time, and the hash of the keys."""
     columns = [
         column.alias(leaf.name) for key in grouping.keys for leaf, column in zip(key.leaves, key.columns, strict=True)
     ]
     columns += [column.alias(name) for name, column in inputs]
     columns += event_time_column(grouping.time)
     if grouping.session is not None and rows.kind == "Filter":
-        # Spark leaves out rows without a time or a positive gap above the watermark, which they move all the same.
+        # Spark drops rows without a time or a positive gap after its watermark node, so they still move the watermark.
         columns.append(rows.condition.column().alias(KEEP_COLUMN))
         rows = rows.child
     hashed = [column for key in grouping.keys for column in key.columns]
@@ -326,10 +327,10 @@ class _Builder:
         self.aggregates: list[_Aggregate] = []
         self.accumulators: list[Accumulator] = []
         self.inputs: list[tuple[str, Column]] = []
-        #: Of those whose type in the state's schema is not what Spark's column tells.
+        #: Types of inputs in the state's schema that differ from Spark's column.
         self.input_types: dict[str, str] = {}
         self._input_keys: dict[str, str] = {}
-        self._meanings: Counter[tuple[str, str]] = Counter()
+        self._fingerprints: Counter[tuple[str, str]] = Counter()
 
     def collect(self, node: Expression, grouping: Sequence[Expression]) -> None:
         if any(node.matches(expression) for expression in grouping):
@@ -345,23 +346,23 @@ class _Builder:
     def _add(self, expression: AggregateExpression) -> None:
         aggregate = _Aggregate(expression)
         number = len(self.aggregates)
-        for made in parts_of(self._spark, expression):
-            part = made.named(_name(number))
+        for unnamed in parts_of(self._spark, expression):
+            part = unnamed.named(_name(number))
             aggregate.buffers += [item.name for item in part.result or part.state]
-            meaning = self._told_apart(part.meaning, part.cast)
+            fingerprint = self._distinct(part.fingerprint, part.cast)
             self.accumulators.append(
-                Accumulator(part.kind, self._input(part), part.state, meaning, part.cast, part.result, part.options)
+                Accumulator(part.kind, self._input(part), part.state, fingerprint, part.cast, part.result, part.options)
             )
         self.aggregates.append(aggregate)
 
-    def _told_apart(self, meaning: str, cast: str) -> str:
-        """Columns of one name (of two tables of a join) give one text: from the second one on it is numbered."""
-        self._meanings[meaning, cast] += 1
-        number = self._meanings[meaning, cast]
-        return meaning if number == 1 else f"{meaning} #{number}"
+    def _distinct(self, fingerprint: str, cast: str) -> str:
+        """Number a repeated fingerprint: columns of the same name, of two tables of a join, have the same text."""
+        self._fingerprints[fingerprint, cast] += 1
+        number = self._fingerprints[fingerprint, cast]
+        return fingerprint if number == 1 else f"{fingerprint} #{number}"
 
     def _input(self, part: Part) -> tuple[str, ...]:
-        """Names of the part's input columns; equal inputs are shuffled once."""
+        """Return the names of a part's input columns; equal inputs are shuffled once."""
         return tuple(self._named(column, part.input_type) for column in part.inputs)
 
     def _named(self, column: Column, input_type: str | None) -> str:

@@ -1,4 +1,4 @@
-"""``dropDuplicates``, ``dropDuplicatesWithinWatermark`` and ``limit``, analysed by Spark, as the fleet runs them."""
+"""``dropDuplicates``, ``dropDuplicatesWithinWatermark`` and ``limit``: from Spark's analysis to plans of the fleet."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from spark_jobs.worker.exchange import HASH_COLUMN
 __all__ = ["build_deduplicate", "build_limit"]
 
 _EXPIRES = Field("expires", "timestamp")
-#: Of a row whose watermark column is no key, by which it is late.
+#: The time by which a row is late, where the watermark column is no key.
 _LATE = Field("late", "timestamp")
 _COUNT = Field("count", "int64")
 
 
 def build_deduplicate(marked: DataFrame, output_mode: str, *, within_watermark: bool) -> ProjectedPlan:
-    """Plan of Spark's ``df.dropDuplicates(..)``, or of ``df.dropDuplicatesWithinWatermark(..)``.
+    """Plan Spark's ``df.dropDuplicates(..)``, or of ``df.dropDuplicatesWithinWatermark(..)``.
 
     Raises
     ------
     InvalidRequestError
-        There are no columns, or there is no watermark to be within; the output mode is complete; or a key's type is not held by state.
+        There are no columns, or no watermark to be within; the output mode is complete; or state cannot store a key's type.
     """
     name = "dropDuplicatesWithinWatermark" if within_watermark else "dropDuplicates"
     check_output_mode(name, output_mode, ("append", "update"))
@@ -50,9 +50,9 @@ def build_deduplicate(marked: DataFrame, output_mode: str, *, within_watermark: 
         raise InvalidRequestError(
             "dropDuplicatesWithinWatermark needs a watermark; call withWatermark on the event-time column first"
         )
-    # Spark compares the bits of these keys: 0.0 and -0.0 are two.
-    keys = [key_of(one, f"k{place}", normalised=False) for place, one in enumerate(node.keys)]
-    leaves = [one.alias(leaf.name) for key in keys for leaf, one in zip(key.leaves, key.columns, strict=True)]
+    # Spark compares the bits of these keys: 0.0 and -0.0 differ.
+    keys = [key_of(expression, f"k{index}", normalised=False) for index, expression in enumerate(node.keys)]
+    leaves = [value.alias(leaf.name) for key in keys for leaf, value in zip(key.leaves, key.columns, strict=True)]
     rows = RowColumns.passing(attributes, keys, "c")
     selected = [*leaves, *rows.selected]
     expiry = next((key.expiry for key in keys if key.expiry is not None), None)
@@ -60,18 +60,18 @@ def build_deduplicate(marked: DataFrame, output_mode: str, *, within_watermark: 
         assert time is not None
         assert delay_ms is not None
         expiry = _EXPIRES.name
-        # What ends after the largest time there is never ends.
+        # A row that would expire after the largest possible time never expires.
         ends = F.coalesce(F.try_add(F.unix_micros(time), F.lit(delay_ms * 1000).cast("long")), F.lit(2**63 - 1))
         selected.append(F.when(time.isNotNull(), F.timestamp_micros(ends)).alias(expiry))
     late = None if within_watermark else _late_by(attributes, keys)
     if late is not None:
         selected.append(watermark_time(late).alias(_LATE.name))
-    hashed = F.hash(*(one for key in keys for one in key.columns)).alias(HASH_COLUMN)
+    hashed = F.hash(*(value for key in keys for value in key.columns)).alias(HASH_COLUMN)
     prepared = node.child.frame().select(*selected, *event_time_column(time), hashed)
     types = {item.name: item for item in prepared.schema.fields}
-    shown = ViewComponent.of_keys(keys, attributes)
+    component = ViewComponent.of_keys(keys, attributes)
     if within_watermark:
-        shown.extra(_EXPIRES.name, column(_EXPIRES.name))
+        component.extra(_EXPIRES.name, column(_EXPIRES.name))
     names_of_keys = [leaf.name for key in keys for leaf in key.leaves]
     schema = StateSchema(
         keys=tuple(leaf_field(types[name]) for name in names_of_keys),
@@ -82,7 +82,7 @@ def build_deduplicate(marked: DataFrame, output_mode: str, *, within_watermark: 
         output_mode="append",
         operator=OperatorKind.DEDUPLICATE,
         options=_options(delay_ms if within_watermark else None, late),
-        shown={"": shown.to_json()},
+        shown={"": component.to_json()},
     )
     emitted = T.StructType([types[name] for name in (*names_of_keys, *(field.name for field in rows.fields))])
     late_columns = {}
@@ -92,11 +92,11 @@ def build_deduplicate(marked: DataFrame, output_mode: str, *, within_watermark: 
 
 
 def _late_by(attributes: Sequence[Expression], keys: Sequence[Key]) -> Expression | None:
-    """The column of the input by whose watermark rows are late, unless the keys tell: Spark takes the first, be it a key or not."""
-    late = next((one for one in attributes if one.watermark_delay_ms is not None), None)
+    """Return the input column by which rows are late, unless it is a key: as Spark, the first with a watermark."""
+    late = next((attribute for attribute in attributes if attribute.watermark_delay_ms is not None), None)
     first_key = next((key for key in keys if key.expiry is not None), None)
-    is_told = late is None or (first_key is not None and first_key.expression.matches(late))
-    return None if is_told else late
+    is_key = late is None or (first_key is not None and first_key.expression.matches(late))
+    return None if is_key else late
 
 
 def _options(within_ms: int | None, late: Expression | None) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _options(within_ms: int | None, late: Expression | None) -> dict[str, Any]:
 
 
 def build_limit(df: DataFrame, count: int, output_mode: str) -> ProjectedPlan:
-    """Plan of ``df.limit(count)``.
+    """Plan ``df.limit(count)``.
 
     Raises
     ------
@@ -120,8 +120,8 @@ def build_limit(df: DataFrame, count: int, output_mode: str) -> ProjectedPlan:
     rows = RowColumns.passing(attributes, (), "c")
     prepared = df.select(*rows.selected, *event_time_column(time), F.lit(0).alias(HASH_COLUMN))
     types = {item.name: item for item in prepared.schema.fields}
-    shown = ViewComponent()
-    shown.extra(_COUNT.name, column(_COUNT.name))
+    component = ViewComponent()
+    component.extra(_COUNT.name, column(_COUNT.name))
     schema = StateSchema(
         keys=(),
         inputs=rows.fields,
@@ -131,7 +131,7 @@ def build_limit(df: DataFrame, count: int, output_mode: str) -> ProjectedPlan:
         output_mode="append",
         operator=OperatorKind.LIMIT,
         options={"n": count},
-        shown={"": shown.to_json()},
+        shown={"": component.to_json()},
     )
     emitted = T.StructType([types[field.name] for field in rows.fields])
     return ProjectedPlan((prepared,), schema, emitted, rows.results)

@@ -1,4 +1,4 @@
-"""What an aggregate accumulates, as text that stays the same from run to run: by it a changed query finds its state again."""
+"""The fingerprint of an aggregate: text, equal in every run, by which a changed query finds its state."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from pyspark.sql import SparkSession
 from spark_jobs.plan.aggregate_functions import AggregateExpression
 from spark_jobs.plan.catalyst import Expression
 
-__all__ = ["meaning_of"]
+__all__ = ["fingerprint_of"]
 
 
-def meaning_of(spark: SparkSession, aggregate: AggregateExpression) -> tuple[str, str]:
-    """What a use of an aggregate function accumulates.
+def fingerprint_of(spark: SparkSession, aggregate: AggregateExpression) -> tuple[str, str]:
+    """Return the fingerprint of a use of an aggregate function.
 
     Returns
     -------
     tuple
-        The function over its arguments, in SQL: columns by name alone, without the casts that Spark adds (they follow the types of
-        the columns, which may become wider). And the types that the query itself casts the one argument to, inside out:
-        ``min(cast(v as bigint))`` goes on from where ``min(cast(v as int))`` was.
+        The function over its arguments, in SQL. Columns stand by name alone, without the casts that Spark adds: these follow the
+        types of the columns, which may become wider. Second, the types to which the query itself casts a single argument, from the
+        inside out: ``min(cast(v as bigint))`` can continue the state of ``min(cast(v as int))``.
     """
     names, function = _Names(spark), aggregate.function
     arguments = function.children
@@ -30,7 +30,7 @@ def meaning_of(spark: SparkSession, aggregate: AggregateExpression) -> tuple[str
                 casts.insert(0, argument.type_sql)
             argument = argument.child
         arguments = [argument]
-    text = f"{function.kind}({', '.join(names.text(one) for one in arguments)})"
+    text = f"{function.kind}({', '.join(names.text(argument) for argument in arguments)})"
     if function.kind in ("First", "Last") and function.ignores_nulls:
         text += " ignoring nulls"
     if function.kind == "HyperLogLogPlusPlus":
@@ -45,7 +45,7 @@ def meaning_of(spark: SparkSession, aggregate: AggregateExpression) -> tuple[str
 
 
 class _Names:
-    """Writes expressions as SQL without what changes from one analysis of a query to the next."""
+    """Writes expressions as SQL that is equal in every analysis of a query."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._case_sensitive = spark.conf.get("spark.sql.caseSensitive") == "true"
@@ -59,13 +59,13 @@ class _Names:
         if node.kind == "Cast" and not node.is_written_cast:
             return node.child.rebuilt(self._plain)
         if node.is_attribute:
-            # The name as the query writes it, which need not be the column's case.
+            # The query may write the name in another case than the column's.
             name = node.name if self._case_sensitive else node.name.lower()
-            return node.shown_as(f"`{name}`")
+            return node.as_leaf(f"`{name}`")
         if node.kind == "NamedLambdaVariable":
             number = len(self._variables)
-            return node.shown_as(self._variables.setdefault(node.id, f"_{number}"))
+            return node.as_leaf(self._variables.setdefault(node.id, f"_{number}"))
         if node.kind == "Literal" and node.literal is None:
-            return node.shown_as("NULL")
+            return node.as_leaf("NULL")
         replaced = node.unwrapped()
         return None if replaced is node else replaced.rebuilt(self._plain)

@@ -1,8 +1,8 @@
-"""``join`` of two streams, analysed by Spark, as the fleet runs it.
+"""The join of two streams: from Spark's analysis to a plan of the fleet.
 
-Spark analyses ``left.join(right, on, how)``, which is never executed, and says what it refuses. From its plan come the equal keys
-(Spark's ``ExtractEquiJoinKeys``), the filters that Spark itself would push or infer below the join, how long rows of either side may
-still match (Spark's ``StreamingSymmetricHashJoinHelper``), and the columns of the result.
+Spark analyses ``left.join(right, on, how)``, refuses joins that it does not support, and never executes it. Its plan gives the
+equal keys (Spark's ``ExtractEquiJoinKeys``), the filters that Spark itself would push or infer below the join, how long rows of
+either side may still match (Spark's ``StreamingSymmetricHashJoinHelper``), and the columns of the result.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["JoinPlan", "JoinedSide", "build_join"]
 
 @dataclass(frozen=True)
 class JoinedSide:
-    """A side of a join, as columns over its rows.
+    """A side of a join as columns of its rows.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class JoinedSide:
     keys
         Expressions that are equal to those of the other side.
     leaves, columns
-        The leaves of the keys, and what else there may be of a row in the schema, named so.
+        The leaves of the keys, and the other columns of a row, named as in the schema.
     """
 
     attributes: tuple[Expression, ...]
@@ -55,18 +55,18 @@ class JoinedSide:
 
 @dataclass(frozen=True)
 class JoinPlan:
-    """What the fleet needs of one join; see :class:`~spark_jobs.plan.operator_plan.OperatorPlan`.
+    """A join as the fleet runs it; see :class:`~spark_jobs.plan.operator_plan.OperatorPlan`.
 
     Attributes
     ----------
     columns
-        The join's own columns: Spark's attribute, and what it is over the rows that shards emit.
+        The join's own columns: Spark's attribute, and the column computed from the rows that shards emit.
     outputs
         The results, over the join's columns.
     later
-        Parts of the condition that Spark evaluates on the rows emitted.
+        Parts of the condition that Spark evaluates on the emitted rows.
     sides
-        Each side, for whoever has its rows from elsewhere.
+        Each side, for an import of its rows from another source.
     late_columns
         See :class:`~spark_jobs.plan.event_time.Upstream`.
     analysed
@@ -85,31 +85,31 @@ class JoinPlan:
     appends: bool = True
 
     def row_type(self) -> T.StructType:
-        """Spark's form of the rows that shards emit."""
+        """Return Spark's type of the rows that shards emit."""
         return self.emitted
 
     def finish(self, emitted: DataFrame) -> DataFrame:
-        """Results, with Spark's names, types and nullability; columns of the joined DataFrames name them as in Spark's own."""
-        rows = emitted.select(*(column.alias(f"c{place}") for place, (_, column) in enumerate(self.columns)))
-        by_id = {attribute.id: resolved(rows, f"c{place}") for place, (attribute, _) in enumerate(self.columns)}
+        """Return the results, with Spark's names, types and nullability; columns of the joined DataFrames refer to them as in Spark."""
+        rows = emitted.select(*(column.alias(f"c{index}") for index, (_, column) in enumerate(self.columns)))
+        by_id = {attribute.id: resolved(rows, f"c{index}") for index, (attribute, _) in enumerate(self.columns)}
 
         def over_rows(node: Expression) -> Expression | None:
             return by_id.get(node.id) if node.is_attribute else None
 
-        for part in self.later:
-            rows = rows.where(part.rebuilt(over_rows).column())
+        for conjunct in self.later:
+            rows = rows.where(conjunct.rebuilt(over_rows).column())
         return projected(
             rows, ((output.unaliased.rebuilt(over_rows).column(), output.attribute) for output in self.outputs)
         )
 
 
 def build_join(left: DataFrame, right: DataFrame, on: Any, how: str | None, output_mode: str) -> JoinPlan:
-    """Plan of ``left.join(right, on, how)``.
+    """Plan ``left.join(right, on, how)``.
 
     Raises
     ------
     InvalidRequestError
-        Spark does not run such a join of two streams, or the fleet cannot hold or evaluate something of it; says what.
+        Spark does not run such a join of two streams, or the fleet cannot store or evaluate a part of it; the error names the part.
     pyspark.errors.AnalysisException
         Spark cannot resolve it: an unknown column, types that do not fit.
     """
@@ -119,7 +119,7 @@ def build_join(left: DataFrame, right: DataFrame, on: Any, how: str | None, outp
     keys = join_keys(*node.keys)
     if node.kind is JoinType.FULL_OUTER:
         keys = keys.without_structs()
-    # Where a key's column is among the results, it is emitted once, by the side that is there whenever the key is.
+    # A key's column that is among the results is emitted once, by the side that has a row in every result.
     owner = 1 if node.kind is JoinType.RIGHT_OUTER else 0
     rows = [
         RowColumns.stored(node.attributes(side), keys.of_side[side] if side == owner else (), "lr"[side])
@@ -130,34 +130,36 @@ def build_join(left: DataFrame, right: DataFrame, on: Any, how: str | None, outp
         rows[1 - owner] = RowColumns.stored(node.attributes(1 - owner), shared, "lr"[1 - owner])
     if node.kind is JoinType.LEFT_SEMI:
         rows[1] = RowColumns((), (), ())
-    condition = split_condition(node.rest, node.sides, _held(node, rows, keys), is_inner=node.kind is JoinType.INNER)
+    condition = split_condition(
+        node.rest, node.sides, _stored_fields(node, rows, keys), is_inner=node.kind is JoinType.INNER
+    )
     lags = lags_ms(spark, node)
     sides = [_side(node, side, keys, rows[side], condition, lags[side]) for side in (0, 1)]
     return _planned(node, keys, rows, condition, lags, sides, owner)
 
 
-def _held(node: JoinNode, rows: Sequence[RowColumns], keys: JoinKeys) -> dict[int, Field]:
-    """Fields of the columns that are held whole, by expression id."""
-    held = {
+def _stored_fields(node: JoinNode, rows: Sequence[RowColumns], keys: JoinKeys) -> dict[int, Field]:
+    """Return the fields of columns that are stored as a single field, by expression id."""
+    fields = {
         key.expression.id: key.leaves[0]
-        for some in keys.of_side
-        for key in some
+        for side_keys in keys.of_side
+        for key in side_keys
         if key.tree.leaf is not None and key.expression.is_attribute
     }
-    for side, some in enumerate(rows):
-        named = {field.name: field for field in some.fields}
-        for attribute, leaf in zip(node.attributes(side), some.leaves, strict=False):
+    for side, columns in enumerate(rows):
+        by_name = {field.name: field for field in columns.fields}
+        for attribute, leaf in zip(node.attributes(side), columns.leaves, strict=False):
             if leaf is not None:
-                held[attribute.id] = named[leaf]
-    return held
+                fields[attribute.id] = by_name[leaf]
+    return fields
 
 
-# -- what each side sends ---------------------------------------------------------------------------------------------
+# -- the rows of each side --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Side:
-    """One side: its rows for the exchange, its fields, and the names that the options give."""
+    """A side: its rows for the exchange, its fields, and the names that the schema's options have for it."""
 
     prepared: DataFrame
     joined: JoinedSide
@@ -179,7 +181,7 @@ def _side(
     prefix = "lr"[side]
     extra = list(condition.computed[side])
     attributes = node.attributes(side)
-    marked = next((one for one in attributes if one.watermark_delay_ms is not None), None)
+    marked = next((attribute for attribute in attributes if attribute.watermark_delay_ms is not None), None)
     late = expiry = pre = None
     late_columns: dict[str, Sequence[str]] = {}
     if marked is not None:
@@ -189,7 +191,7 @@ def _side(
         if not _is_compared(node, side, marked):
             name = f"{prefix}{attributes.index(marked)}"
             late_columns[late] = [
-                one.name for one in rows.fields if one.name == name or one.name.startswith(f"{name}_")
+                field.name for field in rows.fields if field.name == name or field.name.startswith(f"{name}_")
             ]
         if keys.expiry is None and lag_ms is not None:
             expiry = f"{prefix}_expires"
@@ -197,43 +199,45 @@ def _side(
     if condition.pre[side]:
         pre = f"{prefix}_pre"
         extra.append((Field(pre, "bool"), _all(condition.pre[side])))
-    columns = [*rows.selected, *(c.alias(one.name) for one, c in extra)]
+    columns = [*rows.selected, *(value.alias(field.name) for field, value in extra)]
     prepared = _prepared(node, side, keys, columns)
     leaves = tuple(zip(keys.leaves, keys.columns[side], strict=True))
     joined = JoinedSide(tuple(node.sides[side].output), tuple(node.keys[side]), leaves, tuple(columns))
-    fields = (*rows.fields, *(one for one, _ in extra))
+    fields = (*rows.fields, *(field for field, _ in extra))
     return _Side(prepared, joined, fields, late, keys.expiry or expiry, pre, late_columns)
 
 
 def _is_compared(node: JoinNode, side: int, attribute: Expression) -> bool:
-    """Whether a join itself reads a column of a side, so that Spark does not prune it whatever the query does with the results."""
+    """Whether the join itself reads a column of a side, so that Spark never prunes it."""
     compared = [*node.keys[side], *([] if node.rest is None else [node.rest])]
-    return any(one.id == attribute.id for part in compared for one in part.references)
+    return any(read.id == attribute.id for expression in compared for read in expression.references)
 
 
 def _prepared(node: JoinNode, side: int, keys: JoinKeys, columns: list[Column]) -> DataFrame:
     plan = node.sides[side]
-    own = keys.columns[side]
-    leaves = [column.alias(leaf.name) for leaf, column in zip(keys.leaves, own, strict=True)]
+    key_columns = keys.columns[side]
+    leaves = [column.alias(leaf.name) for leaf, column in zip(keys.leaves, key_columns, strict=True)]
     _, time = event_time(plan.output)
     frame = plan.frame()
     kept: list[Expression] = []
-    for part in node.filters[side]:
-        if _is_of_event_time(part):
-            kept.append(part)
+    for conjunct in node.filters[side]:
+        if _is_of_event_time(conjunct):
+            kept.append(conjunct)
         else:
-            frame = frame.where(part.column())
-    # Spark leaves a filter of event time above the watermark, which its rows move all the same.
+            frame = frame.where(conjunct.column())
+    # Spark leaves a filter of event time above the watermark node, so rows that it drops still move the watermark.
     keep = [F.coalesce(_all(kept), F.lit(False)).alias(KEEP_COLUMN)] if kept else []
-    return frame.select(*leaves, *columns, *keep, *event_time_column(time), F.hash(*own).alias(HASH_COLUMN))
+    return frame.select(*leaves, *columns, *keep, *event_time_column(time), F.hash(*key_columns).alias(HASH_COLUMN))
 
 
-def _all(parts: Sequence[Expression]) -> Column:
-    return reduce(Column.__and__, (part.column() for part in parts))
+def _all(conditions: Sequence[Expression]) -> Column:
+    return reduce(Column.__and__, (condition.column() for condition in conditions))
 
 
-def _is_of_event_time(part: Expression) -> bool:
-    return part.kind != "IsNotNull" and any(one.watermark_delay_ms is not None for one in part.references)
+def _is_of_event_time(condition: Expression) -> bool:
+    return condition.kind != "IsNotNull" and any(
+        attribute.watermark_delay_ms is not None for attribute in condition.references
+    )
 
 
 # -- the plan ---------------------------------------------------------------------------------------------------------
@@ -249,7 +253,7 @@ def _planned(
     owner: int,
 ) -> JoinPlan:
     types = [{item.name: item for item in side.prepared.schema.fields} for side in sides]
-    output = [[field.name for field in some.fields] for some in rows]
+    output = [[field.name for field in columns.fields] for columns in rows]
     output[owner] = [*_emitted_leaves(node, keys, owner), *output[owner]]
     if node.kind is JoinType.LEFT_SEMI:
         output[1] = []
@@ -265,7 +269,10 @@ def _planned(
     }
     fields = [tuple(leaf_field(types[side][field.name]) for field in sides[side].fields) for side in (0, 1)]
     delays = [
-        delay for side in (0, 1) for one in node.attributes(side) if (delay := one.watermark_delay_ms) is not None
+        delay
+        for side in (0, 1)
+        for attribute in node.attributes(side)
+        if (delay := attribute.watermark_delay_ms) is not None
     ]
     emitted = [
         T.StructField(name, types[side][name].dataType, types[side][name].nullable or node.is_null_side(side))
@@ -278,10 +285,10 @@ def _planned(
         for attribute, result in zip(node.attributes(side), rows[side].results, strict=False)
     ]
     schema = join_schema(keys.leaves, fields[0], fields[1], options, delays[0] if delays else None)
-    shown = {name: _shown(node, side, keys, rows[side], condition) for side, name in enumerate(("left", "right"))}
+    view = {name: _side_view(node, side, keys, rows[side], condition) for side, name in enumerate(("left", "right"))}
     return JoinPlan(
         inputs=tuple(side.prepared for side in sides),
-        schema=replace(schema, shown=shown),
+        schema=replace(schema, shown=view),
         emitted=T.StructType(emitted),
         columns=tuple(results),
         outputs=node.outputs,
@@ -293,7 +300,7 @@ def _planned(
 
 
 def _emitted_leaves(node: JoinNode, keys: JoinKeys, owner: int) -> list[str]:
-    """Leaves of the keys that columns of the results are made of."""
+    """Return the leaves of the keys from which columns of the results are restored."""
     sides = (0, 1) if node.kind is JoinType.INNER else (owner,)
     return [
         leaf.name
@@ -303,20 +310,20 @@ def _emitted_leaves(node: JoinNode, keys: JoinKeys, owner: int) -> list[str]:
     ]
 
 
-def _shown(node: JoinNode, side: int, keys: JoinKeys, rows: RowColumns, condition: JoinCondition) -> dict[str, Any]:
-    """What readers are shown of a side: the join's keys, then its other columns that state holds."""
+def _side_view(node: JoinNode, side: int, keys: JoinKeys, rows: RowColumns, condition: JoinCondition) -> dict[str, Any]:
+    """Return the view of a side for readers: the join's keys, then the side's other stored columns."""
     number = {"op": "literal", "type": "int8", "value": side}
-    part = ViewComponent(where={"op": "=", "args": [column(SIDE_COLUMN), number]})
+    component = ViewComponent(where={"op": "=", "args": [column(SIDE_COLUMN), number]})
     expressions = node.keys[side]
     for expression, tree in zip(expressions, keys.trees, strict=True):
-        part.key(expression.column_name, tree.view_tree())
-    for attribute, one in zip(node.attributes(side), rows.results, strict=False):
-        if one.tree is not None and not any(attribute.matches(key) for key in expressions):
-            part.value(one.attribute.name, one.tree)
+        component.key(expression.column_name, tree.view_tree())
+    for attribute, result in zip(node.attributes(side), rows.results, strict=False):
+        if result.tree is not None and not any(attribute.matches(key) for key in expressions):
+            component.value(result.attribute.name, result.tree)
     for field, computed in condition.computed[side]:
-        # A left semi join emits nothing of its right side, of which the condition still reads columns.
+        # A left semi join emits no column of its right side, but its condition may read some.
         if (read := Expression.of(computed)).is_attribute:
-            part.value(read.name, column(field.name))
+            component.value(read.name, column(field.name))
     if node.kind.is_outer(side):
-        part.extra("matched", column(MATCHED_COLUMN))
-    return part.to_json()
+        component.extra("matched", column(MATCHED_COLUMN))
+    return component.to_json()

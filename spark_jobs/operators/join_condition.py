@@ -1,4 +1,4 @@
-"""A join's condition beyond its keys, sorted by who decides it: one side alone, the fleet on pairs, or Spark on the results."""
+"""A join's condition beyond its keys, split by where it is evaluated: on one side, by the fleet on pairs, by Spark on the results."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class JoinCondition:
     Attributes
     ----------
     pre
-        What only one side decides, which Spark evaluates on that side's rows.
+        Conjuncts of a single side, which Spark evaluates on that side's rows.
     tree
-        What the fleet evaluates on pairs, as :mod:`store_actors.operators.expressions` has it.
+        The condition that the fleet evaluates on pairs (:mod:`store_actors.operators.expressions`).
     computed
-        Fields and columns that the tree reads and a side does not have as they are.
+        Fields and columns that the tree reads and that Spark computes for it.
     later
-        What only Spark can evaluate on pairs: a filter of an inner join's results.
+        Conjuncts that only Spark can evaluate: a filter of an inner join's results.
     """
 
     pre: tuple[list[Expression], list[Expression]] = field(default_factory=lambda: ([], []))
@@ -44,74 +44,74 @@ class JoinCondition:
 def split_condition(
     condition: Expression | None,
     sides: tuple[Plan, Plan],
-    held: Mapping[int, Field],
+    stored: Mapping[int, Field],
     *,
     is_inner: bool,
 ) -> JoinCondition:
-    """Sort the parts of a condition.
+    """Split a condition by where its conjuncts are evaluated.
 
     Parameters
     ----------
     condition
-        Without the equalities that are keys.
+        The condition without the equalities that are keys.
     sides
         Both sides' plans.
-    held
-        Fields of the columns that state holds anyway, by expression id.
+    stored
+        Fields of the columns that are stored in any case, by expression id.
     is_inner
         Whether results may be filtered after the join.
 
     Raises
     ------
     InvalidRequestError
-        A part over both sides cannot be evaluated by the fleet, nor after an outer or semi join.
+        The fleet cannot evaluate a conjunct over both sides, and the join is an outer or semi join, after which Spark cannot.
     """
-    found = JoinCondition()
-    writer = _Writer(sides, held, found)
+    split = JoinCondition()
+    writer = _Writer(sides, stored, split)
     trees: list[Node] = []
-    for part in condition.conjuncts() if condition is not None else []:
-        side = writer.side_of(part) if part.deterministic else None
+    for conjunct in condition.conjuncts() if condition is not None else []:
+        side = writer.side_of(conjunct) if conjunct.deterministic else None
         if side is not None:
-            found.pre[side].append(part)
+            split.pre[side].append(conjunct)
             continue
-        before = tuple(len(some) for some in found.computed)
+        before = tuple(len(computed) for computed in split.computed)
         try:
-            trees.append(writer.checked(part))
+            trees.append(writer.checked(conjunct))
         except NotExpressibleError as error:
-            for some, size in zip(found.computed, before, strict=True):
-                del some[size:]
+            for computed, size in zip(split.computed, before, strict=True):
+                del computed[size:]
             if not is_inner:
                 raise InvalidRequestError(
                     "the fleet cannot evaluate a part of this join's condition on pairs of rows, and after an outer or semi join "
                     "it would be too late; write it with comparisons, and/or/not and + - * over expressions of one side each",
-                    part=part.sql,
+                    part=conjunct.sql,
                     expression=str(error),
                 ) from error
-            found.later.append(part)
+            split.later.append(conjunct)
     if trees:
-        found.tree = trees[0] if len(trees) == 1 else {"op": "and", "args": trees}
-    return found
+        split.tree = trees[0] if len(trees) == 1 else {"op": "and", "args": trees}
+    return split
 
 
 class _Writer:
     """Writes expressions over both sides as trees whose leaves are columns of one side, which Spark computes."""
 
-    def __init__(self, sides: tuple[Plan, Plan], held: Mapping[int, Field], found: JoinCondition) -> None:
-        self._sides, self._held, self._found = sides, held, found
+    def __init__(self, sides: tuple[Plan, Plan], stored: Mapping[int, Field], condition: JoinCondition) -> None:
+        self._sides, self._stored, self._condition = sides, stored, condition
         self._trees = TreeWriter(self._leaf)
 
     def side_of(self, node: Expression) -> int | None:
-        """The side whose columns are all that an expression reads; the left one if it reads none."""
+        """Return the side to which all columns of an expression belong; the left side if it reads none, None for columns of both."""
         return next((side for side, plan in enumerate(self._sides) if plan.covers(node)), None)
 
     def checked(self, node: Expression) -> Node:
-        """The tree of an expression, which the fleet is known to evaluate."""
+        """Return the tree of an expression, checked to be one that the fleet can evaluate."""
         if not node.deterministic:
             raise NotExpressibleError(node.sql)
         tree = self._trees.written(node)
-        fields = [one for some in self._found.computed for one, _ in some] + list(self._held.values())
+        fields = [field for computed in self._condition.computed for field, _ in computed] + list(self._stored.values())
         try:
-            PairCondition(tree, {one.name: string_to_type(one.type) for one in fields})
+            PairCondition(tree, {field.name: string_to_type(field.type) for field in fields})
         except InvalidRequestError as error:
             raise NotExpressibleError(node.sql) from error
         return tree
@@ -127,11 +127,11 @@ class _Writer:
             raise NotExpressibleError(node.sql) from error
 
     def _column(self, node: Expression, side: int) -> str:
-        if node.is_attribute and node.id in self._held:
-            return self._held[node.id].name
-        computed = self._found.computed[side]
-        for one, other in computed:
-            if Expression.of(other).matches(node):
-                return one.name
+        if node.is_attribute and node.id in self._stored:
+            return self._stored[node.id].name
+        computed = self._condition.computed[side]
+        for known, column in computed:
+            if Expression.of(column).matches(node):
+                return known.name
         computed.append((self._field(f"{'lr'[side]}x{len(computed)}", node), node.column()))
         return computed[-1][0].name

@@ -1,4 +1,4 @@
-"""Keys of a join: expressions of both sides that Spark found equal, flattened alike for the shuffle and the state."""
+"""Keys of a join: the expressions that are equal on both sides, flattened alike for the shuffle and the state."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class JoinKeys:
     Attributes
     ----------
     leaves
-        Their leaves, named alike on both sides.
+        The leaves of the keys, named alike on both sides.
     columns
-        The leaves over each side's columns.
+        The leaves computed from each side's columns.
     trees
-        How each key is made of the leaves.
+        For each key, how it is restored from the leaves.
     of_side
-        Those from which a side's column can be made again.
+        For each side, the keys from which one of its columns can be restored.
     null_safe
         Leaves whose nulls are equal: those inside a struct, as Spark compares structs.
     expiry
-        Leaf that is event time, or the end of a window of it, if one is: on either side, as for Spark.
+        Leaf that is event time, or the end of a window of it, on either side, as for Spark; None if there is none.
     """
 
     leaves: tuple[Field, ...]
@@ -45,20 +45,20 @@ class JoinKeys:
     expiry: str | None
 
     def without_structs(self) -> JoinKeys:
-        """Keys whose structs make no column again: one that is there on the other side only must be null as a whole."""
-        kept = [[key for key in some if key.tree.leaf is not None] for some in self.of_side]
+        """Return the keys without structs to restore: in a row of the other side only, a struct must be null as a whole."""
+        kept = [[key for key in side_keys if key.tree.leaf is not None] for side_keys in self.of_side]
         return replace(self, of_side=(tuple(kept[0]), tuple(kept[1])))
 
 
 @dataclass
 class _Leaves:
-    """Leaves of one pair of expressions."""
+    """The leaves of a pair of expressions."""
 
     what: str
     fields: list[Field] = field(default_factory=list)
     columns: tuple[list[Column], list[Column]] = field(default_factory=lambda: ([], []))
     null_safe: list[str] = field(default_factory=list)
-    #: Whether the values are those of the columns: of floats there is one NaN and one zero among keys.
+    #: Whether leaves have the values of the columns: among keys, floats have a single NaN and a single zero.
     is_exact: bool = True
 
     def flatten(
@@ -69,29 +69,29 @@ class _Leaves:
             null_leaf = None
             if nullable:
                 null_leaf = f"{path}_null"
-                # A null of the key itself equals nothing.
-                flags = [F.when(one.isNotNull(), F.lit(False)) if top else one.isNull() for one in pair]
+                # A key that is null itself equals no key.
+                flags = [F.when(column.isNotNull(), F.lit(False)) if top else column.isNull() for column in pair]
                 self._add(Field(null_leaf, "bool", nullable=top), (flags[0], flags[1]), top=top)
             fields = tuple(
                 (
-                    mine.name,
+                    left_field.name,
                     self.flatten(
                         (
-                            Expression.of(pair[0]).field(place, mine.name).column(),
-                            Expression.of(pair[1]).field(place, theirs.name).column(),
+                            Expression.of(pair[0]).field(index, left_field.name).column(),
+                            Expression.of(pair[1]).field(index, right_field.name).column(),
                         ),
-                        (mine.dataType, theirs.dataType),
-                        f"{path}_{place}",
-                        nullable=mine.nullable or theirs.nullable,
+                        (left_field.dataType, right_field.dataType),
+                        f"{path}_{index}",
+                        nullable=left_field.nullable or right_field.nullable,
                         top=False,
                     ),
                 )
-                for place, (mine, theirs) in enumerate(zip(left.fields, right.fields, strict=True))
+                for index, (left_field, right_field) in enumerate(zip(left.fields, right.fields, strict=True))
             )
             return KeyTree(fields=fields, null_leaf=null_leaf)
         is_atomic = not isinstance(left, T.ArrayType) and not is_changed(left, normalised=False)
         self.is_exact = self.is_exact and is_atomic and not isinstance(left, T.FloatType | T.DoubleType)
-        # The engine makes equal floats equal words, and Spark's hash is the same for them; those inside an array are made equal here.
+        # The engine stores equal floats as equal slots, and Spark hashes them alike; floats inside an array are normalised here.
         columns = (
             pair if is_atomic else (stored(pair[0], left, normalised=True), stored(pair[1], right, normalised=True))
         )
@@ -100,8 +100,8 @@ class _Leaves:
 
     def _add(self, leaf: Field, columns: tuple[Column, Column], *, top: bool) -> None:
         self.fields.append(leaf)
-        for some, column in zip(self.columns, columns, strict=True):
-            some.append(column)
+        for side_columns, column in zip(self.columns, columns, strict=True):
+            side_columns.append(column)
         if not top:
             self.null_safe.append(leaf.name)
 
@@ -112,7 +112,7 @@ def join_keys(left: list[Expression], right: list[Expression]) -> JoinKeys:
     Raises
     ------
     InvalidRequestError
-        State cannot hold a key.
+        State cannot store a key.
     """
     leaves: list[Field] = []
     columns: tuple[list[Column], list[Column]] = ([], [])
@@ -120,21 +120,22 @@ def join_keys(left: list[Expression], right: list[Expression]) -> JoinKeys:
     null_safe: list[str] = []
     trees: list[KeyTree] = []
     expiry: str | None = None
-    for place, pair in enumerate(zip(left, right, strict=True)):
-        found = _Leaves(pair[0].sql)
+    for index, pair in enumerate(zip(left, right, strict=True)):
+        pair_leaves = _Leaves(pair[0].sql)
         kinds = pair[0].type, pair[1].type
-        mine, theirs = (one.column() for one in pair)
         nullable = pair[0].nullable or pair[1].nullable
-        tree = found.flatten((mine, theirs), kinds, f"k{place}", nullable=nullable, top=True)
+        tree = pair_leaves.flatten(
+            (pair[0].column(), pair[1].column()), kinds, f"k{index}", nullable=nullable, top=True
+        )
         trees.append(tree)
-        leaves += found.fields
-        null_safe += found.null_safe
-        if expiry is None and any(one.watermark_delay_ms is not None for one in pair):
+        leaves += pair_leaves.fields
+        null_safe += pair_leaves.null_safe
+        if expiry is None and any(expression.watermark_delay_ms is not None for expression in pair):
             expiry = dict(tree.fields)["end"].leaf if tree.fields else tree.leaf
         for side, expression in enumerate(pair):
-            columns[side].extend(found.columns[side])
-            if found.is_exact:
-                own = tuple(found.columns[side])
-                keys[side].append(Key(expression, tuple(found.fields), own, tree, None))
+            columns[side].extend(pair_leaves.columns[side])
+            if pair_leaves.is_exact:
+                side_columns = tuple(pair_leaves.columns[side])
+                keys[side].append(Key(expression, tuple(pair_leaves.fields), side_columns, tree, None))
     both = tuple(columns[0]), tuple(columns[1])
     return JoinKeys(tuple(leaves), both, tuple(trees), (tuple(keys[0]), tuple(keys[1])), tuple(null_safe), expiry)

@@ -1,4 +1,4 @@
-"""Session windows among the grouping columns of an aggregation: no key, but a span of time that grows."""
+"""Session windows among the grouping columns of an aggregation: not a key, but a span of time that grows."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Session:
 
     @classmethod
     def among(cls, grouping: Sequence[Expression]) -> Session | None:
-        """The one among the grouping expressions, if there is one.
+        """Return the session window among the grouping expressions; None if there is none.
 
         Raises
         ------
         InvalidRequestError
-            Spark has no such session windows in streaming queries.
+            Spark does not run such a session window in streaming queries.
         """
         window = next((expression for expression in grouping if expression.is_session), None)
         if window is None:
@@ -44,22 +44,22 @@ class Session:
 
     @property
     def expiry(self) -> str | None:
-        """What sessions end by with the watermark, if it is their time."""
+        """Field by which the watermark closes sessions; None if they are not of event time."""
         return None if self.window.watermark_delay_ms is None else _END.name
 
     def inputs(self) -> list[tuple[str, Column]]:
-        """A row's own span, as it reaches the shard."""
-        whole = self.window.column()
-        return [(_START.name, whole.getField("start")), (_END.name, whole.getField("end"))]
+        """Return a row's own span, as it reaches the shard."""
+        window = self.window.column()
+        return [(_START.name, window.getField("start")), (_END.name, window.getField("end"))]
 
     def key(self) -> Key:
-        """The session as the results show it."""
+        """Return the session as a key of the results."""
         tree = KeyTree(fields=(("start", KeyTree(leaf=_START.name)), ("end", KeyTree(leaf=_END.name))))
         return Key(self.window, (), (), tree, _END.name)
 
     def schema(self, by_keys: StateSchema) -> StateSchema:
-        """Schema of the aggregation, of that by its keys alone."""
-        span = tuple(Accumulator(AccumulatorKind.VALUE, (), (one,), meaning=one.name) for one in (_START, _END))
+        """Return the schema of the aggregation, given that of an aggregation by its keys alone."""
+        span = tuple(Accumulator(AccumulatorKind.VALUE, (), (field,), meaning=field.name) for field in (_START, _END))
         return replace(
             by_keys,
             keys=(*by_keys.keys, Field(ROW_COLUMN, "int64", nullable=False)),

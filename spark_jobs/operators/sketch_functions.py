@@ -1,4 +1,4 @@
-"""Accumulators of the functions that keep a summary of a group of a bounded size: sketches, bitmaps and histograms."""
+"""Accumulators of the functions that keep a summary of bounded size of a group: sketches, bitmaps and histograms."""
 
 from __future__ import annotations
 
@@ -32,38 +32,38 @@ _BITMAP = words_type(_BITMAP_BYTES // 8)
 
 
 def registers(use: Use) -> tuple[Part, ...]:
-    """Registers of Spark's HyperLogLog++, over hashes of the argument."""
+    """Return the accumulator of Spark's HyperLogLog++: registers, over hashes of the argument."""
     child = use.child()
-    # As Spark's own: of floats, each NaN is one value, and -0.0 is 0.0.
+    # As in Spark's own: among floats, all NaNs are one value, and -0.0 equals 0.0.
     value = child.normalised() if isinstance(child.type, T.FloatType | T.DoubleType) else child
-    hashed = use.kept(F.when(child.column().isNotNull(), F.xxhash64(value.column())))
+    hashes = use.kept(F.when(child.column().isNotNull(), F.xxhash64(value.column())))
     state = words_field("registers", use.function.registers.slots)
     result = doubles("total", "zeros")
-    return (Part(AccumulatorKind.DISTINCT_REGISTERS, (hashed,), (state,), result=result),)
+    return (Part(AccumulatorKind.DISTINCT_REGISTERS, (hashes,), (state,), result=result),)
 
 
 def estimate(function: AggregateFunction, columns: Sequence[Column]) -> Column:
-    """How many distinct values the registers have seen, as Spark estimates it."""
+    """Return the number of distinct values that the registers have seen, as Spark estimates it."""
     total, zeros = columns
     return function.registers.estimate(total, zeros)
 
 
 def bitmap(use: Use) -> tuple[Part, ...]:
-    """The bits at the positions that the argument gives."""
+    """Return the accumulator of a bitmap of the positions that the argument has."""
     position = use.child().column()
-    words = F.concat(
+    error = F.concat(
         F.lit("[INVALID_BITMAP_POSITION] The 0-indexed bitmap position "),
         position.cast("string"),
         F.lit(f" is out of bounds. The bitmap has {_BITMAP_BYTES * 8} bits ({_BITMAP_BYTES} bytes)."),
     )
-    # Spark's error is of the row, not of its group.
-    checked = F.when((position < 0) | (position >= _BITMAP_BYTES * 8), F.raise_error(words)).otherwise(position)
+    # Raised for the row, as in Spark, and not for its group.
+    checked = F.when((position < 0) | (position >= _BITMAP_BYTES * 8), F.raise_error(error)).otherwise(position)
     return (_bits(AccumulatorKind.BITMAP, use.kept(checked), None),)
 
 
 def united_bitmaps(use: Use) -> tuple[Part, ...]:
-    """The bits that any bitmap has."""
-    # Of a longer one Spark takes as much as a bitmap has, too.
+    """Return the accumulator of the union of bitmaps."""
+    # Spark also truncates longer ones to the size of a bitmap.
     sized = F.call_function("rpad", use.column(), F.lit(_BITMAP_BYTES), F.expr("x'00'"))
     return (_bits(AccumulatorKind.BITMAP_OR, sized, _BITMAP),)
 
@@ -74,11 +74,11 @@ def _bits(kind: AccumulatorKind, column: Column, input_type: str | None) -> Part
 
 
 def count_min_sketch(use: Use) -> tuple[Part, ...]:
-    """Spark's count-min sketch, as its bytes."""
+    """Return the accumulator of Spark's count-min sketch, emitted as its bytes."""
     table, child = use.function.empty_sketch, use.child()
     kind = AccumulatorKind.COUNT_MIN
     if isinstance(child.type, T.StringType | T.BinaryType):
-        # Two 32-bit hashes, the second one under the first as its seed, in one word.
+        # Two 32-bit hashes in a 64-bit number; the first is the seed of the second.
         kind = AccumulatorKind.COUNT_MIN_BYTES
         first, second = child.murmur(0).column().cast("long"), child.murmur(0, times=2).column().cast("long")
         packed = F.shiftleft(first, 32).bitwiseOR(second.bitwiseAND(F.lit(0xFFFFFFFF)))
@@ -92,11 +92,11 @@ def count_min_sketch(use: Use) -> tuple[Part, ...]:
 
 
 def hll_sketch(use: Use) -> tuple[Part, ...]:
-    """The sketch of Apache DataSketches, of values or of other sketches."""
+    """Return the accumulator of a sketch of Apache DataSketches, of values or of other sketches."""
     child, function = use.child(), use.function
     kind, column = AccumulatorKind.HLL_SKETCH, child.column()
     if function.kind == "HllUnionAgg":
-        # By itself a sketch stays what it is, and is written in one form, whoever made it.
+        # The union of a sketch with itself is the same sketch, in one serialised form for all writers.
         kind, column = AccumulatorKind.HLL_UNION, F.hll_union(column, column, allowDifferentLgConfigK=True)
     elif isinstance(child.type, T.IntegerType):
         column = column.cast("long")
@@ -107,29 +107,29 @@ def hll_sketch(use: Use) -> tuple[Part, ...]:
 
 
 def histogram(use: Use) -> tuple[Part, ...]:
-    """Bins of values that are near each other, at most as many as the use asks for."""
+    """Return the accumulator of a histogram, with at most as many bins as the use asks for."""
     kind, bins = use.child().type, use.function.bins
     is_number = isinstance(kind, T.NumericType)
     options = {"bins": bins, "floating": is_number}
-    # How many bins are used, and of each its place and its height; and room for one more.
+    # The number of used bins, then the centre and the height of each, with capacity for one more bin.
     state = words_field("bins", 1 + 2 * (bins + 1))
-    place = T.DoubleType() if isinstance(kind, T.DecimalType) else stored_type(kind)
-    result = (bins_field("bins", place, what=use.text),)
+    centre = T.DoubleType() if isinstance(kind, T.DecimalType) else stored_type(kind)
+    result = (bins_field("bins", centre, what=use.text),)
     column = use.double() if is_number else use.column()
     return (Part(AccumulatorKind.HISTOGRAM, (column,), (state,), result=result, options=options),)
 
 
 def histogram_of_its_type(function: AggregateFunction, columns: Sequence[Column]) -> Column:
-    """The bins, with places that are decimals again if the argument is."""
+    """Return the bins, with centres in decimals if the argument has them."""
     (column,), kind = columns, function.type
     assert isinstance(kind, T.ArrayType)
     assert isinstance(kind.elementType, T.StructType)
-    place = kind.elementType["x"].dataType
-    if not isinstance(place, T.DecimalType):
+    centre = kind.elementType["x"].dataType
+    if not isinstance(centre, T.DecimalType):
         return column
 
-    def typed(one: Column) -> Column:
-        bins = F.struct(one["x"].cast(place).alias("x"), one["y"].alias("y"))
-        return Expression.of(bins).known_nullable().column()
+    def typed(row: Column) -> Column:
+        typed_bin = F.struct(row["x"].cast(centre).alias("x"), row["y"].alias("y"))
+        return Expression.of(typed_bin).known_nullable().column()
 
     return F.transform(column, typed)

@@ -1,4 +1,4 @@
-"""``topN`` and ``keepLast``, which plain Spark streaming cannot do, as the fleet runs them."""
+"""Plans of ``topN`` and ``keepLast``, which plain Spark streaming does not have."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def build_top(
     ties: str = "first",
     rank: bool = True,
 ) -> ProjectedPlan:
-    """Plan of the first `n` rows of each partition.
+    """Plan the first `n` rows of each partition.
 
     Raises
     ------
     InvalidRequestError
-        There is nothing to order by, the output mode is not one of these, or a column's type is not held by state.
+        There is no column to order by, the output mode is not supported, or state cannot store a column's type.
     pyspark.errors.AnalysisException
         An unknown column.
     """
@@ -50,13 +50,13 @@ def build_top(
     if not order_by:
         raise InvalidRequestError("name at least one column to order by")
     expressions, child = _partition(df, partition_by)
-    keys = [key_of(expression, f"k{place}") for place, expression in enumerate(expressions)]
+    keys = [key_of(expression, f"k{index}") for index, expression in enumerate(expressions)]
     attributes = analysed(df).output
     rows = RowColumns.stored(attributes, keys, "c")
     fields, columns, order = _order(df, order_by, attributes, rows)
-    leaves = [one.alias(leaf.name) for key in keys for leaf, one in zip(key.leaves, key.columns, strict=True)]
+    leaves = [value.alias(leaf.name) for key in keys for leaf, value in zip(key.leaves, key.columns, strict=True)]
     delay_ms, time = event_time(attributes)
-    hashed = [one for key in keys for one in key.columns]
+    hashed = [value for key in keys for value in key.columns]
     prepared = child.frame().select(
         *leaves,
         *rows.selected,
@@ -66,10 +66,10 @@ def build_top(
     )
     types = {item.name: item for item in prepared.schema.fields}
     names = [leaf.name for key in keys for leaf in key.leaves]
-    shown = ViewComponent.of_keys(keys, attributes)
-    rows.add_to_view(shown)
+    component = ViewComponent.of_keys(keys, attributes)
+    rows.add_to_view(component)
     if rank:
-        shown.value(RANK_COLUMN, column(RANK_COLUMN))
+        component.value(RANK_COLUMN, column(RANK_COLUMN))
     schema = top_schema(
         [leaf_field(types[name]) for name in names],
         rows.fields,
@@ -81,7 +81,7 @@ def build_top(
         expiry=next((key.expiry for key in keys if key.expiry is not None), None),
         delay_ms=delay_ms,
     )
-    schema = replace(schema, shown={"": shown.to_json()})
+    schema = replace(schema, shown={"": component.to_json()})
     emitted = [types[name] for name in (*names, *(field.name for field in rows.fields))]
     results = rows.results
     if rank:
@@ -91,12 +91,12 @@ def build_top(
 
 
 def _rank(df: DataFrame) -> Expression:
-    """A column that no other plan has."""
+    """Return a column for the rank with an id of its own."""
     return analysed(df.select(F.lit(1).cast("int").alias(RANK_COLUMN))).output[0].nullable_attribute()
 
 
 def _partition(df: DataFrame, partition_by: Sequence[ColumnLike]) -> tuple[list[Expression], Plan]:
-    """What rows are partitioned by, and the plan that has it: Spark makes windows of time below a grouping."""
+    """Return the partitioning expressions, and the plan that has their columns: Spark computes time windows below a grouping."""
     if not partition_by:
         return [], analysed(df)
     node = analysed(df.groupBy(*partition_by).agg(F.count(F.lit(1))))
@@ -111,22 +111,24 @@ def _partition(df: DataFrame, partition_by: Sequence[ColumnLike]) -> tuple[list[
 def _order(
     df: DataFrame, order_by: Sequence[ColumnLike], attributes: Sequence[Expression], rows: RowColumns
 ) -> tuple[list[str], list[Column], list[dict[str, Any]]]:
-    """Names and columns of what is ordered by and is no column of the row, and the order (``store_actors.engine.ordering``)."""
+    """Return names and columns of ordering expressions that the row lacks, and the order (``store_actors.engine.ordering``)."""
     node = analysed(df.orderBy(*order_by))
     while node.kind != "Sort":
         node = node.child
     names: list[str] = []
     columns: list[Column] = []
     order: list[dict[str, Any]] = []
-    for place, item in enumerate(node.sorting):
-        key = key_of(item.expression, f"o{place}", normalised=False)
+    for index, item in enumerate(node.sorting):
+        key = key_of(item.expression, f"o{index}", normalised=False)
         if len(key.leaves) != 1 or is_nested(key.leaves[0].type):
             raise InvalidRequestError(
                 "rows are ordered by simple columns; name the fields of a struct, or the elements of an array",
                 column=item.sql,
             )
-        own = (leaf for one, leaf in zip(attributes, rows.leaves, strict=True) if one.matches(item.expression))
-        name = next(own, None)
+        equal = (
+            leaf for attribute, leaf in zip(attributes, rows.leaves, strict=True) if attribute.matches(item.expression)
+        )
+        name = next(equal, None)
         if name is None:
             name = key.leaves[0].name
             names.append(name)

@@ -1,4 +1,4 @@
-"""What readers are shown of the groups of an aggregation: its results, as Spark computes them, without Spark."""
+"""The view of an aggregation's groups: its results, as Spark computes them, for readers without Spark."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from spark_jobs.plan.keys import Key
 from spark_jobs.plan.view_components import ViewComponent, column
 from store_actors.operators.expressions import ExpressionTree, NotComputableError
 
-__all__ = ["shown_aggregation"]
+__all__ = ["aggregation_view"]
 
 
-def shown_aggregation(
+def aggregation_view(
     schema: StateSchema,
     keys: Sequence[Key],
     outputs: Sequence[Expression],
     evaluated: Callable[[AggregateExpression], Expression],
 ) -> dict[str, Any]:
-    """The description of an aggregation's groups.
+    """Return the view of an aggregation's groups.
 
-    Where something in a result is not known without Spark, the aggregates in it are shown in its place, under Spark's own names.
+    A result that only Spark can compute is replaced by the aggregates in it, under Spark's own names.
 
     Parameters
     ----------
     keys
-        What rows are grouped by; a session among them is no key of the state.
+        Keys of the groups; a session among them is no key of the state.
     outputs
-        The results, over keys and aggregates.
+        The results, as expressions of keys and aggregates.
     evaluated
-        Spark's final expression of an aggregate, over columns named as what the state emits.
+        Function that returns Spark's final expression of an aggregate, over columns named as the state emits them.
     """
-    return {"": _Results(schema, keys, evaluated).described(outputs)}
+    return {"": _Results(schema, keys, evaluated).view(outputs)}
 
 
 class _Results:
@@ -49,53 +49,54 @@ class _Results:
         fields = (*schema.keys, *schema.emitted_fields)
         self._types: Mapping[str, pa.DataType] = {field.name: string_to_type(field.type) for field in fields}
         self._writer, self._columns = TreeWriter(self._leaf), TreeWriter(_column)
-        self._part = ViewComponent()
+        self._component = ViewComponent()
 
-    def described(self, outputs: Sequence[Expression]) -> dict[str, Any]:
-        """The part of the description with these results."""
+    def view(self, outputs: Sequence[Expression]) -> dict[str, Any]:
+        """Return the component with these results as JSON values."""
         bare = [output.unaliased for output in outputs]
         self._show_keys(outputs, bare)
-        whole = [one for one in bare if AggregateExpression.at(one) is not None]
+        whole = [result for result in bare if AggregateExpression.at(result) is not None]
         for output, result in zip(outputs, bare, strict=True):
             if self._key(result) is None:
                 self._show(output.name, result, whole)
-        return self._part.to_json()
+        return self._component.to_json()
 
     def _show_keys(self, outputs: Sequence[Expression], bare: Sequence[Expression]) -> None:
         for key in self._keys:
-            names = [o.name for o, one in zip(outputs, bare, strict=True) if one.matches(key.expression)]
-            # Rows are not found by a session, which has no leaves among the keys.
-            show = self._part.key if key.leaves else self._part.value
+            names = [
+                output.name for output, result in zip(outputs, bare, strict=True) if result.matches(key.expression)
+            ]
+            # Readers cannot find rows by a session, which has no leaves among the keys.
+            show = self._component.key if key.leaves else self._component.value
             show(names[0] if names else key.expression.column_name, key.tree.view_tree())
             for name in names[1:]:
-                self._part.value(name, key.tree.view_tree())
+                self._component.value(name, key.tree.view_tree())
 
     def _show(self, name: str, result: Expression, whole: list[Expression]) -> None:
-        """Show a result, or else the aggregates in it that are not among those that are shown by themselves."""
+        """Add a result to the view, or else the aggregates in it that are not results themselves."""
         try:
-            self._part.value(name, self._computable(result))
+            self._component.value(name, self._computable(result))
             return
         except NotExpressibleError as error:
-            self._part.leave_out(name, f"readers cannot compute {error}")
+            self._component.leave_out(name, f"readers cannot compute {error}")
         for aggregate in _aggregates(result):
-            if any(one.matches(aggregate) for one in whole):
+            if any(result.matches(aggregate) for result in whole):
                 continue
             whole.append(aggregate)
             try:
-                self._part.value(aggregate.column_name, self._computable(aggregate))
+                self._component.value(aggregate.column_name, self._computable(aggregate))
             except NotExpressibleError as error:
-                self._part.leave_out(aggregate.column_name, f"readers cannot compute {error}")
+                self._component.leave_out(aggregate.column_name, f"readers cannot compute {error}")
 
     def _computable(self, result: Expression) -> Node:
-        """The tree of a result, which is known to give its type."""
+        """Return the tree of a result, checked to compute its type."""
         tree = self._writer.written(result)
         try:
-            found = ExpressionTree(tree, self._types).type
+            computed_type = ExpressionTree(tree, self._types).type
         except NotComputableError as error:
             raise NotExpressibleError(f"{result.sql}: {error}") from error
-        wanted = string_to_type(stored_type_name(result))
-        if not _alike(found, wanted):
-            raise NotExpressibleError(f"{result.sql}: it would be {found}")
+        if not _equal_types(computed_type, string_to_type(stored_type_name(result))):
+            raise NotExpressibleError(f"{result.sql}: it would be {computed_type}")
         return tree
 
     def _leaf(self, node: Expression) -> Node | None:
@@ -122,12 +123,12 @@ def _aggregates(node: Expression) -> Iterator[AggregateExpression]:
         yield from _aggregates(child)
 
 
-def _alike(one: pa.DataType, other: pa.DataType) -> bool:
-    """Whether two types are the same, whatever they say of nulls inside."""
-    if one.num_fields == 0 or one.num_fields != other.num_fields or one.id != other.id:
-        return bool(one == other)
-    parts = [(one.field(place), other.field(place)) for place in range(one.num_fields)]
+def _equal_types(left: pa.DataType, right: pa.DataType) -> bool:
+    """Whether two types are equal, apart from the nullability inside of them."""
+    if left.num_fields == 0 or left.num_fields != right.num_fields or left.id != right.id:
+        return bool(left == right)
+    fields = [(left.field(index), right.field(index)) for index in range(left.num_fields)]
     return all(
-        _alike(mine.type, theirs.type) and (mine.name == theirs.name or not pa.types.is_struct(one))
-        for mine, theirs in parts
+        _equal_types(inner.type, other.type) and (inner.name == other.name or not pa.types.is_struct(left))
+        for inner, other in fields
     )

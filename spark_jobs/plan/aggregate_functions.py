@@ -77,7 +77,7 @@ class AggregateFunction(Expression):
     """An aggregate function over its arguments, such as ``Sum``."""
 
     @property
-    def shown_name(self) -> str:
+    def sql_name(self) -> str:
         """Its name in SQL."""
         return str(self._java.prettyName())
 

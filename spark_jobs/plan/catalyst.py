@@ -287,7 +287,7 @@ class Expression:
         murmur3 = java_class(f"{_EXPRESSIONS}.Murmur3Hash")
         return Expression(murmur3(scala_seq([self._java] * times), seed))
 
-    def shown_as(self, name: str) -> Expression:
+    def as_leaf(self, name: str) -> Expression:
         """Return a leaf of the same type whose SQL is `name`."""
         return Expression(java_class(f"{_EXPRESSIONS}.PrettyAttribute")(name, self._java.dataType()))
 

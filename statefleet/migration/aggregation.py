@@ -200,7 +200,7 @@ def state_columns(
             "what Spark keeps of this aggregate cannot be made what the fleet keeps; nothing was written; give the name of its column "
             "in from_nothing, and it tells of what comes from there on",
             aggregate=aggregate.sql,
-            function=aggregate.function.shown_name,
+            function=aggregate.function.sql_name,
         )
     elif len(fields) == len(buffer):
         columns = [stored(one.column, one.type) for one in buffer]

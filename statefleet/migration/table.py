@@ -121,7 +121,7 @@ def _state(plan: AggregatePlan, number: int, aggregate: AggregateExpression, val
     make = _HELD.get(function.kind)
     if make is None:
         raise InvalidRequestError(
-            f"what {function.shown_name} holds does not follow from its result, so no table tells it; nothing was written; import the "
+            f"what {function.sql_name} holds does not follow from its result, so no table tells it; nothing was written; import the "
             "checkpoint, or have the query hold what it is made of (of an average a sum and a count)",
             aggregate=aggregate.sql,
         )

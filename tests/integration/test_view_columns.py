@@ -20,7 +20,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from coordinator.model.errors import InvalidRequestError
 from coordinator.storage.uris import open_object_store
 from spark_jobs.fleet import Fleet
-from spark_jobs.operators.accumulators import held_functions
+from spark_jobs.operators.accumulators import supported_functions
 from spark_jobs.operators.aggregate import build_plan
 from spark_jobs.operators.join import build_join
 from spark_jobs.worker.fleet_client import fleet_client
@@ -181,7 +181,7 @@ def test_every_aggregate_is_shown_as_spark_emits_it(
 ) -> None:
     texts = [*AGGREGATES, *OVER_AGGREGATES]
     told = {re.match(r"\w+", text)[0] for text in texts} | {"product"}  # type: ignore[index]
-    assert told >= set(held_functions())
+    assert told >= set(supported_functions())
     feed = Feed(spark, tmp_path / "in", ROWS)
     for begin, end in ((0, 24), (24, 48)):
         feed.add([row(n) for n in range(begin, end)])

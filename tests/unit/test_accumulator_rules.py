@@ -8,7 +8,7 @@ from pathlib import Path
 
 from coordinator.ledger import compatibility
 from coordinator.model.accumulator_kinds import AccumulatorKind
-from spark_jobs.operators.accumulators import held_functions
+from spark_jobs.operators.accumulators import supported_functions
 from store_actors.engine import accumulate_kernels, fold_kernels, sketch_kernels
 from store_actors.engine.accumulator_rules import RULES, Ordering, StateForm
 from store_actors.engine.op_code_kernels import OpCode
@@ -51,4 +51,4 @@ def test_kinds_that_go_on_as_each_other_are_those_with_one_meaning() -> None:
 
 def test_the_operators_page_lists_what_is_held() -> None:
     (listed,) = re.findall(r"\nAggregates: ([^.]+)\.", (ROOT / "docs" / "operators.md").read_text())
-    assert re.split(r",\s+", listed) == held_functions()
+    assert re.split(r",\s+", listed) == supported_functions()
