@@ -1,8 +1,8 @@
-"""Look-ups of single keys that several threads make at once: those that meet travel together.
+"""Queries by single keys of several threads, sent in batches.
 
-The first goes at once. Those that come while it is under way are one call after it: what a call costs is paid once for as many keys as
-came meanwhile, and the busier the machine, the more go together. A key that holds up its call, as the shard of it was lost, holds up
-nobody else's for long.
+The first key is sent at once. Keys that arrive while its call is under way are sent as one call after it. So the cost of a call is
+shared by all keys that arrived meanwhile, and the busier the machine is, the larger the batches are. A key whose call hangs, because
+its shard was lost, delays the other keys of its batch for a bounded time only.
 """
 
 from __future__ import annotations
@@ -17,94 +17,94 @@ from coordinator.runtime.runtime import Future, Threads
 __all__ = ["Batcher"]
 
 Key = TypeVar("Key")
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
-#: How long keys wait for a call before theirs, in seconds.
-_TURN_S = 0.02
-#: How long a key waits for the others of its call until it is asked for alone, in seconds.
-_COMPANY_S = 0.25
+#: How long a batch waits for the call before it, in seconds.
+_MAX_WAIT_FOR_TURN_S = 0.02
+#: How long a key waits for the result of its batch before it is queried alone, in seconds.
+_MAX_WAIT_FOR_BATCH_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Together(Generic[Key, Found]):
-    """Keys of one call. Whose is the first makes the call."""
+class _Batch(Generic[Key, Result]):
+    """Keys of one call. The thread of the first key makes the call."""
 
-    #: When they may go.
+    #: Done when the batch may be sent.
     turn: Future[None]
-    #: What was found of each; None if each is to be asked for alone.
-    found: Future[Sequence[Found] | None]
+    #: Result of each key, in their order; None if each key has to be queried alone.
+    results: Future[Sequence[Result] | None]
     keys: list[Key] = field(default_factory=list)
 
 
-class Batcher(Generic[Key, Found]):
-    """Look-ups of one kind. Thread-safe.
+class Batcher(Generic[Key, Result]):
+    """Queries of one kind, batched. Thread-safe.
 
     Parameters
     ----------
     find_all
-        Finds some keys with one call; returns what it found of each, in their order. Of several keys it need not try for long.
+        Queries keys with one call, and returns the result of each in their order. With several keys it may give up early.
     threads
-        Whose look-ups they are.
+        Makes locks and futures.
     """
 
-    def __init__(self, find_all: Callable[[Sequence[Key]], Sequence[Found]], threads: Threads) -> None:
+    def __init__(self, find_all: Callable[[Sequence[Key]], Sequence[Result]], threads: Threads) -> None:
         self._find_all = find_all
         self._new_future = threads.future
         self._lock = threads.lock()
         self._calls = 0
-        #: Whom others may still join.
-        self._open: _Together[Key, Found] | None = None
+        #: The batch that further keys may still join.
+        self._open: _Batch[Key, Result] | None = None
 
-    def find(self, key: Key) -> Found:
-        """Find a key by a call that begins after this one.
+    def find(self, key: Key) -> Result:
+        """Return the result of a key, from a call that begins after this one.
 
         Raises
         ------
         Exception
-            What a call for this key alone raises.
+            The error of a call for this key alone.
         """
         with self._lock:
-            together = self._open
-            is_first = together is None
-            if together is None:
-                together = _Together(self._new_future(), self._new_future())
+            batch = self._open
+            is_first = batch is None
+            if batch is None:
+                batch = _Batch(self._new_future(), self._new_future())
                 if self._calls:
-                    self._open = together
+                    self._open = batch
                 else:
                     self._calls += 1
-                    together.turn.set_result(None)
-            place = len(together.keys)
-            together.keys.append(key)
+                    batch.turn.set_result(None)
+            index = len(batch.keys)
+            batch.keys.append(key)
         if is_first:
-            self._ask(together)
-        found = None
+            self._send(batch)
+        results = None
         with suppress(TimeoutError):
-            found = together.found.result(_COMPANY_S)
-        return self._find_all([key])[0] if found is None else found[place]
+            results = batch.results.result(_MAX_WAIT_FOR_BATCH_S)
+        return self._find_all([key])[0] if results is None else results[index]
 
-    def _ask(self, together: _Together[Key, Found]) -> None:
-        """Wait for the turn of some keys, and ask for them."""
-        found = None
+    def _send(self, batch: _Batch[Key, Result]) -> None:
+        """Wait for the turn of a batch, and make its call."""
+        results = None
         try:
             with suppress(TimeoutError):
-                together.turn.result(_TURN_S)
-            self._close(together)
-            found = self._find_all(together.keys)
+                batch.turn.result(_MAX_WAIT_FOR_TURN_S)
+            self._close(batch)
+            results = self._find_all(batch.keys)
         except Exception:
-            # Of several, each asks for its own, and is told what is wrong with that.
-            if len(together.keys) == 1:
+            # Each key of several is queried alone, so that its caller gets the error of that key.
+            if len(batch.keys) == 1:
                 raise
         finally:
-            self._close(together)
+            self._close(batch)
             with self._lock:
                 self._calls -= 1
                 if self._open is not None and not self._open.turn.done():
                     self._open.turn.set_result(None)
-            together.found.set_result(found)
+            batch.results.set_result(results)
 
-    def _close(self, together: _Together[Key, Found]) -> None:
-        """Let nobody join any more."""
+    def _close(self, batch: _Batch[Key, Result]) -> None:
+        """Let no further key join a batch."""
         with self._lock:
-            if self._open is together:
+            if self._open is batch:
                 self._open = None
                 self._calls += 1

@@ -1,4 +1,4 @@
-"""A DuckDB that reaches what it is given and nothing else: no file, no network, no extension, no variable of the program."""
+"""A DuckDB database without access to files, the network, extensions and the variables of the program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 __all__ = ["isolated_database", "lock_settings"]
 
-#: A query may come from whoever may read states, as by ``statefleet sql``; it runs with the rights of the process.
+#: A query may come from any user who may read states, as with ``statefleet sql``; it runs with the rights of the process.
 _SETTINGS = MappingProxyType(
     {
         "enable_external_access": "false",
@@ -24,8 +24,8 @@ _SETTINGS = MappingProxyType(
 
 @contextmanager
 def isolated_database() -> Iterator[Any]:
-    """An in-memory database. What does not fit its memory goes to a folder that only this user may read, and that goes with it."""
-    # Late: most readers have no need of it.
+    """Open an in-memory database. Data beyond its memory is in a folder that only this user can read, and that is deleted with it."""
+    # Imported here, since most readers do not need it.
     import duckdb
 
     with (
@@ -36,5 +36,5 @@ def isolated_database() -> Iterator[Any]:
 
 
 def lock_settings(database: Any) -> None:
-    """From here on no query changes a setting of the database."""
+    """Refuse every later change to a setting of the database."""
     database.execute("SET lock_configuration = true")

@@ -1,4 +1,4 @@
-"""Rows of a scan as Parquet files, a piece at a time; under their final name they are whole, or not there."""
+"""Export of the rows of a scan to Parquet, a piece at a time. A file has its final name only once it is whole."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from statefleet.reads.rows import Rows
 
 __all__ = ["export_parquet"]
 
-#: Is told how many shards are done, and how many rows are written.
+#: Called with the number of shards that are done, and of rows that are written.
 Progress = Callable[[int, int], object]
 
 
@@ -27,11 +27,11 @@ def export_parquet(rows: Rows, target: Path, progress: Progress, *, overwrite: b
     Parameters
     ----------
     target
-        A name that ends in ``.parquet`` is a file's, unless a folder of that name is there; any other one is a folder's.
+        A file if the name ends in ``.parquet`` and no folder has that name; else a folder.
     progress
         Called after each piece.
     overwrite
-        Whether to put it in the place of what is there; else that is refused.
+        Whether to replace a file or folder of the name; else that is refused.
 
     Returns
     -------
@@ -41,9 +41,9 @@ def export_parquet(rows: Rows, target: Path, progress: Progress, *, overwrite: b
     Raises
     ------
     InvalidRequestError
-        There is something of that name, or its folder is not there; or Parquet has no type for a column.
+        The name is taken, or its folder does not exist; or Parquet has no type for a column.
     SetupError
-        The disk failed. Nothing of the name was written.
+        The disk failed. Nothing was written under the name.
     """
     is_file = target.suffix == ".parquet" and not target.is_dir()
     if target.exists() and not overwrite:
@@ -55,7 +55,7 @@ def export_parquet(rows: Rows, target: Path, progress: Progress, *, overwrite: b
         raise InvalidRequestError(
             "the folder to write to is not there; nothing was written; make it first", target=target
         )
-    # Beside it, as a rename is one step only within a file system.
+    # In the same folder, since a rename is atomic only within a file system.
     temporary = target.absolute().with_name(f".{target.name}.{random_id()}.tmp")
     try:
         written = _write_file(rows, temporary, progress) if is_file else _write_folder(rows, temporary, progress)
@@ -97,7 +97,7 @@ def _write_folder(rows: Rows, folder: Path, progress: Progress) -> int:
 
 
 def _write_shard(rows: Rows, shard: int, writer: pq.ParquetWriter, count: int, progress: Progress) -> int:
-    """Rows that are written then, with `count` before."""
+    """Write a shard, and return the number of rows that are written so far, given those before it."""
     for table in rows.of_shard(shard):
         writer.write_table(table)
         count += table.num_rows
@@ -107,12 +107,12 @@ def _write_shard(rows: Rows, shard: int, writer: pq.ParquetWriter, count: int, p
 
 
 def _put_in_place(temporary: Path, target: Path) -> None:
-    """Give what was written its name; a folder cannot take another one's place, so that goes first."""
+    """Rename the written file or folder; a folder cannot replace another one, so that is renamed first."""
     if temporary.is_dir() and target.exists():
-        former = temporary.with_suffix(".former")
-        target.rename(former)
+        previous = temporary.with_suffix(".former")
+        target.rename(previous)
         temporary.rename(target)
-        _remove(former)
+        _remove(previous)
     else:
         temporary.replace(target)
     _sync(target.absolute().parent)

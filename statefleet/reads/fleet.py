@@ -1,4 +1,4 @@
-"""A fleet's states for whoever has no Spark: they are read, and ended. No actor is started."""
+"""Reading and dropping the states of a fleet from a program without Spark. No actor is started."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ _SCANNERS = 8
 _CONSISTENCIES = MappingProxyType(
     {"finished": ReadVersion(), "committed": ReadVersion(), "latest": ReadVersion(is_latest=True)}
 )
-#: Those by which all shards are read at the same version.
+#: Consistencies with which all shards are read at the same version.
 _OF_ONE_VERSION = ("finished", "committed")
 
 
 def attach(
     uri: str, *, address: str = "auto", offline: bool = False, storage_options: Mapping[str, str] | None = None
 ) -> LiveFleet:
-    """A fleet's states, to be read from any Ray program or from plain Python on a machine of the cluster.
+    """Return a fleet's states, to be read from any Ray program or from plain Python on a machine of the cluster.
 
     Parameters
     ----------
     uri
-        As given to ``statefleet.connect``.
+        URI of the fleet, as given to ``statefleet.connect``.
     address
-        The Ray cluster, if this process is not on it yet; by default the one of this machine.
+        The Ray cluster, if this process has not joined it yet; by default the one of this machine.
     offline
-        Read from the object store, in this process: no fleet, and no Ray, needs to be there.
+        Read the object store in this process, without a fleet and without Ray.
     storage_options
-        How the object store is opened, where `offline` is asked for.
+        Options of the object store, if `offline` is true.
 
     Raises
     ------
@@ -63,8 +63,8 @@ def attach(
     normalized, runtime = normalize_uri(uri), Runtime()
     if offline:
         stored = StoredSource(open_object_store(normalized, storage_options), runtime)
-        told = {"uri": uri, "offline": True, "storage_options": storage_options}
-        return LiveFleet(stored, Opened(_attached, told), runtime)
+        arguments = {"uri": uri, "offline": True, "storage_options": storage_options}
+        return LiveFleet(stored, Opened(_attached, arguments), runtime)
     join_cluster(address)
     actors = RayActors()
     coordinator = CoordinatorClient.find(normalized, actors=actors, runtime=runtime)
@@ -80,12 +80,12 @@ def attach(
 
 
 def opened_live(uri: str) -> Opened:
-    """How other processes come to the states of the fleet that this process is connected to."""
+    """Return how other processes open the states of the fleet that this process is connected to."""
     return Opened(_attached, {"uri": uri, "address": ray_address()})
 
 
 def _attached(storage_options: Mapping[str, str] | None = None, **options: Any) -> LiveFleet:
-    """:func:`attach`, once in a process for the same options: tasks follow each other there."""
+    """Return :func:`attach` of the options, once in a process: tasks run there one after the other."""
     return _attach_once(tuple(sorted((storage_options or {}).items())), **options)
 
 
@@ -100,11 +100,11 @@ class LiveFleet:
     Parameters
     ----------
     source
-        Where they are read.
+        The store actors, or the object store.
     opened
-        How other processes come to them.
+        How other processes open the fleet.
     coordinator
-        Of a fleet that runs.
+        Coordinator of a running fleet.
     """
 
     def __init__(
@@ -117,34 +117,35 @@ class LiveFleet:
         self._source = source
         self._coordinator = coordinator
         self._opened = opened
-        self._surroundings = runtime
-        #: Of all scans together: each has a few pieces under way.
+        self._runtime = runtime
+        #: Threads of all scans: each scan fetches a few pieces at a time.
         self._threads = runtime.threads.pool(_SCANNERS, "statefleet-scan")
         self._reads: dict[tuple[str, bool], ShardReads] = {}
 
     def states(self) -> list[str]:
-        """Names of all states."""
+        """Return the names of all states."""
         return self._source.names()
 
     def state(self, name: str, part: str = "", *, consistency: str = "finished") -> LiveState:
-        """The state of one operator, as a table.
+        """Return the state of one operator, as a table.
 
         Parameters
         ----------
         name
-            As given to ``fleet.stateful`` or ``fleet.state_store``.
+            Name that was given to ``fleet.stateful`` or ``fleet.state_store``.
         part
-            ``left`` or ``right`` of a join, a variable of a processor, a keyed store; none where there is only one.
+            ``left`` or ``right`` of a join, a variable of a processor, a keyed store; empty where there is only one.
         consistency
-            ``finished``: the newest version whose batch Spark has finished; it is never replaced. ``committed``: the newest that all
-            shards of the query's operators have, while the batch's sink and Spark's commit log may not be done with it: if the batch
-            fails there, it is repeated, and another program may make the version with other rows. ``latest``: of each shard the
-            newest that it has itself, which a batch that fails may take back.
+            ``finished``: the newest version whose batch Spark has finished; it is never replaced. ``committed``: the newest version
+            that all shards of the query's operators have, while the batch's sink and Spark's commit log may not be done: if the
+            batch fails there, it is repeated, and another program may make the version with other rows. ``latest``: the newest
+            version of each shard itself, which a batch that fails may take back.
 
         Raises
         ------
         InvalidRequestError
-            The name cannot be a state's, or the consistency is none of these. Whether there is such a state shows when it is read.
+            The name is not a valid name of a state, or the consistency is unknown. A state that does not exist is an error when it
+            is read.
         """
         check_state_name(name)
         if consistency not in _CONSISTENCIES:
@@ -152,54 +153,53 @@ class LiveFleet:
         is_committed = consistency != "finished"
         reads = self._reads.get((name, is_committed))
         if reads is None:
-            reads = ShardReads(self._source, name, self._surroundings, self._threads, is_committed=is_committed)
+            reads = ShardReads(self._source, name, self._runtime, self._threads, is_committed=is_committed)
             self._reads[name, is_committed] = reads
         return LiveState(reads, self._opened, name, part, _CONSISTENCIES[consistency])
 
     def state_metadata(self, name: str | None = None, version: int | None = None) -> pa.Table:
-        """What stores there are, how many shards, and which batches can be read: as Spark's ``state-metadata`` reader tells it.
+        """Return the stores, shards and readable batches of states, as Spark's ``state-metadata`` reader does.
 
         Parameters
         ----------
         name
             A state; all by default.
         version
-            As of this version of the state; the newest by default.
+            Version of the state; the newest by default.
 
         Returns
         -------
         pyarrow.Table
-            A row for each store of each state. Version n is what batch n - 1 left.
+            A row for each store of each state. Batch n - 1 made version n.
 
         Raises
         ------
         InvalidRequestError
-            There is no such state, or a version is given without a name.
+            The state does not exist, or a version is given without a name.
         VersionNotFoundError
-            There is no such version (any more).
+            There is no such version, or it is not retained any more.
         """
         if version is not None and name is None:
             raise InvalidRequestError("versions are of one state; name it", version=version)
-        views = (
-            self._source.view(one, WantedView(version), None) for one in ([name] if name is not None else self.states())
-        )
+        names = self.states() if name is None else [name]
+        views = (self._source.view(state, WantedView(version), None) for state in names)
         rows = [row for view in views if view is not None for row in metadata_of(view)]
         return pa.Table.from_pylist(rows, STATE_METADATA)
 
     def sql(self, query: str, *, consistency: str = "finished") -> pa.Table:
-        """Answer of a query of SQL (DuckDB's) over states, all of them as they were at one moment.
+        """Return the result of a SQL query (in DuckDB's dialect) over states, all read as of one moment.
 
         Parameters
         ----------
         query
-            A state is a table of its name; a part of one is named with a dot, in quotes: ``"orders.left"``.
+            SQL text. A state is a table of its name; a part of a state is named with a dot, in quotes: ``"orders.left"``.
         consistency
             ``finished`` or ``committed``, as :meth:`state` takes it.
 
         Raises
         ------
         InvalidRequestError
-            The query is not valid, or names no state's table; says what DuckDB says. Or the consistency is none of these.
+            The query is not valid, or names a table that is no state, with DuckDB's message; or the consistency is unknown.
         """
         if consistency not in _OF_ONE_VERSION:
             raise InvalidRequestError(
@@ -209,26 +209,25 @@ class LiveFleet:
         return answer(query, _States(self.states, partial(self.state, consistency=consistency)))
 
     def drop(self, name: str, *, dry_run: bool = False, is_over: bool = False) -> DroppedState:
-        """End a state for good while the fleet goes on: its name, its memory and its files are free again.
+        """Delete a state while the fleet runs: its name, its memory and its files are free again.
 
-        Another state of the name may begin at once. What was cut off in the middle is never read as a state, and is done by another
-        call.
-        Each operator of a query has a state of its own; those that stay are named by what is returned. A branch's parent gets back
-        what it kept for it.
+        Another state of the name may begin at once. A drop that was interrupted leaves nothing that is read as a state, and another
+        call completes it. Each operator of a query has its own state; the result names those that remain. The files that a parent
+        retained for a dropped branch are free again, too.
 
         Parameters
         ----------
         name
-            The state.
+            Name of the state.
         dry_run
-            Only say what would go.
+            Only return what would be deleted.
         is_over
-            The query's program is gone, and nobody said that it ended: a run of it that goes on nevertheless is refused from then on.
+            The query's program is gone without having reported its end: a run of it that still goes on is refused from then on.
 
         Raises
         ------
         InvalidRequestError
-            There is no such state, it has branches, or a query that uses it runs. Or the object store is read without a fleet.
+            The state does not exist, it has branches, or a query that uses it runs; or the object store is read without a fleet.
         """
         check_state_name(name)
         if self._coordinator is None:
@@ -242,7 +241,7 @@ class LiveFleet:
 
 @dataclass(frozen=True, slots=True)
 class _States:
-    """A fleet's states with a consistency."""
+    """The states of a fleet, read with one consistency."""
 
     states: Callable[[], list[str]]
     state: Callable[..., LiveState]

@@ -1,4 +1,4 @@
-"""Keys as readers give them, and what was found of them."""
+"""Keys as readers give them, and the rows that were found for them."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from coordinator.model.errors import InvalidRequestError
 from statefleet.reads.projections import Projection
 from store_actors.key_queries import FoundRows
 
-__all__ = ["FOUND_COLUMN", "Answers", "FoundKey", "Keys", "key_array", "key_table", "one_each"]
+__all__ = ["FOUND_COLUMN", "Answers", "FoundKey", "Keys", "key_array", "key_table", "one_row_each"]
 
-#: Last column of :meth:`LiveState.multi_get` where a key has one row: whether it is there.
+#: Last column of :meth:`LiveState.multi_get` where a key has at most one row: whether the key has one.
 FOUND_COLUMN = "__found"
 
-#: What is given as keys: a table, or rows.
+#: Keys as a reader gives them: a table, or rows.
 Keys: TypeAlias = pa.Table | pa.RecordBatch | Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class FoundKey:
-    """What :meth:`LiveState.find` found of a key, and of what: the same read told all of it.
+    """Rows of a key that :meth:`LiveState.find` found, with their query, shard and version, all from one read.
 
     Attributes
     ----------
     rows
-        Rows of the key; none if it is not there.
+        Rows of the key; empty if it has none.
     state, query_id
-        Name of the state, and the id of the query that it belongs to (``""`` as long as no batch was begun).
+        Name of the state, and the id of its query (``""`` until a batch has begun).
     shard
-        Shard that the key is on; None where any shard may have it, and none or several have.
+        Shard of the key; None where any shard may have it, and none or several do.
     version
         Version that was read: ``state.at(version)`` reads it again.
     """
@@ -49,29 +49,35 @@ class FoundKey:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Rows of some keys, with what they were found by."""
+    """Rows of keys, by shard.
+
+    Attributes
+    ----------
+    shards
+        Shard of each key, int64, if that is known beforehand.
+    by_shard
+        For each shard that was queried, the indexes of its keys (int64) and the rows that it found.
+    """
 
     view: ReadView
-    form: Projection
-    #: Of each key its shard, if that is known beforehand.
+    projection: Projection
     shards: npt.NDArray[Any] | None
-    #: Of each shard that was asked the places of its keys, and what it answered.
-    answers: dict[int, tuple[npt.NDArray[np.int64], FoundRows]]
+    by_shard: dict[int, tuple[npt.NDArray[np.int64], FoundRows]]
 
-    def of_key(self, place: int, rows: Sequence[dict[str, Any]], having: Collection[int]) -> FoundKey:
-        """What was found of one key, which some shards have rows of."""
+    def of_key(self, index: int, rows: Sequence[dict[str, Any]], shards: Collection[int]) -> FoundKey:
+        """Return the rows of one key, given the shards that have some of them."""
         view, shard = self.view, None
         if self.shards is not None:
-            shard = int(self.shards[place])
-        elif len(having) == 1:
-            (shard,) = having
-        answer = None if shard is None else self.answers.get(shard)
+            shard = int(self.shards[index])
+        elif len(shards) == 1:
+            (shard,) = shards
+        answer = None if shard is None else self.by_shard.get(shard)
         version = view.version if answer is None else answer[1].version
         return FoundKey(tuple(rows), view.metadata.state_name, view.metadata.query_id, shard, version)
 
 
-def key_table(keys: Keys, form: Projection) -> pa.Table:
-    """Keys as a table of the key columns as they are shown.
+def key_table(keys: Keys, projection: Projection) -> pa.Table:
+    """Return keys as a table of the key columns of the view.
 
     Raises
     ------
@@ -82,23 +88,23 @@ def key_table(keys: Keys, form: Projection) -> pa.Table:
         return pa.Table.from_batches([keys])
     if isinstance(keys, pa.Table):
         return keys
-    names = form.shown.keys
+    names = projection.view_columns.keys
     for key in keys:
         if set(key) != set(names):
             raise InvalidRequestError(
                 "a key has a value for each key column", keys=", ".join(names), got=", ".join(key)
             )
-    fields = [form.shown.schema.field(name) for name in names]
-    return pa.table([key_array([key[one.name] for key in keys], one) for one in fields], names=list(names))
+    fields = [projection.view_columns.schema.field(name) for name in names]
+    return pa.table([key_array([key[field.name] for key in keys], field) for field in fields], names=list(names))
 
 
 def key_array(values: list[Any], field: pa.Field) -> pa.Array:
-    """Values of a key column.
+    """Return values of a key column as an array of its type.
 
     Raises
     ------
     InvalidRequestError
-        One is of a wrong type.
+        A value is of a wrong type.
     """
     try:
         return pa.array(values, field.type)
@@ -108,12 +114,20 @@ def key_array(values: list[Any], field: pa.Field) -> pa.Array:
         ) from error
 
 
-def one_each(asked: pa.Table, rows: pa.Table, places: npt.NDArray[np.int64], form: Projection) -> pa.Table:
-    """A row for each key that was asked for, also for those that are not there."""
+def one_row_each(asked: pa.Table, rows: pa.Table, indexes: npt.NDArray[np.int64], projection: Projection) -> pa.Table:
+    """Return a row for each key: its columns, with nulls and a false ``__found`` for a key that has no row.
+
+    Parameters
+    ----------
+    asked
+        The key columns.
+    rows, indexes
+        Rows that were found, and the index of the key of each.
+    """
     where = np.full(asked.num_rows, -1, np.int64)
-    where[places] = np.arange(len(places))
+    where[indexes] = np.arange(len(indexes))
     is_found = where >= 0
-    keys = form.shown.keys
+    keys = projection.view_columns.keys
     values = rows.drop_columns([name for name in rows.column_names if name in keys])
     chosen = values.take(pa.array(where, mask=~is_found))
     columns = {name: asked.column(name) for name in keys} | {name: chosen.column(name) for name in values.column_names}

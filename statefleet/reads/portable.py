@@ -1,4 +1,4 @@
-"""A scan that other processes carry out, a shard each: in Ray's tasks and in Spark's."""
+"""A scan that tasks of Ray or Spark carry out in other processes, a shard each."""
 
 from __future__ import annotations
 
@@ -18,56 +18,60 @@ class RowsByShard(Protocol):
     """Rows of a version; see :class:`~statefleet.reads.rows.Rows`."""
 
     def of_shard(self, shard: int) -> Iterator[pa.Table]:
-        """Rows of one shard, a piece at a time."""
+        """Yield the rows of one shard, a piece at a time."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """How a process came to a fleet's states, and how another one does.
+    """How this process opened a fleet's states, so that another process can.
 
     Attributes
     ----------
     opener, arguments
-        A function that opens the fleet, which can be pickled, and what it is given.
+        A function that opens the fleet and can be pickled, and its arguments.
     """
 
     opener: Callable[..., Any]
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def fleet(self) -> Any:
-        """The fleet, in this process."""
+        """Return the fleet, opened in this process."""
         return self.opener(**self.arguments)
 
 
 @dataclass(frozen=True)
 class PortableScan:
-    """Rows of a version, as :meth:`~statefleet.reads.scans.StateScans.scan` is asked for them, of the very shards and attempts."""
+    """Arguments of :meth:`~statefleet.reads.scans.StateScans.scan`, with the shards and attempts of the version that is read."""
 
     opened: Opened
     name: str
     part: str
     is_committed: bool
-    pinned: ReadVersion
+    read_version: ReadVersion
     columns: Sequence[str] | None
     filter: pc.Expression | None
     since: int | None = None
     partition_id: bool = False
 
     def rows(self) -> RowsByShard:
-        """The scan in this process."""
+        """Return the rows of the scan in this process."""
         consistency = "committed" if self.is_committed else "finished"
-        # By the shards that were counted when the scan was made: there may be others by now.
-        state = self.opened.fleet().state(self.name, self.part, consistency=consistency).pinned(self.pinned)
-        told = {"columns": self.columns, "filter": self.filter, "partition_id": self.partition_id}
-        rows: RowsByShard = state.scan(**told) if self.since is None else state.changes(self.since, **told)
+        # On the shards that the state had when the scan was made: it may have others by now.
+        state = (
+            self.opened.fleet()
+            .state(self.name, self.part, consistency=consistency)
+            .with_read_version(self.read_version)
+        )
+        arguments = {"columns": self.columns, "filter": self.filter, "partition_id": self.partition_id}
+        rows: RowsByShard = state.scan(**arguments) if self.since is None else state.changes(self.since, **arguments)
         return rows
 
     def of_shard(self, shard: int) -> Iterator[pa.Table]:
-        """Rows of one shard, a piece at a time."""
+        """Yield the rows of one shard, a piece at a time."""
         return self.rows().of_shard(shard)
 
     def in_spark(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """A ``mapInArrow`` function over numbers of shards."""
+        """Yield the rows of shards whose numbers are the first column: a function for ``mapInArrow``."""
         for batch in batches:
             for shard in batch.column(0).to_pylist():
                 for table in self.of_shard(shard):
@@ -75,8 +79,8 @@ class PortableScan:
 
 
 def ray_datasource(scan: PortableScan, schema: pa.Schema, num_shards: int) -> Any:
-    """A Ray Data source with a read task for each shard, whose pieces are blocks."""
-    # Late: most readers have no need of Ray Data.
+    """Return a Ray Data source with a read task for each shard; a piece is a block."""
+    # Imported here, since most readers do not need Ray Data.
     from ray.data import Datasource, ReadTask
     from ray.data.block import BlockMetadata
 

@@ -1,4 +1,4 @@
-"""How the rows of a state are asked for, and where the rows of a key are."""
+"""The columns that a reader gets of a state, and the shards that have the rows of a key."""
 
 from __future__ import annotations
 
@@ -20,119 +20,129 @@ from store_actors.key_queries import is_few
 from store_actors.messages import ReadProjection
 from store_actors.operators.view_columns import ViewColumns
 
-__all__ = ["Projection", "form_of", "named_part", "parts_of"]
+__all__ = ["Projection", "projection_of", "named_part", "parts_of"]
 
 
 @dataclass(frozen=True)
 class Projection:
-    """What readers of one part of a state go by.
+    """Columns and keys of one part of a state, as readers see it.
 
     Attributes
     ----------
+    read
+        Projection as store actors take it.
     store_name
         Store that has the rows.
-    shown
+    view_columns
         Columns of the rows.
     routing
-        Key columns, as state holds them, by whose hash rows are on shards; none where any shard may have any row.
+        Key columns, as the state stores them, whose hash decides the shard of a row; empty where any shard may have any row.
     has_one
-        Whether a key has one row at most.
+        Whether a key has at most one row.
     """
 
     read: ReadProjection
     store_name: str
-    shown: ViewColumns
+    view_columns: ViewColumns
     routing: tuple[str, ...]
     has_one: bool
     _encoded: dict[tuple[str, ...] | None, bytes] = field(default_factory=dict)
 
-    def asking(self, columns: Sequence[str] | None) -> bytes:
-        """The form for some columns, as it is sent.
+    def encoded(self, columns: Sequence[str] | None) -> bytes:
+        """Return the encoded projection of some columns; of all if they are None.
 
         Raises
         ------
         InvalidRequestError
-            There are no such columns.
+            A column does not exist.
         """
-        wanted = None if columns is None else tuple(columns)
-        if wanted not in self._encoded:
-            self._check(wanted or ())
-            self._encoded[wanted] = replace(self.read, columns=wanted).encoded()
-        return self._encoded[wanted]
+        names = None if columns is None else tuple(columns)
+        if names not in self._encoded:
+            self._check(names or ())
+            self._encoded[names] = replace(self.read, columns=names).encoded()
+        return self._encoded[names]
 
-    def filtering(
+    def encoded_with_filter(
         self, columns: Sequence[str] | None, chosen: pc.Expression | None, filtered: Sequence[str] | None
     ) -> bytes:
-        """The form of a scan, as it is sent."""
+        """Return the encoded projection of a scan with a filter, which looks at the columns of `filtered`."""
         if chosen is None:
-            return self.asking(columns)
+            return self.encoded(columns)
         self._check((*(columns or ()), *(filtered or ())))
-        wanted = None if columns is None else tuple(columns)
+        names = None if columns is None else tuple(columns)
         of_filter = None if filtered is None else tuple(filtered)
-        return replace(self.read, columns=wanted, filter=chosen, filtered=of_filter).encoded()
+        return replace(self.read, columns=names, filter=chosen, filtered=of_filter).encoded()
 
     def _check(self, columns: Sequence[str]) -> None:
-        unknown = [name for name in columns if name not in self.shown.schema.names]
+        unknown = [name for name in columns if name not in self.view_columns.schema.names]
         if unknown:
             raise InvalidRequestError(
                 "the state has no such columns",
                 unknown=", ".join(unknown),
-                columns=", ".join(self.shown.schema.names),
+                columns=", ".join(self.view_columns.schema.names),
             )
 
     def by_shard(
         self, view: ReadView, leaves: pa.RecordBatch, shards: npt.NDArray[Any] | None
     ) -> dict[int, tuple[npt.NDArray[np.int64], pa.Table]]:
-        """For each shard that may have rows of some keys, by what :meth:`shards_of` says of them: places of its keys, and these."""
-        there = view.written
+        """Return the keys of each shard that may have rows of them: their indexes (int64), and the keys.
+
+        Parameters
+        ----------
+        leaves
+            The keys, as the state stores them.
+        shards
+            Shard of each key, as :meth:`shards_of` returns it.
+        """
+        written = view.written
         if shards is None:
             every, keys = np.arange(leaves.num_rows), pa.Table.from_batches([leaves])
-            return {shard: (every, keys) for shard in there if leaves.num_rows}
+            return {shard: (every, keys) for shard in written if leaves.num_rows}
         order = np.argsort(shards, kind="stable")
         begins = np.searchsorted(shards[order], np.arange(len(view.versions) + 1))
-        # Few are put in order at once; of many, a slice would travel with all that it is a part of.
+        # Few keys are put in order at once. Of many keys, a slice would be sent with the whole buffers that it is a part of.
         are_few = is_few(leaves)
         in_order = leaves.take(pa.array(order)) if are_few and leaves.num_rows > 1 else leaves
-        found = {}
-        for shard in there:
+        by_shard = {}
+        for shard in written:
             begin, end = begins[shard], begins[shard + 1]
             if begin < end:
-                places = order[begin:end]
-                # Of keys that are all on one shard nothing need be copied: the order is theirs.
-                if len(places) == leaves.num_rows:
-                    own = leaves
+                indexes = order[begin:end]
+                # Keys that are all on one shard are in their order already, and need no copy.
+                if len(indexes) == leaves.num_rows:
+                    of_shard = leaves
                 else:
-                    own = in_order.slice(begin, end - begin) if are_few else leaves.take(pa.array(places))
-                found[shard] = places, pa.Table.from_batches([own])
-        return found
+                    of_shard = in_order.slice(begin, end - begin) if are_few else leaves.take(pa.array(indexes))
+                by_shard[shard] = indexes, pa.Table.from_batches([of_shard])
+        return by_shard
 
     def shards_of(self, view: ReadView, leaves: pa.RecordBatch) -> npt.NDArray[Any] | None:
-        """Of each key the shard that its rows are on; None where any shard may have them."""
+        """Return the shard of each key (int64); None where any shard may have any key."""
         if len(view.versions) == 1:
             return np.zeros(leaves.num_rows, np.int64)
         return shards_of(leaves, self.routing, len(view.versions)) if self.routing else None
 
 
 def parts_of(view: ReadView) -> tuple[str, ...]:
-    """Names of the parts of a state, one of which is read; none if there is only one."""
+    """Return the names of the parts of a state, one of which is read; empty if the state has only one."""
     schema = view.metadata.schema
     if schema is None or schema.operator is OperatorKind.PARTITIONS:
         return view.stores if view.stores != (DEFAULT_STORE,) else ()
     return ViewColumns.parts_of(schema)
 
 
-def form_of(view: ReadView, part: str, described: StateSchema | None) -> Projection | None:
-    """How a part of a state is read.
+def projection_of(view: ReadView, part: str, described: StateSchema | None) -> Projection | None:
+    """Return the projection of a part of a state.
 
     Parameters
     ----------
     described
-        Columns of a keyed store that only its user knows.
+        Columns of a keyed store whose schema only its user knows.
 
     Returns
     -------
-    Form or None
-        None if these must be known first.
+    Projection or None
+        None if `described` is needed and missing.
 
     Raises
     ------
@@ -146,18 +156,18 @@ def form_of(view: ReadView, part: str, described: StateSchema | None) -> Project
             return None
         read = ReadProjection(None)
         return Projection(read, part or DEFAULT_STORE, ViewColumns.of(described), (), True)
-    shown = ViewColumns.of(schema, part)
-    keys = schema.keys if shown.store is None else shown.store.keys
+    view_columns = ViewColumns.of(schema, part)
+    keys = schema.keys if view_columns.store is None else view_columns.store.keys
     has_one = len(keys) == len(schema.input_keys)
     read = ReadProjection(schema, part)
-    store_name = DEFAULT_STORE if shown.store is None else shown.store.name
-    # A function's keyed stores are on the shards of its keys, which is not what their own schema says.
+    store_name = DEFAULT_STORE if view_columns.store is None else view_columns.store.name
+    # The keyed stores of a function are on the shards of its keys, which their own schema does not say.
     routing = tuple(key.name for key in schema.input_keys)
-    return Projection(read, store_name, shown, routing, has_one)
+    return Projection(read, store_name, view_columns, routing, has_one)
 
 
 def named_part(view: ReadView, part: str) -> str:
-    """A part by its name, or by what stands after its kind: ``count`` is ``value.count`` if no other variable is called so.
+    """Return the full name of a part, which may be named without its kind: ``count`` for ``value.count``, if that is unique.
 
     Raises
     ------
@@ -165,7 +175,8 @@ def named_part(view: ReadView, part: str) -> str:
         The state has no such part, or has several and none is named.
     """
     parts = parts_of(view)
-    named = [one for one in parts if one == part] or [one for one in parts if one.partition(".")[2] == part != ""]
+    named = [name for name in parts if name == part]
+    named = named or [name for name in parts if name.partition(".")[2] == part != ""]
     if part != "" or parts:
         if len(named) == 1:
             return named[0]

@@ -1,4 +1,4 @@
-"""Rows of one version of a state, in whatever form they are wanted, a piece at a time."""
+"""Rows of one version of a state, a piece at a time: as Arrow, pandas, Polars, Ray Data or Spark."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 __all__ = ["PARTITION_FIELD", "Rows"]
 
-#: Number of the shard that a row is on, where it is asked for; named as by Spark's ``statestore`` reader.
+#: Number of the shard that a row is on, where a scan asks for it; named as by Spark's ``statestore`` reader.
 PARTITION_FIELD = pa.field("partition_id", pa.int32(), nullable=False)
-#: Shards of which a piece is fetched before it is used: as many as keep the cores of a small machine busy.
+#: Number of shards whose first piece is fetched before it is used: enough to keep the cores of a small machine busy.
 _SHARDS_AHEAD = 4
-#: After how long a scan that was begun ahead is begun anew, in seconds: store actors let go of what nobody takes for a minute.
+#: Age at which a scan that was begun ahead is begun again, in seconds: store actors drop a scan that no reader takes for a minute.
 _STALE_S = 20.0
 
 
@@ -41,15 +41,15 @@ class Rows:
     Parameters
     ----------
     reads
-        The way to the shards.
-    view, pinned
+        Reads of the shards.
+    view, read_version
         The version.
-    form, asking
-        Columns, and what is sent for them.
+    projection, encoded
+        Columns, and the encoded projection that is sent to store actors.
     scan
-        The same for other processes.
+        The same scan for other processes.
     limit
-        Most rows to give.
+        Maximum number of rows.
     position
         See :attr:`position`; by default that of the view.
     """
@@ -58,31 +58,31 @@ class Rows:
         self,
         reads: ShardReads,
         view: ReadView,
-        pinned: ReadVersion,
-        form: Projection,
-        asking: bytes,
+        read_version: ReadVersion,
+        projection: Projection,
+        encoded: bytes,
         scan: PortableScan,
         limit: int | None,
         position: str = "",
     ) -> None:
-        self._reads, self._view, self._pinned = reads, view, pinned
-        self._form, self._asking, self._scan, self._limit = form, asking, scan, limit
-        #: The version and the attempts that made it: what ``changes(since=)`` takes, so that it tells if the version was replaced.
+        self._reads, self._view, self._read_version = reads, view, read_version
+        self._projection, self._encoded, self._scan, self._limit = projection, encoded, scan, limit
+        #: The version and its lineage. ``changes(since=)`` takes it, and raises an error if the version was replaced since.
         self.position = position or f"{view.version}:{view.lineage}"
-        names = form.shown.schema.names if scan.columns is None else scan.columns
+        names = projection.view_columns.schema.names if scan.columns is None else scan.columns
         further = () if scan.since is None else CHANGE_FIELDS
         numbers = (PARTITION_FIELD,) if scan.partition_id else ()
         #: Columns of the rows.
-        self.schema = pa.schema([*(form.shown.schema.field(name) for name in names), *further, *numbers])
+        self.schema = pa.schema([*(projection.view_columns.schema.field(name) for name in names), *further, *numbers])
 
     @property
     def version(self) -> int:
-        """The version that is read; of changes, the one to ask for later ones by."""
+        """The version that is read; for changes, the version after which later changes begin."""
         return int(self.position.partition(":")[0])
 
     @property
     def num_shards(self) -> int:
-        """Shards that the rows are on."""
+        """Number of shards that the rows are on."""
         return len(self._view.versions)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -91,37 +91,39 @@ class Rows:
             for table in _ahead(shards, self._reads.threads, self._reads.runtime.clock.elapsed_s):
                 yield from table.to_batches()
             return
-        left = self._limit
-        for shard in range(self.num_shards if left else 0):
-            for table in self.of_shard(shard, left):
+        remaining = self._limit
+        for shard in range(self.num_shards if remaining else 0):
+            for table in self.of_shard(shard, remaining):
                 yield from table.to_batches()
-                left -= table.num_rows
-            if left == 0:
+                remaining -= table.num_rows
+            if remaining == 0:
                 return
 
     def of_shard(self, shard: int, limit: int | None = None, *, snapshot: int | None = None) -> Generator[pa.Table]:
-        """Rows of one shard, a piece at a time.
+        """Yield the rows of one shard, a piece at a time.
 
         Parameters
         ----------
         limit
-            Most rows to give.
+            Maximum number of rows.
         snapshot
-            Read the version as files make it from the snapshot of this version on (0: from the start, without a snapshot), whatever
-            memory has: to compare, or to find a damaged one.
+            Read the version from the files, beginning with the snapshot of this version (0: from the first delta, without a snapshot),
+            even if memory has the version: to compare, or to find a damaged file.
 
         Raises
         ------
         InvalidRequestError
-            The shard has no such snapshot, or changes are read, which are of no snapshot. Told when rows are taken.
+            The shard has no such snapshot, or changes are read, which no snapshot has. Raised when rows are read.
         CorruptStateError
-            A file on this way is missing or damaged.
+            A file that is needed is missing or damaged.
         """
         if self._scan.since is not None and snapshot is not None:
             raise InvalidRequestError("changes are of commits, and not of a snapshot", snapshot=snapshot)
         if self._view.has_rows(shard):
-            store, since, asking = self._form.store_name, self._scan.since, self._asking
-            for table in self._reads.scan(self._view, self._pinned, store, asking, shard, limit, since, snapshot):
+            store, since, encoded = self._projection.store_name, self._scan.since, self._encoded
+            for table in self._reads.scan(
+                self._view, self._read_version, store, encoded, shard, limit, since, snapshot
+            ):
                 if self._scan.partition_id:
                     number = pa.repeat(pa.scalar(shard, PARTITION_FIELD.type), table.num_rows)
                     yield table.append_column(PARTITION_FIELD, number)
@@ -129,19 +131,19 @@ class Rows:
                     yield table
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """Arrow's stream, a new one each time: Polars, DuckDB and others take the rows as they are, a piece at a time."""
+        """Return a new Arrow stream, from which Polars, DuckDB and others read the rows without a copy, a piece at a time."""
         return pa.RecordBatchReader.from_batches(self.schema, iter(self)).__arrow_c_stream__(requested_schema)
 
     def to_arrow(self) -> pa.Table:
-        """All of them as an Arrow table."""
+        """Return all rows as an Arrow table."""
         return pa.Table.from_batches(self, self.schema)
 
     def to_pandas(self, **options: Any) -> pd.DataFrame:
-        """All of them as a pandas DataFrame; options are those of :meth:`pyarrow.Table.to_pandas`."""
+        """Return all rows as a pandas DataFrame; the options are those of :meth:`pyarrow.Table.to_pandas`."""
         return self.to_arrow().to_pandas(**options)
 
     def to_polars(self) -> pl.DataFrame:
-        """All of them as a Polars DataFrame.
+        """Return all rows as a Polars DataFrame.
 
         Raises
         ------
@@ -156,7 +158,7 @@ class Rows:
         return frame
 
     def to_ray_dataset(self) -> Dataset:
-        """All of them as a Ray Dataset, which is read when it is used: a task for each shard, a piece at a time."""
+        """Return all rows as a Ray Dataset, which reads them when it is used: a task for each shard, a piece at a time."""
         import ray.data
 
         if self._limit is not None:
@@ -165,12 +167,12 @@ class Rows:
         return dataset
 
     def to_spark(self, spark: Any) -> Any:
-        """All of them as a Spark DataFrame, which is read when it is used: a task for each shard, a piece at a time.
+        """Return all rows as a Spark DataFrame, which reads them when it is used: a task for each shard, a piece at a time.
 
         Parameters
         ----------
         spark : pyspark.sql.SparkSession
-            Its executors are on machines of the cluster.
+            A session whose executors are on machines of the cluster.
 
         Returns
         -------
@@ -187,31 +189,31 @@ class Rows:
 def _ahead(
     shards: Sequence[Callable[[], Generator[pa.Table]]], threads: Pool, elapsed_s: Callable[[], float]
 ) -> Generator[pa.Table]:
-    """All pieces of some shards, in their order. The first pieces of the next few are on their way while one is used."""
-    waiting: deque[_Begun] = deque()
-    left = deque(shards)
+    """Yield all pieces of shards, in their order, while the first pieces of the next few shards are being fetched."""
+    waiting: deque[_BegunScan] = deque()
+    remaining = deque(shards)
     try:
-        while left or waiting:
-            while left and len(waiting) < _SHARDS_AHEAD:
-                waiting.append(_Begun.now(left.popleft(), threads, elapsed_s()))
+        while remaining or waiting:
+            while remaining and len(waiting) < _SHARDS_AHEAD:
+                waiting.append(_BegunScan.now(remaining.popleft(), threads, elapsed_s()))
             if elapsed_s() - waiting[0].begun_s > _STALE_S:
-                # Nothing of it was given out yet, and its store actor may have taken the reader for dead.
+                # None of its pieces was yielded yet, and its store actor may have taken the reader for dead.
                 waiting[0].end()
-                waiting[0] = _Begun.now(waiting[0].begin, threads, elapsed_s())
-            one = waiting[0]
-            if (table := one.first.result()) is not None:
+                waiting[0] = _BegunScan.now(waiting[0].begin, threads, elapsed_s())
+            scan = waiting[0]
+            if (table := scan.first.result()) is not None:
                 yield table
-                yield from one.pieces
+                yield from scan.pieces
             waiting.popleft()
     finally:
-        # Store actors are told that nobody takes the rest.
-        for one in waiting:
-            one.end()
+        # Store actors are told that the rest is not read.
+        for scan in waiting:
+            scan.end()
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
-    """A shard whose first piece is on its way."""
+class _BegunScan:
+    """A scan of a shard whose first piece is being fetched."""
 
     begin: Callable[[], Generator[pa.Table]]
     pieces: Generator[pa.Table]
@@ -219,11 +221,11 @@ class _Begun:
     begun_s: float
 
     @classmethod
-    def now(cls, begin: Callable[[], Generator[pa.Table]], threads: Pool, now_s: float) -> _Begun:
+    def now(cls, begin: Callable[[], Generator[pa.Table]], threads: Pool, now_s: float) -> _BegunScan:
         pieces = begin()
         return cls(begin, pieces, threads.submit(next, pieces, None), now_s)
 
     def end(self) -> None:
-        with suppress(Exception):  # of rows that nobody wants any more
+        with suppress(Exception):  # the rows are not read any more
             self.first.result()
         self.pieces.close()

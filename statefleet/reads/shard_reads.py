@@ -1,4 +1,4 @@
-"""Reads of the shards of one state at one version: who has them, and what is done when that changed meanwhile."""
+"""Reads of the shards of one state at one version, from the store actors that have them, and retries when those change."""
 
 from __future__ import annotations
 
@@ -22,24 +22,21 @@ from coordinator.model.identities import ActorLocation, StateStoreId
 from coordinator.model.schema import StateSchema
 from coordinator.runtime.retry import Retry
 from coordinator.runtime.runtime import Pool, Runtime
-from statefleet.reads.sources import Lost, Source
+from statefleet.reads.sources import Source, StoreActorLostError
 from store_actors.key_queries import FoundRows
 from store_actors.messages import ReadRequest
 from store_actors.serving.hot_key_tracker import HottestKeys
 
-__all__ = ["ReadVersion", "Plan", "ShardReads"]
+__all__ = ["KeyPlan", "ReadVersion", "ShardReads"]
 
 Result = TypeVar("Result")
-#: By a view, the store to look in, what is wanted of each row (an encoded :class:`~store_actors.messages.ReadProjection`), and the
-#: keys to look for in each shard.
-Plan = Callable[[ReadView], tuple[str, bytes, Mapping[int, pa.Table]]]
 
-#: How long the place of a shard is believed without a question, in seconds: a store actor that lost a shard without noticing may be
-#: behind for so long.
-_BELIEVED_S = 1.0
-#: How long while another reader asks.
-_ASKED_S = 2.0
-#: How long it is tried when store actors are lost, in seconds; and the pause between, at first.
+#: How long a view is used without asking the coordinator, in seconds: a store actor that lost a shard without noticing may be behind
+#: for so long.
+_FRESH_S = 1.0
+#: How long a view is used while another reader asks the coordinator, in seconds.
+_REFRESHING_S = 2.0
+#: How long a read is retried when store actors are lost, and the first and the longest pause between two tries, in seconds.
 _DEADLINE_S = 60.0
 _PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
@@ -47,16 +44,17 @@ _LONGEST_PAUSE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ReadVersion:
-    """Which version is read.
+    """The version that is read.
 
     Attributes
     ----------
     version
-        None for the newest one.
+        Number of the version; None for the newest one.
     is_latest
-        Whether each shard is read at the newest version that it has, for which others may not be ready.
+        Whether each shard is read at its own newest version, which other shards may not have yet.
     lineage
-        Of the version as it was read before; empty if it was not: if another attempt has made it since, that is an error.
+        Lineage of the version when it was read before; empty if it was not. If another attempt has made the version since, reading it
+        is an error.
     first_partition
         See :class:`~coordinator.ledger.read_views.WantedView`.
     """
@@ -68,23 +66,45 @@ class ReadVersion:
 
     @classmethod
     def to(cls, view: ReadView) -> ReadVersion:
-        """What a view is of, by its shards."""
+        """Return the version of a view, on the shards of that view."""
         return cls(view.version, False, view.lineage, view.id.first_partition)
 
 
+@dataclass(frozen=True, slots=True)
+class KeyPlan:
+    """A query by keys, as a view of the state has it.
+
+    Attributes
+    ----------
+    store_name
+        Store that is queried.
+    projection
+        Columns of the rows: an encoded :class:`~store_actors.messages.ReadProjection`.
+    keys
+        Keys to find on each shard.
+    """
+
+    store_name: str
+    projection: bytes
+    keys: Mapping[int, pa.Table]
+
+
+PlanOf = TypeVar("PlanOf", bound=KeyPlan)
+
+
 class ShardReads:
-    """The way to the shards of one state.
+    """Reads of the shards of one state.
 
     Parameters
     ----------
     source
-        Where they are read.
+        The store actors, or the object store.
     name
-        The state.
-    surroundings
-        By which readers wait, and share things.
+        Name of the state.
+    runtime
+        Clock and locks of the readers.
     threads
-        Where they fetch what comes next.
+        Threads that fetch the next pieces of scans.
     is_committed
         See :class:`~coordinator.ledger.read_views.WantedView`.
     """
@@ -97,62 +117,62 @@ class ShardReads:
         self.runtime, self.threads = runtime, threads
         self._clock = runtime.clock
         self._name = name
-        #: The newest view, and when it was known to be.
+        #: The newest view, and when the coordinator was asked for it.
         self._newest: ReadView | None = None
         self._seen_s = float("-inf")
         self._asking = runtime.threads.lock()
 
     # -- views ----------------------------------------------------------------------------------------------------
 
-    def view(self, pinned: ReadVersion = ReadVersion()) -> ReadView:
-        """The view of a version, or the newest one, as it is now.
+    def view(self, read_version: ReadVersion = ReadVersion()) -> ReadView:
+        """Return the current view of a version, or of the newest one.
 
         Raises
         ------
         VersionNotFoundError
             There is no such version, or it is not retained any more.
         VersionReplacedError
-            The version was made anew since it was read.
+            Another attempt has made the version since it was read.
         """
-        asked = WantedView(pinned.version, self.is_committed, pinned.first_partition)
-        if pinned.version is not None:
-            view = self._source.view(self._name, asked, None)
+        wanted = WantedView(read_version.version, self.is_committed, read_version.first_partition)
+        if read_version.version is not None:
+            view = self._source.view(self._name, wanted, None)
             assert view is not None
-            if pinned.lineage not in ("", view.lineage):
+            if read_version.lineage not in ("", view.lineage):
                 raise VersionReplacedError(
                     "the version was made anew since it was read, as its batch was repeated, and its rows may be others; nothing was "
                     "changed; what was read of it does not count: read the newest version anew, and changes from there on",
                     state=self._name,
-                    version=pinned.version,
+                    version=read_version.version,
                 )
             return view
         known = self._newest
         now_s = self._clock.elapsed_s()
-        found = self._source.view(self._name, asked, None if known is None else known.id)
-        newest = found or known
+        newer = self._source.view(self._name, wanted, None if known is None else known.id)
+        newest = newer or known
         assert newest is not None
-        # Answers may come in another order than they were asked for.
+        # Answers may arrive in another order than the requests.
         if now_s >= self._seen_s:
             self._newest, self._seen_s = newest, now_s
         return newest
 
-    def figures(self, count: int) -> tuple[VersionStats, ...]:
-        """What the log tells of so many of the newest versions, newest first."""
-        return self._source.figures(self._name, count, is_committed=self.is_committed)
+    def version_stats(self, count: int) -> tuple[VersionStats, ...]:
+        """Return the statistics of the newest `count` versions, newest first, from the log."""
+        return self._source.version_stats(self._name, count, is_committed=self.is_committed)
 
-    def believed(self, pinned: ReadVersion) -> ReadView:
-        """A view of now, or of a moment ago."""
-        return self._begin(pinned)[0]
+    def cached_view(self, read_version: ReadVersion) -> ReadView:
+        """Return a view that is current, or was a moment ago."""
+        return self._begin(read_version)[0]
 
-    def _begin(self, pinned: ReadVersion) -> tuple[ReadView, bool]:
-        """A view to read by, and whether it is as of now."""
-        if pinned.version is not None:
-            return self.view(pinned), True
+    def _begin(self, read_version: ReadVersion) -> tuple[ReadView, bool]:
+        """Return a view to read by, and whether it is current."""
+        if read_version.version is not None:
+            return self.view(read_version), True
         known, age_s = self._newest, self._clock.elapsed_s() - self._seen_s
-        if known is None or age_s >= _ASKED_S:
+        if known is None or age_s >= _REFRESHING_S:
             return self.view(), True
-        # One of many readers asks anew, and the others need not wait for it.
-        if age_s < _BELIEVED_S or not self._asking.acquire(blocking=False):
+        # One of many readers asks the coordinator, and the others do not wait for it.
+        if age_s < _FRESH_S or not self._asking.acquire(blocking=False):
             return known, False
         try:
             return self.view(), True
@@ -161,41 +181,55 @@ class ShardReads:
 
     # -- reading --------------------------------------------------------------------------------------------------
 
-    def find(self, pinned: ReadVersion, plan: Plan, is_patient: bool = True) -> tuple[ReadView, dict[int, FoundRows]]:
-        """Rows of some keys, by shard: all of one version, unless the latest ones are asked for.
+    def find(
+        self, read_version: ReadVersion, plan: Callable[[ReadView], PlanOf], is_patient: bool = True
+    ) -> tuple[ReadView, PlanOf, dict[int, FoundRows]]:
+        """Return the view and the plan that were read by, and the rows of the keys by shard: all of one version, unless the latest.
 
-        A shard that has nothing newer than the version proves that it is the newest: then nobody else is asked. Where a store actor
-        was lost it is tried again for a while, if the reader is patient.
+        Where every shard that was read has nothing newer than the version, that proves that the view is current, and the coordinator
+        is not asked. If a store actor was lost, a patient reader tries again for a while.
+
+        Parameters
+        ----------
+        plan
+            Plans the query by a view; it is called again for each further view.
         """
 
-        def look(view: ReadView) -> dict[int, FoundRows] | None:
-            return self._found(view, pinned, plan)
+        def look(view: ReadView) -> tuple[PlanOf, dict[int, FoundRows]] | None:
+            key_plan = plan(view)
+            found = self._found(view, read_version, key_plan)
+            return None if found is None else (key_plan, found)
 
-        return self._read(pinned, look, _DEADLINE_S if is_patient else 0.0)
+        def newest_of(result: tuple[PlanOf, dict[int, FoundRows]]) -> dict[int, int]:
+            return {shard: found.newest for shard, found in result[1].items()}
+
+        view, (key_plan, found) = self._read(read_version, look, _DEADLINE_S if is_patient else 0.0, newest_of)
+        return view, key_plan, found
 
     def scan(
         self,
         view: ReadView,
-        pinned: ReadVersion,
+        read_version: ReadVersion,
         store_name: str,
-        form: bytes,
+        projection: bytes,
         shard: int,
         limit: int | None,
         since: int | None = None,
         snapshot: int | None = None,
     ) -> Iterator[pa.Table]:
-        """All rows of a shard, or what changed since a version, a piece at a time; by way of a snapshot if one is named.
+        """Yield all rows of a shard, or the changes since a version, a piece at a time; from a snapshot if one is named.
 
         Raises
         ------
         InvalidRequestError
             There is no such snapshot.
         StoreUnavailableError
-            A store actor was lost, or the version was made anew, when some rows had been given out; or this process was halted for
-            more than a minute.
+            A store actor was lost, or another attempt has made the version, after some rows had been yielded; or this process was
+            halted for more than a minute.
         """
-        asked = self._request(view, shard, pinned if snapshot is None else ReadVersion(), store_name, form)
-        request, given = replace(asked, since=since, snapshot=snapshot), False
+        of_version = read_version if snapshot is None else ReadVersion()
+        request = self._request(view, shard, of_version, store_name, projection)
+        request, has_yielded = replace(request, since=since, snapshot=snapshot), False
         retry = self._retry(_DEADLINE_S)
         while True:
             try:
@@ -203,36 +237,36 @@ class ShardReads:
                 if pieces is None:
                     raise _superseded(view)
                 for piece in pieces:
-                    given = True
+                    has_yielded = True
                     yield piece
             except OperationOutOfOrderError as error:
                 raise _forgotten(view) from error
-            except Lost as error:
-                if given:
+            except StoreActorLostError as error:
+                if has_yielded:
                     raise _lost(view, error) from error
                 self._pause(view, retry, error)
-                # By the same shards: the number is one of theirs.
+                # On the same shards: the partition of the request is one of them.
                 view = self.view(ReadVersion.to(view))
             else:
                 return
 
-    def describe(self, pinned: ReadVersion, store_name: str, form: bytes) -> StateSchema | None:
-        """Columns of a store that only its user knows; None if no partition has it."""
+    def describe(self, read_version: ReadVersion, store_name: str, projection: bytes) -> StateSchema | None:
+        """Return the columns of a store whose schema only its user knows; None if no partition has the store."""
 
         def look(view: ReadView) -> tuple[StateSchema | None] | None:
             for shard in view.written:
-                request = self._request(view, shard, pinned, store_name, form)
+                request = self._request(view, shard, read_version, store_name, projection)
                 try:
-                    found = self._source.describe(view.location(shard), request)
+                    schema = self._source.describe(view.location(shard), request)
                 except VersionNotFoundError:  # a partition need not have every store
                     continue
-                return None if found is None else (found,)
+                return None if schema is None else (schema,)
             return (None,)
 
-        return self._read(pinned, look)[1][0]
+        return self._read(read_version, look)[1][0]
 
     def hottest_keys(self, shard: int, most: int) -> HottestKeys:
-        """Keys of a shard that were met most often lately.
+        """Return the keys of a shard that were accessed most often lately.
 
         Raises
         ------
@@ -249,56 +283,69 @@ class ShardReads:
         return self._read(ReadVersion(), look)[1]
 
     def _read(
-        self, pinned: ReadVersion, look: Callable[[ReadView], Result | None], within_s: float = _DEADLINE_S
+        self,
+        read_version: ReadVersion,
+        look: Callable[[ReadView], Result | None],
+        within_s: float = _DEADLINE_S,
+        newest_of: Callable[[Result], Mapping[int, int]] = lambda result: {},
     ) -> tuple[ReadView, Result]:
-        """What is found by a view of now, or by one that proves to be; None asks for another one."""
+        """Return the result of reading by a view that is current, or proves to be, and that view.
+
+        Parameters
+        ----------
+        look
+            Reads by a view; returns None if the view is superseded.
+        newest_of
+            Returns the newest version that memory has of each shard that was read.
+        """
         retry = self._retry(within_s)
-        view, is_now = self._begin(pinned)
+        view, is_now = self._begin(read_version)
         while True:
             try:
-                found = look(view)
-                if found is not None and (is_now or self._is_newest(view, found, pinned)):
-                    return view, found
+                result = look(view)
+                if result is not None and (is_now or self._is_newest(view, newest_of(result), read_version)):
+                    return view, result
                 error: Exception = _superseded(view)
-            except Lost as lost:
-                error = lost
+            except StoreActorLostError as lost_error:
+                error = lost_error
             if is_now:
                 self._pause(view, retry, error)
-            view, is_now = self.view(pinned), True
+            view, is_now = self.view(read_version), True
 
-    def _is_newest(self, view: ReadView, found: object, pinned: ReadVersion) -> bool:
-        """Whether a view is still the newest: as all that was found in memory proves, else by a question."""
-        if isinstance(found, dict) and found:
-            newest = {shard: one.newest for shard, one in found.items()}
-            if pinned.is_latest and min(newest.values()) >= 0:
+    def _is_newest(self, view: ReadView, newest: Mapping[int, int], read_version: ReadVersion) -> bool:
+        """Whether a view is still the newest: as the newest versions in memory prove, else as the coordinator says."""
+        if newest:
+            if read_version.is_latest and min(newest.values()) >= 0:
                 return True
             if all(version == view.versions[shard] for shard, version in newest.items()):
                 return True
         return self.view() is view
 
-    def _found(self, view: ReadView, pinned: ReadVersion, plan: Plan) -> dict[int, FoundRows] | None:
-        """Outcomes of a view, with a call to each store actor concerned, all under way at once; None if some are of no use."""
-        store_name, form, keys = plan(view)
+    def _found(self, view: ReadView, read_version: ReadVersion, plan: KeyPlan) -> dict[int, FoundRows] | None:
+        """Return the rows of each shard, from one concurrent call to each store actor; None if the view is superseded."""
+        store_name, projection, keys = plan.store_name, plan.projection, plan.keys
         grouped: dict[ActorLocation | None, list[int]] = {}
         for shard in keys:
             grouped.setdefault(view.location(shard), []).append(shard)
-        waiting = []
+        calls = []
         for where, shards in grouped.items():
-            requests = [self._request(view, shard, pinned, store_name, form) for shard in shards]
-            waiting.append((shards, self._source.find(where, requests, [keys[shard] for shard in shards])))
+            requests = [self._request(view, shard, read_version, store_name, projection) for shard in shards]
+            calls.append((shards, self._source.find(where, requests, [keys[shard] for shard in shards])))
         found: dict[int, FoundRows] = {}
-        for shards, outcomes in waiting:
-            for shard, outcome in zip(shards, outcomes(), strict=True):
-                if isinstance(outcome, StateStoreError):
-                    raise outcome
-                if outcome is None:
+        for shards, results in calls:
+            for shard, result in zip(shards, results(), strict=True):
+                if isinstance(result, StateStoreError):
+                    raise result
+                if result is None:
                     return None
-                found[shard] = outcome
+                found[shard] = result
         return found
 
-    def _request(self, view: ReadView, shard: int, pinned: ReadVersion, store_name: str, form: bytes) -> ReadRequest:
+    def _request(
+        self, view: ReadView, shard: int, read_version: ReadVersion, store_name: str, projection: bytes
+    ) -> ReadRequest:
         store_id = StateStoreId(view.root, 0, view.partitions[shard], store_name)
-        return ReadRequest(store_id, view.versions[shard], view.attempts[shard], form, pinned.is_latest)
+        return ReadRequest(store_id, view.versions[shard], view.attempts[shard], projection, read_version.is_latest)
 
     def _retry(self, within_s: float) -> Retry:
         return Retry(self._clock, within_s, first_pause_s=_PAUSE_S, longest_pause_s=_LONGEST_PAUSE_S)

@@ -1,4 +1,4 @@
-"""Where state is read: in the store actors of a fleet that runs, or in this process from object storage. Neither writes anything."""
+"""Sources of state: the store actors of a running fleet, or the object store, read by this process. Neither writes anything."""
 
 from __future__ import annotations
 
@@ -22,66 +22,68 @@ from store_actors.key_queries import KeyQuery, KeyResult, KeyResults
 from store_actors.messages import ReadRequest
 from store_actors.serving.hot_key_tracker import HottestKeys
 
-__all__ = ["FleetSource", "Lost", "Source"]
+__all__ = ["FleetSource", "StoreActorLostError", "Source"]
 
 Result = TypeVar("Result")
 
-#: How long an answer may take, in seconds: a version that nobody has in memory is loaded first.
+#: How long an answer may take, in seconds: a version that no store actor has in memory is loaded first.
 _DEADLINE_S = 300.0
-#: How long a store actor may take to tell where it answers, in seconds.
+#: How long a store actor may take to return the address of its direct calls, in seconds.
 _ADDRESS_S = 1.0
-#: How often store actors are told that the takers of rows live, in seconds: after a minute without a word one is taken for dead.
+#: How often store actors are told that the readers of scans are alive, in seconds: after a minute of silence a reader counts as dead.
 _ALIVE_S = 15.0
 
 
-class Lost(Exception):
-    """A store actor was lost under a call: ask the coordinator who has its shards now."""
+class StoreActorLostError(Exception):
+    """A store actor was lost during a call: ask the coordinator which one has its shards now."""
 
 
 class Source(Protocol):
-    """Where state is read. Every method raises what the coordinator or the store raises."""
+    """A source of state. Every method raises the errors of the coordinator and of the store."""
 
     def names(self) -> list[str]:
-        """Names of all states."""
+        """Return the names of all states."""
 
     def view(self, name: str, asked: WantedView, known: ViewId | None) -> ReadView | None:
         """See :meth:`Coordinator.read_view <coordinator.service.coordinator.Coordinator.read_view>`."""
 
-    def figures(self, name: str, count: int, *, is_committed: bool) -> tuple[VersionStats, ...]:
+    def version_stats(self, name: str, count: int, *, is_committed: bool) -> tuple[VersionStats, ...]:
         """See :meth:`Coordinator.list_versions <coordinator.service.coordinator.Coordinator.list_versions>`."""
 
     def find(
         self, where: ActorLocation | None, requests: Sequence[ReadRequest], keys: Sequence[pa.Table]
     ) -> Callable[[], Sequence[KeyResult]]:
-        """Begin look-ups where some shards are; returns what waits for their outcomes.
+        """Begin key queries on shards of one store actor; returns a function that waits for their results.
 
         Raises
         ------
         Lost
-            Also by what is returned.
+            The store actor was lost; the function that is returned raises it, too.
         """
 
     def scan(self, where: ActorLocation | None, request: ReadRequest, limit: int | None) -> Iterator[pa.Table] | None:
-        """All rows of a store, a piece at a time; None as of an outcome."""
+        """Return all rows of a store, a piece at a time; None if the version is superseded."""
 
     def describe(self, where: ActorLocation | None, request: ReadRequest) -> StateSchema | None:
-        """Columns of a store; None as of an outcome."""
+        """Return the columns of a store; None if the version is superseded."""
 
     def hottest_keys(self, where: ActorLocation | None, store_id: StateStoreId, most: int) -> HottestKeys:
-        """Keys of a shard that were met most often lately."""
+        """Return the keys of a shard that were accessed most often lately."""
 
 
 class FleetSource:
-    """The store actors of a fleet that runs.
+    """The store actors of a running fleet.
 
     Parameters
     ----------
     coordinator
         The fleet's coordinator.
-    surroundings
-        By which it is known that takers of rows live.
+    actors
+        Calls of actors.
+    runtime
+        Clock and threads, by which store actors are told that the readers of scans are alive.
     direct
-        How store actors are asked for a few keys; by calls of Ray if it is None.
+        Connections for queries by a few keys; Ray's calls if it is None.
     """
 
     def __init__(
@@ -96,22 +98,22 @@ class FleetSource:
         self._runtime = runtime
         self._direct = direct
         self._handles: dict[str, Any] = {}
-        #: Store actors of the scans whose rows are being taken.
-        self._taken: dict[str, Any] = {}
+        #: Store actor of each scan that is being read, by the scan's id.
+        self._open_scans: dict[str, Any] = {}
         self._is_keeping = False
         self._guard = runtime.threads.lock()
 
     @classmethod
     def connected(cls, coordinator: CoordinatorClient, actors: Actors, runtime: Runtime) -> Self:
-        """With connections of this process to the store actors."""
+        """Return a source with connections of this process to the store actors."""
 
         def address_of(actor_name: str) -> DirectAddress | None:
-            handle = made._handles.get(actor_name) or actors.find(actor_name)
+            handle = source._handles.get(actor_name) or actors.find(actor_name)
             address: DirectAddress | None = handle and actors.get(handle.direct_address.remote(), _ADDRESS_S)
             return address
 
-        made = cls(coordinator, actors, runtime, DirectCalls(address_of, runtime))
-        return made
+        source = cls(coordinator, actors, runtime, DirectCalls(address_of, runtime))
+        return source
 
     def names(self) -> list[str]:
         """See :class:`Source`."""
@@ -121,7 +123,7 @@ class FleetSource:
         """See :class:`Source`."""
         return self._coordinator.read_view(name, asked, known)
 
-    def figures(self, name: str, count: int, *, is_committed: bool) -> tuple[VersionStats, ...]:
+    def version_stats(self, name: str, count: int, *, is_committed: bool) -> tuple[VersionStats, ...]:
         """See :class:`Source`."""
         return self._coordinator.list_versions(name, count, is_committed=is_committed)
 
@@ -129,27 +131,27 @@ class FleetSource:
         self, where: ActorLocation | None, requests: Sequence[ReadRequest], keys: Sequence[pa.Table]
     ) -> Callable[[], Sequence[KeyResult]]:
         """See :class:`Source`."""
-        asked = KeyQuery(requests, keys)
-        if asked.is_small:
-            return self._find_few(where, asked.encoded())
-        reference = self._handle(where).find_rows.remote(asked)
+        query = KeyQuery(requests, keys)
+        if query.is_small:
+            return self._find_few(where, query.encoded())
+        reference = self._handle(where).find_rows.remote(query)
         return lambda: self._answer(reference).each
 
-    def _find_few(self, where: ActorLocation | None, asked: bytes) -> Callable[[], Sequence[KeyResult]]:
-        answered = None
+    def _find_few(self, where: ActorLocation | None, query: bytes) -> Callable[[], Sequence[KeyResult]]:
+        wait = None
         if self._direct is not None and where is not None:
-            answered = self._direct.begin(where.actor_name, where.instance_id, asked)
-        if answered is None:
-            reference = self._handle(where).find_few.remote(asked)
+            wait = self._direct.begin(where.actor_name, where.instance_id, query)
+        if wait is None:
+            reference = self._handle(where).find_few.remote(query)
             return lambda: KeyResults.decoded(self._answer(reference)).each
 
-        def outcomes() -> Sequence[KeyResult]:
-            found = answered()
-            if found is None:
-                found = self._answer(self._handle(where).find_few.remote(asked))
-            return KeyResults.decoded(found).each
+        def results() -> Sequence[KeyResult]:
+            encoded = wait()
+            if encoded is None:
+                encoded = self._answer(self._handle(where).find_few.remote(query))
+            return KeyResults.decoded(encoded).each
 
-        return outcomes
+        return results
 
     def scan(self, where: ActorLocation | None, request: ReadRequest, limit: int | None) -> Iterator[pa.Table] | None:
         """See :class:`Source`."""
@@ -159,10 +161,10 @@ class FleetSource:
 
     def _pieces(self, handle: Any, scan_id: str, first: pa.Table | None) -> Iterator[pa.Table]:
         piece = first
-        self._take(scan_id, handle)
+        self._register_scan(scan_id, handle)
         try:
             while piece is not None:
-                # The next one is made while this one is used.
+                # The store actor makes the next piece while this one is used.
                 waiting = handle.next_rows.remote(scan_id)
                 yield piece
                 piece = self._answer(waiting)
@@ -170,14 +172,14 @@ class FleetSource:
                     raise piece
         finally:
             with self._guard:
-                del self._taken[scan_id]
+                del self._open_scans[scan_id]
             if piece is not None:
                 handle.end_scan.remote(scan_id)
 
-    def _take(self, scan_id: str, handle: Any) -> None:
-        """Have a store actor know that the taker of a scan's rows lives, until they are taken."""
+    def _register_scan(self, scan_id: str, handle: Any) -> None:
+        """Tell the store actor regularly that the reader of a scan is alive, until the scan ends."""
         with self._guard:
-            self._taken[scan_id] = handle
+            self._open_scans[scan_id] = handle
             is_keeping, self._is_keeping = self._is_keeping, True
         if not is_keeping:
             self._runtime.threads.start(self._keep_scans, "statefleet-takers")
@@ -188,14 +190,14 @@ class FleetSource:
             self.keep_scans()
 
     def keep_scans(self) -> None:
-        """Tell store actors that the takers of the rows that they give live."""
+        """Tell store actors that the readers of their scans are alive."""
         with self._guard:
-            taken = list(self._taken.items())
+            scans = list(self._open_scans.items())
         by_handle: dict[int, tuple[Any, list[str]]] = {}
-        for scan_id, handle in taken:
+        for scan_id, handle in scans:
             by_handle.setdefault(id(handle), (handle, []))[1].append(scan_id)
         for reference in [handle.keep_scans.remote(scan_ids) for handle, scan_ids in by_handle.values()]:
-            # Of a store actor that is lost, or hangs, whoever takes the next rows is told.
+            # If a store actor is lost, or hangs, the reader of the next rows gets the error.
             with suppress(TimeoutError, RayError):
                 self._actors.get(reference, _ALIVE_S)
 
@@ -208,35 +210,36 @@ class FleetSource:
         """See :class:`Source`."""
         if where is None:
             return HottestKeys(None, None)
-        asked = self._handle(where).hottest_keys.remote(store_id.state_name, store_id.partition_id, most)
-        found: HottestKeys = self._answer(asked)
-        return found
+        reference = self._handle(where).hottest_keys.remote(store_id.state_name, store_id.partition_id, most)
+        keys: HottestKeys = self._answer(reference)
+        return keys
 
     def _handle(self, where: ActorLocation | None) -> Any:
-        """Handle of the store actor that has a shard, or of any if none has.
+        """Return the handle of the store actor that has a shard, or of any if none has it.
 
         Raises
         ------
         Lost
-            It is gone.
+            The store actor is gone.
         StoreUnavailableError
-            There is none.
+            The fleet has no store actor.
         """
         name = self._any() if where is None else where.actor_name
         handle = self._handles.get(name) or self._actors.find(name)
         if handle is None:
-            raise Lost(name)
+            raise StoreActorLostError(name)
         self._handles[name] = handle
         return handle
 
     def _any(self) -> str:
-        living = [one["actor_name"] for one in self._coordinator.status()["store_actors"] if one["alive"]]
-        if not living:
+        actors = self._coordinator.status()["store_actors"]
+        alive = [actor["actor_name"] for actor in actors if actor["alive"]]
+        if not alive:
             raise StoreUnavailableError(
                 "the fleet has no store actor to read with now; state is safe in the object store; start a query, or read with "
                 "statefleet.attach(uri, offline=True)"
             )
-        return str(living[0])
+        return str(alive[0])
 
     def _answer(self, reference: Any) -> Any:
         try:
@@ -251,4 +254,4 @@ class FleetSource:
             raise (error.cause if isinstance(error.cause, StateStoreError) else error) from None
         except RayActorError as error:
             self._handles.clear()
-            raise Lost(str(error)) from error
+            raise StoreActorLostError(str(error)) from error

@@ -1,4 +1,4 @@
-"""SQL over states, by DuckDB: it reads their rows as Arrow streams, only the columns that the query looks at."""
+"""SQL over states, by DuckDB, which reads their rows as Arrow streams: only the columns that the query needs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from statefleet.reads.state import LiveState
 
 __all__ = ["answer"]
 
-#: How often the versions of several states are looked at until nothing changes in between.
+#: How often the versions of several states are read, until two reads in a row are equal.
 _LOOKS = 20
-#: What DESCRIBE, SUMMARIZE and SHOW are to DuckDB's parser.
+#: Type of DESCRIBE, SUMMARIZE and SHOW in DuckDB's parse tree.
 _DESCRIPTION = "SHOW_REF"
 
 
@@ -24,31 +24,31 @@ class States(Protocol):
     """A fleet's states."""
 
     def states(self) -> list[str]:
-        """Names of all states."""
+        """Return the names of all states."""
 
     def state(self, name: str, part: str = "") -> LiveState:
         """See :meth:`LiveFleet.state <statefleet.reads.fleet.LiveFleet.state>`."""
 
 
 def answer(query: str, fleet: States) -> pa.Table:
-    """See :meth:`LiveFleet.sql <statefleet.reads.fleet.LiveFleet.sql>`."""
-    # Late: most readers have no need of it.
+    """Return the result of a query; see :meth:`LiveFleet.sql <statefleet.reads.fleet.LiveFleet.sql>`."""
+    # Imported here, since most readers do not need it.
     import duckdb
 
     with isolated_database() as database:
         try:
-            told = _parsed(database, query)
-            states = {name: _state_of(fleet, name) for name in sorted(set(_tables(told, frozenset())))}
+            tree = _parsed(database, query)
+            states = {name: _state_of(fleet, name) for name in sorted(set(_tables(tree, frozenset())))}
             versions = _one_moment(states)
-            pinned = {name: state.at(versions[name]) for name, state in states.items()}
+            states_then = {name: state.at(versions[name]) for name, state in states.items()}
             columns = (
-                # What describes a table reads no column of it, and tells all.
-                {name: state.schema.names for name, state in pinned.items()}
-                if any(node.get("type") == _DESCRIPTION for node in _nodes(told))
-                else _columns_read(database, query, pinned)
+                # DESCRIBE and the like read no column of a table, and return all names.
+                {name: state.schema.names for name, state in states_then.items()}
+                if any(node.get("type") == _DESCRIPTION for node in _nodes(tree))
+                else _columns_read(database, query, states_then)
             )
             lock_settings(database)
-            for name, state in pinned.items():
+            for name, state in states_then.items():
                 database.register(name, state.scan(columns[name]))
             return database.sql(query).to_arrow_table()
         except duckdb.PermissionException as error:
@@ -67,19 +67,19 @@ def answer(query: str, fleet: States) -> pa.Table:
 
 
 def _state_of(fleet: States, table: str) -> LiveState:
-    """The state, or the part of one, that a table is named after; names of states may have dots, too."""
+    """Return the state, or the part of one, that a table name stands for; names of states may contain dots, too."""
     if "." not in table or table in fleet.states():
         return fleet.state(table)
     return fleet.state(*table.split(".", 1))
 
 
 def _one_moment(states: Mapping[str, LiveState]) -> dict[str, int]:
-    """A version of each state, such that all of them were the newest at some moment.
+    """Return a version of each state, such that all of them were the newest at one moment.
 
     Raises
     ------
     StoreUnavailableError
-        Batches end faster than the states can be looked at.
+        Batches end faster than the versions can be read.
     """
     versions = {name: state.version for name, state in states.items()}
     for _ in range(_LOOKS if len(states) > 1 else 0):
@@ -97,56 +97,56 @@ def _one_moment(states: Mapping[str, LiveState]) -> dict[str, int]:
 
 
 def _parsed(database: Any, query: str) -> Any:
-    """A query as DuckDB's parser has it.
+    """Return the parse tree of a query, as DuckDB serializes it to JSON.
 
     Raises
     ------
     InvalidRequestError
-        It is no query, or not only one, or it asks which tables there are: those are only the ones that a query names.
+        The text is not exactly one query, or the query lists all tables: only the tables that a query names exist.
     """
-    told = json.loads(database.execute("SELECT json_serialize_sql(?::VARCHAR)", [query]).fetchall()[0][0])
-    if told["error"] or len(told["statements"]) != 1:
+    tree = json.loads(database.execute("SELECT json_serialize_sql(?::VARCHAR)", [query]).fetchall()[0][0])
+    if tree["error"] or len(tree["statements"]) != 1:
         raise InvalidRequestError(
             "this is no query of SQL (one SELECT, which may begin with WITH)",
             query=query,
-            error=told.get("error_message", ""),
+            error=tree.get("error_message", ""),
         )
-    if any(node.get("type") == _DESCRIPTION and node["table_name"] for node in _nodes(told)):
+    if any(node.get("type") == _DESCRIPTION and node["table_name"] for node in _nodes(tree)):
         raise InvalidRequestError(
             "SHOW knows no states; `describe` and a state's name tell its columns, fleet.states() and `statefleet status` which "
             "states there are",
             query=query,
         )
-    return told
+    return tree
 
 
-def _tables(told: Any, own: frozenset[str]) -> Iterator[str]:
-    """Names of the tables that a part of a query reads.
+def _tables(tree: Any, with_names: frozenset[str]) -> Iterator[str]:
+    """Yield the names of the tables that a part of a query reads.
 
     Parameters
     ----------
-    own
-        Names, in small letters, that WITH gives to queries there: those of it and of what is around it, so far as they come before.
+    with_names
+        Names, in lower case, that WITH defines for the part, in it or around it, as far as they come before.
     """
-    if not isinstance(told, dict):
-        for one in told if isinstance(told, list) else ():
-            yield from _tables(one, own)
+    if not isinstance(tree, dict):
+        for child in tree if isinstance(tree, list) else ():
+            yield from _tables(child, with_names)
         return
-    if told.get("type") == "BASE_TABLE" and told["table_name"].lower() not in own:
-        yield told["table_name"]
-    if told.get("type") == "RECURSIVE_CTE_NODE":
-        own |= {told["cte_name"].lower()}
-    for one in told.get("cte_map", {}).get("map", ()):
-        yield from _tables(one["value"], own)
-        own |= {one["key"].lower()}
-    for key, one in told.items():
+    if tree.get("type") == "BASE_TABLE" and tree["table_name"].lower() not in with_names:
+        yield tree["table_name"]
+    if tree.get("type") == "RECURSIVE_CTE_NODE":
+        with_names |= {tree["cte_name"].lower()}
+    for definition in tree.get("cte_map", {}).get("map", ()):
+        yield from _tables(definition["value"], with_names)
+        with_names |= {definition["key"].lower()}
+    for key, child in tree.items():
         if key != "cte_map":
-            yield from _tables(one, own)
+            yield from _tables(child, with_names)
 
 
 def _columns_read(database: Any, query: str, states: Mapping[str, LiveState]) -> dict[str, list[str]]:
-    """Columns that a query may read of each state, as its plan over empty tables says."""
-    # By the others a part of the plan goes that can have no rows, with the tables in it; the query itself names their columns yet.
+    """Return the columns of each state that a query may read, according to its plan over empty tables."""
+    # The other optimizers remove parts of the plan that have no rows, with their tables, whose columns the query still names.
     others = database.execute("SELECT name FROM duckdb_optimizers() WHERE name <> 'unused_columns'").fetchall()
     database.execute(f"SET disabled_optimizers = '{','.join(name for (name,) in others)}'")
     schemas = {name: state.schema for name, state in states.items()}
@@ -158,22 +158,23 @@ def _columns_read(database: Any, query: str, states: Mapping[str, LiveState]) ->
     for node in _nodes(plan):
         if "ARROW" in str(node.get("name")):
             columns = node["extra_info"].get("Projections", [])
-            # The plan does not say of which table.
+            # The plan does not name the table.
             read.update([columns] if isinstance(columns, str) else columns)
-    # To count rows one needs some column of them.
+    # Counting rows needs some column of them.
     chosen = {
-        name: [one for one in schema.names if one in read] or schema.names[:1] for name, schema in schemas.items()
+        name: [column for column in schema.names if column in read] or schema.names[:1]
+        for name, schema in schemas.items()
     }
     whole = _result_columns(database, query)
     for name, schema in schemas.items():
         database.register(name, schema.empty_table().select(chosen[name]))
-    # A query may name columns that its plan does not need, and mean something else without them.
+    # A query may name columns that its plan does not need, and have another meaning without them.
     is_enough = _result_columns(database, query) == whole
     return chosen if is_enough else {name: schema.names for name, schema in schemas.items()}
 
 
 def _result_columns(database: Any, query: str) -> list[tuple[str, str]] | None:
-    """Names and types of what a query gives; None if it does not fit the tables that are there."""
+    """Return the names and types of a query's columns; None if the query does not fit the tables."""
     import duckdb
 
     try:
@@ -183,21 +184,21 @@ def _result_columns(database: Any, query: str) -> list[tuple[str, str]] | None:
     return list(zip(relation.columns, map(str, relation.types), strict=True))
 
 
-def _nodes(told: Any) -> Iterator[dict[str, Any]]:
-    """All objects within JSON data."""
-    if isinstance(told, dict):
-        yield told
-    for one in told.values() if isinstance(told, dict) else told if isinstance(told, list) else ():
-        yield from _nodes(one)
+def _nodes(data: Any) -> Iterator[dict[str, Any]]:
+    """Yield all objects within JSON data."""
+    if isinstance(data, dict):
+        yield data
+    for child in data.values() if isinstance(data, dict) else data if isinstance(data, list) else ():
+        yield from _nodes(child)
 
 
 def _reason(error: Exception) -> str:
-    """DuckDB's words without the line of the query, which is not quite the one that was asked."""
+    """Return DuckDB's message without the line of the query, which is not quite the one that was given."""
     return str(error).partition("\n\nLINE ")[0]
 
 
 def _error_within(error: BaseException) -> StateStoreError | None:
-    """The error of a read that DuckDB tells in its own words."""
+    """Return the error of a read that DuckDB raised as an error of its own; None if there is none."""
     within: BaseException | None = error
     while within is not None and not isinstance(within, StateStoreError):
         within = within.__cause__ or within.__context__

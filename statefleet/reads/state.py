@@ -1,8 +1,9 @@
-"""The state of one operator as a table: looked up by key, scanned, at the newest version or any retained one."""
+"""The state of one operator as a table: queried by key or scanned, at the newest version or any retained one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,30 +14,49 @@ from coordinator.ledger.read_views import ReadView
 from coordinator.ledger.version_stats import VersionStats
 from coordinator.model.errors import InvalidRequestError
 from statefleet.reads.batching import Batcher
-from statefleet.reads.keys import Answers, FoundKey, Keys, key_table, one_each
+from statefleet.reads.keys import Answers, FoundKey, Keys, key_table, one_row_each
 from statefleet.reads.projections import Projection, parts_of
 from statefleet.reads.scans import StateScans
-from statefleet.reads.shard_reads import ReadVersion
+from statefleet.reads.shard_reads import KeyPlan, ReadVersion
 from statefleet.reads.version_diff import Side, differing
 from store_actors.engine.hot_keys import SHARE_COLUMN
 
 __all__ = ["LiveState"]
 
-#: By what a key was met, and what part of all it had at least.
+#: What accessed a key, and the smallest share of all accesses that it can have had.
 HEAT_FIELDS = (pa.field("_met_by", pa.string()), pa.field("_share", pa.float64()))
+
+
+@dataclass(frozen=True, slots=True)
+class _RoutedKeys(KeyPlan):
+    """Keys by the shards that may have them.
+
+    Attributes
+    ----------
+    of
+        Projection of the rows.
+    shards
+        Shard of each key, int64; None where any shard may have any key.
+    indexes
+        For each shard, the indexes of its keys, int64.
+    """
+
+    of: Projection
+    shards: npt.NDArray[Any] | None
+    indexes: Mapping[int, npt.NDArray[np.int64]]
 
 
 class LiveState(StateScans):
     """A state's rows. Made by ``fleet.state(name)``; making one costs nothing.
 
-    Reads hold up no batch and change nothing. By default each sees the newest version whose batch Spark has finished, on *all* shards
-    of all operators of the query. Threads may share one: keys that several of them look up at once travel together.
+    Reads delay no batch and change nothing. By default each read sees the newest version whose batch Spark has finished, on *all*
+    shards of all operators of the query. Threads may share an instance: keys that several of them query at once are sent in one call.
     """
 
     def __repr__(self) -> str:
         return f"LiveState({', '.join(map(repr, filter(None, (self.name, self.part))))})"
 
-    # -- what there is --------------------------------------------------------------------------------------------
+    # -- versions and columns --------------------------------------------------------------------------------------------
 
     @property
     def version(self) -> int:
@@ -46,243 +66,246 @@ class LiveState(StateScans):
     @property
     def schema(self) -> pa.Schema:
         """Columns of the rows, keys first."""
-        return self._known_form().shown.schema
+        return self._cached_projection().view_columns.schema
 
     @property
     def keys(self) -> tuple[str, ...]:
         """Names of the key columns."""
-        return self._known_form().shown.keys
+        return self._cached_projection().view_columns.keys
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the parts that the state has, one of which is read; empty if there is only one."""
+        """Names of the parts of the state, one of which is read; empty if the state has only one."""
         return parts_of(self._view())
 
     def versions(self) -> range:
-        """Versions that can be read, from the oldest to the newest."""
+        """Return the versions that can be read, from the oldest to the newest."""
         view = self._reads.view()
         return range(view.oldest, view.version + 1)
 
     def history(self, count: int = 20) -> tuple[VersionStats, ...]:
-        """When versions were committed, and how many rows and bytes they have: of so many of the newest ones, newest first."""
-        return self._reads.figures(count)
+        """Return commit times, rows and bytes of the newest `count` versions, newest first."""
+        return self._reads.version_stats(count)
 
     def at(self, version: int) -> LiveState:
-        """The same state at a retained version.
+        """Return the same state at a retained version.
 
         Raises
         ------
         VersionNotFoundError
-            There is no such version, or it is not retained any more; told by reads, too: of a version that was made anew meanwhile,
-            as :class:`~coordinator.model.errors.VersionReplacedError`.
+            There is no such version, or it is not retained any more. Reads raise this as well, or
+            :class:`~coordinator.model.errors.VersionReplacedError` once another attempt has made the version.
         """
-        return self.pinned(ReadVersion(version, lineage=self._reads.view(ReadVersion(version)).lineage))
+        return self.with_read_version(ReadVersion(version, lineage=self._reads.view(ReadVersion(version)).lineage))
 
-    def pinned(self, pinned: ReadVersion) -> LiveState:
-        """The same state at what is pinned."""
-        return LiveState(self._reads, self._opened, self.name, self.part, pinned)
+    def with_read_version(self, read_version: ReadVersion) -> LiveState:
+        """Return the same state at another read version."""
+        return LiveState(self._reads, self._opened, self.name, self.part, read_version)
 
     # -- by key ---------------------------------------------------------------------------------------------------
 
     def get(self, key: Mapping[str, Any], *, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
-        """The row of a key, by column; None if there is none.
+        """Return the row of a key, by column; None if the key has no row.
 
         Parameters
         ----------
         key
-            A value for each key column; ``{}`` of a state without keys, which has one row.
+            A value for each key column; ``{}`` for a state without keys, which has one row.
         columns
-            Which to give; all by default.
+            Columns to return; all by default.
 
         Raises
         ------
         InvalidRequestError
-            The key lacks a column, has another one or a value of a wrong type; there is no such column, or none is asked for; or a
+            The key lacks a column, has an unknown one or a value of a wrong type; a column does not exist, or `columns` is empty; or a
             key may have several rows in this state.
         """
-        form = self._known_form()
-        if not form.has_one:
+        projection = self._cached_projection()
+        if not projection.has_one:
             raise InvalidRequestError(
                 "a key of this state may have several rows; use get_all or multi_get",
                 state=self.name,
-                keys=", ".join(form.shown.keys),
+                keys=", ".join(projection.view_columns.keys),
             )
-        rows = self._rows_of(key, columns, form)
+        rows = self._rows_of(key, columns, projection)
         return rows[0] if rows else None
 
     def get_all(self, key: Mapping[str, Any], *, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-        """All rows of a key: of a side of a join, of sessions, of the first n of each partition.
+        """Return all rows of a key: rows of a side of a join, sessions, the first n of a partition.
 
         Raises
         ------
         InvalidRequestError
             As :meth:`get`.
         """
-        return self._rows_of(key, columns, self._known_form())
+        return self._rows_of(key, columns, self._cached_projection())
 
-    def _rows_of(self, key: Mapping[str, Any], columns: Sequence[str] | None, form: Projection) -> list[dict[str, Any]]:
-        if not form.shown.keys:
+    def _rows_of(
+        self, key: Mapping[str, Any], columns: Sequence[str] | None, projection: Projection
+    ) -> list[dict[str, Any]]:
+        if not projection.view_columns.keys:
             rows: list[dict[str, Any]] = self.scan(columns, limit=1).to_arrow().to_pylist()
             return rows
-        return list(self._find_together(key, columns).rows)
+        return list(self._find_batched(key, columns).rows)
 
     def find(self, key: Mapping[str, Any], *, columns: Sequence[str] | None = None) -> FoundKey:
-        """All rows of a key, as :meth:`get_all`, with the query, the shard and the version that they are of.
+        """Return all rows of a key, as :meth:`get_all`, with their query, shard and version.
 
-        The row of a state without keys is always one of a committed version.
+        The row of a state without keys is always of a committed version.
 
         Raises
         ------
         InvalidRequestError
             As :meth:`get`.
         """
-        form = self._known_form()
-        if not form.shown.keys:
+        projection = self._cached_projection()
+        if not projection.view_columns.keys:
             return self._only_row(columns)
-        return self._find_together(key, columns)
+        return self._find_batched(key, columns)
 
-    def _find_together(self, key: Mapping[str, Any], columns: Sequence[str] | None) -> FoundKey:
-        """Look a key up with those that other threads look up meanwhile."""
-        wanted = None if columns is None else tuple(columns)
-        if wanted == ():
+    def _find_batched(self, key: Mapping[str, Any], columns: Sequence[str] | None) -> FoundKey:
+        """Query a key in one call with the keys that other threads query meanwhile."""
+        names = None if columns is None else tuple(columns)
+        if names == ():
             raise InvalidRequestError("no column is asked for; leave columns out for all of them", state=self.name)
-        look_ups = self._look_ups.get(wanted)
-        if look_ups is None:
-            made: Batcher[Mapping[str, Any], FoundKey] = Batcher(
-                lambda keys: self._find_each(keys, wanted), self._reads.runtime.threads
-            )
-            look_ups = self._look_ups.setdefault(wanted, made)
-        return look_ups.find(key)
+        batcher = self._batchers.get(names)
+        if batcher is None:
+            batcher = Batcher(lambda keys: self._find_each(keys, names), self._reads.runtime.threads)
+            batcher = self._batchers.setdefault(names, batcher)
+        return batcher.find(key)
 
     def _find_each(self, keys: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> list[FoundKey]:
-        """Rows of each key, found together; of one key they are waited for."""
-        found = self._find(keys, columns, is_patient=len(keys) == 1)
+        """Return the rows of each key, from one call; a call for one key waits while its shard is lost."""
+        answers = self._find(keys, columns, is_patient=len(keys) == 1)
         rows: list[list[dict[str, Any]]] = [[] for _ in keys]
-        having: list[set[int]] = [set() for _ in keys]
-        for shard, (own, one) in found.answers.items():
-            for place, row in zip(own[one.places].tolist(), one.rows.to_pylist(), strict=True):
-                rows[place].append(row)
-                having[place].add(shard)
-        return [found.of_key(place, of_key, having[place]) for place, of_key in enumerate(rows)]
+        shards: list[set[int]] = [set() for _ in keys]
+        for shard, (indexes, found) in answers.by_shard.items():
+            for index, row in zip(indexes[found.places].tolist(), found.rows.to_pylist(), strict=True):
+                rows[index].append(row)
+                shards[index].add(shard)
+        return [answers.of_key(index, key_rows, shards[index]) for index, key_rows in enumerate(rows)]
 
     def _only_row(self, columns: Sequence[str] | None) -> FoundKey:
-        """The row of a state without keys."""
+        """Return the row of a state without keys."""
         view = self._view()
-        rows = self._scan(columns, None, None, 1, view, pinned=ReadVersion.to(view))
-        having = ((shard, table) for shard in range(rows.num_shards) for table in rows.of_shard(shard, 1))
-        shard, table = next(having, (None, rows.schema.empty_table()))
+        rows = self._scan(columns, None, None, 1, view, read_version=ReadVersion.to(view))
+        tables = ((shard, table) for shard in range(rows.num_shards) for table in rows.of_shard(shard, 1))
+        shard, table = next(tables, (None, rows.schema.empty_table()))
         return FoundKey(tuple(table.to_pylist()), self.name, view.metadata.query_id, shard, view.version)
 
     def multi_get(self, keys: Keys, *, columns: Sequence[str] | None = None) -> pa.Table:
-        """Rows of many keys, all of one version, in the order of the keys.
+        """Return the rows of many keys, all of one version, in the order of the keys.
 
         Parameters
         ----------
         keys
             A table with the key columns, or rows.
         columns
-            Which to give besides the keys; all by default.
+            Columns to return besides the keys; all by default.
 
         Returns
         -------
         pyarrow.Table
-            Where a key has one row: one for each key, with nulls where there is none, and ``__found``. Else all rows of the keys.
+            Where a key has at most one row: a row for each key, with nulls where the key has none, and ``__found``. Else all rows of
+            the keys.
 
         Raises
         ------
         InvalidRequestError
             As :meth:`get`.
         """
-        form = self._known_form()
-        wanted = None if columns is None else [*dict.fromkeys((*form.shown.keys, *columns))]
-        asked = key_table(keys, form)
-        found = self._find(asked, wanted)
-        form, answers = found.form, found.answers.values()
-        of_keys = pa.schema([form.shown.schema.field(name) for name in wanted or form.shown.schema.names])
-        rows = pa.concat_tables([of_keys.empty_table(), *(one.rows for _, one in answers)])
-        places = np.concatenate([np.empty(0, np.int64), *(own[one.places] for own, one in answers)])
-        if not form.has_one:
-            return rows.take(pa.array(np.argsort(places, kind="stable")))
-        return one_each(asked, rows, places, form)
+        projection = self._cached_projection()
+        names = None if columns is None else [*dict.fromkeys((*projection.view_columns.keys, *columns))]
+        table = key_table(keys, projection)
+        answers = self._find(table, names)
+        projection, results = answers.projection, answers.by_shard.values()
+        schema = projection.view_columns.schema
+        empty = pa.schema([schema.field(name) for name in names or schema.names]).empty_table()
+        rows = pa.concat_tables([empty, *(found.rows for _, found in results)])
+        indexes = np.concatenate([np.empty(0, np.int64), *(of_keys[found.places] for of_keys, found in results)])
+        if not projection.has_one:
+            return rows.take(pa.array(np.argsort(indexes, kind="stable")))
+        return one_row_each(table, rows, indexes, projection)
 
     def _find(self, keys: Keys, columns: Sequence[str] | None, is_patient: bool = True) -> Answers:
-        """What each shard that may have some of the keys found of them; see :meth:`ShardReads.find`."""
-        used: list[tuple[Projection, npt.NDArray[Any] | None, dict[int, tuple[npt.NDArray[np.int64], pa.Table]]]] = []
+        """Return the results of each shard that may have some of the keys; see :meth:`ShardReads.find`."""
 
-        def plan(view: ReadView) -> tuple[str, bytes, Mapping[int, pa.Table]]:
-            form = self._form(view)
-            leaves = form.shown.key_leaves(key_table(keys, form))
-            shards = form.shards_of(view, leaves)
-            made = form.by_shard(view, leaves, shards)
-            used[:] = [(form, shards, made)]
-            return form.store_name, form.asking(columns), {shard: own for shard, (_, own) in made.items()}
+        def plan(view: ReadView) -> _RoutedKeys:
+            projection = self._projection(view)
+            leaves = projection.view_columns.key_leaves(key_table(keys, projection))
+            shards = projection.shards_of(view, leaves)
+            routed = projection.by_shard(view, leaves, shards)
+            tables = {shard: table for shard, (_, table) in routed.items()}
+            indexes = {shard: of_shard for shard, (of_shard, _) in routed.items()}
+            encoded = projection.encoded(columns)
+            return _RoutedKeys(projection.store_name, encoded, tables, projection, shards, indexes)
 
-        view, found = self._reads.find(self._pinned, plan, is_patient)
-        ((form, shards, made),) = used
-        return Answers(view, form, shards, {shard: (made[shard][0], one) for shard, one in sorted(found.items())})
+        view, routed, found = self._reads.find(self._read_version, plan, is_patient)
+        by_shard = {shard: (routed.indexes[shard], rows) for shard, rows in sorted(found.items())}
+        return Answers(view, routed.of, routed.shards, by_shard)
 
     def hottest_keys(self, shard: int, most: int = 10) -> pa.Table:
-        """Keys of a shard that batches and readers met most often lately, as a few of them are counted by the store actor that has it.
+        """Return the keys of a shard that batches and readers accessed most often lately, as its store actor estimates them.
 
         Returns
         -------
         pyarrow.Table
-            Key columns; ``_met_by``: ``batches`` (by their rows; not of functions, which keep state of their own) or ``look_ups``; and
-            ``_share``, the part of all that the key had at least. Hottest first, `most` of each kind; none where nobody counted, as
-            offline.
+            Key columns; ``_met_by``: ``batches`` (by their rows; not for functions with state of their own) or ``look_ups``; and
+            ``_share``, the smallest share of all accesses that the key can have had. Hottest first, `most` of each kind; empty
+            where no process counts, as offline.
 
         Raises
         ------
         InvalidRequestError
             There is no such shard.
         """
-        found, shown = self._reads.hottest_keys(shard, most), self._known_form().shown
-        fields = [*(shown.schema.field(name) for name in shown.keys), *HEAT_FIELDS]
+        hottest, view_columns = self._reads.hottest_keys(shard, most), self._cached_projection().view_columns
+        fields = [*(view_columns.schema.field(name) for name in view_columns.keys), *HEAT_FIELDS]
         tables = [pa.schema(fields).empty_table()]
-        for kind, told in (("batches", found.written), ("look_ups", found.looked_up)):
-            if told is not None:
-                columns = [pa.repeat(kind, told.num_rows), told.column(SHARE_COLUMN)]
-                keys = shown.keys_of(told.drop_columns([SHARE_COLUMN]))
+        for kind, counts in (("batches", hottest.written), ("look_ups", hottest.looked_up)):
+            if counts is not None:
+                columns = [pa.repeat(kind, counts.num_rows), counts.column(SHARE_COLUMN)]
+                keys = view_columns.keys_of(counts.drop_columns([SHARE_COLUMN]))
                 for field, column in zip(HEAT_FIELDS, columns, strict=True):
                     keys = keys.append_column(field, column)
                 tables.append(keys)
         return pa.concat_tables(tables)
 
-    # -- what differs ---------------------------------------------------------------------------------------------
+    # -- differences ---------------------------------------------------------------------------------------------
 
     def diff(self, before: int, after: int | None = None, *, limit: int | None = None) -> pa.Table:
-        """Rows in which two versions differ.
+        """Return the rows in which two versions differ.
 
-        Where the commits between them are retained, only keys that these touched are compared. Else it is all rows of both, shard by
-        shard, or all of them at once if the state was rescaled in between.
+        Where the commits between them are retained, only the keys that these touched are compared. Else all rows of both versions are
+        compared, shard by shard, or at once if the state was rescaled in between.
 
         Parameters
         ----------
         before, after
             Retained versions; the newest by default.
         limit
-            Most rows to give.
+            Maximum number of rows.
 
         Returns
         -------
         pyarrow.Table
-            Rows that only one of the two has, with ``_change_type``: ``delete`` of those of the first, ``insert`` of those of the
-            other. A row that changed is there twice.
+            Rows that only one of the versions has, with ``_change_type``: ``delete`` for those of `before`, ``insert`` for those of
+            `after`. A row that changed is there twice.
 
         Raises
         ------
         VersionNotFoundError
-            One of them is not retained.
+            One of the versions is not retained.
         InvalidRequestError
-            They have other columns.
+            The versions have different columns.
         """
         newest = self.version if after is None else after
-        former, later = (self.at(version)._side() for version in (before, newest))
+        earlier, later = (self.at(version)._side() for version in (before, newest))
         changed = None
-        if later.form.shown.keys and former.rows.schema == later.rows.schema:
-            changed = self.changes(*sorted((before, newest)), columns=later.form.shown.keys)
-        return differing(former, later, changed, limit, self._reads.figures)
+        if later.projection.view_columns.keys and earlier.rows.schema == later.rows.schema:
+            changed = self.changes(*sorted((before, newest)), columns=later.projection.view_columns.keys)
+        return differing(earlier, later, changed, limit, self._reads.version_stats)
 
     def _side(self) -> Side:
         view = self._view()
-        return Side(self._reads, view, self._form(view), self._scan(None, None, None, None, view))
+        return Side(self._reads, view, self._projection(view), self._scan(None, None, None, None, view))

@@ -1,4 +1,4 @@
-"""State read from object storage, in this process: with no fleet running, and nothing written."""
+"""State that this process reads from the object store, without a running fleet and without writing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["StoredSource"]
 
 
 class StoredSource:
-    """See :class:`~statefleet.reads.sources.Source`.
+    """The object store as a source; see :class:`~statefleet.reads.sources.Source`.
 
     Parameters
     ----------
@@ -43,14 +43,14 @@ class StoredSource:
         self._objects = objects
         self._lock = runtime.threads.lock()
         self._logs: dict[str, ManifestLog] = {}
-        #: Fixed facts of the states that are there, as long as their logs go on.
+        #: Metadata of the states that exist, as long as their logs are the same.
         self._known: dict[str, StateMetadata] = {}
         self._ledgers: dict[str, StateLedger] = {}
         stored = StoredRows(Loader(objects, StoreMetrics(), runtime), runtime, UnlimitedMemory())
         self._reads = Reads(stored, None, self, runtime)
 
     def names(self) -> list[str]:
-        return [name for name in self._objects.folders() if is_state_name(name) and self._found(name) is not None]
+        return [name for name in self._objects.folders() if is_state_name(name) and self._metadata(name) is not None]
 
     def view(self, name: str, asked: WantedView, known: ViewId | None) -> ReadView | None:
         ledger, created = self._ledger(name), self._created(name)
@@ -58,30 +58,32 @@ class StoredSource:
             raise InvalidRequestError(
                 "the state was dropped, and there is no such state any more; nothing was changed", state=name
             )
-        beside = self._beside(name, ledger.query_id) if asked.version is None else ()
-        own, *others = (newest_readable(*one, is_committed=asked.is_committed) for one in ((ledger, created), *beside))
-        return read_view(ledger, created, cut_of(own, others), asked, known)
+        siblings = self._siblings(name, ledger.query_id) if asked.version is None else ()
+        newest, *others = (
+            newest_readable(*state, is_committed=asked.is_committed) for state in ((ledger, created), *siblings)
+        )
+        return read_view(ledger, created, cut_of(newest, others), asked, known)
 
-    def figures(self, name: str, count: int, *, is_committed: bool) -> tuple[VersionStats, ...]:
+    def version_stats(self, name: str, count: int, *, is_committed: bool) -> tuple[VersionStats, ...]:
         newest = self.view(name, WantedView(None, is_committed), None)
         assert newest is not None
         return version_stats(self._ledger(name), self._created(name), newest.oldest, newest.version, count)
 
     def _created(self, name: str) -> StateMetadata:
-        """The state's fixed facts.
+        """Return the metadata of a state.
 
         Raises
         ------
         InvalidRequestError
-            There is no such state.
+            The state does not exist.
         """
-        created = self._found(name)
+        created = self._metadata(name)
         if created is None:
             raise InvalidRequestError("there is no such state in the object store; nothing was changed", state=name)
         return created
 
-    def _found(self, name: str) -> StateMetadata | None:
-        """The state's fixed facts; None if there is no such state."""
+    def _metadata(self, name: str) -> StateMetadata | None:
+        """Return the metadata of a state; None if the state does not exist."""
         if name not in self._known:
             created = self._log(name).load_metadata()
             if created is None:
@@ -89,8 +91,8 @@ class StoredSource:
             self._known[name] = created
         return self._known[name]
 
-    def _beside(self, name: str, query_id: str) -> Iterator[tuple[StateLedger, StateMetadata]]:
-        """The other states of a state's query."""
+    def _siblings(self, name: str, query_id: str) -> Iterator[tuple[StateLedger, StateMetadata]]:
+        """Yield the ledger and the metadata of the other states of a state's query."""
         for other in self.names() if query_id not in ("", PYTHON_QUERY_ID) else ():
             if other != name and (ledger := self._ledger(other)).query_id == query_id:
                 yield ledger, self._created(other)
@@ -102,13 +104,13 @@ class StoredSource:
     def find(
         self, where: ActorLocation | None, requests: Sequence[ReadRequest], keys: Sequence[pa.Table]
     ) -> Callable[[], Sequence[KeyResult]]:
-        def found(request: ReadRequest, some: pa.Table) -> KeyResult:
+        def result(request: ReadRequest, of_shard: pa.Table) -> KeyResult:
             try:
-                return self._reads.find(request, some)
+                return self._reads.find(request, of_shard)
             except StateStoreError as error:
                 return error
 
-        return lambda: [found(*one) for one in zip(requests, keys, strict=True)]
+        return lambda: [result(request, of_shard) for request, of_shard in zip(requests, keys, strict=True)]
 
     def scan(self, where: ActorLocation | None, request: ReadRequest, limit: int | None) -> Iterator[pa.Table] | None:
         scan_id = self._reads.scan(request, limit)
@@ -125,7 +127,7 @@ class StoredSource:
         return self._reads.describe(request)
 
     def hottest_keys(self, where: ActorLocation | None, store_id: StateStoreId, most: int) -> HottestKeys:
-        return HottestKeys(None, None)  # nobody counts where nothing runs
+        return HottestKeys(None, None)  # no process counts accesses
 
     def _log(self, name: str) -> ManifestLog:
         if name not in self._logs:
@@ -133,11 +135,11 @@ class StoredSource:
         return self._logs[name]
 
     def _ledger(self, name: str) -> StateLedger:
-        """The ledger as the log has it now."""
-        # A log that several threads load has the place of one and the ledger of another.
+        """Return the ledger as the log has it now."""
+        # A log that several threads loaded at once would have the sequence number of one load and the ledger of another.
         with self._lock:
             if name not in self._ledgers or not self._log(name).is_current():
-                # It may be another state of that name by now: one that was made anew, or put back from a backup.
+                # It may be another state of that name by now: one that was created again, or restored from a backup.
                 self._logs.pop(name, None)
                 created = self._log(name).load_metadata()
                 self._known.pop(name, None)

@@ -1,7 +1,7 @@
-"""Re-reading every file that the retained versions of a state need: what is damaged or missing, and which versions that costs.
+"""Check of every file that the retained versions of a state need: damaged and missing files, and the versions that need them.
 
-Nothing is written, and no fleet needs to run. One that runs lets go of files meanwhile: what seems to be missing is looked for again in
-the log as it is then.
+Nothing is written, and no fleet needs to run. A running fleet deletes files meanwhile: a file that seems to be missing is checked
+against the log once more.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from store_actors.serving.reading_order import NoSnapshotError, nothing_in_memor
 
 __all__ = ["Damage", "NeededFile", "StateCheck", "StateFiles", "check_files", "files_of", "state_names"]
 
-#: Files that are read side by side; one may have as much as a piece of a snapshot.
+#: Files that are read at once; each may be as large as a piece of a snapshot.
 _THREADS = 4
 _AHEAD = 8
 
@@ -43,9 +43,11 @@ class NeededFile:
     Attributes
     ----------
     size
-        Bytes as the log tells them; None of a file of the log, which has its own checksum within.
+        Bytes according to the log; None for a file of the log, which contains its own checksum.
     entry
-        What it belongs to; None of a file of the log.
+        Commit or snapshot of the file; None for a file of the log.
+    piece
+        Piece of the snapshot, for a file of one.
     """
 
     path: str
@@ -64,9 +66,9 @@ class Damage:
     kind
         ``delta``, ``snapshot``, ``log record``, ``checkpoint``, ``part of a checkpoint`` or ``metadata``.
     shard, store, version
-        What it has; None of a file of the log.
+        Shard, store and version of its rows; None for a file of the log.
     unreadable
-        Retained versions of the shard, or of shards made of it, that cannot be read any more; empty if there is another way.
+        Retained versions of the shard, or of shards made from it, that cannot be read any more; empty if other files replace it.
     """
 
     file: str
@@ -82,14 +84,14 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class StateFiles:
-    """What there is to check of a state.
+    """The files of a state that are checked.
 
     Attributes
     ----------
     ledger
-        What counts; None if the log cannot be read.
+        The ledger; None if the log cannot be read.
     damages
-        What the log itself lacks.
+        Damage of the log itself.
     """
 
     name: str
@@ -101,12 +103,12 @@ class StateFiles:
     @property
     def size(self) -> int:
         """Bytes of all files whose size is known beforehand."""
-        return sum(one.size or 0 for one in self.files)
+        return sum(file.size or 0 for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
 class StateCheck:
-    """What came of a state's check."""
+    """The result of checking a state."""
 
     name: str
     files: int
@@ -115,17 +117,17 @@ class StateCheck:
 
 
 def state_names(objects: ObjectStore) -> list[str]:
-    """Folders of states, also of those whose metadata are missing; other folders may lie beside them."""
+    """Return the names of the states, also of those whose metadata are missing; other folders are left out."""
     return [
         name
         for name in objects.folders()
         if is_state_name(name) and (objects.list(f"{name}/manifest") or ManifestLog(objects, name, "").load_metadata())
-        and not _is_left_over(objects, name)
+        and not _is_remainder(objects, name)
     ]  # fmt: skip
 
 
-def _is_left_over(objects: ObjectStore, name: str) -> bool:
-    """Whether a folder has nothing but what is left of a state that was dropped, or of a branch that was deleted."""
+def _is_remainder(objects: ObjectStore, name: str) -> bool:
+    """Whether a folder has nothing but the remaining files of a dropped state or a deleted branch."""
     log = ManifestLog(objects, name, "")
     try:
         metadata, ledger = log.load_metadata(), log.load()
@@ -137,34 +139,34 @@ def _is_left_over(objects: ObjectStore, name: str) -> bool:
 
 
 def files_of(objects: ObjectStore, name: str) -> StateFiles:
-    """The files that a state's retained versions need, as the log has it now."""
+    """Return the files that the retained versions of a state need, according to the log now."""
     log = ManifestLog(objects, name, "")
     metadata = NeededFile(f"{name}/metadata.json", "metadata")
     try:
         created = log.load_metadata()
     except (CorruptStateError, NewerFormatError):
-        created = None  # it is told as a file
+        created = None  # it is reported as a damaged file
     try:
         ledger = log.load()
     except (CorruptStateError, NewerFormatError) as error:
         if error.context.get("field") == "state_id" and _agrees(objects, name):
-            # All records are of one state, and it is not that of the metadata.
-            told = Damage(metadata.path, "metadata", _problem(error, "state_id"), name, advice=_RESTORE)
-            return StateFiles(name, created, None, (metadata,), (told,))
-        told = Damage(
+            # All records are of one state, which is not that of the metadata.
+            damage = Damage(metadata.path, "metadata", _problem(error, "state_id"), name, advice=_RESTORE)
+            return StateFiles(name, created, None, (metadata,), (damage,))
+        damage = Damage(
             str(error.context["file"]),
             "log record",
             _problem(error),
             name,
             advice=f"no version of the state can be trusted without it; {_RESTORE}",
         )
-        return StateFiles(name, created, None, (metadata,), (told,))
+        return StateFiles(name, created, None, (metadata,), (damage,))
     files = (metadata, *_log_files(objects, log, ledger), *_data_files(ledger))
     return StateFiles(name, created, ledger, files)
 
 
 def _agrees(objects: ObjectStore, name: str) -> bool:
-    """Whether the files of a state's log belong together, whatever its metadata say."""
+    """Whether the files of a state's log belong together, even if its metadata do not."""
     try:
         ManifestLog(objects, name, "").load()
     except (CorruptStateError, NewerFormatError):
@@ -173,22 +175,22 @@ def _agrees(objects: ObjectStore, name: str) -> bool:
 
 
 def _log_files(objects: ObjectStore, log: ManifestLog, ledger: StateLedger) -> Iterator[NeededFile]:
-    """Files of the log from the second newest whole checkpoint on, also those that should be there."""
+    """Yield the files of the log from the second newest whole checkpoint on, also those that are missing."""
     name = ledger.state_name
     infos = [info for folder in ("manifest", "checkpoints", "parts") for info in objects.list(f"{name}/{folder}")]
     needed = log.needed(infos)
     listed = {info.path for info in infos}
-    places = [seq_of(path) for path in listed if "/manifest/" in path]
-    begin = needed.seq + 1 if needed.seq else min(places, default=1)
+    numbers = [seq_of(path) for path in listed if "/manifest/" in path]
+    begin = needed.seq + 1 if needed.seq else min(numbers, default=1)
     if sum("/checkpoints/" in path for path in listed) < 2 and not ledger.drops:
-        # Nothing was cleaned away yet: what the first record that is there follows is to be there, too.
+        # Nothing was deleted yet: the record before the first one that exists has to exist, too.
         begin = max(1, begin - 1)
-    for place in range(begin, log.seq + 1):
-        yield NeededFile(f"{name}/manifest/{place:020d}.json", "log record")
+    for number in range(begin, log.seq + 1):
+        yield NeededFile(f"{name}/manifest/{number:020d}.json", "log record")
     for path in sorted(listed):
         if "/checkpoints/" in path and seq_of(path) >= needed.seq:
             yield NeededFile(path, "checkpoint")
-    for path in sorted(needed.parts if needed.seq else [one for one in listed if "/parts/" in one]):
+    for path in sorted(needed.parts if needed.seq else [path for path in listed if "/parts/" in path]):
         yield NeededFile(path, "part of a checkpoint")
 
 
@@ -201,53 +203,53 @@ def _data_files(ledger: StateLedger) -> Iterator[NeededFile]:
                 yield NeededFile(piece.file, "snapshot", piece.file_bytes, record.snapshot, piece)
 
 
-def check_files(objects: ObjectStore, found: StateFiles, checked: Callable[[int], object]) -> StateCheck:
-    """Read and check files of a state.
+def check_files(objects: ObjectStore, state: StateFiles, checked: Callable[[int], object]) -> StateCheck:
+    """Read and check the files of a state.
 
     Parameters
     ----------
     checked
-        Called after each file, with its size as far as that is known beforehand.
+        Called after each file, with its size if that is known beforehand, else 0.
     """
     problems: list[tuple[NeededFile, str]] = []
     size = 0
-    log = ManifestLog(objects, found.name, "")
+    log = ManifestLog(objects, state.name, "")
     with suppress(CorruptStateError, NewerFormatError):  # it is one of the files
         log.load_metadata()
-    for file, read, problem in _read_all(objects, log, found.files):
+    for file, read, problem in _read_all(objects, log, state.files):
         size += read
         if problem:
             problems.append((file, problem))
         checked(file.size or 0)
     if problems:
-        # Files go while they are looked at, and the log goes on.
-        again = files_of(objects, found.name)
-        still = {one.path for one in again.files}
-        problems = [one for one in problems if one[0].path in still]
-        found = replace(found, created=again.created or found.created, ledger=again.ledger, damages=again.damages)
-    damages = (*found.damages, *_damages(found, problems))
-    return StateCheck(found.name, len(found.files), size, damages)
+        # A running fleet deletes files meanwhile, and its log goes on.
+        again = files_of(objects, state.name)
+        needed = {file.path for file in again.files}
+        problems = [(file, problem) for file, problem in problems if file.path in needed]
+        state = replace(state, created=again.created or state.created, ledger=again.ledger, damages=again.damages)
+    damages = (*state.damages, *_damages(state, problems))
+    return StateCheck(state.name, len(state.files), size, damages)
 
 
 def _read_all(
     objects: ObjectStore, log: ManifestLog, files: Sequence[NeededFile]
 ) -> Iterator[tuple[NeededFile, int, str]]:
-    """Files in their order with their sizes and what is wrong with them; a few are on their way at once."""
-    left = iter(files)
+    """Yield files in their order, with their sizes and their problems; a few are read at once."""
+    remaining = iter(files)
     pool = Runtime().threads.pool(_THREADS, "statefleet-verify")
 
     def begun(file: NeededFile) -> tuple[NeededFile, Callable[[], tuple[int, str]]]:
         return file, pool.submit(_check, objects, log, file).result
 
-    waiting = deque(map(begun, islice(left, _AHEAD)))
+    waiting = deque(map(begun, islice(remaining, _AHEAD)))
     while waiting:
-        file, outcome = waiting.popleft()
-        waiting.extend(map(begun, islice(left, 1)))
-        yield file, *outcome()
+        file, result = waiting.popleft()
+        waiting.extend(map(begun, islice(remaining, 1)))
+        yield file, *result()
 
 
 def _check(objects: ObjectStore, log: ManifestLog, file: NeededFile) -> tuple[int, str]:
-    """Size of a file, and what is wrong with it; empty if nothing is."""
+    """Return the size of a file, and its problem; empty if it has none."""
     try:
         data = objects.get(file.path)
     except FileNotFoundError:
@@ -270,7 +272,7 @@ def _check(objects: ObjectStore, log: ManifestLog, file: NeededFile) -> tuple[in
 
 
 def _problem(error: CorruptStateError | NewerFormatError, of_metadata: str = "") -> str:
-    """What is wrong with a file, in a few words; or with the metadata, of which the log has another field."""
+    """Return the problem of a file in a few words; for metadata, `of_metadata` is the field that differs from the log."""
     facts = error.context
     if of_metadata:
         return f"it belongs elsewhere: its {of_metadata} is {facts['expected']} and that of the log {facts['says']}"
@@ -285,33 +287,33 @@ def _problem(error: CorruptStateError | NewerFormatError, of_metadata: str = "")
     return "it is missing or unreadable, or its checksum differs"
 
 
-def _damages(found: StateFiles, problems: Sequence[tuple[NeededFile, str]]) -> Iterator[Damage]:
+def _damages(state: StateFiles, problems: Sequence[tuple[NeededFile, str]]) -> Iterator[Damage]:
     broken = {file.path for file, _ in problems}
-    known = {one.file for one in found.damages}
+    known = {damage.file for damage in state.damages}
     for file, problem in problems:
         if file.path in known:
             continue
-        told = Damage(file.path, file.kind, problem, found.name)
-        if file.entry is not None and found.ledger is not None:
-            yield _data_damage(found, found.ledger, told, file.entry, broken)
-        elif file.kind in ("checkpoint", "part of a checkpoint") and found.ledger is not None:
+        damage = Damage(file.path, file.kind, problem, state.name)
+        if file.entry is not None and state.ledger is not None:
+            yield _data_damage(state, state.ledger, damage, file.entry, broken)
+        elif file.kind in ("checkpoint", "part of a checkpoint") and state.ledger is not None:
             advice = f"every version can be read, as the log before it is whole; the next checkpoints replace it; or {_RESTORE}"
-            yield replace(told, advice=advice)
-        elif file.kind == "log record" and found.ledger is not None:
+            yield replace(damage, advice=advice)
+        elif file.kind == "log record" and state.ledger is not None:
             advice = f"every version can be read, as a checkpoint has what it says; keep the checkpoints, or {_RESTORE}"
-            yield replace(told, advice=advice)
-        elif file.kind == "metadata" and found.created is None:
-            yield replace(told, advice=f"{_RESTORE}, or free the name of what is left by `statefleet drop`")
+            yield replace(damage, advice=advice)
+        elif file.kind == "metadata" and state.created is None:
+            yield replace(damage, advice=f"{_RESTORE}, or free the name of what is left by `statefleet drop`")
         else:
-            yield told
+            yield damage
 
 
 def _data_damage(
-    found: StateFiles, ledger: StateLedger, told: Damage, entry: CommitEntry | SnapshotEntry, broken: set[str]
+    state: StateFiles, ledger: StateLedger, damage: Damage, entry: CommitEntry | SnapshotEntry, broken: set[str]
 ) -> Damage:
-    """A damaged delta or snapshot with the versions that it costs, and what to do."""
-    created = found.created
-    own = ledger.layouts.of(entry.partition_id) or (first_layout(created) if created else ShardLayout(0))
+    """Return the damage of a delta or snapshot, with the versions that cannot be read any more, and advice."""
+    created = state.created
+    layout = ledger.layouts.of(entry.partition_id) or (first_layout(created) if created else ShardLayout(0))
     lost = sorted(
         {
             version
@@ -319,7 +321,7 @@ def _data_damage(
             for version in _unreadable(ledger, partition, entry.store_name, broken)
         }
     )
-    newest = max(ledger.newest_version(one) for one in _with_descendants(ledger, entry.partition_id))
+    newest = max(ledger.newest_version(partition) for partition in _with_descendants(ledger, entry.partition_id))
     if not lost:
         advice = "every version can be read without it; it goes once newer snapshots are made"
     elif newest in lost:
@@ -327,8 +329,8 @@ def _data_damage(
     else:
         advice = f"newer versions do without it, so the query goes on; {_RESTORE} if the older ones matter"
     return replace(
-        told,
-        shard=entry.partition_id - own.first_partition,
+        damage,
+        shard=entry.partition_id - layout.first_partition,
         store=entry.store_name,
         version=entry.version,
         unreadable=tuple(lost),
@@ -337,7 +339,7 @@ def _data_damage(
 
 
 def _with_descendants(ledger: StateLedger, partition: int) -> Iterator[int]:
-    """A partition and those that are made of it, theirs, and so on."""
+    """Yield a partition, those that were made from it, those made from these, and so on."""
     yield partition
     for layout in ledger.layouts.made_of(partition):
         for child in layout.children(partition):
@@ -345,10 +347,11 @@ def _with_descendants(ledger: StateLedger, partition: int) -> Iterator[int]:
 
 
 def _unreadable(ledger: StateLedger, partition: int, store_name: str, broken: set[str]) -> Iterator[int]:
-    """Versions of a store that cannot be loaded without some files."""
+    """Yield the versions of a store that cannot be loaded without the broken files."""
     for version in range(ledger.oldest_readable(partition), ledger.newest_version(partition) + 1):
         plan = ledger.load_plans(partition, version, (store_name,)).plans[store_name]
-        skipped = {one.file for part in plan.parts() for one in part.snapshots if not broken.isdisjoint(one.files)}
+        snapshots = (snapshot for part in plan.parts() for snapshot in part.snapshots)
+        skipped = {snapshot.file for snapshot in snapshots if not broken.isdisjoint(snapshot.files)}
         try:
             steps = reading_order(plan, skipped, nothing_in_memory)
         except NoSnapshotError:

@@ -1,7 +1,7 @@
 """Rows in which two versions of a state differ.
 
-Where the commits between them are retained, only keys that these touched are looked up at both; else whole shards are compared, or
-whole versions if the state was rescaled in between. A piece at a time: what is held is of one shard at most.
+Where the commits between them are retained, only the keys that these touched are queried in both versions. Else whole shards are
+compared, or whole versions if the state was rescaled in between. It goes a piece at a time: memory has the rows of one shard at most.
 """
 
 from __future__ import annotations
@@ -18,24 +18,26 @@ from coordinator.model.errors import InvalidRequestError, VersionNotFoundError
 from statefleet.reads.databases import isolated_database
 from statefleet.reads.projections import Projection
 from statefleet.reads.rows import Rows
-from statefleet.reads.shard_reads import ReadVersion, ShardReads
+from statefleet.reads.shard_reads import KeyPlan, ReadVersion, ShardReads
 from store_actors.messages import CHANGE_FIELDS
 
 __all__ = ["Side", "differing"]
 
-#: What the log tells of so many of the newest versions, newest first.
-Figures: TypeAlias = Callable[[int], tuple[VersionStats, ...]]
+#: Returns the statistics of a number of the newest versions, newest first.
+RecentStats: TypeAlias = Callable[[int], tuple[VersionStats, ...]]
 
-#: Of a row that only one of two versions has: ``delete`` if it is the former one, ``insert`` if it is the later one.
+#: ``delete`` for a row that only the earlier version has, ``insert`` for one that only the later version has.
 CHANGE_TYPE = pa.field("_change_type", pa.string())
 
 #: Keys that are compared at once.
 _KEYS = 1 << 16
-#: Rows of commits that are read to know a shard's keys: so many, and so many times as many as it has. Beyond, comparing it costs less.
+#: Rows of commits that are read to know the keys that they touched: this number, and this many times the rows of the shards. Beyond
+#: that, comparing the shards costs less.
 _FEW_ROWS = 1 << 16
-_AS_LONG = 2
+_TIMES_ROWS = 2
 
-#: A row that one of the two has more often comes so often, as by ``EXCEPT ALL`` both ways; each is read once.
+#: A row that one version has more often than the other is returned that many times, as by ``EXCEPT ALL`` both ways; each version is
+#: read once.
 _DIFFERENCE = """
 with counted as (
     select * exclude (__more), sum(__more) as __more
@@ -50,45 +52,47 @@ from counted, lateral (select unnest(range(abs(__more)::bigint)))
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of two versions.
+    """One of the two versions that are compared.
 
     Attributes
     ----------
     rows
-        All of its rows.
+        All rows of the version.
     """
 
     reads: ShardReads
     view: ReadView
-    form: Projection
+    projection: Projection
     rows: Rows
 
     def of_keys(self, shards: Sequence[int], keys: pa.Table) -> pa.Table:
-        """Rows of some keys on some shards."""
-        leaves = pa.Table.from_batches([self.form.shown.key_leaves(keys)])
+        """Return the rows of keys on some shards."""
+        leaves = pa.Table.from_batches([self.projection.view_columns.key_leaves(keys)])
 
-        def plan(view: ReadView) -> tuple[str, bytes, dict[int, pa.Table]]:
-            asked = dict.fromkeys((shard for shard in shards if view.has_rows(shard)), leaves)
-            return self.form.store_name, self.form.asking(None), asked
+        def plan(view: ReadView) -> KeyPlan:
+            by_shard = dict.fromkeys((shard for shard in shards if view.has_rows(shard)), leaves)
+            return KeyPlan(self.projection.store_name, self.projection.encoded(None), by_shard)
 
-        _, found = self.reads.find(ReadVersion.to(self.view), plan)
-        return pa.concat_tables([self.rows.schema.empty_table(), *(one.rows for one in found.values())])
+        _, _, found = self.reads.find(ReadVersion.to(self.view), plan)
+        return pa.concat_tables([self.rows.schema.empty_table(), *(of_shard.rows for of_shard in found.values())])
 
     def of_shards(self, shards: Sequence[int]) -> pa.RecordBatchReader:
-        """All rows of some shards, a piece at a time, once."""
+        """Return a reader of all rows of some shards, a piece at a time; it can be read once."""
         batches = (batch for shard in shards for table in self.rows.of_shard(shard) for batch in table.to_batches())
         return pa.RecordBatchReader.from_batches(self.rows.schema, batches)
 
 
-def differing(former: Side, later: Side, changed: Rows | None, limit: int | None, figures: Figures) -> pa.Table:
-    """Rows that only one of two versions has; see :meth:`LiveState.diff <statefleet.reads.state.LiveState.diff>`.
+def differing(
+    former: Side, later: Side, changed: Rows | None, limit: int | None, version_stats: RecentStats
+) -> pa.Table:
+    """Return the rows that only one of two versions has; see :meth:`LiveState.diff <statefleet.reads.state.LiveState.diff>`.
 
     Parameters
     ----------
     changed
-        What the commits between them did to the rows of each shard, with the key columns alone; None if that is no help.
-    figures
-        Tells of the newest version how many rows there are.
+        Changes by the commits between them, with the key columns alone; None if these cannot be used.
+    version_stats
+        Returns statistics of versions; used for the number of rows of the newest one.
     """
     if former.rows.schema.names != later.rows.schema.names:
         raise InvalidRequestError(
@@ -97,42 +101,42 @@ def differing(former: Side, later: Side, changed: Rows | None, limit: int | None
             former=", ".join(former.rows.schema.names),
             later=", ".join(later.rows.schema.names),
         )
-    found = [pa.schema([*later.rows.schema, CHANGE_TYPE]).empty_table()]
-    for piece in _differences(former, later, changed, figures(1)[0].state_rows):
-        found.append(piece.slice(0, limit))
-        limit = None if limit is None else limit - found[-1].num_rows
+    pieces = [pa.schema([*later.rows.schema, CHANGE_TYPE]).empty_table()]
+    for piece in _differences(former, later, changed, version_stats(1)[0].state_rows):
+        pieces.append(piece.slice(0, limit))
+        limit = None if limit is None else limit - pieces[-1].num_rows
         if limit == 0:
             break
-    return pa.concat_tables(found)
+    return pa.concat_tables(pieces)
 
 
 def _differences(former: Side, later: Side, changed: Rows | None, num_rows: int) -> Iterator[pa.Table]:
     is_same = former.view.id.first_partition == later.view.id.first_partition
     with isolated_database() as database:
-        for ours, theirs in _parts(former, later, is_same):
-            most = _FEW_ROWS + _AS_LONG * num_rows * len(theirs) // later.rows.num_shards
-            keys = _touched(database, changed, theirs, most) if changed is not None and is_same else None
+        for before, after in _shard_groups(former, later, is_same):
+            most = _FEW_ROWS + _TIMES_ROWS * num_rows * len(after) // later.rows.num_shards
+            keys = _touched(database, changed, after, most) if changed is not None and is_same else None
             if keys is None:
-                yield _difference(database, former.of_shards(ours), later.of_shards(theirs), later.rows.schema)
+                yield _difference(database, former.of_shards(before), later.of_shards(after), later.rows.schema)
                 continue
             for begin in range(0, keys.num_rows, _KEYS):
-                some = keys.slice(begin, _KEYS)
-                both = former.of_keys(ours, some), later.of_keys(theirs, some)
+                slice_of_keys = keys.slice(begin, _KEYS)
+                both = former.of_keys(before, slice_of_keys), later.of_keys(after, slice_of_keys)
                 yield _difference(database, *both, later.rows.schema)
 
 
-def _parts(former: Side, later: Side, is_same: bool) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
-    """Shards of both sides that have the same keys: one by one, or all of them together."""
-    before, after = (range(one.rows.num_shards) for one in (former, later))
-    if is_same and (later.form.routing or len(after) == 1):
+def _shard_groups(former: Side, later: Side, is_same: bool) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+    """Yield shards of both sides that have the same keys: one by one, or all of them together."""
+    before, after = (range(side.rows.num_shards) for side in (former, later))
+    if is_same and (later.projection.routing or len(after) == 1):
         yield from (([shard], [shard]) for shard in after)
     else:
         yield before, after
 
 
 def _touched(database: Any, changed: Rows, shards: Sequence[int], most: int) -> pa.Table | None:
-    """Keys that commits touched, each once; None if that is not known, or takes longer to find out than it saves."""
-    found: list[pa.Table] = []
+    """Return the keys that commits touched, each once; None if they are not known, or finding them costs more than it saves."""
+    keys: list[pa.Table] = []
     count = 0
     try:
         for shard in shards:
@@ -140,17 +144,17 @@ def _touched(database: Any, changed: Rows, shards: Sequence[int], most: int) -> 
                 count += table.num_rows
                 if count > most:
                     return None
-                found.append(table.drop_columns([field.name for field in CHANGE_FIELDS]))
+                keys.append(table.drop_columns([field.name for field in CHANGE_FIELDS]))
     except VersionNotFoundError:  # not all of the commits are retained
         return None
-    if not found:
+    if not keys:
         return pa.table({})
-    database.register("touched", pa.concat_tables(found))
-    return database.sql("select distinct * from touched").to_arrow_table().cast(found[0].schema)
+    database.register("touched", pa.concat_tables(keys))
+    return database.sql("select distinct * from touched").to_arrow_table().cast(keys[0].schema)
 
 
 def _difference(database: Any, former: Any, later: Any, schema: pa.Schema) -> pa.Table:
-    """Rows that only one of two tables has, in Spark's types, as DuckDB was given them."""
+    """Return the rows that only one of two tables has, with the Arrow types that DuckDB was given."""
     database.register("former", former)
     database.register("later", later)
     return database.sql(_DIFFERENCE).to_arrow_table().cast(pa.schema([*schema, CHANGE_TYPE]))

@@ -11,7 +11,7 @@ from coordinator.ledger.read_views import ReadView
 from coordinator.model.errors import StateStoreError
 from coordinator.model.identities import DEFAULT_STORE
 from coordinator.runtime.runtime import Runtime
-from statefleet.reads.shard_reads import ReadVersion, ShardReads
+from statefleet.reads.shard_reads import KeyPlan, ReadVersion, ShardReads
 from statefleet.reads.sources import FleetSource
 from store_actors.messages import ReadProjection
 from tests.simulation.clock import SimulatedThreads
@@ -70,12 +70,12 @@ class Reader(Party):
         behind_s = _BEHIND_S if world.fault_profile.process_faults else 0.0
         oldest = world.finished_by(world.clock.elapsed_s() - behind_s)
 
-        def plan(view: ReadView) -> tuple[str, bytes, dict[int, pa.Table]]:
+        def plan(view: ReadView) -> KeyPlan:
             schema = view.metadata.schema
             keys = pa.Table.from_batches([workload.all_keys(schema)])
-            return DEFAULT_STORE, _form(view), dict.fromkeys(view.written, keys)
+            return KeyPlan(DEFAULT_STORE, _form(view), dict.fromkeys(view.written, keys))
 
-        view, found = reads.find(ReadVersion(), plan)
+        view, _, found = reads.find(ReadVersion(), plan)
         self._check(view, {shard: groups_of(one.rows) for shard, one in found.items()}, "looked up")
         if view.version > len(world.commit_log.finished):
             raise Violation(f"{self.name}: version {view.version} was read, and Spark has not finished its batch")

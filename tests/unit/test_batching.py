@@ -10,7 +10,7 @@ from threading import Event
 import pytest
 
 from coordinator.runtime.runtime import Runtime
-from statefleet.reads import batching as coalescing
+from statefleet.reads import batching
 from statefleet.reads.batching import Batcher
 from tests.clocks import until
 
@@ -51,8 +51,8 @@ def look_ups(calls: GatedCalls) -> Batcher[int, int]:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coalescing, "_TURN_S", 60.0)
-    monkeypatch.setattr(coalescing, "_COMPANY_S", 60.0)
+    monkeypatch.setattr(batching, "_MAX_WAIT_FOR_TURN_S", 60.0)
+    monkeypatch.setattr(batching, "_MAX_WAIT_FOR_BATCH_S", 60.0)
 
 
 def waiting(look_ups: Batcher[int, int]) -> int:
@@ -123,8 +123,8 @@ def test_a_call_that_hangs_holds_up_its_own_key_only(
 def test_a_key_is_asked_for_alone_if_the_others_of_its_call_take_long(
     threads: ThreadPoolExecutor, look_ups: Batcher[int, int], calls: GatedCalls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coalescing, "_TURN_S", 60.0)
-    monkeypatch.setattr(coalescing, "_COMPANY_S", 0.01)
+    monkeypatch.setattr(batching, "_MAX_WAIT_FOR_TURN_S", 60.0)
+    monkeypatch.setattr(batching, "_MAX_WAIT_FOR_BATCH_S", 0.01)
     calls.held, held = {1}, Event()
     found = [threads.submit(look_ups.find, 1)]
     until(lambda: bool(calls.made))

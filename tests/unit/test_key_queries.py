@@ -150,21 +150,21 @@ def test_one_of_many_readers_asks_for_the_view_and_nobody_waits_for_it_long() ->
     reads = ShardReads(views, "clicks", runtime, runtime.threads.pool(1, "scan"))  # type: ignore[arg-type]
     newest = ReadVersion()
     with ThreadPoolExecutor(8) as threads:
-        assert reads.believed(newest).id == 1  # type: ignore[comparison-overlap]
+        assert reads.cached_view(newest).id == 1  # type: ignore[comparison-overlap]
         clock.later_s += 1.2
         views.goes_on.clear()
-        first = threads.submit(reads.believed, newest)
+        first = threads.submit(reads.cached_view, newest)
         until(lambda: views.asked == 2)
         # The others go by what is known, ...
-        assert [threads.submit(reads.believed, newest).result(30).id for _ in range(5)] == [1] * 5  # type: ignore[comparison-overlap]
+        assert [threads.submit(reads.cached_view, newest).result(30).id for _ in range(5)] == [1] * 5  # type: ignore[comparison-overlap]
         assert views.asked == 2
         # ... but for too long an answer nobody does.
         clock.later_s += 1.0
-        late = threads.submit(reads.believed, newest)
+        late = threads.submit(reads.cached_view, newest)
         until(lambda: views.asked == 3)
         views.goes_on.set()
         assert [first.result(30).id, late.result(30).id] == [2, 3]  # type: ignore[comparison-overlap]
-    assert reads.believed(newest).id == 3  # type: ignore[comparison-overlap]
+    assert reads.cached_view(newest).id == 3  # type: ignore[comparison-overlap]
     assert views.asked == 3
 
 

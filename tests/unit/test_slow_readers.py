@@ -87,7 +87,7 @@ def test_a_reader_that_is_slower_than_a_minute_is_given_all_rows() -> None:
         readers.waits(lives=True)
     assert found == [0, 1, 2, 3, 4]
     assert not readers.actor.pulled._open
-    assert not readers.source._taken
+    assert not readers.source._open_scans
 
 
 def test_rows_that_nobody_takes_any_more_are_let_go_of() -> None:
@@ -96,7 +96,7 @@ def test_rows_that_nobody_takes_any_more_are_let_go_of() -> None:
     readers.pieces.close()  # type: ignore[attr-defined]
     readers.source.keep_scans()
     assert not readers.actor.pulled._open
-    assert not readers.source._taken
+    assert not readers.source._open_scans
 
 
 def test_a_process_that_was_halted_is_told_so_and_no_row_is_given_twice_or_left_out() -> None:

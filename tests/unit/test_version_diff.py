@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.model.schema import Field
-from statefleet.reads import version_diff as compared
+from statefleet.reads import version_diff
 from statefleet.reads.state import LiveState
 from store_actors.operators.top_schema import top_schema
 from tests.unit.aggregation_fleet import SCHEMA
@@ -46,10 +46,10 @@ def check(state: LiveState, before: int, after: int) -> None:
 )
 def test_what_differs_is_what_all_rows_say(kind: str, batches: list[Rows], data: Any, keys: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(compared, "_KEYS", keys)
+        patched.setattr(version_diff, "_KEYS", keys)
         # Or all rows of a shard, where commits have more of them than it has itself.
-        patched.setattr(compared, "_FEW_ROWS", data.draw(st.sampled_from([0, 100])))
-        patched.setattr(compared, "_AS_LONG", data.draw(st.sampled_from([0, 1])))
+        patched.setattr(version_diff, "_FEW_ROWS", data.draw(st.sampled_from([0, 100])))
+        patched.setattr(version_diff, "_TIMES_ROWS", data.draw(st.sampled_from([0, 1])))
         state = of_store(batches) if kind == "keyed" else of_operator(TOP if kind == "top" else SCHEMA, batches)
         versions = st.integers(1, state.version)
         check(state, data.draw(versions), data.draw(versions))
@@ -60,14 +60,14 @@ def test_only_keys_that_commits_touched_are_looked_at(monkeypatch: pytest.Monkey
         SCHEMA, [[(f"key-{number}", None) for number in range(300)], [("key-7", None), ("key-8", None)]]
     )
     looked_up: list[str] = []
-    of_keys = compared.Side.of_keys
+    of_keys = version_diff.Side.of_keys
 
-    def told(side: compared.Side, shards: Sequence[int], keys: pa.Table) -> pa.Table:
+    def told(side: version_diff.Side, shards: Sequence[int], keys: pa.Table) -> pa.Table:
         looked_up.extend(keys["v"].to_pylist())
         return of_keys(side, shards, keys)
 
-    monkeypatch.setattr(compared.Side, "of_keys", told)
-    monkeypatch.setattr(compared.Side, "of_shards", lambda *_: pytest.fail("all rows are compared"))
+    monkeypatch.setattr(version_diff.Side, "of_keys", told)
+    monkeypatch.setattr(version_diff.Side, "of_shards", lambda *_: pytest.fail("all rows are compared"))
     found = sorted((row["v"], row["n"], row["_change_type"]) for row in state.diff(1, 2).to_pylist())
     assert found == [("key-7", 1, "delete"), ("key-7", 2, "insert"), ("key-8", 1, "delete"), ("key-8", 2, "insert")]
     assert sorted(looked_up) == ["key-7", "key-7", "key-8", "key-8"]
