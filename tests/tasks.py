@@ -15,7 +15,8 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.service.calls import Actors, RayActors
 from coordinator.service.client import CoordinatorClient
 from spark_jobs.fleet import Fleet
-from spark_jobs.worker.fleet_client import FleetAddress, FleetClient, ShardWork
+from spark_jobs.worker.fleet_client import FleetAddress, FleetClient
+from spark_jobs.worker.store_calls import ShardWork
 from store_actors.messages import ShardInput
 
 __all__ = ["SCHEMA", "Tasks", "coordinator_of", "deltas_of", "shard_input"]

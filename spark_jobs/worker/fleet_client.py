@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from ray.exceptions import RayActorError
 
 from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.commits import CommitEntry
-from coordinator.model.errors import StateStoreError, StoreUnavailableError, VersionNotFoundError
-from coordinator.model.identities import ActorLocation, StateStoreId, TaskIdentity
+from coordinator.model.errors import VersionNotFoundError
+from coordinator.model.identities import ActorLocation, TaskIdentity
 from coordinator.model.leases import Lease
 from coordinator.model.load_plans import LoadPlan
 from coordinator.model.maintenance import Maintenance
@@ -30,14 +30,14 @@ from coordinator.service.calls import Actors, RayActors, unwrapped
 from coordinator.service.client import CoordinatorClient
 from coordinator.service.deploy import join_cluster
 from coordinator.storage.options import StorageOptions
-from spark_jobs.worker.batch import BatchHeader, event_times
 from spark_jobs.worker.daemon import settle_process
 from spark_jobs.worker.leased_calls import DEADLINE_S, PAUSE_S, LeasedCalls, unavailable
-from spark_jobs.worker.state_store import Ask, ReadStateStore, StateStore
+from spark_jobs.worker.state_store import ReadStateStore, StateStore
+from spark_jobs.worker.store_calls import ApplyCall, ImportCall, OpenCall, SessionCalls, ShardWork, default_store
 from store_actors.deploy import ensure_store_actor
-from store_actors.messages import ApplyRequest, OpenRequest, ShardInput, StoreSpec
+from store_actors.messages import OpenRequest, StoreSpec
 
-__all__ = ["ConnectTask", "FleetAddress", "FleetClient", "ShardWork", "executor_name", "fleet_client"]
+__all__ = ["ConnectTask", "FleetAddress", "FleetClient", "executor_name", "fleet_client"]
 
 #: Bytes of rows from which on a task hands over what it has before it reads on.
 _GROUP_BYTES = 8 << 20
@@ -55,24 +55,6 @@ class FleetAddress:
     storage_options: StorageOptions = field(default_factory=StorageOptions)
     maintenance: Maintenance = field(default_factory=Maintenance)
     memory: MemoryOptions = field(default_factory=MemoryOptions)
-
-
-@dataclass(frozen=True, slots=True)
-class ShardWork:
-    """What a task has for one shard.
-
-    Attributes
-    ----------
-    watermarks_ms
-        Own watermark of each of the operator's own sources (by number) that the batch had rows of.
-    header
-        What Spark's driver tells of the batch.
-    """
-
-    task: TaskIdentity
-    rows: ShardInput
-    watermarks_ms: Mapping[int, int]
-    header: BatchHeader | None = None
 
 
 @cache
@@ -161,27 +143,8 @@ class FleetClient:
             yield from self._apply(group, metadata, schema)
 
     def _apply(self, works: Sequence[ShardWork], metadata: StateMetadata, schema: StateSchema) -> list[pa.Table]:
-        def begin(
-            location: ActorLocation, some: Sequence[tuple[int, LeaseGrant]]
-        ) -> Callable[[], Sequence[pa.Table | StateStoreError]]:
-            node_id, requests = self._calls.local_location().node_id, []
-            for number, grant in some:
-                work = works[number]
-                times = event_times(schema, grant, work.header, work.watermarks_ms)
-                requests.append(
-                    ApplyRequest(
-                        work.task, grant.lease, grant.base_version, schema, times.after, times.late_ms, node_id
-                    )
-                )
-            handle = self._calls.handle(location)
-            rows = self._actors.put([works[number].rows for number, _ in some])
-            reference = handle.apply.remote(requests, rows)
-            return lambda: [
-                one if isinstance(one, StateStoreError) else one[0]
-                for one in unwrapped(self._actors, handle, reference)
-            ]
-
-        return self._calls.under_leases([work.task for work in works], metadata, begin)
+        call = ApplyCall(self._actors, works, schema)
+        return self._calls.under_leases([work.task for work in works], metadata, call)
 
     def import_rows(
         self,
@@ -203,17 +166,9 @@ class FleetClient:
         # Held by Ray, which has a disk, for as long as this goes on.
         references = [self._actors.put(piece) for piece in pieces]
 
-        def begin(
-            location: ActorLocation, some: Sequence[tuple[int, LeaseGrant]]
-        ) -> Callable[[], Sequence[CommitEntry | StateStoreError]]:
-            ((_, grant),) = some
-            request = ApplyRequest(task, grant.lease, grant.base_version, schema, watermarks)
-            handle = self._calls.handle(location)
-            reference = handle.import_rows.remote(request, references)
-            return lambda: [unwrapped(self._actors, handle, reference)]
-
-        (counted,) = self._calls.under_leases([task], metadata, begin)
-        return counted
+        call = ImportCall(task, schema, references, watermarks)
+        (committed,) = self._calls.under_leases([task], metadata, call)
+        return committed
 
     def open_update(self, task: TaskIdentity, metadata: StateMetadata, stores: tuple[StoreSpec, ...]) -> StateStore:
         """A handle that makes the next version of a partition's keyed stores.
@@ -231,20 +186,8 @@ class FleetClient:
         self, task: TaskIdentity, metadata: StateMetadata, stores: tuple[StoreSpec, ...]
     ) -> tuple[StateStore, LeaseGrant]:
         """:meth:`open_update`, with the lease: what it says of watermarks is for operators that follow event time."""
-
-        def begin(
-            location: ActorLocation, some: Sequence[tuple[int, LeaseGrant]]
-        ) -> Callable[[], Sequence[tuple[StateStore, LeaseGrant]]]:
-            ((_, grant),) = some
-
-            def opened() -> tuple[StateStore, LeaseGrant]:
-                request = OpenRequest(task, grant.lease, grant.base_version, stores)
-                ask = self._session(location, "open_update", request)
-                return StateStore(ask, _default(grant.lease.store_id, stores), grant.base_version), grant
-
-            return lambda: [opened()]
-
-        (opened,) = self._calls.under_leases([task], metadata, begin)
+        call = OpenCall(self._actors, task, stores)
+        (opened,) = self._calls.under_leases([task], metadata, call)
         return opened
 
     def open_read(
@@ -276,7 +219,7 @@ class FleetClient:
             task = TaskIdentity(state_name, "", "", wanted, store_id.partition_id, 0, executor_name())
             request = OpenRequest(task, Lease(store_id, "", -1, where), wanted, stores)
             try:
-                return ReadStateStore(self._session(where, "open_read", request), _default(store_id, stores), wanted)
+                return ReadStateStore(self._open_read(where, request), default_store(store_id, stores), wanted)
             except RayActorError as error:
                 self._calls.lost(where)
                 if retry.is_over:
@@ -287,24 +230,10 @@ class FleetClient:
         """What makes up the version of some of a partition's stores that the task's batch reads, by store name."""
         return self._coordinator.load_plans(task.state_name, task.partition_id, task.batch_id, store_names).plans
 
-    def _session(self, location: ActorLocation, opening: str, request: OpenRequest) -> Ask:
-        """Opens a session on a store actor; returns how to call it."""
+    def _open_read(self, location: ActorLocation, request: OpenRequest) -> SessionCalls:
         handle = self._calls.handle(location)
-        session_id, _ = unwrapped(self._actors, handle, getattr(handle, opening).remote(request))
-
-        def ask(method: str, *args: Any) -> Any:
-            try:
-                return unwrapped(self._actors, handle, getattr(handle, method).remote(session_id, *args))
-            except RayActorError as error:
-                raise StoreUnavailableError(
-                    "the store actor was lost under a handle; nothing of it was committed unless commit said so; open a new one",
-                    state=request.task.state_name,
-                    partition=request.task.partition_id,
-                    version=request.base_version,
-                    cause=error,
-                ) from error
-
-        return ask
+        session_id, _ = unwrapped(self._actors, handle, handle.open_read.remote(request))
+        return SessionCalls(self._actors, handle, session_id, request)
 
     def connect(self) -> None:
         """Find (or start) the store actor of this node."""
@@ -334,8 +263,3 @@ def _groups(works: Iterable[ShardWork], most_bytes: int) -> Iterator[list[ShardW
             group, size = [], 0
     if group:
         yield group
-
-
-def _default(store_id: StateStoreId, stores: tuple[StoreSpec, ...]) -> StateStoreId:
-    """Identity of the first store, on which a new handle works."""
-    return replace(store_id, store_name=stores[0].name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from ray.exceptions import RayActorError
 
@@ -18,9 +18,9 @@ from coordinator.runtime.runtime import Clock
 from coordinator.service.calls import Actors, unwrapped
 from coordinator.service.client import CoordinatorClient
 
-__all__ = ["DEADLINE_S", "PAUSE_S", "Begin", "LeasedCalls", "unavailable"]
+__all__ = ["DEADLINE_S", "PAUSE_S", "Granted", "LeasedCall", "LeasedCalls", "unavailable"]
 
-Result = TypeVar("Result")
+Result = TypeVar("Result", covariant=True)
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +29,27 @@ DEADLINE_S = 120.0
 #: How long it waits before it asks again, at first.
 PAUSE_S = 0.05
 
-#: Begins a call of a store actor for some of the tasks (by number) with their leases; returns what waits for their outcomes, one each.
-Begin = Callable[[ActorLocation, Sequence[tuple[int, LeaseGrant]]], Callable[[], Sequence[Result | StateStoreError]]]
+#: Tasks (by number) with their leases.
+Granted: TypeAlias = Sequence[tuple[int, LeaseGrant]]
+
+
+class LeasedCall(Protocol[Result]):
+    """A method of a store actor, as it is called for tasks of whose shards the store actor has the lease.
+
+    Attributes
+    ----------
+    method
+        Name of the method.
+    """
+
+    @property
+    def method(self) -> str: ...
+
+    def arguments(self, granted: Granted, node_id: str) -> tuple[Any, ...]:
+        """Return the arguments of a call for some of the tasks; `node_id` is the Ray node of this process."""
+
+    def results(self, answer: Any, granted: Granted, handle: Any) -> Sequence[Result | StateStoreError]:
+        """Return what the store actor's answer says of each of the tasks; `handle` is its handle."""
 
 
 class LeasedCalls:
@@ -55,7 +74,7 @@ class LeasedCalls:
         self._holders: dict[tuple[str, int], ActorLocation] = {}
 
     def under_leases(
-        self, tasks: Sequence[TaskIdentity], metadata: StateMetadata, begin: Begin[Result]
+        self, tasks: Sequence[TaskIdentity], metadata: StateMetadata, call: LeasedCall[Result]
     ) -> list[Result]:
         """What comes of calls under the leases of some tasks of one batch, in their order.
 
@@ -77,7 +96,7 @@ class LeasedCalls:
         found: dict[int, Result] = {}
         while True:
             failed: tuple[TaskIdentity, Exception] | None = None
-            for number, outcome in self._round(tasks, metadata, grants, found, begin):
+            for number, outcome in self._round(tasks, metadata, grants, found, call):
                 if isinstance(outcome, FencedError | RayActorError):
                     # A lease may have moved between being granted and being used; the next one says whether this run may go on.
                     failed = tasks[number], outcome
@@ -99,7 +118,7 @@ class LeasedCalls:
         metadata: StateMetadata,
         grants: dict[int, LeaseGrant],
         found: Mapping[int, Result],
-        begin: Begin[Result],
+        call: LeasedCall[Result],
     ) -> Iterator[tuple[int, Result | Exception]]:
         """Outcomes of the tasks that have none yet: a call to each store actor concerned, all under way at once."""
         left = [number for number in range(len(tasks)) if number not in found]
@@ -115,22 +134,24 @@ class LeasedCalls:
             yield from ((number, error) for number in asked)
             return
         waiting = []
-        for location, some in self._by_location(tasks, [(number, grants[number]) for number in left]):
+        for location, granted in self._by_location(tasks, [(number, grants[number]) for number in left]):
             try:
                 self._check_node(location)
-                waiting.append((location, some, begin(location, some)))
+                arguments = call.arguments(granted, self.local_location().node_id)
+                handle = self.handle(location)
+                waiting.append((location, granted, handle, getattr(handle, call.method).remote(*arguments)))
             except RayActorError as error:
-                yield from self._of_lost(location, some, error)
-        for location, some, finish in waiting:
+                yield from self._of_lost(location, granted, error)
+        for location, granted, handle, reference in waiting:
             outcomes: Sequence[Result | Exception]
             try:
-                outcomes = finish()
+                outcomes = call.results(unwrapped(self._actors, handle, reference), granted, handle)
             except FencedError as error:
-                outcomes = [error] * len(some)
+                outcomes = [error] * len(granted)
             except RayActorError as error:
-                yield from self._of_lost(location, some, error)
+                yield from self._of_lost(location, granted, error)
                 continue
-            yield from zip((number for number, _ in some), outcomes, strict=True)
+            yield from zip((number for number, _ in granted), outcomes, strict=True)
 
     def _by_location(
         self, tasks: Sequence[TaskIdentity], granted: Iterable[tuple[int, LeaseGrant]]

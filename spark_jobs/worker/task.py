@@ -15,7 +15,8 @@ from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.worker.batch import BatchHeader
 from spark_jobs.worker.exchange import unpack_shards
-from spark_jobs.worker.fleet_client import FleetAddress, ShardWork, executor_name, fleet_client
+from spark_jobs.worker.fleet_client import FleetAddress, executor_name, fleet_client
+from spark_jobs.worker.store_calls import ShardWork
 
 __all__ = ["StateTask", "in_output_mode", "task_identity"]
 
