@@ -14,9 +14,10 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 from coordinator.model.state_metadata import StateMetadata
-from spark_jobs.functions.group_task import KEY_INDEX, ArrowCalls, Calls, GroupStateTask, GroupView
+from spark_jobs.functions.group_task import KEY_INDEX, ArrowCalls, Calls, GroupStateProgram, GroupView
 from spark_jobs.functions.grouped_input import GroupedInput, function_mode, pandas_settings, struct_type
 from spark_jobs.functions.groups import EXISTS, TIMEOUT, StateColumns
+from spark_jobs.functions.user_state_task import UserStateTask
 from spark_jobs.plan.keys import Key
 from spark_jobs.plan.operator_plan import ReduceTask
 from spark_jobs.plan.view_components import ViewComponent, column
@@ -71,8 +72,15 @@ class GroupStatePlan:
 
     def reduce_task(self, schema: StateSchema, metadata: StateMetadata, address: FleetAddress) -> ReduceTask:
         """Runs the function in Spark's worker."""
-        return GroupStateTask(
-            self.calls, self.view, self.columns, self.timeout_conf, self.has_watermark, schema, metadata, address
+        program = GroupStateProgram(self.calls, self.view, self.columns, self.timeout_conf, self.has_watermark)
+        return UserStateTask(
+            program=program,
+            # Spark drops late rows if timeouts are of event time, else none.
+            drops_late_rows=self.timeout_conf == GroupStateTimeout.EventTimeTimeout,
+            due_per_ms=1000 if self.timeout_conf == GroupStateTimeout.ProcessingTimeTimeout else None,
+            schema=schema,
+            metadata=metadata,
+            address=address,
         )
 
 
@@ -122,17 +130,17 @@ def build_group_state(grouped: GroupedData, given: GroupFunction, stateful_mode:
     # As in Spark, nothing stateful can follow timeouts of event time: what they emit may be late for it.
     appends = mode == "append" and given.timeout_conf != GroupStateTimeout.EventTimeTimeout
     return GroupStatePlan(
-        (given_rows.frame,),
-        schema,
-        appends,
-        output,
-        calls,
-        given_rows.view,
-        columns,
-        given.timeout_conf,
-        given_rows.delay_ms is not None,
-        given_rows.grouping,
-        state,
+        inputs=(given_rows.frame,),
+        schema=schema,
+        appends=appends,
+        output=output,
+        calls=calls,
+        view=given_rows.view,
+        columns=columns,
+        timeout_conf=given.timeout_conf,
+        has_watermark=given_rows.delay_ms is not None,
+        keys=given_rows.grouping,
+        state=state,
     )
 
 

@@ -1,4 +1,4 @@
-"""The reduce side of operators with user-defined state: one partition's keys, rows and timeouts of one batch.
+"""A user's function with state: one partition's keys, rows and timeouts of one batch.
 
 The function runs in Spark's Python worker. State comes and goes in a few calls whatever the number of keys: one look-up, one put
 and one remove a block of keys, one question for the keys that are due, one commit.
@@ -6,53 +6,34 @@ and one remove a block of keys, one question for the keys that are due, one comm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.streaming.state import GroupStateTimeout
 
-from coordinator.ledger.state_ledger import LeaseGrant
-from coordinator.model.errors import InvalidRequestError, StoreUnavailableError
-from coordinator.model.schema import Field, StateSchema
-from coordinator.model.state_metadata import StateMetadata
+from coordinator.model.errors import InvalidRequestError
+from coordinator.model.identities import TaskIdentity
+from coordinator.model.schema import StateSchema
 from spark_jobs.functions.groups import EXISTS, TIMEOUT, Groups, StateColumns, single_chunk
 from spark_jobs.functions.state_batch import NO_TIMEOUT, BatchFunction, Mask, Moment, StateBatch
+from spark_jobs.functions.user_state_task import UserBatch
 from spark_jobs.plan.keys import KeyTree
 from spark_jobs.plan.view_components import ViewComponent
-from spark_jobs.worker.batch import EventTimes, event_times
-from spark_jobs.worker.exchange import Received, unpack
-from spark_jobs.worker.fleet_client import FleetAddress, fleet_client
+from spark_jobs.worker.fleet_client import FleetClient
 from spark_jobs.worker.state_store import StateStore
-from spark_jobs.worker.task import task_identity
-from store_actors.messages import BatchFacts
+from store_actors.messages import StoreSpec
 
-__all__ = [
-    "EVENT_TIME_FIELD",
-    "FOUND",
-    "KEY_INDEX",
-    "ArrowCalls",
-    "GroupStateTask",
-    "GroupView",
-    "KeyedBatch",
-    "do_batch",
-    "rows_on_time",
-    "times_of_function",
-]
+__all__ = ["FOUND", "KEY_INDEX", "ArrowCalls", "Calls", "GroupStateProgram", "GroupView", "KeyedBatch"]
 
-Emitted = TypeVar("Emitted")
-
-#: Column of a row's event time, in microseconds, by which it is late; there if timeouts are of event time.
-EVENT_TIME_FIELD = Field("event_us", "int64")
 #: Last column of the rows that an Arrow function is given: their place in the table of keys.
 KEY_INDEX = "key_index"
 #: Keys for which a function is called at once.
 _BLOCK_KEYS = 1 << 17
-#: How often a batch is done again, within the task, whose store actor was lost.
-_ATTEMPTS = 3
 #: Last column of what a store finds.
 FOUND = "__found"
 
@@ -150,7 +131,7 @@ class KeyedBatch:
     Parameters
     ----------
     store
-        Where state is; see :class:`GroupStateTask` for its columns.
+        Where state is; see :class:`GroupStateProgram` for its columns.
     """
 
     store: StateStore
@@ -221,8 +202,8 @@ def _mask(column: pa.ChunkedArray) -> Mask:
 
 
 @dataclass(frozen=True)
-class GroupStateTask:
-    """A ``mapInArrow`` function: a partition's chunks in, what the user's function emits out.
+class GroupStateProgram:
+    """A function that is called for each key; see :class:`~spark_jobs.functions.user_state_task.UserProgram`.
 
     The store's keys are the schema's; its values are those of `columns`, ``exists`` and ``timeout_us``, by which rows fall due.
 
@@ -237,79 +218,30 @@ class GroupStateTask:
     columns: StateColumns
     timeout_conf: str
     has_watermark: bool
-    schema: StateSchema
-    metadata: StateMetadata
-    address: FleetAddress
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """See :func:`do_batch`."""
-        return do_batch(batches, self.schema, self._run)
-
-    def _run(self, received: Received) -> list[pa.Table]:
-        task, rows = task_identity(self.metadata, received.header), received.rows.raw
-        spec = self.columns.group_store(self.schema.keys)
-        store, grant = fleet_client(self.address).open_granted(task, self.metadata, (spec,))
-        with store:
-            times = times_of_function(self.schema, grant, received)
-            # Spark drops late rows if timeouts are of event time, else none.
-            is_timed = self.timeout_conf == GroupStateTimeout.EventTimeTimeout
-            on_time = rows_on_time(rows, times.late_ms) if is_timed else rows
-            batch = KeyedBatch(store, self.calls, self.view, self.columns, self.timeout_conf)
-            emitted = list(self._emitted(batch, on_time, times, task.batch_time_ms or 0))
-            due_per_ms = 1000 if self.timeout_conf == GroupStateTimeout.ProcessingTimeTimeout else None
-            late = rows.num_rows - on_time.num_rows
-            store.commit(BatchFacts(times.after, received.rows.rows_read, late, due_per_ms))
-        return emitted
-
-    def _emitted(self, batch: KeyedBatch, rows: pa.Table, times: EventTimes, now_ms: int) -> Iterator[pa.Table]:
-        yield from batch.process(rows, self._moment(times.seen_ms, now_ms, has_timed_out=False))
-        yield from batch.process_timeouts(rows.schema, self._moment(times.after.input_ms, now_ms, has_timed_out=True))
-
-    def _moment(self, watermark_ms: int, now_ms: int, *, has_timed_out: bool) -> Moment:
-        return Moment(self.timeout_conf, watermark_ms if self.has_watermark else None, now_ms, has_timed_out)
+    @contextmanager
+    def opened(self, client: FleetClient, task: TaskIdentity, schema: StateSchema) -> Iterator[_OpenFunction]:
+        """See :class:`~spark_jobs.functions.user_state_task.UserProgram`."""
+        yield _OpenFunction(self, (self.columns.group_store(schema.keys),))
 
 
-def do_batch(
-    batches: Iterable[pa.RecordBatch], schema: StateSchema, run: Callable[[Received], list[pa.Table]]
-) -> Iterator[pa.RecordBatch]:
-    """Do a partition's batch and commit it, then yield: whoever reads only a part of its results does not stop it.
+@dataclass(frozen=True)
+class _OpenFunction:
+    """See :class:`~spark_jobs.functions.user_state_task.OpenProgram`."""
 
-    Parameters
-    ----------
-    run
-        Commits what it is called with, and returns what to emit.
-    """
-    received = unpack(batches, schema)
-    emitted = _again_if_lost(lambda: run(received))
-    for table in emitted:
-        yield from table.to_batches(max_chunksize=1 << 16)
+    program: GroupStateProgram
+    stores: tuple[StoreSpec, ...]
 
+    def run(self, store: StateStore, batch: UserBatch) -> list[pa.Table]:
+        program = self.program
+        work = KeyedBatch(store, program.calls, program.view, program.columns, program.timeout_conf)
+        times = batch.times
+        emitted = [*work.process(batch.rows, self._moment(batch, times.seen_ms, has_timed_out=False))]
+        after = self._moment(batch, times.after.input_ms, has_timed_out=True)
+        return [*emitted, *work.process_timeouts(batch.rows.schema, after)]
 
-def _again_if_lost(run: Callable[[], Emitted]) -> Emitted:
-    """Do a batch; once more, from the start, if its store actor was lost meanwhile.
-
-    Raises
-    ------
-    StoreUnavailableError
-        It was lost each time.
-    """
-    for _ in range(_ATTEMPTS - 1):
-        try:
-            return run()
-        except StoreUnavailableError:
-            # Nothing was counted, or what was is found and adopted: the same batch again, on another store actor.
-            pass
-    return run()
-
-
-def times_of_function(schema: StateSchema, grant: LeaseGrant, received: Received) -> EventTimes:
-    """Where event time stands in a batch; what a function emits later is newer than the operator's own watermark."""
-    times = event_times(schema, grant, received.header, received.watermarks_ms)
-    after = times.after
-    return replace(times, after=replace(after, output_ms=max(after.output_ms, after.input_ms)))
-
-
-def rows_on_time(rows: pa.Table, watermark_ms: int) -> pa.Table:
-    """Rows whose :data:`EVENT_TIME_FIELD` is not late."""
-    is_newer = pc.greater(rows.column(EVENT_TIME_FIELD.name), watermark_ms * 1000)
-    return rows.filter(pc.fill_null(is_newer, True))
+    def _moment(self, batch: UserBatch, watermark_ms: int, *, has_timed_out: bool) -> Moment:
+        program = self.program
+        return Moment(
+            program.timeout_conf, watermark_ms if program.has_watermark else None, batch.time_ms, has_timed_out
+        )

@@ -15,7 +15,8 @@ from pyspark.sql.types import _parse_datatype_string
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import Field
 from coordinator.model.type_names import payload_type
-from spark_jobs.functions.group_task import EVENT_TIME_FIELD, GroupView
+from spark_jobs.functions.group_task import GroupView
+from spark_jobs.functions.user_state_task import EVENT_TIME_FIELD
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import event_time, event_time_column
 from spark_jobs.plan.keys import Key, key_of, leaf_field

@@ -15,13 +15,14 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import OperatorKind, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.functions.grouped_input import GroupedInput, function_mode, pandas_settings, struct_type
+from spark_jobs.functions.user_state_task import UserStateTask
 from spark_jobs.plan.logical import quoted
 from spark_jobs.plan.operator_plan import ReduceTask
 from spark_jobs.transform.block import Block
 from spark_jobs.transform.handle import ParsedSchemas, StatefulProcessorHandle
 from spark_jobs.transform.processor import StatefulProcessor
 from spark_jobs.transform.rows import RowForm, Rows
-from spark_jobs.transform.task import InitialRows, TransformTask, load_processor
+from spark_jobs.transform.task import InitialRows, ProcessorProgram, load_processor
 from spark_jobs.transform.variables import TimeMode, Variable, accumulators_of, shown_of
 from spark_jobs.worker.exchange import EXCHANGE_SCHEMA, ROUTE_COLUMN, ExchangeTask
 from spark_jobs.worker.fleet_client import FleetAddress
@@ -109,19 +110,24 @@ class TransformPlan:
 
     def reduce_task(self, schema: StateSchema, metadata: StateMetadata, address: FleetAddress) -> ReduceTask:
         """Runs the processor in Spark's worker."""
-        return TransformTask(
-            self.processor,
-            self.rows.view,
-            self.form,
-            self.time_mode,
-            self.variables,
-            self.schemas,
-            self.initial,
-            self.event_time,
-            self.rows.delay_ms is not None,
-            schema,
-            metadata,
-            address,
+        program = ProcessorProgram(
+            processor=self.processor,
+            view=self.rows.view,
+            form=self.form,
+            time_mode=self.time_mode,
+            variables=self.variables,
+            schemas=self.schemas,
+            initial=self.initial,
+            event_time=self.event_time,
+            has_watermark=self.rows.delay_ms is not None,
+        )
+        return UserStateTask(
+            program=program,
+            drops_late_rows=self.time_mode is TimeMode.EVENT_TIME,
+            due_per_ms=1 if self.time_mode is TimeMode.PROCESSING_TIME else None,
+            schema=schema,
+            metadata=metadata,
+            address=address,
         )
 
 
@@ -170,18 +176,18 @@ def build_transform(grouped: GroupedData, given: Transformation, stateful_mode: 
     )
     kind = TransformPlan if given.initial is None else partial(StartedPlan, state=_initial(given, output, rows))
     return kind(
-        (rows.frame,),
-        schema,
-        mode == "append",
-        output,
-        processor,
-        rows,
-        _form(given, output, rows),
-        time_mode,
-        variables,
-        dict(schemas),
-        None,
-        given.event_time,
+        inputs=(rows.frame,),
+        schema=schema,
+        appends=mode == "append",
+        output=output,
+        processor=processor,
+        rows=rows,
+        form=_form(given, output, rows),
+        time_mode=time_mode,
+        variables=variables,
+        schemas=dict(schemas),
+        initial=None,
+        event_time=given.event_time,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,27 +12,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import TaskIdentity
-from coordinator.model.schema import StateSchema
-from coordinator.model.state_metadata import StateMetadata
-from spark_jobs.functions.group_task import GroupView, do_batch, rows_on_time, times_of_function
+from coordinator.model.schema import Field, StateSchema
+from spark_jobs.functions.group_task import GroupView
 from spark_jobs.functions.groups import Groups
+from spark_jobs.functions.user_state_task import UserBatch
 from spark_jobs.transform.block import Block
 from spark_jobs.transform.handle import StatefulProcessorHandle
 from spark_jobs.transform.processor import StatefulProcessor, TimerValues
 from spark_jobs.transform.rows import Rows
 from spark_jobs.transform.variables import PLACE, TimeMode, Variable, VariableKind, store_name, timer_spec
 from spark_jobs.transform.work import TransformWork
-from spark_jobs.worker.batch import EventTimes
-from spark_jobs.worker.exchange import Received
-from spark_jobs.worker.fleet_client import FleetAddress, FleetClient, fleet_client
+from spark_jobs.worker.fleet_client import FleetClient
 from spark_jobs.worker.state_store import StateStore
-from spark_jobs.worker.task import task_identity
-from store_actors.messages import BatchFacts, StoreSpec
+from store_actors.messages import StoreSpec
 
-__all__ = ["InitialRows", "TransformTask", "load_processor"]
+__all__ = ["InitialRows", "ProcessorProgram", "load_processor"]
 
 #: (state, run, partition, store) of deleted variables that have no rows, nor will have any in this run: asked for once a worker.
 _EMPTY_STORES: set[tuple[str, str, int, str]] = set()
@@ -65,8 +61,8 @@ class InitialRows:
 
 
 @dataclass(frozen=True)
-class TransformTask:
-    """A ``mapInArrow`` function: a partition's chunks in, what the user's processor emits out.
+class ProcessorProgram:
+    """A user's processor; see :class:`~spark_jobs.functions.user_state_task.UserProgram`.
 
     Attributes
     ----------
@@ -95,63 +91,20 @@ class TransformTask:
     initial: InitialRows | None
     event_time: str
     has_watermark: bool
-    schema: StateSchema
-    metadata: StateMetadata
-    address: FleetAddress
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """See :func:`~spark_jobs.functions.group_task.do_batch`."""
-        return do_batch(batches, self.schema, self._run)
-
-    def _run(self, received: Received) -> list[pa.Table]:
-        task, rows = task_identity(self.metadata, received.header), received.rows.raw
-        client = fleet_client(self.address)
+    @contextmanager
+    def opened(self, client: FleetClient, task: TaskIdentity, schema: StateSchema) -> Iterator[_OpenProcessor]:
+        """See :class:`~spark_jobs.functions.user_state_task.UserProgram`."""
         with closing(load_processor(self.processor)) as processor:
-            block = Block([field.name for field in self.schema.keys])
+            block = Block([field.name for field in schema.keys])
             handle = StatefulProcessorHandle(block, self.time_mode, self.schemas)
             processor.init(handle)
             handle.end_of_init()
             self._check(handle)
-            purged = self._purged(client, task, handle.deleted)
-            specs = [variable.spec(self.schema.keys) for variable in handle.variables]
-            store, grant = client.open_granted(task, self.metadata, (timer_spec(self.schema.keys), *specs, *purged))
-            with store:
-                for spec in purged:
-                    _remove_all(store.store(spec.name), spec)
-                times = times_of_function(self.schema, grant, received)
-                is_timed = self.time_mode is TimeMode.EVENT_TIME
-                on_time = rows_on_time(rows, times.late_ms) if is_timed else rows
-                block.open(store, task.batch_time_ms or 0)
-                work = TransformWork(processor, handle, block, self.view, self.form)
-                assert received.header is not None, "who the task is was told by it"
-                emitted = list(self._emitted(work, on_time, grant, times, received.header.shard))
-                self._check_event_times(emitted, times.seen_ms)
-                due_per_ms = 1 if self.time_mode is TimeMode.PROCESSING_TIME else None
-                late = rows.num_rows - on_time.num_rows
-                store.commit(BatchFacts(times.after, received.rows.rows_read, late, due_per_ms))
-        return emitted
-
-    def _emitted(
-        self, work: TransformWork, rows: pa.Table, grant: LeaseGrant, times: EventTimes, shard: int
-    ) -> Iterator[pa.Table]:
-        """Do a batch in Spark's order."""
-        now_ms = work.block.now_ms
-        before = self._times(now_ms, times.seen_ms)
-        if grant.base_version == 0 and self.initial is not None:
-            initial = self.initial
-            work.take_initial(initial.groups(shard), initial.view, initial.form, before)
-        yield from work.process(rows, before)
-        if self.time_mode is TimeMode.EVENT_TIME:
-            watermark_ms = times.after.input_ms
-            yield from work.fire_timers(watermark_ms, self._times(now_ms, watermark_ms))
-        elif self.time_mode is TimeMode.PROCESSING_TIME:
-            yield from work.fire_timers(now_ms, before)
-        work.evict()
-
-    def _times(self, now_ms: int, watermark_ms: int) -> TimerValues:
-        if self.time_mode is TimeMode.NONE:
-            return TimerValues()
-        return TimerValues(now_ms, watermark_ms if self.has_watermark else -1)
+            purged = _purged(client, task, handle.deleted, schema.keys)
+            specs = [variable.spec(schema.keys) for variable in handle.variables]
+            work = TransformWork(processor, handle, block, self.view, self.form)
+            yield _OpenProcessor(self, work, purged, (timer_spec(schema.keys), *specs, *purged))
 
     def _check(self, handle: StatefulProcessorHandle) -> None:
         if handle.variables != self.variables:
@@ -161,37 +114,84 @@ class TransformTask:
                 now=[variable.name for variable in handle.variables],
             )
 
-    def _purged(self, client: FleetClient, task: TaskIdentity, deleted: Iterable[str]) -> tuple[StoreSpec, ...]:
-        """Stores of deleted variables that still have rows."""
-        kinds = {store_name(kind, name): kind for name in sorted(deleted) for kind in VariableKind}
-        asked = [store for store in kinds if self._known(task, store) not in _EMPTY_STORES]
-        if not asked or task.batch_id == 0:
-            return ()
-        plans = client.load_plans(task, asked)
-        found = [store for store in asked if plans[store].may_have_rows()]
-        _EMPTY_STORES.update(self._known(task, store) for store in asked if store not in found)
-        keys = self.schema.keys
-        return tuple(
-            StoreSpec(store, keys if kinds[store] is VariableKind.VALUE else (*keys, PLACE), ()) for store in found
-        )
 
-    @staticmethod
-    def _known(task: TaskIdentity, store: str) -> tuple[str, str, int, str]:
-        return task.state_name, task.run_id, task.partition_id, store
+@dataclass(frozen=True)
+class _OpenProcessor:
+    """See :class:`~spark_jobs.functions.user_state_task.OpenProgram`.
+
+    Attributes
+    ----------
+    purged
+        Stores of deleted variables, whose rows are removed.
+    """
+
+    program: ProcessorProgram
+    work: TransformWork
+    purged: tuple[StoreSpec, ...]
+    stores: tuple[StoreSpec, ...]
+
+    def run(self, store: StateStore, batch: UserBatch) -> list[pa.Table]:
+        for spec in self.purged:
+            _remove_all(store.store(spec.name), spec)
+        self.work.block.open(store, batch.time_ms)
+        emitted = list(self._emitted(batch))
+        self._check_event_times(emitted, batch.times.seen_ms)
+        return emitted
+
+    def _emitted(self, batch: UserBatch) -> Iterator[pa.Table]:
+        """Do a batch in Spark's order."""
+        work, time_mode, initial = self.work, self.program.time_mode, self.program.initial
+        now_ms, times = batch.time_ms, batch.times
+        before = self._times(now_ms, times.seen_ms)
+        if batch.base_version == 0 and initial is not None:
+            work.take_initial(initial.groups(batch.shard), initial.view, initial.form, before)
+        yield from work.process(batch.rows, before)
+        if time_mode is TimeMode.EVENT_TIME:
+            watermark_ms = times.after.input_ms
+            yield from work.fire_timers(watermark_ms, self._times(now_ms, watermark_ms))
+        elif time_mode is TimeMode.PROCESSING_TIME:
+            yield from work.fire_timers(now_ms, before)
+        work.evict()
+
+    def _times(self, now_ms: int, watermark_ms: int) -> TimerValues:
+        if self.program.time_mode is TimeMode.NONE:
+            return TimerValues()
+        return TimerValues(now_ms, watermark_ms if self.program.has_watermark else -1)
 
     def _check_event_times(self, emitted: list[pa.Table], watermark_ms: int) -> None:
         """Refuse rows that would be late for the operator that they feed, as Spark does."""
-        for table in emitted if self.event_time else ():
-            times = table.column(self.event_time).cast(pa.int64())
+        event_time = self.program.event_time
+        for table in emitted if event_time else ():
+            times = table.column(event_time).cast(pa.int64())
             earliest_us = pc.min(times).as_py()
             if earliest_us is not None and earliest_us <= watermark_ms * 1000:
                 raise InvalidRequestError(
                     "the processor emitted a row whose event time is not after the watermark, by which the operators that follow go; "
                     "nothing was committed; emit later times, or leave late rows out",
-                    column=self.event_time,
+                    column=event_time,
                     event_time_us=earliest_us,
                     watermark_ms=watermark_ms,
                 )
+
+
+def _purged(
+    client: FleetClient, task: TaskIdentity, deleted: Iterable[str], keys: tuple[Field, ...]
+) -> tuple[StoreSpec, ...]:
+    """Return the stores of deleted variables that still have rows."""
+    kinds = {store_name(kind, name): kind for name in sorted(deleted) for kind in VariableKind}
+    asked = [store for store in kinds if _known(task, store) not in _EMPTY_STORES]
+    if not asked or task.batch_id == 0:
+        return ()
+    plans = client.load_plans(task, asked)
+    filled = [store for store in asked if plans[store].may_have_rows()]
+    _EMPTY_STORES.update(_known(task, store) for store in asked if store not in filled)
+    return tuple(
+        StoreSpec(store, keys if kinds[store] is VariableKind.VALUE else (*keys, PLACE), ()) for store in filled
+    )
+
+
+def _known(task: TaskIdentity, store: str) -> tuple[str, str, int, str]:
+    return task.state_name, task.run_id, task.partition_id, store
 
 
 def load_processor(pickled: bytes) -> StatefulProcessor:
